@@ -27,6 +27,7 @@
 pub mod bpf;
 pub mod density;
 pub mod events;
+mod fork_page;
 pub mod gather;
 pub mod headroom;
 pub mod heap;

@@ -192,91 +192,101 @@ impl core::str::FromStr for MaxWaste {
     }
 }
 
-/// Who serves `malloc`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
-pub enum HeapMode {
-    /// Large allocations come from the window, small ones from mimalloc in threads that ask for much, the rest from glibc,
-    /// whose heap and arenas are advised.
-    On,
-    /// The same without mimalloc.
-    Glibc,
-    /// As [`HeapMode::On`]; where there is a pool, all come from mimalloc, and it from the pool.
-    Mimalloc,
-    /// The program's allocator, as it is.
-    Off,
+/// Options that take one of a few words: each mode with its name, and its code in the orders where that is another one.
+macro_rules! modes {
+    ($($(#[$doc:meta])* $mode:ident {
+        $($(#[$variant_doc:meta])* $variant:ident $name:literal $(= $code:literal)?,)*
+    })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+        pub enum $mode {
+            $($(#[$variant_doc])* $variant,)*
+        }
+
+        impl Mode for $mode {
+            const ALL: &'static [(&'static str, Self)] = &[$(($name, Self::$variant)),*];
+
+            fn code(name: &'static str) -> &'static str {
+                $($(if name == $name {
+                    return $code;
+                })?)*
+                name
+            }
+        }
+    )*};
 }
 
-/// When a large free returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
-pub enum FreeMode {
-    /// When all of it is free.
-    Sync,
-    /// At once; the memory follows.
-    Background,
-    /// Large frees are the kernel's business, on the caller's thread.
-    Off,
-}
+modes! {
+    /// Who serves `malloc`.
+    HeapMode {
+        /// Large allocations come from the window, small ones from mimalloc in threads that ask for much, the rest from glibc,
+        /// whose heap and arenas are advised.
+        On "on" = "1",
+        /// The same without mimalloc.
+        Glibc "glibc",
+        /// As [`HeapMode::On`]; where there is a pool, all come from mimalloc, and it from the pool.
+        Mimalloc "mimalloc",
+        /// The program's allocator, as it is.
+        Off "off" = "0",
+    }
 
-/// Whether a sibling process gives the memory back when the program has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
-pub enum ReaperMode {
-    /// Once the program has much memory of its own, and nothing that hangs on it outlives the program.
-    Auto,
-    /// From the start, whatever hangs on the memory.
-    On,
-    /// Never.
-    Off,
-}
+    /// When a large free returns.
+    FreeMode {
+        /// When all of it is free.
+        Sync "sync",
+        /// At once; the memory follows.
+        Background "background",
+        /// Large frees are the kernel's business, on the caller's thread.
+        Off "off",
+    }
 
-/// How a program's text comes on huge pages: the highest rung of the ladder that is tried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
-pub enum TextMode {
-    /// What is free at once; a copy once the program has lived for as long as makes it worth while.
-    Auto,
-    /// The file's own mapping, where the page cache has it in huge folios.
-    File,
-    /// One copy for all processes of the user that run the file, at the start.
-    Shared,
-    /// As it is.
-    Off,
-}
+    /// Whether a sibling process gives the memory back when the program has ended.
+    ReaperMode {
+        /// Once the program has much memory of its own, and nothing that hangs on it outlives the program.
+        Auto "auto",
+        /// From the start, whatever hangs on the memory.
+        On "on",
+        /// Never.
+        Off "off",
+    }
 
-/// How a program's shared memory comes on huge pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
-pub enum ShmMode {
-    /// As with `Advise`; and what the program has touched is collapsed.
-    Auto,
-    /// As the kernel's controls have it: the mappings are aligned and advised.
-    Advise,
-    /// Hugetlb pages for anonymous mappings of whole ones, populated when they are made.
-    Hugetlb,
-    /// The first touch of a block brings in the whole block, by userfaultfd(2).
-    User,
-    /// As it is.
-    Off,
-}
+    /// How a program's text comes on huge pages: the highest rung of the ladder that is tried.
+    TextMode {
+        /// What is free at once; a copy once the program has lived for as long as makes it worth while.
+        Auto "auto",
+        /// The file's own mapping, where the page cache has it in huge folios.
+        File "file",
+        /// One copy for all processes of the user that run the file, at the start.
+        Shared "shared",
+        /// As it is.
+        Off "off",
+    }
 
-/// Whether a program's data and bss come on huge pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
-pub enum DataMode {
-    /// Bss, and data that was written to before the program begins.
-    Auto,
-    /// All.
-    On,
-    /// As they are.
-    Off,
+    /// How a program's shared memory comes on huge pages.
+    ShmMode {
+        /// As with `Advise`; and what the program has touched is collapsed.
+        Auto "auto",
+        /// As the kernel's controls have it: the mappings are aligned and advised.
+        Advise "advise",
+        /// Hugetlb pages for anonymous mappings of whole ones, populated when they are made.
+        Hugetlb "hugetlb",
+        /// The first touch of a block brings in the whole block, by userfaultfd(2).
+        User "user",
+        /// As it is.
+        Off "off",
+    }
+
+    /// Whether a program's data and bss come on huge pages.
+    DataMode {
+        /// Bss, and data that was written to before the program begins.
+        Auto "auto",
+        /// All.
+        On "on",
+        /// As they are.
+        Off "off",
+    }
 }
 
 /// One of the few words that an option takes.
@@ -285,9 +295,7 @@ pub trait Mode: Copy + PartialEq + 'static {
     const ALL: &'static [(&'static str, Self)];
 
     /// What is typed, as it stands in the orders.
-    fn code(name: &'static str) -> &'static str {
-        name
-    }
+    fn code(name: &'static str) -> &'static str;
 
     /// The mode of that code.
     fn decode(code: &str) -> Option<Self> {
@@ -300,60 +308,6 @@ pub trait Mode: Copy + PartialEq + 'static {
         let mut all = Self::ALL.iter();
         all.find_map(|(name, mode)| (*mode == self).then_some(Self::code(name)))
     }
-}
-
-impl Mode for HeapMode {
-    const ALL: &'static [(&'static str, Self)] = &[
-        ("on", Self::On),
-        ("glibc", Self::Glibc),
-        ("mimalloc", Self::Mimalloc),
-        ("off", Self::Off),
-    ];
-
-    fn code(name: &'static str) -> &'static str {
-        match name {
-            "on" => "1",
-            "off" => "0",
-            other => other,
-        }
-    }
-}
-
-impl Mode for FreeMode {
-    const ALL: &'static [(&'static str, Self)] = &[
-        ("sync", Self::Sync),
-        ("background", Self::Background),
-        ("off", Self::Off),
-    ];
-}
-
-impl Mode for ReaperMode {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("auto", Self::Auto), ("on", Self::On), ("off", Self::Off)];
-}
-
-impl Mode for ShmMode {
-    const ALL: &'static [(&'static str, Self)] = &[
-        ("auto", Self::Auto),
-        ("advise", Self::Advise),
-        ("hugetlb", Self::Hugetlb),
-        ("user", Self::User),
-        ("off", Self::Off),
-    ];
-}
-
-impl Mode for DataMode {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("auto", Self::Auto), ("on", Self::On), ("off", Self::Off)];
-}
-
-impl Mode for TextMode {
-    const ALL: &'static [(&'static str, Self)] = &[
-        ("auto", Self::Auto),
-        ("file", Self::File),
-        ("shared", Self::Shared),
-        ("off", Self::Off),
-    ];
 }
 
 impl Orders<'_> {

@@ -44,33 +44,39 @@ const STACK_BYTES: usize = 128 << 10;
 const WORD_BYTES: usize = size_of::<AtomicU32>();
 // SAFETY: the thread's alone, but for the first word, which is an atomic.
 unsafe impl Sync for Stack {}
-/// Zeroes that no page stands for before there is a thread.
-static STACK_OF_THREAD: Stack = Stack {
-    is_here: AtomicU32::new(0),
-    _rest: UnsafeCell::new([0; STACK_BYTES - WORD_BYTES]),
-};
+crate::fork_page::table! {
+    /// Zeroes that no page stands for before there is a thread.
+    static STACK_OF_THREAD: Stack = Stack {
+        is_here: AtomicU32::new(0),
+        _rest: UnsafeCell::new([0; STACK_BYTES - WORD_BYTES]),
+    };
+}
 
-static THREAD: Thread = Thread::none();
-/// There was a thread, or is: the stack is as it has to be.
-static IS_PREPARED: AtomicBool = AtomicBool::new(false);
-/// The process that made it: in a child that shares the memory (vfork(2)) what concerns threads concerns another process.
-static MAKER: AtomicI32 = AtomicI32::new(0);
+crate::fork_page! {
+    static THREAD: Thread = Thread::none();
+    /// There was a thread, or is: the stack is as it has to be.
+    static IS_PREPARED: AtomicBool = AtomicBool::new(false);
+    /// The process that made it: in a child that shares the memory (vfork(2)) what concerns threads concerns another process.
+    static MAKER: AtomicI32 = AtomicI32::new(0);
+}
 /// What there is to do: one for each mechanism.
 static JOBS: [AtomicPtr<Job>; 5] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 5];
-/// It is to end, and to give up what it is at.
-static ENDING: AtomicBool = AtomicBool::new(false);
-/// It is to end before it waits again.
-static LEAVING: AtomicBool = AtomicBool::new(false);
-/// None is to be made any more.
-static OVER: AtomicBool = AtomicBool::new(false);
-/// What it sleeps on: another number has it look at what it is to do.
-static CALLS: AtomicU32 = AtomicU32::new(0);
-/// It ended for a fork, and is to come again.
-static AGAIN: AtomicBool = AtomicBool::new(false);
-/// The forks so far.
-static FORKS: AtomicU32 = AtomicU32::new(0);
-/// One is being made or ended.
-static BUSY: AtomicBool = AtomicBool::new(false);
+crate::fork_page! {
+    /// It is to end, and to give up what it is at.
+    static ENDING: AtomicBool = AtomicBool::new(false);
+    /// It is to end before it waits again.
+    static LEAVING: AtomicBool = AtomicBool::new(false);
+    /// None is to be made any more.
+    static OVER: AtomicBool = AtomicBool::new(false);
+    /// What it sleeps on: another number has it look at what it is to do.
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    /// It ended for a fork, and is to come again.
+    static AGAIN: AtomicBool = AtomicBool::new(false);
+    /// The forks so far.
+    static FORKS: AtomicU32 = AtomicU32::new(0);
+    /// One is being made or ended.
+    static BUSY: AtomicBool = AtomicBool::new(false);
+}
 
 /// What ends the threads of another mechanism, which are as this one is and have to go when it has to.
 static OTHERS: AtomicPtr<Others> = AtomicPtr::new(core::ptr::null_mut());
@@ -307,24 +313,6 @@ pub fn end() {
     }
 }
 
-/// Before fork(2): the thread goes. The child has none, whatever stands in its copy of the memory; what is being copied there
-/// would be a waste of addresses.
-pub fn about_to_fork() {
-    let never = !IS_PREPARED.load(Ordering::Acquire) || OVER.load(Ordering::Acquire);
-    if never || !is_makers() {
-        return;
-    }
-    // A program that forks often is left alone for ever longer.
-    let forks = FORKS.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-    if is_watched() {
-        call(Some(&LEAVING));
-        THREAD.join_for(MAX_FORK_DELAY);
-    }
-    if forks.is_power_of_two() && !is_watched() && !OVER.load(Ordering::Acquire) {
-        AGAIN.store(true, Ordering::Release);
-    }
-}
-
 fn call(how: Option<&AtomicBool>) {
     if let Some(how) = how {
         how.store(true, Ordering::Release);
@@ -347,19 +335,6 @@ fn come_again() {
     if again && is_makers() {
         make();
     }
-}
-
-/// In the child of a fork, which has no thread: nothing of the parent's concerns it.
-///
-/// # Safety
-/// This is the child, with one thread.
-pub unsafe fn forked() {
-    // What ended it for good holds for the child too.
-    for flag in [&AGAIN, &BUSY, &ENDING, &LEAVING] {
-        flag.store(false, Ordering::Relaxed);
-    }
-    FORKS.store(0, Ordering::Relaxed);
-    MAKER.store(0, Ordering::Relaxed);
 }
 
 /// What the thread does.
@@ -476,13 +451,31 @@ impl Mechanism for Events {
         end();
     }
 
+    // The thread goes. The child has none, whatever stands in its copy of the memory; what is being copied there would be a
+    // waste of addresses.
     fn about_to_fork() {
-        about_to_fork();
+        let never = !IS_PREPARED.load(Ordering::Acquire) || OVER.load(Ordering::Acquire);
+        if never || !is_makers() {
+            return;
+        }
+        // A program that forks often is left alone for ever longer.
+        let forks = FORKS.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if is_watched() {
+            call(Some(&LEAVING));
+            THREAD.join_for(MAX_FORK_DELAY);
+        }
+        if forks.is_power_of_two() && !is_watched() && !OVER.load(Ordering::Acquire) {
+            AGAIN.store(true, Ordering::Release);
+        }
     }
 
-    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    #[expect(unsafe_code, reason = "an event of the child")]
     unsafe fn is_forked(_pid: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { forked() };
+        // What ended it for good holds for the child too.
+        for flag in [&AGAIN, &BUSY, &ENDING, &LEAVING] {
+            flag.store(false, Ordering::Relaxed);
+        }
+        FORKS.store(0, Ordering::Relaxed);
+        MAKER.store(0, Ordering::Relaxed);
     }
 }

@@ -10,9 +10,13 @@
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
+use jumbo_inside::events::Mechanism as _;
+use jumbo_inside::reaper::Ids;
 use libc::{gid_t, off_t, pid_t, rlimit, uid_t};
 
-use crate::{buffers, limits, maps, next, sandbox, sharing, spawn};
+use crate::mechanisms::All;
+use crate::sharing::LOCKS;
+use crate::{buffers, limits, maps, next, sandbox, sharing};
 
 /// A value in a register, as system calls take and give it.
 trait Word {
@@ -70,9 +74,28 @@ unsafe fn by_number(number: c_long, arguments: &[c_long]) -> c_long {
     unsafe { (next::syscall.get())(number, at(0), at(1), at(2), at(3), at(4), at(5)) }
 }
 
+/// Goes through the door of a call. `: DOOR` is given the call and its arguments, and keeps the C library's promises;
+/// `=> DOOR[TOLD]` is safe, and makes the call as it came.
+macro_rules! go {
+    ($call:ident($($argument:ident),*): $door:path) => {{
+        // SAFETY: the caller's promise.
+        unsafe { $door($call, $($argument),*) }
+    }};
+    ($call:ident($($argument:ident),*) => $door:path[$($told:expr),*]) => {
+        $door($($told,)* || $call($($argument),*))
+    };
+}
+
+/// Makes a call after its event.
+#[inline(always)]
+fn after<T>((): (), call: impl FnOnce() -> T) -> T {
+    call()
+}
+
 /// Functions of the C library that are no system call, or are one by another name.
 macro_rules! names {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, as $next:ident: $door:path;)*) => {$(
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, as $next:ident
+        $(: $door:path)? $(=> $around:path[$($told:expr),*])?;)*) => {$(
         #[doc = concat!("The C library's ", stringify!($name), ".")]
         ///
         /// # Safety
@@ -81,16 +104,19 @@ macro_rules! names {
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
             // SAFETY: the same call.
             let call = |$($argument: $type),*| unsafe { (next::$next.get())($($argument),*) };
-            // SAFETY: the caller's promise.
-            unsafe { $door(call, $($argument),*) }
+            go! { call($($argument),*) $(: $door)? $(=> $around[$($told),*])? }
         }
     )*};
 }
 
 /// Functions of the C library that are system calls, with the numbers of these.
 macro_rules! doors {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, $number:ident: $door:path;)*) => {
-        names! { $($name($($argument: $type),*) -> $result, as $name: $door;)* }
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, $number:ident
+        $(: $door:path)? $(=> $around:path[$($told:expr),*])?;)*) => {
+        names! {
+            $($name($($argument: $type),*) -> $result, as $name
+                $(: $door)? $(=> $around[$($told),*])?;)*
+        }
 
         /// The numbers of these calls.
         const NUMBERS: &[c_long] = &[$(libc::$number),*];
@@ -110,8 +136,7 @@ macro_rules! doors {
                     #[allow(unused_mut, unused_variables, reason = "some calls take no arguments")]
                     let mut arguments = arguments.into_iter();
                     $(let $argument = <$type as Word>::from_word(arguments.next().unwrap_or(0));)*
-                    // SAFETY: the caller's promise.
-                    Some(unsafe { $door(call, $($argument),*) }.word())
+                    Some((go! { call($($argument),*) $(: $door)? $(=> $around[$($told),*])? }).word())
                 })*
                 _ => None,
             }
@@ -125,36 +150,36 @@ doors! {
     munmap(addr: *mut c_void, len: usize) -> c_int, SYS_munmap: maps::unmap;
     mremap(addr: *mut c_void, old: usize, new: usize, flags: c_int, to: *mut c_void)
         -> *mut c_void, SYS_mremap: maps::remap;
-    mprotect(addr: *mut c_void, len: usize, prot: c_int) -> c_int, SYS_mprotect: maps::protect;
+    mprotect(addr: *mut c_void, len: usize, prot: c_int) -> c_int, SYS_mprotect => maps::protect[addr, len, prot];
     madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int, SYS_madvise: maps::advise;
-    mlock(addr: *const c_void, len: usize) -> c_int, SYS_mlock: maps::lock;
-    mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int, SYS_mlock2: maps::lock_with;
-    mlockall(flags: c_int) -> c_int, SYS_mlockall: maps::lock_all;
-    munlockall() -> c_int, SYS_munlockall: maps::unlock_all;
+    mlock(addr: *const c_void, len: usize) -> c_int, SYS_mlock => after[All::locking(addr.addr(), len)];
+    mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int, SYS_mlock2 => after[All::locking(addr.addr(), len)];
+    mlockall(flags: c_int) -> c_int, SYS_mlockall => maps::lock_all[flags];
+    munlockall() -> c_int, SYS_munlockall => maps::unlock_all[];
     shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void, SYS_shmat: sharing::attach;
-    shmdt(at: *const c_void) -> c_int, SYS_shmdt: sharing::detach;
+    shmdt(at: *const c_void) -> c_int, SYS_shmdt => after[All::unmapping(at.addr(), 1)];
     fallocate(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int,
-        SYS_fallocate: sharing::allocate;
-    flock(fd: c_int, operation: c_int) -> c_int, SYS_flock: sharing::lock;
-    fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int, SYS_fcntl: sharing::control;
+        SYS_fallocate => after[sharing::allocating(mode)];
+    flock(fd: c_int, operation: c_int) -> c_int, SYS_flock => sharing::locked[fd, operation & libc::LOCK_UN == 0];
+    fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int, SYS_fcntl => sharing::locked[fd, LOCKS.contains(&command)];
     ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int,
-        SYS_ioctl: sharing::control_device;
-    unshare(flags: c_int) -> c_int, SYS_unshare: sharing::unshared;
-    setns(fd: c_int, kind: c_int) -> c_int, SYS_setns: sharing::join;
-    chroot(path: *const c_char) -> c_int, SYS_chroot: sharing::change_root;
+        SYS_ioctl => after[sharing::requesting(request)];
+    unshare(flags: c_int) -> c_int, SYS_unshare => sharing::unshared[flags];
+    setns(fd: c_int, kind: c_int) -> c_int, SYS_setns => sharing::joined[];
+    chroot(path: *const c_char) -> c_int, SYS_chroot => sharing::rooted[];
     pivot_root(root: *const c_char, old: *const c_char) -> c_int,
-        SYS_pivot_root: sharing::change_roots;
-    setuid(id: uid_t) -> c_int, SYS_setuid: sharing::set_user;
-    setreuid(real: uid_t, effective: uid_t) -> c_int, SYS_setreuid: sharing::set_users;
+        SYS_pivot_root => sharing::rooted[];
+    setuid(id: uid_t) -> c_int, SYS_setuid => sharing::identified[Ids::User, &[id]];
+    setreuid(real: uid_t, effective: uid_t) -> c_int, SYS_setreuid => sharing::identified[Ids::User, &[real, effective]];
     setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int,
-        SYS_setresuid: sharing::set_all_users;
-    setgid(id: gid_t) -> c_int, SYS_setgid: sharing::set_group;
-    setregid(real: gid_t, effective: gid_t) -> c_int, SYS_setregid: sharing::set_groups;
+        SYS_setresuid => sharing::identified[Ids::User, &[real, effective, saved]];
+    setgid(id: gid_t) -> c_int, SYS_setgid => sharing::identified[Ids::Group, &[id]];
+    setregid(real: gid_t, effective: gid_t) -> c_int, SYS_setregid => sharing::identified[Ids::Group, &[real, effective]];
     setresgid(real: gid_t, effective: gid_t, saved: gid_t) -> c_int,
-        SYS_setresgid: sharing::set_all_groups;
+        SYS_setresgid => sharing::identified[Ids::Group, &[real, effective, saved]];
     setgroups(count: usize, groups: *const gid_t) -> c_int,
-        SYS_setgroups: sharing::set_supplementary;
-    capset(header: *mut c_void, data: *const c_void) -> c_int, SYS_capset: sharing::set_capabilities;
+        SYS_setgroups => sharing::privileged[];
+    capset(header: *mut c_void, data: *const c_void) -> c_int, SYS_capset => sharing::privileged[];
     setrlimit(resource: c_uint, limit: *const rlimit) -> c_int, SYS_setrlimit: limits::set;
     prlimit(pid: pid_t, resource: c_uint, limit: *const rlimit, before: *mut rlimit) -> c_int,
         SYS_prlimit64: limits::exchange;
@@ -169,21 +194,21 @@ names! {
     mmap64(addr: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, off: off_t)
         -> *mut c_void, as mmap: maps::map;
     fallocate64(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int,
-        as fallocate: sharing::allocate;
-    fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int, as fcntl: sharing::control;
+        as fallocate => after[sharing::allocating(mode)];
+    fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int, as fcntl => sharing::locked[fd, LOCKS.contains(&command)];
     setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int, as setrlimit: limits::set;
     prlimit64(pid: pid_t, resource: c_uint, limit: *const rlimit, before: *mut rlimit) -> c_int,
         as prlimit: limits::exchange;
-    seteuid(id: uid_t) -> c_int, as seteuid: sharing::set_user;
-    setegid(id: gid_t) -> c_int, as setegid: sharing::set_group;
-    initgroups(user: *const c_char, group: gid_t) -> c_int, as initgroups: sharing::set_named;
-    sbrk(increment: isize) -> *mut c_void, as sbrk: maps::move_break;
-    brk(addr: *mut c_void) -> c_int, as brk: maps::set_break;
+    seteuid(id: uid_t) -> c_int, as seteuid => sharing::identified[Ids::User, &[id]];
+    setegid(id: gid_t) -> c_int, as setegid => sharing::identified[Ids::Group, &[id]];
+    initgroups(user: *const c_char, group: gid_t) -> c_int, as initgroups => sharing::privileged[];
+    sbrk(increment: isize) -> *mut c_void, as sbrk => maps::move_break[increment];
+    brk(addr: *mut c_void) -> c_int, as brk => maps::set_break[];
     pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
         start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int,
-        as pthread_create: spawn::create;
+        as pthread_create => after[All::before_thread()];
     thrd_create(thread: *mut libc::pthread_t, start: extern "C" fn(*mut c_void) -> c_int,
-        argument: *mut c_void) -> c_int, as thrd_create: spawn::create_thrd;
+        argument: *mut c_void) -> c_int, as thrd_create => after[All::before_thread()];
 }
 
 /// The calls that only their numbers stand for.
@@ -360,9 +385,12 @@ unsafe extern "C" fn watched(
             let [operation, flags] = [first, second].map(Word::from_word);
             sandbox::install(call, operation, flags, third)
         }
-        libc::SYS_landlock_restrict_self => sharing::restrict(call),
+        libc::SYS_landlock_restrict_self => sharing::privileged(call),
         libc::SYS_io_setup => sharing::set_up_aio(call),
-        libc::SYS_exit => spawn::exit(call),
+        libc::SYS_exit => {
+            crate::threads::ending();
+            call()
+        }
         // SAFETY: the caller's promise; an address of 0 only asks.
         libc::SYS_brk => maps::break_moved(|| unsafe { by_number(number, &[0]) }, call),
         _ => call(),

@@ -4,7 +4,7 @@
 //! [`jumbo_inside`] hear:
 //!
 //! - [`doors`]: the system calls, by name and by number, in one table. Their doors are in [`maps`], [`sharing`],
-//!   [`sandbox`], [`limits`] and [`spawn`].
+//!   [`sandbox`] and [`limits`].
 //! - [`mechanisms`]: who hears, in which order; fork(2).
 //! - [`alloc`]: the `malloc` family, and [`mimalloc`] behind it. [`buffers`]: calls that read and write memory.
 //!   [`threads`]: the end of the first thread. [`dlopen`]: libraries that the program loads.
@@ -41,7 +41,6 @@ mod reaper;
 mod sandbox;
 mod sharing;
 mod slot;
-mod spawn;
 mod start;
 mod streams;
 mod symbols;

@@ -1,6 +1,6 @@
 //! The doors of the `mmap` family: mmap(2), mremap(2), brk(2), mlock(2), mlockall(2), madvise(2).
 
-use core::ffi::{c_int, c_long, c_uint, c_void};
+use core::ffi::{c_int, c_long, c_void};
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::Ordering;
 
@@ -364,17 +364,14 @@ pub(crate) unsafe fn unmap(
 }
 
 /// mprotect(2): text that is about to be written to is not replaced.
-///
-/// # Safety
-/// As for mprotect(2).
 #[inline(always)]
-pub(crate) unsafe fn protect(
-    call: impl Fn(*mut c_void, usize, c_int) -> c_int,
+pub(crate) fn protect(
     addr: *mut c_void,
     len: usize,
     prot: c_int,
+    call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let answer = All::around_change(|| call(addr, len, prot));
+    let answer = All::around_change(call);
     if answer == 0 {
         All::protected(addr.addr(), len, prot);
     }
@@ -392,18 +389,11 @@ pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
 }
 
 /// sbrk(2).
-///
-/// # Safety
-/// As for sbrk(2).
-pub(crate) unsafe fn move_break(
-    call: impl Fn(isize) -> *mut c_void,
-    increment: isize,
-) -> *mut c_void {
-    let move_break = || call(increment);
+pub(crate) fn move_break(increment: isize, call: impl Fn() -> *mut c_void) -> *mut c_void {
     let old = if increment > 0 && gather::is_pending() {
-        again(move_break, MAP_FAILED)
+        again(call, MAP_FAILED)
     } else {
-        move_break()
+        call()
     };
     if old != MAP_FAILED {
         grown(old.addr(), increment);
@@ -412,17 +402,14 @@ pub(crate) unsafe fn move_break(
 }
 
 /// brk(2).
-///
-/// # Safety
-/// As for brk(2).
-pub(crate) unsafe fn set_break(call: impl Fn(*mut c_void) -> c_int, addr: *mut c_void) -> c_int {
+pub(crate) fn set_break(call: impl Fn() -> c_int) -> c_int {
     // SAFETY: sbrk(0) only asks.
     let now = || unsafe { (next::sbrk.get())(0) }.addr();
     let before = now();
     let answer = if gather::is_pending() {
-        again(|| call(addr), -1)
+        again(call, -1)
     } else {
-        call(addr)
+        call()
     };
     if answer == 0 {
         grown(before, now().wrapping_sub(before).cast_signed());
@@ -456,12 +443,9 @@ fn grown(old: usize, increment: isize) {
 }
 
 /// mlockall(2): what is mapped from now on may be resident at once.
-///
-/// # Safety
-/// None beyond C's.
-pub(crate) unsafe fn lock_all(call: impl Fn(c_int) -> c_int, flags: c_int) -> c_int {
+pub(crate) fn lock_all(flags: c_int, call: impl FnOnce() -> c_int) -> c_int {
     All::locking_all();
-    let answer = call(flags);
+    let answer = call();
     if answer == 0 {
         All::locked_all(flags & libc::MCL_FUTURE != 0);
     }
@@ -469,42 +453,12 @@ pub(crate) unsafe fn lock_all(call: impl Fn(c_int) -> c_int, flags: c_int) -> c_
 }
 
 /// munlockall(2).
-///
-/// # Safety
-/// None beyond C's.
-pub(crate) unsafe fn unlock_all(call: impl Fn() -> c_int) -> c_int {
+pub(crate) fn unlock_all(call: impl FnOnce() -> c_int) -> c_int {
     let answer = call();
     if answer == 0 {
         All::locked_all(false);
     }
     answer
-}
-
-/// mlock(2).
-///
-/// # Safety
-/// None beyond C's.
-pub(crate) unsafe fn lock(
-    call: impl Fn(*const c_void, usize) -> c_int,
-    addr: *const c_void,
-    len: usize,
-) -> c_int {
-    All::locking(addr.addr(), len);
-    call(addr, len)
-}
-
-/// mlock2(2).
-///
-/// # Safety
-/// None beyond C's.
-pub(crate) unsafe fn lock_with(
-    call: impl Fn(*const c_void, usize, c_uint) -> c_int,
-    addr: *const c_void,
-    len: usize,
-    flags: c_uint,
-) -> c_int {
-    All::locking(addr.addr(), len);
-    call(addr, len, flags)
 }
 
 /// madvise(2).

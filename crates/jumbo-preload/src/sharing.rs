@@ -5,7 +5,7 @@
 //! to find in /proc. setuid(2) and its kin, after which it would still be who the program was. And what acquires something that hangs on the memory: shmat(2), io_setup(2), flock(2),
 //! fcntl(2); see [`crate::reaper::auto`].
 
-use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use core::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 
 use jumbo_inside::events::Mechanism as _;
 use jumbo_inside::reaper::{Ids, State};
@@ -16,31 +16,20 @@ use crate::next;
 use crate::reaper::{auto, renewed, without};
 
 /// fcntl(2)'s locks that belong to an open file; Linux 3.15. And leases, which do too.
-const LOCKS: [c_int; 3] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW, libc::F_SETLEASE];
+pub(crate) const LOCKS: [c_int; 3] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW, libc::F_SETLEASE];
 /// What may be unshared while memory is shared, and is by single threads.
 const HARMLESS: c_int = libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SYSVSEM;
 
 /// unshare(2).
-///
-/// # Safety
-/// None beyond C's.
-pub(crate) unsafe fn unshared(call: impl Fn(c_int) -> c_int, flags: c_int) -> c_int {
+pub(crate) fn unshared(flags: c_int, call: impl Fn() -> c_int) -> c_int {
     if flags & !HARMLESS == 0 {
-        return call(flags);
+        return call();
     }
-    joined(|| call(flags))
-}
-
-/// setns(2).
-///
-/// # Safety
-/// None beyond C's.
-pub(crate) unsafe fn join(call: impl Fn(c_int, c_int) -> c_int, fd: c_int, kind: c_int) -> c_int {
-    joined(|| call(fd, kind))
+    joined(call)
 }
 
 /// unshare(2) and setns(2), which are refused while memory is shared: EINVAL, EUSERS.
-fn joined(call: impl FnMut() -> c_int) -> c_int {
+pub(crate) fn joined(call: impl FnMut() -> c_int) -> c_int {
     let before = next::errno();
     // The kernel refuses some of these to a process of several threads as well.
     All::changing_privilege();
@@ -53,33 +42,10 @@ fn joined(call: impl FnMut() -> c_int) -> c_int {
     answer
 }
 
-/// chroot(2).
-///
-/// # Safety
-/// As for chroot(2): a path.
-pub(crate) unsafe fn change_root(
-    call: impl Fn(*const c_char) -> c_int,
-    path: *const c_char,
-) -> c_int {
-    rooted(|| call(path))
-}
-
-/// pivot_root(2), which glibc has and declares nowhere.
-///
-/// # Safety
-/// As for pivot_root(2): two paths.
-pub(crate) unsafe fn change_roots(
-    call: impl Fn(*const c_char, *const c_char) -> c_int,
-    root: *const c_char,
-    old: *const c_char,
-) -> c_int {
-    rooted(|| call(root, old))
-}
-
 /// chroot(2) and pivot_root(2). The sibling's root is the one that it was started with, and who may trace it (without any
 /// capability, where the user is the same) finds it at /proc/PID/root: so it is ended before, and starts again below the
 /// new one.
-fn rooted(call: impl FnMut() -> c_int) -> c_int {
+pub(crate) fn rooted(call: impl FnMut() -> c_int) -> c_int {
     All::before_confinement();
     let answer = without(call, |_| false);
     All::rooted();
@@ -89,78 +55,16 @@ fn rooted(call: impl FnMut() -> c_int) -> c_int {
 /// Makes a call that takes privilege from the program: threads of ours would keep it, and run in memory that the program
 /// can write. The C library has each of its own threads make such calls, and knows not of ours. What another thread has made
 /// meanwhile goes after the call.
-fn privileged<T>(call: impl FnOnce() -> T) -> T {
+pub(crate) fn privileged<T>(call: impl FnOnce() -> T) -> T {
     All::changing_privilege();
     let answer = call();
     All::changing_privilege();
     answer
 }
 
-/// The calls that change who a process is: the sibling would stay who it was.
-macro_rules! identities {
-    ($($name:ident($($argument:ident),*): $ids:ident;)*) => {$(
-        #[doc = concat!("The calls that ask for `", stringify!($($argument),*), "`.")]
-        ///
-        /// # Safety
-        /// None beyond C's.
-        pub(crate) unsafe fn $name(
-            call: impl Fn($(identities!(@id $argument)),*) -> c_int,
-            $($argument: c_uint),*
-        ) -> c_int {
-            privileged(|| renewed(Ids::$ids, &[$($argument),*], || call($($argument),*)))
-        }
-    )*};
-    (@id $argument:ident) => { c_uint };
-}
-
-identities! {
-    set_user(id): User;
-    set_users(real, effective): User;
-    set_all_users(real, effective, saved): User;
-    set_group(id): Group;
-    set_groups(real, effective): Group;
-    set_all_groups(real, effective, saved): Group;
-}
-
-/// setgroups(2).
-///
-/// # Safety
-/// As for setgroups(2).
-pub(crate) unsafe fn set_supplementary(
-    call: impl Fn(usize, *const libc::gid_t) -> c_int,
-    count: usize,
-    groups: *const libc::gid_t,
-) -> c_int {
-    privileged(|| call(count, groups))
-}
-
-/// initgroups(3), which calls setgroups(2) past ours.
-///
-/// # Safety
-/// As for initgroups(3).
-pub(crate) unsafe fn set_named(
-    call: impl Fn(*const c_char, libc::gid_t) -> c_int,
-    user: *const c_char,
-    group: libc::gid_t,
-) -> c_int {
-    privileged(|| call(user, group))
-}
-
-/// capset(2).
-///
-/// # Safety
-/// As for capset(2).
-pub(crate) unsafe fn set_capabilities(
-    call: impl Fn(*mut c_void, *const c_void) -> c_int,
-    header: *mut c_void,
-    data: *const c_void,
-) -> c_int {
-    privileged(|| call(header, data))
-}
-
-/// landlock_restrict_self(2).
-pub(crate) fn restrict(call: impl Fn() -> c_long) -> c_long {
-    privileged(call)
+/// The calls that change who a process is: the sibling would stay who it was. `wanted` are the IDs that are asked for.
+pub(crate) fn identified(ids: Ids, wanted: &[c_uint], call: impl FnOnce() -> c_int) -> c_int {
+    privileged(|| renewed(ids, wanted, call))
 }
 
 /// shmat(2).
@@ -226,30 +130,11 @@ fn segment(id: c_int) -> Option<(usize, shmem::Known)> {
     Some((segment.shm_segsz, known))
 }
 
-/// shmdt(2).
-///
-/// # Safety
-/// As for shmdt(2).
-pub(crate) unsafe fn detach(call: impl Fn(*const c_void) -> c_int, at: *const c_void) -> c_int {
-    All::unmapping(at.addr(), 1);
-    call(at)
-}
-
 /// fallocate(2): a hole in shared memory is not filled again.
-///
-/// # Safety
-/// None beyond C's.
-pub(crate) unsafe fn allocate(
-    call: impl Fn(c_int, c_int, libc::off_t, libc::off_t) -> c_int,
-    fd: c_int,
-    mode: c_int,
-    offset: libc::off_t,
-    length: libc::off_t,
-) -> c_int {
+pub(crate) fn allocating(mode: c_int) {
     if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 {
         All::punching();
     }
-    call(fd, mode, offset, length)
 }
 
 /// io_setup(2) as libaio has it: the C library has none. Made here, since libaio may not be there, or not
@@ -277,54 +162,21 @@ pub(crate) fn set_up_aio(call: impl Fn() -> c_long) -> c_long {
     answer
 }
 
-/// flock(2).
-///
-/// # Safety
-/// None beyond C's.
-pub(crate) unsafe fn lock(
-    call: impl Fn(c_int, c_int) -> c_int,
-    fd: c_int,
-    operation: c_int,
-) -> c_int {
-    let answer = call(fd, operation);
-    if answer == 0 && operation & libc::LOCK_UN == 0 {
+/// flock(2) and fcntl(2), where they lock or take a lease.
+pub(crate) fn locked(fd: c_int, is_lock: bool, call: impl FnOnce() -> c_int) -> c_int {
+    let answer = call();
+    if answer == 0 && is_lock {
         auto::locked(fd);
     }
     answer
 }
 
-/// fcntl(2). Declared with the one argument that any command has at most.
-///
-/// # Safety
-/// As for fcntl(2).
-pub(crate) unsafe fn control(
-    call: impl Fn(c_int, c_int, c_ulong) -> c_int,
-    fd: c_int,
-    command: c_int,
-    argument: c_ulong,
-) -> c_int {
-    let answer = call(fd, command, argument);
-    if answer == 0 && LOCKS.contains(&command) {
-        auto::locked(fd);
-    }
-    answer
-}
-
-/// ioctl(2): a program that answers page faults itself is left alone. Declared with the one argument that there is at most.
-///
-/// # Safety
-/// As for ioctl(2).
-pub(crate) unsafe fn control_device(
-    call: impl Fn(c_int, c_ulong, c_ulong) -> c_int,
-    fd: c_int,
-    request: c_ulong,
-    argument: c_ulong,
-) -> c_int {
+/// ioctl(2): a program that answers page faults itself is left alone.
+pub(crate) fn requesting(request: c_ulong) {
     /// `UFFDIO_REGISTER` of <linux/userfaultfd.h>.
     const REGISTER: c_ulong = 0xc020_aa00;
     // The kernel takes 32 bits: some callers extend the sign of an int.
     if request & c_ulong::from(u32::MAX) == REGISTER {
         shmem::leave();
     }
-    call(fd, request, argument)
 }

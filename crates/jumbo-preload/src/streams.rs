@@ -15,14 +15,16 @@ use jumbo_inside::sync::Lock;
 
 use crate::next;
 
-/// How often the forking thread holds the list through us: once more for each fork inside of its own fork. Written with
-/// the list locked.
-static HELD: AtomicU8 = AtomicU8::new(0);
-/// Forks of a single thread, for which nothing was locked; they end in the reverse order.
-static SKIPPED: AtomicU8 = AtomicU8::new(0);
+jumbo_inside::fork_page! {
+    /// How often the forking thread holds the list through us: once more for each fork inside of its own fork. Written with
+    /// the list locked.
+    static HELD: AtomicU8 = AtomicU8::new(0);
+    /// Forks of a single thread, for which nothing was locked; they end in the reverse order.
+    static SKIPPED: AtomicU8 = AtomicU8::new(0);
 
-/// Held by fflush(NULL), and over a fork, where the C library's list cannot be taken.
-static FLUSHING: Lock<()> = Lock::new(());
+    /// Held by fflush(NULL), and over a fork, where the C library's list cannot be taken.
+    static FLUSHING: Lock<()> = Lock::new(());
+}
 
 /// Takes the list, before any lock of ours. Not in a process with one thread, in which nothing can wait for another:
 /// there glibc leaves the list alone, too.

@@ -60,11 +60,16 @@ extern "C" fn leave_thrd() -> *mut c_void {
     next::thrd_exit.address()
 }
 
-fn leave() {
+/// The calling thread is about to end, perhaps by exit(2).
+pub(crate) fn ending() {
     // Linux names the first thread after the process. Behind a filter there are no workers, and nothing to ask.
     if !sandbox::is_entered() && rustix::thread::gettid() == rustix::process::getpid() {
         All::first_thread_ends();
     }
+}
+
+fn leave() {
+    ending();
     // Where the program has called none of ours so far.
     next::prepare();
 }

@@ -13,7 +13,7 @@
 
 use core::ops::Range;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
 use rustix::mm::{self, MapFlags, ProtFlags};
 
@@ -90,6 +90,11 @@ const MAX_LEAVES: usize = 1 << (ADDRESS_BITS - 21 - 13);
 #[derive(Debug)]
 struct Leaf([AtomicU8; LEAF_BLOCKS]);
 
+crate::fork_page! {
+    /// A block is tracked, or was.
+    pub(super) static IS_ANY: AtomicBool = AtomicBool::new(false);
+}
+
 /// The states of all blocks of a process.
 #[derive(Debug)]
 pub(super) struct Blocks {
@@ -119,6 +124,7 @@ impl Blocks {
     fn byte_or_map(&self, block: usize) -> Option<&'static AtomicU8> {
         let number = block / LEAF_BLOCKS;
         if self.leaf(number).is_none() {
+            IS_ANY.store(true, Ordering::Release);
             let place = self.leaves.get(number)?;
             let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
             // SAFETY: a mapping at an address of the kernel's choice replaces none.

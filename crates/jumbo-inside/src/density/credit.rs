@@ -20,10 +20,12 @@ use crate::headroom::{Enough, free_in_pieces, headroom, host_memory};
 pub(super) const FLOOR_BYTES: usize = 16 << 20;
 
 static PERCENT: AtomicUsize = AtomicUsize::new(0);
-/// The waste that is possible: the sum of the charges, in bytes.
-static CHARGED: AtomicUsize = AtomicUsize::new(0);
-/// The bytes of the blocks that were charged for, and are tracked.
-static HUGE: AtomicUsize = AtomicUsize::new(0);
+crate::fork_page! {
+    /// The waste that is possible: the sum of the charges, in bytes.
+    static CHARGED: AtomicUsize = AtomicUsize::new(0);
+    /// The bytes of the blocks that were charged for, and are tracked.
+    static HUGE: AtomicUsize = AtomicUsize::new(0);
+}
 /// The resident memory that the scanning thread read last.
 static RESIDENT: AtomicUsize = AtomicUsize::new(0);
 /// The memory that the cgroups of this process leave it, in bytes; `usize::MAX`: no limit.

@@ -31,7 +31,9 @@ use crate::sys;
 const ROOM_AGE: Duration = Duration::from_millis(100);
 /// The most blocks that one allocation looks at.
 const MAX_LOOKS: usize = 16;
-pub(super) static BLOCKS: Blocks = Blocks::new();
+crate::fork_page::table! {
+    pub(super) static BLOCKS: Blocks = Blocks::new();
+}
 /// The rows of blocks that are advised: each is a mapping to the kernel, and so is what lies between.
 pub(super) static RUNS: AtomicUsize = AtomicUsize::new(0);
 /// A quarter of what `vm.max_map_count` allows by default, 65 530.
@@ -502,7 +504,9 @@ pub(super) fn forked() {
     let ahead = program_break::charged_ahead();
     let (mut charged, mut huge) = (ahead, ahead);
     let mut numbers = blocks::ALL;
-    while let Some(block) = BLOCKS.next(numbers.clone(), |_| true) {
+    while blocks::IS_ANY.load(Ordering::Acquire)
+        && let Some(block) = BLOCKS.next(numbers.clone(), |_| true)
+    {
         numbers.start = block + 1;
         if let state @ State::Huge { .. } = BLOCKS.seen(block).state() {
             charged += charge(state);

@@ -116,10 +116,14 @@ impl Note {
     }
 }
 
-/// All shared ranges that are scanned.
-static RANGES: Table<Note, 128> = Table::new([const { Note::new() }; 128]);
-/// Whether there were any.
-static IS_ANY: AtomicBool = AtomicBool::new(false);
+crate::fork_page::table! {
+    /// All shared ranges that are scanned.
+    static RANGES: Table<Note, 128> = Table::new([const { Note::new() }; 128]);
+}
+crate::fork_page! {
+    /// Whether there were any.
+    static IS_ANY: AtomicBool = AtomicBool::new(false);
+}
 /// The size of a block: what one PMD maps. 0: not started.
 static PMD_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Whether memory has to earn its huge pages.

@@ -16,8 +16,10 @@ use crate::sys;
 static BREAK: AtomicUsize = AtomicUsize::new(NOT_FOLLOWED);
 /// The break at the start.
 static FIRST: AtomicUsize = AtomicUsize::new(NOT_FOLLOWED);
-/// A block is charged for the next step.
-static IS_CHARGED: AtomicBool = AtomicBool::new(false);
+crate::fork_page! {
+    /// A block is charged for the next step.
+    static IS_CHARGED: AtomicBool = AtomicBool::new(false);
+}
 /// A block of so much beyond the break is none of this heap: a mapping, or another arena.
 const MAX_STEP_BYTES: usize = 1 << 40;
 /// The break is not followed: no block is less than [`MAX_STEP_BYTES`] beyond it.

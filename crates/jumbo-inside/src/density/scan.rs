@@ -101,10 +101,10 @@ pub(crate) fn share(range: &Range<usize>, is_lax: bool) {
         };
         part.is_some_and(|part| RANGES.add(&part, prepare))
     };
+    IS_ANY.store(true, Ordering::Release);
     if !owners::are_known() || !range.clone().step_by(MAX_BYTES).all(add) {
         return record_reason(reason::TOO_MANY);
     }
-    IS_ANY.store(true, Ordering::Release);
     begin(MIN_SHARED_AGE);
 }
 
@@ -156,10 +156,12 @@ fn is_affordable() -> bool {
 /// In the child of a fork, which has no thread: it scans what it shares, if no process does.
 ///
 /// # Safety
-/// This is the child, with one thread, and [`watch::forked`] was called.
+/// This is the child, with one thread, and [`watch`] has heard of it.
 #[expect(unsafe_code, reason = "its caller's promise")]
 pub(super) unsafe fn forked() {
-    RANGES.forked();
+    if is_any() {
+        RANGES.forked();
+    }
     // A filter may end a program that asks.
     if is_sharing() && owners::is_neglected() {
         begin(MIN_SHARED_AGE);

@@ -6,13 +6,13 @@
 //! [`Executor`]. Generic over [`Platform`], so that the tests run this very code under a scheduler that
 //! searches its interleavings (`model`).
 
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use super::batch::{Batch, FreeError};
 use super::queue::{Call, Did, Id, Next, Outcome, Piece, Queue, Role, Terms};
 use crate::ledger::stats;
-use crate::sync::{Deadline, Linux, Lock, Platform, Word};
+use crate::sync::{Apart, Deadline, Lock, Platform, Word};
 
 /// What carries out what the queue says.
 pub(super) trait Executor {
@@ -27,33 +27,36 @@ pub(super) trait Executor {
 
 /// The queue, and the two words that threads sleep on.
 #[derive(Debug)]
-pub(super) struct Handover<P: Platform = Linux> {
+pub(super) struct Handover<P: Platform = Apart> {
     queue: Lock<Queue, P>,
     /// Moves when there is work.
     work: P::Word,
     /// Moves when there are news for owners and helpers.
     news: P::Word,
-    /// This is the child of a fork, and the queue does not know yet.
-    forked: AtomicBool,
+    /// Not 0: this is the child of a fork, and the queue does not know yet.
+    forked: P::Word,
     /// [`Queue::pending`], to be looked at without the lock.
     pending: AtomicUsize,
 }
 
 impl Handover {
     pub(super) const fn new() -> Self {
-        use core::sync::atomic::AtomicU32;
-        Self::on(AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0))
+        crate::fork_page! {
+            static WORDS: [AtomicU32; 4] = [const { AtomicU32::new(0) }; 4];
+        }
+        let [lock, work, news, forked] = &WORDS;
+        Self::on(lock, work, news, forked)
     }
 }
 
 impl<P: Platform> Handover<P> {
     /// On words that are 0.
-    pub(super) const fn on(lock: P::Word, work: P::Word, news: P::Word) -> Self {
+    pub(super) const fn on(lock: P::Word, work: P::Word, news: P::Word, forked: P::Word) -> Self {
         Self {
             queue: Lock::on(lock, Queue::new()),
             work,
             news,
-            forked: AtomicBool::new(false),
+            forked,
             pending: AtomicUsize::new(0),
         }
     }
@@ -62,7 +65,8 @@ impl<P: Platform> Handover<P> {
     /// this thread in here.
     fn with<R>(&self, work: impl FnOnce(&mut Queue) -> R) -> Option<R> {
         let (result, wake) = self.queue.with(|queue| {
-            if self.forked.load(Ordering::Relaxed) && self.forked.swap(false, Ordering::Relaxed) {
+            let relaxed = Ordering::Relaxed;
+            if self.forked.load(relaxed) != 0 && self.forked.swap(0, relaxed) != 0 {
                 queue.forked(P::me());
             }
             let result = work(queue);
@@ -247,7 +251,9 @@ impl<P: Platform> Handover<P> {
 
     /// In the child of a fork. The next call tells the queue.
     pub(super) fn forked(&self) {
-        self.forked.store(true, Ordering::Relaxed);
-        self.pending.store(0, Ordering::Relaxed);
+        self.forked.swap(1, Ordering::Relaxed);
+        if self.pending() != 0 {
+            self.pending.store(0, Ordering::Relaxed);
+        }
     }
 }

@@ -71,28 +71,39 @@ pub(super) unsafe fn keep_from_children(address: usize, length: usize) -> Result
     unsafe { mm::madvise(at(address), length, Advice::LinuxDontFork) }
 }
 
-/// A word, 0 as yet, that is 0 again in each copy of this memory (fork(2), a bare clone(2)), and stays what it is where
-/// the memory is shared. Null where the kernel has none to give: MADV_WIPEONFORK, Linux 4.14.
-pub(super) fn wiped_word() -> *mut AtomicU32 {
+/// Sets the word at `place`, which is 0 again in each copy of this memory (fork(2), a bare clone(2)), and stays what it is where
+/// the memory is shared. The first call makes it, where the kernel can: MADV_WIPEONFORK, Linux 4.14.
+pub(super) fn mark(place: &AtomicPtr<AtomicU32>) {
+    if let Some(word) = word(place) {
+        return word.store(1, Ordering::Relaxed);
+    }
     let page = rustix::param::page_size();
     let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: a new mapping, where the kernel likes, replaces none.
-    let Ok(word) = (unsafe { mm::mmap_anonymous(ptr::null_mut(), page, prot, flags) }) else {
-        return ptr::null_mut();
+    let Ok(new) = (unsafe { mm::mmap_anonymous(ptr::null_mut(), page, prot, flags) }) else {
+        return;
     };
-    // SAFETY: as above: it is ours alone.
-    if unsafe { mm::madvise(word, page, Advice::LinuxWipeOnFork) }.is_err() {
+    // SAFETY: as above: it is ours alone, and of zeroes.
+    let is_wiped = unsafe {
+        new.cast::<u32>().write(1);
+        mm::madvise(new, page, Advice::LinuxWipeOnFork).is_ok()
+    };
+    let (success, failure) = (Ordering::Release, Ordering::Relaxed);
+    // Another thread may be first: it has set its word then.
+    if !is_wiped
+        || place
+            .compare_exchange(ptr::null_mut(), new.cast(), success, failure)
+            .is_err()
+    {
         // SAFETY: as above.
-        let _ = unsafe { unmap(word.expose_provenance(), page) };
-        return ptr::null_mut();
+        let _ = unsafe { unmap(new.expose_provenance(), page) };
     }
-    word.cast()
 }
 
-/// What [`wiped_word`] gave.
+/// The word of [`mark`].
 pub(super) fn word(place: &AtomicPtr<AtomicU32>) -> Option<&'static AtomicU32> {
     // SAFETY: null, or a page of zeroes that is never unmapped, and shared by atomics alone.
-    unsafe { place.load(Ordering::Relaxed).as_ref() }
+    unsafe { place.load(Ordering::Acquire).as_ref() }
 }
 
 /// Whether a range is mapped without a hole (else `ENOMEM`) and no part of it is locked (else `EBUSY`).

@@ -26,6 +26,8 @@ mod handover;
 mod memory;
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+pub(crate) use model::Number;
 mod queue;
 mod staging;
 mod unmap;
@@ -73,11 +75,15 @@ static BACKGROUND: AtomicBool = AtomicBool::new(false);
 /// [`Settings::small_pages`].
 static SMALL_PAGES: AtomicBool = AtomicBool::new(false);
 static MERGED: AtomicBool = AtomicBool::new(false);
-/// Whose locks these are: this process, from [`start`] or [`forked`] on.
-static OWNER: AtomicI32 = AtomicI32::new(0);
-/// A word that the kernel clears in a copy of this memory, as long as [`forked`] has not set it there. Null where
-/// there is none.
-static COPY: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+crate::fork_page! {
+    /// Whose locks these are: this process, from [`start`] or [`forked`] on.
+    static OWNER: AtomicI32 = AtomicI32::new(0);
+    /// A word that the kernel clears in a copy of this memory, as long as [`is_own`] has not set it there. Null where
+    /// there is none yet, or the kernel has none.
+    static COPY: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+    /// This process has not set that word yet: it does when it first asks, before it holds a lock or has a worker.
+    static IS_UNMARKED: AtomicBool = AtomicBool::new(false);
+}
 
 /// Has [`unmap`], [`discard`] and [`Leaving`] work from now on; before, they leave all to the kernel.
 pub fn start(settings: Settings) {
@@ -87,9 +93,6 @@ pub fn start(settings: Settings) {
     };
     // Asked once: it is set when a machine is set up, and to ask before each free costs as much as its other looks.
     let later = settings.mode == Mode::Background && !headroom::is_promise_strict();
-    if memory::word(&COPY).is_none() {
-        COPY.store(memory::wiped_word(), Ordering::Relaxed);
-    }
     own(process());
     BACKGROUND.store(later, Ordering::Relaxed);
     SMALL_PAGES.store(settings.small_pages, Ordering::Relaxed);
@@ -108,9 +111,7 @@ pub fn is_large(length: usize) -> bool {
 
 /// The locks are this process's now.
 fn own(process: i32) {
-    if let Some(word) = memory::word(&COPY) {
-        word.store(1, Ordering::Relaxed);
-    }
+    IS_UNMARKED.store(true, Ordering::Relaxed);
     OWNER.store(process, Ordering::Relaxed);
 }
 
@@ -121,6 +122,10 @@ fn own(process: i32) {
 /// by its ID.
 fn is_own() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
+    if IS_UNMARKED.load(Ordering::Relaxed) && owner == process() {
+        memory::mark(&COPY);
+        IS_UNMARKED.store(false, Ordering::Release);
+    }
     let is_copy = || memory::word(&COPY).is_some_and(|word| word.load(Ordering::Relaxed) == 0);
     owner == 0 || !is_copy() && owner == process()
 }
@@ -213,7 +218,7 @@ fn clear(address: usize, length: usize) {
 
 /// A fork is about to be made, and no lock is held yet: idle workers leave.
 pub fn end_idle_workers() {
-    if HANDOVER.has_workers() && is_own() {
+    if workers::were_made() && HANDOVER.has_workers() && is_own() {
         let _blocked = Blocked::new();
         workers::end_idle();
     }

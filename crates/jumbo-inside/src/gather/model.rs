@@ -28,7 +28,7 @@ struct Model;
 
 /// A futex: a number, and those who sleep on it.
 #[derive(Debug, Default)]
-struct Number {
+pub(crate) struct Number {
     value: AtomicU32,
     asleep: Mutex<()>,
     call: Condvar,
@@ -134,7 +134,7 @@ impl World {
     fn new(linger: Duration) -> Self {
         let word = Number::default;
         Self {
-            handover: Arc::new(Handover::on(word(), word(), word())),
+            handover: Arc::new(Handover::on(word(), word(), word(), word())),
             book: Arc::default(),
             workers: Arc::default(),
             linger,

@@ -45,7 +45,9 @@ pub(super) struct Staging {
     next: usize,
 }
 
-pub(super) static STAGING: Lock<Staging> = Lock::new(Staging { next: BASE });
+crate::fork_page! {
+    pub(super) static STAGING: Lock<Staging> = Lock::new(Staging { next: BASE });
+}
 
 /// The mappings of a range that are all private and have no file behind them: no driver's, and no hugetlb pages.
 #[derive(Debug)]

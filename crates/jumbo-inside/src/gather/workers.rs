@@ -38,12 +38,14 @@ const RELEASING: Duration = Duration::from_millis(10);
 
 /// After a thread could not be made, some frees do without.
 static BACK_OFF: BackOff = BackOff::new();
-/// How many threads are making workers. Those that are there begin when all are: who frees holds the memory map, and the
-/// making of a thread, whose stack is mapped, waits for that.
-static MAKING: AtomicU32 = AtomicU32::new(0);
-/// The process that made workers. It is another one in a child that shares its memory (vfork(2)), or that
-/// was made behind the C library's back: what it reads of workers is about its parent's.
-static MAKER: AtomicI32 = AtomicI32::new(0);
+crate::fork_page! {
+    /// How many threads are making workers. Those that are there begin when all are: who frees holds the memory map, and the
+    /// making of a thread, whose stack is mapped, waits for that.
+    static MAKING: AtomicU32 = AtomicU32::new(0);
+    /// The process that made workers. It is another one in a child that shares its memory (vfork(2)), or that
+    /// was made behind the C library's back: what it reads of workers is about its parent's.
+    static MAKER: AtomicI32 = AtomicI32::new(0);
+}
 
 /// Where workers run.
 static PLACES: [Place; WORKERS] = [const { Place::new() }; WORKERS];
@@ -144,6 +146,9 @@ pub(super) fn make(count: u32) {
 /// # Safety
 /// This is the child, with one thread.
 pub(super) unsafe fn forked() {
+    if !were_made() {
+        return;
+    }
     MAKING.store(0, Ordering::Relaxed);
     for place in &PLACES {
         place.is_taken.store(false, Ordering::Relaxed);
@@ -193,6 +198,11 @@ fn linger() -> Duration {
     }
 }
 
+/// Whether this process has made workers, or one that it was forked from.
+pub(super) fn were_made() -> bool {
+    MAKER.load(Ordering::Relaxed) != 0
+}
+
 /// Makes `count` workers where there is none.
 pub(super) fn prepare(count: u32) {
     make(HANDOVER.expect(count));
@@ -210,7 +220,7 @@ pub(super) fn end_idle() {
 /// them. False where they have not left within ten seconds.
 pub(super) fn end(for_good: bool) -> bool {
     // Where no process ever made one no call is made.
-    if !for_good && MAKER.load(Ordering::Relaxed) == 0 {
+    if !for_good && !were_made() {
         return true;
     }
     let _blocked = Blocked::new();

@@ -35,9 +35,11 @@ static NEXT: AtomicUsize = AtomicUsize::new(RESERVED_BASE);
 static CLOSED: AtomicBool = AtomicBool::new(false);
 /// A bit for each huge page of them.
 type Bits = [AtomicU64; MAX_RESERVED_BYTES >> 27];
-/// Those that are reserved here, and those that were opened. Zero pages, but for the first of them.
-static RESERVED: Bits = [const { AtomicU64::new(0) }; MAX_RESERVED_BYTES >> 27];
-static OPENED: Bits = [const { AtomicU64::new(0) }; MAX_RESERVED_BYTES >> 27];
+crate::fork_page::table! {
+    /// Those that are reserved here, and those that were opened. Zero pages, but for the first of them.
+    static RESERVED: Bits = [const { AtomicU64::new(0) }; MAX_RESERVED_BYTES >> 27];
+    static OPENED: Bits = [const { AtomicU64::new(0) }; MAX_RESERVED_BYTES >> 27];
+}
 /// So many addresses are reserved, at most.
 const MAX_RESERVED_BYTES: usize = 512 << 30;
 /// Nothing was reserved yet. The first huge pages' worth is not advised.
@@ -47,8 +49,10 @@ const DETOURS: u32 = 8;
 
 static USED: Mapped<AtomicU32> = Mapped::new(supply::PAGES);
 
-/// Keeps threads from bringing the same page twice.
-pub(super) static LOCK: Lock<()> = Lock::new(());
+crate::fork_page! {
+    /// Keeps threads from bringing the same page twice.
+    pub(super) static LOCK: Lock<()> = Lock::new(());
+}
 
 /// The addresses that may be asked for: as many as the pool can hold, and a part that it cannot, so that
 /// they are whole multiples of `unit`. Empty where there is no pool.

@@ -98,16 +98,18 @@ impl Pack {
     }
 }
 
-pub(super) static PACK: Lock<Pack> = Lock::new(Pack {
-    frontier: Frontier::new(Backing::Advised),
-    asked: 0,
-    pmd: 0,
-    pieces: Pieces {
+crate::fork_page! {
+    pub(super) static PACK: Lock<Pack> = Lock::new(Pack {
+        frontier: Frontier::new(Backing::Advised),
         asked: 0,
-        left: 0..0,
-        open: 0,
-    },
-});
+        pmd: 0,
+        pieces: Pieces {
+            asked: 0,
+            left: 0..0,
+            open: 0,
+        },
+    });
+}
 /// Where the next large mapping goes.
 static LARGE: Cursor = Cursor::new(PACK_END, LARGE_END);
 /// Where the next large shared one goes: apart, since of those none is moved or copied here.

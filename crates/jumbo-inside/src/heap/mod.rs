@@ -33,7 +33,7 @@ pub mod supply;
 pub(crate) mod warm;
 mod window;
 
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::density;
 use crate::events::{Held, Mechanism, Side};
@@ -41,7 +41,7 @@ use crate::gather::{self, Leaving};
 use crate::keep::Keep;
 use crate::ledger::{Ledger, Slot, stats};
 use crate::orders::{MaxWaste, PoolOrder};
-use crate::sync::{Lock, thread_pointer};
+use crate::sync::{Apart, Lock, thread_pointer};
 use crate::sys;
 use crate::watch;
 use backing::Backing;
@@ -108,7 +108,7 @@ pub enum Resize {
 #[derive(Debug)]
 struct Part {
     site: &'static Site,
-    window: Lock<Window>,
+    window: Lock<Window, Apart>,
     deferred: Deferred,
 }
 
@@ -128,15 +128,21 @@ static POOL_SITE: Site = Site {
     table: AtomicUsize::new(0),
     start: AtomicUsize::new(0),
 };
-static HEAP: Part = Part::new(&SITE);
-static POOL: Part = Part::new(&POOL_SITE);
+crate::fork_page! {
+    static HEAP_WORD: AtomicU32 = AtomicU32::new(0);
+    static POOL_WORD: AtomicU32 = AtomicU32::new(0);
+}
+static HEAP: Part = Part::new(&SITE, &HEAP_WORD);
+static POOL: Part = Part::new(&POOL_SITE, &POOL_WORD);
 /// Large allocations ask the pool first.
 static POOLED: AtomicBool = AtomicBool::new(false);
 /// Set once the window has a place; before that, and where it has none, nothing is taken from it.
 static PLACED: AtomicBool = AtomicBool::new(false);
-/// The program locks all future mappings (MCL_FUTURE): what is mapped beyond a request would be
-/// resident at once, so nothing is.
-static LOCKED: AtomicBool = AtomicBool::new(false);
+crate::fork_page! {
+    /// The program locks all future mappings (MCL_FUTURE): what is mapped beyond a request would be
+    /// resident at once, so nothing is.
+    static LOCKED: AtomicBool = AtomicBool::new(false);
+}
 /// The program has locked or advised memory inside of blocks. That sticks to the pages, so what is freed
 /// is unmapped at once and not handed out again as it is.
 static STICKY: AtomicBool = AtomicBool::new(false);
@@ -403,20 +409,6 @@ pub fn thread() -> usize {
     thread_pointer()
 }
 
-/// The program called mlockall(2) (true) or munlockall(2) (false) with MCL_FUTURE.
-fn lock_future(locked: bool) {
-    LOCKED.store(locked, Ordering::Relaxed);
-}
-
-/// Before [`lock_for_fork`]: no thread of ours is left, where what hugetlb pages hold has to move.
-fn about_to_fork() {
-    if SUPPLY.will_move(Before::Fork) {
-        gather::end_workers();
-        watch::end();
-        give_up();
-    }
-}
-
 /// Gives back what the pool has and the program does not use, so that it need not move.
 fn give_up() {
     if POOLED.load(Ordering::Acquire) {
@@ -424,18 +416,6 @@ fn give_up() {
     } else {
         managed::give_up();
     }
-}
-
-/// Before pthread_create(3), but of a thread of ours: the last moment at which what hugetlb pages hold can move.
-fn before_thread() {
-    SUPPLY.about_to_thread();
-    evacuate(Before::Thread);
-}
-
-/// Before a seccomp filter is installed, or the root is changed: behind it nothing can be asked, and so
-/// nothing can move.
-fn before_confinement() {
-    evacuate(Before::Confinement);
 }
 
 fn evacuate(before: Before) {
@@ -465,79 +445,10 @@ fn evacuate(before: Before) {
     }
 }
 
-/// The locks that a fork holds, a bit each, in the order in which they are taken: heap, mappings, pool, mimalloc's arenas,
-/// and the two of [`crate::gather`].
-static HELD: Held = Held::new();
-
-/// Before fork(2): no other thread is inside the heap or [`crate::gather`] while the address space is copied.
-fn lock_for_fork() {
-    // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
-    // call goes on in both processes, and gives the lock back in each.
-    let (heap, maps) = (HEAP.window.acquire(), maps::PACK.acquire());
-    let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
-    let [staging, queue] = gather::before_fork();
-    // Where they are refused, pages are being brought: then nothing can be said about them.
-    if pool && managed {
-        SUPPLY.evacuate(Before::Fork);
-    }
-    let held = [heap, maps, pool, managed, staging, queue];
-    let bits = held
-        .iter()
-        .rev()
-        .fold(0, |bits, held| bits << 1 | u32::from(*held));
-    HELD.took(bits);
-}
-
-/// After fork(2), in both processes.
-///
-/// # Safety
-/// The last of this thread's calls that concern forks was [`lock_for_fork`].
-#[expect(unsafe_code, reason = "gives locks back")]
-unsafe fn unlock_after_fork() {
-    let bits = HELD.give_back();
-    let [heap, maps, pool, managed, staging, queue] =
-        core::array::from_fn(|at| bits >> at & 1 != 0);
-    // SAFETY: the caller's promise: this thread holds what the bits say.
-    unsafe {
-        gather::after_fork([staging, queue]);
-        if managed {
-            managed::LOCK.release();
-        }
-        if pool {
-            POOL.window.release();
-        }
-        if maps {
-            maps::PACK.release();
-        }
-        if heap {
-            HEAP.window.release();
-        }
-    }
-}
-
-/// In the child of a fork, process `pid`: its memory is not locked, whatever the parent did (mlockall(2)), no other thread is
-/// here, and it counts as a process of its own from now on, with what it inherited.
-///
-/// # Safety
-/// As for [`gather::forked`].
-#[expect(unsafe_code, reason = "as there")]
-pub unsafe fn forked(pid: u32) {
-    // SAFETY: the caller's promise.
-    unsafe { gather::forked(pid.cast_signed()) };
-    SUPPLY.forked();
-    LOCKED.store(false, Ordering::Relaxed);
-    let Some(ledger) = stats::ledger() else {
-        return;
-    };
-    let parent = stats::slot();
-    let (flags, live) = (
-        parent.flags.load(Ordering::Relaxed),
-        parent.large_live.load(Ordering::Relaxed),
-    );
-    stats::attach(ledger, pid);
-    stats::slot().flags.store(flags, Ordering::Relaxed);
-    stats::live(live);
-    SUPPLY.recount();
+crate::fork_page! {
+    /// The locks that a fork holds, a bit each, in the order in which they are taken: heap, mappings, pool, mimalloc's arenas,
+    /// and the two of [`crate::gather`].
+    static HELD: Held = Held::new();
 }
 
 /// True where this process was told not to use THP.
@@ -551,10 +462,10 @@ fn part_of(address: usize) -> &'static Part {
 }
 
 impl Part {
-    const fn new(site: &'static Site) -> Self {
+    const fn new(site: &'static Site, word: &'static AtomicU32) -> Self {
         Self {
             site,
-            window: Lock::new(Window::new(site)),
+            window: Lock::on(word, Window::new(site)),
             deferred: Deferred::new(),
         }
     }
@@ -643,36 +554,93 @@ impl Mechanism for Events {
     }
 
     fn locked_all(future: bool) {
-        lock_future(future);
+        LOCKED.store(future, Ordering::Relaxed);
     }
 
+    // The last moment at which what hugetlb pages hold can move.
     fn before_thread() {
-        before_thread();
+        SUPPLY.about_to_thread();
+        evacuate(Before::Thread);
     }
 
+    // Behind a filter nothing can be asked, and so nothing can move.
     fn before_confinement() {
-        before_confinement();
+        evacuate(Before::Confinement);
     }
 
+    // No thread of ours is left where what hugetlb pages hold has to move.
     fn about_to_fork() {
-        about_to_fork();
+        if SUPPLY.will_move(Before::Fork) {
+            gather::end_workers();
+            watch::end();
+            give_up();
+        }
         demand::end();
         gather::end_idle_workers();
     }
 
+    // No other thread is inside the heap or [`crate::gather`] while the address space is copied.
     fn lock_for_fork() {
-        lock_for_fork();
+        // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
+        // call goes on in both processes, and gives the lock back in each.
+        let (heap, maps) = (HEAP.window.acquire(), maps::PACK.acquire());
+        let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
+        let [staging, queue] = gather::before_fork();
+        // Where they are refused, pages are being brought: then nothing can be said about them.
+        if pool && managed {
+            SUPPLY.evacuate(Before::Fork);
+        }
+        let held = [heap, maps, pool, managed, staging, queue];
+        let bits = held
+            .iter()
+            .rev()
+            .fold(0, |bits, held| bits << 1 | u32::from(*held));
+        HELD.took(bits);
     }
 
     #[expect(unsafe_code, reason = "gives locks back")]
+    #[inline(always)]
     unsafe fn unlock_after_fork(_side: Side) {
-        // SAFETY: the caller's promise.
-        unsafe { unlock_after_fork() };
+        let bits = HELD.give_back();
+        let [heap, maps, pool, managed, staging, queue] =
+            core::array::from_fn(|at| bits >> at & 1 != 0);
+        // SAFETY: the caller's promise: this thread holds what the bits say.
+        unsafe {
+            gather::after_fork([staging, queue]);
+            if managed {
+                managed::LOCK.release();
+            }
+            if pool {
+                POOL.window.release();
+            }
+            if maps {
+                maps::PACK.release();
+            }
+            if heap {
+                HEAP.window.release();
+            }
+        }
     }
 
+    // Its memory is not locked, whatever the parent did (mlockall(2)); it counts as a process of its own from now on, with what
+    // it inherited.
     #[expect(unsafe_code, reason = "the caller's promise is passed on")]
     unsafe fn is_forked(pid: u32) {
         // SAFETY: the caller's promise.
-        unsafe { forked(pid) };
+        unsafe { gather::forked(pid.cast_signed()) };
+        SUPPLY.forked();
+        LOCKED.store(false, Ordering::Relaxed);
+        let Some(ledger) = stats::ledger() else {
+            return;
+        };
+        let parent = stats::slot();
+        let (flags, live) = (
+            parent.flags.load(Ordering::Relaxed),
+            parent.large_live.load(Ordering::Relaxed),
+        );
+        stats::attach(ledger, pid);
+        stats::slot().flags.store(flags, Ordering::Relaxed);
+        stats::live(live);
+        SUPPLY.recount();
     }
 }

@@ -6,8 +6,10 @@ use rustix::io::Errno;
 
 use super::{Ledger, Slot};
 
-static UNREAD: Slot = Slot::new();
-pub(super) static SLOT: AtomicPtr<Slot> = AtomicPtr::new((&raw const UNREAD).cast_mut());
+crate::fork_page! {
+    static UNREAD: Slot = Slot::new();
+    pub(super) static SLOT: AtomicPtr<Slot> = AtomicPtr::new((&raw const UNREAD).cast_mut());
+}
 
 /// The slot that this process counts in.
 pub(crate) fn slot() -> &'static Slot {
@@ -18,7 +20,9 @@ pub(crate) fn slot() -> &'static Slot {
     }
 }
 
-static LEDGER: AtomicPtr<Ledger> = AtomicPtr::new(core::ptr::null_mut());
+crate::fork_page! {
+    static LEDGER: AtomicPtr<Ledger> = AtomicPtr::new(core::ptr::null_mut());
+}
 
 /// The ledger in which this process has a slot.
 pub(crate) fn ledger() -> Option<&'static Ledger> {

@@ -45,21 +45,23 @@ pub(super) struct Control {
     pub(super) cpus: [AtomicU64; 16],
 }
 
-pub(super) static CONTROL: Control = Control {
-    alive: AtomicU32::new(0),
-    intermediate: AtomicU32::new(0),
-    program: AtomicU32::new(0),
-    ready: AtomicU32::new(0),
-    retire: AtomicU32::new(0),
-    tid_word: AtomicUsize::new(0),
-    slot: AtomicPtr::new(core::ptr::null_mut()),
-    workers: AtomicUsize::new(1),
-    image: [const { AtomicUsize::new(0) }; 2],
-    page: AtomicUsize::new(0),
-    identity_is_fixed: AtomicBool::new(false),
-    counts_threads: AtomicBool::new(false),
-    cpus: [const { AtomicU64::new(0) }; 16],
-};
+crate::fork_page! {
+    pub(super) static CONTROL: Control = Control {
+        alive: AtomicU32::new(0),
+        intermediate: AtomicU32::new(0),
+        program: AtomicU32::new(0),
+        ready: AtomicU32::new(0),
+        retire: AtomicU32::new(0),
+        tid_word: AtomicUsize::new(0),
+        slot: AtomicPtr::new(core::ptr::null_mut()),
+        workers: AtomicUsize::new(1),
+        image: [const { AtomicUsize::new(0) }; 2],
+        page: AtomicUsize::new(0),
+        identity_is_fixed: AtomicBool::new(false),
+        counts_threads: AtomicBool::new(false),
+        cpus: [const { AtomicU64::new(0) }; 16],
+    };
+}
 
 impl Control {
     /// There is no sibling: the parent's is not the child's.

@@ -85,42 +85,17 @@ impl<W: Word> Gate<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use shuttle::sync::Arc;
     use shuttle::sync::atomic::AtomicU32;
     use shuttle::thread;
 
     use super::*;
-
-    impl Word for AtomicU32 {
-        fn load(&self, order: Ordering) -> u32 {
-            self.load(order)
-        }
-
-        fn compare_exchange(&self, current: u32, new: u32, success: Ordering) -> Result<u32, u32> {
-            self.compare_exchange(current, new, success, Ordering::Relaxed)
-        }
-
-        fn swap(&self, new: u32, order: Ordering) -> u32 {
-            self.swap(new, order)
-        }
-
-        fn fetch_add(&self, more: u32, order: Ordering) -> u32 {
-            self.fetch_add(more, order)
-        }
-
-        fn wait(&self, _: u32, _: Option<Duration>) -> bool {
-            unreachable!("no thread sleeps at a gate")
-        }
-
-        fn wake(&self, _: u32) {}
-    }
+    use crate::gather::Number;
 
     /// A process: its root, its sibling's (0: there is none), and the thread that is at it, as in `launch`.
     #[derive(Debug)]
     struct Process {
-        gate: Gate<AtomicU32>,
+        gate: Gate<Number>,
         root: AtomicU32,
         sibling: AtomicU32,
         busy: AtomicU32,
@@ -131,8 +106,8 @@ mod tests {
             let zero = || AtomicU32::new(0);
             Arc::new(Self {
                 gate: Gate {
-                    shut: zero(),
-                    wanted: zero(),
+                    shut: Number::default(),
+                    wanted: Number::default(),
                 },
                 root: AtomicU32::new(1),
                 sibling: zero(),

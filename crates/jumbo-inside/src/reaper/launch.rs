@@ -25,12 +25,14 @@ const BOUND: Duration = Duration::from_secs(2);
 /// How often a sibling that sleeps is told again: it may have been about to.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// The process that was prepared; another one, made by a bare clone(2) or vfork(2), leaves it alone.
-static OWNER: AtomicUsize = AtomicUsize::new(0);
-/// One thread at a time starts or ends it: 1 while one is at it.
-static BUSY: AtomicU32 = AtomicU32::new(0);
-/// Shut while calls are made that the sibling would stand in the way of.
-static GATE: Gate = Gate::new();
+crate::fork_page! {
+    /// The process that was prepared; another one, made by a bare clone(2) or vfork(2), leaves it alone.
+    static OWNER: AtomicUsize = AtomicUsize::new(0);
+    /// One thread at a time starts or ends it: 1 while one is at it.
+    static BUSY: AtomicU32 = AtomicU32::new(0);
+    /// Shut while calls are made that the sibling would stand in the way of.
+    static GATE: Gate = Gate::new();
+}
 
 /// Gets ready, in the program's main thread and before it has others.
 ///

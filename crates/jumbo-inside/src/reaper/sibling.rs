@@ -23,8 +23,10 @@ const SOON: Duration = Duration::from_micros(50);
 const LATE: Duration = Duration::from_secs(1);
 
 const STACK: usize = 128 << 10;
-static SIBLING: Stack<STACK> = Stack::new();
-static INTERMEDIATE: Stack<{ 16 << 10 }> = Stack::new();
+crate::fork_page::table! {
+    static SIBLING: Stack<STACK> = Stack::new();
+    static INTERMEDIATE: Stack<{ 16 << 10 }> = Stack::new();
+}
 
 /// clone3(2)'s flag of Linux 5.5, which libc has as a signed number of 32 bits.
 const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;

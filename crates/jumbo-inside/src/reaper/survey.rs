@@ -31,8 +31,10 @@ const LEDGER: &[u8] = b"/memfd:jumbo-led";
 /// How the name of an io_uring begins: as much of it as a [`MapsLine`] keeps.
 const RING: &[u8] = b"anon_inode:[io_u";
 
-/// The watching thread has found nothing in the kernel's list of locks that is mapped here.
-static IS_LIST_FREE: AtomicBool = AtomicBool::new(false);
+crate::fork_page! {
+    /// The watching thread has found nothing in the kernel's list of locks that is mapped here.
+    static IS_LIST_FREE: AtomicBool = AtomicBool::new(false);
+}
 static JOB: Job = Job::new(4, look_at_list, |_| ());
 
 /// Has the watching thread look at the kernel's list of locks, which takes long. The next [`survey()`] does without, if the answer

@@ -30,11 +30,13 @@ mod ask;
 
 pub use ask::{Answer, ask};
 
-/// How many reasons there are to think so.
-static FILTERS: AtomicU32 = AtomicU32::new(0);
+crate::fork_page! {
+    /// How many reasons there are to think so.
+    static FILTERS: AtomicU32 = AtomicU32::new(0);
 
-/// One of them was there at the start.
-static FROM_START: AtomicU32 = AtomicU32::new(0);
+    /// One of them was there at the start.
+    static FROM_START: AtomicU32 = AtomicU32::new(0);
+}
 
 /// How many reasons there are to give no advice: filters that do not let it pass, or may not.
 static SILENCING: AtomicU32 = AtomicU32::new(0);

@@ -11,10 +11,12 @@ use crate::ledger::text_reason as reason;
 use crate::sys::{wait, wake};
 use crate::watch;
 
-/// 1 while a segment is looked at for the last time and replaced.
-static MOVING: AtomicU32 = AtomicU32::new(0);
-/// So many threads are changing mappings.
-static CHANGING: AtomicU32 = AtomicU32::new(0);
+crate::fork_page! {
+    /// 1 while a segment is looked at for the last time and replaced.
+    static MOVING: AtomicU32 = AtomicU32::new(0);
+    /// So many threads are changing mappings.
+    static CHANGING: AtomicU32 = AtomicU32::new(0);
+}
 
 /// Makes a call that may change what is mapped as text, and not while text is being replaced.
 #[inline(always)]

@@ -67,6 +67,45 @@ impl Platform for Linux {
     }
 }
 
+/// [`Linux`], with words that lie elsewhere than what they guard: in the [`fork_page!`](crate::fork_page).
+#[derive(Debug)]
+pub struct Apart;
+
+impl Platform for Apart {
+    type Word = &'static AtomicU32;
+    const SPINS: u32 = Linux::SPINS;
+
+    fn me() -> u32 {
+        Linux::me()
+    }
+}
+
+impl<W: Word> Word for &W {
+    fn load(&self, order: Ordering) -> u32 {
+        (**self).load(order)
+    }
+
+    fn compare_exchange(&self, current: u32, new: u32, success: Ordering) -> Result<u32, u32> {
+        (**self).compare_exchange(current, new, success)
+    }
+
+    fn swap(&self, new: u32, order: Ordering) -> u32 {
+        (**self).swap(new, order)
+    }
+
+    fn fetch_add(&self, more: u32, order: Ordering) -> u32 {
+        (**self).fetch_add(more, order)
+    }
+
+    fn wait(&self, expected: u32, time: Option<Duration>) -> bool {
+        (**self).wait(expected, time)
+    }
+
+    fn wake(&self, count: u32) {
+        (**self).wake(count);
+    }
+}
+
 impl Word for AtomicU32 {
     fn load(&self, order: Ordering) -> u32 {
         self.load(order)

@@ -27,6 +27,18 @@ struct Scan {
     return_mask: u64,
 }
 
+impl Scan {
+    /// The same, of a range.
+    fn of(self, range: Range<usize>) -> Self {
+        Self {
+            size: size_of::<Self>() as u64,
+            start: range.start as u64,
+            end: range.end as u64,
+            ..self
+        }
+    }
+}
+
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: Opcode = opcode::read_write::<Scan>(b'f', 16);
 
@@ -93,40 +105,54 @@ impl Pagemap {
         range: Range<usize>,
         mut visit: impl FnMut(Range<usize>, Found),
     ) -> Result<()> {
-        const RUNS: usize = 64;
-        let (mut start, end) = (range.start as u64, range.end as u64);
-        while start < end {
-            let mut found = [[0u64; 3]; RUNS];
-            let mut scan = Scan {
-                size: size_of::<Scan>() as u64,
-                start,
-                end,
-                vec: found.as_mut_ptr().expose_provenance() as u64,
-                vec_len: RUNS as u64,
-                category_inverted: PAGE_IS_PFNZERO,
-                category_mask: PAGE_IS_PFNZERO,
-                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-                return_mask: PAGE_IS_PRESENT | PAGE_IS_HUGE,
-                ..Scan::default()
+        let what = Scan {
+            category_inverted: PAGE_IS_PFNZERO,
+            category_mask: PAGE_IS_PFNZERO,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            return_mask: PAGE_IS_PRESENT | PAGE_IS_HUGE,
+            ..Scan::default()
+        };
+        self.each::<64>(range, what, |[start, end, categories]| {
+            let word = |word: u64| usize::try_from(word).unwrap_or(usize::MAX);
+            let found = Found {
+                present: categories & PAGE_IS_PRESENT != 0,
+                huge: categories & PAGE_IS_HUGE != 0,
             };
-            #[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
-            // SAFETY: as in `count`.
-            let runs = unsafe { control(&self.0, PAGEMAP_SCAN, &mut scan) }?;
-            for [start, end, categories] in found.iter().take(runs) {
-                let word = |word: u64| usize::try_from(word).unwrap_or(usize::MAX);
-                let is = |category| categories & category != 0;
-                let found = Found {
-                    present: is(PAGE_IS_PRESENT),
-                    huge: is(PAGE_IS_HUGE),
-                };
-                visit(word(*start)..word(*end), found);
-            }
-            if scan.walk_end <= start {
+            visit(word(start)..word(end), found);
+        })
+    }
+
+    /// Calls `visit` with each region of a range that is what is asked for: its start, its end and what its pages are. `REGIONS`
+    /// at a time.
+    fn each<const REGIONS: usize>(
+        &self,
+        range: Range<usize>,
+        what: Scan,
+        mut visit: impl FnMut([u64; 3]),
+    ) -> Result<()> {
+        let mut found = [[0; 3]; REGIONS];
+        let mut scan = what.of(range);
+        while scan.start < scan.end {
+            let regions = self.scan(&mut scan, &mut found)?;
+            found.iter().take(regions).copied().for_each(&mut visit);
+            if scan.walk_end <= scan.start {
                 break;
             }
-            start = scan.walk_end;
+            scan.start = scan.walk_end;
         }
         Ok(())
+    }
+
+    /// PAGEMAP_SCAN: gives the number of regions that were found.
+    fn scan(&self, scan: &mut Scan, found: &mut [[u64; 3]]) -> Result<usize> {
+        scan.vec = found.as_mut_ptr().expose_provenance() as u64;
+        scan.vec_len = found.len() as u64;
+        #[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
+        // SAFETY: the request reads and writes a `struct pm_scan_arg`, which `Scan` is. `vec` has room for as many
+        // regions as `vec_len` says, until the call is over. Without PM_SCAN_WP_MATCHING no page is changed.
+        unsafe {
+            control(&self.0, PAGEMAP_SCAN, scan)
+        }
     }
 
     /// True where the page at `address` is there, mapped as a base page, and, if it is to be, `anonymous`.
@@ -138,22 +164,13 @@ impl Pagemap {
     /// ENOTTY: a kernel without it.
     pub fn is_base(&self, address: usize, page: usize, anonymous: bool) -> Result<bool> {
         let never = PAGE_IS_HUGE | if anonymous { PAGE_IS_FILE } else { 0 };
-        let mut scan = Scan {
-            size: size_of::<Scan>() as u64,
-            start: address as u64,
-            end: (address + page) as u64,
+        let what = Scan {
             category_inverted: never,
             category_mask: PAGE_IS_PRESENT | never,
             return_mask: PAGE_IS_PRESENT,
             ..Scan::default()
         };
-        let mut found = [0u64; 3];
-        scan.vec = found.as_mut_ptr().expose_provenance() as u64;
-        scan.vec_len = 1;
-        #[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
-        // SAFETY: the request reads and writes a `struct pm_scan_arg`, which `Scan` is. `vec` has room for the one region
-        // that `vec_len` speaks of, until the call is over. Without PM_SCAN_WP_MATCHING no page is changed.
-        let regions = unsafe { control(&self.0, PAGEMAP_SCAN, &mut scan) };
+        let regions = self.scan(&mut what.of(address..address + page), &mut [[0; 3]]);
         regions.map(|regions| regions > 0)
     }
 
@@ -165,7 +182,6 @@ impl Pagemap {
     /// # Errors
     /// ENOTTY: a kernel without it.
     pub fn count(&self, range: Range<usize>, pages: Pages) -> Result<usize> {
-        const REGIONS: usize = 32;
         let (inverted, mask, any) = match pages {
             Pages::Present => (0, PAGE_IS_PRESENT, 0),
             Pages::Resident => (PAGE_IS_PFNZERO, PAGE_IS_PRESENT | PAGE_IS_PFNZERO, 0),
@@ -176,35 +192,15 @@ impl Pagemap {
                 PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
             ),
         };
-        let (mut start, end) = (range.start as u64, range.end as u64);
+        let what = Scan {
+            category_inverted: inverted,
+            category_mask: mask,
+            category_anyof_mask: any,
+            return_mask: PAGE_IS_PRESENT,
+            ..Scan::default()
+        };
         let mut bytes = 0;
-        while start < end {
-            // Each has its start, its end and what its pages are.
-            let mut found = [[0u64; 3]; REGIONS];
-            let mut scan = Scan {
-                size: size_of::<Scan>() as u64,
-                start,
-                end,
-                vec: found.as_mut_ptr().expose_provenance() as u64,
-                vec_len: REGIONS as u64,
-                category_inverted: inverted,
-                category_mask: mask,
-                category_anyof_mask: any,
-                return_mask: PAGE_IS_PRESENT,
-                ..Scan::default()
-            };
-            #[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
-            // SAFETY: the request reads and writes a `struct pm_scan_arg`, which `Scan` is. `vec` has room for as many
-            // regions as `vec_len` says, until the call is over. Without PM_SCAN_WP_MATCHING no page is changed.
-            let regions = unsafe { control(&self.0, PAGEMAP_SCAN, &mut scan) }?;
-            bytes += (found.iter().take(regions))
-                .map(|[start, end, _]| end - start)
-                .sum::<u64>();
-            if scan.walk_end <= start {
-                break;
-            }
-            start = scan.walk_end;
-        }
+        self.each::<32>(range, what, |[start, end, _]| bytes += end - start)?;
         Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
     }
 
@@ -216,21 +212,14 @@ impl Pagemap {
     /// # Errors
     /// ENOTTY: a kernel without it.
     pub fn next_present(&self, range: Range<usize>) -> Result<Option<usize>> {
-        let mut found = [0u64; 3];
-        let mut scan = Scan {
-            size: size_of::<Scan>() as u64,
-            start: range.start as u64,
-            end: range.end as u64,
-            vec: found.as_mut_ptr().expose_provenance() as u64,
-            vec_len: 1,
+        let what = Scan {
             category_mask: PAGE_IS_PRESENT,
             return_mask: PAGE_IS_PRESENT,
             ..Scan::default()
         };
-        #[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
-        // SAFETY: as in `is_base`.
-        let regions = unsafe { control(&self.0, PAGEMAP_SCAN, &mut scan) }?;
-        let [start, ..] = found;
+        let mut found = [[0; 3]];
+        let regions = self.scan(&mut what.of(range.clone()), &mut found)?;
+        let [[start, ..]] = found;
         Ok((regions > 0).then(|| usize::try_from(start).unwrap_or(range.end)))
     }
 

@@ -41,18 +41,20 @@ unsafe extern "C" {
     fn jumbo_mimalloc_trim() -> bool;
     fn jumbo_mimalloc_confine();
     fn jumbo_mimalloc_unconfine();
-    fn jumbo_mimalloc_before_fork(is_alone: bool);
+    fn jumbo_mimalloc_before_fork(is_alone: bool) -> bool;
     fn jumbo_mimalloc_after_fork();
     fn jumbo_mimalloc_forked() -> bool;
 }
 
-/// Blocks smaller than this come from mimalloc: all ([`usize::MAX`]) on a pool, none (0) after a [`retreat`] and while a fork
-/// is under way.
-static BELOW: AtomicUsize = AtomicUsize::new(0);
-/// What that is otherwise.
-static USUALLY_BELOW: AtomicUsize = AtomicUsize::new(0);
-/// Why all blocks are glibc's.
-static RETREATS: AtomicU8 = AtomicU8::new(0);
+jumbo_inside::fork_page! {
+    /// Blocks smaller than this come from mimalloc: all ([`usize::MAX`]) on a pool, none (0) after a [`retreat`] and while a fork
+    /// is under way.
+    static BELOW: AtomicUsize = AtomicUsize::new(0);
+    /// What that is otherwise.
+    static USUALLY_BELOW: AtomicUsize = AtomicUsize::new(0);
+    /// Why all blocks are glibc's.
+    static RETREATS: AtomicU8 = AtomicU8::new(0);
+}
 /// Addresses that are not used yet count.
 const COUNTED: u8 = 1;
 /// A seccomp filter.
@@ -66,7 +68,9 @@ const SMALL: usize = 128 + 1;
 /// The library was built with it.
 pub(crate) const IS_THERE: bool = true;
 
-static STARTED: AtomicBool = AtomicBool::new(false);
+jumbo_inside::fork_page! {
+    static STARTED: AtomicBool = AtomicBool::new(false);
+}
 /// It has memory elsewhere than [`managed::may_hold`] says.
 static IS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 
@@ -78,9 +82,14 @@ static COMMITTED: AtomicUsize = AtomicUsize::new(0);
 /// What it had taken when [`auto`] was last asked to look.
 static TOLD: AtomicUsize = AtomicUsize::new(0);
 
-/// The thread whose fork holds mimalloc's locks, and the forks inside of that one. Written with the locks held.
-static HOLDER: AtomicUsize = AtomicUsize::new(0);
-static NESTED: AtomicU8 = AtomicU8::new(0);
+jumbo_inside::fork_page! {
+    /// The thread whose fork holds mimalloc's locks, or [`ALONE`] needs none, and the forks inside of that one.
+    static HOLDER: AtomicUsize = AtomicUsize::new(0);
+    static NESTED: AtomicU8 = AtomicU8::new(0);
+}
+
+/// In [`HOLDER`], whose addresses are even: no lock is held, since there is no other thread.
+const ALONE: usize = 1;
 
 /// The program's first thread: mimalloc takes the one that starts it for that.
 static FIRST: AtomicUsize = AtomicUsize::new(0);
@@ -247,16 +256,15 @@ pub(crate) fn before_fork() {
     if !STARTED.load(Ordering::Acquire) {
         return;
     }
-    if HOLDER.load(Ordering::Relaxed) == heap::thread() {
+    if HOLDER.load(Ordering::Relaxed) & !ALONE == heap::thread() {
         // A signal handler that forks between our handlers.
         NESTED.fetch_add(1, Ordering::Relaxed);
         return;
     }
     // SAFETY: `after_fork` follows, in both processes.
-    unsafe {
-        jumbo_mimalloc_before_fork(next::is_single_threaded());
-    }
-    HOLDER.store(heap::thread(), Ordering::Relaxed);
+    let holds = unsafe { jumbo_mimalloc_before_fork(next::is_single_threaded()) };
+    let alone = if holds { 0 } else { ALONE };
+    HOLDER.store(heap::thread() | alone, Ordering::Relaxed);
     // The program's own handlers may allocate, which mimalloc cannot serve meanwhile.
     BELOW.store(0, Ordering::SeqCst);
 }
@@ -264,7 +272,8 @@ pub(crate) fn before_fork() {
 /// After fork(2), in both processes.
 pub(crate) fn after_fork() {
     // Another thread's start may have come in between.
-    if HOLDER.load(Ordering::Relaxed) != heap::thread() {
+    let holder = HOLDER.load(Ordering::Relaxed);
+    if holder & !ALONE != heap::thread() {
         return;
     }
     if NESTED.load(Ordering::Relaxed) > 0 {
@@ -273,8 +282,10 @@ pub(crate) fn after_fork() {
     }
     advance();
     HOLDER.store(0, Ordering::Relaxed);
-    // SAFETY: `before_fork` has taken them, in this thread.
-    unsafe { jumbo_mimalloc_after_fork() };
+    if holder & ALONE == 0 {
+        // SAFETY: `before_fork` has taken them, in this thread.
+        unsafe { jumbo_mimalloc_after_fork() };
+    }
 }
 
 /// In the child of a fork, after [`after_fork`]: it has no thread but this one.
@@ -346,8 +357,10 @@ extern "C" fn jumbo_mimalloc_asked() {
     }
 }
 
-/// Threads of which mimalloc keeps more than it may around the objects that are left.
-static SPARSE_THREADS: AtomicUsize = AtomicUsize::new(0);
+jumbo_inside::fork_page! {
+    /// Threads of which mimalloc keeps more than it may around the objects that are left.
+    static SPARSE_THREADS: AtomicUsize = AtomicUsize::new(0);
+}
 
 /// One more thread, or one less.
 #[unsafe(no_mangle)]

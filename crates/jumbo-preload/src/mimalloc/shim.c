@@ -463,9 +463,12 @@ static unsigned taken_locks;
 static bool was_alone;
 
 /* This thread may be in a signal handler that interrupted mimalloc, with some of them held: it waits for
- * none then, least of all for itself. Nor does it where it is the only one: what is locked is its own. */
-void jumbo_mimalloc_before_fork(bool is_alone) {
-  bool waits = !is_alone;
+ * none then, least of all for itself. Where it is the only one it takes none: what is locked is its own. True where it took any.
+ * What stays as it is is not written: that would copy its page, in both processes. */
+bool jumbo_mimalloc_before_fork(bool is_alone) {
+  if (was_alone != is_alone) was_alone = is_alone;
+  if (is_alone) return false;
+  bool waits = true;
   for (size_t at = 0; at < FORK_LOCKS; at++) waits = waits && !jumbo_mimalloc_holds(&fork_locks[at]->mutex);
   unsigned taken = 0;
   for (size_t at = 0; at < FORK_LOCKS; at++) {
@@ -474,7 +477,7 @@ void jumbo_mimalloc_before_fork(bool is_alone) {
     taken |= 1u << at;
   }
   taken_locks = taken;
-  was_alone = is_alone;
+  return true;
 }
 
 void jumbo_mimalloc_after_fork(void) {
@@ -496,13 +499,14 @@ static bool map_again(size_t slice, size_t count, mi_arena_t *arena, void *pages
 
 /* In the child: it has this thread alone. Whether it is sparse. */
 bool jumbo_mimalloc_forked(void) {
-  mi_atomic_store_relaxed(&subproc_main.thread_count, (size_t)0);
+  if (jumbo_mimalloc_threads() != 0) mi_atomic_store_relaxed(&subproc_main.thread_count, (size_t)0);
   for (size_t at = 0; at < mi_arenas_get_count(&subproc_main) && !was_alone; at++) {
     mi_arena_t *arena = mi_arena_from_index(&subproc_main, at);
     mi_arena_pages_t *pages = arena == NULL ? NULL : mi_heap_arena_pages(&heap_main, arena);
     if (pages != NULL) _mi_bitmap_forall_set(pages->pages, &map_again, arena, pages);
   }
-  mi_option_set(mi_option_minimal_purge_size, 0);
-  if (mi_atomic_load_relaxed(&purging) != (uintptr_t)&own_errno) mi_atomic_store_release(&purging, (uintptr_t)0);
+  if (mi_option_get(mi_option_minimal_purge_size) != 0) mi_option_set(mi_option_minimal_purge_size, 0);
+  const uintptr_t purger = mi_atomic_load_relaxed(&purging);
+  if (purger != 0 && purger != (uintptr_t)&own_errno) mi_atomic_store_release(&purging, (uintptr_t)0);
   return is_sparse;
 }

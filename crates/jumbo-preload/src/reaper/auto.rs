@@ -28,24 +28,28 @@ const STEP: u64 = 256 << 20;
 /// So much before that, what takes long is begun beside the program.
 const AHEAD: u64 = STEP / 2;
 
-/// The process is looked at when it asks for memory: it has no sibling yet, and may get one.
-static WATCHING: AtomicBool = AtomicBool::new(false);
-/// It has one.
-static GUARDING: AtomicBool = AtomicBool::new(false);
-/// It has one, or may get one: something that is acquired, and would outlive the program, is told.
-static LISTENING: AtomicBool = AtomicBool::new(false);
+jumbo_inside::fork_page! {
+    /// The process is looked at when it asks for memory: it has no sibling yet, and may get one.
+    static WATCHING: AtomicBool = AtomicBool::new(false);
+    /// It has one.
+    static GUARDING: AtomicBool = AtomicBool::new(false);
+    /// It has one, or may get one: something that is acquired, and would outlive the program, is told.
+    static LISTENING: AtomicBool = AtomicBool::new(false);
+}
 /// The code of the [`State`] that says what was acquired.
 static ACQUIRED: AtomicU32 = AtomicU32::new(0);
 
-/// Bytes of the heap, and of mimalloc's, that were handed out before this process was forked.
-static INHERITED: AtomicU64 = AtomicU64::new(0);
-/// Bytes in private writable mappings made, and in regions that glibc's heaps grew into.
-static ASKED: AtomicU64 = AtomicU64::new(0);
-/// How much is to be asked for until the process is looked at.
-static UNTIL: AtomicU64 = AtomicU64::new(ENOUGH - AHEAD);
+jumbo_inside::fork_page! {
+    /// Bytes of the heap, and of mimalloc's, that were handed out before this process was forked.
+    static INHERITED: AtomicU64 = AtomicU64::new(0);
+    /// Bytes in private writable mappings made, and in regions that glibc's heaps grew into.
+    static ASKED: AtomicU64 = AtomicU64::new(0);
+    /// How much is to be asked for until the process is looked at.
+    static UNTIL: AtomicU64 = AtomicU64::new(ENOUGH - AHEAD);
 
-/// What glibc's malloc has is not counted: it is the program's, and jumbo's heap is off.
-static UNCOUNTED: AtomicBool = AtomicBool::new(false);
+    /// What glibc's malloc has is not counted: it is the program's, and jumbo's heap is off.
+    static UNCOUNTED: AtomicBool = AtomicBool::new(false);
+}
 
 /// Whether what malloc has is counted. Once, before [`watch`].
 pub(super) fn count(counted: bool) {

@@ -12,8 +12,10 @@ use jumbo_inside::sandbox;
 
 use crate::symbols;
 
-/// What was ordered: [`ON`], [`AUTO`], or 0.
-static MODE: AtomicU8 = AtomicU8::new(0);
+jumbo_inside::fork_page! {
+    /// What was ordered: [`ON`], [`AUTO`], or 0.
+    static MODE: AtomicU8 = AtomicU8::new(0);
+}
 
 const ON: u8 = 1;
 const AUTO: u8 = 2;

@@ -412,6 +412,9 @@ impl Supply {
     /// In the child of a fork, which has one thread and may never fork: it may ask for hugetlb pages of its own,
     /// unless it shares some with its parent. What it shares is charged to the parent.
     pub(super) fn forked(&self) {
+        if self.page() == 0 {
+            return;
+        }
         let shares = self.count(HUGETLB) > 0;
         for source in self.reached() {
             if source_of(source) != NOWHERE {
@@ -419,8 +422,7 @@ impl Supply {
             }
         }
         self.moves.forked();
-        self.asking
-            .store(self.page() != 0 && !shares, Ordering::Release);
+        self.asking.store(!shares, Ordering::Release);
     }
 
     fn record(&self, address: usize, length: usize, source: u8) {

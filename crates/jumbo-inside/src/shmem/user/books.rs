@@ -33,12 +33,14 @@ pub(super) struct Page<T>(pub(super) T);
 // SAFETY: a stack is its thread's alone; the rest are atomics and a lock.
 unsafe impl Sync for Ground {}
 
-/// Zeroes that no page stands for before there is a range.
-pub(super) static GROUND: Ground = Ground {
-    books: Books::new(),
-    bell: Page([const { AtomicU32::new(0) }; 1024]),
-    stacks: [const { Page(UnsafeCell::new([0; STACK_BYTES])) }; MAX_THREADS],
-};
+crate::fork_page::table! {
+    /// Zeroes that no page stands for before there is a range.
+    pub(super) static GROUND: Ground = Ground {
+        books: Books::new(),
+        bell: Page([const { AtomicU32::new(0) }; 1024]),
+        stacks: [const { Page(UnsafeCell::new([0; STACK_BYTES])) }; MAX_THREADS],
+    };
+}
 
 impl Ground {
     /// Where the stack of a thread begins, and its size.
