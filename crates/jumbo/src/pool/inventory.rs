@@ -18,7 +18,7 @@ pub(super) const NODES: usize = NodeSet::CAPACITY as usize;
 pub(super) struct Node {
     /// How many pages the pool has there.
     pub(super) books: Books,
-    /// Pages that reservations and subpools hold.
+    /// Pages that reservations hold.
     held: u64,
     /// Free pages that are not promised.
     pub(super) free: List,
@@ -94,7 +94,7 @@ impl Inventory {
         self.sum(nodes, |node| node.free.len())
     }
 
-    /// How many pages of `nodes` reservations and subpools hold.
+    /// How many pages of `nodes` reservations hold.
     pub(super) fn held(&self, nodes: NodeSet) -> u64 {
         self.sum(nodes, |node| node.held)
     }

@@ -8,7 +8,7 @@
 //! - [`Pool::take`] gives a [`Page`], an owned handle that goes back when it is dropped; [`Pool::take_owned`] an [`OwnedPage`],
 //!   which keeps the pool, for a program that has it in an `Arc`;
 //! - [`Pool::reserve`] promises pages, all or none ([`Reservation`]);
-//! - [`Pool::subpool`] gives a part of the pool a maximum and a minimum ([`Subpool`]);
+//! - a [`Quota`] bounds what several users of a pool may have of it;
 //! - [`Pool::resize`] changes how many pages are persistent;
 //! - [`Pool::take_folio`] gives a part of a page, of any order ([`Folio`]); pages are split for that and merged again;
 //! - [`Pool::region`] puts pages side by side ([`Region`]). Memory that processes share is [`shmem`](crate::shmem)'s.
@@ -52,8 +52,9 @@ mod region;
 mod reservation;
 mod resize;
 mod source;
-mod subpool;
 mod window;
+
+pub use jumbo_inside::pool::Quota;
 
 pub use error::{Error, Exhausted, SetupError, SourceError};
 pub use folio::{Folio, Split};
@@ -65,7 +66,6 @@ pub use resize::Resized;
 pub use source::{Hugetlb, Source, Thp};
 #[doc(hidden)]
 pub use source::{Model, Supply};
-pub use subpool::Subpool;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -5,14 +5,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::frame::Frame;
-use super::{Error, Placement, Pool, Subpool};
+use super::{Error, Placement, Pool};
 use crate::units::{NodeId, PageSize};
 
 /// A huge page, taken out of a pool. Dropping it gives it back; nothing can use it after that.
 #[derive(Debug)]
 pub struct Page<'p> {
     pool: &'p Pool,
-    subpool: Option<&'p Subpool<'p>>,
     frame: ManuallyDrop<Frame>,
 }
 
@@ -82,7 +81,7 @@ impl Pool {
     /// As [`Pool::take`].
     pub fn take_placed(&self, placement: Placement) -> Result<Page<'_>, Error> {
         let (frame, _) = self.take_frame(placement)?;
-        Ok(Page::new(self, None, frame))
+        Ok(Page::new(self, frame))
     }
 
     /// Takes a page as by [`Pool::take`] that keeps the pool.
@@ -103,7 +102,7 @@ impl Pool {
     /// As [`Pool::take`].
     pub fn take_zeroed(&self) -> Result<Page<'_>, Error> {
         let (frame, fresh) = self.take_frame(self.placement)?;
-        let mut page = Page::new(self, None, frame);
+        let mut page = Page::new(self, frame);
         if !fresh {
             page.bytes_mut().fill(0);
         }
@@ -112,10 +111,9 @@ impl Pool {
 }
 
 impl<'p> Page<'p> {
-    pub(super) fn new(pool: &'p Pool, subpool: Option<&'p Subpool<'p>>, frame: Frame) -> Self {
+    pub(super) fn new(pool: &'p Pool, frame: Frame) -> Self {
         Self {
             pool,
-            subpool,
             frame: ManuallyDrop::new(frame),
         }
     }
@@ -128,10 +126,7 @@ impl Drop for Page<'_> {
     fn drop(&mut self) {
         // SAFETY: this is the drop, so the field is not touched again.
         let frame = unsafe { ManuallyDrop::take(&mut self.frame) };
-        match self.subpool {
-            Some(subpool) => subpool.give_frame(frame),
-            None => self.pool.give_frame(frame),
-        }
+        self.pool.give_frame(frame);
     }
 }
 

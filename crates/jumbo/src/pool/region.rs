@@ -140,7 +140,7 @@ impl Region<'_> {
 impl Drop for Region<'_> {
     fn drop(&mut self) {
         let pool = self.reservation.pool();
-        let (links, subpool) = (&pool.links, self.reservation.subpool());
+        let links = &pool.links;
         let Some(mapping) = self.mapping.take() else {
             return;
         };
@@ -150,20 +150,12 @@ impl Drop for Region<'_> {
             match pool.source.unplace(&frame, &mapping, at * self.page) {
                 Ok(()) => home.push(links, frame),
                 // Its memory goes with the region's addresses.
-                Err(_) => {
-                    lock(&pool.inventory).lose(frame, links);
-                    if let Some(subpool) = subpool {
-                        subpool.lose_one();
-                    }
-                }
+                Err(_) => lock(&pool.inventory).lose(frame, links),
             }
         }
         drop(mapping);
         while let Some(frame) = home.pop(links) {
-            match subpool {
-                Some(subpool) => subpool.give_frame(frame),
-                None => pool.give_frame(frame),
-            }
+            pool.give_frame(frame);
         }
     }
 }
