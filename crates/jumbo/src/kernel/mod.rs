@@ -11,11 +11,13 @@
 pub(crate) mod fake;
 pub mod folios;
 pub mod memory;
+mod reserved;
 mod root;
 pub mod smaps;
 pub(crate) mod sys;
 pub mod thp;
 
+pub use reserved::{Reserved, at};
 pub use root::{FileError, Root};
 
 use procfs_core::FromRead;

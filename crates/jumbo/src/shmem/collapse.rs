@@ -9,7 +9,7 @@ use jumbo_inside::pool::{Room, make_huge};
 use jumbo_inside::sys::collapse;
 use jumbo_inside::sys::{Pagemap, Pages};
 
-use super::shards::Extent;
+use super::file::Extent;
 use super::{Error, Region, Rung, call};
 use crate::units::{Bytes, PageSize};
 
@@ -79,7 +79,7 @@ impl Region {
         for index in 0..self.size / block {
             let range = index * block..(index + 1) * block;
             let failed = call("lseek", block as u64);
-            let extent = self.shards.extent(range.clone()).map_err(failed)?;
+            let extent = self.file.extent(range.clone()).map_err(failed)?;
             let addresses = self.memory.part(range);
             let huge = |map: &Pagemap| {
                 map.count(addresses.clone(), Pages::Huge)
