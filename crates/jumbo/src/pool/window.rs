@@ -10,9 +10,8 @@
     reason = "the leaf that maps and touches the pool's memory"
 )]
 
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::os::fd::BorrowedFd;
-use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -25,15 +24,14 @@ use super::NodeSet;
 use super::error::SetupError;
 use super::folio::Part;
 use super::frame::{Frame, Links, MAX_FRAMES};
-use crate::kernel::sys;
+use crate::kernel::{Reserved, at, sys};
 use crate::units::{Bytes, PageSize, Pages};
 
 /// A range of addresses of its own; unmapped when dropped, but for one with parts that a child of fork(2) has not
 /// inherited, in such a child.
 #[derive(Debug)]
 pub struct OwnedRange {
-    start: usize,
-    length: usize,
+    reserved: Option<Reserved>,
     /// The first address that is aligned as was asked.
     pub(super) address: usize,
     /// The number of the process out of whose children parts of it are kept; 0 where none are. In a child
@@ -52,23 +50,13 @@ pub struct Window {
     nodes: NodeSet,
 }
 
-fn at(address: usize) -> *mut c_void {
-    ptr::with_exposed_provenance_mut(address)
-}
-
 impl OwnedRange {
     /// Reserves `length` bytes at a multiple of `align`, with no access and no memory behind them.
     pub(super) fn reserve(length: usize, align: usize) -> Result<Self> {
-        let whole = length.checked_add(align).ok_or(Errno::NOMEM)?;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
-        let start =
-            unsafe { mm::mmap_anonymous(ptr::null_mut(), whole, ProtFlags::empty(), flags)? };
-        let start = start.expose_provenance();
+        let reserved = Reserved::new(length, align)?;
         Ok(Self {
-            start,
-            length: whole,
-            address: start.next_multiple_of(align),
+            address: reserved.address,
+            reserved: Some(reserved),
             kept_in: AtomicU32::new(0),
         })
     }
@@ -85,7 +73,6 @@ impl OwnedRange {
     /// Puts a file over the mapping, from its aligned start on, shared: a window, in which pages are opened one by one.
     pub(super) fn map_file(&self, length: usize, file: BorrowedFd<'_>) -> Result<()> {
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
-        debug_assert!(self.address + length <= self.start + self.length);
         // SAFETY: the range lies in this reservation, to which no reference exists: the
         // callers do this once, before they hand out any address.
         unsafe { mm::mmap(at(self.address), length, ProtFlags::empty(), flags, file, 0) }.map(drop)
@@ -102,7 +89,6 @@ impl OwnedRange {
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let start = at(self.address + offset);
-        debug_assert!(self.address + offset + length <= self.start + self.length);
         self.keep_in(Origin::mark()?)?;
         // SAFETY: the range lies in this reservation; its owner asks, who has handed nothing of it out yet.
         unsafe { mm::mmap(start, length, prot, flags, file, at_offset)? };
@@ -143,10 +129,8 @@ impl Drop for OwnedRange {
         if kept_in != 0 && !Origin(kept_in).is_here() {
             // What is left of it here are addresses without memory; between them may be what the child has
             // mapped since.
-            return;
+            std::mem::forget(self.reserved.take());
         }
-        // SAFETY: the mapping is this value's own, all of it; what referred to it borrowed from it.
-        let _ = unsafe { mm::munmap(at(self.start), self.length) };
     }
 }
 
@@ -227,7 +211,7 @@ impl Window {
 
     /// The table for lists of its frames.
     pub(super) fn links(&self) -> Links {
-        let entries = self.table.length / 4 - rustix::param::page_size() / 4;
+        let entries = self.nodes.len() as usize * self.per_node as usize;
         // SAFETY: the table is zeroed memory, aligned to a page, of at least that many words, which is what
         // AtomicU32s may be made of. It lives as long as the window, which the pool keeps for as long as
         // itself; `Links` is never handed out of the pool.
