@@ -16,7 +16,6 @@ pub(crate) const NEW: &str = ".jumbo-new";
 
 /// What becomes of a file that is there already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Existing {
     /// It gets the new content. The caller holds a lock that every writer of the file takes, and the content is on
     /// disk when the call returns.

@@ -13,7 +13,6 @@ use crate::units::Bytes;
 
 /// The names in a group's path; empty for those that it has not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
 pub struct Workload {
     /// The systemd unit: a service or a scope, but no container's scope.
     pub unit: String,
@@ -25,7 +24,6 @@ pub struct Workload {
 
 /// The memory of a group in huge folios, as memory.stat says; `None` where the kernel does not count it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Huge {
     /// Anonymous memory.
     pub anon: Option<Bytes>,

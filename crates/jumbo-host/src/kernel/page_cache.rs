@@ -28,7 +28,6 @@ use crate::units::PageSize;
 
 /// What the page cache has of one PMD of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Cached {
     /// Nothing.
     Absent,

@@ -81,7 +81,6 @@ pub struct Record {
 
 /// Why the journal cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum JournalError {
     /// A file of the journal cannot be used, or is no record.
     #[error(transparent)]

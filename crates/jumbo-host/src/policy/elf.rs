@@ -6,7 +6,6 @@ use object::{Endianness, FileKind, ReadRef};
 
 /// An ELF executable, as far as the loader is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Executable {
     /// What it runs on.
     pub machine: Machine,
@@ -18,7 +17,6 @@ pub struct Executable {
 
 /// What runs a binary: two with the same one can share a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Machine {
     /// `e_machine`.
     pub number: u16,

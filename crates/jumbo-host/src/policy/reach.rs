@@ -5,7 +5,6 @@ use crate::units::PageSize;
 
 /// Whether LD_PRELOAD gets into a program's memory, and what stands in between: then it runs untouched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Reach {
     /// Nothing that its file shows.
     Reached,

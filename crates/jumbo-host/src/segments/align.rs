@@ -37,7 +37,6 @@ pub struct Options {
 
 /// What the copy is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Aligned {
     /// The original was aligned; the copy is the same.
     pub was_aligned: bool,

@@ -20,7 +20,6 @@ use crate::units::Bytes;
 
 /// An image, and who uses it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Image {
     /// The name of the file whose text it is, without folders.
     pub name: String,
@@ -46,7 +45,6 @@ pub struct Image {
 /// What a comparison of an image with its file says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
 pub enum Check {
     /// They hold the same.
     Same,

@@ -33,7 +33,6 @@ use crate::units::PageSize;
 
 /// Why a file's segments are not known, or cannot be changed.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum Error {
     /// Opening, reading or writing failed.
     #[error("cannot {operation} {}: {source}", path.display())]
@@ -84,7 +83,6 @@ impl Error {
 
 /// The base page, and what one PMD maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Sizes {
     /// The base page.
     pub base: PageSize,

@@ -31,7 +31,6 @@ const MOST_OF_IMAGE: u64 = 4 << 20;
 
 /// What the preload library does in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Covered {
     /// How large frees are done.
     pub free: Freeing,
@@ -43,7 +42,6 @@ pub struct Covered {
 
 /// What `gather` did and does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
 pub struct Freeing {
     /// Its threads now, at work or asleep (a count).
     pub threads: usize,
@@ -63,7 +61,6 @@ pub struct Freeing {
 
 /// What a pool gives and gave (`--pool`): all zero where there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Pooled {
     /// Hugetlb pages that it holds now.
     pub hugetlb: Bytes,
@@ -83,7 +80,6 @@ pub struct Pooled {
 
 /// What became of the reaper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Reaping {
     /// One word.
     pub state: &'static str,

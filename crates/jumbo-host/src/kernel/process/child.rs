@@ -33,7 +33,6 @@ pub enum Change {
 
 /// What the kernel counted for a [`Child`] and for those of its children that were waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Faults {
     /// Page faults that needed no I/O.
     pub minor: u64,
@@ -49,7 +48,6 @@ pub struct Faults {
 
 /// Why a program did not start.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum SpawnError {
     /// No child could be made.
     #[error("cannot start a process: {0}")]

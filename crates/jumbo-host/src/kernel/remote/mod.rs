@@ -44,7 +44,6 @@ pub struct Advice {
 
 /// Why the child stopped before the last address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum End {
     /// The time that a thread may be held is over, or all is done.
     #[error("done")]
