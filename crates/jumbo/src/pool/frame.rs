@@ -26,6 +26,11 @@ impl Frame {
         Self(node.0 << INDEX_BITS | index)
     }
 
+    /// The page, out of a value that ends and uses it no more.
+    pub(super) fn leave(&mut self) -> Self {
+        std::mem::replace(self, Self(NONE))
+    }
+
     /// The node it belongs to.
     pub fn node(&self) -> NodeId {
         NodeId(self.0 >> INDEX_BITS)

@@ -59,7 +59,7 @@ pub use jumbo_inside::pool::Quota;
 pub use error::{Error, Exhausted, SetupError, SourceError};
 pub use folio::{Folio, Split};
 pub use nodes::{NodeSet, Placement};
-pub use page::{OwnedPage, Page};
+pub use page::{OwnedPage, Page, Taken};
 pub use region::{Populate, Region};
 pub use reservation::Reservation;
 pub use resize::Resized;

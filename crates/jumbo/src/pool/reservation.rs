@@ -53,7 +53,10 @@ impl<'p> Reservation<'p> {
     /// Takes one of the pages; `None` once all are taken. What it holds is unspecified.
     pub fn take(&mut self) -> Option<Page<'p>> {
         let frame = self.take_frame()?;
-        Some(Page::new(self.pool, frame))
+        Some(Page {
+            pool: self.pool,
+            frame,
+        })
     }
 
     pub(super) fn take_frame(&mut self) -> Option<Frame> {
