@@ -14,14 +14,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::stdio::{dup2_stdin, dup2_stdout, stdout};
 
-use super::process::{Standing, fork};
+use super::process::{Standing, end, fork, is_ready};
 use super::smaps::Smaps;
 use super::{FileError, Root};
 
@@ -219,11 +218,9 @@ impl Reader {
 
     /// Waits for something to read; false where the child has slept all the while: it does not get on.
     fn is_ready(&self) -> io::Result<bool> {
-        let slice = Timespec::try_from(SLICE).ok();
         let mut slept = Duration::ZERO;
         while slept < self.patience {
-            let mut ready = [PollFd::new(&self.pipe, PollFlags::IN)];
-            if poll(&mut ready, slice.as_ref())? > 0 {
+            if is_ready(&self.pipe, SLICE)? {
                 return Ok(true);
             }
             let pid = self.pid.as_raw_nonzero().get().unsigned_abs();
@@ -307,8 +304,7 @@ fn serve(sources: &[Source], kept: &[u32], write: &OwnedFd) -> ! {
             break;
         }
     }
-    // SAFETY: ends this process without running what its parent registered for its own exit.
-    unsafe { libc::_exit(0) };
+    end(0)
 }
 
 /// The part of the child for a source: chunks with their heads. One write(2) does for a short file.

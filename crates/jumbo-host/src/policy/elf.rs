@@ -36,18 +36,6 @@ impl Machine {
             elf::EM_X86_64.0
         } else if cfg!(target_arch = "aarch64") {
             elf::EM_AARCH64.0
-        } else if cfg!(target_arch = "x86") {
-            elf::EM_386.0
-        } else if cfg!(target_arch = "arm") {
-            elf::EM_ARM.0
-        } else if cfg!(any(target_arch = "riscv32", target_arch = "riscv64")) {
-            elf::EM_RISCV.0
-        } else if cfg!(target_arch = "s390x") {
-            elf::EM_S390.0
-        } else if cfg!(target_arch = "powerpc64") {
-            elf::EM_PPC64.0
-        } else if cfg!(target_arch = "loongarch64") {
-            elf::EM_LOONGARCH.0
         } else {
             panic!("add the ELF machine of this architecture")
         },

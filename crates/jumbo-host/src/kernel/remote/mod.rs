@@ -20,13 +20,12 @@ use std::io::Read as _;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::Root;
-use super::process::fork;
+use super::process::{fork, is_ready};
 use super::sys::Blocked;
 
 /// The longest search of the child for a thread, and its longest work with everything.
@@ -204,17 +203,16 @@ fn collect(child: Pid, pipe: OwnedFd, mut renewed: Option<Renewed>) -> Advised {
     let mut pipe = std::fs::File::from(pipe);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).unwrap_or_default();
-        let mut ready = [PollFd::new(&pipe, PollFlags::IN)];
-        match poll(&mut ready, Some(&left)) {
-            Ok(0) => {
+        match is_ready(&pipe, left) {
+            Ok(true) => {}
+            Ok(false) => {
+                let end = End::Failed(Errno::TIMEDOUT);
                 return Advised {
                     answers,
-                    end: End::Failed(Errno::TIMEDOUT),
+                    end,
                     renewed,
                 };
             }
-            Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => {
                 end = End::Failed(errno);
                 break;
