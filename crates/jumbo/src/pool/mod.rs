@@ -67,8 +67,9 @@ pub use source::{Hugetlb, Source, Thp};
 #[doc(hidden)]
 pub use source::{Model, Supply};
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
+use crate::kernel::lock;
 use crate::units::{NodeId, PageSize, Pages};
 use folio::{Buddies, Folios};
 use frame::{Frame, Links};
@@ -204,9 +205,4 @@ impl Drop for Pool {
             self.let_go(&frame);
         }
     }
-}
-
-/// A lock whatever became of its last holder: nothing in this module panics halfway.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

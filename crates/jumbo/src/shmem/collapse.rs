@@ -1,7 +1,6 @@
 //! Touch and collapse: [`Region::collapse`].
 
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
 
 use rustix::io::Errno;
 
@@ -11,6 +10,7 @@ use jumbo_inside::sys::{Pagemap, Pages};
 
 use super::file::Extent;
 use super::{Error, Region, Rung, call};
+use crate::kernel::lock;
 use crate::units::{Bytes, PageSize};
 
 /// What is left to others when a block is collapsed: the kernel takes the huge page before it gives the base pages back.
@@ -138,14 +138,11 @@ impl Region {
 
     /// What it asked for itself and got, by page size.
     pub fn counts(&self) -> BTreeMap<PageSize, Counts> {
-        self.counts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.counts).clone()
     }
 
     pub(super) fn count(&self, size: PageSize, alloc: u64, fallback: u64, charge: u64) {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = lock(&self.counts);
         let counts = counts.entry(size).or_default();
         counts.shmem_alloc += alloc;
         counts.shmem_fallback += fallback;

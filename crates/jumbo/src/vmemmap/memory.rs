@@ -17,8 +17,8 @@ use std::fmt;
 use std::mem::size_of;
 use std::ops::Range;
 use std::ptr::with_exposed_provenance;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use jumbo_inside::pool::{Claim, Room};
 use rustix::io::{Errno, Result};
@@ -27,7 +27,7 @@ use rustix::mm::{self, Advice, MprotectFlags};
 use super::table::Store;
 use super::words::{Descriptor, Section};
 use super::{Error, Geometry, RESERVE_MOST};
-use crate::kernel::{Reserved, at, sys};
+use crate::kernel::{Reserved, at, lock, sys};
 use crate::units::Bytes;
 
 /// Writers of different GiB meet in a lock where their numbers are alike.
@@ -65,11 +65,6 @@ struct Reserve {
     mapping: Mapping,
     filled: usize,
     wanted: usize,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing in this module panics halfway.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Mapping {
