@@ -37,7 +37,7 @@
 //! `collect`; `frame` is the token that a page is in exactly one place, `folio` the parts of pages that are split, `window` the one leaf that touches memory. See `docs/design/pool.md`.
 //!
 //! Invariant, whenever no thread is inside: `reserved <= free <= total`, `surplus <= total` on each node and
-//! altogether, and the counters equal the lists that they count. Takes, gives and reservations allocate nothing; no
+//! altogether, and the counters equal the lists that they count. A take of a free page and a give allocate nothing; no
 //! lock is held while the source is asked but the one that keeps two resizes apart; and a shortage is an
 //! error at the call, never a SIGBUS.
 
@@ -72,7 +72,7 @@ use std::sync::Mutex;
 use crate::kernel::lock;
 use crate::units::{NodeId, PageSize, Pages};
 use folio::{Buddies, Folios};
-use frame::{Frame, Links};
+use frame::Frame;
 use inventory::Inventory;
 
 /// Pages of one size.
@@ -81,8 +81,6 @@ use inventory::Inventory;
 /// find its own thread inside.
 #[derive(Debug)]
 pub struct Pool {
-    // Before the source: a pool gives its pages back when it is dropped, and the table lives in the window.
-    links: Links,
     inventory: Mutex<Inventory>,
     /// Held by the one that resizes the pool.
     resizing: Mutex<()>,
@@ -139,7 +137,6 @@ impl Pool {
         let window = source.window();
         let capacity = u32::try_from(window.capacity().0).unwrap_or(frame::MAX_FRAMES);
         Self {
-            links: window.links(),
             inventory: Mutex::new(Inventory::new(window.nodes(), capacity)),
             resizing: Mutex::new(()),
             placement,
@@ -201,7 +198,7 @@ impl Drop for Pool {
     /// Every page goes back to the source. None is out: a page borrows its pool, or keeps it.
     fn drop(&mut self) {
         let mut inventory = lock(&self.inventory);
-        while let Some(frame) = inventory.pop_free(NodeSet::ALL, &self.links) {
+        while let Some(frame) = inventory.pop_free(NodeSet::ALL) {
             self.let_go(&frame);
         }
     }

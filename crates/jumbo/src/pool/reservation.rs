@@ -1,7 +1,7 @@
 //! Pages that are promised: [`Reservation`].
 
 use super::collect::Purpose;
-use super::frame::{Frame, List};
+use super::frame::Frame;
 use super::{Error, Page, Placement, Pool, lock};
 use crate::units::Pages;
 
@@ -10,7 +10,7 @@ use crate::units::Pages;
 #[derive(Debug)]
 pub struct Reservation<'p> {
     pool: &'p Pool,
-    held: List,
+    held: Vec<Frame>,
 }
 
 impl Pool {
@@ -42,7 +42,7 @@ impl Pool {
 impl<'p> Reservation<'p> {
     /// How many pages are left.
     pub fn left(&self) -> Pages {
-        Pages(self.held.len())
+        Pages(self.held.len() as u64)
     }
 
     /// The pool that they are of.
@@ -60,7 +60,7 @@ impl<'p> Reservation<'p> {
     }
 
     pub(super) fn take_frame(&mut self) -> Option<Frame> {
-        let frame = self.held.pop(&self.pool.links)?;
+        let frame = self.held.pop()?;
         lock(&self.pool.inventory).unhold(frame.node());
         Some(frame)
     }
@@ -68,14 +68,14 @@ impl<'p> Reservation<'p> {
     /// Puts a page that was taken back where it was; it is promised again.
     pub(super) fn put_back(&mut self, frame: Frame) {
         lock(&self.pool.inventory).hold(frame.node());
-        self.held.push(&self.pool.links, frame);
+        self.held.push(frame);
     }
 
     /// Parts it, so that each thread has a part of its own: up to `pages` of it.
     #[must_use]
     pub fn split_off(&mut self, pages: Pages) -> Self {
-        let mut part = List::new();
-        self.held.move_to(&mut part, pages.0, &self.pool.links);
+        let pages = usize::try_from(pages.0).unwrap_or(usize::MAX);
+        let part = self.held.split_off(self.held.len().saturating_sub(pages));
         Self {
             pool: self.pool,
             held: part,
@@ -85,7 +85,7 @@ impl<'p> Reservation<'p> {
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        let held = std::mem::replace(&mut self.held, List::new());
+        let held = std::mem::take(&mut self.held);
         self.pool.give_held(held);
     }
 }

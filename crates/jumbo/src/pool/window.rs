@@ -23,7 +23,7 @@ use jumbo_inside::pool::populate;
 use super::NodeSet;
 use super::error::SetupError;
 use super::folio::Part;
-use super::frame::{Frame, Links, MAX_FRAMES};
+use super::frame::{Frame, MAX_FRAMES};
 use crate::kernel::{Reserved, at, sys};
 use crate::units::{Bytes, PageSize, Pages};
 
@@ -43,7 +43,6 @@ pub struct OwnedRange {
 #[derive(Debug)]
 pub struct Window {
     mapping: OwnedRange,
-    table: OwnedRange,
     size: PageSize,
     bytes: usize,
     per_node: u32,
@@ -59,15 +58,6 @@ impl OwnedRange {
             reserved: Some(reserved),
             kept_in: AtomicU32::new(0),
         })
-    }
-
-    /// Zeroed memory, which costs only what is touched.
-    fn zeroed(length: usize) -> Result<Self> {
-        let mapping = Self::reserve(length, rustix::param::page_size())?;
-        let access = MprotectFlags::READ | MprotectFlags::WRITE;
-        // SAFETY: the range is the mapping just made; more access to it takes nothing away.
-        unsafe { mm::mprotect(at(mapping.address), length, access)? };
-        Ok(mapping)
     }
 
     /// Puts a file over the mapping, from its aligned start on, shared: a window, in which pages are opened one by one.
@@ -157,10 +147,8 @@ impl Window {
         let none = || SetupError::Window(whole);
         let bytes = usize::try_from(size.bytes()).map_err(|_| none())?;
         let length = usize::try_from(whole.0).map_err(|_| none())?;
-        let entries = usize::try_from(frames * 4).map_err(|_| none())?;
         Ok(Self {
             mapping: OwnedRange::reserve(length, bytes).map_err(|_| none())?,
-            table: OwnedRange::zeroed(entries).map_err(|_| none())?,
             size,
             bytes,
             per_node,
@@ -207,22 +195,6 @@ impl Window {
     /// In bytes, of one page.
     pub(super) fn page(&self) -> usize {
         self.bytes
-    }
-
-    /// The table for lists of its frames.
-    pub(super) fn links(&self) -> Links {
-        let entries = self.nodes.len() as usize * self.per_node as usize;
-        // SAFETY: the table is zeroed memory, aligned to a page, of at least that many words, which is what
-        // AtomicU32s may be made of. It lives as long as the window, which the pool keeps for as long as
-        // itself; `Links` is never handed out of the pool.
-        let table = unsafe {
-            std::slice::from_raw_parts(at(self.table.address).cast::<AtomicU32>(), entries)
-        };
-        Links {
-            table,
-            per_node: self.per_node,
-            nodes: self.nodes,
-        }
     }
 
     /// Where a frame's page is, from the start of the window.
