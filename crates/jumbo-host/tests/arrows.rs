@@ -79,7 +79,7 @@ const INSIDE: Table = &[
 
 /// In a Rust program. `kernel` uses no mechanism.
 const PROGRAM: Table = &[
-    ("shmem", &["gather", "kernel", "units"]),
+    ("shmem", &["kernel", "units"]),
     ("pool", &["kernel", "units", "vmemmap"]),
     ("vmemmap", &["kernel", "units"]),
     ("status", &["kernel", "units"]),

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use jumbo::shmem::{Blocks, Region, Rung};
-use jumbo::units::{Bytes, counted};
+use jumbo::units::Bytes;
 
 /// One page of a database's buffers.
 const PAGE: usize = 8 << 10;
@@ -18,10 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let size = Bytes(mib << 20);
     // From the highest rung down: pages of the kernel's pool, then what any user can have.
     let builder = Region::builder(size).capacity(Bytes(2 * size.0));
-    let mut buffers = builder
-        .up_to(Rung::Hugetlb)
-        .shard(Bytes(64 << 20))
-        .build()?;
+    let mut buffers = builder.up_to(Rung::Hugetlb).build()?;
     let standing = buffers.standing();
     println!("{size} on the rung {:?}", standing.rung);
     for (rung, why) in &standing.refused {
@@ -51,12 +48,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut page = [1; PAGE];
     buffers.read(0, &mut page)?;
     let start = Instant::now();
-    let freed = buffers.free()?;
+    buffers.free()?;
     println!(
-        "emptied: {}; {} freed by {} in {:?}",
+        "emptied: {}; freed in {:?}",
         page == [0; PAGE],
-        Bytes(freed.bytes),
-        counted(freed.threads.into(), "thread"),
         start.elapsed()
     );
     Ok(())

@@ -47,7 +47,7 @@
 //! ```
 //!
 //! The examples `buffer_pool`, `gather`, `shared_buffers` and `status` are whole programs. No function here takes a promise that the compiler
-//! does not check, but for `Gather::add` and `shmem::Region::files`, which are `unsafe`: a program that forbids `unsafe` can use all the rest.
+//! does not check, but for `Gather::add` and `shmem::Region::file`, which are `unsafe`: a program that forbids `unsafe` can use all the rest.
 
 pub mod gather;
 #[doc(hidden)]

@@ -1,13 +1,13 @@
 //! What a program that forbids `unsafe` tries with memory by its address: none of it compiles.
 //!
 //! The one call that takes addresses is [`crate::gather::Gather::add`], beside which a program stands that compiles.
-//! [`crate::shmem::Region::files`] lends what can take memory away from under a region:
+//! [`crate::shmem::Region::file`] lends what can take memory away from under a region:
 //!
 //! ```compile_fail,E0133
 //! #![forbid(unsafe_code)]
 //! use jumbo::{shmem::Region, units::Bytes};
 //! let region = Region::builder(Bytes(8192)).build().unwrap();
-//! region.files();
+//! region.file();
 //! ```
 //!
 //! Nor does a call by address:

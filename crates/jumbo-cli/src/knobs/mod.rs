@@ -209,7 +209,6 @@ fn apply_hint(error: &ApplyError) -> Option<&'static str> {
             JournalError::Unsafe { .. } => Some(
                 "records say what `--undo` writes, so no other user may change them; remove the folder",
             ),
-            _ => None,
         },
         _ => None,
     }

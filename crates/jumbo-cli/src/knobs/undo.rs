@@ -34,9 +34,11 @@ pub(crate) fn main(
         return none();
     };
     if manner.dry_run {
-        let mut undone = Undone::default();
-        undone.steps = undo_steps(root, &last).map_err(refused)?;
-        undone.files = last.files.iter().map(|file| file.file.clone()).collect();
+        let undone = Undone {
+            steps: undo_steps(root, &last).map_err(refused)?,
+            files: last.files.iter().map(|file| file.file.clone()).collect(),
+            complete: false,
+        };
         print(root, &last, &undone, manner, compact)?;
         return match stands(root, &last) {
             Err(error) if !manner.force => {

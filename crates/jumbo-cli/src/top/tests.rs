@@ -12,8 +12,10 @@ use super::*;
 /// In MiB: anonymous, of that huge, gain; `None` for one that may not be looked into.
 fn process(pid: u32, name: &str, group: &str, anon: u64, glance: Option<(u64, u64)>) -> Process {
     let mib = |mib: u64| Bytes(mib << 20);
-    let mut memory = Memory::default();
-    memory.anon = mib(anon);
+    let memory = Memory {
+        anon: mib(anon),
+        ..Memory::default()
+    };
     Process {
         pid,
         name: name.to_owned(),

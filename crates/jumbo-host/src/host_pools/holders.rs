@@ -18,7 +18,6 @@ const FILES: usize = 10_000;
 
 /// What one process has of one size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Holder {
     /// The process.
     pub pid: u32,
@@ -36,7 +35,6 @@ pub struct Holder {
 
 /// A file on a hugetlbfs mount that has pages, mapped or not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct HeldFile {
     /// Where.
     pub path: PathBuf,
@@ -48,7 +46,6 @@ pub struct HeldFile {
 
 /// All of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Holders {
     /// Processes, those with the most first.
     pub processes: Vec<Holder>,

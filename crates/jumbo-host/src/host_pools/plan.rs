@@ -21,7 +21,6 @@ pub struct Wish {
 
 /// A number of pages, by itself or from what is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Amount {
     /// So many.
     To(Pages),
@@ -33,7 +32,6 @@ pub enum Amount {
 
 /// What the kernel does for a new number of persistent pages (`set_max_huge_pages` in mm/hugetlb.c).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Effect {
     /// Surplus pages that become persistent: no memory is needed for them.
     pub adopted: Pages,
@@ -60,7 +58,6 @@ impl Effect {
 
 /// How a pool gets what is wished.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Plan {
     /// What is to be written.
     pub writes: knobs::Plan,
@@ -70,7 +67,6 @@ pub struct Plan {
 
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum PlanError {
     /// No such node, or none at all on a kernel without NUMA.
     #[error("there is no node {node}: the pool of {size} pages has {nodes}")]

@@ -17,7 +17,6 @@ use crate::units::{Bytes, NodeId, PageSize, Pages, counted};
 
 /// Pages that did not come, and what is known about why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Shortage {
     /// The page size.
     pub size: PageSize,
@@ -37,7 +36,6 @@ pub struct Shortage {
 
 /// What one zone could give.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct ZoneRoom {
     /// The node it belongs to.
     pub node: NodeId,

@@ -14,14 +14,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::stdio::{dup2_stdin, dup2_stdout, stdout};
 
-use super::process::{Standing, fork};
+use super::process::{Standing, end, fork, is_ready};
 use super::smaps::Smaps;
 use super::{FileError, Root};
 
@@ -219,11 +218,9 @@ impl Reader {
 
     /// Waits for something to read; false where the child has slept all the while: it does not get on.
     fn is_ready(&self) -> io::Result<bool> {
-        let slice = Timespec::try_from(SLICE).ok();
         let mut slept = Duration::ZERO;
         while slept < self.patience {
-            let mut ready = [PollFd::new(&self.pipe, PollFlags::IN)];
-            if poll(&mut ready, slice.as_ref())? > 0 {
+            if is_ready(&self.pipe, SLICE)? {
                 return Ok(true);
             }
             let pid = self.pid.as_raw_nonzero().get().unsigned_abs();
@@ -285,15 +282,15 @@ fn serve(sources: &[Source], kept: &[u32], write: &OwnedFd) -> ! {
         }
         next = fd.saturating_add(1);
     }
-    let mut out = Out::new();
     for source in sources {
         let passed = match source {
             Source::File(path) => rustix::fs::open(path.as_c_str(), OFlags::RDONLY, Mode::empty())
-                .and_then(|file| out.pass_on(|room| rustix::io::read(&file, room))),
+                .map(|file| pass_on(|room| rustix::io::read(&file, room))),
             Source::Part(folder, offset, length) => {
                 let (mut at, mut left) = (*offset, *length);
-                rustix::fs::openat(folder, MEM, OFlags::RDONLY, Mode::empty()).and_then(|file| {
-                    out.pass_on(|room| {
+                let file = rustix::fs::openat(folder, MEM, OFlags::RDONLY, Mode::empty());
+                file.map(|file| {
+                    pass_on(|room| {
                         let wanted = room.len().min(left);
                         let got = rustix::io::pread(&file, &mut room[..wanted], at)?;
                         (at, left) = (at + got as u64, left - got);
@@ -302,71 +299,37 @@ fn serve(sources: &[Source], kept: &[u32], write: &OwnedFd) -> ! {
                 })
             }
         };
-        let end: Head = passed.map_or_else(|errno| -errno.raw_os_error(), |()| 0);
-        if out.flush(Some(end)).is_err() {
+        if passed
+            .unwrap_or_else(|errno| pass_on(|_| Err(errno)))
+            .is_err()
+        {
             break;
         }
     }
-    // SAFETY: ends this process without running what its parent registered for its own exit.
-    unsafe { libc::_exit(0) };
+    end(0)
 }
 
-/// The part of the child for a source: chunks with their heads. One write(2) does for a short file.
-struct Out {
-    buffer: [u8; CHUNK],
-    filled: usize,
-}
-
-const HEAD_BYTES: usize = size_of::<Head>();
-
-impl Out {
-    const fn new() -> Self {
-        Self {
-            buffer: [0; CHUNK],
-            filled: 0,
+/// Sends what `read` gives in chunks with their heads, until it gives nothing.
+fn pass_on(mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>) -> Result<(), Errno> {
+    const HEAD: usize = size_of::<Head>();
+    let mut buffer = [0; CHUNK];
+    loop {
+        let got = rustix::io::retry_on_intr(|| read(&mut buffer[HEAD..]));
+        let length = got.unwrap_or(0);
+        let head = got.map_or_else(
+            |errno| -errno.raw_os_error(),
+            |_| Head::try_from(length).unwrap_or_default(),
+        );
+        buffer[..HEAD].copy_from_slice(&head.to_ne_bytes());
+        let mut left = &buffer[..HEAD + length];
+        while !left.is_empty() {
+            let sent = rustix::io::retry_on_intr(|| rustix::io::write(stdout(), left))?;
+            left = &left[sent..];
+        }
+        if length == 0 {
+            return Ok(());
         }
     }
-
-    /// Sends what `read` gives until it gives nothing. The last chunk stays, for the end behind it.
-    fn pass_on(
-        &mut self,
-        mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
-    ) -> Result<(), Errno> {
-        loop {
-            let start = self.filled.max(HEAD_BYTES);
-            let room = &mut self.buffer[start..CHUNK - HEAD_BYTES];
-            match rustix::io::retry_on_intr(|| read(&mut *room))? {
-                0 => return Ok(()),
-                got => self.filled = start + got,
-            }
-            if self.filled == CHUNK - HEAD_BYTES {
-                self.flush(None)?;
-            }
-        }
-    }
-
-    /// Sends what is there, and how it ended where it has.
-    fn flush(&mut self, end: Option<Head>) -> Result<(), Errno> {
-        let mut filled = self.filled;
-        if let Some(length) = filled.checked_sub(HEAD_BYTES) {
-            let head = Head::try_from(length).unwrap_or_default();
-            self.buffer[..HEAD_BYTES].copy_from_slice(&head.to_ne_bytes());
-        }
-        if let Some(end) = end {
-            self.buffer[filled..filled + HEAD_BYTES].copy_from_slice(&end.to_ne_bytes());
-            filled += HEAD_BYTES;
-        }
-        self.filled = 0;
-        send(&self.buffer[..filled])
-    }
-}
-
-fn send(mut bytes: &[u8]) -> Result<(), Errno> {
-    while !bytes.is_empty() {
-        let sent = rustix::io::retry_on_intr(|| rustix::io::write(stdout(), bytes))?;
-        bytes = &bytes[sent..];
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -22,7 +22,6 @@ const F_REPORTING: usize = 5;
 
 /// A device through which free memory goes back to the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Reporting {
     /// Its name in /sys/bus/virtio/devices.
     pub device: String,

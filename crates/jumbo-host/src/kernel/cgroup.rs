@@ -18,7 +18,6 @@ use jumbo_inside::headroom::clean_files;
 
 /// A limit, of the group that leaves the least room.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Limit {
     /// The file that sets it.
     pub file: PathBuf,
@@ -32,7 +31,6 @@ pub struct Limit {
 
 /// The limits on this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Limits {
     /// Which cgroup version has the hugetlb controller here; `None` where none has it.
     pub hugetlb_version: Option<u8>,

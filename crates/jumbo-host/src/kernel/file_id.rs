@@ -13,7 +13,6 @@ use super::{Root, base_page};
 
 /// A file, as mappings of it show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct FileId {
     /// The major and the minor number of its device.
     pub device: (u32, u32),

@@ -13,7 +13,6 @@ use crate::units::Bytes;
 
 /// The names in a group's path; empty for those that it has not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
 pub struct Workload {
     /// The systemd unit: a service or a scope, but no container's scope.
     pub unit: String,
@@ -25,7 +24,6 @@ pub struct Workload {
 
 /// The memory of a group in huge folios, as memory.stat says; `None` where the kernel does not count it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Huge {
     /// Anonymous memory.
     pub anon: Option<Bytes>,
@@ -173,66 +171,46 @@ mod tests {
     #[test]
     fn a_path_tells_unit_pod_and_container() {
         let uid = "1b4e28ba-2fa1-11d2-883f-0016d3cca427";
-        let slice = format!("kubepods-burstable-pod{}.slice", uid.replace('-', "_"));
-        let in_pod = format!("/kubepods.slice/kubepods-burstable.slice/{slice}");
-        for (path, unit, pod, container) in [
-            (
-                "/system.slice/redis-server.service",
-                "redis-server.service",
-                "",
-                "",
-            ),
-            ("/system.slice/foo.service/worker", "foo.service", "", ""),
-            (
-                "/user.slice/user-0.slice/session-1.scope",
-                "session-1.scope",
-                "",
-                "",
-            ),
-            ("/user.slice/user-1000.slice", "", "", ""),
-            ("/", "", "", ""),
-            (
-                "/app.slice/app-podman.service",
-                "app-podman.service",
-                "",
-                "",
-            ),
-            (&in_pod, "", uid, ""),
-            (&format!("{in_pod}/cri-containerd-{ID}.scope"), "", uid, ID),
-            (
-                &format!("{in_pod}/crio-{ID}.scope/system.slice/a.service"),
-                "a.service",
-                uid,
-                ID,
-            ),
-            (
-                &format!(
-                    "/kubepods.slice/kubepods-pod{}.slice",
-                    uid.replace('-', "_")
-                ),
-                "",
-                uid,
-                "",
-            ),
-            (&format!("/kubepods/besteffort/pod{uid}/{ID}"), "", uid, ID),
-            (&format!("/system.slice/docker-{ID}.scope"), "", "", ID),
-            (&format!("/docker/{ID}"), "", "", ID),
-            (
-                &format!("/machine.slice/libpod-{ID}.scope/container"),
-                "",
-                "",
-                ID,
-            ),
-            (
-                "/machine.slice/libpod-conmon-12.scope",
-                "libpod-conmon-12.scope",
-                "",
-                "",
-            ),
-        ] {
-            let found = Workload::of(path);
-            let names = (&*found.unit, &*found.pod, &*found.container);
-            assert_eq!(names, (unit, pod, container), "{path}");
+        // Path, unit, pod, container; U_ID is the pod's in systemd's spelling.
+        let rows = "\
+            /system.slice/redis-server.service redis-server.service - -
+            /system.slice/foo.service/worker foo.service - -
+            /user.slice/user-0.slice/session-1.scope session-1.scope - -
+            /user.slice/user-1000.slice - - -
+            / - - -
+            /app.slice/app-podman.service app-podman.service - -
+            /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podU_ID.slice - POD -
+            /kubepods.slice/kubepods-burstable-podU_ID.slice/cri-containerd-HEX.scope - POD HEX
+            /kubepods.slice/kubepods-podU_ID.slice/crio-HEX.scope/system.slice/a.service a.service POD HEX
+            /kubepods.slice/kubepods-podU_ID.slice - POD -
+            /kubepods/besteffort/podPOD/HEX - POD HEX
+            /system.slice/docker-HEX.scope - - HEX
+            /docker/HEX - - HEX
+            /machine.slice/libpod-HEX.scope/container - - HEX
+            /machine.slice/libpod-conmon-12.scope libpod-conmon-12.scope - -";
+        let rows = rows.replace("U_ID", &uid.replace('-', "_"));
+        for row in rows.replace("POD", uid).replace("HEX", ID).lines() {
+            let [path, unit, pod, container] = row.split_whitespace().collect::<Vec<_>>()[..]
+            else {
+                panic!("{row}");
+            };
+            let name = |word: &str| {
+                if word == "-" {
+                    String::new()
+                } else {
+                    word.to_owned()
+                }
+            };
+            let (unit, pod, container) = (name(unit), name(pod), name(container));
+            assert_eq!(
+                Workload::of(path),
+                Workload {
+                    unit,
+                    pod,
+                    container
+                },
+                "{path}"
+            );
         }
     }
 

@@ -20,7 +20,6 @@ const READS: u32 = 64;
 
 /// One pool. `total` holds persistent and surplus pages; `free` holds the reserved ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Pool {
     /// The size of its pages.
     pub size: PageSize,
@@ -42,7 +41,6 @@ pub struct Pool {
 
 /// A pool's pages on one node. Reservations belong to no node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct NodePool {
     /// `nr_hugepages`.
     pub total: Pages,
@@ -54,7 +52,6 @@ pub struct NodePool {
 
 /// A hugetlbfs mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Mount {
     /// Where.
     pub path: String,

@@ -81,7 +81,6 @@ pub fn freed(size: PageSize, base: PageSize) -> Bytes {
 
 /// What HVO saves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Savings {
     /// Now, by the kernel's counters; `None` where that does not follow from them.
     pub now: Option<Bytes>,
@@ -95,7 +94,6 @@ pub struct Savings {
 
 /// What HVO saves of the pages of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct OfPool {
     /// The size of its pages.
     pub size: PageSize,

@@ -24,7 +24,6 @@ pub fn by_device(root: &Root) -> Result<BTreeMap<(u32, u32), String>, FileError>
 
 /// A tmpfs, whose files obey its `huge=` and not `shmem_enabled`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Tmpfs {
     /// Where.
     pub path: String,

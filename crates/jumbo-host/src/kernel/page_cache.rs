@@ -18,8 +18,9 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
 
+use jumbo::kernel::{Reserved, at};
 use rustix::fs::fadvise;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
 
 use super::smaps::Smaps;
 use super::{Root, base_page};
@@ -27,7 +28,6 @@ use crate::units::PageSize;
 
 /// What the page cache has of one PMD of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Cached {
     /// Nothing.
     Absent,
@@ -41,9 +41,8 @@ pub enum Cached {
 #[derive(Debug)]
 pub struct PageCache<'f> {
     file: &'f File,
-    /// Twice a PMD, with the window in it.
-    reserved: *mut c_void,
-    window: *mut c_void,
+    /// It has the window.
+    reserved: Reserved,
     pmd: usize,
     base: usize,
 }
@@ -57,20 +56,16 @@ impl<'f> PageCache<'f> {
         let size = |size: PageSize| usize::try_from(size.bytes()).map_err(io::Error::other);
         let base = size(base_page(&Root::host()))?;
         let pmd = size(pmd)?;
-        let (null, flags) = (
-            std::ptr::null_mut(),
-            MapFlags::PRIVATE | MapFlags::NORESERVE,
-        );
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
-        let reserved = unsafe { mmap_anonymous(null, 2 * pmd, ProtFlags::empty(), flags)? };
-        let window = reserved.map_addr(|address| address.next_multiple_of(pmd));
         Ok(Self {
             file,
-            reserved,
-            window,
+            reserved: Reserved::new(pmd, pmd)?,
             pmd,
             base,
         })
+    }
+
+    fn window(&self) -> *mut c_void {
+        at(self.reserved.address)
     }
 
     /// What is cached of the PMD at `offset`, a multiple of its size. Nothing is read from disk where this process owns the file
@@ -82,7 +77,7 @@ impl<'f> PageCache<'f> {
         self.map(offset)?;
         let mut pages = vec![0u8; self.pmd / self.base];
         // SAFETY: the range is the window's mapping, and the vector has a byte for each of its pages.
-        match unsafe { libc::mincore(self.window, self.pmd, pages.as_mut_ptr()) } {
+        match unsafe { libc::mincore(self.window(), self.pmd, pages.as_mut_ptr()) } {
             0 => {}
             _ => return Err(io::Error::last_os_error()),
         }
@@ -121,12 +116,12 @@ impl<'f> PageCache<'f> {
     fn map(&self, offset: u64) -> io::Result<()> {
         let (prot, flags) = (ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED);
         // SAFETY: the window lies in this value's own reservation, of which no reference was ever made.
-        unsafe { mmap(self.window, self.pmd, prot, flags, self.file, offset)? };
+        unsafe { mmap(self.window(), self.pmd, prot, flags, self.file, offset)? };
         // The second keeps the kernel from reading the next PMD as well: pages that are being read cannot be dropped when it is
         // that one's turn. A kernel without THP refuses the first; what is there tells.
         for advice in [Advice::LinuxHugepage, Advice::Random] {
             // SAFETY: the mapping just made; the advice changes no byte.
-            let _ = unsafe { madvise(self.window, self.pmd, advice) };
+            let _ = unsafe { madvise(self.window(), self.pmd, advice) };
         }
         Ok(())
     }
@@ -134,27 +129,20 @@ impl<'f> PageCache<'f> {
     fn clear(&self) -> io::Result<()> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: as in `map`.
-        unsafe { mmap_anonymous(self.window, self.pmd, ProtFlags::empty(), flags)? };
+        unsafe { mmap_anonymous(self.window(), self.pmd, ProtFlags::empty(), flags)? };
         Ok(())
     }
 
     /// Brings in one page of what is mapped, and looks what the kernel mapped with it.
     fn touch(&self, page: usize) -> io::Result<Cached> {
-        let address = self.window.map_addr(|window| window + page * self.base);
+        let address = at(self.reserved.address + page * self.base);
         // SAFETY: a page of the window's mapping; populating it for reading changes no byte, and fails where a read
         // would be killed.
         unsafe { madvise(address, self.base, Advice::LinuxPopulateRead)? };
         let smaps = Smaps::read(&Root::host(), std::process::id()).map_err(io::Error::other)?;
-        let window = self.window.addr() as u64;
+        let window = self.reserved.address as u64;
         let found = smaps.mappings().find(|mapping| mapping.start == window);
         let huge = found.is_some_and(|mapping| mapping.pmd_mapped().0 >= self.pmd as u64);
         Ok(if huge { Cached::Huge } else { Cached::Small })
-    }
-}
-
-impl Drop for PageCache<'_> {
-    fn drop(&mut self) {
-        // SAFETY: the mappings are this value's own, and no reference into them was ever made.
-        let _ = unsafe { munmap(self.reserved, 2 * self.pmd) };
     }
 }

@@ -61,16 +61,10 @@ impl Peek {
         })
     }
 
-    /// `length` bytes at `address`.
+    /// So many bytes at an address of each of these, by one child.
     ///
     /// # Errors
     /// [`FileError::Content`] where that is not all memory that may be read; [`FileError::Io`].
-    pub fn read(&self, address: u64, length: usize) -> Result<Vec<u8>, FileError> {
-        let read = Self::read_each(&[(self, address, length)]).pop();
-        read.unwrap_or_else(|| Err(self.misread("nothing was read")))
-    }
-
-    /// [`Peek::read`] of each of these, by one child.
     pub fn read_each(wanted: &[(&Self, u64, usize)]) -> Vec<Result<Vec<u8>, FileError>> {
         let is_aside = |peek: &Self, address, length| !peek.is_own && peek.is_safe(address, length);
         let others = (wanted.iter())
@@ -127,11 +121,12 @@ mod tests {
         let held = [7u8; 99];
         let maps = Smaps::read_maps(&root, own).unwrap();
         let peek = Peek::open(&root, own, &maps, (0, 0)).unwrap();
+        let read = |address, length| Peek::read_each(&[(&peek, address, length)]).pop().unwrap();
         let address = std::hint::black_box(&held).as_ptr().addr() as u64;
-        assert_eq!(peek.read(address, held.len()).unwrap(), held);
-        assert!(peek.read(0, 8).is_err());
+        assert_eq!(read(address, held.len()).unwrap(), held);
+        assert!(read(0, 8).is_err());
         // The program's file is on a device that was not named.
         let code = (what_this_process_holds_is_read as fn()) as usize as u64;
-        assert!(matches!(peek.read(code, 8), Err(FileError::Content { .. })));
+        assert!(matches!(read(code, 8), Err(FileError::Content { .. })));
     }
 }

@@ -9,7 +9,6 @@ use super::{FileError, Root};
 
 /// Since the boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Pressure {
     /// Some task waited.
     pub some: Duration,

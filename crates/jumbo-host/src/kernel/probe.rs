@@ -35,7 +35,6 @@ pub enum Available {
 
 /// One thing, and why it is so.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Feature {
     /// Whether it can be used.
     pub available: Available,
@@ -47,7 +46,6 @@ pub struct Feature {
 
 /// Everything that was asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Probe {
     /// The base page.
     pub base_page: PageSize,

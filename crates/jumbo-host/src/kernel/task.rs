@@ -12,7 +12,6 @@ use crate::units::Bytes;
 
 /// How often memory had to be brought in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Faults {
     /// Page faults that needed no I/O.
     pub minor: u64,
@@ -138,7 +137,6 @@ pub fn is_filtered(root: &Root, pid: impl Display) -> Result<bool, FileError> {
 
 /// What status says about a process's memory. Any user may read it, of any process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Memory {
     /// The user it runs as, of whom it has the rights of (effective).
     pub uid: u32,

@@ -49,7 +49,6 @@ impl Watcher for () {
 
 /// How a plan went.
 #[derive(Clone, Debug, Serialize)]
-#[non_exhaustive]
 pub struct Applied {
     /// The steps with what was read back.
     pub steps: Vec<Step>,
@@ -61,7 +60,6 @@ pub struct Applied {
 
 /// How putting back went.
 #[derive(Clone, Debug, Default, Serialize)]
-#[non_exhaustive]
 pub struct Undone {
     /// The writes; values that were as before are not in it.
     pub steps: Vec<Step>,
@@ -73,7 +71,6 @@ pub struct Undone {
 
 /// Why a plan could not be made, applied or undone.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum ApplyError {
     /// A knob or file refused; nothing was changed.
     #[error(transparent)]

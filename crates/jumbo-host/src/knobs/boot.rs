@@ -29,7 +29,6 @@ const HEADER: &str = "# Written by `jumbo ... --persist`; `--forget` removes it.
 
 /// A file with its content before and after; `None`: no file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
 pub struct FileChange {
     /// Its path below the root.
     pub file: String,
@@ -43,7 +42,6 @@ pub struct FileChange {
 
 /// How the next boot is told.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Boot {
     /// The files that change; a plan has them too.
     #[serde(skip)]
@@ -58,7 +56,6 @@ pub struct Boot {
 
 /// A line of one of our files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Setting {
     /// What it writes, below the root.
     pub knob: String,

@@ -38,8 +38,7 @@ pub struct Journal {
 /// The right to change one group of knobs; given back when dropped, and by the kernel when the process dies.
 #[derive(Debug)]
 pub struct Locked {
-    folder: PathBuf,
-    boot: Option<String>,
+    journal: Journal,
     group: Group,
     _lock: File,
 }
@@ -81,7 +80,6 @@ pub struct Record {
 
 /// Why the journal cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum JournalError {
     /// A file of the journal cannot be used, or is no record.
     #[error(transparent)]
@@ -224,8 +222,7 @@ impl Journal {
         let _ = lock.rewind();
         let _ = writeln!(lock, "{} (`{command}`)", std::process::id());
         let locked = Locked {
-            folder,
-            boot: self.boot.clone(),
+            journal: self.clone(),
             group: group.clone(),
             _lock: lock,
         };
@@ -241,9 +238,35 @@ impl Journal {
     pub fn last(&self, groups: &[Group]) -> Result<Option<Record>, JournalError> {
         let mut last = Vec::new();
         for group in groups {
-            last.extend(records(&self.folder.join(&group.id), self.boot.as_deref())?.pop());
+            last.extend(self.records(group)?.pop());
         }
         Ok(last.into_iter().max_by_key(|record| record.since_boot_ns))
+    }
+
+    /// The records of this boot, the latest last; none where the folder is not there.
+    fn records(&self, group: &Group) -> Result<Vec<Record>, JournalError> {
+        let folder = self.folder.join(&group.id);
+        if folder.exists() {
+            check_folder(&folder)?;
+        }
+        let path = folder.join(FILE);
+        let text = match fs::read_to_string(&path) {
+            Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            read => read.map_err(FileError::io("read", &path))?,
+        };
+        let strange = |what| FileError::Content {
+            path: path.clone(),
+            what,
+        };
+        let changes: Changes = toml::from_str(&text).map_err(|error| strange(error.to_string()))?;
+        if changes.version != VERSION {
+            let what = format!("it is of version {}", changes.version);
+            return Err(strange(what).into());
+        }
+        Ok(match changes.boot == self.boot {
+            true => changes.changes,
+            false => Vec::new(),
+        })
     }
 }
 
@@ -258,7 +281,7 @@ impl Locked {
     /// # Errors
     /// [`JournalError`] where it cannot be read or understood.
     pub fn last(&self) -> Result<Option<Record>, JournalError> {
-        Ok(records(&self.folder, self.boot.as_deref())?.pop())
+        Ok(self.journal.records(&self.group)?.pop())
     }
 
     /// Makes the record the latest; it is on disk when this returns.
@@ -295,13 +318,13 @@ impl Locked {
 
     /// Writes the file anew.
     fn change(&self, change: impl FnOnce(&mut Vec<Record>)) -> Result<(), JournalError> {
-        let path = self.folder.join(FILE);
-        let mut changes = records(&self.folder, self.boot.as_deref())?;
+        let path = self.journal.folder.join(&self.group.id).join(FILE);
+        let mut changes = self.journal.records(&self.group)?;
         change(&mut changes);
         if changes.is_empty() {
             return Ok(whole_file::remove(&path).map_err(FileError::io("remove", &path))?);
         }
-        let boot = self.boot.clone();
+        let boot = self.journal.boot.clone();
         let text = toml::to_string(&Changes {
             version: VERSION,
             boot,
@@ -349,33 +372,6 @@ fn check_folder(folder: &Path) -> Result<(), JournalError> {
     };
     let path = folder.to_owned();
     Err(JournalError::Unsafe { path, why })
-}
-
-/// The records of this boot, the latest last; none where the folder is not there.
-fn records(folder: &Path, boot: Option<&str>) -> Result<Vec<Record>, JournalError> {
-    if folder.exists() {
-        check_folder(folder)?;
-    }
-    let path = folder.join(FILE);
-    let text = match fs::read_to_string(&path) {
-        Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        read => read.map_err(FileError::io("read", &path))?,
-    };
-    let changes = match toml::from_str::<Changes>(&text) {
-        Ok(changes) if changes.version == VERSION => changes,
-        Ok(Changes { version, .. }) => {
-            let what = format!("it is of version {version}");
-            return Err(FileError::Content { path, what }.into());
-        }
-        Err(error) => {
-            let what = error.to_string();
-            return Err(FileError::Content { path, what }.into());
-        }
-    };
-    Ok(match changes.boot.as_deref() == boot {
-        true => changes.changes,
-        false => Vec::new(),
-    })
 }
 
 #[cfg(test)]
@@ -427,7 +423,7 @@ mod tests {
     }
 
     fn count(locked: &Locked) -> usize {
-        records(&locked.folder, None).unwrap().len()
+        locked.journal.records(&locked.group).unwrap().len()
     }
 
     #[test]
@@ -445,7 +441,7 @@ mod tests {
         assert_eq!((last(PageSize::SIZE_1G), count(&locked)), (None, 2));
         locked.forget_last().unwrap();
         assert_eq!(last(SIZE).unwrap().steps[0].to, 2.into());
-        let file = locked.folder.join(FILE);
+        let file = locked.journal.folder.join(&locked.group.id).join(FILE);
         let mode = fs::metadata(&file).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }
@@ -495,7 +491,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let locked = lock(&folder);
         begun(&locked, 1, 2);
-        let left = locked.folder.join("changes.toml.jumbo-new");
+        let left = locked.journal.folder.join("pool-2M/changes.toml.jumbo-new");
         fs::write(&left, "version = ").unwrap();
         drop(locked);
         let locked = lock(&folder);

@@ -12,7 +12,6 @@ use crate::units::Pages;
 
 /// One setting of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
 pub struct Knob {
     /// What it is called, in words.
     pub name: String,
@@ -41,7 +40,6 @@ pub enum Form {
 /// What a knob is set to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-#[non_exhaustive]
 pub enum Value {
     /// Of [`Form::Number`] and [`Form::Pages`].
     Number(u64),

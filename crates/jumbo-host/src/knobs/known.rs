@@ -8,7 +8,6 @@ use crate::units::{NodeId, PageSize};
 
 /// Knobs that have one lock, one list of records, and one file for the next boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
 pub struct Group {
     /// In names of files: `pool-2M`.
     pub id: String,

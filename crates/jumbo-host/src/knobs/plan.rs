@@ -10,7 +10,6 @@ use crate::kernel::{FileError, Root};
 
 /// One write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
 pub struct Step {
     /// What is written.
     #[serde(flatten)]
@@ -26,7 +25,6 @@ pub struct Step {
 
 /// A knob and the value it had.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
 pub struct Saved {
     /// The knob.
     #[serde(flatten)]
@@ -37,7 +35,6 @@ pub struct Saved {
 
 /// Everything that is to be done to one group of knobs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Plan {
     /// Which.
     pub group: Group,

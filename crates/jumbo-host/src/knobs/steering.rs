@@ -24,7 +24,6 @@ pub struct Steering<'a> {
 
 /// How one write went.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Written {
     /// With the value read back, where it was written.
     pub step: Step,

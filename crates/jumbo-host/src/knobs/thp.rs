@@ -26,7 +26,6 @@ pub enum Side {
 /// Values of the tables by the names of their knobs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct Table {
     /// Of this form: 1.
     pub version: u32,
@@ -38,7 +37,6 @@ pub struct Table {
 
 /// Why a saved table cannot be put back.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum TableError {
     /// One of a later jumbo.
     #[error("the table is of version {0}, and this jumbo reads up to version {VERSION}")]
@@ -59,7 +57,6 @@ pub enum TableError {
 
 /// One argument of the kernel's command line (Documentation/admin-guide/kernel-parameters.txt).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Argument {
     /// As it is typed.
     pub text: String,

@@ -6,7 +6,6 @@ use object::{Endianness, FileKind, ReadRef};
 
 /// An ELF executable, as far as the loader is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Executable {
     /// What it runs on.
     pub machine: Machine,
@@ -18,7 +17,6 @@ pub struct Executable {
 
 /// What runs a binary: two with the same one can share a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Machine {
     /// `e_machine`.
     pub number: u16,
@@ -38,18 +36,6 @@ impl Machine {
             elf::EM_X86_64.0
         } else if cfg!(target_arch = "aarch64") {
             elf::EM_AARCH64.0
-        } else if cfg!(target_arch = "x86") {
-            elf::EM_386.0
-        } else if cfg!(target_arch = "arm") {
-            elf::EM_ARM.0
-        } else if cfg!(any(target_arch = "riscv32", target_arch = "riscv64")) {
-            elf::EM_RISCV.0
-        } else if cfg!(target_arch = "s390x") {
-            elf::EM_S390.0
-        } else if cfg!(target_arch = "powerpc64") {
-            elf::EM_PPC64.0
-        } else if cfg!(target_arch = "loongarch64") {
-            elf::EM_LOONGARCH.0
         } else {
             panic!("add the ELF machine of this architecture")
         },

@@ -32,7 +32,6 @@ pub enum Tunable {
 
 /// What will be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Plan {
     /// For the preload library. Its ledger is the launcher's business.
     pub orders: Orders<'static>,
@@ -48,7 +47,6 @@ pub struct Plan {
 
 /// What happens to one kind of the program's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Memory {
     /// Which.
     pub what: &'static str,

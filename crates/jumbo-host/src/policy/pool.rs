@@ -11,7 +11,6 @@ use crate::units::{Bytes, PageSize, SizeError};
 
 /// `SIZE[:PAGESIZE][,each][,nofork]`, as it is typed and as it stands in a profile, and what other options say of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct PoolRequest {
     /// How much the pool holds, at least one byte.
     pub size: Bytes,
@@ -29,7 +28,6 @@ pub struct PoolRequest {
 
 /// Why a text asks for no pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum PoolError {
     /// A size that is none.
     #[error(transparent)]

@@ -5,7 +5,6 @@ use crate::units::PageSize;
 
 /// Whether LD_PRELOAD gets into a program's memory, and what stands in between: then it runs untouched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Reach {
     /// Nothing that its file shows.
     Reached,
@@ -149,50 +148,43 @@ mod tests {
         }
     }
 
-    fn reach(executable: &Executable) -> Reach {
-        Reach::of(Ok(executable), OWN, None, || true)
-    }
-
     const GLIBC: Option<&str> = Some("/lib64/ld-linux-x86-64.so.2");
 
     #[test]
-    fn a_dynamic_program_of_glibc_or_musl_is_reached() {
-        for loader in [GLIBC, Some("/lib/ld-musl-x86_64.so.1")] {
-            let reach = reach(&executable(loader, false));
-            assert!(reach.is_reached() && reach.tolerates_preload() && reach.tolerates_tunables());
-            assert_eq!(reach.reason(), None);
+    fn a_file_shows_whether_the_library_gets_in_and_what_the_environment_would_do() {
+        let x32 = Executable {
+            machine: Machine { bits: 32, ..OWN },
+            ..executable(GLIBC, true)
+        };
+        // The reason, and whether LD_PRELOAD and GLIBC_TUNABLES do no harm.
+        for (executable, reason, tolerates) in [
+            (executable(GLIBC, false), None, (true, true)),
+            (
+                executable(Some("/lib/ld-musl-x86_64.so.1"), false),
+                None,
+                (true, true),
+            ),
+            // It keeps its tunables.
+            (executable(None, false), Some("statically"), (true, false)),
+            (executable(None, true), Some("Go"), (true, true)),
+            (executable(GLIBC, true), Some("Go"), (true, true)),
+            (
+                executable(Some("/system/bin/linker64"), false),
+                Some("linker64"),
+                (false, true),
+            ),
+            (x32, Some("x32"), (false, false)),
+        ] {
+            let reach = Reach::of(Ok(&executable), OWN, None, || true);
+            assert_eq!(reach.is_reached(), reason.is_none());
+            let said = reach.reason().unwrap_or_default();
+            assert!(said.contains(reason.unwrap_or_default()), "{said}");
+            assert_eq!(
+                (reach.tolerates_preload(), reach.tolerates_tunables()),
+                tolerates,
+                "{said}"
+            );
         }
-    }
-
-    #[test]
-    fn a_static_program_is_not_and_keeps_its_tunables() {
-        let reach = reach(&executable(None, false));
-        assert_eq!(reach, Reach::Static { glibc: true });
-        assert!(reach.tolerates_preload() && !reach.tolerates_tunables());
-    }
-
-    #[test]
-    fn go_is_not_reached_with_or_without_a_loader() {
-        for loader in [None, GLIBC] {
-            let reach = reach(&executable(loader, true));
-            assert!(reach.reason().unwrap().contains("Go"));
-        }
-    }
-
-    #[test]
-    fn another_loader_would_complain() {
-        let reach = reach(&executable(Some("/system/bin/linker64"), false));
-        assert!(reach.reason().unwrap().contains("linker64"));
-        assert!(!reach.tolerates_preload());
-    }
-
-    #[test]
-    fn another_machine_comes_before_everything() {
-        let mut executable = executable(GLIBC, true);
-        executable.machine.bits = 32;
-        let reach = reach(&executable);
-        assert!(reach.reason().unwrap().contains("x32"));
-        assert!(!reach.tolerates_preload());
     }
 
     #[test]

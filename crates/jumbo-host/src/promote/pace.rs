@@ -23,7 +23,6 @@ const SCARCE_PART: u64 = 64;
 /// Why nothing is collapsed for a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum Pause {
     /// Processes of the host wait for memory.
     Host,
@@ -83,11 +82,6 @@ impl Pace {
             due: Instant::now(),
             scarce: Bytes(total.0 / SCARCE_PART),
         }
-    }
-
-    /// Whether pressure is known at all.
-    pub fn sees_pressure(&self) -> bool {
-        !self.gauges.is_empty()
     }
 
     /// The time until the next block is due by the rate.

@@ -57,7 +57,6 @@ impl Wish {
 
 /// The memory of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Part {
     /// Resident.
     pub resident: Bytes,
@@ -73,7 +72,6 @@ pub struct Part {
 
 /// The memory that is to be collapsed.
 #[derive(Clone, Debug, Serialize)]
-#[non_exhaustive]
 pub struct Plan {
     /// The resident memory of the process, of any kind.
     pub resident: Bytes,

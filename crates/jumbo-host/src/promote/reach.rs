@@ -18,7 +18,6 @@ const HOLD: Duration = Duration::from_millis(1);
 /// The ways to advise, the better first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum Method {
     /// process_madvise(2): on this thread, while the process runs.
     ProcessMadvise,
@@ -28,7 +27,6 @@ pub enum Method {
 
 /// A method, and the reason why it is not the better one.
 #[derive(Clone, Debug, Serialize)]
-#[non_exhaustive]
 pub struct Reach {
     /// Which.
     pub method: Method,

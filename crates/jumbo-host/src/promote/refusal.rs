@@ -4,7 +4,6 @@ use crate::kernel::FileError;
 
 /// Why nothing is done to a process. The words follow "cannot promote PID NAME: ".
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum Refusal {
     /// There is none.
     #[error("no such process")]

@@ -30,7 +30,6 @@ const BATCH: usize = 64;
 
 /// The result of [`split()`].
 #[derive(Clone, Debug, Default, Serialize)]
-#[non_exhaustive]
 pub struct Split {
     /// Mapped by PMD before.
     pub before: Bytes,

@@ -28,7 +28,6 @@ const BATCH: u64 = 16;
 
 /// Where the work stands.
 #[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
 pub struct Progress {
     /// Collapsed or passed over so far.
     pub done: Bytes,
@@ -46,7 +45,6 @@ pub trait Watcher {
 
 /// Ranges that the kernel refused, by errno.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Failure {
     /// `EAGAIN`, say.
     pub errno: &'static str,
@@ -60,7 +58,6 @@ pub struct Failure {
 
 /// The result of a plan.
 #[derive(Clone, Debug, Default, Serialize)]
-#[non_exhaustive]
 pub struct Outcome {
     /// The plan.
     pub planned: Bytes,

@@ -5,7 +5,6 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Seek as _, SeekFrom};
-use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
@@ -18,12 +17,9 @@ use serde::Serialize;
 use super::elf::{LE, Object, Segment};
 use super::layout::{Headers, Layout};
 use super::rungs::is_placed;
-use super::{Error, Sizes, open};
+use super::{Error, Sizes, open, same_bytes};
 use crate::units::{Bytes, Pages};
 use crate::whole_file::{self, Existing};
-
-/// How much is compared at a time.
-const CHUNK: usize = 1 << 20;
 
 /// What a copy may take.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,7 +33,6 @@ pub struct Options {
 
 /// What the copy is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Aligned {
     /// The original was aligned; the copy is the same.
     pub was_aligned: bool,
@@ -161,15 +156,13 @@ fn compare(original: &File, before: &Headers, copy: &File, sizes: Sizes) -> io::
         let what = format!("{what} at {at:#x}");
         Err(io::Error::other(Error::Differs(what)))
     };
-    let says = |object: &Object| {
-        let Object {
-            kind,
-            executable,
-            build_id,
-            text_relocations,
-            ..
-        } = object.clone();
-        (kind, executable, build_id, text_relocations)
+    let says = |of: &Object| {
+        (
+            of.kind,
+            of.executable.clone(),
+            of.build_id.clone(),
+            of.text_relocations,
+        )
     };
     if says(&old) != says(&new) || before.sections.len() != after.sections.len() {
         return differs("other headers", 0);
@@ -200,30 +193,6 @@ fn compare(original: &File, before: &Headers, copy: &File, sizes: Sizes) -> io::
         }
     }
     Ok(())
-}
-
-/// Whether so many bytes are alike at two offsets, but for what is in `skip`, by offsets of the first.
-fn same_bytes(
-    (a, from): (&File, u64),
-    (b, to): (&File, u64),
-    size: u64,
-    skip: &[Range<u64>],
-) -> io::Result<bool> {
-    let (mut one, mut other) = (vec![0; CHUNK], vec![0; CHUNK]);
-    let mut at = 0;
-    while at < size {
-        let length = usize::try_from(size - at).unwrap_or(CHUNK).min(CHUNK);
-        let (one, other) = (&mut one[..length], &mut other[..length]);
-        a.read_exact_at(one, from + at)?;
-        b.read_exact_at(other, to + at)?;
-        let skipped = |offset: u64| skip.iter().any(|range| range.contains(&offset));
-        let pairs = one.iter().zip(&*other).zip(from + at..);
-        if one != other && !pairs.into_iter().all(|((a, b), at)| a == b || skipped(at)) {
-            return Ok(false);
-        }
-        at += length as u64;
-    }
-    Ok(true)
 }
 
 impl Segment {

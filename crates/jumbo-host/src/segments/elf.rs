@@ -17,7 +17,6 @@ pub(super) type Header = FileHeader64<LittleEndian>;
 /// What kind of file it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum Kind {
     /// An executable at addresses of its own (ET_EXEC).
     Executable,
@@ -30,7 +29,6 @@ pub enum Kind {
 /// What linked it, as far as that changes which flags it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum Linker {
     /// GNU ld, or one that leaves no name.
     Gnu,
@@ -46,7 +44,6 @@ pub enum Linker {
 
 /// An executable or shared library of 64 bits and little-endian.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Object {
     /// What kind of file it is.
     pub kind: Kind,
@@ -64,7 +61,6 @@ pub struct Object {
 
 /// One PT_LOAD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Segment {
     /// Where it begins in the file.
     pub offset: u64,

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read as _, Seek as _};
+use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -13,14 +13,13 @@ use jumbo_inside::segments::image::{DESCRIPTORS, NAME};
 use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, StatxFlags};
 use serde::Serialize;
 
-use super::Error;
 use super::running::Running;
+use super::{Error, same_bytes};
 use crate::kernel::Root;
 use crate::units::Bytes;
 
 /// An image, and who uses it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Image {
     /// The name of the file whose text it is, without folders.
     pub name: String,
@@ -46,7 +45,6 @@ pub struct Image {
 /// What a comparison of an image with its file says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
 pub enum Check {
     /// They hold the same.
     Same,
@@ -122,38 +120,12 @@ impl Image {
             Ok(file) => file,
             Err(error) => return unknown("its file", &error),
         };
-        match self.compare(image, file) {
+        let (image, file) = ((&image, self.place), (&file, self.offset));
+        match same_bytes(image, file, self.length.0, &[]) {
             Ok(true) => Check::Same,
             Ok(false) => Check::Differs,
             Err(error) => unknown("reading", &error),
         }
-    }
-
-    fn compare(&self, mut image: File, mut file: File) -> io::Result<bool> {
-        const STEP: usize = 1 << 20;
-        image.seek(io::SeekFrom::Start(self.place))?;
-        file.seek(io::SeekFrom::Start(self.offset))?;
-        let (mut here, mut there) = (vec![0; STEP], vec![0; STEP]);
-        let mut left = usize::try_from(self.length.0).unwrap_or(usize::MAX);
-        while left > 0 {
-            let length = left.min(STEP);
-            let (here, there) = (&mut here[..length], &mut there[..length]);
-            image.read_exact(here)?;
-            // Behind the end of the file its last page is zeroes.
-            let mut got = 0;
-            while got < length {
-                match file.read(&mut there[got..])? {
-                    0 => break,
-                    more => got += more,
-                }
-            }
-            there[got..].fill(0);
-            if here != there {
-                return Ok(false);
-            }
-            left -= length;
-        }
-        Ok(true)
     }
 
     /// Has no process take it from now on. Those that use it keep it, and it goes with the last of them.

@@ -9,7 +9,6 @@ use crate::units::Bytes;
 
 /// One file's text in a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct MappedFile {
     /// The file; nothing where the text is anonymous memory, as of compilers at run time.
     pub path: String,
@@ -25,7 +24,6 @@ pub struct MappedFile {
 
 /// One executable mapping. Fields are named as the kernel's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct MappedText {
     /// The first address.
     pub start: u64,

@@ -26,6 +26,8 @@ pub mod running;
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::kernel::{FileError, Root, base_page, thp};
@@ -33,7 +35,6 @@ use crate::units::PageSize;
 
 /// Why a file's segments are not known, or cannot be changed.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum Error {
     /// Opening, reading or writing failed.
     #[error("cannot {operation} {}: {source}", path.display())]
@@ -84,7 +85,6 @@ impl Error {
 
 /// The base page, and what one PMD maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Sizes {
     /// The base page.
     pub base: PageSize,
@@ -128,4 +128,41 @@ fn open_regular(path: &Path) -> io::Result<File> {
         }
         opened => opened,
     }
+}
+
+/// Whether so many bytes of two files are alike, from an offset in each. A file holds zeroes behind its end. The bytes at
+/// offsets in `skip`, of the first one, may differ.
+fn same_bytes(
+    (a, from): (&File, u64),
+    (b, to): (&File, u64),
+    size: u64,
+    skip: &[Range<u64>],
+) -> io::Result<bool> {
+    const CHUNK: usize = 1 << 20;
+    let (mut one, mut other) = (vec![0; CHUNK], vec![0; CHUNK]);
+    for at in (0..size).step_by(CHUNK) {
+        let length = usize::try_from(size - at).unwrap_or(CHUNK).min(CHUNK);
+        let (one, other) = (&mut one[..length], &mut other[..length]);
+        read_padded(a, one, from + at)?;
+        read_padded(b, other, to + at)?;
+        let skipped = |offset: u64| skip.iter().any(|range| range.contains(&offset));
+        let mut pairs = one.iter().zip(&*other).zip(from + at..);
+        if one != other && !pairs.all(|((a, b), at)| a == b || skipped(at)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn read_padded(file: &File, mut into: &mut [u8], mut at: u64) -> io::Result<()> {
+    while !into.is_empty() {
+        match file.read_at(into, at)? {
+            0 => {
+                into.fill(0);
+                return Ok(());
+            }
+            got => (into, at) = (&mut into[got..], at + got as u64),
+        }
+    }
+    Ok(())
 }

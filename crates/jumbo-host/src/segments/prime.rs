@@ -24,7 +24,6 @@ use crate::units::{Pages, counted};
 
 /// What came of one file, or is to be expected.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Primed {
     /// The file.
     pub path: PathBuf,
@@ -44,7 +43,6 @@ pub struct Primed {
 
 /// A process that maps a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Mapper {
     /// The process.
     pub pid: u32,
@@ -54,7 +52,6 @@ pub struct Mapper {
 
 /// How much of a file's text is cached how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Text {
     /// In folios that a PMD maps.
     pub huge: Pages,

@@ -19,7 +19,6 @@ const ALIGNS_FILES: (u32, u32) = (5, 18);
 
 /// A way to huge text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Rung {
     /// `file` or `shared`.
     pub name: &'static str,
@@ -29,7 +28,6 @@ pub struct Rung {
 
 /// One segment, and what a PMD could map of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Look {
     /// The segment.
     #[serde(flatten)]
@@ -44,7 +42,6 @@ pub struct Look {
 
 /// A file, as the ladder sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Inspection {
     /// The file.
     pub path: PathBuf,

@@ -19,7 +19,6 @@ const TOGETHER: usize = 16;
 
 /// A process that the library is in.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct Member {
     /// Its name, as ps(1) shows it.
     pub name: String,
@@ -33,7 +32,6 @@ pub struct Member {
 
 /// The processes of a host that the library is in.
 #[derive(Clone, Debug, Default)]
-#[non_exhaustive]
 pub struct Census {
     /// Those that could be read, by PID. Reapers are none: their memory is their programs'.
     pub members: Vec<Member>,

@@ -1,16 +1,11 @@
 //! What the preload library does in a process, read out of that process's memory: [`Covered`].
 //!
-//! The library counts in a [`Slot`], and exports a [`Locator`] that leads to it. The library's symbols are
-//! looked up in memory and not in the file, which may have been replaced since it was mapped. All that is
-//! read is the process's own word: numbers, and pointers that are followed only where that cannot block ([`Peek`]). A
+//! The library counts in a [`Slot`], and exports a [`Locator`] that leads to it. It is where this command's own library has
+//! it: in another copy of that too, and a library without it there is of another version. All that is read is the process's own word: numbers, and pointers that are followed only where that cannot block ([`Peek`]). A
 //! file of the library's name on any other device than this command's own library is not read at all.
 
 use std::mem::offset_of;
 
-use object::elf::{self, Dyn64, FileHeader64, Sym64};
-use object::pod::slice_from_all_bytes;
-use object::read::elf::{Dyn as _, FileHeader as _, GnuHashTable, ProgramHeader as _, Sym as _};
-use object::{Endianness, StringTable};
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::peek::Peek;
@@ -25,13 +20,8 @@ use super::library::{self, LIBRARY, Library};
 /// The names of the threads that free begin with this.
 const THREADS: &str = "jumbo-";
 
-/// The first segment of the library holds its headers and symbols; it is some hundred KiB long, and what
-/// claims to be longer is not read further.
-const MOST_OF_IMAGE: u64 = 4 << 20;
-
 /// What the preload library does in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Covered {
     /// How large frees are done.
     pub free: Freeing,
@@ -43,7 +33,6 @@ pub struct Covered {
 
 /// What `gather` did and does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
 pub struct Freeing {
     /// Its threads now, at work or asleep (a count).
     pub threads: usize,
@@ -63,7 +52,6 @@ pub struct Freeing {
 
 /// What a pool gives and gave (`--pool`): all zero where there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Pooled {
     /// Hugetlb pages that it holds now.
     pub hugetlb: Bytes,
@@ -83,7 +71,6 @@ pub struct Pooled {
 
 /// What became of the reaper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Reaping {
     /// One word.
     pub state: &'static str,
@@ -148,15 +135,6 @@ pub(super) fn is_in(maps: &Smaps) -> bool {
 /// The processes that are read together: so many files are open at once, twice.
 const TOGETHER: usize = 256;
 
-/// The memory of a process, and in it the preload library.
-struct Found {
-    peek: Peek,
-    /// Its file is this command's own library.
-    is_ours: bool,
-    base: u64,
-    size: Bytes,
-}
-
 /// The library's counters in each of these processes, which have these mappings. Where there are many, a few children read
 /// all of them.
 pub(super) fn counts_of_each(
@@ -164,10 +142,6 @@ pub(super) fn counts_of_each(
     processes: &[(u32, &Smaps)],
 ) -> Vec<Result<Counts, FileError>> {
     let ours = Locator::new();
-    let locator = |found: Found| {
-        let at = found.base.wrapping_add(symbol_in(&found)?);
-        Ok((found.peek, at, size_of::<Locator>()))
-    };
     let pointer = |peek: &Peek, locator: &[u8]| {
         let is_ours = half(locator, offset_of!(Locator, magic)) == ours.magic
             && half(locator, offset_of!(Locator, size)) == ours.size;
@@ -177,9 +151,8 @@ pub(super) fn counts_of_each(
     };
     let mut all = Vec::new();
     for processes in processes.chunks(TOGETHER) {
-        let found = processes.iter().map(|(pid, maps)| find(root, *pid, maps));
-        let locators = found.map(|found| found.and_then(locator)).collect();
-        let pointers = follow(locators, pointer);
+        let locators = processes.iter().map(|(pid, maps)| find(root, *pid, maps));
+        let pointers = follow(locators.collect(), pointer);
         let slots = follow(pointers, |_, pointer| {
             Ok((word(pointer, 0), size_of::<Slot>()))
         });
@@ -221,102 +194,30 @@ fn read_each(places: Vec<Place>) -> Vec<Result<(Peek, Vec<u8>), FileError>> {
     bytes.collect()
 }
 
-/// The library in a process.
-fn find(root: &Root, pid: u32, maps: &Smaps) -> Result<Found, FileError> {
-    let refused = |what| FileError::Content {
-        path: root.path(format!("proc/{pid}/maps")),
-        what,
-    };
-    let mut named = maps.mappings().filter(is_first).peekable();
-    let first = named
-        .peek()
-        .map_or(LIBRARY, |mapping| mapping.path)
-        .to_owned();
+/// Where a process has the [`Locator`] of its library.
+fn find(root: &Root, pid: u32, maps: &Smaps) -> Place {
+    let named: Vec<_> = maps.mappings().filter(is_first).collect();
     let found = Library::of_this_command().and_then(|ours| {
-        let mapping = named.find(|mapping| ours.has_device_of(mapping))?;
-        Some((ours, mapping))
+        let mapping = named.iter().find(|mapping| ours.has_device_of(mapping))?;
+        Some((ours, mapping, Library::locator()?))
     });
-    let (ours, library) = found.ok_or_else(|| {
-        refused(format!(
-            "{first} is not the library of this command, nor beside it on its device"
-        ))
+    let (ours, library, offset) = found.ok_or_else(|| FileError::Content {
+        path: root.path(format!("proc/{pid}/maps")),
+        what: format!(
+            "{} is not the library of this command, nor beside it on its device",
+            named.first().map_or(LIBRARY, |mapping| mapping.path)
+        ),
     })?;
-    Ok(Found {
-        peek: Peek::open(root, pid, maps, ours.device())?,
-        is_ours: ours.is_file_of(&library),
-        base: library.start,
-        size: library.size(),
-    })
+    let peek = Peek::open(root, pid, maps, ours.device())?;
+    Ok((
+        peek,
+        library.start.wrapping_add(offset),
+        size_of::<Locator>(),
+    ))
 }
 
 fn strange(peek: &Peek, what: &str) -> FileError {
     peek.misread(format!("{LIBRARY} in it {what}"))
-}
-
-/// Where the library has its [`Locator`], counted from its first address. Of this command's own file that file says it; of
-/// another one the process itself: what it says is not taken for other processes.
-fn symbol_in(found: &Found) -> Result<u64, FileError> {
-    if let Some(offset) = found.is_ours.then(Library::locator).flatten() {
-        return Ok(offset);
-    }
-    let Found {
-        peek, base, size, ..
-    } = found;
-    let length = usize::try_from(size.0.min(MOST_OF_IMAGE)).unwrap_or(usize::MAX);
-    let image = peek.read(*base, length)?;
-    let (dynamic, length) =
-        dynamic_segment(&image).ok_or_else(|| strange(peek, "has no dynamic segment"))?;
-    let dynamic = peek.read(base.wrapping_add(dynamic), length)?;
-    symbol(&image, *base, &dynamic, Locator::SYMBOL.as_bytes()).ok_or_else(|| {
-        strange(
-            peek,
-            "is of an earlier version, which does not show its counters",
-        )
-    })
-}
-
-/// Where the dynamic segment is, counted from where the library is mapped, and its length.
-fn dynamic_segment(image: &[u8]) -> Option<(u64, usize)> {
-    let header = FileHeader64::<Endianness>::parse(image).ok()?;
-    let endian = header.endian().ok()?;
-    let segments = header.program_headers(endian, image).ok()?;
-    let dynamic = segments
-        .iter()
-        .find(|segment| segment.p_type(endian) == elf::PT_DYNAMIC)?;
-    let length = usize::try_from(dynamic.p_memsz(endian)).ok()?;
-    (length <= 1 << 16).then(|| (dynamic.p_vaddr(endian), length))
-}
-
-/// Where the symbol `name` is, counted from `base`. `image` is the first segment, where its file's offsets
-/// and its addresses are the same.
-fn symbol(image: &[u8], base: u64, dynamic: &[u8], name: &[u8]) -> Option<u64> {
-    let endian = FileHeader64::<Endianness>::parse(image)
-        .ok()?
-        .endian()
-        .ok()?;
-    let entries = slice_from_all_bytes::<Dyn64<Endianness>>(dynamic).ok()?;
-    let value = |tag| {
-        let entry = entries.iter().find(|entry| entry.d_tag(endian) == tag)?;
-        Some(entry.d_val(endian))
-    };
-    // glibc makes addresses of the offsets, where the segment can be written; elsewhere they are as in the file.
-    let table = |tag| {
-        let value = value(tag)?;
-        let offset = usize::try_from(value.checked_sub(base).unwrap_or(value)).ok()?;
-        image.get(offset..)
-    };
-    let hash = table(elf::DT_GNU_HASH)?;
-    let hash = GnuHashTable::<FileHeader64<Endianness>>::parse(endian, hash).ok()?;
-    let count = hash.symbol_table_length(endian)? as usize;
-    let symbols =
-        table(elf::DT_SYMTAB)?.get(..count.checked_mul(size_of::<Sym64<Endianness>>())?)?;
-    let symbols = slice_from_all_bytes::<Sym64<Endianness>>(symbols).ok()?;
-    let text = table(elf::DT_STRTAB)?;
-    let strings = StringTable::new(text, 0, text.len() as u64);
-    let found = symbols
-        .iter()
-        .find(|symbol| symbol.name(endian, strings) == Ok(name))?;
-    (found.st_value(endian) != 0).then(|| found.st_value(endian))
 }
 
 /// The threads of `pid` that are jumbo's.

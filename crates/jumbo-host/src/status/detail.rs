@@ -16,7 +16,6 @@ use jumbo::status::HUGE;
 
 /// A process's memory, and why not more of it is huge.
 #[derive(Clone, Debug, Serialize)]
-#[non_exhaustive]
 pub struct Detail {
     /// The process.
     pub pid: u32,
@@ -48,7 +47,6 @@ pub struct Detail {
 
 /// One mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct MappingDetail {
     /// The first address.
     pub start: u64,

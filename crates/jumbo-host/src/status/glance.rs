@@ -18,7 +18,6 @@ use super::{Huge, Kind};
 
 /// The memory of a process that is huge, that could be, and that is wasted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Glance {
     /// Mapped by PMD.
     pub huge: Huge,

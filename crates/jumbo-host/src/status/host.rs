@@ -17,7 +17,6 @@ use crate::units::{Bytes, NodeId, PageSize, Pages};
 
 /// What of the host matters to page sizes.
 #[derive(Clone, Debug, Serialize)]
-#[non_exhaustive]
 pub struct Host {
     /// The kernel's release.
     pub kernel: String,
@@ -59,7 +58,6 @@ pub struct Host {
 
 /// How many huge pages of one size the free blocks of one zone hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Formable {
     /// The node.
     pub node: NodeId,
@@ -78,7 +76,6 @@ pub struct Formable {
 
 /// The settings under /proc/sys/vm that decide about huge pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Sysctl {
     /// 0 heuristic, 1 always, 2 never more than the commit limit.
     pub overcommit_memory: Option<u64>,

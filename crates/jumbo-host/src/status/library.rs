@@ -140,12 +140,7 @@ impl Library {
             let path = mapping.path.strip_suffix(DELETED).map(Path::new);
             self.has_device_of(mapping) && path == Some(&self.path)
         };
-        self.is_file_of(mapping) || was_here()
-    }
-
-    /// Whether a mapping is of this very file.
-    pub(super) fn is_file_of(&self, mapping: &Mapping<'_>) -> bool {
-        FileId::from(mapping) == self.id
+        FileId::from(mapping) == self.id || was_here()
     }
 
     /// Where the file of this command's library has its [`Locator`], counted from the first address that it is mapped at.

@@ -20,7 +20,6 @@ use super::library::Library;
 
 /// A reaper, and the program whose memory it shares.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Sibling {
     /// The reaper.
     pub pid: u32,

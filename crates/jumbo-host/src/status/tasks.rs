@@ -16,7 +16,6 @@ use super::{Missing, Sibling, siblings};
 
 /// One process, in short.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[non_exhaustive]
 pub struct Task {
     /// The process.
     pub pid: u32,
@@ -42,7 +41,6 @@ pub struct Task {
 
 /// What a process maps by PMD.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Huge {
     /// Of anonymous memory.
     pub anon: Bytes,
@@ -54,7 +52,6 @@ pub struct Huge {
 
 /// The largest processes, and who holds hugetlb pages.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-#[non_exhaustive]
 pub struct Tasks {
     /// The processes with the most memory of a kind that can be huge, largest first.
     pub largest: Vec<Task>,

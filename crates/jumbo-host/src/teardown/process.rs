@@ -4,10 +4,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Result;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::kernel::process::is_ready;
 use crate::kernel::{Root, sys};
 
 /// A process that cannot be taken for another that gets its ID later. Clones share the descriptor, which
@@ -52,8 +52,7 @@ impl Process {
 
     /// True once it has ended.
     pub fn is_gone(&self) -> bool {
-        let mut ready = [PollFd::new(&*self.fd, PollFlags::IN)];
-        matches!(poll(&mut ready, Some(&Timespec::default())), Ok(1..))
+        is_ready(&*self.fd, Duration::ZERO).unwrap_or(false)
     }
 
     pub(super) fn root(&self) -> &Root {

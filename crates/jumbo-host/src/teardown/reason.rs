@@ -4,7 +4,6 @@ use rustix::io::Errno;
 
 /// Why less was done than could be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum Reason {
     /// PTRACE_SEIZE: EPERM and no process traces it, or another errno.
     #[error("it may not be traced ({0})")]

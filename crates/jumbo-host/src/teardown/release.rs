@@ -22,7 +22,6 @@ const BETWEEN_LOOKS: Duration = Duration::from_micros(10);
 /// How it was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-#[non_exhaustive]
 pub enum Way {
     /// The process was held at its end until the call was at work.
     Held,
@@ -55,7 +54,6 @@ struct Work {
 
 /// What a [`Teardown`] came to.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
-#[non_exhaustive]
 pub struct Gain {
     /// How it was done.
     pub way: Way,

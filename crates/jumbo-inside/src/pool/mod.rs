@@ -4,7 +4,7 @@
 //! that the heap of a wrapped program asks for. What both must do alike is here:
 //!
 //! - [`Books`]: how many pages there are, how many of them are surplus, who may have more, and which leave.
-//! - [`Quota`]: a bound that several users share: a subpool's, or that of all processes of a run.
+//! - [`Quota`]: a bound that several users share: all processes of a run, or users of one pool.
 //! - [`Room`], [`Credit`]: what may be touched without the kernel killing a process for it.
 //! - [`populate`]: memory that is resident now, or an error; [`make_huge`]: the same on THPs.
 //!

@@ -11,12 +11,16 @@
 pub(crate) mod fake;
 pub mod folios;
 pub mod memory;
+mod reserved;
 mod root;
 pub mod smaps;
 pub(crate) mod sys;
 pub mod thp;
 
+pub use reserved::{Reserved, at};
 pub use root::{FileError, Root};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use procfs_core::FromRead;
 
@@ -46,4 +50,9 @@ pub fn base_page(root: &Root) -> PageSize {
         .and_then(|bytes| PageSize::new(bytes).ok())
         .or_else(|| PageSize::new(own()).ok())
         .unwrap_or(PageSize::SIZE_4K)
+}
+
+/// A lock, whatever became of its last holder: no code panics while it has one.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

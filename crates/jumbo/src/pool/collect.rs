@@ -3,7 +3,7 @@
 //! The source is asked with no lock held; what came is counted in under the lock, or goes back when it is not needed any more.
 
 use super::error::{Error, SourceError};
-use super::frame::{Frame, List};
+use super::frame::Frame;
 use super::inventory::Inventory;
 use super::{NodeSet, Placement, Pool, lock};
 use crate::units::NodeId;
@@ -19,7 +19,7 @@ pub(super) enum Purpose {
 
 /// Pages that were collected.
 pub(super) struct Collected {
-    pub(super) frames: List,
+    pub(super) frames: Vec<Frame>,
     /// How many of them, from the top, the source has just made: they are zeroed.
     pub(super) fresh: u64,
 }
@@ -27,8 +27,15 @@ pub(super) struct Collected {
 impl Pool {
     /// A free page, or one more surplus page; and whether the source has just made it.
     pub(super) fn take_frame(&self, placement: Placement) -> Result<(Frame, bool), Error> {
+        if self.source.is_here() {
+            // Without an allocation.
+            let free = lock(&self.inventory).pop_placed(placement);
+            if let Some(frame) = free {
+                return Ok((frame, false));
+            }
+        }
         let mut collected = self.collect_pages(1, placement, Purpose::Use)?;
-        let frame = collected.frames.pop(&self.links);
+        let frame = collected.frames.pop();
         frame
             .map(|frame| (frame, collected.fresh > 0))
             .ok_or(Error::Placement)
@@ -48,14 +55,14 @@ impl Pool {
             return Err(Error::Placement);
         }
         // Made by the source for this call, and counted in `pending`.
-        let mut made = List::new();
+        let mut made = Vec::new();
         let mut stopped = None;
         loop {
             let mut inventory = lock(&self.inventory);
             let free = inventory.listed(allowed);
-            let shortage = wanted.saturating_sub(free + made.len());
+            let shortage = wanted.saturating_sub(free + made.len() as u64);
             if shortage == 0 {
-                inventory.overcommit.pending -= made.len();
+                inventory.overcommit.pending -= made.len() as u64;
                 let collected = self.commit(&mut inventory, wanted, placement, purpose, &mut made);
                 drop(inventory);
                 self.return_made(made);
@@ -69,15 +76,15 @@ impl Pool {
                 Some(error) => Some(error),
                 None if beyond(&inventory) => {
                     // What this call has made itself is no part of the error.
-                    inventory.overcommit.pending -= made.len();
+                    inventory.overcommit.pending -= made.len() as u64;
                     let counters = inventory.exhausted(wanted, allowed);
-                    inventory.overcommit.pending += made.len();
+                    inventory.overcommit.pending += made.len() as u64;
                     Some(Error::Exhausted(counters))
                 }
                 None => None,
             };
             if let Some(error) = refused {
-                inventory.overcommit.pending -= made.len();
+                inventory.overcommit.pending -= made.len() as u64;
                 drop(inventory);
                 self.return_made(made);
                 return Err(error);
@@ -86,7 +93,7 @@ impl Pool {
             drop(inventory);
             for missing in (1..=shortage).rev() {
                 match self.make(placement) {
-                    Ok(frame) => made.push(&self.links, frame),
+                    Ok(frame) => made.push(frame),
                     Err(error) => {
                         lock(&self.inventory).overcommit.pending -= missing;
                         // One more look at what was given back meanwhile, and then the error.
@@ -105,16 +112,16 @@ impl Pool {
         wanted: u64,
         placement: Placement,
         purpose: Purpose,
-        made: &mut List,
+        made: &mut Vec<Frame>,
     ) -> Collected {
         let mut collected = Collected {
-            frames: List::new(),
+            frames: Vec::new(),
             fresh: 0,
         };
-        while collected.frames.len() < wanted {
-            let frame = match inventory.pop_placed(placement, &self.links) {
+        while (collected.frames.len() as u64) < wanted {
+            let frame = match inventory.pop_placed(placement) {
                 Some(frame) => frame,
-                None => match made.pop(&self.links) {
+                None => match made.pop() {
                     Some(frame) => {
                         inventory.join_surplus(frame.node());
                         collected.fresh += 1;
@@ -126,7 +133,7 @@ impl Pool {
             if purpose == Purpose::Promise {
                 inventory.hold(frame.node());
             }
-            collected.frames.push(&self.links, frame);
+            collected.frames.push(frame);
         }
         collected
     }
@@ -155,44 +162,44 @@ impl Pool {
 
     /// Has the source make one page on a node; `None` where the node's window is full.
     pub(super) fn make_on(&self, node: NodeId) -> Option<Result<Frame, SourceError>> {
-        let frame = lock(&self.inventory).pop_hole(node, &self.links)?;
+        let frame = lock(&self.inventory).pop_hole(node)?;
         Some(match self.populate(&frame) {
             Ok(()) => Ok(frame),
             Err(error) => {
-                lock(&self.inventory).push_hole(frame, &self.links);
+                lock(&self.inventory).push_hole(frame);
                 Err(error)
             }
         })
     }
 
     /// Gives pages that are in no list and no count any more back to the source.
-    pub(super) fn return_made(&self, mut frames: List) {
-        while let Some(frame) = frames.pop(&self.links) {
+    pub(super) fn return_made(&self, mut frames: Vec<Frame>) {
+        while let Some(frame) = frames.pop() {
             self.return_one(frame);
         }
     }
 
     fn return_one(&self, frame: Frame) {
         self.let_go(&frame);
-        lock(&self.inventory).push_hole(frame, &self.links);
+        lock(&self.inventory).push_hole(frame);
     }
 
     /// Takes a page back: to the lists, or where its node has surplus on to the source.
     pub(super) fn give_frame(&self, frame: Frame) {
-        let leaves = lock(&self.inventory).give(frame, &self.links);
+        let leaves = lock(&self.inventory).give(frame);
         if let Some(frame) = leaves {
             self.return_one(frame);
         }
     }
 
     /// Takes back pages that were promised and not used.
-    pub(super) fn give_held(&self, mut frames: List) {
-        let mut surplus = List::new();
+    pub(super) fn give_held(&self, mut frames: Vec<Frame>) {
+        let mut surplus = Vec::new();
         let mut inventory = lock(&self.inventory);
-        while let Some(frame) = frames.pop(&self.links) {
+        while let Some(frame) = frames.pop() {
             inventory.unhold(frame.node());
-            if let Some(frame) = inventory.give(frame, &self.links) {
-                surplus.push(&self.links, frame);
+            if let Some(frame) = inventory.give(frame) {
+                surplus.push(frame);
             }
         }
         drop(inventory);

@@ -15,16 +15,6 @@ pub enum Error {
     /// A page could be made by the pool's rules, but the source had none.
     #[error("the pool's source has no page: {0}")]
     Source(#[from] SourceError),
-    /// The subpool's maximum would be passed, whatever the pool has.
-    #[error("subpool full: maximum {max}: {used} taken or reserved, {wanted} wanted")]
-    Quota {
-        /// What was asked for.
-        wanted: Pages,
-        /// The subpool's maximum.
-        max: Pages,
-        /// What is charged to it.
-        used: Pages,
-    },
     /// The placement allows none of the pool's nodes.
     #[error("the cpuset and memory policy allow none of the pool's nodes")]
     Placement,

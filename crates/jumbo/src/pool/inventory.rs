@@ -6,7 +6,7 @@
 use jumbo_inside::pool::{Books, Overcommit};
 
 use super::error::Exhausted;
-use super::frame::{Frame, Links, List};
+use super::frame::Frame;
 use super::{Counters, NodeSet, Placement};
 use crate::units::{NodeId, Pages};
 
@@ -18,12 +18,12 @@ pub(super) const NODES: usize = NodeSet::CAPACITY as usize;
 pub(super) struct Node {
     /// How many pages the pool has there.
     pub(super) books: Books,
-    /// Pages that reservations and subpools hold.
+    /// Pages that reservations hold.
     held: u64,
     /// Free pages that are not promised.
-    pub(super) free: List,
+    pub(super) free: Vec<Frame>,
     /// Places whose page went back to the source.
-    holes: List,
+    holes: Vec<Frame>,
     /// Places from this one on were never used.
     fresh: u32,
 }
@@ -43,10 +43,20 @@ impl Node {
         Self {
             books: Books::new(),
             held: 0,
-            free: List::new(),
-            holes: List::new(),
+            free: Vec::new(),
+            holes: Vec::new(),
             fresh: 0,
         }
+    }
+
+    fn listed(&self) -> u64 {
+        self.free.len() as u64
+    }
+
+    /// Has room for all its pages, so that a give allocates nothing.
+    fn make_room(&mut self) {
+        let all = usize::try_from(self.books.total()).unwrap_or(0);
+        self.free.reserve(all.saturating_sub(self.free.len()));
     }
 }
 
@@ -91,10 +101,10 @@ impl Inventory {
 
     /// Free pages that are not promised.
     pub(super) fn listed(&self, nodes: NodeSet) -> u64 {
-        self.sum(nodes, |node| node.free.len())
+        self.sum(nodes, Node::listed)
     }
 
-    /// How many pages of `nodes` reservations and subpools hold.
+    /// How many pages of `nodes` reservations hold.
     pub(super) fn held(&self, nodes: NodeSet) -> u64 {
         self.sum(nodes, |node| node.held)
     }
@@ -112,8 +122,8 @@ impl Inventory {
     /// The counters of `nodes`, by the kernel's names.
     pub(super) fn counters(&self, nodes: NodeSet) -> Counters {
         for node in nodes.and(self.present).iter().map(|node| self.node(node)) {
-            let (free, total) = (node.free.len() + node.held, node.books.total());
-            let places = u64::from(node.fresh) - node.holes.len();
+            let (free, total) = (node.listed() + node.held, node.books.total());
+            let places = u64::from(node.fresh) - node.holes.len() as u64;
             debug_assert!(
                 free <= total && total <= places && node.books.surplus() <= total,
                 "{node:?}"
@@ -138,64 +148,66 @@ impl Inventory {
     }
 
     /// A free page, from the node that has most of them.
-    pub(super) fn pop_free(&mut self, nodes: NodeSet, links: &Links) -> Option<Frame> {
-        let node = self.richest(nodes, |node| node.free.len())?;
-        self.node_mut(node).free.pop(links)
+    pub(super) fn pop_free(&mut self, nodes: NodeSet) -> Option<Frame> {
+        let node = self.richest(nodes, Node::listed)?;
+        self.node_mut(node).free.pop()
     }
 
     /// A free page where the placement would have it.
-    pub(super) fn pop_placed(&mut self, placement: Placement, links: &Links) -> Option<Frame> {
+    pub(super) fn pop_placed(&mut self, placement: Placement) -> Option<Frame> {
         let [first, rest] = placement.tiers(self.present);
-        self.pop_free(first, links)
-            .or_else(|| self.pop_free(rest, links))
+        self.pop_free(first).or_else(|| self.pop_free(rest))
     }
 
     /// A page is given back: `Some` where it is surplus of its node, leaves the pool and goes on to the
     /// source; else it is free now.
-    pub(super) fn give(&mut self, frame: Frame, links: &Links) -> Option<Frame> {
+    pub(super) fn give(&mut self, frame: Frame) -> Option<Frame> {
         let node = self.node_mut(frame.node());
         if node.books.give() {
             return Some(frame);
         }
-        node.free.push(links, frame);
+        node.free.push(frame);
         None
     }
 
     /// A page of the pool is lost; its place is empty.
-    pub(super) fn lose(&mut self, frame: Frame, links: &Links) {
+    pub(super) fn lose(&mut self, frame: Frame) {
         let node = self.node_mut(frame.node());
         node.books.leave(1);
-        node.holes.push(links, frame);
+        node.holes.push(frame);
     }
 
     /// A page that the source made joins the pool as surplus, in use.
     pub(super) fn join_surplus(&mut self, node: NodeId) {
-        self.node_mut(node).books.join_surplus(1);
+        let node = self.node_mut(node);
+        node.books.join_surplus(1);
+        node.make_room();
     }
 
     /// A page that the source made joins the pool for good, free.
-    pub(super) fn join_persistent(&mut self, frame: Frame, links: &Links) {
+    pub(super) fn join_persistent(&mut self, frame: Frame) {
         let node = self.node_mut(frame.node());
         node.books.join(1);
-        node.free.push(links, frame);
+        node.make_room();
+        node.free.push(frame);
     }
 
     /// An empty place on a node, for the source to put a page there.
-    pub(super) fn pop_hole(&mut self, node: NodeId, links: &Links) -> Option<Frame> {
+    pub(super) fn pop_hole(&mut self, node: NodeId) -> Option<Frame> {
         if !self.present.contains(node) {
             return None;
         }
         let capacity = self.capacity;
         let slot = self.node_mut(node);
-        slot.holes.pop(links).or_else(|| {
+        slot.holes.pop().or_else(|| {
             let index = (slot.fresh < capacity).then_some(slot.fresh)?;
             slot.fresh += 1;
             Some(Frame::new(node, index))
         })
     }
 
-    pub(super) fn push_hole(&mut self, frame: Frame, links: &Links) {
-        self.node_mut(frame.node()).holes.push(links, frame);
+    pub(super) fn push_hole(&mut self, frame: Frame) {
+        self.node_mut(frame.node()).holes.push(frame);
     }
 
     /// The nodes in the order in which persistent pages are added: the one with the fewest first.
@@ -220,20 +232,20 @@ impl Inventory {
 
     /// A free page leaves the pool, and with it a persistent one: of a node that has both, if there is
     /// one; else of any, and the surplus that it was is left to another node.
-    pub(super) fn shed(&mut self, nodes: NodeSet, links: &Links) -> Option<Frame> {
-        let both = |node: &Node| node.free.len().min(node.books.persistent());
+    pub(super) fn shed(&mut self, nodes: NodeSet) -> Option<Frame> {
+        let both = |node: &Node| node.listed().min(node.books.persistent());
         if let Some(node) = self.richest(nodes, both) {
             let node = self.node_mut(node);
-            let frame = node.free.pop(links)?;
+            let frame = node.free.pop()?;
             node.books.shed();
             return Some(frame);
         }
-        let node = self.richest(nodes, |node| node.free.len())?;
+        let node = self.richest(nodes, Node::listed)?;
         if !self.make_surplus(nodes) {
             return None;
         }
         let node = self.node_mut(node);
-        let frame = node.free.pop(links)?;
+        let frame = node.free.pop()?;
         node.books.leave(1);
         Some(frame)
     }

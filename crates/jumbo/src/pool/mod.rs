@@ -8,7 +8,7 @@
 //! - [`Pool::take`] gives a [`Page`], an owned handle that goes back when it is dropped; [`Pool::take_owned`] an [`OwnedPage`],
 //!   which keeps the pool, for a program that has it in an `Arc`;
 //! - [`Pool::reserve`] promises pages, all or none ([`Reservation`]);
-//! - [`Pool::subpool`] gives a part of the pool a maximum and a minimum ([`Subpool`]);
+//! - a [`Quota`] bounds what several users of a pool may have of it;
 //! - [`Pool::resize`] changes how many pages are persistent;
 //! - [`Pool::take_folio`] gives a part of a page, of any order ([`Folio`]); pages are split for that and merged again;
 //! - [`Pool::region`] puts pages side by side ([`Region`]). Memory that processes share is [`shmem`](crate::shmem)'s.
@@ -37,7 +37,7 @@
 //! `collect`; `frame` is the token that a page is in exactly one place, `folio` the parts of pages that are split, `window` the one leaf that touches memory. See `docs/design/pool.md`.
 //!
 //! Invariant, whenever no thread is inside: `reserved <= free <= total`, `surplus <= total` on each node and
-//! altogether, and the counters equal the lists that they count. Takes, gives and reservations allocate nothing; no
+//! altogether, and the counters equal the lists that they count. A take of a free page and a give allocate nothing; no
 //! lock is held while the source is asked but the one that keeps two resizes apart; and a shortage is an
 //! error at the call, never a SIGBUS.
 
@@ -52,26 +52,27 @@ mod region;
 mod reservation;
 mod resize;
 mod source;
-mod subpool;
 mod window;
+
+pub use jumbo_inside::pool::Quota;
 
 pub use error::{Error, Exhausted, SetupError, SourceError};
 pub use folio::{Folio, Split};
 pub use nodes::{NodeSet, Placement};
-pub use page::{OwnedPage, Page};
+pub use page::{OwnedPage, Page, Taken};
 pub use region::{Populate, Region};
 pub use reservation::Reservation;
 pub use resize::Resized;
 pub use source::{Hugetlb, Source, Thp};
 #[doc(hidden)]
 pub use source::{Model, Supply};
-pub use subpool::Subpool;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
+use crate::kernel::lock;
 use crate::units::{NodeId, PageSize, Pages};
 use folio::{Buddies, Folios};
-use frame::{Frame, Links};
+use frame::Frame;
 use inventory::Inventory;
 
 /// Pages of one size.
@@ -80,8 +81,6 @@ use inventory::Inventory;
 /// find its own thread inside.
 #[derive(Debug)]
 pub struct Pool {
-    // Before the source: a pool gives its pages back when it is dropped, and the table lives in the window.
-    links: Links,
     inventory: Mutex<Inventory>,
     /// Held by the one that resizes the pool.
     resizing: Mutex<()>,
@@ -138,7 +137,6 @@ impl Pool {
         let window = source.window();
         let capacity = u32::try_from(window.capacity().0).unwrap_or(frame::MAX_FRAMES);
         Self {
-            links: window.links(),
             inventory: Mutex::new(Inventory::new(window.nodes(), capacity)),
             resizing: Mutex::new(()),
             placement,
@@ -200,13 +198,8 @@ impl Drop for Pool {
     /// Every page goes back to the source. None is out: a page borrows its pool, or keeps it.
     fn drop(&mut self) {
         let mut inventory = lock(&self.inventory);
-        while let Some(frame) = inventory.pop_free(NodeSet::ALL, &self.links) {
+        while let Some(frame) = inventory.pop_free(NodeSet::ALL) {
             self.let_go(&frame);
         }
     }
-}
-
-/// A lock whatever became of its last holder: nothing in this module panics halfway.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,20 +1,22 @@
 //! A page in use: [`Page`], which borrows its pool, and [`OwnedPage`], which keeps it.
 
-use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::frame::Frame;
-use super::{Error, Placement, Pool, Subpool};
+use super::{Error, Placement, Pool};
 use crate::units::{NodeId, PageSize};
 
-/// A huge page, taken out of a pool. Dropping it gives it back; nothing can use it after that.
+/// A huge page, taken out of a pool. Dropping it gives it back; nothing can use it after that. `P` is what has the pool.
 #[derive(Debug)]
-pub struct Page<'p> {
-    pool: &'p Pool,
-    subpool: Option<&'p Subpool<'p>>,
-    frame: ManuallyDrop<Frame>,
+pub struct Taken<P: Deref<Target = Pool>> {
+    pub(super) frame: Frame,
+    pub(super) pool: P,
 }
+
+/// A page that borrows its pool.
+pub type Page<'p> = Taken<&'p Pool>;
 
 /// A page that keeps its pool for as long as it lives, so that it may be stored beside the pool and go to any thread.
 ///
@@ -30,41 +32,7 @@ pub struct Page<'p> {
 /// assert_eq!(pool.counters().total, Pages(0));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
-pub struct OwnedPage {
-    frame: ManuallyDrop<Frame>,
-    pool: Arc<Pool>,
-}
-
-/// What both kinds of page tell and give: `self.pool` is a reference to the pool in some form.
-macro_rules! accessors {
-    () => {
-        /// The node that it is on.
-        pub fn node(&self) -> NodeId {
-            self.frame.node()
-        }
-
-        /// Its size.
-        pub fn size(&self) -> PageSize {
-            self.pool.page_size()
-        }
-
-        /// What it holds.
-        pub fn bytes(&self) -> &[u8] {
-            self.pool.source.window().bytes(&self.frame)
-        }
-
-        /// What it holds, to write.
-        pub fn bytes_mut(&mut self) -> &mut [u8] {
-            self.pool.source.window().bytes_mut(&mut self.frame)
-        }
-
-        /// Its address, for what is given to the kernel or to C. It is good for as long as the page is.
-        pub fn as_ptr(&mut self) -> NonNull<u8> {
-            NonNull::from(self.bytes_mut()).cast()
-        }
-    };
-}
+pub type OwnedPage = Taken<Arc<Pool>>;
 
 impl Pool {
     /// Takes a page: a free one, else a surplus page. What it holds is unspecified: zeroes, or what
@@ -82,7 +50,7 @@ impl Pool {
     /// As [`Pool::take`].
     pub fn take_placed(&self, placement: Placement) -> Result<Page<'_>, Error> {
         let (frame, _) = self.take_frame(placement)?;
-        Ok(Page::new(self, None, frame))
+        Ok(Taken { pool: self, frame })
     }
 
     /// Takes a page as by [`Pool::take`] that keeps the pool.
@@ -91,10 +59,8 @@ impl Pool {
     /// As [`Pool::take`].
     pub fn take_owned(self: &Arc<Self>) -> Result<OwnedPage, Error> {
         let (frame, _) = self.take_frame(self.placement)?;
-        Ok(OwnedPage {
-            frame: ManuallyDrop::new(frame),
-            pool: Arc::clone(self),
-        })
+        let pool = Arc::clone(self);
+        Ok(Taken { pool, frame })
     }
 
     /// Takes a page that holds zeroes.
@@ -103,7 +69,7 @@ impl Pool {
     /// As [`Pool::take`].
     pub fn take_zeroed(&self) -> Result<Page<'_>, Error> {
         let (frame, fresh) = self.take_frame(self.placement)?;
-        let mut page = Page::new(self, None, frame);
+        let mut page = Taken { pool: self, frame };
         if !fresh {
             page.bytes_mut().fill(0);
         }
@@ -111,45 +77,41 @@ impl Pool {
     }
 }
 
-impl<'p> Page<'p> {
-    pub(super) fn new(pool: &'p Pool, subpool: Option<&'p Subpool<'p>>, frame: Frame) -> Self {
-        Self {
-            pool,
-            subpool,
-            frame: ManuallyDrop::new(frame),
-        }
-    }
-
-    accessors!();
-}
-
-impl Drop for Page<'_> {
-    #[expect(unsafe_code, reason = "the frame leaves the page in its drop")]
-    fn drop(&mut self) {
-        // SAFETY: this is the drop, so the field is not touched again.
-        let frame = unsafe { ManuallyDrop::take(&mut self.frame) };
-        match self.subpool {
-            Some(subpool) => subpool.give_frame(frame),
-            None => self.pool.give_frame(frame),
-        }
-    }
-}
-
-impl OwnedPage {
+impl<P: Deref<Target = Pool>> Taken<P> {
     /// The pool that it is of.
-    pub fn pool(&self) -> &Arc<Pool> {
+    pub fn pool(&self) -> &P {
         &self.pool
     }
 
-    accessors!();
+    /// The node that it is on.
+    pub fn node(&self) -> NodeId {
+        self.frame.node()
+    }
+
+    /// Its size.
+    pub fn size(&self) -> PageSize {
+        self.pool.page_size()
+    }
+
+    /// What it holds.
+    pub fn bytes(&self) -> &[u8] {
+        self.pool.source.window().bytes(&self.frame)
+    }
+
+    /// What it holds, to write.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.pool.source.window().bytes_mut(&mut self.frame)
+    }
+
+    /// Its address, for what is given to the kernel or to C. It is good for as long as the page is.
+    pub fn as_ptr(&mut self) -> NonNull<u8> {
+        NonNull::from(self.bytes_mut()).cast()
+    }
 }
 
-impl Drop for OwnedPage {
-    #[expect(unsafe_code, reason = "the frame leaves the page in its drop")]
+impl<P: Deref<Target = Pool>> Drop for Taken<P> {
     fn drop(&mut self) {
-        // SAFETY: this is the drop, so nothing uses the field again.
-        let frame = unsafe { ManuallyDrop::take(&mut self.frame) };
-        self.pool.give_frame(frame);
+        self.pool.give_frame(self.frame.leave());
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::error::SourceError;
-use super::frame::{Frame, List};
+use super::frame::Frame;
 use super::window::OwnedRange;
 use super::{Error, Pool, Reservation, lock};
 use crate::units::{NodeId, Pages};
@@ -140,30 +140,21 @@ impl Region<'_> {
 impl Drop for Region<'_> {
     fn drop(&mut self) {
         let pool = self.reservation.pool();
-        let (links, subpool) = (&pool.links, self.reservation.subpool());
         let Some(mapping) = self.mapping.take() else {
             return;
         };
-        let mut home = List::new();
+        let mut home = Vec::new();
         for (at, frame) in self.frames.iter_mut().enumerate() {
             let Some(frame) = frame.take() else { continue };
             match pool.source.unplace(&frame, &mapping, at * self.page) {
-                Ok(()) => home.push(links, frame),
+                Ok(()) => home.push(frame),
                 // Its memory goes with the region's addresses.
-                Err(_) => {
-                    lock(&pool.inventory).lose(frame, links);
-                    if let Some(subpool) = subpool {
-                        subpool.lose_one();
-                    }
-                }
+                Err(_) => lock(&pool.inventory).lose(frame),
             }
         }
         drop(mapping);
-        while let Some(frame) = home.pop(links) {
-            match subpool {
-                Some(subpool) => subpool.give_frame(frame),
-                None => pool.give_frame(frame),
-            }
+        while let Some(frame) = home.pop() {
+            pool.give_frame(frame);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Pages that are promised: [`Reservation`].
 
 use super::collect::Purpose;
-use super::frame::{Frame, List};
-use super::{Error, Page, Placement, Pool, Subpool, lock};
+use super::frame::Frame;
+use super::{Error, Page, Placement, Pool, lock};
 use crate::units::Pages;
 
 /// Pages that are set aside. Taking one cannot fail; what is left goes back when this is
@@ -10,8 +10,7 @@ use crate::units::Pages;
 #[derive(Debug)]
 pub struct Reservation<'p> {
     pool: &'p Pool,
-    subpool: Option<&'p Subpool<'p>>,
-    held: List,
+    held: Vec<Frame>,
 }
 
 impl Pool {
@@ -33,22 +32,17 @@ impl Pool {
         placement: Placement,
     ) -> Result<Reservation<'_>, Error> {
         let collected = self.collect_pages(pages.0, placement, Purpose::Promise)?;
-        Ok(Reservation::new(self, None, collected.frames))
+        Ok(Reservation {
+            pool: self,
+            held: collected.frames,
+        })
     }
 }
 
 impl<'p> Reservation<'p> {
-    pub(super) fn new(pool: &'p Pool, subpool: Option<&'p Subpool<'p>>, held: List) -> Self {
-        Self {
-            pool,
-            subpool,
-            held,
-        }
-    }
-
     /// How many pages are left.
     pub fn left(&self) -> Pages {
-        Pages(self.held.len())
+        Pages(self.held.len() as u64)
     }
 
     /// The pool that they are of.
@@ -59,11 +53,14 @@ impl<'p> Reservation<'p> {
     /// Takes one of the pages; `None` once all are taken. What it holds is unspecified.
     pub fn take(&mut self) -> Option<Page<'p>> {
         let frame = self.take_frame()?;
-        Some(Page::new(self.pool, self.subpool, frame))
+        Some(Page {
+            pool: self.pool,
+            frame,
+        })
     }
 
     pub(super) fn take_frame(&mut self) -> Option<Frame> {
-        let frame = self.held.pop(&self.pool.links)?;
+        let frame = self.held.pop()?;
         lock(&self.pool.inventory).unhold(frame.node());
         Some(frame)
     }
@@ -71,29 +68,24 @@ impl<'p> Reservation<'p> {
     /// Puts a page that was taken back where it was; it is promised again.
     pub(super) fn put_back(&mut self, frame: Frame) {
         lock(&self.pool.inventory).hold(frame.node());
-        self.held.push(&self.pool.links, frame);
-    }
-
-    /// A page that turned out to be lost was charged to the subpool.
-    pub(super) fn subpool(&self) -> Option<&'p Subpool<'p>> {
-        self.subpool
+        self.held.push(frame);
     }
 
     /// Parts it, so that each thread has a part of its own: up to `pages` of it.
     #[must_use]
     pub fn split_off(&mut self, pages: Pages) -> Self {
-        let mut part = List::new();
-        self.held.move_to(&mut part, pages.0, &self.pool.links);
-        Self::new(self.pool, self.subpool, part)
+        let pages = usize::try_from(pages.0).unwrap_or(usize::MAX);
+        let part = self.held.split_off(self.held.len().saturating_sub(pages));
+        Self {
+            pool: self.pool,
+            held: part,
+        }
     }
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        let held = std::mem::replace(&mut self.held, List::new());
-        match self.subpool {
-            Some(subpool) => subpool.give_held(held),
-            None => self.pool.give_held(held),
-        }
+        let held = std::mem::take(&mut self.held);
+        self.pool.give_held(held);
     }
 }

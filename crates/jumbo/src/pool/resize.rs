@@ -1,6 +1,5 @@
 //! How many pages are persistent: [`Pool::resize`].
 
-use super::frame::List;
 use super::{Error, NodeSet, Pool, lock};
 use crate::units::{NodeId, Pages};
 
@@ -71,7 +70,7 @@ impl Pool {
             };
             drop(inventory);
             match self.make_on(node) {
-                Some(Ok(frame)) => lock(&self.inventory).join_persistent(frame, &self.links),
+                Some(Ok(frame)) => lock(&self.inventory).join_persistent(frame),
                 Some(Err(error)) => {
                     left = left.without(NodeSet::of(node));
                     stopped = Some(Error::Source(error));
@@ -87,15 +86,15 @@ impl Pool {
     }
 
     fn shrink(&self, nodes: NodeSet, asked: u64) {
-        let mut freed = List::new();
+        let mut freed = Vec::new();
         let mut inventory = lock(&self.inventory);
         let promised = inventory.held(nodes);
         let used = inventory.total(nodes) - inventory.listed(nodes) - promised;
         // As in the kernel: what is promised counts as if it were in use.
         let floor = asked.max(promised + used);
         while inventory.persistent(nodes) > floor {
-            match inventory.shed(nodes, &self.links) {
-                Some(frame) => freed.push(&self.links, frame),
+            match inventory.shed(nodes) {
+                Some(frame) => freed.push(frame),
                 None => break,
             }
         }

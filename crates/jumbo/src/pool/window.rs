@@ -10,9 +10,8 @@
     reason = "the leaf that maps and touches the pool's memory"
 )]
 
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::os::fd::BorrowedFd;
-use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -24,16 +23,15 @@ use jumbo_inside::pool::populate;
 use super::NodeSet;
 use super::error::SetupError;
 use super::folio::Part;
-use super::frame::{Frame, Links, MAX_FRAMES};
-use crate::kernel::sys;
+use super::frame::{Frame, MAX_FRAMES};
+use crate::kernel::{Reserved, at, sys};
 use crate::units::{Bytes, PageSize, Pages};
 
 /// A range of addresses of its own; unmapped when dropped, but for one with parts that a child of fork(2) has not
 /// inherited, in such a child.
 #[derive(Debug)]
 pub struct OwnedRange {
-    start: usize,
-    length: usize,
+    reserved: Option<Reserved>,
     /// The first address that is aligned as was asked.
     pub(super) address: usize,
     /// The number of the process out of whose children parts of it are kept; 0 where none are. In a child
@@ -45,47 +43,26 @@ pub struct OwnedRange {
 #[derive(Debug)]
 pub struct Window {
     mapping: OwnedRange,
-    table: OwnedRange,
     size: PageSize,
     bytes: usize,
     per_node: u32,
     nodes: NodeSet,
 }
 
-fn at(address: usize) -> *mut c_void {
-    ptr::with_exposed_provenance_mut(address)
-}
-
 impl OwnedRange {
     /// Reserves `length` bytes at a multiple of `align`, with no access and no memory behind them.
     pub(super) fn reserve(length: usize, align: usize) -> Result<Self> {
-        let whole = length.checked_add(align).ok_or(Errno::NOMEM)?;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
-        let start =
-            unsafe { mm::mmap_anonymous(ptr::null_mut(), whole, ProtFlags::empty(), flags)? };
-        let start = start.expose_provenance();
+        let reserved = Reserved::new(length, align)?;
         Ok(Self {
-            start,
-            length: whole,
-            address: start.next_multiple_of(align),
+            address: reserved.address,
+            reserved: Some(reserved),
             kept_in: AtomicU32::new(0),
         })
-    }
-
-    /// Zeroed memory, which costs only what is touched.
-    fn zeroed(length: usize) -> Result<Self> {
-        let mapping = Self::reserve(length, rustix::param::page_size())?;
-        let access = MprotectFlags::READ | MprotectFlags::WRITE;
-        // SAFETY: the range is the mapping just made; more access to it takes nothing away.
-        unsafe { mm::mprotect(at(mapping.address), length, access)? };
-        Ok(mapping)
     }
 
     /// Puts a file over the mapping, from its aligned start on, shared: a window, in which pages are opened one by one.
     pub(super) fn map_file(&self, length: usize, file: BorrowedFd<'_>) -> Result<()> {
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
-        debug_assert!(self.address + length <= self.start + self.length);
         // SAFETY: the range lies in this reservation, to which no reference exists: the
         // callers do this once, before they hand out any address.
         unsafe { mm::mmap(at(self.address), length, ProtFlags::empty(), flags, file, 0) }.map(drop)
@@ -102,7 +79,6 @@ impl OwnedRange {
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let start = at(self.address + offset);
-        debug_assert!(self.address + offset + length <= self.start + self.length);
         self.keep_in(Origin::mark()?)?;
         // SAFETY: the range lies in this reservation; its owner asks, who has handed nothing of it out yet.
         unsafe { mm::mmap(start, length, prot, flags, file, at_offset)? };
@@ -143,10 +119,8 @@ impl Drop for OwnedRange {
         if kept_in != 0 && !Origin(kept_in).is_here() {
             // What is left of it here are addresses without memory; between them may be what the child has
             // mapped since.
-            return;
+            std::mem::forget(self.reserved.take());
         }
-        // SAFETY: the mapping is this value's own, all of it; what referred to it borrowed from it.
-        let _ = unsafe { mm::munmap(at(self.start), self.length) };
     }
 }
 
@@ -173,10 +147,8 @@ impl Window {
         let none = || SetupError::Window(whole);
         let bytes = usize::try_from(size.bytes()).map_err(|_| none())?;
         let length = usize::try_from(whole.0).map_err(|_| none())?;
-        let entries = usize::try_from(frames * 4).map_err(|_| none())?;
         Ok(Self {
             mapping: OwnedRange::reserve(length, bytes).map_err(|_| none())?,
-            table: OwnedRange::zeroed(entries).map_err(|_| none())?,
             size,
             bytes,
             per_node,
@@ -223,22 +195,6 @@ impl Window {
     /// In bytes, of one page.
     pub(super) fn page(&self) -> usize {
         self.bytes
-    }
-
-    /// The table for lists of its frames.
-    pub(super) fn links(&self) -> Links {
-        let entries = self.table.length / 4 - rustix::param::page_size() / 4;
-        // SAFETY: the table is zeroed memory, aligned to a page, of at least that many words, which is what
-        // AtomicU32s may be made of. It lives as long as the window, which the pool keeps for as long as
-        // itself; `Links` is never handed out of the pool.
-        let table = unsafe {
-            std::slice::from_raw_parts(at(self.table.address).cast::<AtomicU32>(), entries)
-        };
-        Links {
-            table,
-            per_node: self.per_node,
-            nodes: self.nodes,
-        }
     }
 
     /// Where a frame's page is, from the start of the window.

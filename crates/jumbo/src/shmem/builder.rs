@@ -5,9 +5,6 @@ use super::{Error, Region, Rung, Why};
 use crate::kernel::{Root, base_page, thp};
 use crate::units::{Bytes, PageSize};
 
-/// The length of a file, unless another one is asked for: less is freed faster than threads can be told to.
-const SHARD: u64 = 1 << 30;
-
 /// What a region is to be: [`Region::builder`].
 #[derive(Clone, Debug)]
 pub struct Builder {
@@ -15,7 +12,6 @@ pub struct Builder {
     pub(super) capacity: Option<Bytes>,
     pub(super) sizes: Option<Vec<PageSize>>,
     pub(super) up_to: Rung,
-    pub(super) shard: Bytes,
 }
 
 impl Builder {
@@ -25,7 +21,6 @@ impl Builder {
             capacity: None,
             sizes: None,
             up_to: Rung::Collapse,
-            shard: Bytes(SHARD),
         }
     }
 
@@ -49,16 +44,10 @@ impl Builder {
         self
     }
 
-    /// The length of each of its files, rounded up to whole huge pages: 1 GiB, unless told otherwise.
-    pub fn shard(mut self, shard: Bytes) -> Self {
-        self.shard = shard;
-        self
-    }
-
     /// Makes it, of zeroes.
     ///
     /// # Errors
-    /// [`Error::Empty`]; [`Error::Capacity`] where the size is larger; [`Error::Call`] where addresses or files cannot be
+    /// [`Error::Empty`]; [`Error::Capacity`] where the size is larger; [`Error::Call`] where addresses or a file cannot be
     /// had; [`Error::Host`] where the PMD size cannot be read. What keeps it from a rung is no error: see
     /// [`Region::standing`].
     pub fn build(self) -> Result<Region, Error> {

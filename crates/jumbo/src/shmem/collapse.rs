@@ -1,7 +1,6 @@
 //! Touch and collapse: [`Region::collapse`].
 
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
 
 use rustix::io::Errno;
 
@@ -9,8 +8,9 @@ use jumbo_inside::pool::{Room, make_huge};
 use jumbo_inside::sys::collapse;
 use jumbo_inside::sys::{Pagemap, Pages};
 
-use super::shards::Extent;
+use super::file::Extent;
 use super::{Error, Region, Rung, call};
+use crate::kernel::lock;
 use crate::units::{Bytes, PageSize};
 
 /// What is left to others when a block is collapsed: the kernel takes the huge page before it gives the base pages back.
@@ -79,7 +79,7 @@ impl Region {
         for index in 0..self.size / block {
             let range = index * block..(index + 1) * block;
             let failed = call("lseek", block as u64);
-            let extent = self.shards.extent(range.clone()).map_err(failed)?;
+            let extent = self.file.extent(range.clone()).map_err(failed)?;
             let addresses = self.memory.part(range);
             let huge = |map: &Pagemap| {
                 map.count(addresses.clone(), Pages::Huge)
@@ -138,14 +138,11 @@ impl Region {
 
     /// What it asked for itself and got, by page size.
     pub fn counts(&self) -> BTreeMap<PageSize, Counts> {
-        self.counts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.counts).clone()
     }
 
     pub(super) fn count(&self, size: PageSize, alloc: u64, fallback: u64, charge: u64) {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = lock(&self.counts);
         let counts = counts.entry(size).or_default();
         counts.shmem_alloc += alloc;
         counts.shmem_fallback += fallback;

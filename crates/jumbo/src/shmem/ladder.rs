@@ -105,7 +105,7 @@ pub(super) fn stand(
             given = Advice::Huge;
         }
         Ok(controls) => {
-            let (pmd, start) = (controls.pmd, mapped.range.start);
+            let (pmd, start) = (controls.pmd(), mapped.range.start);
             let with = |advice| Mapped {
                 advice,
                 ..mapped.clone()

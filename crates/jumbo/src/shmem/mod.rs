@@ -4,14 +4,13 @@
 //! pages by whichever way is open to it ([`Rung`]), without a change to the host, and says which way that is and why it is no higher
 //! one ([`Standing`]).
 //!
-//! It is made of memfds, mapped side by side at one range of addresses that does not move. Children of fork(2) share it, and
-//! other processes that are handed its files. So its bytes are lent as atomics. Several files, because a file has one lock
-//! under which its pages are freed ([`Region::free`]).
+//! It is a memfd, mapped at a range of addresses that does not move. Children of fork(2) share it, and other processes that
+//! are handed its file. So its bytes are lent as atomics.
 //!
-//! - `ladder`: rungs. `collapse`: touch and collapse. `shards`: the files. `memory`: the addresses.
-//! - [`policy`] says what the kernel's controls allow; [`crate::gather`] frees.
+//! - `ladder`: rungs. `collapse`: touch and collapse. `file`: the memfd. `memory`: the addresses.
+//! - [`policy`] says what the kernel's controls allow.
 //!
-//! Invariant: each byte of a region, from 0 to its size, is mapped, and in a file that has that length; a byte that was not written
+//! Invariant: each byte of a region, from 0 to its size, is mapped, and in the file; a byte that was not written
 //! since the region grew over it or a hole was punched there is zero.
 //!
 //! ```
@@ -31,20 +30,19 @@
 mod builder;
 mod collapse;
 mod error;
+mod file;
 mod ladder;
 mod memory;
 pub mod policy;
-mod shards;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::io::Errno;
 
-use crate::gather::Freed;
 use crate::kernel::thp::Thp;
 use crate::kernel::{Root, base_page};
 use crate::units::{Bytes, PageSize};
@@ -55,21 +53,20 @@ pub use error::Error;
 pub use ladder::{Rung, Standing, Why};
 
 use error::call;
+use file::File;
 use ladder::stand;
 use memory::Addresses;
 use policy::{Advice, Controls, Mapped};
-use shards::Shards;
 
 /// Anonymous shared memory; what no other process has mapped any more is freed when it is dropped.
 #[derive(Debug)]
 pub struct Region {
     root: Root,
-    // Before the files: what is unmapped is not freed under its own lock.
     memory: Addresses,
-    shards: Shards,
+    file: File,
     size: usize,
     capacity: usize,
-    /// What its files' lengths are a multiple of.
+    /// What its file's length is a multiple of.
     unit: PageSize,
     pmd: PageSize,
     hugetlb: Option<PageSize>,
@@ -89,7 +86,7 @@ impl Region {
         Builder::new(size)
     }
 
-    /// Addresses without memory.
+    /// Addresses and a file without memory.
     fn reserve(
         builder: &Builder,
         root: &Root,
@@ -104,17 +101,13 @@ impl Region {
             rounded.and_then(|rounded| usize::try_from(rounded).ok())
         };
         let failed = call("mmap of addresses", asked.0);
-        let lengths = length(asked)
-            .zip(length(builder.shard))
-            .zip(length(Bytes(huge.bytes())));
-        let Some(((capacity, shard), align)) = lengths else {
-            return Err(failed(Errno::NOMEM));
-        };
-        let memory = Addresses::reserve(capacity, align).map_err(failed)?;
+        let lengths = length(asked).zip(length(Bytes(huge.bytes())));
+        let (capacity, align) = lengths.ok_or_else(|| failed(Errno::NOMEM))?;
+        let file = File::new(hugetlb).map_err(call("memfd_create", asked.0))?;
         Ok(Self {
             root: root.clone(),
-            memory,
-            shards: Shards::new(shard.min(capacity), hugetlb),
+            memory: Addresses::map(capacity, align, file.as_fd()).map_err(failed)?,
+            file,
             size: 0,
             capacity: usize::try_from(asked.0).unwrap_or(capacity).min(capacity),
             unit,
@@ -149,20 +142,15 @@ impl Region {
         &self.standing
     }
 
-    /// Its files, for another process to map side by side: each but the last has [`Region::shard`] bytes of it.
+    /// Its file, for another process to map.
     ///
     /// # Safety
-    /// As long as the region is there, none that has a file, in this process or another, cuts it short, which a seal
+    /// As long as the region is there, none that has the file, in this process or another, cuts it short, which a seal
     /// ([`Region::seal`]) sees to; nor, on [`Rung::Hugetlb`], punches holes in it, which no seal sees to. A touch there is answered by SIGBUS:
     /// beyond the end of the file always, in a hole of hugetlb where no page is to be had.
-    #[expect(unsafe_code, reason = "what a holder of the files must not do")]
-    pub unsafe fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.shards.files()
-    }
-
-    /// The length of each file but the last.
-    pub fn shard(&self) -> Bytes {
-        Bytes(self.shards.each as u64)
+    #[expect(unsafe_code, reason = "what a holder of the file must not do")]
+    pub unsafe fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// Makes it larger, by zeroes. Its bytes stay where they are. On [`Rung::Hugetlb`] the new pages are there when this returns.
@@ -180,11 +168,9 @@ impl Region {
         if to <= before {
             return Ok(());
         }
-        let files = self.shards.files().count();
         if let Err(error) = self.grow_to(to) {
-            // What was added is not seen: the size is as before. Files that are longer are cut when that can be.
-            let _ = self.shards.set_length(self.whole(before));
-            self.shards.truncate(files);
+            // What was added is not seen: the size is as before. A file that is longer is cut when that can be.
+            let _ = self.file.set_length(self.whole(before));
             return Err(error);
         }
         self.size = to;
@@ -192,16 +178,7 @@ impl Region {
     }
 
     fn grow_to(&mut self, to: usize) -> Result<(), Error> {
-        let (each, end) = (self.shards.each, self.memory_length());
-        for index in self.shards.files().count()..to.div_ceil(each) {
-            let file = self.shards.add().map_err(call("memfd_create", to as u64))?;
-            let range = index * each..((index + 1) * each).min(end);
-            #[expect(unsafe_code, reason = "addresses of the region's own")]
-            // SAFETY: the region has never been so large that a byte of this part was in it, so none was lent: a file that is
-            // made stays, when the region shrinks too.
-            unsafe { self.memory.map(range, file) }.map_err(call("mmap", to as u64))?;
-        }
-        self.shards
+        self.file
             .set_length(self.whole(to))
             .map_err(call("ftruncate", to as u64))?;
         match self.hugetlb {
@@ -233,10 +210,9 @@ impl Region {
             Ok(None) => Err("this kernel has no THP".to_owned()),
             Err(error) => Err(error.to_string()),
         };
-        let each = self.shards.each;
-        let range = self.memory.part(0..each.min(self.memory_length()));
+        let range = self.memory.all();
         let mapped = Mapped {
-            size: Bytes(size.min(each) as u64),
+            size: Bytes(size as u64),
             range: range.start as u64..range.end as u64,
             offset: 0,
             advice: Advice::None,
@@ -246,21 +222,16 @@ impl Region {
         let refused = self.refused.clone();
         let (standing, advice) = stand(controls, &mapped, sizes, self.up_to, refused);
         self.standing = standing;
-        for (index, part) in self.shards.parts(0..self.memory_length()) {
-            if index < self.shards.files().count() {
-                // A kernel without THP refuses, and the rung says so.
-                let start = index * each;
-                let _ = self.memory.advise(start..start + part.len(), advice);
-            }
-        }
+        // A kernel without THP refuses, and the rung says so.
+        let _ = self.memory.advise(advice);
     }
 
-    /// Makes it smaller, and gives what is cut off back, by several threads where it is in several files. Another process that
-    /// has it mapped does not survive a touch there. A size that is not smaller changes nothing.
+    /// Makes it smaller, and gives what is cut off back. Another process that has it mapped does not survive a touch there. A
+    /// size that is not smaller changes nothing.
     ///
     /// # Errors
-    /// [`Error::Sealed`], [`Error::Empty`]; [`Error::Call`], with EPERM and nothing changed where another process has sealed a
-    /// file. After any other one, what was to be cut off may be zeroes, and the region smaller by whole files.
+    /// [`Error::Sealed`], [`Error::Empty`]; [`Error::Call`], with EPERM and nothing changed where another process has sealed the
+    /// file. After any other one, what was to be cut off may be zeroes.
     pub fn shrink(&mut self, to: Bytes) -> Result<(), Error> {
         let to = match to {
             Bytes(0) => return Err(Error::Empty),
@@ -272,8 +243,10 @@ impl Region {
         }
         let failed = |operation| call(operation, cut.len() as u64);
         let whole = self.whole(to);
-        // Another process may have sealed a file; asked before anything is lost.
-        self.shards.may_cut(whole).map_err(failed("ftruncate"))?;
+        // Another process may have sealed the file; asked before anything is lost.
+        if whole < self.whole(self.size) {
+            self.file.may_cut().map_err(failed("ftruncate"))?;
+        }
         // Whatever fails from here on, what is in the region yet may have holes.
         let block = self.block();
         let has_hole = self.holes.contains(&(to / block));
@@ -281,14 +254,9 @@ impl Region {
         // The rest of the last page would be there again when it grows.
         let rest = to..whole.min(self.size);
         if !rest.is_empty() {
-            self.shards.punch(rest).map_err(failed("fallocate"))?;
+            self.file.punch(rest).map_err(failed("fallocate"))?;
         }
-        // Nothing is said of pages that stay until the files are cut, which is next.
-        let _ = self.give_back(whole..self.whole(self.size));
-        if let Err((left, errno)) = self.shards.cut(whole) {
-            self.size = self.size.min(left);
-            return Err(failed("ftruncate")(errno));
-        }
+        self.file.set_length(whole).map_err(failed("ftruncate"))?;
         self.size = to;
         // What grows over the rest of the last block has no hole.
         let end = if has_hole {
@@ -312,9 +280,9 @@ impl Region {
             return Ok(());
         }
         let failed = call("fallocate", range.len() as u64);
-        // First: where a file refuses, those before it have holes.
+        // First: where the kernel refuses, a part of it may have holes.
         self.punched(&range);
-        self.shards.punch(range).map_err(failed)
+        self.file.punch(range).map_err(failed)
     }
 
     /// Blocks of this range may have holes from now on.
@@ -324,14 +292,14 @@ impl Region {
         self.holes.extend(blocks);
     }
 
-    /// It keeps its size from now on, here and in every process that has its files. Those can punch holes all the same: a seal
+    /// It keeps its size from now on, here and in every process that has its file. Those can punch holes all the same: a seal
     /// against that forbids writing too.
     ///
     /// # Errors
     /// [`Error::Call`].
     pub fn seal(&mut self) -> Result<(), Error> {
         if !self.sealed {
-            self.shards
+            self.file
                 .seal()
                 .map_err(call("F_ADD_SEALS", self.size as u64))?;
             self.sealed = true;
@@ -353,8 +321,8 @@ impl Region {
             made.map_err(|errno| Error::NoPages { size, bytes, errno })?;
         }
         #[expect(unsafe_code, reason = "lends the region's own memory")]
-        // SAFETY: the range is mapped, and in files that are as long, until the region shrinks, which it does not while it is
-        // borrowed, and no holder of a file does (`files`). Pages of shared memory come when they are touched; those of hugetlb are there:
+        // SAFETY: the range is mapped, and in a file that is as long, until the region shrinks, which it does not while it is
+        // borrowed, and no holder of the file does (`file`). Pages of shared memory come when they are touched; those of hugetlb are there:
         // only `punch` and `shrink` take them away, and they are had again above.
         Ok(unsafe { self.memory.bytes(range) })
     }
@@ -392,24 +360,14 @@ impl Region {
         Ok(())
     }
 
-    /// Gives all of it back now, with several threads where it is in several files, whichever process has it mapped: those read
-    /// zeroes. Dropping it leaves its memory to others that have it mapped, and frees it on one thread.
+    /// Gives all of it back now, whichever process has it mapped: those read zeroes. Dropping it leaves its memory to others that
+    /// have it mapped.
     ///
     /// # Errors
     /// [`Error::Call`]; it is freed all the same when no other process has it.
-    pub fn free(mut self) -> Result<Freed, Error> {
-        let freed = self.give_back(0..self.whole(self.size));
-        freed.map_err(call("MADV_REMOVE", self.size as u64))
-    }
-
-    /// Punches a hole into whole pages, file by file.
-    fn give_back(&mut self, range: Range<usize>) -> rustix::io::Result<Freed> {
-        let each = self.shards.each;
-        let parts = self.shards.parts(range);
-        let parts =
-            parts.map(|(index, part)| (index, index * each + part.start..index * each + part.end));
-        self.memory
-            .punch(parts.filter(|(_, part)| !part.is_empty()))
+    pub fn free(self) -> Result<(), Error> {
+        let failed = call("fallocate", self.size as u64);
+        self.file.punch(0..self.whole(self.size)).map_err(failed)
     }
 
     fn within(&self, range: &Range<usize>) -> Result<(), Error> {
@@ -433,16 +391,10 @@ impl Region {
         })
     }
 
-    /// The length of the files together for a region of so many bytes.
+    /// The length of the file for a region of so many bytes.
     fn whole(&self, size: usize) -> usize {
         let unit = usize::try_from(self.unit.bytes()).unwrap_or(1);
         size.next_multiple_of(unit)
-    }
-
-    /// For how much there are addresses, in whole huge pages.
-    fn memory_length(&self) -> usize {
-        let huge = usize::try_from(self.pmd.max(self.unit).bytes()).unwrap_or(1);
-        self.capacity.next_multiple_of(huge)
     }
 
     fn block(&self) -> usize {

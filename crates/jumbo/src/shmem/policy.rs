@@ -9,30 +9,10 @@
 //!
 //! Invariant: of the sizes that are tried each is allowed, fits the mapping, and is larger than the next.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::kernel::thp::Thp;
+use crate::kernel::thp::{SizeControl, Thp};
 use crate::units::{Bytes, PageSize};
-
-/// A value of `shmem_enabled`, at the top or of one size (6.12).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
-    /// Huge folios always.
-    Always,
-    /// Where the whole folio is within the object's size. At the top also where it was advised.
-    WithinSize,
-    /// Where it was advised (MADV_HUGEPAGE).
-    Advise,
-    /// Never.
-    Never,
-    /// Of a size: as the top-level value says.
-    Inherit,
-    /// At the top: no huge folio anywhere, whatever a size says.
-    Deny,
-    /// At the top: huge folios everywhere, in the sizes that are at `inherit`.
-    Force,
-}
 
 /// What was advised for the mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,19 +38,23 @@ pub struct Mapped {
     pub advice: Advice,
 }
 
-/// The controls of a host for shared memory.
+/// The controls of a host for shared memory: the words of its THP tables, all of them known here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Controls {
-    /// At the top.
-    pub top: Rule,
-    /// By size.
-    pub sizes: BTreeMap<PageSize, Rule>,
-    /// What one PMD maps.
-    pub pmd: PageSize,
-    /// The base page.
-    pub base: PageSize,
+    thp: Thp,
+    base: PageSize,
 }
+
+/// The words of `shmem_enabled`, at the top and of a size (6.12).
+const WORDS: [&str; 7] = [
+    "always",
+    "within_size",
+    "advise",
+    "never",
+    "inherit",
+    "deny",
+    "force",
+];
 
 /// Why MADV_COLLAPSE makes no huge folio, by the control that says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -101,22 +85,6 @@ pub enum Refusal {
     Misaligned(PageSize),
 }
 
-impl Rule {
-    /// By the kernel's word.
-    pub fn of(word: &str) -> Option<Self> {
-        Some(match word {
-            "always" => Self::Always,
-            "within_size" => Self::WithinSize,
-            "advise" => Self::Advise,
-            "never" => Self::Never,
-            "inherit" => Self::Inherit,
-            "deny" => Self::Deny,
-            "force" => Self::Force,
-            _ => return None,
-        })
-    }
-}
-
 impl Mapped {
     /// Where in the object the byte at `address` is.
     fn place(&self, address: u64) -> u64 {
@@ -137,23 +105,27 @@ impl Controls {
     /// Those of a table that was read on a host with base pages of `base`. `None` where the kernel has no huge folios for
     /// shared memory, or a word that is not known here.
     pub fn of(thp: &Thp, base: PageSize) -> Option<Self> {
-        let top = Rule::of(&thp.shmem_enabled.as_ref()?.current)?;
-        let sizes = thp.sizes.iter().filter_map(|(size, control)| {
-            let word = &control.shmem_enabled.as_ref()?.current;
-            Some(Rule::of(word).map(|value| (*size, value)))
-        });
-        let mut sizes: BTreeMap<_, _> = sizes.collect::<Option<_>>()?;
-        if sizes.is_empty() {
-            // Before 6.12 the top-level value rules the PMD size, and there is no other.
-            sizes.insert(thp.pmd_size, Rule::Inherit);
-        }
-        let pmd = thp.pmd_size;
-        Some(Self {
-            top,
-            sizes,
-            pmd,
-            base,
-        })
+        let sizes = thp
+            .sizes
+            .values()
+            .filter_map(|of| of.shmem_enabled.as_ref());
+        let mut words = sizes.chain([thp.shmem_enabled.as_ref()?]);
+        let known = words.all(|choice| WORDS.contains(&choice.current.as_str()));
+        let thp = thp.clone();
+        known.then_some(Self { thp, base })
+    }
+
+    /// What one PMD maps.
+    pub fn pmd(&self) -> PageSize {
+        self.thp.pmd_size
+    }
+
+    /// The value of the PMD size, or of another one that the kernel has a file for. Before 6.12 the top-level value rules the
+    /// PMD size, and there is no other.
+    fn own(&self, size: PageSize) -> &str {
+        let of = self.thp.sizes.get(&size);
+        let own = of.and_then(|of| of.shmem_enabled.as_ref());
+        own.map_or("inherit", |own| &own.current)
     }
 
     /// True where a folio of `size` with the byte at this place lies within the object, whose last base page counts as a
@@ -166,42 +138,35 @@ impl Controls {
     /// Whether the controls allow a folio of `size` where the byte at `address` is touched first; whether it fits there is
     /// another matter.
     pub fn allows(&self, mapped: &Mapped, size: PageSize, address: u64) -> bool {
-        let own = self.of_size(size);
         let advised = mapped.advice == Advice::Huge;
-        let is_overruled = self.top == Rule::Force && own != Rule::Inherit;
-        if mapped.advice == Advice::NoHuge || self.top == Rule::Deny || is_overruled {
-            return false;
-        }
         // The top-level value is about the PMD size alone, whichever size inherits it; and it takes advice for an object that
         // is too small, which a size does not.
-        let inherits = own == Rule::Inherit;
-        let (rule, size) = match inherits {
-            true => (self.top, self.pmd),
-            false => (own, size),
-        };
+        let inherits = self.own(size) == "inherit";
+        let of = if inherits { self.pmd() } else { size };
+        let rule = self.thp.shared(size).map(|rule| rule.current.as_str());
         match rule {
-            Rule::Always | Rule::Force => true,
-            Rule::WithinSize => {
-                (inherits && advised) || self.holds(mapped, size, mapped.place(address))
+            _ if mapped.advice == Advice::NoHuge => false,
+            Some("always" | "force") => true,
+            Some("within_size") => {
+                (inherits && advised) || self.holds(mapped, of, mapped.place(address))
             }
-            Rule::Advise => advised,
-            Rule::Never | Rule::Inherit | Rule::Deny => false,
+            Some("advise") => advised,
+            _ => false,
         }
-    }
-
-    /// The value of a size; one that the kernel has no file for is never used.
-    fn of_size(&self, size: PageSize) -> Rule {
-        self.sizes.get(&size).copied().unwrap_or(Rule::Never)
     }
 
     /// The sizes that a fault at `address` tries, the first one first. It takes the first for which memory is free in one piece,
     /// and a base page where none is, or where the memory control group does not allow the folio that was found.
     /// A folio begins where the object has no page yet.
     pub fn tried(&self, mapped: &Mapped, address: u64) -> Vec<PageSize> {
-        let sizes = self.sizes.keys().rev().copied();
-        let fits =
-            |size: &PageSize| self.allows(mapped, *size, address) && mapped.suits(*size, address);
-        sizes.filter(fits).collect()
+        let sized =
+            |(size, of): (&PageSize, &SizeControl)| of.shmem_enabled.as_ref().map(|_| *size);
+        let mut sizes: Vec<_> = self.thp.sizes.iter().rev().filter_map(sized).collect();
+        if sizes.is_empty() {
+            sizes.push(self.pmd());
+        }
+        sizes.retain(|size| self.allows(mapped, *size, address) && mapped.suits(*size, address));
+        sizes
     }
 
     /// Whether MADV_COLLAPSE (6.1) makes a huge folio of the block that has `address`, where at least one page of it is
@@ -210,16 +175,18 @@ impl Controls {
     /// # Errors
     /// [`Refusal`]: the kernel answers EINVAL.
     pub fn collapses(&self, mapped: &Mapped, address: u64) -> Result<(), Refusal> {
-        let (pmd, own) = (self.pmd, self.of_size(self.pmd));
+        let (pmd, own) = (self.pmd(), self.own(self.pmd()));
+        let top = self.thp.shmem_enabled.as_ref();
+        let is_top = |word| top.is_some_and(|top| top.is(word));
         // A collapse of any block of a mapping counts as one at its beginning.
         let within = self.holds(mapped, pmd, mapped.offset);
         Err(match own {
             _ if mapped.advice == Advice::NoHuge => Refusal::NoHuge,
-            _ if self.top == Rule::Deny => Refusal::Deny,
-            own if self.top == Rule::Force && own != Rule::Inherit => Refusal::NotInherited(pmd),
-            Rule::WithinSize if !within => Refusal::Small(pmd),
-            Rule::Advise if mapped.advice != Advice::Huge => Refusal::NotAdvised(pmd),
-            Rule::Never => Refusal::Never(pmd),
+            _ if is_top("deny") => Refusal::Deny,
+            own if is_top("force") && own != "inherit" => Refusal::NotInherited(pmd),
+            "within_size" if !within => Refusal::Small(pmd),
+            "advise" if mapped.advice != Advice::Huge => Refusal::NotAdvised(pmd),
+            "never" => Refusal::Never(pmd),
             _ if !mapped.suits(pmd, address) => Refusal::Misaligned(pmd),
             _ => return Ok(()),
         })
@@ -289,7 +256,6 @@ mod tests {
     #[test]
     fn a_kernel_without_sizes_has_the_top_level_value() {
         let old = controls("within_size", &[]).unwrap();
-        assert_eq!(old.sizes, [(PMD, Rule::Inherit)].into());
         let large = mapped(4 << 20, Advice::None);
         assert_eq!(old.tried(&large, large.range.start), [PMD]);
         assert_eq!(controls("sometimes", &[]), None);

@@ -3,13 +3,9 @@
 //! Invariant: the descriptors of a section fill whole base pages, at least one. So a section's memory can be given back
 //! without a neighbour's descriptors in it.
 
-use std::mem::size_of;
-use std::sync::atomic::AtomicU64;
-
 use rustix::io::Errno;
 
 use super::Error;
-use super::words::Section;
 use crate::units::{Bytes, Order, PageSize, Pages};
 
 /// Of one descriptor.
@@ -103,12 +99,6 @@ impl Geometry {
     /// What the descriptors of a compound page of `order` fill.
     pub const fn descriptors(self, order: Order) -> Bytes {
         Bytes(DESCRIPTOR << order.0)
-    }
-
-    /// What the section table takes that describes so much memory, however it is paged: all that stays of huge pages' descriptors.
-    pub const fn section_table(self, memory: Bytes) -> Bytes {
-        let sections = memory.0.div_ceil(self.section.size(self.base).bytes());
-        Bytes(sections.saturating_mul(size_of::<Section<AtomicU64>>() as u64))
     }
 
     /// What optimising a compound page of `order` saves, and why no more.

@@ -16,18 +16,18 @@ use std::ffi::CStr;
 use std::fmt;
 use std::mem::size_of;
 use std::ops::Range;
-use std::ptr::{self, with_exposed_provenance, with_exposed_provenance_mut};
+use std::ptr::with_exposed_provenance;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use jumbo_inside::pool::{Claim, Room};
 use rustix::io::{Errno, Result};
-use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{self, Advice, MprotectFlags};
 
 use super::table::Store;
 use super::words::{Descriptor, Section};
 use super::{Error, Geometry, RESERVE_MOST};
-use crate::kernel::sys;
+use crate::kernel::{Reserved, at, lock, sys};
 use crate::units::Bytes;
 
 /// Writers of different GiB meet in a lock where their numbers are alike.
@@ -40,6 +40,7 @@ const SPINS: u32 = 100;
 /// Private anonymous memory between two pages without access, so that the kernel merges it with no neighbour.
 #[derive(Debug)]
 pub(super) struct Mapping {
+    _reserved: Reserved,
     address: usize,
     length: usize,
 }
@@ -66,11 +67,6 @@ struct Reserve {
     wanted: usize,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing in this module panics halfway.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Mapping {
     fn new(length: usize, name: &CStr) -> std::result::Result<Self, Error> {
         let error = |operation| {
@@ -81,18 +77,13 @@ impl Mapping {
             }
         };
         let page = rustix::param::page_size();
-        let whole = length.checked_add(2 * page);
-        let whole = whole.ok_or(Errno::NOMEM).map_err(error("mmap"))?;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
-        let start =
-            unsafe { mm::mmap_anonymous(ptr::null_mut(), whole, ProtFlags::empty(), flags) };
-        let start = start.map_err(error("mmap"))?.expose_provenance();
+        let reserved = Reserved::new(length.saturating_add(page), page).map_err(error("mmap"))?;
         let mapping = Self {
-            address: start + page,
+            address: reserved.address + page,
+            _reserved: reserved,
             length,
         };
-        let at = with_exposed_provenance_mut(mapping.address);
+        let at = at(mapping.address);
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
         // SAFETY: the range is the mapping just made, which no other code knows of. It was locked if the program locks all that
         // is to come, and access would fill it then.
@@ -115,7 +106,7 @@ impl Mapping {
 
     /// Makes bytes of it resident, or leaves it as it was.
     fn populate(&self, bytes: Range<usize>) -> Result<()> {
-        let at = with_exposed_provenance_mut(self.address + bytes.start);
+        let at = at(self.address + bytes.start);
         // SAFETY: populating changes no byte that can be read.
         let populated = unsafe { mm::madvise(at, bytes.len(), Advice::LinuxPopulateWrite) };
         populated.inspect_err(|_| {
@@ -139,15 +130,6 @@ impl Mapping {
         let count = self.length / size_of::<T>();
         // SAFETY: readable and writable memory of that length, aligned to a page; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts(with_exposed_provenance(self.address), count) }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        let page = rustix::param::page_size();
-        let start = with_exposed_provenance_mut(self.address - page);
-        // SAFETY: the mapping is this value's own; what referred to it was its owner's, who is gone.
-        let _ = unsafe { mm::munmap(start, self.length + 2 * page) };
     }
 }
 

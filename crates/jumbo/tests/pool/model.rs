@@ -6,7 +6,7 @@
 use crate::books;
 use std::collections::HashSet;
 
-use jumbo::pool::{Error, Model, NodeSet, Page, Placement, Pool, Reservation, Subpool};
+use jumbo::pool::{Error, Model, NodeSet, Page, Placement, Pool, Reservation};
 use jumbo::units::{NodeId, Pages};
 use proptest::prelude::*;
 
@@ -15,17 +15,10 @@ const SUPPLY: u32 = 12;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Take {
-        nodes: u8,
-        subpool: bool,
-    },
+    Take(u8),
     /// Gives one of the pages back.
     Give(usize),
-    Reserve {
-        pages: u64,
-        nodes: u8,
-        subpool: bool,
-    },
+    Reserve(u64, u8),
     /// Takes a page from one of the reservations.
     Use(usize),
     /// Parts one of the reservations.
@@ -39,11 +32,10 @@ enum Op {
 
 fn operation() -> impl Strategy<Value = Op> {
     let nodes = prop_oneof![4 => Just(7u8), 1 => 1..8u8];
-    let subpool = prop::bool::weighted(0.3);
     prop_oneof![
-        6 => (nodes.clone(), subpool).prop_map(|(nodes, subpool)| Op::Take { nodes, subpool }),
+        6 => nodes.clone().prop_map(Op::Take),
         6 => any::<usize>().prop_map(Op::Give),
-        3 => (0..8u64, nodes, subpool).prop_map(|(pages, nodes, subpool)| Op::Reserve { pages, nodes, subpool }),
+        3 => (0..8u64, nodes).prop_map(|(pages, nodes)| Op::Reserve(pages, nodes)),
         4 => any::<usize>().prop_map(Op::Use),
         1 => (any::<usize>(), 0..5u64).prop_map(|(at, pages)| Op::Part(at, pages)),
         2 => any::<usize>().prop_map(Op::End),
@@ -143,31 +135,15 @@ fn kind(error: Error) -> &'static str {
         Error::Exhausted(_) => "exhausted",
         // The model's window is as large as its supply.
         Error::Source(_) | Error::Window { .. } => "source",
-        Error::Quota { .. } => "quota",
         _ => "other",
-    }
-}
-
-/// A subpool's books, as the model keeps them.
-struct Quota {
-    max: u64,
-    min: u64,
-    charged: u64,
-}
-
-impl Quota {
-    fn held(&self) -> u64 {
-        self.min.saturating_sub(self.charged)
     }
 }
 
 struct Run<'p> {
     pool: &'p Pool,
-    subpool: &'p Subpool<'p>,
-    pages: Vec<(Page<'p>, bool)>,
-    reservations: Vec<(Reservation<'p>, bool)>,
+    pages: Vec<Page<'p>>,
+    reservations: Vec<Reservation<'p>>,
     overcommit: u64,
-    quota: Quota,
     now: Nodes,
 }
 
@@ -179,52 +155,33 @@ impl<'p> Run<'p> {
         self.now = seen;
     }
 
-    fn took(&mut self, page: Page<'p>, mask: u8, of_subpool: bool, from_minimum: bool) {
+    fn took(&mut self, page: Page<'p>, mask: u8) {
         let at = index(page.node());
         let mut expected = self.now;
-        if from_minimum {
-            expected[at].reserved -= 1;
+        assert!(allowed(mask).any(|node| node == at), "not allowed there");
+        if shortage(&self.now, self.overcommit, 1, mask) == Ok(0) {
+            assert!(self.now[at].available() > 0, "a free page was elsewhere");
             expected[at].free -= 1;
         } else {
-            assert!(allowed(mask).any(|node| node == at), "not allowed there");
-            if shortage(&self.now, self.overcommit, 1, mask) == Ok(0) {
-                assert!(self.now[at].available() > 0, "a free page was elsewhere");
-                expected[at].free -= 1;
-            } else {
-                expected[at].total += 1;
-                expected[at].surplus += 1;
-            }
+            expected[at].total += 1;
+            expected[at].surplus += 1;
         }
         let addresses: HashSet<usize> = self
             .pages
             .iter()
-            .map(|(page, _)| page.bytes().as_ptr().addr())
+            .map(|page| page.bytes().as_ptr().addr())
             .collect();
         assert!(!addresses.contains(&page.bytes().as_ptr().addr()));
-        self.pages.push((page, of_subpool));
+        self.pages.push(page);
         self.expect(expected);
     }
 
-    fn take(&mut self, nodes: u8, of_subpool: bool) {
-        // A subpool takes where its pool does.
-        let mask = if of_subpool { 7 } else { nodes };
-        let full = of_subpool && self.quota.charged + 1 > self.quota.max;
-        let from_minimum = of_subpool && self.quota.held() > 0;
-        let allowed = match shortage(&self.now, self.overcommit, 1, mask) {
-            _ if full => Err("quota"),
-            _ if from_minimum => Ok(0),
-            verdict => verdict,
-        };
-        let taken = if of_subpool {
-            self.subpool.take()
-        } else {
-            self.pool.take_placed(placement(nodes))
-        };
-        match taken {
+    fn take(&mut self, mask: u8) {
+        let allowed = shortage(&self.now, self.overcommit, 1, mask);
+        match self.pool.take_placed(placement(mask)) {
             Ok(page) => {
                 assert!(allowed.is_ok(), "taken, where the rules say {allowed:?}");
-                self.quota.charged += u64::from(of_subpool);
-                self.took(page, mask, of_subpool, from_minimum);
+                self.took(page, mask);
             }
             Err(error) => {
                 assert_eq!(Err(kind(error)), allowed);
@@ -237,14 +194,10 @@ impl<'p> Run<'p> {
         if self.pages.is_empty() {
             return;
         }
-        let (page, of_subpool) = self.pages.swap_remove(at % self.pages.len());
+        let page = self.pages.swap_remove(at % self.pages.len());
         let mut expected = self.now;
         let node = &mut expected[index(page.node())];
-        self.quota.charged -= u64::from(of_subpool);
-        if of_subpool && self.quota.charged < self.quota.min {
-            node.free += 1;
-            node.reserved += 1;
-        } else if node.surplus > 0 {
+        if node.surplus > 0 {
             node.total -= 1;
             node.surplus -= 1;
         } else {
@@ -254,25 +207,9 @@ impl<'p> Run<'p> {
         self.expect(expected);
     }
 
-    fn reserve(&mut self, pages: u64, nodes: u8, of_subpool: bool) {
-        let mask = if of_subpool { 7 } else { nodes };
-        let full = of_subpool && self.quota.charged + pages > self.quota.max;
-        let from_minimum = if of_subpool {
-            pages.min(self.quota.held())
-        } else {
-            0
-        };
-        let wanted = pages - from_minimum;
-        let allowed_surplus = match shortage(&self.now, self.overcommit, wanted, mask) {
-            _ if full => Err("quota"),
-            verdict => verdict,
-        };
-        let reserved = if of_subpool {
-            self.subpool.reserve(Pages(pages))
-        } else {
-            self.pool.reserve_placed(Pages(pages), placement(nodes))
-        };
-        let reservation = match reserved {
+    fn reserve(&mut self, pages: u64, mask: u8) {
+        let allowed_surplus = shortage(&self.now, self.overcommit, pages, mask);
+        let reservation = match self.pool.reserve_placed(Pages(pages), placement(mask)) {
             Ok(reservation) => reservation,
             Err(error) => {
                 assert_eq!(Err(kind(error)), allowed_surplus);
@@ -282,10 +219,7 @@ impl<'p> Run<'p> {
         };
         let made = allowed_surplus.expect("reserved, against the rules");
         assert_eq!(reservation.left(), Pages(pages));
-        self.reservations.push((reservation, of_subpool));
-        if of_subpool {
-            self.quota.charged += pages;
-        }
+        self.reservations.push(reservation);
         let (before, after) = (self.now, observe(self.pool));
         for at in 0..NODES {
             let (before, after) = (before[at], after[at]);
@@ -298,7 +232,7 @@ impl<'p> Run<'p> {
         }
         let grown = |of: fn(&Node) -> u64| sum(&after, of) - sum(&before, of);
         assert_eq!(grown(|node| node.total), made);
-        assert_eq!(grown(|node| node.reserved), wanted);
+        assert_eq!(grown(|node| node.reserved), pages);
         self.now = after;
     }
 
@@ -307,7 +241,7 @@ impl<'p> Run<'p> {
             return;
         }
         let at = at % self.reservations.len();
-        let (reservation, of_subpool) = &mut self.reservations[at];
+        let reservation = &mut self.reservations[at];
         let left = reservation.left();
         let Some(page) = reservation.take() else {
             assert_eq!(left, Pages(0));
@@ -317,8 +251,7 @@ impl<'p> Run<'p> {
         let node = &mut expected[index(page.node())];
         node.free -= 1;
         node.reserved -= 1;
-        let of_subpool = *of_subpool;
-        self.pages.push((page, of_subpool));
+        self.pages.push(page);
         self.expect(expected);
     }
 
@@ -327,13 +260,12 @@ impl<'p> Run<'p> {
             return;
         }
         let at = at % self.reservations.len();
-        let (reservation, of_subpool) = &mut self.reservations[at];
+        let reservation = &mut self.reservations[at];
         let before = reservation.left().0;
         let part = reservation.split_off(Pages(pages));
         assert_eq!(part.left().0, pages.min(before));
         assert_eq!(part.left().0 + reservation.left().0, before);
-        let of_subpool = *of_subpool;
-        self.reservations.push((part, of_subpool));
+        self.reservations.push(part);
         self.expect(self.now);
     }
 
@@ -341,14 +273,8 @@ impl<'p> Run<'p> {
         if self.reservations.is_empty() {
             return;
         }
-        let (reservation, of_subpool) = self.reservations.swap_remove(at % self.reservations.len());
+        let reservation = self.reservations.swap_remove(at % self.reservations.len());
         let left = reservation.left().0;
-        let mut kept = 0;
-        if of_subpool {
-            self.quota.charged -= left;
-            let held_before = self.quota.min.saturating_sub(self.quota.charged + left);
-            kept = (self.quota.held() - held_before).min(left);
-        }
         drop(reservation);
         let (before, after) = (self.now, observe(self.pool));
         let mut freed = 0;
@@ -361,7 +287,7 @@ impl<'p> Run<'p> {
             assert_eq!(after.free, before.free - surplus);
             freed += unreserved;
         }
-        assert_eq!(freed, left - kept);
+        assert_eq!(freed, left);
         self.now = after;
     }
 
@@ -405,13 +331,9 @@ impl<'p> Run<'p> {
 
     fn step(&mut self, op: &Op) {
         match *op {
-            Op::Take { nodes, subpool } => self.take(nodes, subpool),
+            Op::Take(nodes) => self.take(nodes),
             Op::Give(at) => self.give(at),
-            Op::Reserve {
-                pages,
-                nodes,
-                subpool,
-            } => self.reserve(pages, nodes, subpool),
+            Op::Reserve(pages, nodes) => self.reserve(pages, nodes),
             Op::Use(at) => self.use_one(at),
             Op::Part(at, pages) => self.part(at, pages),
             Op::End(at) => self.end(at),
@@ -423,8 +345,6 @@ impl<'p> Run<'p> {
                 self.expect(self.now);
             }
         }
-        let charged = (self.subpool.charged().0, self.subpool.held().0);
-        assert_eq!(charged, (self.quota.charged, self.quota.held()));
     }
 }
 
@@ -434,21 +354,17 @@ proptest! {
     #[test]
     fn a_pool_is_what_the_model_says(
         persistent in 0..16u64,
-        (min, more) in (0..4u64, 0..6u64),
         ops in prop::collection::vec(operation(), 0..120),
     ) {
         let model = Model::new(&[SUPPLY; NODES]).unwrap();
         let supply = model.supply();
         let pool = Pool::new(model, Placement::ANYWHERE);
-        pool.resize(Pages(persistent.max(min)));
-        let subpool = pool.subpool(Some(Pages(min + more)), Pages(min)).unwrap();
+        pool.resize(Pages(persistent));
         let mut run = Run {
             pool: &pool,
-            subpool: &subpool,
             pages: Vec::new(),
             reservations: Vec::new(),
             overcommit: 0,
-            quota: Quota { max: min + more, min, charged: 0 },
             now: observe(&pool),
         };
         for op in &ops {
@@ -458,7 +374,6 @@ proptest! {
             }
         }
         drop(run);
-        drop(subpool);
         let end = pool.counters();
         prop_assert_eq!((end.reserved, end.used()), (Pages(0), Pages(0)));
         drop(pool);

@@ -70,15 +70,3 @@ fn a_region_takes_its_pages_when_they_are_asked_for() {
         Err(Error::Exhausted(_))
     ));
 }
-
-#[test]
-fn a_region_of_a_subpool_is_charged_to_it() {
-    let pool = pool(8, 0);
-    let subpool = pool.subpool(Some(Pages(4)), Pages(2)).unwrap();
-    let reservation = subpool.reserve(Pages(4)).unwrap();
-    let region = reservation.into_region(Populate::UpFront).unwrap();
-    assert_eq!((subpool.charged(), tuple(&pool)), (Pages(4), [8, 4, 0, 0]));
-    assert!(matches!(subpool.take(), Err(Error::Quota { .. })));
-    drop(region);
-    assert_eq!((subpool.charged(), tuple(&pool)), (Pages(0), [8, 8, 2, 0]));
-}

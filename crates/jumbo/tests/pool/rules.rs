@@ -1,7 +1,7 @@
 //! The rules one by one, as they are written down in docs/design/pool.md.
 
 use crate::books;
-use jumbo::pool::{Error, Model, NodeSet, Page, Placement, Pool};
+use jumbo::pool::{Error, Model, NodeSet, Page, Placement, Pool, Quota};
 use jumbo::units::{NodeId, Pages};
 
 /// (total, free, reserved, surplus).
@@ -126,60 +126,16 @@ fn shrinking_leaves_what_is_reserved_or_used() {
 }
 
 #[test]
-fn a_subpool_has_its_maximum_and_its_minimum() {
-    let pool = pool(6, 2);
-    let subpool = pool.subpool(Some(Pages(3)), Pages(2)).unwrap();
-    assert_eq!(tuple(&pool), [6, 6, 2, 0]);
-    // Everybody else may have four, and two surplus pages.
-    let others: Vec<Page> = (0..6).map(|_| pool.take().unwrap()).collect();
-    assert!(pool.take().is_err());
-    let mut mine = vec![subpool.take().unwrap(), subpool.take().unwrap()];
-    assert!(matches!(subpool.take(), Err(Error::Exhausted(_))));
-    assert_eq!((subpool.charged(), subpool.held()), (Pages(2), Pages(0)));
-    drop(others);
-    assert_eq!(tuple(&pool), [6, 4, 0, 0]);
-    mine.push(subpool.take().unwrap());
-    assert_eq!(
-        subpool.take().unwrap_err().to_string(),
-        "subpool full: maximum 3: 3 taken or reserved, 1 wanted"
-    );
-    // What comes back is the pool's as long as the subpool has its minimum, and then reserved again.
-    mine.pop();
-    assert_eq!(tuple(&pool), [6, 4, 0, 0]);
-    mine.pop();
-    assert_eq!(tuple(&pool), [6, 5, 1, 0]);
-    let reservation = subpool.reserve(Pages(2)).unwrap();
-    assert_eq!(tuple(&pool), [6, 5, 2, 0]);
-    drop(reservation);
-    assert_eq!(tuple(&pool), [6, 5, 1, 0]);
-    mine.clear();
-    assert_eq!(tuple(&pool), [6, 6, 2, 0]);
-    drop(mine);
-    drop(subpool);
-    assert_eq!(tuple(&pool), [6, 6, 0, 0]);
-}
-
-#[test]
-fn the_minimum_of_a_subpool_outlasts_the_surplus_it_is_made_of() {
-    let pool = pool(0, 3);
-    let subpool = pool.subpool(None, Pages(2)).unwrap();
-    assert_eq!(tuple(&pool), [2, 2, 2, 2]);
-    let page = subpool.take().unwrap();
-    assert_eq!(tuple(&pool), [2, 1, 1, 2]);
-    drop(page);
-    assert_eq!(tuple(&pool), [2, 2, 2, 2]);
-    drop(subpool);
-    assert_eq!(tuple(&pool), [0; 4]);
-}
-
-#[test]
-fn a_minimum_beyond_the_maximum_or_the_pool_is_refused() {
-    let pool = pool(4, 0);
-    let quota = pool.subpool(Some(Pages(1)), Pages(2)).unwrap_err();
-    assert!(matches!(quota, Error::Quota { .. }));
-    let exhausted = pool.subpool(None, Pages(5)).unwrap_err();
-    assert!(matches!(exhausted, Error::Exhausted(_)));
-    assert_eq!(tuple(&pool), [4, 4, 0, 0]);
+fn a_quota_bounds_what_several_users_have_of_a_pool() {
+    let (pool, quota) = (pool(6, 0), Quota::new(3));
+    let take = || quota.charge(1).then(|| pool.take().unwrap());
+    let mut pages: Vec<Page> = std::iter::from_fn(take).collect();
+    assert_eq!((pages.len(), quota.charged()), (3, 3));
+    assert_eq!(tuple(&pool), [6, 3, 0, 0]);
+    pages.pop();
+    quota.uncharge(1);
+    pages.extend(take());
+    assert_eq!((pages.len(), quota.peak()), (3, 3));
 }
 
 #[test]

@@ -1,9 +1,8 @@
-//! The real sources: the kernel's pool, THPs, a mount, and what a forked child has of them.
+//! The real sources: the kernel's pool, THPs, and what a forked child has of them.
 #![allow(unsafe_code, reason = "fork")]
 
 use crate::books;
 use std::fs;
-use std::process::Command;
 
 use jumbo::pool::{Error, Hugetlb, Page, Placement, Pool, Populate, Thp};
 use jumbo::units::{PageSize, Pages};
@@ -141,46 +140,6 @@ fn hugetlb_regions() {
     assert_eq!(tuple(&pool), [6, 6, 0, 0]);
     drop(pool);
     assert_eq!(kernel_counters(), [8, 8, 0, 0]);
-}
-
-/// Unmounted when it is dropped.
-struct Mounted<'a>(&'a std::path::Path);
-
-impl Drop for Mounted<'_> {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0).status();
-    }
-}
-
-#[test]
-fn a_hugetlbfs_mount_bounds_its_pool() {
-    let Some(_kernel) = KernelPool::with(8, 0) else {
-        return;
-    };
-    let folder = tempfile::tempdir().unwrap();
-    let options = "pagesize=2M,size=8M,min_size=4M";
-    let status = Command::new("mount")
-        .args(["-t", "hugetlbfs", "-o", options, "none"])
-        .arg(folder.path())
-        .status();
-    if !status.is_ok_and(|status| status.success()) {
-        return skip("cannot mount hugetlbfs");
-    }
-    // A mount that stays behind would keep its pages from every other test.
-    let mounted = Mounted(folder.path());
-    assert_eq!(kernel_counters(), [8, 8, 2, 0]);
-    let made = Hugetlb::in_mount(&Root::host(), folder.path(), Pages(64));
-    let pool = Pool::new(made.unwrap(), Placement::ANYWHERE);
-    let resized = pool.resize(Pages(6));
-    assert_eq!((pool.page_size(), resized.persistent), (SIZE, Pages(4)));
-    let stopped = resized.stopped.unwrap();
-    assert!(matches!(stopped, Error::Source(_)));
-    assert!(stopped.to_string().contains("size="), "{stopped}");
-    drop(pool);
-    drop(mounted);
-    assert_eq!(kernel_counters(), [8, 8, 0, 0]);
-    let plain = Hugetlb::in_mount(&Root::host(), folder.path(), Pages(64));
-    assert!(plain.is_err(), "not on hugetlbfs");
 }
 
 #[test]

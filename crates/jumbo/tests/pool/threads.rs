@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use jumbo::pool::{Error, Model, Page, Placement, Pool, Region, Reservation, Subpool, Supply};
+use jumbo::pool::{Error, Model, Page, Placement, Pool, Region, Reservation, Supply};
 use jumbo::units::{NodeId, Pages};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -28,7 +28,6 @@ const _: () = {
     between_threads::<Pool>();
     between_threads::<Page>();
     between_threads::<Reservation>();
-    between_threads::<Subpool>();
     between_threads::<Region>();
 };
 
@@ -82,7 +81,6 @@ fn no_page_has_two_owners_and_none_is_lost() {
     let pool = Pool::new(model, Placement::ANYWHERE);
     pool.resize(Pages(48));
     pool.set_overcommit(Pages(24));
-    let subpool = pool.subpool(Some(Pages(16)), Pages(4)).unwrap();
     let marks = AtomicU64::new(1);
     let work = |seed: u64| {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
@@ -91,7 +89,7 @@ fn no_page_has_two_owners_and_none_is_lost() {
         let mark = |page| Marked::new(page, marks.fetch_add(1, Ordering::Relaxed));
         for _ in 0..rounds() {
             mix(&mut random);
-            match random.below(16) {
+            match random.below(14) {
                 0..5 => pages.extend(pool.take().map(mark)),
                 5..10 => {
                     if !pages.is_empty() {
@@ -100,13 +98,11 @@ fn no_page_has_two_owners_and_none_is_lost() {
                     }
                 }
                 10 => reservations.extend(pool.reserve(Pages(random.below(6)))),
-                11 => reservations.extend(subpool.reserve(Pages(random.below(4)))),
-                12 => drop(reservations.pop()),
-                13 => {
+                11 => drop(reservations.pop()),
+                12 => {
                     let last = reservations.last_mut();
                     pages.extend(last.and_then(|one| one.take()).map(mark));
                 }
-                14 => pages.extend(subpool.take().map(mark)),
                 _ => {
                     let counters = pool.counters();
                     assert!(counters.reserved <= counters.free);
@@ -139,8 +135,6 @@ fn no_page_has_two_owners_and_none_is_lost() {
         resizer.join().unwrap();
     });
     books::check(&pool);
-    assert_eq!((subpool.charged(), subpool.held()), (Pages(0), Pages(4)));
-    drop(subpool);
     let counters = pool.counters();
     assert_eq!((counters.used(), counters.reserved), (Pages(0), Pages(0)));
     assert_eq!(out(&supply, 2), counters.total.0);

@@ -2,9 +2,8 @@
 //! same after every step.
 //!
 //! `take` is the touch of a MAP_NORESERVE mapping, `reserve` a shared mapping, `use` a touch in it, `give` an
-//! munmap or a hole in its file, a subpool a mount with `size=` and `min_size=`, `resize` and `overcommit` the knobs of the
-//! kernel's pool. What is compared is (total, free, reserved, surplus), what the subpool is charged with, and whether each
-//! operation succeeded.
+//! munmap or a hole in its file, `resize` and `overcommit` the knobs of the kernel's pool. What is compared is (total, free,
+//! reserved, surplus), and whether each operation succeeded.
 //!
 //! The pool of the first test has pages of the model source. In the second the same operations run on a pool of
 //! hugetlb pages beside one of the model: the two must count the same, the kernel must have as many pages in use, and each
@@ -38,7 +37,7 @@ use jumbo::units::{PageSize, Pages};
 use jumbo_host::kernel::Root;
 
 use host::{Alone, Knobs, POOL, is_unused, kernel_counters, skip};
-use kernels::{Kernels, Mount};
+use kernels::Kernels;
 use ours::Ours;
 use random::Random;
 
@@ -50,8 +49,6 @@ const MOST: u64 = 24;
 const RETRIES: u32 = 5;
 /// How often a sequence that fails is run again to make it shorter.
 const RUNS: u32 = 300;
-/// The maximum of a subpool.
-const QUOTA: u64 = 5;
 /// The kernel's pool that hugetlb pages come from: less than a sequence may ask for.
 const PERSISTENT: u64 = 10;
 const SURPLUS: u64 = 6;
@@ -66,13 +63,6 @@ enum Op {
     ReservePrivate(u64),
     Use(usize),
     End(usize),
-    /// Takes through a subpool; for the kernel, the touch of a file on a mount with `size=`.
-    TakeOf,
-    /// Reserves through it.
-    ReserveOf(u64),
-    /// Ends the subpool, with all that was taken and reserved through it, and makes another one with this minimum; for the
-    /// kernel, a mount with `min_size=`.
-    Renew(u64),
     Resize(u64),
     Overcommit(u64),
     /// Takes a part of a page, of this order; for one who knows no folios, a take where that splits a page.
@@ -86,17 +76,14 @@ enum Op {
 impl Op {
     fn any(random: &mut Random) -> Self {
         match random.below(100) {
-            0..14 => Self::Take,
-            14..19 => Self::Folio(u32::try_from(4 + random.below(5)).unwrap()),
-            19..25 => Self::TakeOf,
+            0..20 => Self::Take,
+            20..25 => Self::Folio(u32::try_from(4 + random.below(5)).unwrap()),
             25..47 => Self::Give(random.at(1 << 20)),
             47..53 => Self::GiveFolio(random.at(1 << 20)),
-            53..60 => Self::Reserve(random.below(9)),
-            60..63 => Self::ReserveOf(random.below(6)),
+            53..63 => Self::Reserve(random.below(9)),
             63..67 => Self::ReservePrivate(1 + random.below(5)),
             67..82 => Self::Use(random.at(1 << 20)),
-            82..91 => Self::End(random.at(1 << 20)),
-            91..92 => Self::Renew(random.below(QUOTA + 1)),
+            82..92 => Self::End(random.at(1 << 20)),
             92..96 => Self::Resize(random.below(MOST / 2)),
             _ => Self::Overcommit(random.below(MOST / 2)),
         }
@@ -110,12 +97,8 @@ type Answer = Option<Result<(), String>>;
 trait Side {
     /// Carries an operation out. An error is what must not be.
     fn step(&mut self, op: Op) -> Result<Answer, String>;
-    /// (total, free, reserved, surplus), and what the subpool is charged with.
-    fn counters(&self) -> Result<([u64; 4], u64), String>;
-    /// Whether a page that a minimum keeps may come back while there is surplus.
-    fn keeps_surplus(&self) -> bool {
-        true
-    }
+    /// (total, free, reserved, surplus).
+    fn counters(&self) -> [u64; 4];
 }
 
 fn text<E: ToString>(result: Result<(), E>) -> Result<(), String> {
@@ -136,23 +119,8 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// As [`Self::compared`], by way of no state that the kernel gets wrong.
-    fn step(
-        &mut self,
-        op: Op,
-        ours: &mut Ours<'_>,
-        other: &mut dyn Side,
-        and: &dyn Fn(&Ours<'_>) -> Result<(), String>,
-    ) -> Result<(), String> {
-        if !other.keeps_surplus() && ours.keeps_of_surplus(op) {
-            let total = ours.pool.counters().total;
-            self.compared(Op::Resize(total.0), ours, other, and)?;
-        }
-        self.compared(op, ours, other, and)
-    }
-
     /// One step on both; `and` compares what else there is.
-    fn compared(
+    fn step(
         &mut self,
         op: Op,
         ours: &mut Ours<'_>,
@@ -167,10 +135,10 @@ impl Outcome {
             (None, None) => {}
             _ => return Err(format!("the pool says {answer:?}, the other {same:?}")),
         }
-        let (pool, other) = (ours.counters()?, other.counters()?);
+        let (pool, other) = (ours.counters(), other.counters());
         if pool != other {
             return Err(format!(
-                "((total, free, reserved, surplus), charged): the pool has {pool:?}, the other {other:?}"
+                "(total, free, reserved, surplus): the pool has {pool:?}, the other {other:?}"
             ));
         }
         and(ours)
@@ -318,9 +286,6 @@ fn referee(run: fn(&[Op]) -> Outcome) {
     }
     if !is_unused() {
         return skip("another process uses the kernel's pool of 2M pages");
-    }
-    if Mount::new(0).is_err() {
-        return skip("cannot mount hugetlbfs");
     }
     let mut knobs = Knobs::new();
     for knob in ["nr_hugepages", "nr_overcommit_hugepages"] {

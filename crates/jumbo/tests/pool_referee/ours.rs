@@ -1,35 +1,9 @@
 //! The pool's side.
 
-use jumbo::pool::{Error, Folio, Page, Pool, Reservation, Subpool};
+use jumbo::pool::{Error, Folio, Page, Pool, Reservation};
 use jumbo::units::{Order, Pages};
 
-use super::{Answer, Op, QUOTA, Side, text};
-
-/// A subpool that ends before its pool.
-struct Part<'p> {
-    subpool: *mut Subpool<'p>,
-    min: u64,
-}
-
-impl<'p> Part<'p> {
-    fn new(pool: &'p Pool, min: u64) -> Result<Self, Error> {
-        let subpool = pool.subpool(Some(Pages(QUOTA)), Pages(min))?;
-        let subpool = Box::into_raw(Box::new(subpool));
-        Ok(Self { subpool, min })
-    }
-
-    fn get(&self) -> &'p Subpool<'p> {
-        // SAFETY: `Ours` drops the pages and reservations of a subpool before the subpool.
-        unsafe { &*self.subpool }
-    }
-}
-
-impl Drop for Part<'_> {
-    fn drop(&mut self) {
-        // SAFETY: `new` made it, and nothing refers to it any more: see `get`.
-        drop(unsafe { Box::from_raw(self.subpool) });
-    }
-}
+use super::{Answer, Op, Side, text};
 
 /// A page of a pool, and what its user wrote.
 pub(super) struct Held<'p> {
@@ -37,13 +11,11 @@ pub(super) struct Held<'p> {
     page: Option<Page<'p>>,
     /// Of a split page its number.
     mark: u64,
-    is_of_subpool: bool,
 }
 
 /// Pages that are set aside.
 pub(super) struct Promised<'p> {
     left: Reservation<'p>,
-    is_of_subpool: bool,
     /// Of a private mapping: the pages that were used, which go with it.
     private: Option<Vec<Held<'p>>>,
 }
@@ -55,7 +27,6 @@ pub(super) struct Ours<'p> {
     pub(super) reserved: Vec<Promised<'p>>,
     /// With what their users wrote.
     pub(super) folios: Vec<(Folio<'p>, u64)>,
-    subpool: Option<Part<'p>>,
     marks: u64,
 }
 
@@ -66,19 +37,17 @@ impl<'p> Ours<'p> {
             used: Vec::new(),
             reserved: Vec::new(),
             folios: Vec::new(),
-            subpool: Part::new(pool, 0).ok(),
             marks: 0,
         }
     }
 
-    fn hold(&mut self, mut page: Page<'p>, is_of_subpool: bool) -> Held<'p> {
+    fn hold(&mut self, mut page: Page<'p>) -> Held<'p> {
         self.marks += 1;
         let mark = self.marks;
         page.bytes_mut()[..8].copy_from_slice(&mark.to_ne_bytes());
         Held {
             page: Some(page),
             mark,
-            is_of_subpool,
         }
     }
 
@@ -101,7 +70,6 @@ impl<'p> Ours<'p> {
                 self.used.push(Held {
                     page: None,
                     mark: page,
-                    is_of_subpool: false,
                 });
                 Ok((Some(Ok(())), Op::Take))
             }
@@ -135,17 +103,6 @@ impl<'p> Ours<'p> {
         folio.as_ptr().addr().get() as u64 / self.pool.page_size().bytes()
     }
 
-    /// Whether an operation gives a page back that the subpool's minimum keeps, while the pool has surplus.
-    pub(super) fn keeps_of_surplus(&self, op: Op) -> bool {
-        let gives = match op {
-            Op::Give(at) if !self.used.is_empty() => self.used[at % self.used.len()].is_of_subpool,
-            Op::Renew(_) => self.used.iter().any(|held| held.is_of_subpool),
-            _ => false,
-        };
-        let least = self.subpool.as_ref().is_some_and(|part| part.min > 0);
-        gives && least && self.pool.counters().surplus > Pages(0)
-    }
-
     fn give(held: Held<'_>) -> Result<(), String> {
         let page = held.page.as_ref().ok_or("a split page was given")?;
         if page.bytes()[..8] == held.mark.to_ne_bytes() {
@@ -154,15 +111,9 @@ impl<'p> Ours<'p> {
         Err("a page holds something else".to_owned())
     }
 
-    fn promise(
-        &mut self,
-        left: Result<Reservation<'p>, Error>,
-        is_of_subpool: bool,
-        private: bool,
-    ) -> Answer {
+    fn promise(&mut self, left: Result<Reservation<'p>, Error>, private: bool) -> Answer {
         let promised = left.map(|left| Promised {
             left,
-            is_of_subpool,
             private: private.then(Vec::new),
         });
         Some(text(promised.map(|promised| self.reserved.push(promised))))
@@ -171,40 +122,24 @@ impl<'p> Ours<'p> {
 
 impl Side for Ours<'_> {
     fn step(&mut self, op: Op) -> Result<Answer, String> {
-        let subpool = self.subpool.as_ref().map(Part::get);
-        Ok(match (op, subpool) {
-            (Op::Take, _) => {
+        Ok(match op {
+            Op::Take => {
                 let taken = self.pool.take().map(|page| {
-                    let held = self.hold(page, false);
+                    let held = self.hold(page);
                     self.used.push(held);
                 });
                 Some(text(taken))
             }
-            (Op::TakeOf, Some(subpool)) => {
-                let taken = subpool.take().map(|page| {
-                    let held = self.hold(page, true);
-                    self.used.push(held);
-                });
-                Some(text(taken))
-            }
-            (Op::Reserve(pages @ 1..), _) => {
-                self.promise(self.pool.reserve(Pages(pages)), false, false)
-            }
-            (Op::ReservePrivate(pages), _) => {
-                self.promise(self.pool.reserve(Pages(pages)), false, true)
-            }
-            (Op::ReserveOf(pages @ 1..), Some(subpool)) => {
-                self.promise(subpool.reserve(Pages(pages)), true, false)
-            }
-            (Op::Give(at), _) if !self.used.is_empty() => {
+            Op::Reserve(pages @ 1..) => self.promise(self.pool.reserve(Pages(pages)), false),
+            Op::ReservePrivate(pages) => self.promise(self.pool.reserve(Pages(pages)), true),
+            Op::Give(at) if !self.used.is_empty() => {
                 Self::give(self.used.swap_remove(at % self.used.len()))?;
                 None
             }
-            (Op::Use(at), _) if !self.reserved.is_empty() => {
+            Op::Use(at) if !self.reserved.is_empty() => {
                 let at = at % self.reserved.len();
-                let is_of_subpool = self.reserved[at].is_of_subpool;
                 if let Some(page) = self.reserved[at].left.take() {
-                    let held = self.hold(page, is_of_subpool);
+                    let held = self.hold(page);
                     match &mut self.reserved[at].private {
                         Some(pages) => pages.push(held),
                         None => self.used.push(held),
@@ -212,25 +147,18 @@ impl Side for Ours<'_> {
                 }
                 None
             }
-            (Op::End(at), _) if !self.reserved.is_empty() => {
+            Op::End(at) if !self.reserved.is_empty() => {
                 let promised = self.reserved.swap_remove(at % self.reserved.len());
                 for held in promised.private.into_iter().flatten() {
                     Self::give(held)?;
                 }
                 None
             }
-            (Op::Renew(min), _) => {
-                self.used.retain(|held| !held.is_of_subpool);
-                self.reserved.retain(|promised| !promised.is_of_subpool);
-                self.subpool = None;
-                let part = Part::new(self.pool, min);
-                Some(text(part.map(|part| self.subpool = Some(part))))
-            }
-            (Op::Resize(pages), _) => {
+            Op::Resize(pages) => {
                 self.pool.resize(Pages(pages));
                 None
             }
-            (Op::Overcommit(pages), _) => {
+            Op::Overcommit(pages) => {
                 self.pool.set_overcommit(Pages(pages));
                 None
             }
@@ -238,7 +166,7 @@ impl Side for Ours<'_> {
         })
     }
 
-    fn counters(&self) -> Result<([u64; 4], u64), String> {
+    fn counters(&self) -> [u64; 4] {
         crate::books::check(self.pool);
         let counters = self.pool.counters();
         let all = [
@@ -247,8 +175,6 @@ impl Side for Ours<'_> {
             counters.reserved,
             counters.surplus,
         ];
-        let subpool = self.subpool.as_ref().map(Part::get);
-        let charged = subpool.map_or(0, |subpool| subpool.charged().0);
-        Ok((all.map(|pages| pages.0), charged))
+        all.map(|pages| pages.0)
     }
 }

@@ -13,7 +13,6 @@ use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
@@ -22,7 +21,7 @@ use rustix::process::{
 };
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
-use super::{Image, Signals, tree};
+use super::{Image, Signals, end, is_ready, tree};
 use crate::kernel::Root;
 use crate::units::Bytes;
 
@@ -57,7 +56,7 @@ impl Beside {
         if first == 0 {
             leave(&[&program, &runs, &tell].map(|fd| fd.as_raw_fd()), None);
             if !is_adopter && !matches!(clone(), Ok(0)) {
-                end();
+                end(0);
             }
             let _ = rustix::io::write(&tell, &getpid().as_raw_nonzero().get().to_ne_bytes());
             drop(tell);
@@ -116,13 +115,9 @@ impl Beside {
         let mut text = Vec::new();
         loop {
             let left = deadline.saturating_duration_since(std::time::Instant::now());
-            let left = Timespec::try_from(left).unwrap_or_default();
             let mut block = [0; 4096];
-            match poll(&mut [PollFd::new(&output, PollFlags::IN)], Some(&left)) {
-                Ok(0) => return None,
-                Err(Errno::INTR) => continue,
-                Err(_) => return None,
-                Ok(_) => {}
+            if !is_ready(&output, left).unwrap_or(false) {
+                return None;
             }
             match output.read(&mut block) {
                 Ok(0) => break,
@@ -162,12 +157,6 @@ fn wait_for(child: libc::pid_t) {
     {}
 }
 
-#[expect(unsafe_code, reason = "rustix cannot end a process")]
-fn end() -> ! {
-    // SAFETY: ends this process without running what its parent registered for its own exit.
-    unsafe { libc::_exit(0) }
-}
-
 /// Leaves all that is the program's: session, terminal, folder and descriptors, but for those to `keep`.
 #[expect(unsafe_code, reason = "descriptors without an owner are closed")]
 fn leave(keep: &[RawFd], output: Option<&OwnedFd>) {
@@ -204,7 +193,7 @@ fn look_after(id: Pid, program: &OwnedFd, least: Bytes, work: impl FnOnce()) -> 
     let root = Root::host();
     let pid = id.as_raw_nonzero().get().unsigned_abs();
     let mut pause = LOOK.0;
-    while !has_ended(program, pause) {
+    while !is_ready(program, pause).unwrap_or(true) {
         match tree::resident_anonymous(&root, pid) {
             Ok(resident) if resident >= least => {
                 work();
@@ -214,12 +203,5 @@ fn look_after(id: Pid, program: &OwnedFd, least: Bytes, work: impl FnOnce()) -> 
             Err(_) => break,
         }
     }
-    end()
-}
-
-/// Whether a process ends within a time.
-fn has_ended(process: &OwnedFd, within: Duration) -> bool {
-    let within = Timespec::try_from(within).unwrap_or_default();
-    let ready = poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&within));
-    !matches!(ready, Ok(0) | Err(Errno::INTR))
+    end(0)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, set_parent_process_death_signal};
 
-use super::{Image, Signals, Standing, beside};
+use super::{Image, Signals, Standing, beside, end};
 use crate::kernel::Root;
 
 /// A program that runs as a child of this process, in its session and process group.
@@ -33,7 +33,6 @@ pub enum Change {
 
 /// What the kernel counted for a [`Child`] and for those of its children that were waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Faults {
     /// Page faults that needed no I/O.
     pub minor: u64,
@@ -49,7 +48,6 @@ pub struct Faults {
 
 /// Why a program did not start.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum SpawnError {
     /// No child could be made.
     #[error("cannot start a process: {0}")]
@@ -194,18 +192,15 @@ pub(in crate::kernel) fn fork() -> io::Result<libc::pid_t> {
     }
 }
 
-#[expect(unsafe_code, reason = "the last steps before execve are raw calls")]
 fn become_program(image: &Image, signals: &Signals, launcher: Pid, errors: &OwnedFd) -> ! {
     let _ = set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     if rustix::process::getppid() != Some(launcher) {
         // The launcher was killed before the kernel knew that we go with it.
-        // SAFETY: ends this process and nothing else.
-        unsafe { libc::_exit(128 + libc::SIGKILL) };
+        end(128 + libc::SIGKILL);
     }
     signals.give_back();
     let error = image.exec();
     let errno = error.raw_os_error().unwrap_or(libc::EIO);
     let _ = rustix::io::write(errors, &errno.to_ne_bytes());
-    // SAFETY: ends this process without running what its parent registered for its own exit.
-    unsafe { libc::_exit(127) }
+    end(127)
 }

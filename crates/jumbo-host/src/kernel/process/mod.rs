@@ -23,6 +23,11 @@ pub mod start;
 mod stop;
 pub mod tree;
 
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 pub use super::sys::release;
 pub use beside::Beside;
 pub(super) use child::fork;
@@ -32,3 +37,17 @@ pub use interruptible::Interruptible;
 pub use signals::{Signal, Signals, die_by};
 pub use standing::Standing;
 pub use stop::Stop;
+
+/// Whether a descriptor can be read, or is at its end, within a time.
+pub(crate) fn is_ready(fd: impl AsFd, within: Duration) -> rustix::io::Result<bool> {
+    let within = Timespec::try_from(within).unwrap_or_default();
+    let mut ready = [PollFd::new(&fd, PollFlags::IN)];
+    rustix::io::retry_on_intr(|| poll(&mut ready, Some(&within))).map(|count| count > 0)
+}
+
+/// Ends this process without running what its parent registered for its own exit.
+#[expect(unsafe_code, reason = "rustix cannot end a process")]
+pub(super) fn end(code: i32) -> ! {
+    // SAFETY: ends this process and nothing else.
+    unsafe { libc::_exit(code) }
+}

@@ -6,7 +6,6 @@ use crate::kernel::{FileError, Root};
 /// The fields of /proc/PID/status (proc_pid_status(5)) that tell how a process stands. Any user may read
 /// them, of any process. A thread other than the first has a file of its own under its own ID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Standing {
     /// Its state: `R`, `S`, `D`, `T` (stopped), `t` (by a tracer), `Z` (has ended), `X`.
     pub state: char,

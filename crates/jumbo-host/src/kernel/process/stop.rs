@@ -7,7 +7,6 @@ use crate::kernel::sys::ptrace;
 
 /// A stop of a thread that was seized (ptrace(2), "Stopped states"). It lasts until it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Stop {
     /// A signal is about to be delivered to it.
     Signal(i32),

@@ -20,13 +20,12 @@ use std::io::Read as _;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::Root;
-use super::process::fork;
+use super::process::{fork, is_ready};
 use super::sys::Blocked;
 
 /// The longest search of the child for a thread, and its longest work with everything.
@@ -44,7 +43,6 @@ pub struct Advice {
 
 /// Why the child stopped before the last address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum End {
     /// The time that a thread may be held is over, or all is done.
     #[error("done")]
@@ -85,40 +83,43 @@ pub enum End {
 }
 
 impl End {
+    /// Those without an errno, in the order of their codes in the pipe, which begin at 1.
+    const PLAIN: [Self; 10] = [
+        Self::Done,
+        Self::Gone,
+        Self::Signal,
+        Self::Stopped,
+        Self::NoThread,
+        Self::Filtered,
+        Self::Narrow,
+        Self::Dispatched,
+        Self::NoInstruction,
+        Self::Unsupported,
+    ];
+
     /// As two numbers, for the pipe.
     fn encode(self) -> [i32; 2] {
-        let plain = |code| [code, 0];
         match self {
-            Self::Done => plain(1),
-            Self::Gone => plain(2),
-            Self::Signal => plain(3),
-            Self::Stopped => plain(4),
-            Self::NoThread => plain(5),
-            Self::Denied(errno) => [6, errno.raw_os_error()],
-            Self::Filtered => plain(7),
-            Self::Narrow => plain(8),
-            Self::Dispatched => plain(9),
-            Self::NoInstruction => plain(10),
-            Self::Unsupported => plain(11),
+            Self::Denied(errno) => [11, errno.raw_os_error()],
             Self::Failed(errno) => [12, errno.raw_os_error()],
+            plain => [
+                (1..)
+                    .zip(Self::PLAIN)
+                    .find(|(_, other)| *other == plain)
+                    .map_or(0, |(code, _)| code),
+                0,
+            ],
         }
     }
 
     fn decode([code, value]: [i32; 2]) -> Self {
-        let errno = errno(value);
-        match code {
-            1 => Self::Done,
-            2 => Self::Gone,
-            3 => Self::Signal,
-            4 => Self::Stopped,
-            5 => Self::NoThread,
-            6 => Self::Denied(errno),
-            7 => Self::Filtered,
-            8 => Self::Narrow,
-            9 => Self::Dispatched,
-            10 => Self::NoInstruction,
-            11 => Self::Unsupported,
-            _ => Self::Failed(errno),
+        let plain = usize::try_from(code - 1)
+            .ok()
+            .and_then(|at| Self::PLAIN.get(at));
+        match (plain, code) {
+            (Some(plain), _) => *plain,
+            (None, 11) => Self::Denied(errno(value)),
+            (None, _) => Self::Failed(errno(value)),
         }
     }
 }
@@ -202,17 +203,16 @@ fn collect(child: Pid, pipe: OwnedFd, mut renewed: Option<Renewed>) -> Advised {
     let mut pipe = std::fs::File::from(pipe);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).unwrap_or_default();
-        let mut ready = [PollFd::new(&pipe, PollFlags::IN)];
-        match poll(&mut ready, Some(&left)) {
-            Ok(0) => {
+        match is_ready(&pipe, left) {
+            Ok(true) => {}
+            Ok(false) => {
+                let end = End::Failed(Errno::TIMEDOUT);
                 return Advised {
                     answers,
-                    end: End::Failed(Errno::TIMEDOUT),
+                    end,
                     renewed,
                 };
             }
-            Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => {
                 end = End::Failed(errno);
                 break;
@@ -246,20 +246,8 @@ mod tests {
 
     #[test]
     fn an_end_survives_the_pipe() {
-        for end in [
-            End::Done,
-            End::Gone,
-            End::Signal,
-            End::Stopped,
-            End::NoThread,
-            End::Denied(Errno::PERM),
-            End::Filtered,
-            End::Narrow,
-            End::Dispatched,
-            End::NoInstruction,
-            End::Unsupported,
-            End::Failed(Errno::NOMEM),
-        ] {
+        let others = [End::Denied(Errno::PERM), End::Failed(Errno::NOMEM)];
+        for end in End::PLAIN.into_iter().chain(others) {
             assert_eq!(End::decode(end.encode()), end);
         }
     }

@@ -197,31 +197,28 @@ pub(super) fn place_in(
 mod tests {
     use super::*;
 
-    fn at(number: i64, arguments: &[u64]) -> Place {
-        let argument = |at: usize| arguments.get(at).copied().unwrap_or(0);
-        place_in(number, argument, |fd| fd == 0)
-    }
-
     #[test]
-    fn a_wait_that_the_kernel_goes_on_with_is_exact() {
-        assert_eq!(at(libc::SYS_futex, &[0x1000, 0x80]), Place::Exact);
-        assert_eq!(at(libc::SYS_futex, &[0x1000, 0x189]), Place::Exact);
-        assert_eq!(at(libc::SYS_futex, &[0x1000, 0x86]), Place::Other);
-        assert_eq!(at(libc::SYS_read, &[0]), Place::Exact);
-        assert_eq!(at(libc::SYS_read, &[1]), Place::Limited);
-        assert_eq!(at(libc::SYS_write, &[0]), Place::Other);
-    }
-
-    #[test]
-    fn an_epoll_with_a_limit_is_limited() {
-        assert_eq!(at(libc::SYS_epoll_pwait, &[3, 1, 1, 100]), Place::Limited);
+    fn a_wait_is_exact_or_limited_by_its_call_and_arguments() {
         let forever = u64::from(u32::MAX);
-        assert_eq!(at(libc::SYS_epoll_pwait, &[3, 1, 1, forever]), Place::Exact);
-        assert_eq!(
-            at(libc::SYS_epoll_pwait, &[3, 1, 1, u64::MAX]),
-            Place::Exact
-        );
-        assert_eq!(at(libc::SYS_epoll_pwait2, &[3, 1, 1, 0]), Place::Exact);
-        assert_eq!(at(libc::SYS_rt_sigtimedwait, &[1, 1, 9]), Place::Limited);
+        for (number, arguments, place) in [
+            (libc::SYS_futex, &[0x1000, 0x80][..], Place::Exact),
+            (libc::SYS_futex, &[0x1000, 0x189], Place::Exact),
+            (libc::SYS_futex, &[0x1000, 0x86], Place::Other),
+            (libc::SYS_read, &[0], Place::Exact),
+            (libc::SYS_read, &[1], Place::Limited),
+            (libc::SYS_write, &[0], Place::Other),
+            (libc::SYS_epoll_pwait, &[3, 1, 1, 100], Place::Limited),
+            (libc::SYS_epoll_pwait, &[3, 1, 1, forever], Place::Exact),
+            (libc::SYS_epoll_pwait, &[3, 1, 1, u64::MAX], Place::Exact),
+            (libc::SYS_epoll_pwait2, &[3, 1, 1, 0], Place::Exact),
+            (libc::SYS_rt_sigtimedwait, &[1, 1, 9], Place::Limited),
+        ] {
+            let argument = |at: usize| arguments.get(at).copied().unwrap_or(0);
+            assert_eq!(
+                place_in(number, argument, |fd| fd == 0),
+                place,
+                "{number} {arguments:?}"
+            );
+        }
     }
 }

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
@@ -12,7 +11,7 @@ use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use super::call::{Held, find};
 use super::{ANSWER, Advice, End, RENEWED, Renewed, threads};
 use crate::kernel::Root;
-use crate::kernel::process::Stop;
+use crate::kernel::process::{Stop, end, is_ready};
 use crate::kernel::smaps::Smaps;
 use crate::kernel::sys::ptrace;
 use crate::kernel::task::is_filtered;
@@ -26,7 +25,6 @@ const YIELDS: u32 = 20;
 const DISPATCHED: i32 = 2;
 
 /// Traces, says what came of it, and ends this process.
-#[expect(unsafe_code, reason = "rustix cannot end a process")]
 pub(super) fn serve(
     root: &Root,
     (process, pidfd): (Pid, BorrowedFd<'_>),
@@ -48,10 +46,9 @@ pub(super) fn serve(
         // Less than what a pipe takes as a whole. Where no process reads it there is nothing to do.
         let _ = rustix::io::write(pipe.as_fd(), message.as_flattened());
     };
-    let end = trace(root, (process, pidfd), work, renewed, say).unwrap_or_else(|end| end);
-    say(end.encode());
-    // SAFETY: ends this process without running what its parent registered for its own exit.
-    unsafe { libc::_exit(0) }
+    let why = trace(root, (process, pidfd), work, renewed, say).unwrap_or_else(|why| why);
+    say(why.encode());
+    end(0)
 }
 
 fn trace(
@@ -73,8 +70,7 @@ fn trace(
     })?;
     // Either ID may be another's by now. The end of this process lets go of it.
     let is_its = root.path(format!("proc/{process}/task/{thread}")).exists();
-    let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
-    if !is_its || poll(&mut ended, Some(&Timespec::default())) != Ok(0) {
+    if !is_its || is_ready(pidfd, Duration::ZERO) != Ok(false) {
         return Err(End::Gone);
     }
     let thread = Thread(thread);

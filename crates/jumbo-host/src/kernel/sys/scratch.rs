@@ -5,19 +5,16 @@
     reason = "mapping and unmapping memory that no other code knows"
 )]
 
-use std::ffi::c_void;
-
+use jumbo::kernel::{Reserved, at};
 use rustix::io::{Errno, Result};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use crate::units::PageSize;
 
 /// One aligned page of some size, in a mapping of its own that no other code knows; unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    /// Twice the page's size, with the page in it.
-    reserved: *mut c_void,
-    page: *mut c_void,
+    reserved: Reserved,
     size: usize,
 }
 
@@ -28,26 +25,17 @@ impl Scratch {
     /// The errno of mmap(2).
     pub(crate) fn new(size: PageSize, sharing: MapFlags) -> Result<Self> {
         let size = usize::try_from(size.bytes()).map_err(|_| Errno::NOMEM)?;
-        let length = size.checked_mul(2).ok_or(Errno::NOMEM)?;
-        let null = std::ptr::null_mut();
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
-        let reserved =
-            unsafe { mmap_anonymous(null, length, ProtFlags::empty(), MapFlags::PRIVATE)? };
-        let scratch = Self {
-            reserved,
-            page: reserved.map_addr(|address| address.next_multiple_of(size)),
-            size,
-        };
+        let reserved = Reserved::new(size, size)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // A huge page of shared memory must be aligned in the object too, so the object begins here.
         // SAFETY: the range lies in the reservation just made, in which nothing lives.
-        unsafe { mmap_anonymous(scratch.page, size, prot, sharing | MapFlags::FIXED)? };
-        Ok(scratch)
+        unsafe { mmap_anonymous(at(reserved.address), size, prot, sharing | MapFlags::FIXED)? };
+        Ok(Self { reserved, size })
     }
 
     /// Its first address, a multiple of its size.
     pub(crate) fn address(&self) -> usize {
-        self.page.addr()
+        self.reserved.address
     }
 
     /// Its length in bytes.
@@ -62,13 +50,6 @@ impl Scratch {
     pub(crate) fn touch(&self) -> Result<()> {
         let length = rustix::param::page_size();
         // SAFETY: the range lies in the mapping, which this value owns; populating it changes no byte.
-        unsafe { madvise(self.page, length, Advice::LinuxPopulateWrite) }
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // SAFETY: the mappings are this value's own, and no reference into them was ever made.
-        let _ = unsafe { munmap(self.reserved, 2 * self.size) };
+        unsafe { madvise(at(self.address()), length, Advice::LinuxPopulateWrite) }
     }
 }

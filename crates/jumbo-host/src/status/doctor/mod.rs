@@ -27,7 +27,6 @@ const LARGE: Bytes = Bytes(64 << 20);
 
 /// What the rules look at.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct Snapshot {
     /// The host.
     pub host: Host,
@@ -66,7 +65,6 @@ pub enum Cost {
 
 /// One thing worth mending.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Finding {
     /// A name that stays the same, for scripts.
     pub id: &'static str,
@@ -82,7 +80,6 @@ pub struct Finding {
 
 /// A file and what stands in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Evidence {
     /// The file, and the field where it has several.
     pub source: String,

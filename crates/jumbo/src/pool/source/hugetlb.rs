@@ -11,9 +11,8 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::super::NodeSet;
@@ -61,32 +60,6 @@ impl Hugetlb {
     pub fn with_capacity(root: &Root, size: PageSize, capacity: Pages) -> Result<Self, SetupError> {
         let file =
             sys::memfd(NAME, Some(size)).map_err(SetupError::call("memfd_create(MFD_HUGETLB)"))?;
-        Self::on(root, file, size, capacity)
-    }
-
-    /// Pages of a hugetlbfs mount, whose `size=` and `min_size=` hold for them: `folder` is a folder there.
-    ///
-    /// # Errors
-    /// [`SetupError::Size`] where `folder` is not on hugetlbfs; [`SetupError::Call`] where it cannot be
-    /// written.
-    pub fn in_mount(root: &Root, folder: &Path, capacity: Pages) -> Result<Self, SetupError> {
-        const HUGETLBFS_MAGIC: u64 = 0x958458f6;
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let mount = rustix::fs::open(folder, flags, Mode::empty())
-            .map_err(SetupError::call("open of a folder on hugetlbfs"))?;
-        let file = unnamed_file(&mount).map_err(SetupError::call(IN_MOUNT))?;
-        let stat = rustix::fs::fstatfs(&file).map_err(SetupError::call("fstatfs"))?;
-        let size = u64::try_from(stat.f_bsize).unwrap_or(0);
-        match (u64::try_from(stat.f_type), PageSize::new(size)) {
-            (Ok(HUGETLBFS_MAGIC), Ok(size)) => Self::on(root, file, size, capacity),
-            _ => Err(SetupError::Size(format!(
-                "{} is not on hugetlbfs",
-                folder.display()
-            ))),
-        }
-    }
-
-    fn on(root: &Root, file: OwnedFd, size: PageSize, capacity: Pages) -> Result<Self, SetupError> {
         let window = Window::reserve(size, host_nodes(root)?, capacity)?;
         let length = window.length();
         rustix::fs::ftruncate(&file, length as u64).map_err(SetupError::call("ftruncate"))?;
@@ -117,15 +90,6 @@ impl Hugetlb {
             why: "the pool's pages are another process's",
         })
     }
-}
-
-/// What [`unnamed_file`] calls.
-const IN_MOUNT: &str = "open(O_TMPFILE) on hugetlbfs";
-
-/// A file of a hugetlbfs mount that has no name there. O_TMPFILE, Linux 3.11; hugetlbfs has it since 5.1.
-fn unnamed_file(mount: &OwnedFd) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    rustix::fs::openat(mount, c".", flags, Mode::RUSR | Mode::WUSR)
 }
 
 /// The nodes that this process may have memory on; node 0 on a kernel without NUMA.
@@ -169,10 +133,10 @@ pub(super) fn bind_parts(window: &Window) -> rustix::io::Result<()> {
 fn why(errno: Errno) -> &'static str {
     match errno {
         Errno::FAULT => {
-            "the kernel's pool and overcommit, a mount's size=, or a cgroup's hugetlb limit, are used up"
+            "the kernel's pool and overcommit, or a cgroup's hugetlb limit, are used up"
         }
         Errno::NOMEM => {
-            "the kernel's pool and overcommit, a mount's size=, or a cgroup's limit on reservations, are used up"
+            "the kernel's pool and overcommit, or a cgroup's limit on reservations, are used up"
         }
         Errno::INVAL => "a kernel before Linux 5.14",
         _ => "the kernel's answer",

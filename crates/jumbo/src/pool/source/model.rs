@@ -3,8 +3,8 @@
 //! Its pages are base pages of private memory, or of any other size, which costs only what is touched.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 
+use jumbo_inside::pool::Quota;
 use rustix::io::Errno;
 
 use super::super::NodeSet;
@@ -24,15 +24,10 @@ pub struct Model {
 /// What a [`Model`] has, and the handle by which a test says when it fails.
 #[derive(Debug)]
 pub struct Supply {
-    nodes: Vec<Node>,
-    /// How many more populations succeed before one fails; negative: all do.
-    until_failure: AtomicI64,
-}
-
-#[derive(Debug)]
-struct Node {
-    left: AtomicI64,
-    out: AtomicI64,
+    /// The pages of each node, charged while they are out.
+    nodes: Vec<Quota>,
+    /// How many populations may succeed.
+    populations: Quota,
 }
 
 impl Model {
@@ -51,15 +46,12 @@ impl Model {
     pub fn of_size(size: PageSize, supply: &[u32]) -> Result<Self, SetupError> {
         let nodes: NodeSet = (0u32..).map(NodeId).take(supply.len()).collect();
         let capacity = supply.iter().copied().max().unwrap_or(1);
-        let node = |pages: &u32| Node {
-            left: AtomicI64::new((*pages).into()),
-            out: AtomicI64::new(0),
-        };
+        let node = |pages: &u32| Quota::new((*pages).into());
         Ok(Self {
             window: Window::reserve(size, nodes, Pages(capacity.into()))?,
             supply: Arc::new(Supply {
                 nodes: supply.iter().map(node).collect(),
-                until_failure: AtomicI64::new(-1),
+                populations: Quota::new(u64::MAX),
             }),
         })
     }
@@ -73,38 +65,22 @@ impl Model {
 impl Supply {
     /// Lets so many more populations succeed, and fails those that come after.
     pub fn fail_after(&self, successes: u32) {
-        let left = &self.until_failure;
-        left.store(successes.into(), Ordering::SeqCst);
+        let done = self.populations.charged();
+        self.populations.set(done + u64::from(successes));
     }
 
     /// No more failures but those of an empty node.
     pub fn heal(&self) {
-        self.until_failure.store(-1, Ordering::SeqCst);
+        self.populations.set(u64::MAX);
     }
 
     /// How many pages of a node are out: what the pool must agree with.
     pub fn out(&self, node: NodeId) -> u64 {
-        let out = self.node(node).map(|node| node.out.load(Ordering::SeqCst));
-        out.and_then(|out| u64::try_from(out).ok()).unwrap_or(0)
+        self.node(node).map_or(0, Quota::charged)
     }
 
-    /// How many pages of a node are left.
-    pub fn left(&self, node: NodeId) -> u64 {
-        let left = self.node(node).map(|node| node.left.load(Ordering::SeqCst));
-        left.and_then(|left| u64::try_from(left).ok()).unwrap_or(0)
-    }
-
-    fn node(&self, node: NodeId) -> Option<&Node> {
+    fn node(&self, node: NodeId) -> Option<&Quota> {
         self.nodes.get(usize::try_from(node.0).ok()?)
-    }
-
-    /// True where this population is told to fail.
-    fn is_told(&self) -> bool {
-        let order = Ordering::SeqCst;
-        let told = self
-            .until_failure
-            .fetch_update(order, order, |left| (left > 0).then(|| left - 1));
-        told == Err(0)
     }
 }
 
@@ -123,18 +99,15 @@ impl Source for Model {
         let Some(node) = self.supply.node(frame.node()) else {
             return Err(error(Errno::NODEV, "no such node"));
         };
-        if self.supply.is_told() {
+        if !self.supply.populations.charge(1) {
             return Err(error(Errno::NOMEM, "told to fail"));
         }
         let open = self.window.open(frame);
         open.map_err(|errno| error(errno, "the page cannot be opened"))?;
-        let order = Ordering::SeqCst;
-        let less = |left| (left > 0).then(|| left - 1);
-        if node.left.fetch_update(order, order, less).is_err() {
+        if !node.charge(1) {
             self.window.close(frame);
             return Err(error(Errno::NOMEM, "the node is empty"));
         }
-        node.out.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
@@ -142,8 +115,7 @@ impl Source for Model {
         let _ = self.window.discard(frame);
         self.window.close(frame);
         if let Some(node) = self.supply.node(frame.node()) {
-            node.left.fetch_add(1, Ordering::SeqCst);
-            node.out.fetch_sub(1, Ordering::SeqCst);
+            node.uncharge(1);
         }
     }
 }

@@ -1,0 +1,76 @@
+//! The memfd of a region: [`File`].
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{self, FallocateFlags, SealFlags, SeekFrom};
+use rustix::io::{Errno, Result};
+
+use crate::kernel::sys::memfd;
+use crate::units::PageSize;
+
+/// A memfd of shared memory, or of hugetlb pages.
+#[derive(Debug)]
+pub(super) struct File(OwnedFd);
+
+/// What of a range has pages, in memory or in swap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    Nothing,
+    Part,
+    All,
+}
+
+impl File {
+    pub(super) fn new(hugetlb: Option<PageSize>) -> Result<Self> {
+        memfd(c"jumbo-region", hugetlb).map(Self)
+    }
+
+    pub(super) fn set_length(&self, length: usize) -> Result<()> {
+        fs::ftruncate(&self.0, length as u64)
+    }
+
+    /// Whether no seal keeps it from being cut. F_GET_SEALS, Linux 3.17; of huge pages 4.16.
+    pub(super) fn may_cut(&self) -> Result<()> {
+        match fs::fcntl_get_seals(&self.0)?.contains(SealFlags::SHRINK) {
+            true => Err(Errno::PERM),
+            false => Ok(()),
+        }
+    }
+
+    /// Gives the pages of a range back, and fills the rest of those that are in it in part with zeroes. fallocate(2) with
+    /// FALLOC_FL_PUNCH_HOLE, Linux 3.5; hugetlb 4.3.
+    pub(super) fn punch(&self, range: Range<usize>) -> Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let (start, length) = (range.start as u64, range.len() as u64);
+        // A signal cuts it short, and what was done stays done.
+        rustix::io::retry_on_intr(|| fs::fallocate(&self.0, flags, start, length))
+    }
+
+    /// What of a range has pages. lseek(2) with SEEK_DATA, Linux 3.1.
+    pub(super) fn extent(&self, range: Range<usize>) -> Result<Extent> {
+        let (start, end) = (range.start as u64, range.end as u64);
+        match fs::seek(&self.0, SeekFrom::Data(start)) {
+            Err(Errno::NXIO) => Ok(Extent::Nothing),
+            Err(error) => Err(error),
+            Ok(data) if data >= end => Ok(Extent::Nothing),
+            Ok(data) if data > start => Ok(Extent::Part),
+            Ok(_) => match fs::seek(&self.0, SeekFrom::Hole(start))? >= end {
+                true => Ok(Extent::All),
+                false => Ok(Extent::Part),
+            },
+        }
+    }
+
+    /// It keeps its length for good. F_ADD_SEALS, Linux 3.17; of huge pages 4.16.
+    pub(super) fn seal(&self) -> Result<()> {
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        fs::fcntl_add_seals(&self.0, seals)
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
