@@ -11,8 +11,9 @@ use super::collect::{Process, candidate};
 use crate::view::{NONE, bytes, percent, some};
 
 /// A column, in the order of the screen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Column {
+    #[default]
     Pid,
     User,
     Name,
@@ -137,7 +138,7 @@ pub(super) struct Line {
 }
 
 /// The choices of the user.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Choice {
     pub(super) sort: Column,
     pub(super) ascending: bool,
@@ -259,9 +260,8 @@ impl Choice {
         Self {
             sort,
             ascending: Self::ascends(sort),
-            filter: String::new(),
             tree,
-            folded: BTreeSet::new(),
+            ..Self::default()
         }
     }
 
