@@ -26,7 +26,7 @@ use super::{Failure, config, is_off};
 /// On a terminal a report follows when the program ends: what was huge at the peak, and why not
 /// more. Without a report to write or a --pool for all processes, jumbo becomes the program: same
 /// process ID.
-#[derive(Debug, PartialEq, clap::Args)]
+#[derive(Debug, Default, PartialEq, clap::Args)]
 #[command(override_usage = "jumbo run [OPTIONS] [--] PROGRAM [ARG]...")]
 #[command(args_override_self = true, mut_args(arranged))]
 #[command(after_help = "`jumbo run --help` has all options, each with the name of its document.")]
@@ -147,13 +147,8 @@ impl Args {
         };
         is_plain.then_some(Self {
             options,
-            profile: None,
-            show_config: false,
-            no_config: false,
-            dry_run: false,
-            print_env: false,
-            json: false,
             command,
+            ..Self::default()
         })
     }
 
@@ -191,8 +186,7 @@ impl Args {
         }
         // `jumbo run` itself.
         words.extend(std::env::args_os().skip(2));
-        Self::read(words)
-            .ok_or_else(|| usage("the options and those of files contradict".to_owned()))
+        Self::read(words).ok_or_else(|| usage("the options and those of files contradict"))
     }
 }
 
@@ -229,9 +223,9 @@ impl Settings {
 
     pub(super) fn new(args: Args) -> Result<Self, Failure> {
         if args.json && !args.dry_run && !args.print_env {
-            return Err(usage(String::from(
+            return Err(usage(
                 "--json is for --dry-run, --print-env and --show-config; hint: a report as JSON is --report=json",
-            )));
+            ));
         }
         // A typed --report=json makes --dry-run print JSON, the report of a profile does not.
         let json = args.json || args.options.report == Some(ReportFormat::Json);
@@ -272,10 +266,10 @@ impl Settings {
 }
 
 /// Options that do not go together.
-fn usage(message: String) -> Failure {
+fn usage(message: impl Into<String>) -> Failure {
     Failure {
         code: super::USAGE,
-        message,
+        message: message.into(),
     }
 }
 
@@ -283,9 +277,9 @@ fn usage(message: String) -> Failure {
 fn check_keep(options: &Options) -> Result<(), Failure> {
     let is_mimallocs = options.heap == Some(HeapMode::Mimalloc) && options.pool.is_some();
     match options.keep.is_some() && (is_mimallocs || options.heap == Some(HeapMode::Off)) {
-        true => Err(usage(String::from(
+        true => Err(usage(
             "--keep goes neither with --heap=off nor with --heap=mimalloc and --pool; hint: drop one of them",
-        ))),
+        )),
         false => Ok(()),
     }
 }
@@ -295,16 +289,16 @@ fn pool(options: &Options) -> Result<Option<PoolRequest>, Failure> {
     let (overcommit, warm) = (options.overcommit.unwrap_or_default(), options.warm);
     let Some(mut pool) = options.pool else {
         return match warm || overcommit > Bytes(0) {
-            true => Err(usage(String::from(
+            true => Err(usage(
                 "--overcommit and --warm are for a pool; hint: add --pool SIZE",
-            ))),
+            )),
             false => Ok(None),
         };
     };
     if options.heap == Some(HeapMode::Off) {
-        return Err(usage(String::from(
+        return Err(usage(
             "a pool is for the heap, and --heap=off leaves that alone; hint: drop one of them",
-        )));
+        ));
     }
     (pool.overcommit, pool.warm) = (overcommit, warm);
     let checked = pool.check().map_err(|error| error.to_string());
