@@ -292,27 +292,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_has_the_tables_and_not_the_worker() {
-        let commands: Vec<_> = tables().into_iter().map(|[command, _]| command).collect();
-        assert_eq!(
-            commands,
-            [
-                "jumbo bench all",
-                "jumbo bench heap",
-                "jumbo bench free",
-                "jumbo bench exit",
-                "jumbo bench pool",
-                "jumbo bench text",
-                "jumbo bench shmem",
-                "jumbo bench vmemmap",
-                "jumbo bench fork",
-                "jumbo bench latency",
-                "jumbo bench programs"
-            ]
-        );
-    }
-
-    #[test]
     fn as_many_threads_as_jumbo_run_takes() {
         assert!(workers("1").is_ok() && workers("64").is_ok());
         for wrong in ["0", "65", "-1", "two"] {

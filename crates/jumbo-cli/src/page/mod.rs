@@ -316,13 +316,13 @@ fn figure(text: &str) -> Markup {
 }
 
 fn source(table: &Table) -> Markup {
-    let Some(source) = table.source else {
+    let Some(source) = &table.source else {
         return html! {};
     };
     html! {
         p.soft {
             "Published: "
-            @match source.url {
+            @match &source.url {
                 Some(url) => a href=(url) rel="noreferrer" { (source.title) },
                 None => (source.title),
             }
