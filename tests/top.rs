@@ -147,7 +147,7 @@ fn the_share_of_a_process_rises_and_falls_by_keys() {
         !screen.contains("  - /") && share(screen, &pid).is_some()
     });
     terminal.send(&["Enter"]);
-    let detail = terminal.expect_text("Mappings");
+    let detail = terminal.expect_text("ADDRESS");
     assert!(
         detail.contains("heap") && detail.contains("Promote"),
         "{detail}"

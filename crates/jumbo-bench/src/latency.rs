@@ -21,11 +21,13 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use jumbo::units::Bytes;
-use jumbo_host::kernel::{FileError, Root};
+use jumbo_host::kernel::memory::Zone;
+use jumbo_host::kernel::{FileError, Root, base_page};
 
 use crate::claim;
 use crate::figures::{Figures, ms, with};
 use crate::group::{self, Group, rows};
+use crate::keeper::SIZE;
 use crate::launch::Launch;
 use crate::memory::{Block, available, footprint, had, room};
 use crate::stats::quantile;
@@ -51,8 +53,6 @@ const FIGURES: [(&str, &str); 4] = [
 
 /// The part of free memory that is in blocks as large as a huge page when a sample begins, in percent.
 const WHOLE: &str = "free_whole_percent";
-/// The order of such a block, over base pages of 4 KiB.
-const ORDER: usize = 9;
 
 /// How much of free memory is to be in pieces, at most: so many bytes, with `--quick` too, and so many percent.
 const PIECES: [Bytes; 2] = [Bytes(12 << 30), Bytes(2 << 30)];
@@ -158,7 +158,7 @@ pub(crate) fn break_up(size: Bytes) -> Result<(), Error> {
             block.let_go((kept + page).min(length)..(kept + KEPT).min(length))?;
         }
         // Where that is more than was broken, the host is too large to be in pieces.
-        let whole = free(&root)?.whole.0.saturating_sub(WHOLE_LEFT.0);
+        let whole = free(&root)?[1].0.saturating_sub(WHOLE_LEFT.0);
         let mut rest = Block::take(By::MapHuge, Bytes(whole.clamp(HUGE as u64, size.0)))?;
         rest.touch();
         held = Some(rest);
@@ -167,39 +167,24 @@ pub(crate) fn break_up(size: Bytes) -> Result<(), Error> {
     Ok(())
 }
 
-/// The host's free memory.
-struct Free {
-    all: Bytes,
-    /// In blocks as large as a huge page.
-    whole: Bytes,
+/// Free memory of the host, and that in blocks as large as a huge page.
+fn free(root: &Root) -> Result<[Bytes; 2], FileError> {
+    let (zones, base) = (Zone::read_all(root)?, base_page(root));
+    let whole = |zone: &Zone| Some(zone.whole(SIZE, base)?.bytes(SIZE));
+    let all = zones.iter().map(|zone| zone.free(base)).sum();
+    Ok([all, zones.iter().filter_map(whole).sum()])
 }
 
-impl Free {
-    /// The figure [`WHOLE`].
-    fn whole_percent(&self) -> f64 {
-        100.0 * self.whole.0 as f64 / self.all.0.max(1) as f64
-    }
-}
-
-/// Free memory, by /proc/buddyinfo.
-fn free(root: &Root) -> Result<Free, FileError> {
-    let page = rustix::param::page_size() as u64;
-    let (mut all, mut whole) = (Bytes(0), Bytes(0));
-    for zone in root.read("proc/buddyinfo")?.lines() {
-        // Node, zone, and their names; then how many blocks of each order are free.
-        for (order, count) in zone.split_whitespace().skip(4).enumerate() {
-            let bytes = (count.parse::<u64>().unwrap_or(0) << order) * page;
-            all.0 += bytes;
-            whole.0 += if order < ORDER { 0 } else { bytes };
-        }
-    }
-    Ok(Free { all, whole })
+/// The figure [`WHOLE`].
+fn whole_percent(root: &Root) -> Result<f64, FileError> {
+    let [all, whole] = free(root)?;
+    Ok(100.0 * whole.0 as f64 / all.0.max(1) as f64)
 }
 
 /// [`Task::Latency`]: quantiles over all blocks, and the memory of the process with all of them.
 pub(crate) fn latency(size: Bytes) -> Result<Figures, Error> {
     let root = Root::host();
-    let whole = free(&root)?.whole_percent();
+    let whole = whole_percent(&root)?;
     let count = usize::try_from(size.0 / BLOCK.0).unwrap_or(usize::MAX);
     let (mut blocks, mut times) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for _ in 0..count {
@@ -228,9 +213,8 @@ mod tests {
         let zones = "Node 0, zone      DMA   512 0 0 0 0 0 0 0 0 1 0\n\
                      Node 0, zone   Normal     0 256 0 0 0 0 0 0 0 0 1\n";
         std::fs::write(folder.path().join("proc/buddyinfo"), zones).unwrap();
-        let whole = free(&Root::at(folder.path())).unwrap().whole_percent();
-        assert_eq!(whole, 60.0);
-        let host = free(&Root::host()).unwrap().whole_percent();
+        assert_eq!(whole_percent(&Root::at(folder.path())).unwrap(), 60.0);
+        let host = whole_percent(&Root::host()).unwrap();
         assert!((0.0..=100.0).contains(&host));
     }
 }

@@ -131,44 +131,34 @@ const ARCHITECTURE: &str = "x86-64";
 #[cfg(not(target_arch = "x86_64"))]
 const ARCHITECTURE: &str = "AArch64";
 
-/// Its name, the starts of the names of its libraries, its setting, and the Debian package that has
-/// it.
-type Known = (
-    &'static str,
-    &'static [&'static str],
-    &'static [Setting],
-    &'static str,
-);
-
-const KNOWN: [Known; 3] = [
-    (
-        "jemalloc",
-        &["libjemalloc.so"],
-        &[("MALLOC_CONF", "thp:always")],
-        "libjemalloc2",
-    ),
-    (
+/// The names of allocators, of their libraries in the cache, and of the Debian packages that have them.
+const KNOWN: [[&str; 3]; 3] = [
+    ["jemalloc", "libjemalloc.so", "libjemalloc2"],
+    [
         "tcmalloc",
-        &["libtcmalloc_minimal.so", "libtcmalloc.so"],
-        &[],
+        "libtcmalloc_minimal.so libtcmalloc.so",
         "libtcmalloc-minimal4",
-    ),
-    (
-        "mimalloc",
-        &["libmimalloc.so"],
+    ],
+    ["mimalloc", "libmimalloc.so", "libmimalloc2.0"],
+];
+
+/// The settings with which an allocator takes huge pages.
+fn settings(name: &str) -> &'static [Setting] {
+    match name {
+        "jemalloc" => &[("MALLOC_CONF", "thp:always")],
         // The second is what it was called before 2.1.
-        &[
+        "mimalloc" => &[
             ("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"),
             ("MIMALLOC_LARGE_OS_PAGES", "1"),
         ],
-        "libmimalloc2.0",
-    ),
-];
+        _ => &[],
+    }
+}
 
 impl Peer {
     /// The names that there are.
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-        KNOWN.into_iter().map(|known| known.0)
+        KNOWN.into_iter().map(|[name, ..]| name)
     }
 
     /// The allocator of that name, where the dynamic linker's cache has it.
@@ -184,10 +174,10 @@ impl Peer {
     /// The same, in what `ldconfig -p` prints.
     fn listed(name: &str, cache: &str) -> Result<Self, String> {
         let mut known = KNOWN.into_iter();
-        let Some((name, files, set, package)) = known.find(|known| known.0 == name) else {
+        let Some([name, files, package]) = known.find(|[known, ..]| *known == name) else {
             return Err(format!("there is no peer `{name}`"));
         };
-        let library = files.iter().find_map(|start| {
+        let library = files.split(' ').find_map(|start| {
             let mut lines = cache.lines().map(str::trim);
             lines.find_map(|line| {
                 let (_, path) = line.strip_prefix(start)?.split_once("=> ")?;
@@ -196,7 +186,11 @@ impl Peer {
             })
         });
         match library {
-            Some(library) => Ok(Self { name, library, set }),
+            Some(library) => Ok(Self {
+                name,
+                library,
+                set: settings(name),
+            }),
             None => Err(format!("not installed (Debian: {package})")),
         }
     }

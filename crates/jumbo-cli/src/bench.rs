@@ -50,43 +50,56 @@ enum Command {
 #[derive(Debug, Subcommand)]
 enum Table {
     /// Allocate, pointer-chase and free: plain, glibc's hugetlb tunable, `jumbo run`; and what jumbo costs
-    Heap(Heap),
+    #[command(mut_arg("size", |size| size.help("Bytes of objects to allocate; 2G, or 256M with --quick")))]
+    Heap(Sized<{ heap::MIN_SIZE.0 }, { 2 << 30 }, { 256 << 20 }>),
     /// Free a large block: by one thread, by several, in the background; and what must not become slower
+    #[command(mut_arg("size", |size| size.help("Bytes of the block; 8G, or 256M with --quick")))]
     Free(Free),
     /// End a large process: until `waitpid` returns, and until its memory is back
-    Exit(Exit),
+    #[command(mut_arg("size", |size| size.help("Bytes of memory that the process has; 8G, or 128M with --quick")))]
+    Exit(Sized<{ exit::MIN_SIZE.0 }, { 8 << 30 }, { 128 << 20 }>),
     /// Use pages that a pool has, pages that it gets on demand, and pages without a pool
-    Pool(Pool),
+    #[command(mut_arg("size", |size| size.help("Bytes of STREAM's three arrays; 1536M, or 48M with --quick")))]
+    Pool(Sized<{ pool::MIN_SIZE.0 }, { 1536 << 20 }, { 48 << 20 }>),
     /// Call functions of a program with much text: on 4 KiB pages, and on huge ones of each kind; and real programs
-    Text(Text),
+    #[command(mut_arg("size", |size| size.help("Bytes of text; 256M, or 64M with --quick")))]
+    Text(Sized<{ text::MIN_SIZE.0 }, { 256 << 20 }, { 64 << 20 }>),
     /// Touch shared memory: in 4 KiB pages, in folios of each size, on hugetlb pages; and PostgreSQL, whose buffers it is
-    Shmem(Shmem),
+    #[command(mut_arg("size", |size| size.help(
+        "Bytes of shared memory, and of PostgreSQL's buffers; 1G; with --quick 64M, and neither PostgreSQL nor 32 threads"
+    )))]
+    Shmem(Sized<{ shmem::MIN_SIZE.0 }, { 1 << 30 }, { 64 << 20 }>),
     /// Describe huge pages: with descriptors that are all there, and with those of huge pages given back
-    Vmemmap(Vmemmap),
+    Vmemmap(Common),
     /// Fork a large process: how long the call takes, and the first writes after it
     Fork(Fork),
     /// Touch new allocations, one by one: plain, glibc's hugetlb tunable, `jumbo run`; in the median and at worst
-    Latency(Latency),
+    #[command(mut_arg("size", |size| size.help("Bytes of all allocations, each of 1 MiB; 3G, or 256M with --quick")))]
+    Latency(Sized<{ latency::MIN_SIZE.0 }, { 3 << 30 }, { 256 << 20 }>),
     /// Run real programs: plain, `jumbo run` in its modes, glibc's tunable, jemalloc, tcmalloc, mimalloc
     Programs(programs::Args),
 }
 
+/// The options of a table with a size: the least, the default, and that of --quick. The table has the help.
 #[derive(Debug, clap::Args)]
-struct Heap {
+struct Sized<const MIN: u64, const FULL: u64, const QUICK: u64> {
     #[command(flatten)]
     common: Common,
-    /// Bytes of objects to allocate; 2G, or 256M with --quick
-    #[arg(long, value_parser = |text: &str| at_least(heap::MIN_SIZE, text), allow_hyphen_values = true)]
+    #[arg(long, value_parser = |text: &str| at_least(Bytes(MIN), text), allow_hyphen_values = true)]
     size: Option<Bytes>,
+}
+
+impl<const MIN: u64, const FULL: u64, const QUICK: u64> Sized<MIN, FULL, QUICK> {
+    fn size(&self) -> Bytes {
+        let usual = if self.common.quick { QUICK } else { FULL };
+        self.size.unwrap_or(Bytes(usual))
+    }
 }
 
 #[derive(Debug, clap::Args)]
 struct Free {
     #[command(flatten)]
-    common: Common,
-    /// Bytes of the block; 8G, or 256M with --quick
-    #[arg(long, value_parser = |text: &str| at_least(free::MIN_SIZE, text), allow_hyphen_values = true)]
-    size: Option<Bytes>,
+    sized: Sized<{ free::MIN_SIZE.0 }, { 8 << 30 }, { 256 << 20 }>,
     /// How many threads free it: a row for each number; 1,2 with --quick
     #[arg(
         long,
@@ -100,59 +113,6 @@ struct Free {
     workers: Vec<NonZeroU32>,
 }
 
-#[derive(Debug, clap::Args)]
-struct Exit {
-    #[command(flatten)]
-    common: Common,
-    /// Bytes of memory that the process has; 8G, or 128M with --quick
-    #[arg(long, value_parser = |text: &str| at_least(exit::MIN_SIZE, text), allow_hyphen_values = true)]
-    size: Option<Bytes>,
-}
-
-/// With the right to set the kernel's pool of 2 MiB pages (root), it is set for each sample and put back in the
-/// end, also when this is interrupted or killed. Without, what needs it is left out, and said so.
-#[derive(Debug, clap::Args)]
-struct Pool {
-    #[command(flatten)]
-    common: Common,
-    /// Bytes of STREAM's three arrays; 1536M, or 48M with --quick
-    #[arg(long, value_parser = |text: &str| at_least(pool::MIN_SIZE, text), allow_hyphen_values = true)]
-    size: Option<Bytes>,
-}
-
-/// The program is made for it, twice, and twice a smaller one, in the folder that TMPDIR names, or /var/tmp; nothing is left of
-/// them. Its text is on huge pages of the page cache where that folder is on a file system that has them (ext4, xfs).
-#[derive(Debug, clap::Args)]
-struct Text {
-    #[command(flatten)]
-    common: Common,
-    /// Bytes of text; 256M, or 64M with --quick
-    #[arg(long, value_parser = |text: &str| at_least(text::MIN_SIZE, text), allow_hyphen_values = true)]
-    size: Option<Bytes>,
-}
-
-/// With the right to set the kernel's controls of shared memory and its pool of 2 MiB pages (root), they are set for each sample and
-/// put back in the end, also when this is interrupted or killed. Without, what needs them is left out, and said so.
-///
-/// PostgreSQL's database is made for it in the folder that TMPDIR names, or /var/tmp, by the user postgres where this is root;
-/// nothing is left of it.
-#[derive(Debug, clap::Args)]
-struct Shmem {
-    #[command(flatten)]
-    common: Common,
-    /// Bytes of shared memory, and of PostgreSQL's buffers; 1G; with --quick 64M, and neither PostgreSQL nor 32 threads
-    #[arg(long, value_parser = |text: &str| at_least(shmem::MIN_SIZE, text), allow_hyphen_values = true)]
-    size: Option<Bytes>,
-}
-
-/// No memory stands behind what is described: this takes the descriptors alone, 320 MiB of them on the plain side.
-#[derive(Debug, clap::Args)]
-struct Vmemmap {
-    #[command(flatten)]
-    common: Common,
-}
-
-/// Each size takes that much memory, once.
 #[derive(Debug, clap::Args)]
 struct Fork {
     #[command(flatten)]
@@ -168,17 +128,6 @@ struct Fork {
         allow_hyphen_values = true
     )]
     size: Vec<Bytes>,
-}
-
-/// It is measured on the host as it is found, and again with free memory in pieces: a process fills up to 12 GiB of
-/// it, 60 % at most (2 GiB with --quick), and leaves a few base pages of each 2 MiB, for as long as it is measured.
-#[derive(Debug, clap::Args)]
-struct Latency {
-    #[command(flatten)]
-    common: Common,
-    /// Bytes of all allocations, each of 1 MiB; 3G, or 256M with --quick
-    #[arg(long, value_parser = |text: &str| at_least(latency::MIN_SIZE, text), allow_hyphen_values = true)]
-    size: Option<Bytes>,
 }
 
 /// What all tables take.
@@ -226,39 +175,34 @@ impl Table {
 
     fn common(&self) -> &Common {
         match self {
-            Self::Heap(Heap { common, .. })
-            | Self::Free(Free { common, .. })
-            | Self::Exit(Exit { common, .. })
-            | Self::Pool(Pool { common, .. })
-            | Self::Text(Text { common, .. })
-            | Self::Shmem(Shmem { common, .. })
-            | Self::Vmemmap(Vmemmap { common })
+            Self::Heap(Sized { common, .. })
+            | Self::Free(Free {
+                sized: Sized { common, .. },
+                ..
+            })
+            | Self::Exit(Sized { common, .. })
+            | Self::Pool(Sized { common, .. })
+            | Self::Text(Sized { common, .. })
+            | Self::Shmem(Sized { common, .. })
+            | Self::Vmemmap(common)
             | Self::Fork(Fork { common, .. })
-            | Self::Latency(Latency { common, .. })
+            | Self::Latency(Sized { common, .. })
             | Self::Programs(programs::Args { common, .. }) => common,
         }
     }
 
     fn measure(&self, settings: &Settings) -> Result<table::Table, Error> {
-        let common = self.common();
-        let quick = common.quick;
-        let size = |asked: Option<Bytes>, full: u64, less: u64| {
-            asked.unwrap_or(Bytes(if quick { less } else { full }))
-        };
+        let quick = self.common().quick;
         match self {
-            Self::Heap(it) => heap::measure(settings, size(it.size, 2 << 30, 256 << 20)),
-            Self::Free(it) => {
-                free::measure(settings, size(it.size, 8 << 30, 256 << 20), &it.workers)
-            }
-            Self::Exit(it) => exit::measure(settings, size(it.size, 8 << 30, 128 << 20)),
-            Self::Pool(it) => pool::measure(settings, size(it.size, 1536 << 20, 48 << 20), quick),
-            Self::Text(it) => text::measure(settings, size(it.size, 256 << 20, 64 << 20), quick),
-            Self::Shmem(it) => shmem::measure(settings, size(it.size, 1 << 30, 64 << 20), quick),
+            Self::Heap(it) => heap::measure(settings, it.size()),
+            Self::Free(it) => free::measure(settings, it.sized.size(), &it.workers),
+            Self::Exit(it) => exit::measure(settings, it.size()),
+            Self::Pool(it) => pool::measure(settings, it.size(), quick),
+            Self::Text(it) => text::measure(settings, it.size(), quick),
+            Self::Shmem(it) => shmem::measure(settings, it.size(), quick),
             Self::Vmemmap(_) => vmemmap::measure(settings, quick),
             Self::Fork(it) => fork::measure(settings, &it.size),
-            Self::Latency(it) => {
-                latency::measure(settings, size(it.size, 3 << 30, 256 << 20), quick)
-            }
+            Self::Latency(it) => latency::measure(settings, it.size(), quick),
             Self::Programs(it) => it.measure(settings),
         }
     }
@@ -348,37 +292,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_has_the_tables_and_not_the_worker() {
-        let commands: Vec<_> = tables().into_iter().map(|[command, _]| command).collect();
-        assert_eq!(
-            commands,
-            [
-                "jumbo bench all",
-                "jumbo bench heap",
-                "jumbo bench free",
-                "jumbo bench exit",
-                "jumbo bench pool",
-                "jumbo bench text",
-                "jumbo bench shmem",
-                "jumbo bench vmemmap",
-                "jumbo bench fork",
-                "jumbo bench latency",
-                "jumbo bench programs"
-            ]
-        );
-    }
-
-    #[test]
-    fn as_many_threads_as_jumbo_run_takes() {
+    fn threads_and_sizes_have_bounds() {
         assert!(workers("1").is_ok() && workers("64").is_ok());
-        for wrong in ["0", "65", "-1", "two"] {
-            assert!(workers(wrong).is_err(), "{wrong}");
+        for (wrong, why) in [
+            ("0", "at least 1"),
+            ("-1", "at least 1"),
+            ("65", "at most 64"),
+        ] {
+            assert!(workers(wrong).unwrap_err().contains(why), "{wrong}");
         }
-        assert!(workers("0").unwrap_err().contains("at least 1"));
-    }
-
-    #[test]
-    fn a_load_below_the_least_size_is_refused() {
         let least = Bytes(32 << 20);
         assert_eq!(at_least(least, "2G"), Ok(Bytes(2 << 30)));
         assert!(at_least(least, "1M").unwrap_err().contains("32 MiB"));

@@ -4,7 +4,7 @@ use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use jumbo_host::kernel::process::die_by;
+use jumbo_host::kernel::process::{Signals, die_by};
 use rustix::event::{PollFd, Timespec};
 use rustix::io::Errno;
 
@@ -25,6 +25,19 @@ pub(crate) fn poll(ready: &mut [PollFd<'_>], most: Option<Duration>) -> io::Resu
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
+}
+
+/// The next signal that would end this process, of those that are read instead of delivered. One that stops a job
+/// stops this process.
+pub(crate) fn asked(signals: &Signals) -> Option<i32> {
+    while let Ok(Some(signal)) = signals.next() {
+        match signal.number {
+            libc::SIGCHLD | libc::SIGCONT | libc::SIGWINCH | libc::SIGURG | libc::SIGPIPE => {}
+            libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU => signals.stop_by(signal.number),
+            number => return Some(number),
+        }
+    }
+    None
 }
 
 /// Ends as the signal would have ended us, so that a shell sees a script interrupted.

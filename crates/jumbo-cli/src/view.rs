@@ -44,8 +44,8 @@ fn unwritten(error: io::Error) -> io::Error {
 }
 
 /// Where to write, and how.
-pub(crate) struct View {
-    out: io::BufWriter<Stdout>,
+pub(crate) struct View<'a> {
+    out: Box<dyn Write + 'a>,
     bold: bool,
     /// How wide the terminal is, where it is one.
     width: Option<usize>,
@@ -53,7 +53,7 @@ pub(crate) struct View {
     fresh: bool,
 }
 
-impl View {
+impl View<'_> {
     /// Standard output. Bold unless it is piped or NO_COLOR is set (<https://no-color.org>).
     pub(crate) fn stdout() -> Self {
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -61,7 +61,7 @@ impl View {
         Self {
             bold: is_terminal && !plain,
             width: is_terminal.then(width),
-            out: io::BufWriter::new(Stdout::lock()),
+            out: Box::new(io::BufWriter::new(Stdout::lock())),
             fresh: true,
         }
     }
@@ -207,6 +207,24 @@ pub(crate) fn page<P: serde::Serialize>(
         view.finish()?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The lines of a page on a terminal of that width, without bold.
+pub(crate) fn lines(width: usize, show: impl FnOnce(&mut View) -> io::Result<()>) -> Vec<String> {
+    let mut text = Vec::new();
+    let mut view = View {
+        out: Box::new(&mut text),
+        bold: false,
+        width: Some(width),
+        fresh: true,
+    };
+    // Memory takes all of it.
+    let _ = show(&mut view);
+    drop(view);
+    String::from_utf8_lossy(&text)
+        .lines()
+        .map(str::to_owned)
+        .collect()
 }
 
 /// `value` as one JSON document on standard output.

@@ -22,18 +22,28 @@ pub(super) const SIZED: &str = "sized_folio_bytes";
 pub(super) const BLOAT: &str = "resident_x";
 
 impl Shared {
-    /// In the names of rows.
+    /// Its words, with bars between them: in the names of rows, as a side is called, and where it is
+    /// missing. `{}` is the size of its blocks.
+    fn word(self, which: usize) -> &'static str {
+        let words = match self {
+            Self::Base => "base|4 KiB pages|sizes off",
+            Self::Plain => "plain|sizes off|sizes off",
+            Self::Disabled => "disabled|jumbo run, sizes off|sizes off",
+            Self::Kernel(_) => "kernel_{}|kernel, {}|a folio size by the kernel's controls",
+            Self::Collapse => "collapse_{}|touch and collapse, {}|touch and collapse",
+            Self::User(_) => "user_{}|jumbo run --shm=user, {}|user-space population (--shm=user)",
+            Self::Hugetlb => "hugetlb_{}|jumbo run --shm=hugetlb, {}|hugetlb (--shm=hugetlb)",
+        };
+        words.split('|').nth(which).unwrap_or_default()
+    }
+
     pub(super) fn key(self) -> String {
         let size = self.block().to_string().to_lowercase();
-        match self {
-            Self::Base => "base".to_owned(),
-            Self::Plain => "plain".to_owned(),
-            Self::Disabled => "disabled".to_owned(),
-            Self::Kernel(_) => format!("kernel_{size}"),
-            Self::Collapse => format!("collapse_{size}"),
-            Self::User(_) => format!("user_{size}"),
-            Self::Hugetlb => format!("hugetlb_{size}"),
-        }
+        self.word(0).replace("{}", &size)
+    }
+
+    pub(super) fn rung(self) -> &'static str {
+        self.word(2)
     }
 
     /// The size of what a first touch brings in.
@@ -42,17 +52,6 @@ impl Shared {
             Self::Base | Self::Plain | Self::Disabled => PageSize::SIZE_4K,
             Self::Kernel(size) | Self::User(size) => size,
             Self::Collapse | Self::Hugetlb => SIZE,
-        }
-    }
-
-    /// Its name where it is missing.
-    pub(super) fn rung(self) -> &'static str {
-        match self {
-            Self::Base | Self::Plain | Self::Disabled => "sizes off",
-            Self::Kernel(_) => "a folio size by the kernel's controls",
-            Self::Collapse => "touch and collapse",
-            Self::User(_) => "user-space population (--shm=user)",
-            Self::Hugetlb => "hugetlb (--shm=hugetlb)",
         }
     }
 
@@ -122,15 +121,7 @@ impl Shared {
 
 impl fmt::Display for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Base => f.write_str("4 KiB pages"),
-            Self::Plain => f.write_str("sizes off"),
-            Self::Disabled => f.write_str("jumbo run, sizes off"),
-            Self::Kernel(size) => write!(f, "kernel, {size}"),
-            Self::Collapse => write!(f, "touch and collapse, {SIZE}"),
-            Self::User(size) => write!(f, "jumbo run --shm=user, {size}"),
-            Self::Hugetlb => write!(f, "jumbo run --shm=hugetlb, {SIZE}"),
-        }
+        f.write_str(&self.word(1).replace("{}", &self.block().to_string()))
     }
 }
 

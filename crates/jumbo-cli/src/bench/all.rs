@@ -4,14 +4,12 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
-use indicatif::{ProgressState, ProgressStyle};
+use indicatif::ProgressStyle;
 use jumbo_bench::machine::{Machine, knobs};
 use jumbo_bench::{interrupt, table};
 use jumbo_host::kernel::Root;
@@ -148,13 +146,20 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         tables: Vec::new(),
         not_measured: Vec::new(),
     };
-    let mut ahead = Ahead::new(&wanted);
+    let mut ahead = Ahead {
+        bar: bar(),
+        wanted: wanted.clone(),
+        so_far: [0.0; 2],
+    };
+    if let Ok(style) = ProgressStyle::with_template("{bar:20} {prefix}: {wide_msg} {eta}") {
+        ahead.bar.set_style(style);
+    }
     interrupt::watch();
     for (at, &(name, _)) in wanted.iter().enumerate() {
         if interrupt::asked().is_some() {
             break;
         }
-        ahead.begin(name, (at + 1, wanted.len()));
+        ahead.begin(at);
         let begun = Instant::now();
         let table = args.table(name)?;
         let settings = table.common().settings(ahead.bar.clone())?;
@@ -217,76 +222,38 @@ fn write(document: &Document, html: Option<&Path>, json: Option<&Path>) -> anyho
     put(html, &|| Ok(page::bench(document)))
 }
 
-/// The time that remains: of the table at work by its rounds, of those behind it by what they take on another machine,
-/// in the proportion that those before it had.
+/// The time that remains, by what tables take on another machine, in the proportion of those that were measured.
 struct Ahead {
     bar: indicatif::ProgressBar,
     wanted: Vec<(&'static str, f64)>,
     /// So far: expected there, and taken here.
     so_far: [f64; 2],
-    /// Milliseconds: of the table at work, and of those behind it.
-    left: Arc<[AtomicU64; 2]>,
 }
 
 impl Ahead {
-    fn new(wanted: &[(&'static str, f64)]) -> Self {
-        let left = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
-        let of_bar = Arc::clone(&left);
-        let remaining = move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
-            let [this, rest] = of_bar
-                .each_ref()
-                .map(|ms| Duration::from_millis(ms.load(Ordering::Relaxed)));
-            let this = match (state.pos(), state.len()) {
-                (done @ 1.., Some(all)) => state
-                    .elapsed()
-                    .mul_f64(all.saturating_sub(done) as f64 / done as f64),
-                _ => this.saturating_sub(state.elapsed()),
-            };
-            let _ = out.write_str(&about(this + rest));
-        };
-        let bar = bar();
-        if let Ok(style) = ProgressStyle::with_template("{bar:20} {prefix}: {wide_msg} {remaining}")
-        {
-            bar.set_style(style.with_key("remaining", remaining));
-        }
-        Self {
-            bar,
-            wanted: wanted.to_vec(),
-            so_far: [0.0; 2],
-            left,
+    /// The table at this place begins.
+    fn begin(&self, at: usize) {
+        let (name, all) = (self.wanted[at].0, self.wanted.len());
+        let (number, left) = (at + 1, about(self.left(at)));
+        self.bar.reset();
+        self.bar.set_length(0);
+        self.bar
+            .set_prefix(format!("{name}, {number} of {all}, {left}"));
+        if self.bar.is_hidden() {
+            tell(&format!("{name}, table {number} of {all}: {left}"));
         }
     }
 
-    /// The table of that number begins.
-    fn begin(&mut self, name: &str, (number, all): (usize, usize)) {
+    /// The time from the table at this place on.
+    fn left(&self, at: usize) -> Duration {
         let [expected, taken] = self.so_far;
-        let scale = if expected > 0.0 {
+        let scale = if at > 0 && expected > 0.0 {
             taken / expected
         } else {
             1.0
         };
-        let costs = self
-            .wanted
-            .iter()
-            .skip(number - 1)
-            .map(|(_, seconds)| seconds * scale);
-        let costs: Vec<_> = costs.map(Duration::from_secs_f64).collect();
-        let (this, rest) = (costs[0], costs[1..].iter().sum());
-        for (left, time) in self.left.iter().zip([this, rest]) {
-            left.store(
-                u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
-                Ordering::Relaxed,
-            );
-        }
-        self.bar.reset();
-        self.bar.set_length(0);
-        self.bar.set_prefix(format!("{name}, {number} of {all}"));
-        if self.bar.is_hidden() {
-            tell(&format!(
-                "{name}, table {number} of {all}: {}",
-                about(this + rest)
-            ));
-        }
+        let seconds: f64 = self.wanted[at..].iter().map(|(_, seconds)| seconds).sum();
+        Duration::from_secs_f64(seconds * scale)
     }
 
     /// The table at this place was measured.
@@ -309,30 +276,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_tables_are_in_it() {
-        let names = super::super::tables().into_iter();
-        let names =
-            names.filter_map(|[command, _]| Some(command.strip_prefix("jumbo bench ")?.to_owned()));
-        let names: Vec<_> = names.filter(|name| name != "all").collect();
-        assert_eq!(names, TABLES.map(|(name, _)| name));
+    fn all_tables_are_in_it_and_in_the_list() {
+        let all = ["all"].into_iter().chain(TABLES.map(|(name, _)| name));
+        let all: Vec<_> = all.map(|name| format!("jumbo bench {name}")).collect();
+        let listed = super::super::tables().into_iter();
+        assert_eq!(listed.map(|[command, _]| command).collect::<Vec<_>>(), all);
         let args = One::try_parse_from(["bench", "heap"]).map(|one| one.table);
         assert!(matches!(args, Ok(Table::Heap(_))));
     }
 
     #[test]
     fn the_time_that_remains_follows_what_was_taken() {
-        let mut ahead = Ahead::new(&[("a", 10.0), ("b", 20.0), ("c", 40.0)]);
-        let left = |ahead: &Ahead| {
-            ahead
-                .left
-                .each_ref()
-                .map(|it| it.load(Ordering::Relaxed) / 1000)
+        let mut ahead = Ahead {
+            bar: indicatif::ProgressBar::hidden(),
+            wanted: vec![("a", 10.0), ("b", 20.0), ("c", 40.0)],
+            so_far: [0.0; 2],
         };
-        ahead.begin("a", (1, 3));
-        assert_eq!(left(&ahead), [10, 60]);
+        assert_eq!(ahead.left(0).as_secs(), 70);
         ahead.end(0, 30.0);
-        ahead.begin("b", (2, 3));
-        assert_eq!(left(&ahead), [60, 120]);
+        assert_eq!(ahead.left(1).as_secs(), 180);
         assert_eq!(about(Duration::from_secs(180)), "about 3 min left");
         assert_eq!(about(Duration::from_secs(99)), "about 99 s left");
     }

@@ -119,55 +119,40 @@ fn signed(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jumbo_bench::table::What;
-
-    fn side(name: &str, samples: &[f64]) -> (String, Vec<f64>) {
-        (name.to_owned(), samples.to_vec())
-    }
-
-    fn what(unit: &'static str, published: Option<&'static str>) -> What {
-        What {
-            name: "startup_ms".to_owned(),
-            measure: "start".to_owned(),
-            unit,
-            published,
-        }
-    }
+    use jumbo_bench::table::{Samples, What};
 
     #[test]
     fn figures_carry_three_digits() {
-        assert_eq!(digits(1402.4), "1402");
-        assert_eq!(digits(14.02), "14.0");
-        assert_eq!(digits(1.402), "1.40");
-        assert_eq!(signed(-0.25), "-0.25");
-        assert_eq!(signed(0.25), "+0.25");
+        for (value, shown) in [(1402.4, "1402"), (14.02, "14.0"), (1.402, "1.40")] {
+            assert_eq!(digits(value), shown);
+        }
+        assert_eq!([-0.25, 0.25].map(signed), ["-0.25", "+0.25"]);
     }
 
     #[test]
-    fn a_row_shows_both_sides_and_a_loss_in_capitals() {
-        let sides = [side("direct", &[1.0, 1.0]), side("jumbo run", &[3.0, 4.0])];
-        let row = Row::difference(what("ms", Some("2 ms")), sides);
+    fn a_row_shows_both_sides_in_its_unit_and_a_loss_in_capitals() {
+        let row = |of: fn(What, [Samples; 2]) -> Row, unit, [one, other]: [[f64; 2]; 2]| {
+            let what = What {
+                name: "startup".to_owned(),
+                measure: "start".to_owned(),
+                unit,
+                published: Some("2 ms"),
+            };
+            let sides = [("direct", one), ("jumbo run", other)];
+            let sides = sides.map(|(name, samples)| (name.to_owned(), samples.to_vec()));
+            cells(&of(what, sides)).join("|")
+        };
         assert_eq!(
-            cells(&row),
-            [
-                "start",
-                "direct",
-                "1.00 ms [1.00 to 1.00]",
-                "jumbo run",
-                "3.50 ms [3.00 to 4.00]",
-                "+2.50 ms [+2.00 to +3.00]",
-                "BEHIND",
-                "2 ms"
-            ]
+            row(Row::difference, "ms", [[1.0, 1.0], [3.0, 4.0]]),
+            "start|direct|1.00 ms [1.00 to 1.00]|jumbo run|3.50 ms [3.00 to 4.00]|\
+             +2.50 ms [+2.00 to +3.00]|BEHIND|2 ms"
         );
-    }
-
-    #[test]
-    fn bytes_are_shown_in_mebibytes() {
         let half = f64::from(1 << 19);
-        let sides = [side("a", &[half]), side("b", &[half * 2.0])];
-        let row = Row::ratio(what("bytes", None), sides);
-        assert_eq!(cells(&row)[2], "0.50 MiB [0.50 to 0.50]");
-        assert_eq!(cells(&row)[5], "0.50x [0.50 to 0.50]");
+        let bytes = row(Row::ratio, "bytes", [[half; 2], [half * 2.0; 2]]);
+        assert!(
+            bytes.contains("|0.50 MiB [0.50 to 0.50]|jumbo run|"),
+            "{bytes}"
+        );
+        assert!(bytes.contains("|0.50x [0.50 to 0.50]|"), "{bytes}");
     }
 }

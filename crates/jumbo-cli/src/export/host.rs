@@ -17,28 +17,14 @@ pub(super) fn add(page: &mut Page, root: &Root, failures: &mut Failures) {
     let pools = failures.or_default(hugetlb::pools(root), "hugetlb pools");
     add_pools(page, &pools.unwrap_or_default());
     let memory = failures.or_default(Memory::read(root), "meminfo");
-    for (name, bytes, help) in [
-        ("anon", memory.anon, "Anonymous memory of all processes"),
-        (
-            "anon_huge",
-            memory.anon_huge,
-            "Anonymous memory in THPs that a PMD maps (AnonHugePages)",
-        ),
-        ("shmem", memory.shmem, "Shared memory and tmpfs"),
-        (
-            "shmem_huge",
-            memory.shmem_huge,
-            "Shared memory in huge folios (ShmemHugePages)",
-        ),
-        (
-            "file_huge",
-            memory.file_huge,
-            "Page cache in huge folios (FileHugePages)",
-        ),
-    ] {
-        let name = format!("jumbo_host_{name}");
-        page.gauge(&name, Some(Bytes), help, [(vec![], bytes.0 as f64)]);
-    }
+    let each = [
+        memory.anon,
+        memory.anon_huge,
+        memory.shmem,
+        memory.shmem_huge,
+        memory.file_huge,
+    ];
+    page.each(MEMORY, each.map(|bytes| [(vec![], bytes.0 as f64)]));
     let thp = failures.or_default(Thp::read(root), "the THP controls");
     add_folios(page, thp.as_ref());
     let events = failures.or_default(Events::read(root), "vmstat");
@@ -53,17 +39,18 @@ pub(super) fn add(page: &mut Page, root: &Root, failures: &mut Failures) {
         );
     }
     let pressure = failures.or_default(pressure::memory(root), "the pressure of memory");
-    for (name, help) in [
-        ("some", "Time in which some task waited for memory (PSI)"),
+    for (name, help, time) in [
+        (
+            "some",
+            "Time in which some task waited for memory (PSI)",
+            pressure.map(|it| it.some),
+        ),
         (
             "full",
             "Time in which all tasks that were not idle waited for memory (PSI)",
+            pressure.map(|it| it.full),
         ),
     ] {
-        let time = pressure.map(|pressure| match name {
-            "some" => pressure.some,
-            _ => pressure.full,
-        });
         let samples = time.map(|time| (vec![], time.as_secs_f64()));
         let name = format!("jumbo_memory_pressure_{name}");
         page.counter(&name, Some(Seconds), help, samples);
@@ -71,6 +58,21 @@ pub(super) fn add(page: &mut Page, root: &Root, failures: &mut Failures) {
     let zones = failures.or_default(Zone::read_all(root), "buddyinfo");
     add_free(page, root, &zones);
 }
+
+const MEMORY: &str = "\
+jumbo_host_anon       bytes Anonymous memory of all processes
+jumbo_host_anon_huge  bytes Anonymous memory in THPs that a PMD maps (AnonHugePages)
+jumbo_host_shmem      bytes Shared memory and tmpfs
+jumbo_host_shmem_huge bytes Shared memory in huge folios (ShmemHugePages)
+jumbo_host_file_huge  bytes Page cache in huge folios (FileHugePages)";
+
+/// Of each pool.
+const POOLS: &str = "\
+jumbo_hugetlb_pool       bytes All hugetlb pages of a size, surplus pages included
+jumbo_hugetlb_free       bytes hugetlb pages that no process maps, reserved ones included
+jumbo_hugetlb_surplus    bytes hugetlb pages beyond the persistent ones
+jumbo_hugetlb_reserved   bytes Free hugetlb pages that are promised to mappings; they belong to no node
+jumbo_hugetlb_overcommit bytes hugetlb pages that there may be beyond the persistent ones";
 
 /// The counters of compaction in /proc/vmstat.
 const COMPACTION: [&str; 3] = ["compact_stall", "compact_fail", "compact_success"];
@@ -90,44 +92,24 @@ fn add_pools(page: &mut Page, pools: &[Pool]) {
             }
         };
     }
-    let families: [(&str, &str, PagesOf); 5] = [
-        (
-            "pool",
-            "All hugetlb pages of a size, surplus pages included",
-            by_node!(total),
-        ),
-        (
-            "free",
-            "hugetlb pages that no process maps, reserved ones included",
-            by_node!(free),
-        ),
-        (
-            "surplus",
-            "hugetlb pages beyond the persistent ones",
-            by_node!(surplus),
-        ),
-        (
-            "reserved",
-            "Free hugetlb pages that are promised to mappings; they belong to no node",
-            |pool| vec![(None, pool.reserved)],
-        ),
-        (
-            "overcommit",
-            "hugetlb pages that there may be beyond the persistent ones",
-            |pool| vec![(None, pool.overcommit)],
-        ),
+    let each: [PagesOf; 5] = [
+        by_node!(total),
+        by_node!(free),
+        by_node!(surplus),
+        |pool| vec![(None, pool.reserved)],
+        |pool| vec![(None, pool.overcommit)],
     ];
-    for (name, help, pages) in families {
-        let samples = pools.iter().flat_map(|pool| {
+    let samples = each.map(|pages| {
+        pools.iter().flat_map(move |pool| {
             let each = pages(pool).into_iter();
             each.map(|(node, pages)| {
                 let node = node.map(|node| label("node", node.0));
                 let labels = [label("size", pool.size)].into_iter().chain(node).collect();
                 (labels, pages.bytes(pool.size).0 as f64)
             })
-        });
-        page.gauge(&format!("jumbo_hugetlb_{name}"), Some(Bytes), help, samples);
-    }
+        })
+    });
+    page.each(POOLS, samples);
 }
 
 /// The counters of each folio size (`hugepages-*kB/stats`, 6.10), by the kernel's names.

@@ -27,8 +27,16 @@ struct Family {
 #[derive(Debug, Default)]
 pub(super) struct Page(Vec<Family>);
 
-/// A gauge of a table: its name, its unit and its help.
-pub(super) type Gauge = (&'static str, Option<Unit>, &'static str);
+/// A line of a table of gauges: the name, the unit, which is `bytes` or `-`, and the help.
+fn described(line: &str) -> Option<(&str, Option<Unit>, &str)> {
+    let (name, rest) = line.split_once(' ')?;
+    let (unit, help) = rest.trim_start().split_once(' ')?;
+    Some((
+        name,
+        (unit == "bytes").then_some(Unit::Bytes),
+        help.trim_start(),
+    ))
+}
 
 /// The name of a gauge, and a further label.
 type Key = (&'static str, Option<(&'static str, &'static str)>);
@@ -93,18 +101,30 @@ impl Page {
         });
     }
 
+    /// Gauges of a table, each with its samples.
+    pub(super) fn each<S: IntoIterator<Item = (Labels, f64)>>(
+        &mut self,
+        table: &str,
+        samples: impl IntoIterator<Item = S>,
+    ) {
+        let described = table.lines().filter_map(described);
+        for ((name, unit, help), samples) in described.zip(samples) {
+            self.gauge(name, unit, help, samples);
+        }
+    }
+
     /// The gauges of a table, with all rows.
-    pub(super) fn gauges(&mut self, table: &[Gauge], rows: &[Row]) {
-        for (name, unit, help) in table {
+    pub(super) fn gauges(&mut self, table: &str, rows: &[Row]) {
+        for (name, unit, help) in table.lines().filter_map(described) {
             let samples = rows.iter().flat_map(|row| {
-                let own = row.values.iter().filter(|((gauge, _), _)| gauge == name);
+                let own = row.values.iter().filter(|((gauge, _), _)| *gauge == name);
                 own.map(|((_, label), value)| {
                     let label = label.map(|(name, value)| (name, value.to_owned()));
                     let labels = row.labels.iter().cloned().chain(label).collect();
                     (labels, *value as f64)
                 })
             });
-            self.gauge(name, unit.clone(), help, samples.collect::<Vec<_>>());
+            self.gauge(name, unit, help, samples.collect::<Vec<_>>());
         }
     }
 

@@ -6,88 +6,29 @@ use jumbo_host::kernel::groups::{self, Huge, Workload};
 use jumbo_host::kernel::{Root, base_page, thp};
 use jumbo_host::status::{Census, Member};
 use jumbo_inside::ledger::flag;
-use prometheus_client::registry::Unit::Bytes;
 
-use super::page::{Gauge, Labels, Page, Row, bound};
+use super::page::{Labels, Page, Row, bound};
 use super::{Failures, label};
 
 /// The gauges of covered programs.
-const PROGRAMS: [Gauge; 11] = [
-    (
-        "jumbo_heap",
-        Some(Bytes),
-        "Resident anonymous memory of covered processes, and their pool's hugetlb pages",
-    ),
-    (
-        "jumbo_covered_processes",
-        None,
-        "Processes with jumbo's library in them",
-    ),
-    (
-        "jumbo_huge",
-        Some(Bytes),
-        "The part of jumbo_heap_bytes that jumbo put on huge pages, by its own books, and that is touched",
-    ),
-    (
-        "jumbo_wasted",
-        Some(Bytes),
-        "Memory that is huge and not known to be touched, at most",
-    ),
-    (
-        "jumbo_not_huge",
-        Some(Bytes),
-        "The part of jumbo_heap_bytes on base pages, by reason",
-    ),
-    (
-        "jumbo_large",
-        Some(Bytes),
-        "Large allocations that are alive",
-    ),
-    (
-        "jumbo_free_pending",
-        Some(Bytes),
-        "Freed memory that waits to be given back in the background",
-    ),
-    (
-        "jumbo_text",
-        Some(Bytes),
-        "Program text that was to be on huge pages (--text)",
-    ),
-    (
-        "jumbo_text_huge",
-        Some(Bytes),
-        "The part of jumbo_text_bytes that is",
-    ),
-    (
-        "jumbo_pool_hugetlb",
-        Some(Bytes),
-        "hugetlb pages of the program's pool (--pool)",
-    ),
-    (
-        "jumbo_pool_thp",
-        Some(Bytes),
-        "THPs of the program's pool (--pool)",
-    ),
-];
+const PROGRAMS: &str = "\
+jumbo_heap              bytes Resident anonymous memory of covered processes, and their pool's hugetlb pages
+jumbo_covered_processes -     Processes with jumbo's library in them
+jumbo_huge              bytes The part of jumbo_heap_bytes that jumbo put on huge pages, by its own books, and that is touched
+jumbo_wasted            bytes Memory that is huge and not known to be touched, at most
+jumbo_not_huge          bytes The part of jumbo_heap_bytes on base pages, by reason
+jumbo_large             bytes Large allocations that are alive
+jumbo_free_pending      bytes Freed memory that waits to be given back in the background
+jumbo_text              bytes Program text that was to be on huge pages (--text)
+jumbo_text_huge         bytes The part of jumbo_text_bytes that is
+jumbo_pool_hugetlb      bytes hugetlb pages of the program's pool (--pool)
+jumbo_pool_thp          bytes THPs of the program's pool (--pool)";
 
 /// The gauges of groups, by CRI-O's names.
-const GROUPS: [Gauge; 3] = [
-    (
-        "container_memory_anon_thp",
-        Some(Bytes),
-        "Anonymous memory of a control group in THPs",
-    ),
-    (
-        "container_memory_shmem_thp",
-        Some(Bytes),
-        "Shared memory of a control group in huge folios",
-    ),
-    (
-        "container_memory_file_thp",
-        Some(Bytes),
-        "Page cache of a control group in huge folios",
-    ),
-];
+const GROUPS: &str = "\
+container_memory_anon_thp  bytes Anonymous memory of a control group in THPs
+container_memory_shmem_thp bytes Shared memory of a control group in huge folios
+container_memory_file_thp  bytes Page cache of a control group in huge folios";
 
 /// Adds programs, then groups, as far as there is room. Gives how many series were summed up.
 pub(super) fn add(
@@ -123,7 +64,7 @@ pub(super) fn add(
         "jumbo_heap",
         vec![label("comm", "other")],
     );
-    page.gauges(&PROGRAMS, &programs);
+    page.gauges(PROGRAMS, &programs);
 
     let groups = failures.or_default(groups::groups(root), "control groups");
     let mut groups = groups.iter().map(of_group).collect();
@@ -134,7 +75,7 @@ pub(super) fn add(
         "container_memory_anon_thp",
         vec![label("unit", "other")],
     );
-    page.gauges(&GROUPS, &groups);
+    page.gauges(GROUPS, &groups);
     dropped
 }
 

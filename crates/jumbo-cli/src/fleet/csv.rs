@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, anyhow, bail};
 use clap::ValueEnum as _;
 use csv::{ReaderBuilder, StringRecord, Trim};
+use serde::Deserialize;
 
 use super::data::{Arm, Data, Metric, Refused};
 
@@ -18,28 +19,19 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Data> {
     let header = reader
         .headers()
         .with_context(|| format!("cannot read {name}"))?;
-    let header: Vec<_> = header.iter().map(str::to_owned).collect();
-    let place = |column| header.iter().position(|title| title == column);
+    let header = header.clone();
     let hint = format!("hint: the first line has the columns {}", COLUMNS.join(","));
-    let [time, unit, arm, metric, value] = COLUMNS.map(place);
-    let places = time.zip(unit).zip(arm).zip(metric.zip(value));
-    let Some((((time, unit), arm), (metric, value))) = places else {
+    let has = |column: &&str| header.iter().any(|title| title == *column);
+    if !COLUMNS.iter().all(has) {
         bail!("{name}, line 1: a column is missing\n{hint}");
-    };
+    }
     let mut data = Data::default();
     let mut record = StringRecord::new();
     while reader
         .read_record(&mut record)
         .with_context(|| format!("cannot read {name}"))?
     {
-        let cell = |place: usize| record.get(place).unwrap_or_default();
-        let row = Row {
-            time: cell(time),
-            unit: cell(unit),
-            arm: cell(arm),
-            metric: cell(metric),
-            value: cell(value),
-        };
+        let row: Row<'_> = record.deserialize(Some(&header))?;
         row.add_to(&mut data).map_err(|Refused { column, why }| {
             let line = record.position().map_or(0, csv::Position::line);
             let line = line + blank_lines(path, line);
@@ -60,6 +52,7 @@ fn blank_lines(path: &Path, line: u64) -> u64 {
     blank.take_while(|line| line.trim().is_empty()).count() as u64
 }
 
+#[derive(Deserialize)]
 struct Row<'a> {
     time: &'a str,
     unit: &'a str,

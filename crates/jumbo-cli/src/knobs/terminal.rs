@@ -11,7 +11,7 @@ use jumbo_host::kernel::process::Signals;
 use jumbo_host::knobs::{Doing, Form, Step, Watcher};
 
 use crate::bench::bar;
-use crate::signal::end_by;
+use crate::signal::{asked, end_by};
 
 /// Every signal of this process, read instead of delivered, so that a change is never left where it
 /// stands; and a bar on stderr, on a terminal.
@@ -49,20 +49,6 @@ impl Terminal {
             bar.finish_and_clear();
         }
         self.signals.release();
-    }
-
-    /// The next signal that would end us.
-    fn asked(&self) -> Option<i32> {
-        while let Ok(Some(signal)) = self.signals.next() {
-            match signal.number {
-                libc::SIGCHLD | libc::SIGCONT | libc::SIGWINCH | libc::SIGURG | libc::SIGPIPE => {}
-                libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU => {
-                    self.signals.stop_by(signal.number)
-                }
-                number => return Some(number),
-            }
-        }
-        None
     }
 
     fn show(&mut self, doing: &Doing<'_>) {
@@ -109,11 +95,9 @@ fn given(root: &Root) -> u64 {
 impl Watcher for Terminal {
     fn look(&mut self, doing: &Doing<'_>) -> ControlFlow<()> {
         self.show(doing);
-        match self.asked() {
-            Some(signal) => {
-                self.ended_by = Some(signal);
-                ControlFlow::Break(())
-            }
+        self.ended_by = asked(&self.signals);
+        match self.ended_by {
+            Some(_) => ControlFlow::Break(()),
             None => ControlFlow::Continue(()),
         }
     }

@@ -7,6 +7,7 @@ mod plot;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use jumbo::units::counted;
@@ -316,13 +317,13 @@ fn figure(text: &str) -> Markup {
 }
 
 fn source(table: &Table) -> Markup {
-    let Some(source) = table.source else {
+    let Some(source) = &table.source else {
         return html! {};
     };
     html! {
         p.soft {
             "Published: "
-            @match source.url {
+            @match &source.url {
                 Some(url) => a href=(url) rel="noreferrer" { (source.title) },
                 None => (source.title),
             }
@@ -341,25 +342,11 @@ fn span(seconds: f64) -> String {
 
 /// The day and the minute, of seconds since 1970.
 fn date(seconds: u64) -> String {
-    let (day, minute) = (seconds / 86_400, seconds % 86_400 / 60);
-    // Years of March to February: the day that a leap year has more is the last one.
-    let shifted = day + 719_468;
-    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let date = of_year - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 {
-        (month + 3, 0)
-    } else {
-        (month - 9, 1)
-    };
-    let year = year + era * 400 + next;
-    format!(
-        "{year}-{month:02}-{date:02} {:02}:{:02} UTC",
-        minute / 60,
-        minute % 60
-    )
+    let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    let text = humantime::format_rfc3339_seconds(time)
+        .to_string()
+        .replace('T', " ");
+    format!("{} UTC", text.get(..16).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -156,13 +156,6 @@ fn rows_say_what_was_seen_in_words_and_have_plots_with_titles() {
 }
 
 #[test]
-fn dates() {
-    assert_eq!(date(0), "1970-01-01 00:00 UTC");
-    assert_eq!(date(951_868_799), "2000-02-29 23:59 UTC");
-    assert_eq!(date(1_798_761_600), "2027-01-01 00:00 UTC");
-}
-
-#[test]
 fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);

@@ -2,7 +2,7 @@
 
 use jumbo::units::{Bytes, PageSize};
 
-use super::files::Line;
+use super::files::all;
 use super::sizing::{Kind, Region, Workload};
 
 /// Plan memory of a given size
@@ -38,11 +38,7 @@ impl Args {
                 let group = self.group.as_deref().unwrap_or_default();
                 workload.group = Some(super::group(group)?);
             }
-            Kind::Thp => {
-                let why =
-                    "LD_PRELOAD puts the heap of a program on THPs; the program stays as it is.";
-                workload.steps = vec![Line::new("jumbo run -- PROGRAM", why)];
-            }
+            Kind::Thp => workload.values = vec![("any_program", all([""]))],
         }
         Ok(workload)
     }

@@ -2,7 +2,7 @@
 
 use jumbo::units::{Bytes, PageSize};
 
-use super::files::{File, Line, Reader, mount};
+use super::files::all;
 use super::qemu::large;
 use super::sizing::{Kind, Region, Workload};
 
@@ -26,9 +26,6 @@ impl Args {
         let region = Region::new("memory of a socket", self.socket_memory);
         let mut workload = Workload::new("dpdk", Kind::Mapped, page, vec![region]);
         workload.bound = true;
-        workload.memlock = Some(
-            "VFIO locks the memory that a device may reach; the limit counts for users other than root.",
-        );
         // In whole pages: the EAL takes no part of one.
         let mib = workload.pages().bytes(page).0 >> 20;
         let sockets = vec![mib.to_string(); nodes as usize].join(",");
@@ -36,24 +33,13 @@ impl Args {
             PageSize::SIZE_2M => String::from("/dev/hugepages"),
             _ => format!("/dev/hugepages{page}"),
         };
-        let lines = vec![
-            Line::new(
-                format!("--socket-mem {sockets}"),
-                "MiB on each socket, taken at the start: later growth may find no page.",
-            ),
-            Line::new(
-                format!("--huge-dir {folder}"),
-                "Pages of this size alone, where the host has several.",
-            ),
-            Line::new(
-                "--iova-mode va",
-                "Needs an IOMMU. With `pa` a buffer is contiguous only within a page, and reading addresses takes root.",
-            ),
+        workload.template = include_str!("templates/dpdk.txt");
+        let memlock = "VFIO locks the memory that a device may reach; the limit counts for users other than root.";
+        workload.values = vec![
+            ("sockets", all([sockets])),
+            ("folder", all([folder])),
+            ("memlock", all([memlock])),
         ];
-        workload.files = vec![File::new("eal.arguments", Reader::Config, lines)];
-        if page > PageSize::SIZE_2M {
-            workload.files.push(mount(page));
-        }
         workload
     }
 }

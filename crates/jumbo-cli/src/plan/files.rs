@@ -1,16 +1,15 @@
-//! Files with a reason for each line: [`File`], and those of the host: [`of_host`], [`of_unit`],
-//! [`of_pod`].
+//! Files with a reason for each line: [`File`], made from templates: [`fill`].
 //!
 //! A file is printed so that it can be copied whole: a reason is a comment of the file's own
 //! format.
+//!
+//! A template looks as its files do. `== READER PATH` begins one, and `# WHY` stands above the line that it is the
+//! reason of. A line is there once for each value of its `{NAME}`s. Where one has no value, or `{?NAME}` has none, the
+//! line is left out; in the path it is the whole file.
 
-use jumbo::units::{Bytes, PageSize};
-use jumbo_host::host_pools::boot;
-use jumbo_host::kernel::{hugetlb, hvo};
+use clap::ValueEnum as _;
 use serde::Serialize;
 
-use super::Plan;
-use super::sizing::{Kind, Workload};
 use crate::view::filled;
 
 /// The part of a system that reads a file.
@@ -50,23 +49,7 @@ pub(super) struct File {
 /// The columns of a comment.
 const WIDTH: usize = 80;
 
-impl Line {
-    pub(super) fn new(line: impl Into<String>, why: impl Into<String>) -> Self {
-        let (line, why) = (line.into(), why.into());
-        Self { line, why }
-    }
-}
-
 impl File {
-    pub(super) fn new(path: impl Into<String>, reader: Reader, lines: Vec<Line>) -> Self {
-        let path = path.into();
-        Self {
-            path,
-            reader,
-            lines,
-        }
-    }
-
     /// The text of the file, with its path and the reasons as comments.
     pub(super) fn text(&self) -> String {
         let is_xml = self.path.ends_with(".xml");
@@ -101,223 +84,86 @@ impl File {
     }
 }
 
-/// The files that give the host its pages, before any program starts.
-pub(super) fn of_host(plan: &Plan, workload: &Workload) -> Vec<File> {
-    let (mut sysctl, mut tmpfiles, mut boot) = (Vec::new(), Vec::new(), Vec::new());
-    let page = workload.page;
-    let in_sysctl = plan.pools.len() == 1 && page == plan.default_page;
-    if workload.kind == Kind::Thp {
-        for (knob, value, why) in [
-            (
-                "enabled",
-                "madvise",
-                "THPs for programs that ask for them, as those under jumbo do; others stay as they are.",
-            ),
-            (
-                "defrag",
-                "defer+madvise",
-                "Only a program that asked for THPs waits for compaction at a fault.",
-            ),
-        ] {
-            let line = format!("w /sys/kernel/mm/transparent_hugepage/{knob} - - - - {value}");
-            tmpfiles.push(Line::new(line, why));
-        }
-    }
-    if plan.vmemmap_saved > Bytes(0) {
-        let saved = plan.vmemmap_saved;
-        let why = format!(
-            "HVO (Linux 5.18) frees {saved} of page descriptors. It acts on pages that are made after it."
-        );
-        // The same reader as that of the pool, which it stands before: two readers have no order.
-        if plan.gigantic {
-            boot.push(Line::new(argument("hugetlb_free_vmemmap=on"), why));
-        } else if in_sysctl {
-            sysctl.push(Line::new("vm.hugetlb_optimize_vmemmap = 1", why));
-        } else {
-            tmpfiles.push(Line::new(format!("w /{} - - - - 1", hvo::FILE), why));
-        }
-    }
-    if let Some(group) = workload.group {
-        let why = "shmget(2) with SHM_HUGETLB is for members of this group, and for root.";
-        sysctl.push(Line::new(format!("vm.hugetlb_shm_group = {group}"), why));
-    }
-    let total: u64 = plan.pools.iter().map(|pool| pool.pages.0).sum();
-    match &plan.pools[..] {
-        [] => {}
-        pools if plan.gigantic => {
-            let nodes: Vec<_> = pools.iter().map(|pool| (pool.node, pool.pages)).collect();
-            let by_node = match pools.len() {
-                1 => "",
-                _ => " NODE:PAGES needs Linux 5.16.",
-            };
-            let why = format!(
-                "The kernel sets {total} pages of {page} aside before memory is in pieces. At run time \
-                 an allocation of {page} fails on a host that was in use.{by_node}"
-            );
-            boot.push(Line::new(argument(&boot::command_line(page, &nodes)), why));
-        }
-        _ if in_sysctl => {
-            let why = format!(
-                "{total} pages of {page} in all. Add the pages of other programs of this host: this is the \
-                 total of the pool."
-            );
-            sysctl.push(Line::new(format!("vm.nr_hugepages = {total}"), why));
-        }
-        pools => {
-            for pool in pools {
-                let file = hugetlb::file(page, pool.node, "nr_hugepages");
-                let why = match pool.node {
-                    Some(node) => format!(
-                        "{} on node {node}. A total in vm.nr_hugepages is spread anew where a node is short.",
-                        pool.memory
-                    ),
-                    None => format!(
-                        "vm.nr_hugepages is for pages of {} alone.",
-                        plan.default_page
-                    ),
+/// The values of a name in templates.
+pub(super) type Values = Vec<(&'static str, Vec<String>)>;
+
+/// Values as templates have them: an array of one, an option, a range.
+pub(super) fn all<T: ToString>(values: impl IntoIterator<Item = T>) -> Vec<String> {
+    values.into_iter().map(|value| value.to_string()).collect()
+}
+
+/// The files of a template that have lines.
+pub(super) fn fill(template: &str, values: &Values) -> Vec<File> {
+    let mut files = Vec::new();
+    for text in template.split("== ").skip(1) {
+        let (head, body) = text.split_once('\n').unwrap_or_default();
+        let (reader, path) = head.split_once(' ').unwrap_or_default();
+        let (Ok(reader), Some(path)) = (Reader::from_str(reader, true), set(path, values, 0))
+        else {
+            continue;
+        };
+        let (mut lines, mut why) = (Vec::new(), "");
+        for line in body.lines().filter(|line| !line.is_empty()) {
+            if let Some(text) = line.strip_prefix("# ") {
+                why = text;
+                continue;
+            }
+            let why = std::mem::take(&mut why);
+            for at in 0..count(line, values) {
+                let (Some(line), Some(reason)) = (set(line, values, at), set(why, values, at))
+                else {
+                    break;
                 };
-                tmpfiles.push(Line::new(format!("w /{file} - - - - {}", pool.pages), why));
+                // Lines of several values have one reason.
+                let is_said = at > 0 && set(why, values, 0).as_ref() == Some(&reason);
+                let why = if is_said { String::new() } else { reason };
+                lines.push(Line { line, why });
             }
         }
+        files.push(File {
+            path,
+            reader,
+            lines,
+        });
     }
-    let name = workload.name;
-    let files = [
-        (
-            format!("/etc/sysctl.d/60-hugepages-{name}.conf"),
-            Reader::Sysctl,
-            sysctl,
-        ),
-        (
-            format!("/etc/tmpfiles.d/60-hugepages-{name}.conf"),
-            Reader::Tmpfiles,
-            tmpfiles,
-        ),
-        (
-            format!("/etc/default/grub.d/60-hugepages-{name}.cfg"),
-            Reader::CommandLine,
-            boot,
-        ),
-    ];
-    let files = files.into_iter().filter(|(_, _, lines)| !lines.is_empty());
+    files.retain(|file| !file.lines.is_empty());
     files
-        .map(|(path, reader, lines)| File::new(path, reader, lines))
-        .collect()
 }
 
-/// An argument of the kernel, in a file of update-grub(8).
-fn argument(argument: &str) -> String {
-    format!("GRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX {argument}\"")
+/// The names in a line, with the place of each.
+fn names(line: &str) -> impl Iterator<Item = (usize, &str)> {
+    let name = |(start, _)| {
+        let name = line[start + 1..].split('}').next()?;
+        let is_name = name
+            .chars()
+            .all(|c| c.is_ascii_lowercase() || "?_".contains(c));
+        is_name.then_some((start, name))
+    };
+    line.match_indices('{').filter_map(name)
 }
 
-/// A mount of hugetlbfs for a page size that systemd does not mount by itself.
-pub(super) fn mount(page: PageSize) -> File {
-    let lines = vec![
-        Line::new("[Unit]", ""),
-        Line::new(
-            "DefaultDependencies=no",
-            "The mount is there before services start.",
-        ),
-        Line::new("Before=sysinit.target", ""),
-        Line::new("[Mount]", ""),
-        Line::new(
-            "What=hugetlbfs",
-            "systemd mounts /dev/hugepages for the default page size alone.",
-        ),
-        Line::new(format!("Where=/dev/hugepages{page}"), ""),
-        Line::new("Type=hugetlbfs", ""),
-        Line::new(
-            format!("Options=pagesize={page},mode=0755"),
-            "Only root makes files: give the group of the program by gid=N,mode=1770.",
-        ),
-        Line::new("[Install]", ""),
-        Line::new("WantedBy=sysinit.target", ""),
-    ];
-    File::new(
-        format!("/etc/systemd/system/dev-hugepages{page}.mount"),
-        Reader::Systemd,
-        lines,
-    )
+fn values_of<'a>(values: &'a Values, name: &str) -> &'a [String] {
+    let name = name.trim_start_matches('?');
+    let found = values.iter().find(|(known, _)| *known == name);
+    found.map_or(&[], |(_, values)| values)
 }
 
-/// The drop-in of the workload's unit, where it needs one.
-pub(super) fn of_unit(unit: &str, workload: &Workload) -> Option<File> {
-    let mut lines = vec![Line::new("[Service]", "")];
-    if let Some(why) = workload.memlock {
-        lines.push(Line::new("LimitMEMLOCK=infinity", why));
-    }
-    if let Some(Line { line, why }) = &workload.environment {
-        lines.push(Line::new(format!("Environment=\"{line}\""), why));
-    }
-    let path = format!("/etc/systemd/system/{unit}.d/hugepages.conf");
-    (lines.len() > 1).then(|| File::new(path, Reader::Systemd, lines))
+/// How often a line is there, if it is.
+fn count(line: &str, values: &Values) -> usize {
+    let counts = names(line).filter(|(_, name)| !name.starts_with('?'));
+    let counts = counts.map(|(_, name)| values_of(values, name).len());
+    counts.max().unwrap_or(1)
 }
 
-/// A pod with one instance.
-pub(super) fn of_pod(plan: &Plan, workload: &Workload, private: Bytes) -> File {
-    let (name, page) = (workload.name, workload.page);
-    let mut lines: Vec<Line> = ["apiVersion: v1", "kind: Pod", "metadata:"]
-        .map(|line| Line::new(line, ""))
-        .into();
-    lines.push(Line::new(format!("  name: {name}"), ""));
-    if workload.kind == Kind::Thp {
-        let why = "jumbo's admission policy covers labelled pods (docs/kubernetes.md).";
-        lines.push(Line::new("  labels:", ""));
-        lines.push(Line::new("    jumbo.dev/memory: default", why));
+/// A text with the values of that number, or the last one; `None` where there is none.
+fn set(text: &str, values: &Values, at: usize) -> Option<String> {
+    let (mut out, mut end) = (String::new(), 0);
+    for (start, name) in names(text) {
+        let of_name = values_of(values, name);
+        let value = of_name.get(at).or(of_name.last())?;
+        out += &text[end..start];
+        out += if name.starts_with('?') { "" } else { value };
+        end = start + name.len() + 2;
     }
-    lines.push(Line::new("spec:", ""));
-    lines.push(Line::new("  containers:", ""));
-    lines.push(Line::new(format!("  - name: {name}"), ""));
-    lines.push(Line::new(
-        format!("    image: {name}"),
-        "The image of your workload.",
-    ));
-    if let Some(Line { line, why }) = &workload.environment
-        && let Some((name, value)) = line.split_once('=')
-    {
-        lines.push(Line::new("    env:", ""));
-        lines.push(Line::new(format!("    - name: {name}"), ""));
-        lines.push(Line::new(format!("      value: \"{value}\""), why));
-    }
-    lines.push(Line::new("    resources:", ""));
-    lines.push(Line::new("      limits:", ""));
-    let mib = |bytes: Bytes| bytes.0.div_ceil(1 << 20);
-    if workload.kind == Kind::Thp {
-        let why = "THPs count as ordinary memory, so all memory is in this limit.";
-        let memory = private + plan.instance;
-        lines.push(Line::new(format!("        memory: {}Mi", mib(memory)), why));
-    } else {
-        let unit = match page.bytes() >> 30 {
-            0 => format!("{}Mi", page.bytes() >> 20),
-            gib => format!("{gib}Gi"),
-        };
-        let why = format!(
-            "{} pages. The request is the same: Kubernetes does not overcommit huge pages. The node has \
-             them in its pool before kubelet starts, or after `systemctl restart kubelet`.",
-            plan.instance.whole_pages(page)
-        );
-        let line = format!("        hugepages-{unit}: {}Mi", mib(plan.instance));
-        lines.push(Line::new(line, why));
-        let why =
-            "Memory outside huge pages (--private); Kubernetes demands cpu or memory beside them.";
-        lines.push(Line::new(
-            format!("        memory: {}Mi", mib(private)),
-            why,
-        ));
-        if workload.bound {
-            let why =
-                "hugetlbfs for programs that map files; MAP_HUGETLB and memfd need no volume.";
-            lines.push(Line::new("    volumeMounts:", why));
-            lines.push(Line::new(
-                "    - {name: hugepages, mountPath: /dev/hugepages}",
-                "",
-            ));
-            lines.push(Line::new("  volumes:", ""));
-            lines.push(Line::new("  - name: hugepages", ""));
-            lines.push(Line::new(
-                format!("    emptyDir: {{medium: HugePages-{unit}}}"),
-                "",
-            ));
-        }
-    }
-    File::new(format!("{name}.yaml"), Reader::Kubernetes, lines)
+    Some(out + &text[end..])
 }

@@ -2,7 +2,7 @@
 
 use jumbo::units::{Bytes, PageSize};
 
-use super::files::Line;
+use super::files::all;
 use super::sizing::{Kind, Region, Workload};
 
 /// Plan the heap of a JVM
@@ -65,8 +65,8 @@ impl Args {
             true => format!(" -XX:LargePageSizeInBytes={}m", page.bytes() >> 20),
             false => String::new(),
         };
-        let variable = format!("JAVA_TOOL_OPTIONS={size} {options}{page_option}");
-        workload.environment = Some(Line::new(variable, why));
+        let options = format!("{size} {options}{page_option}");
+        workload.values = vec![("options", all([options])), ("options_why", all([why]))];
         if kind == Kind::Mapped {
             workload.source = String::from("the heap, by the rules of G1 in Java 17");
         }

@@ -24,7 +24,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use jumbo::units::{Bytes, NodeId, PageSize, Pages};
-use jumbo_host::host_pools::is_gigantic;
+use jumbo_host::host_pools::{boot, is_gigantic};
 use jumbo_host::kernel::memory::{Memory, nodes};
 use jumbo_host::kernel::smaps::kib;
 use jumbo_host::kernel::{Root, base_page, hugetlb, hvo};
@@ -34,7 +34,7 @@ use crate::knobs::usage;
 use crate::value::{positive, process as pid, whole};
 use crate::view;
 
-use files::{File, Line, Reader, of_host, of_pod, of_unit};
+use files::{File, Line, Reader, Values, all, fill};
 use sizing::{Kind, Pool, Region, Workload};
 
 /// Compute the huge pages of a workload, and print the lines that set them up
@@ -378,62 +378,106 @@ impl Plan {
             ));
         }
         let unit = options.unit.as_deref().unwrap_or(&workload.unit);
-        plan.files = of_host(&plan, &workload);
-        plan.files.extend(workload.files.iter().cloned());
-        plan.files.extend(of_unit(unit, &workload));
-        plan.files.push(of_pod(&plan, &workload, private));
-        plan.steps = steps(&plan, &workload, unit);
+        let mut values = plan.values(&workload, unit);
+        let (host, start) = (
+            include_str!("templates/host.txt"),
+            include_str!("templates/start.txt"),
+        );
+        plan.files = fill(&[host, workload.template, start].concat(), &values);
+        let reads = |reader| {
+            all(plan
+                .files
+                .iter()
+                .any(|file| file.reader == reader)
+                .then_some(""))
+        };
+        values.extend([
+            ("command_line", reads(Reader::CommandLine)),
+            ("sysctl", reads(Reader::Sysctl)),
+            ("tmpfiles", reads(Reader::Tmpfiles)),
+        ]);
+        let steps = fill(include_str!("templates/steps.txt"), &values);
+        plan.steps = steps.into_iter().flat_map(|steps| steps.lines).collect();
         plan
     }
-}
 
-/// The commands that bring the files into effect.
-fn steps(plan: &Plan, workload: &Workload, unit: &str) -> Vec<Line> {
-    let reads = |reader| plan.files.iter().any(move |file| file.reader == reader);
-    let mut steps = Vec::new();
-    let mut step = |line: String, why: &str| steps.push(Line::new(line, why));
-    if reads(Reader::CommandLine) {
-        step(
-            "update-grub && reboot".into(),
-            "Pages of this size are made at boot. On Fedora: `grubby --update-kernel=ALL --args=...`.",
-        );
+    /// The values of templates.
+    fn values(&self, workload: &Workload, unit: &str) -> Values {
+        let (page, pools) = (self.page_size, &self.pools[..]);
+        let is_thp = workload.kind == Kind::Thp;
+        let in_sysctl = pools.len() == 1 && page == self.default_page && !self.gigantic;
+        let in_files = !self.gigantic && !in_sysctl && !is_thp;
+        let saves = self.vmemmap_saved > Bytes(0);
+        let when = |is: bool| all(is.then_some(""));
+        let of_pools =
+            |value: &dyn Fn(&Pool) -> String| all(pools.iter().filter(|_| in_files).map(value));
+        let nodes: Vec<_> = pools.iter().map(|pool| (pool.node, pool.pages)).collect();
+        let at_boot = self.gigantic && !nodes.is_empty();
+        let by_node = if nodes.len() > 1 {
+            " NODE:PAGES needs Linux 5.16."
+        } else {
+            ""
+        };
+        let mib = |bytes: Bytes| all([bytes.0.div_ceil(1 << 20)]);
+        let pod_page = match page.bytes() >> 30 {
+            0 => format!("{}Mi", page.bytes() >> 20),
+            gib => format!("{gib}Gi"),
+        };
+        let has_drop_in = |(name, _): &(&str, _)| ["memlock", "options"].contains(name);
+        let has_drop_in = workload.values.iter().any(has_drop_in);
+        let total: u64 = pools.iter().map(|pool| pool.pages.0).sum();
+        let own = [
+            ("name", all([workload.name])),
+            ("page", all([page])),
+            ("page_mib", all([page.bytes() >> 20])),
+            ("default_page", all([self.default_page])),
+            ("thp", when(is_thp)),
+            ("pooled", when(!is_thp)),
+            ("bound", when(workload.bound)),
+            ("group", all(workload.group)),
+            ("saved", all([self.vmemmap_saved])),
+            ("hvo_file", all([hvo::FILE])),
+            ("hvo_at_boot", when(saves && self.gigantic)),
+            ("hvo_in_sysctl", when(saves && in_sysctl)),
+            ("hvo_in_tmpfiles", when(saves && in_files)),
+            ("total", all([total])),
+            ("in_sysctl", when(in_sysctl)),
+            ("whole_pool", when(pools.len() == 1)),
+            (
+                "pool_file",
+                of_pools(&|pool| hugetlb::file(page, pool.node, "nr_hugepages")),
+            ),
+            ("pool_pages", of_pools(&|pool| pool.pages.to_string())),
+            ("pool_memory", of_pools(&|pool| pool.memory.to_string())),
+            ("pool_node", all(pools.iter().filter_map(|pool| pool.node))),
+            ("by_node", all([by_node])),
+            (
+                "at_boot",
+                all(at_boot.then(|| boot::command_line(page, &nodes))),
+            ),
+            (
+                "tried",
+                all((pools.len() == 1 && !self.gigantic).then_some(total)),
+            ),
+            (
+                "mount",
+                all((workload.bound && page > PageSize::SIZE_2M).then_some(page)),
+            ),
+            ("drop_in", all(has_drop_in.then_some(unit))),
+            ("pod_page", all([pod_page])),
+            ("pod_pages", all([self.instance.whole_pages(page)])),
+            ("pod_huge", mib(self.instance)),
+            (
+                "pod_memory",
+                mib(if is_thp {
+                    self.private + self.instance
+                } else {
+                    self.private
+                }),
+            ),
+        ];
+        own.into_iter()
+            .chain(workload.values.iter().cloned())
+            .collect()
     }
-    if reads(Reader::Sysctl) {
-        step(
-            "sysctl --system".into(),
-            "Reads sysctl.d now; each boot does.",
-        );
-    }
-    if reads(Reader::Tmpfiles) {
-        step(
-            "systemd-tmpfiles --create".into(),
-            "Reads tmpfiles.d now; each boot does.",
-        );
-    }
-    if let ([pool], false) = (&plan.pools[..], plan.gigantic) {
-        let line = format!(
-            "jumbo pool set {} --persistent {} --dry-run",
-            pool.size, pool.pages
-        );
-        step(
-            line,
-            "Says what speaks against so many pages now: a boot always has them.",
-        );
-    }
-    for file in &plan.files {
-        let name = file.path.strip_prefix("/etc/systemd/system/");
-        if let Some(mount) = name.filter(|name| name.ends_with(".mount")) {
-            step(
-                format!("systemctl enable --now {mount}"),
-                "Mounts hugetlbfs now and at each boot.",
-            );
-        } else if name.is_some() {
-            step(
-                format!("systemctl daemon-reload && systemctl restart {unit}"),
-                "systemd reads the drop-in.",
-            );
-        }
-    }
-    steps.extend(workload.steps.iter().cloned());
-    steps
 }

@@ -2,7 +2,7 @@
 
 use jumbo::units::{Bytes, PageSize, Pages};
 
-use super::files::{File, Line, Reader};
+use super::files::all;
 use super::sizing::{Kind, Region, Workload};
 
 /// Plan the buffer pool of MariaDB or MySQL
@@ -56,7 +56,6 @@ const DESCRIPTOR: u64 = 512;
 impl Args {
     pub(super) fn workload(&self, page: Option<PageSize>) -> anyhow::Result<Workload> {
         let page = page.unwrap_or(PageSize::SIZE_2M);
-        let is_mariadb = self.server == Server::Mariadb;
         let (kind, regions) = match self.server {
             Server::Mariadb => {
                 // The caches hold so many blocks of 1 KiB and 8 KiB that these and their records,
@@ -89,58 +88,27 @@ impl Args {
                 )
             }
         };
-        let mut lines = vec![
-            Line::new("[mysqld]", ""),
-            Line::new(
-                "large-pages",
-                "Where the pool is short a part runs on base pages, and the log need not say so.",
-            ),
-            Line::new(
-                format!("innodb_buffer_pool_size = {}M", self.buffer_pool.0 >> 20),
-                "The size that the pool of huge pages is made for.",
-            ),
-        ];
         let mut workload = Workload::new("mysql", kind, page, regions);
-        if is_mariadb {
-            let line = format!("innodb_log_buffer_size = {}M", self.log_buffer.0 >> 20);
-            lines.push(Line::new(
-                line,
-                "The log has two of them, both on huge pages.",
-            ));
-            let line = format!("key_buffer_size = {}M", self.key_buffer.0 >> 20);
-            lines.push(Line::new(
-                line,
-                "For MyISAM alone: a server without it may have 8M.",
-            ));
-            let line = format!("aria_pagecache_buffer_size = {}M", self.aria_cache.0 >> 20);
-            lines.push(Line::new(
-                line,
-                "For Aria, which has temporary tables on disk too.",
-            ));
+        workload.template = include_str!("templates/mysql.txt");
+        let mib = |size: Bytes| all([size.0 >> 20]);
+        workload.values = vec![("buffer_pool", mib(self.buffer_pool))];
+        if self.server == Server::Mariadb {
+            workload.unit = "mariadb.service".into();
             workload.source = String::from("the settings, by the rules of MariaDB 10.11");
+            workload.values.extend([
+                ("log_buffer", mib(self.log_buffer)),
+                ("key_buffer", mib(self.key_buffer)),
+                ("aria_cache", mib(self.aria_cache)),
+            ]);
         } else {
-            let line = format!("innodb_buffer_pool_chunk_size = {}M", CHUNK >> 20);
-            lines.push(Line::new(
-                line,
-                "The default. Each chunk and its descriptors have pages of their own.",
-            ));
-            workload.group = Some(super::group(&self.group)?);
-            workload.memlock =
-                Some("shmget(2) with SHM_HUGETLB locks memory where the group does not match.");
             workload.source =
                 String::from("the settings, by the rules of MySQL 8: an upper bound, not measured");
+            workload.group = Some(super::group(&self.group)?);
+            let memlock = "shmget(2) with SHM_HUGETLB locks memory where the group does not match.";
+            workload
+                .values
+                .extend([("chunk", mib(Bytes(CHUNK))), ("memlock", all([memlock]))]);
         }
-        workload.unit = if is_mariadb {
-            "mariadb.service"
-        } else {
-            "mysql.service"
-        }
-        .into();
-        workload.files = vec![File::new(
-            "/etc/mysql/conf.d/hugepages.cnf",
-            Reader::Config,
-            lines,
-        )];
         Ok(workload)
     }
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context as _, bail};
 use jumbo::units::{Bytes, PageSize};
 
-use super::files::{File, Line, Reader};
+use super::files::all;
 use super::sizing::{Kind, Region, Workload};
 
 /// Plan the shared memory of PostgreSQL
@@ -181,27 +181,6 @@ impl Args {
     pub(super) fn workload(&self, page: Option<PageSize>) -> anyhow::Result<Workload> {
         let page = page.unwrap_or(PageSize::SIZE_2M);
         let (size, buffers, source) = self.sizes()?;
-        let mut lines = Vec::new();
-        if let Some(buffers) = buffers {
-            let line = format!("shared_buffers = {}MB", buffers.0 >> 20);
-            lines.push(Line::new(
-                line,
-                format!("Shared memory as a whole is {size} then."),
-            ));
-        }
-        if let Some(connections) = self.connections {
-            let why = "Each connection takes some 50 KiB of shared memory.";
-            lines.push(Line::new(format!("max_connections = {connections}"), why));
-        }
-        let why = "The server does not start without its huge pages. With `try` it runs on base pages, and only its log says so.";
-        lines.push(Line::new("huge_pages = on", why));
-        let why = "PostgreSQL 14 and later: else the default size of the host is taken.";
-        lines.push(Line::new(
-            format!("huge_page_size = {}MB", page.bytes() >> 20),
-            why,
-        ));
-        let why = "The default. Any user may map these pages: neither hugetlb_shm_group nor a memlock limit is needed.";
-        lines.push(Line::new("shared_memory_type = mmap", why));
         let mut workload = Workload::new(
             "postgres",
             Kind::Mapped,
@@ -210,7 +189,12 @@ impl Args {
         );
         workload.unit = "postgresql@.service".into();
         workload.source = source;
-        workload.files = vec![File::new("postgresql.conf", Reader::Config, lines)];
+        workload.template = include_str!("templates/postgres.txt");
+        workload.values = vec![
+            ("shared", all([size])),
+            ("shared_buffers", all(buffers.map(|size| size.0 >> 20))),
+            ("connections", all(self.connections)),
+        ];
         workload.notes = vec![String::from(
             "work_mem and maintenance_work_mem are of each backend and no hugetlb pages: \
              `jumbo unit --profile postgresql postgresql@` puts them on THPs",

@@ -2,7 +2,7 @@
 
 use jumbo::units::{Bytes, PageSize};
 
-use super::files::{File, Line, Reader, mount};
+use super::files::all;
 use super::sizing::{Kind, Region, Workload};
 
 /// Plan the RAM of virtual machines under QEMU
@@ -46,71 +46,24 @@ impl Args {
             vec![Region::new("guest RAM", part)],
         );
         workload.bound = true;
-        let (mib, kib) = (part.0 >> 20, page.kib());
-        let (mut qemu, mut cells) = (Vec::new(), String::new());
-        for node in 0..nodes {
-            let bind = match nodes {
-                1 => String::new(),
-                _ => format!(",host-nodes={node},policy=bind"),
-            };
-            let line = format!(
-                "-object memory-backend-memfd,id=ram{node},size={mib}M,hugetlb=on,hugetlbsize={kib}k,prealloc=on{bind}"
-            );
-            let why = match node {
-                0 => {
-                    "Pages of the pool without a mount. prealloc: missing pages are an error now, no SIGBUS later."
-                }
-                _ => "",
-            };
-            qemu.push(Line::new(line, why));
-            cells += &format!(" -numa node,nodeid={node},memdev=ram{node}");
-        }
-        match nodes {
-            1 => qemu.push(Line::new(
-                "-machine memory-backend=ram0",
-                "The RAM of the guest is that object.",
-            )),
-            _ => qemu.push(Line::new(
-                cells.trim_start(),
-                "A node of the guest for each of the host.",
-            )),
-        }
-        qemu.push(Line::new(
-            format!("-m {}M", self.memory.0 >> 20),
-            "The sum of the objects.",
-        ));
-        let mut libvirt = vec![
-            Line::new("<memoryBacking>", "Below <domain>."),
-            Line::new("  <hugepages>", ""),
-            Line::new(
-                format!("    <page size=\"{kib}\" unit=\"KiB\"/>"),
-                "Without a size libvirt takes the default one of the host.",
-            ),
-            Line::new("  </hugepages>", ""),
-            Line::new(
-                "  <allocation mode=\"immediate\"/>",
-                "The guest starts with all of its pages, or not.",
-            ),
-            Line::new("</memoryBacking>", ""),
-        ];
-        if nodes > 1 {
-            libvirt.push(Line::new(
-                "<numatune>",
-                "Each cell of <cpu><numa> has its pages on one node of the host.",
-            ));
-            libvirt.extend((0..nodes).map(|node| {
-                let line =
-                    format!("  <memnode cellid=\"{node}\" mode=\"strict\" nodeset=\"{node}\"/>");
-                Line::new(line, "")
-            }));
-            libvirt.push(Line::new("</numatune>", ""));
-        }
-        workload.files = vec![
-            File::new("qemu.arguments", Reader::Config, qemu),
-            File::new("libvirt-domain.xml", Reader::Config, libvirt),
+        let bind = |node| match nodes {
+            1 => String::new(),
+            _ => format!(",host-nodes={node},policy=bind"),
+        };
+        let cell = |node| format!("-numa node,nodeid={node},memdev=ram{node}");
+        let cells: Vec<_> = (0..nodes).map(cell).collect();
+        workload.template = include_str!("templates/qemu.txt");
+        workload.values = vec![
+            ("node", all(0..nodes)),
+            ("bind", all((0..nodes).map(bind))),
+            ("one_node", all((nodes == 1).then_some(""))),
+            ("cells", all((nodes > 1).then(|| cells.join(" ")))),
+            ("cell", all((0..nodes).filter(|_| nodes > 1))),
+            ("part_mib", all([part.0 >> 20])),
+            ("ram_mib", all([self.memory.0 >> 20])),
+            ("page_kib", all([page.kib()])),
         ];
         if page > PageSize::SIZE_2M {
-            workload.files.push(mount(page));
             workload.notes = vec![String::from(
                 "a host whose guests come and go can have `hugetlb_cma=SIZE` on its command line instead of \
                  `hugepages=`: the kernel lends that memory to movable pages meanwhile (Linux 5.7)",

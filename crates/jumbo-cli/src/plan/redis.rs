@@ -2,7 +2,7 @@
 
 use jumbo::units::{Bytes, PageSize};
 
-use super::files::{File, Line, Reader};
+use super::files::all;
 use super::sizing::{Kind, Region, Workload};
 
 /// Plan the memory of Redis or Valkey
@@ -28,32 +28,9 @@ impl Args {
             page,
             vec![Region::new("data set", self.data_set)],
         );
-        let lines = vec![
-            Line::new(
-                "disable-thp no",
-                "Redis switches THP off for itself where the host says `always`, unless this line is there.",
-            ),
-            Line::new(
-                format!("maxmemory {}mb", self.data_set.0 >> 20),
-                "The size of this plan.",
-            ),
-        ];
-        workload.files = vec![
-            File::new("redis.conf", Reader::Config, lines),
-            File::new(
-                "/etc/sysctl.d/60-redis.conf",
-                Reader::Sysctl,
-                vec![Line::new(
-                    "vm.overcommit_memory = 1",
-                    "The fork of a snapshot promises the data set twice. With 0 a large one may fail.",
-                )],
-            ),
-        ];
+        workload.template = include_str!("templates/redis.txt");
+        workload.values = vec![("redis", all([self.data_set.0 >> 20]))];
         workload.unit = "redis-server.service".into();
-        let why = "Covers the service by jumbo; its command stays as it is. Restart it then.";
-        let drop_in = "/etc/systemd/system/redis-server.service.d/jumbo.conf";
-        let line = format!("jumbo unit redis-server | sudo tee {drop_in}");
-        workload.steps = vec![Line::new(line, why)];
         workload.notes = vec![format!(
             "a snapshot copies the base pages that are written meanwhile: up to {} more, where all are",
             self.data_set

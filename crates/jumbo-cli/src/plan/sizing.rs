@@ -3,7 +3,7 @@
 use jumbo::units::{Bytes, NodeId, PageSize, Pages};
 use serde::Serialize;
 
-use super::files::{File, Line};
+use super::files::Values;
 
 /// The way in which a program maps huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -40,14 +40,10 @@ pub(super) struct Workload {
     pub(super) source: String,
     /// The group of a [`Kind::Sysv`].
     pub(super) group: Option<u32>,
-    /// The reason for which the program needs a limit of locked memory.
-    pub(super) memlock: Option<&'static str>,
-    /// Of the environment: a variable that the program reads.
-    pub(super) environment: Option<Line>,
-    /// Configuration of the program.
-    pub(super) files: Vec<File>,
-    /// Commands for the operator.
-    pub(super) steps: Vec<Line>,
+    /// Configuration of the program, as a template.
+    pub(super) template: &'static str,
+    /// The values that it and the templates of all workloads need.
+    pub(super) values: Values,
     pub(super) notes: Vec<String>,
 }
 
@@ -88,10 +84,8 @@ impl Workload {
             bound: false,
             source: String::from("as given"),
             group: None,
-            memlock: None,
-            environment: None,
-            files: Vec::new(),
-            steps: Vec::new(),
+            template: "",
+            values: Values::new(),
             notes: Vec::new(),
         }
     }

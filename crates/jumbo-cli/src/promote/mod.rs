@@ -113,7 +113,7 @@ struct Page {
 }
 
 /// The result of one process.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Done {
     pid: u32,
     name: String,
@@ -241,14 +241,7 @@ fn named(root: &Root, args: &Args, typed: &mut Typed) -> anyhow::Result<Vec<Name
 fn one(root: &Root, process: Named, args: &Args, spent: Bytes, watch: &mut Watch) -> Done {
     let mut done = Done {
         pid: process.pid,
-        name: String::new(),
-        refusal: None,
-        hint: None,
-        reach: None,
-        plan: None,
-        outcome: None,
-        split: None,
-        gone: false,
+        ..Done::default()
     };
     if let Err(refusal) = work(root, process, args, spent, watch, &mut done) {
         done.gone = matches!(refusal, Refusal::Gone | Refusal::Zombie { .. });
@@ -369,18 +362,15 @@ fn cpu_time(root: &Root) -> Duration {
 }
 
 fn status_of(page: &Page) -> ExitCode {
-    let is_whole = |done: &Done| match (&done.outcome, &done.split) {
-        _ if done.refusal.is_some() => false,
-        (Some(outcome), _) => outcome.is_whole(),
-        (_, Some(split)) => split.left.is_none(),
-        _ => true,
+    // Whether all of it was done, and whether any.
+    let done = |done: &Done| match (&done.outcome, &done.split) {
+        _ if done.refusal.is_some() => [false; 2],
+        (Some(outcome), _) => [outcome.is_whole(), outcome.obtained > Bytes(0)],
+        (_, Some(split)) => [split.left.is_none(), split.after < split.before],
+        _ => [true; 2],
     };
-    let is_any = |done: &Done| match (&done.outcome, &done.split) {
-        _ if done.refusal.is_some() => false,
-        (Some(outcome), _) => outcome.obtained > Bytes(0) || outcome.is_whole(),
-        (_, Some(split)) => split.after < split.before || split.left.is_none(),
-        _ => true,
-    };
+    let is_whole = |it: &Done| done(it)[0];
+    let is_any = |it: &Done| done(it).contains(&true);
     match () {
         // All that a group or a name had have ended.
         () if page.processes.is_empty() => ExitCode::FAILURE,

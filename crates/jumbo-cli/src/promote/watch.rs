@@ -12,7 +12,7 @@ use jumbo_host::teardown::Process;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::bench::bar;
-use crate::signal::poll;
+use crate::signal::{asked, poll};
 use crate::view;
 
 /// The time between two looks for a process that is left, between two rounds.
@@ -84,15 +84,7 @@ impl Watch {
     }
 
     fn is_asked(&mut self) -> bool {
-        while let Ok(Some(signal)) = self.signals.next() {
-            match signal.number {
-                libc::SIGCHLD | libc::SIGCONT | libc::SIGWINCH | libc::SIGURG | libc::SIGPIPE => {}
-                libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU => {
-                    self.signals.stop_by(signal.number)
-                }
-                number => self.ended_by = Some(number),
-            }
-        }
+        self.ended_by = self.ended_by.or(asked(&self.signals));
         self.ended_by.is_some()
     }
 }

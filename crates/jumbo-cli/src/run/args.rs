@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, AsRawFd as _};
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args as _, FromArgMatches as _, ValueEnum as _};
@@ -26,7 +25,7 @@ use super::{Failure, config, is_off};
 /// On a terminal a report follows when the program ends: what was huge at the peak, and why not
 /// more. Without a report to write or a --pool for all processes, jumbo becomes the program: same
 /// process ID.
-#[derive(Debug, PartialEq, clap::Args)]
+#[derive(Debug, clap::Args)]
 #[command(override_usage = "jumbo run [OPTIONS] [--] PROGRAM [ARG]...")]
 #[command(args_override_self = true, mut_args(arranged))]
 #[command(after_help = "`jumbo run --help` has all options, each with the name of its document.")]
@@ -124,37 +123,8 @@ pub(super) enum Place {
 impl Args {
     /// The arguments of `jumbo run`; `None` where they ask for help, or are wrong.
     pub(crate) fn read(words: Vec<OsString>) -> Option<Self> {
-        if let Some(args) = Self::plain(&words) {
-            return Some(args);
-        }
         let mut matches = command().try_get_matches_from(words).ok()?;
         Self::from_arg_matches_mut(&mut matches).ok()
-    }
-
-    /// The same where they are the plainest: a program, with at most `-q`, `--quiet` and `--`
-    /// before it. clap takes 0.2 ms to lay out its options.
-    fn plain(words: &[OsString]) -> Option<Self> {
-        let is_quiet = |word: &&OsString| *word == "-q" || *word == "--quiet";
-        let quiet = words.first().is_some_and(|word| is_quiet(&word));
-        let rest = words.get(usize::from(quiet)..)?;
-        let is_ended = rest.first().is_some_and(|word| word == "--");
-        let command = rest.get(usize::from(is_ended)..)?.to_vec();
-        let program = command.first()?.as_bytes();
-        let is_plain = is_ended || !program.starts_with(b"-");
-        let options = Options {
-            quiet,
-            ..Options::default()
-        };
-        is_plain.then_some(Self {
-            options,
-            profile: None,
-            show_config: false,
-            no_config: false,
-            dry_run: false,
-            print_env: false,
-            json: false,
-            command,
-        })
     }
 
     /// A program that does nothing, with a report that is thrown away.
@@ -191,8 +161,7 @@ impl Args {
         }
         // `jumbo run` itself.
         words.extend(std::env::args_os().skip(2));
-        Self::read(words)
-            .ok_or_else(|| usage("the options and those of files contradict".to_owned()))
+        Self::read(words).ok_or_else(|| usage("the options and those of files contradict"))
     }
 }
 
@@ -229,9 +198,9 @@ impl Settings {
 
     pub(super) fn new(args: Args) -> Result<Self, Failure> {
         if args.json && !args.dry_run && !args.print_env {
-            return Err(usage(String::from(
+            return Err(usage(
                 "--json is for --dry-run, --print-env and --show-config; hint: a report as JSON is --report=json",
-            )));
+            ));
         }
         // A typed --report=json makes --dry-run print JSON, the report of a profile does not.
         let json = args.json || args.options.report == Some(ReportFormat::Json);
@@ -272,10 +241,10 @@ impl Settings {
 }
 
 /// Options that do not go together.
-fn usage(message: String) -> Failure {
+fn usage(message: impl Into<String>) -> Failure {
     Failure {
         code: super::USAGE,
-        message,
+        message: message.into(),
     }
 }
 
@@ -283,9 +252,9 @@ fn usage(message: String) -> Failure {
 fn check_keep(options: &Options) -> Result<(), Failure> {
     let is_mimallocs = options.heap == Some(HeapMode::Mimalloc) && options.pool.is_some();
     match options.keep.is_some() && (is_mimallocs || options.heap == Some(HeapMode::Off)) {
-        true => Err(usage(String::from(
+        true => Err(usage(
             "--keep goes neither with --heap=off nor with --heap=mimalloc and --pool; hint: drop one of them",
-        ))),
+        )),
         false => Ok(()),
     }
 }
@@ -295,16 +264,16 @@ fn pool(options: &Options) -> Result<Option<PoolRequest>, Failure> {
     let (overcommit, warm) = (options.overcommit.unwrap_or_default(), options.warm);
     let Some(mut pool) = options.pool else {
         return match warm || overcommit > Bytes(0) {
-            true => Err(usage(String::from(
+            true => Err(usage(
                 "--overcommit and --warm are for a pool; hint: add --pool SIZE",
-            ))),
+            )),
             false => Ok(None),
         };
     };
     if options.heap == Some(HeapMode::Off) {
-        return Err(usage(String::from(
+        return Err(usage(
             "a pool is for the heap, and --heap=off leaves that alone; hint: drop one of them",
-        )));
+        ));
     }
     (pool.overcommit, pool.warm) = (overcommit, warm);
     let checked = pool.check().map_err(|error| error.to_string());
@@ -358,49 +327,4 @@ fn is_terminal(stream: impl AsFd + IsTerminal) -> bool {
     ["/dev/pts/", "/dev/tty", "/dev/console"]
         .iter()
         .any(|start| name.starts_with(start))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn plain_arguments_are_read_as_clap_reads_them() {
-        let lines = [
-            "true",
-            "-- true",
-            "-q true",
-            "-q -- true",
-            "--quiet -- true",
-            "-- -q",
-            "true -- -q",
-            "true -q --quiet --report",
-            "-q -- true -- x",
-            "-- --",
-            "-- -- --",
-            "help",
-            "-",
-            "-q -",
-            "-q -q true",
-            "--heap=off -- true",
-            "--report true",
-            "-- --report",
-            "-q",
-            "--",
-            "",
-        ];
-        let mut plain_ones = 0;
-        for line in lines {
-            let words: Vec<_> = line.split_whitespace().map(OsString::from).collect();
-            let Some(plain) = Args::plain(&words) else {
-                continue;
-            };
-            plain_ones += 1;
-            let run = Args::augment_args(clap::Command::new("run").no_binary_name(true));
-            let matches = run.try_get_matches_from(words);
-            let read = Args::from_arg_matches(&matches.unwrap()).unwrap();
-            assert_eq!(plain, read, "{line}");
-        }
-        assert!(plain_ones > 8);
-    }
 }

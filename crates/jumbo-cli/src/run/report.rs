@@ -89,56 +89,53 @@ pub(super) struct Counted {
     by_pid: BTreeMap<u32, Counts>,
 }
 
+/// The meaning of a bit, where it has one.
+pub(super) type Meaning = fn(u32) -> Option<&'static str>;
+
+/// Meanings of the constants of a module.
+macro_rules! meanings {
+    ($of:ident; $($bit:ident $(if $is:expr)? => $text:literal;)*) => {
+        |bit| match bit {
+            $($of::$bit $(if $is)? => Some($text),)*
+            _ => None,
+        }
+    };
+}
+pub(super) use meanings;
+
 /// The meanings of the bits that are set, in the order of the bits.
-pub(super) fn reasons(
-    bits: u32,
-    meaning: fn(u32) -> Option<&'static str>,
-) -> impl Iterator<Item = &'static str> {
+pub(super) fn reasons(bits: u32, meaning: Meaning) -> impl Iterator<Item = &'static str> {
     let all = (0..u32::BITS).map(|n| 1 << n);
     all.filter(move |bit| bits & bit != 0).filter_map(meaning)
 }
 
-/// The meaning of a bit of [`pool_reason`].
-fn meaning(bit: u32) -> Option<&'static str> {
-    Some(match bit {
-        pool_reason::FULL => "the pool and its overcommit were used up",
-        pool_reason::LARGER => "a block larger than the pool and its overcommit",
-        pool_reason::NONE_FREE => {
-            "the kernel's hugetlb pool had no free page, or a control group's limit on reservations"
-        }
-        pool_reason::NO_SIZE if !has_populate() => {
-            "no hugetlb pages: this kernel has no MADV_POPULATE_WRITE (Linux 5.14)"
-        }
-        pool_reason::NO_SIZE => "this kernel has no hugetlb pages of that size",
-        pool_reason::HUGETLB_LIMIT => "a control group's hugetlb limit",
-        pool_reason::FORK => "no hugetlb pages in a program that forks",
-        pool_reason::THREADS => {
-            "no hugetlb pages in a program with threads, which might fork; hint: --pool SIZE,nofork"
-        }
-        pool_reason::NO_ROOM => "the memory cgroup or the host had no room for THPs",
-        pool_reason::FRAGMENTED if !has_collapse() => {
-            "no THPs: this kernel has no MADV_COLLAPSE (Linux 6.1)"
-        }
-        pool_reason::FRAGMENTED => {
-            "no free huge page for a THP; hint: echo 1 > /proc/sys/vm/compact_memory"
-        }
-        pool_reason::UNMOVABLE => {
-            "no hugetlb pages that could not be moved before a fork: a memory cgroup's limit, or room that is \
-         short or not known; hint: --pool SIZE,nofork"
-        }
-        pool_reason::CONFINED => {
-            "none behind a seccomp filter of the program's own, and no hugetlb pages behind a chroot"
-        }
-        pool_reason::STUCK_ROOM => "what hugetlb pages held could not be moved: no room",
-        pool_reason::STUCK_MAPPINGS => {
-            "what hugetlb pages held could not be moved: no mapping to be had (vm.max_map_count, ulimit)"
-        }
-        pool_reason::STUCK_THREADS => {
-            "what hugetlb pages held could not be moved: another thread was there"
-        }
-        _ => return None,
-    })
-}
+/// Of [`pool_reason`].
+const POOL: Meaning = meanings! { pool_reason;
+    FULL => "the pool and its overcommit were used up";
+    LARGER => "a block larger than the pool and its overcommit";
+    NONE_FREE =>
+        "the kernel's hugetlb pool had no free page, or a control group's limit on reservations";
+    NO_SIZE if !has_populate() =>
+        "no hugetlb pages: this kernel has no MADV_POPULATE_WRITE (Linux 5.14)";
+    NO_SIZE => "this kernel has no hugetlb pages of that size";
+    HUGETLB_LIMIT => "a control group's hugetlb limit";
+    FORK => "no hugetlb pages in a program that forks";
+    THREADS =>
+        "no hugetlb pages in a program with threads, which might fork; hint: --pool SIZE,nofork";
+    NO_ROOM => "the memory cgroup or the host had no room for THPs";
+    FRAGMENTED if !has_collapse() => "no THPs: this kernel has no MADV_COLLAPSE (Linux 6.1)";
+    FRAGMENTED => "no free huge page for a THP; hint: echo 1 > /proc/sys/vm/compact_memory";
+    UNMOVABLE =>
+        "no hugetlb pages that could not be moved before a fork: a memory cgroup's limit, or \
+         room that is short or not known; hint: --pool SIZE,nofork";
+    CONFINED =>
+        "none behind a seccomp filter of the program's own, and no hugetlb pages behind a chroot";
+    STUCK_ROOM => "what hugetlb pages held could not be moved: no room";
+    STUCK_MAPPINGS =>
+        "what hugetlb pages held could not be moved: no mapping to be had (vm.max_map_count, \
+         ulimit)";
+    STUCK_THREADS => "what hugetlb pages held could not be moved: another thread was there";
+};
 
 impl Counts {
     /// Whether a fact ([`flag`]) was found at the start.
@@ -161,7 +158,7 @@ impl Counts {
         let of_size = [shown & of_size, shown & !of_size];
         of_size
             .into_iter()
-            .flat_map(|bits| reasons(bits, meaning))
+            .flat_map(|bits| reasons(bits, POOL))
             .collect()
     }
 

@@ -8,45 +8,36 @@ use jumbo_host::status::Kind;
 use jumbo_inside::ledger::{Counts, text_reason as reason};
 use serde_json::{Value, json};
 
-use super::report::{self, Report};
+use super::report::{self, Meaning, Report, meanings};
 use super::text::Lines;
 
 const NO_SEGMENT: &str = "no segment of it holds a whole huge page; hint: jumbo text inspect";
 
-/// The meaning of a bit of [`text_reason`](reason).
-fn meaning(bit: u32) -> Option<&'static str> {
-    Some(match bit {
-        reason::NOT_CONGRUENT => {
-            "its addresses do not fit its place in the file; hint: jumbo text align"
-        }
-        reason::SMALL_FOLIOS => "the page cache has it in small folios; hint: jumbo text prime",
-        reason::CHANGED => {
-            "pages of it were changed since it was loaded (text relocations, breakpoints, a probe)"
-        }
-        reason::UNKNOWN => "how it is mapped cannot be asked: Linux 6.7 and /proc are needed",
-        reason::NOT_EXECUTABLE => {
-            "the kernel refuses executable memory without a file (vm.memfd_noexec, or a security module)"
-        }
-        reason::NO_SHARED_HUGE => {
-            "no huge page for shared memory (the PMD size's shmem_enabled is never, or none is free)"
-        }
-        reason::NO_MEMORY => "no memory, no descriptor or no mapping was to be had",
-        reason::FILTER => "nothing is moved under a seccomp filter",
-        reason::GONE => "the program mapped it anew meanwhile",
-        reason::THREADS => {
-            "data is copied in programs of one thread, and there were more at the start"
-        }
-        reason::TAMPERED => "another process of this user wrote to the image while it was made",
-        reason::ENDED => {
-            "the program changed its user, installed a filter or left its first thread before it had lived long enough"
-        }
-        _ => return None,
-    })
-}
+/// Of [`text_reason`](reason).
+const MEANING: Meaning = meanings! { reason;
+    NOT_CONGRUENT => "its addresses do not fit its place in the file; hint: jumbo text align";
+    SMALL_FOLIOS => "the page cache has it in small folios; hint: jumbo text prime";
+    CHANGED =>
+        "pages of it were changed since it was loaded (text relocations, breakpoints, a probe)";
+    UNKNOWN => "how it is mapped cannot be asked: Linux 6.7 and /proc are needed";
+    NOT_EXECUTABLE =>
+        "the kernel refuses executable memory without a file (vm.memfd_noexec, or a security \
+         module)";
+    NO_SHARED_HUGE =>
+        "no huge page for shared memory (the PMD size's shmem_enabled is never, or none is free)";
+    NO_MEMORY => "no memory, no descriptor or no mapping was to be had";
+    FILTER => "nothing is moved under a seccomp filter";
+    GONE => "the program mapped it anew meanwhile";
+    THREADS => "data is copied in programs of one thread, and there were more at the start";
+    TAMPERED => "another process of this user wrote to the image while it was made";
+    ENDED =>
+        "the program changed its user, installed a filter or left its first thread before it \
+         had lived long enough";
+};
 
 /// Each reason why there is not more.
 fn reasons(counts: &Counts) -> impl Iterator<Item = &'static str> {
-    report::reasons(counts.text_reasons, meaning)
+    report::reasons(counts.text_reasons, MEANING)
 }
 
 /// The rung that text stands on, the most of it.

@@ -6,48 +6,39 @@ use jumbo_inside::ledger::{Counts, shm_reason as reason};
 use jumbo_inside::sys::{has_collapse, has_populate};
 use serde_json::{Value, json};
 
-use super::report::{self, Report};
+use super::report::{self, Meaning, Report, meanings};
 use super::text::Lines;
 
 /// The rung of memory that stays on base pages.
 const AS_IT_IS: &str = "as it is";
 
-/// The meaning of a bit of [`shm_reason`](reason).
-fn meaning(bit: u32) -> Option<&'static str> {
-    Some(match bit {
-        reason::REFUSED => "the kernel takes no advice for it",
-        reason::NOT_ALLOWED if !has_collapse() => {
-            "this kernel has no MADV_COLLAPSE (Linux 6.1); hint: jumbo thp, or --shm=user"
-        }
-        reason::NOT_ALLOWED => {
-            "the PMD size's shmem_enabled is never, or the program has switched huge pages off; hint: jumbo thp, or --shm=user"
-        }
-        reason::NO_HUGE => "no free huge page; hint: echo 1 > /proc/sys/vm/compact_memory",
-        reason::NO_MEMORY => {
-            "no room for a huge page beside the base pages, or no thread to be had"
-        }
-        reason::FILTER => "nothing is collapsed under a seccomp filter",
-        reason::NO_HUGETLB if !has_populate() => {
-            "this kernel has no MADV_POPULATE_WRITE (Linux 5.14)"
-        }
-        reason::NO_HUGETLB => {
-            "the kernel's pool had too few free pages, or a cgroup's limit of them; hint: jumbo pool grow"
-        }
-        reason::NOT_WHOLE => "not of whole hugetlb pages",
-        reason::NO_USERFAULTFD => "no userfaultfd(2) in user mode is to be had (Linux 5.11)",
-        reason::ENDED => {
-            "the program changed its user, installed a filter or left its first thread before all was collapsed"
-        }
-        reason::TOO_MANY => "more mappings of 32 MiB than are looked after",
-        reason::IN_PART => {
-            "blocks that were touched in part, or have holes, stay as they are; hint: --max-waste"
-        }
-        _ => return None,
-    })
-}
+/// Of [`shm_reason`](reason).
+const MEANING: Meaning = meanings! { reason;
+    REFUSED => "the kernel takes no advice for it";
+    NOT_ALLOWED if !has_collapse() =>
+        "this kernel has no MADV_COLLAPSE (Linux 6.1); hint: jumbo thp, or --shm=user";
+    NOT_ALLOWED =>
+        "the PMD size's shmem_enabled is never, or the program has switched huge pages off; \
+         hint: jumbo thp, or --shm=user";
+    NO_HUGE => "no free huge page; hint: echo 1 > /proc/sys/vm/compact_memory";
+    NO_MEMORY => "no room for a huge page beside the base pages, or no thread to be had";
+    FILTER => "nothing is collapsed under a seccomp filter";
+    NO_HUGETLB if !has_populate() => "this kernel has no MADV_POPULATE_WRITE (Linux 5.14)";
+    NO_HUGETLB =>
+        "the kernel's pool had too few free pages, or a cgroup's limit of them; hint: jumbo \
+         pool grow";
+    NOT_WHOLE => "not of whole hugetlb pages";
+    NO_USERFAULTFD => "no userfaultfd(2) in user mode is to be had (Linux 5.11)";
+    ENDED =>
+        "the program changed its user, installed a filter or left its first thread before all \
+         was collapsed";
+    TOO_MANY => "more mappings of 32 MiB than are looked after";
+    IN_PART =>
+        "blocks that were touched in part, or have holes, stay as they are; hint: --max-waste";
+};
 
 fn reasons(counts: &Counts) -> impl Iterator<Item = &'static str> {
-    report::reasons(counts.shm_reasons, meaning)
+    report::reasons(counts.shm_reasons, MEANING)
 }
 
 /// The bytes on each rung, the highest first: its name, and the words of a report.

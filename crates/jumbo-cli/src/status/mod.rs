@@ -1,7 +1,7 @@
 //! `jumbo status`.
 
 pub(crate) mod host;
-mod process;
+pub(crate) mod process;
 
 use std::process::ExitCode;
 

@@ -158,7 +158,7 @@ fn show_memory(view: &mut View, memory: &Memory) -> io::Result<()> {
     )
 }
 
-fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
+pub(crate) fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
     view.heading(&format!("{} ({})", process.name, process.pid))?;
     if !process.command.is_empty() {
         let cut: String = process.command.chars().take(COMMAND).collect();

@@ -262,12 +262,24 @@ mod tests {
     }
 
     #[test]
-    fn knobs_are_named_shortly() {
-        let file = |text| files(&[text]).unwrap().concat();
-        assert_eq!(file("enabled=always"), "/enabled");
-        assert_eq!(file("shmem=never"), "/shmem_enabled");
-        assert_eq!(file("64K=never"), "/hugepages-64kB/enabled");
-        assert_eq!(file("64K.shmem=never"), "/hugepages-64kB/shmem_enabled");
+    fn knobs_are_named_shortly_and_a_word_says_of_which_memory_sizes_are() {
+        for (words, found) in [
+            ("enabled=always", "/enabled"),
+            ("shmem=never", "/shmem_enabled"),
+            ("64K=never", "/hugepages-64kB/enabled"),
+            ("64K.shmem=never", "/hugepages-64kB/shmem_enabled"),
+            (
+                "shmem 64K=always,2M=inherit",
+                "/hugepages-64kB/shmem_enabled /hugepages-2048kB/shmem_enabled",
+            ),
+            (
+                "shmem shmem=advise anon 32K=never",
+                "/shmem_enabled /hugepages-32kB/enabled",
+            ),
+        ] {
+            let words: Vec<_> = words.split(' ').collect();
+            assert_eq!(files(&words).unwrap().join(" "), found);
+        }
         for bad in [
             "",
             "64K",
@@ -297,27 +309,5 @@ mod tests {
         assert!(said("1900K.shmem=always").contains("nearest is 2M;"));
         assert!(said("65Q=always").contains("is not KNOB=VALUE"));
         assert!(assignment("64K=always", Side::Shmem, &sizes).is_ok());
-    }
-
-    #[test]
-    fn a_word_says_of_which_memory_the_sizes_behind_it_are() {
-        let words = [
-            "64K=never",
-            "shmem",
-            "64K=always,2M=inherit",
-            "shmem=advise",
-            "anon",
-            "32K=never",
-        ];
-        assert_eq!(
-            files(&words).unwrap(),
-            [
-                "/hugepages-64kB/enabled",
-                "/hugepages-64kB/shmem_enabled",
-                "/hugepages-2048kB/shmem_enabled",
-                "/shmem_enabled",
-                "/hugepages-32kB/enabled"
-            ]
-        );
     }
 }

@@ -3,6 +3,7 @@
 //! A promotion is a process of its own, and its text is that of the command: whatever becomes of this one, no thread of the target is
 //! left in a call of ours.
 
+use std::cmp::Reverse;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
@@ -12,7 +13,7 @@ use std::time::Duration;
 use jumbo::units::Bytes;
 use jumbo_host::kernel::{Root, task};
 use jumbo_host::promote::{Plan, Target, Wish};
-use jumbo_host::status::{Detail, Lens};
+use jumbo_host::status::{Detail, Lens, MappingDetail};
 use jumbo_inside::orders::MaxWaste;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -75,7 +76,10 @@ pub(super) fn look(pid: u32) -> News {
     let look = || {
         let mut lens = Lens::new(&root)?;
         lens.mappings = true;
-        let detail = lens.look(pid)?;
+        let mut detail = lens.look(pid)?;
+        detail.mappings.retain(|mapping| mapping.bytes > Bytes(0));
+        let by_size = |mapping: &MappingDetail| (Reverse(mapping.bytes), mapping.start);
+        detail.mappings.sort_by_key(by_size);
         let wish = Wish {
             heap: true,
             text: false,

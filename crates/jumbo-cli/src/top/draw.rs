@@ -1,6 +1,7 @@
 //! The screen, from the state: [`draw`]. No meaning by colour alone; ASCII alone, for any terminal.
 
-use jumbo::units::Bytes;
+use jumbo_host::kernel::thp::Choice;
+use jumbo_host::kernel::{Root, base_page};
 use jumbo_host::promote::left_out;
 use jumbo_host::status::Kind;
 use ratatui_core::buffer::Buffer;
@@ -11,7 +12,8 @@ use super::act::Look;
 use super::collect::{Host, Rates, Sample};
 use super::model::{Column, Who};
 use super::{App, Page};
-use crate::view::{NONE, bytes, clean, filled, percent};
+use crate::status::process::show_process;
+use crate::view::{self, NONE, WIDTH, clean, filled, percent};
 
 const PLAIN: Style = Style::new();
 const TITLE: Style = Style::new().add_modifier(Modifier::REVERSED);
@@ -80,18 +82,15 @@ pub(super) fn draw(app: &mut App, buffer: &mut Buffer) {
     match &app.page {
         Page::List => list(app, &mut canvas),
         Page::Host => host_page(app, &mut canvas),
-        Page::Help => text(
-            &mut canvas,
-            HELP.lines().map(str::to_owned).collect(),
-            &mut app.scroll,
-        ),
+        Page::Help => {
+            let lines = HELP.lines().map(str::to_owned);
+            text(&mut canvas, lines.collect(), &mut app.scroll);
+        }
         Page::Detail(chosen, look) => {
+            let name = format!("{} {}", chosen.pid, chosen.name);
             let lines = match look {
-                None => vec![
-                    format!("{} {}", chosen.pid, chosen.name),
-                    "reading ...".to_owned(),
-                ],
-                Some(Err(error)) => vec![format!("{} {}", chosen.pid, chosen.name), error.clone()],
+                None => vec![name, "reading ...".to_owned()],
+                Some(Err(error)) => vec![name, error.clone()],
                 Some(Ok(look)) => detail(look, usize::from(area.width)),
             };
             text(&mut canvas, lines, &mut app.scroll);
@@ -119,11 +118,9 @@ fn foot(app: &App, width: usize) -> Vec<String> {
         let indent = line.chars().take_while(|c| *c == ' ').count();
         filled(&" ".repeat(indent), line.trim_start(), indent + 2, width)
     };
-    let mut lines: Vec<String> = app.message.iter().map(fold).collect();
-    lines = lines
-        .iter()
-        .flat_map(|line| line.lines().map(str::to_owned))
-        .collect();
+    let folded: Vec<_> = app.message.iter().map(fold).collect();
+    let lines = folded.iter().flat_map(|line| line.lines());
+    let mut lines: Vec<_> = lines.map(str::to_owned).collect();
     lines.push(match &app.page {
         _ if app.question.is_some() && !app.busy => "y do it   n leave it".to_owned(),
         _ if app.typing => format!("Filter: {}_   Enter keep   Esc drop", app.choice.filter),
@@ -347,59 +344,46 @@ pub(super) fn summary(host: &Host) -> Vec<String> {
     ]
 }
 
-/// Folio sizes, counters and zones.
+/// A table whose first title is the name of the line.
+fn table(titles: &str, rows: Vec<Vec<String>>) -> Vec<String> {
+    let lines = view::lines(WIDTH, |view| view.table(titles, rows));
+    lines
+        .iter()
+        .map(|line| line.replacen("  ", "", 1))
+        .collect()
+}
+
+/// Folio sizes and counters.
 fn tables(host: &Host) -> Vec<String> {
-    let mut lines = Vec::new();
     let rates = host.rates.as_ref();
-    let heading = [
-        "ENABLED",
-        "SHMEM",
-        "FOLIOS",
-        "FAULT/s",
-        "FALLBACK/s",
-        "SHMEM/s",
-        "SPLIT/s",
-        "SWAP/s",
-    ];
-    let row = |name: &str, cells: [String; 8]| {
-        let cells = cells.iter().zip([9, 9, 9, 9, 12, 9, 9, 8]);
-        let cells = cells.map(|(cell, width)| format!("{cell:>width$}"));
-        format!("{name:<6}{}", cells.collect::<String>())
-    };
-    lines.push(row("Folios", heading.map(str::to_owned)));
-    let sizes = host.thp.iter().flat_map(|thp| {
-        thp.sizes
-            .iter()
-            .map(move |(size, control)| (thp, *size, control))
-    });
-    for (thp, size, control) in sizes {
-        let word = |choice: Option<&jumbo_host::kernel::thp::Choice>| {
-            choice.map_or(NONE.to_owned(), |choice| choice.current.clone())
-        };
-        let number = |name: &str| {
-            control
-                .stats
-                .get(name)
-                .map_or(NONE.to_owned(), u64::to_string)
-        };
+    let or_none = |value: Option<String>| value.unwrap_or_else(|| NONE.to_owned());
+    let sizes = host
+        .thp
+        .iter()
+        .flat_map(|thp| thp.sizes.iter().map(move |size| (thp, size)));
+    let rows = sizes.map(|(thp, (size, control))| {
+        let word = |choice: Option<&Choice>| or_none(choice.map(|choice| choice.current.clone()));
+        let number = control.stats.get("nr_anon").map(u64::to_string);
         let rate = |name: &str| {
-            let rate = rates.and_then(|rates| rates.folios.get(&size)?.get(name));
-            rate.map_or(NONE.to_owned(), |rate| count(*rate))
+            or_none(rates.and_then(|it| Some(count(*it.folios.get(size)?.get(name)?))))
         };
-        lines.push(row(
-            &format!("{size:>6}"),
-            [
-                word(thp.anon(size)),
-                word(thp.shared(size)),
-                number("nr_anon"),
-                rate("anon_fault_alloc"),
-                rate("anon_fault_fallback"),
-                rate("shmem_alloc"),
-                rate("split"),
-                rate("swpout"),
-            ],
-        ));
-    }
+        let events = [
+            "anon_fault_alloc",
+            "anon_fault_fallback",
+            "shmem_alloc",
+            "split",
+            "swpout",
+        ];
+        let words = [
+            word(thp.anon(*size)),
+            word(thp.shared(*size)),
+            or_none(number),
+        ];
+        let words = [size.to_string()].into_iter().chain(words);
+        words.chain(events.map(rate)).collect()
+    });
+    let titles = "<Folios|>ENABLED|>SHMEM|>FOLIOS|>FAULT/s|>FALLBACK/s|>SHMEM/s|>SPLIT/s|>SWAP/s";
+    let mut lines = table(titles, rows.collect());
     let of = |name| rate(rates, name);
     lines.push(format!(
         "Events  a second: {} page faults, {} compaction stalls, {} in vain, {} moved",
@@ -420,121 +404,50 @@ fn host_page(app: &mut App, canvas: &mut Canvas<'_>) {
         return;
     };
     let host = &sample.host;
-    let mut lines = vec!["jumbo top: the host".to_owned()];
-    lines.extend(summary(host));
-    lines.extend(tables(host));
-    lines.push(format!(
-        "{:<8}{:>6}{:>10}{:>12}{:>13}",
-        "Zones", "NODE", "ZONE", "FREE", "HUGE BLOCKS"
-    ));
-    for zone in &host.zones {
-        let base = jumbo_host::kernel::base_page(&jumbo_host::kernel::Root::host());
+    let base = base_page(&Root::host());
+    let zones = host.zones.iter().map(|zone| {
         let huge = host
             .pmd
             .and_then(|pmd| Some(zone.whole(pmd, base)?.bytes(pmd)));
         let free = zone.free(base);
         let share = huge.map_or(NONE.to_owned(), |huge| percent(huge, free));
-        lines.push(format!(
-            "{:<8}{:>6}{:>10}{free:>12}{share:>13}",
-            "", zone.node.0, zone.name
-        ));
-    }
-    lines.extend(
-        host.missing
-            .iter()
-            .map(|missing| format!("  {}: {}", missing.what, missing.why)),
-    );
-    text(canvas, lines, &mut app.scroll);
+        let (node, name) = (zone.node.to_string(), zone.name.clone());
+        vec![String::new(), node, name, free.to_string(), share]
+    });
+    let zones = table("<Zones|>NODE|>ZONE|>FREE|>HUGE BLOCKS", zones.collect());
+    let missing = host.missing.iter();
+    let missing = missing.map(|missing| format!("  {}: {}", missing.what, missing.why));
+    let title = ["jumbo top: the host".to_owned()].into_iter();
+    let lines = title
+        .chain(summary(host))
+        .chain(tables(host))
+        .chain(zones)
+        .chain(missing);
+    text(canvas, lines.collect(), &mut app.scroll);
 }
 
-/// One process by kind and by mapping.
+/// One process: the plan of `jumbo promote`, and the page of `jumbo status -p`.
 fn detail(look: &Look, width: usize) -> Vec<String> {
-    let detail = &look.detail;
-    let mut lines = vec![format!(
-        "{} {}: {}",
-        detail.pid,
-        detail.name,
-        detail.command.replace(char::is_control, " ")
-    )];
-    let fold = |text: &str| {
-        let folded = filled("  ", text, 4, width);
-        folded.lines().map(str::to_owned).collect::<Vec<_>>()
-    };
-    lines.push(format!(
-        "{:<8}{:>12}{:>12}{:>8}",
-        "Kinds", "RESIDENT", "HUGE", "SHARE"
-    ));
-    for (kind, usage) in detail.usage.iter().flat_map(|usage| &usage.0) {
-        let (all, huge) = (usage.bytes, usage.huge);
-        lines.push(format!(
-            "  {:<6}{all:>12}{huge:>12}{:>8}",
-            kind.name(),
-            percent(huge, all)
-        ));
-        lines.extend(
-            detail
-                .why_not
-                .get(kind)
-                .into_iter()
-                .flat_map(|why| fold(&format!("  base pages: {why}"))),
-        );
-    }
-    match &look.plan {
-        Err(why) => lines.extend(fold(&format!("Promote: {why}"))),
-        Ok(plan) if plan.is_empty() => lines.push("Promote  would gain nothing".to_owned()),
-        Ok(plan) => lines.push(format!(
-            "Promote  {} would be huge, for {} more memory",
-            plan.gain, plan.cost
-        )),
-    }
-    let heap = look
-        .plan
-        .iter()
-        .filter_map(|plan| plan.kinds.get(&Kind::Heap));
-    for (reason, bytes) in heap.flat_map(|part| &part.left) {
-        lines.push(format!("  {bytes} stay {}", left_out(reason)));
-    }
-    lines.extend(
-        detail
-            .missing
-            .iter()
-            .flat_map(|missing| fold(&format!("not shown: {}: {}", missing.what, missing.why))),
-    );
-    if detail.mappings.is_empty() {
-        return lines;
-    }
-    let mut mappings: Vec<_> = detail
-        .mappings
-        .iter()
-        .filter(|mapping| mapping.bytes > Bytes(0))
-        .collect();
-    mappings.sort_by_key(|mapping| (std::cmp::Reverse(mapping.bytes), mapping.start));
-    lines.push(format!(
-        "Mappings{:>8}{:>7}{:>11}{:>11}{:>6}  THP       NAME",
-        "KIND", "PERM", "SIZE", "RESIDENT", "HUGE"
-    ));
-    for mapping in mappings {
-        let advice = match (mapping.declined, mapping.advised, mapping.fits) {
-            (true, ..) => "declined",
-            (_, true, _) => "advised",
-            (_, _, false) => "small",
-            _ => NONE,
-        };
-        let name = if mapping.path.is_empty() {
-            "[anonymous]"
-        } else {
-            &mapping.path
-        };
-        let size = bytes(Some(Bytes(mapping.end - mapping.start)));
-        lines.push(format!(
-            "{:>16}{:>7}{size:>11}{:>11}{:>6}  {advice:<8}  {}",
-            mapping.kind.name(),
-            mapping.permissions,
-            mapping.bytes.to_string(),
-            percent(mapping.huge, mapping.bytes),
-            tail(name, width.saturating_sub(63).max(12)),
-        ));
-    }
+    let Look { detail, plan } = look;
+    let mut lines = vec![format!("{} {}", detail.pid, clean(&detail.name))];
+    lines.extend(view::lines(width, |view| {
+        match plan {
+            Err(why) => view.fact("Promote", why)?,
+            Ok(plan) if plan.is_empty() => view.fact("Promote", "would gain nothing")?,
+            Ok(plan) => {
+                let (gain, cost) = (plan.gain, plan.cost);
+                view.fact(
+                    "Promote",
+                    format!("{gain} would be huge, for {cost} more memory"),
+                )?;
+            }
+        }
+        let heap = plan.iter().filter_map(|plan| plan.kinds.get(&Kind::Heap));
+        let left = heap.flat_map(|part| &part.left);
+        view.lines(left.map(|(reason, bytes)| format!("  {bytes} stay {}", left_out(reason))))?;
+        show_process(view, detail)?;
+        view::missing(view, "Not shown", &detail.missing)
+    }));
     lines
 }
 
@@ -544,7 +457,7 @@ Keys     arrows, j k, PgUp PgDn, Home End   move
          < > s        sort by another column, the one in brackets; R reverses
          /            filter by name, command, user, group or PID; Esc drops it
          t            tree by control group; Space folds a group, * all of them
-         Enter        one process: kinds, reasons, plan, mappings
+         Enter        one process: plan, kinds, reasons, mappings
          p u          promote a process, undo that: shows the plan, then asks
          Tab          the host: folio sizes, counters, zones
          ? q          this help; back, or quit

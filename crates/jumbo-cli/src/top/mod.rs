@@ -167,7 +167,9 @@ impl Outbox {
 }
 
 /// The part that is shown.
+#[derive(Default)]
 enum Page {
+    #[default]
     List,
     Host,
     Help,
@@ -176,6 +178,7 @@ enum Page {
 }
 
 /// The state.
+#[derive(Default)]
 struct App {
     choice: Choice,
     interval: Duration,
@@ -214,19 +217,9 @@ impl App {
         Self {
             choice: Choice::new(args.sort, args.tree),
             interval: args.interval,
-            sample: None,
-            lines: Vec::new(),
-            selection: None,
-            top: 0,
             rows: 1,
-            scroll: 0,
-            page: Page::List,
-            typing: false,
-            message: Vec::new(),
-            question: None,
-            busy: false,
             width: 80,
-            ended: false,
+            ..Self::default()
         }
     }
 

@@ -8,11 +8,12 @@ use jumbo::units::{Bytes, counted};
 use serde::Serialize;
 
 use super::collect::{Process, candidate};
-use crate::view::{NONE, bytes, percent};
+use crate::view::{NONE, bytes, percent, some};
 
 /// A column, in the order of the screen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Column {
+    #[default]
     Pid,
     User,
     Name,
@@ -137,7 +138,7 @@ pub(super) struct Line {
 }
 
 /// The choices of the user.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Choice {
     pub(super) sort: Column,
     pub(super) ascending: bool,
@@ -219,51 +220,38 @@ impl Line {
         }
     }
 
-    /// The text in a column.
-    pub(super) fn cell(&self, column: Column) -> String {
+    /// The text in a column, and the number that it is sorted by.
+    fn value(&self, column: Column) -> (String, Option<u64>) {
         let figures = &self.figures;
-        let some = |value: Bytes| bytes(Some(value).filter(|value| value.0 > 0));
+        let text = |text: &str| (text.to_owned(), None);
+        let size = |size: Option<Bytes>| (bytes(size), size.map(|size| size.0));
+        let part = |size: Bytes| (some(size), Some(size.0));
         match column {
             Column::Pid => match self.who {
-                Who::Process(pid) => pid.to_string(),
-                Who::Group(_) => String::new(),
+                Who::Process(pid) => (pid.to_string(), Some(pid.into())),
+                Who::Group(_) => text(""),
             },
-            Column::User => self.user.clone(),
-            Column::Name => format!("{:1$}{2}", "", 2 * self.depth, self.name),
-            Column::Resident => figures.resident.to_string(),
-            Column::Anon => some(figures.anon),
-            Column::Shared => some(figures.shmem),
-            Column::Hugetlb => some(figures.hugetlb),
-            Column::Swap => some(figures.swap),
-            Column::Huge => bytes(figures.huge),
+            Column::User => text(&self.user),
+            Column::Name => text(&format!("{:1$}{2}", "", 2 * self.depth, self.name)),
+            Column::Resident => size(Some(figures.resident)),
+            Column::Anon => part(figures.anon),
+            Column::Shared => part(figures.shmem),
+            Column::Hugetlb => part(figures.hugetlb),
+            Column::Swap => part(figures.swap),
+            Column::Huge => size(figures.huge),
             Column::Share => {
-                (figures.huge).map_or(NONE.to_owned(), |huge| percent(huge, figures.candidate))
+                let share = |huge| percent(huge, figures.candidate);
+                (figures.huge.map_or(NONE.to_owned(), share), figures.share())
             }
-            Column::Gain => bytes(figures.gain),
-            Column::Waste => bytes(figures.waste),
-            Column::Group => self.group.clone(),
-            Column::Command => self.command.clone(),
+            Column::Gain => size(figures.gain),
+            Column::Waste => size(figures.waste),
+            Column::Group => text(&self.group),
+            Column::Command => text(&self.command),
         }
     }
 
-    fn number(&self, column: Column) -> Option<u64> {
-        let figures = &self.figures;
-        match column {
-            Column::Pid => match self.who {
-                Who::Process(pid) => Some(u64::from(pid)),
-                Who::Group(_) => None,
-            },
-            Column::Resident => Some(figures.resident.0),
-            Column::Anon => Some(figures.anon.0),
-            Column::Shared => Some(figures.shmem.0),
-            Column::Hugetlb => Some(figures.hugetlb.0),
-            Column::Swap => Some(figures.swap.0),
-            Column::Huge => figures.huge.map(|bytes| bytes.0),
-            Column::Share => figures.share(),
-            Column::Gain => figures.gain.map(|bytes| bytes.0),
-            Column::Waste => figures.waste.map(|bytes| bytes.0),
-            Column::User | Column::Name | Column::Group | Column::Command => None,
-        }
+    pub(super) fn cell(&self, column: Column) -> String {
+        self.value(column).0
     }
 }
 
@@ -272,9 +260,8 @@ impl Choice {
         Self {
             sort,
             ascending: Self::ascends(sort),
-            filter: String::new(),
             tree,
-            folded: BTreeSet::new(),
+            ..Self::default()
         }
     }
 
@@ -306,20 +293,17 @@ impl Choice {
     }
 
     fn order(&self, one: &Line, other: &Line) -> Ordering {
-        let turned = |order: Ordering| {
-            if self.ascending {
-                order
-            } else {
-                order.reverse()
-            }
+        let turned = |order: Ordering| match self.ascending {
+            true => order,
+            false => order.reverse(),
         };
-        let by_column = match self.sort.is_text() {
-            true => turned(one.cell(self.sort).cmp(&other.cell(self.sort))),
-            false => match (one.number(self.sort), other.number(self.sort)) {
-                (Some(one), Some(other)) => turned(one.cmp(&other)),
-                // The unknown comes last.
-                (one, other) => other.is_some().cmp(&one.is_some()),
-            },
+        let [(text, number), (other_text, other_number)] =
+            [one, other].map(|it| it.value(self.sort));
+        let by_column = match (number, other_number) {
+            _ if self.sort.is_text() => turned(text.cmp(&other_text)),
+            (Some(one), Some(other)) => turned(one.cmp(&other)),
+            // The unknown comes last.
+            (one, other) => other.is_some().cmp(&one.is_some()),
         };
         let resident = |line: &Line| line.figures.resident;
         let by_size = resident(other).cmp(&resident(one));
