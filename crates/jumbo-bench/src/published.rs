@@ -18,7 +18,7 @@ pub struct Source {
 /// The source of the published figures of `table`, where it has some.
 pub(crate) fn source(table: &str) -> Option<Source> {
     let mut sources: BTreeMap<String, Source> =
-        toml::from_str(include_str!("published.toml")).unwrap_or_default();
+        toml::from_str(include_str!("published/sources.toml")).unwrap_or_default();
     sources.remove(table)
 }
 
