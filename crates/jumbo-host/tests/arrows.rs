@@ -22,52 +22,57 @@ const INSIDE: Table = &[
     (
         "shmem",
         &[
-            "density", "events", "headroom", "heap", "ledger", "orders", "pool", "proc", "sandbox",
-            "standing", "sync", "sys", "watch",
+            "density", "events", "headroom", "heap", "ledger", "one_page", "orders", "pool",
+            "proc", "sandbox", "standing", "sync", "sys", "watch",
         ],
     ),
     (
         "heap",
         &[
-            "density", "events", "gather", "headroom", "keep", "ledger", "orders", "pool", "proc",
-            "sandbox", "sync", "sys", "watch",
+            "density", "events", "gather", "headroom", "keep", "ledger", "one_page", "orders",
+            "pool", "proc", "sandbox", "sync", "sys", "watch",
         ],
     ),
     (
         "segments",
         &[
-            "density", "events", "headroom", "ledger", "orders", "proc", "sandbox", "standing",
-            "sync", "sys", "watch",
+            "density", "events", "headroom", "ledger", "one_page", "orders", "proc", "sandbox",
+            "standing", "sync", "sys", "watch",
         ],
     ),
     (
         "reaper",
         &[
-            "headroom", "ledger", "orders", "proc", "sandbox", "sync", "sys", "watch",
+            "headroom", "ledger", "one_page", "orders", "proc", "sandbox", "sync", "sys", "watch",
         ],
     ),
     (
         "gather",
         &[
-            "events", "headroom", "ledger", "sandbox", "sync", "sys", "units",
+            "events", "headroom", "ledger", "one_page", "sandbox", "sync", "sys", "units",
         ],
     ),
     (
         "density",
         &[
-            "events", "headroom", "ledger", "orders", "sandbox", "sync", "sys", "watch",
+            "events", "headroom", "ledger", "one_page", "orders", "sandbox", "sync", "sys", "watch",
         ],
     ),
     (
         "watch",
-        &["events", "headroom", "sandbox", "standing", "sync", "sys"],
+        &[
+            "events", "headroom", "one_page", "sandbox", "standing", "sync", "sys",
+        ],
     ),
     ("standing", &["proc", "sys"]),
-    ("ledger", &["headroom", "pool", "sandbox", "sync"]),
+    (
+        "ledger",
+        &["headroom", "one_page", "pool", "sandbox", "sync"],
+    ),
     ("pool", &["headroom", "sandbox"]),
     ("events", &[]),
     ("headroom", &[]),
-    ("sandbox", &["bpf", "sys"]),
+    ("sandbox", &["bpf", "one_page", "sys"]),
     ("orders", &["keep", "units"]),
     ("keep", &["units"]),
     ("bpf", &[]),
@@ -75,6 +80,7 @@ const INSIDE: Table = &[
     ("sync", &[]),
     ("sys", &[]),
     ("units", &[]),
+    ("one_page", &[]),
 ];
 
 /// In a Rust program. `kernel` uses no mechanism.

@@ -27,12 +27,12 @@
 pub mod bpf;
 pub mod density;
 pub mod events;
-mod fork_page;
 pub mod gather;
 pub mod headroom;
 pub mod heap;
 pub mod keep;
 pub mod ledger;
+mod one_page;
 pub mod orders;
 pub mod pool;
 mod proc;

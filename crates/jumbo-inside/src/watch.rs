@@ -44,7 +44,7 @@ const STACK_BYTES: usize = 128 << 10;
 const WORD_BYTES: usize = size_of::<AtomicU32>();
 // SAFETY: the thread's alone, but for the first word, which is an atomic.
 unsafe impl Sync for Stack {}
-crate::fork_page::table! {
+crate::one_page::table! {
     /// Zeroes that no page stands for before there is a thread.
     static STACK_OF_THREAD: Stack = Stack {
         is_here: AtomicU32::new(0),
@@ -52,7 +52,7 @@ crate::fork_page::table! {
     };
 }
 
-crate::fork_page! {
+crate::one_page! {
     static THREAD: Thread = Thread::none();
     /// There was a thread, or is: the stack is as it has to be.
     static IS_PREPARED: AtomicBool = AtomicBool::new(false);
@@ -61,7 +61,7 @@ crate::fork_page! {
 }
 /// What there is to do: one for each mechanism.
 static JOBS: [AtomicPtr<Job>; 5] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 5];
-crate::fork_page! {
+crate::one_page! {
     /// It is to end, and to give up what it is at.
     static ENDING: AtomicBool = AtomicBool::new(false);
     /// It is to end before it waits again.

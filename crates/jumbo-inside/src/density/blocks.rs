@@ -90,7 +90,7 @@ const MAX_LEAVES: usize = 1 << (ADDRESS_BITS - 21 - 13);
 #[derive(Debug)]
 struct Leaf([AtomicU8; LEAF_BLOCKS]);
 
-crate::fork_page! {
+crate::one_page! {
     /// A block is tracked, or was.
     pub(super) static IS_ANY: AtomicBool = AtomicBool::new(false);
 }

@@ -20,7 +20,7 @@ use crate::headroom::{Enough, free_in_pieces, headroom, host_memory};
 pub(super) const FLOOR_BYTES: usize = 16 << 20;
 
 static PERCENT: AtomicUsize = AtomicUsize::new(0);
-crate::fork_page! {
+crate::one_page! {
     /// The waste that is possible: the sum of the charges, in bytes.
     static CHARGED: AtomicUsize = AtomicUsize::new(0);
     /// The bytes of the blocks that were charged for, and are tracked.

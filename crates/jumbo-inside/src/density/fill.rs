@@ -31,7 +31,7 @@ use crate::sys;
 const ROOM_AGE: Duration = Duration::from_millis(100);
 /// The most blocks that one allocation looks at.
 const MAX_LOOKS: usize = 16;
-crate::fork_page::table! {
+crate::one_page::table! {
     pub(super) static BLOCKS: Blocks = Blocks::new();
 }
 /// The rows of blocks that are advised: each is a mapping to the kernel, and so is what lies between.

@@ -116,11 +116,11 @@ impl Note {
     }
 }
 
-crate::fork_page::table! {
+crate::one_page::table! {
     /// All shared ranges that are scanned.
     static RANGES: Table<Note, 128> = Table::new([const { Note::new() }; 128]);
 }
-crate::fork_page! {
+crate::one_page! {
     /// Whether there were any.
     static IS_ANY: AtomicBool = AtomicBool::new(false);
 }

@@ -16,7 +16,7 @@ use crate::sys;
 static BREAK: AtomicUsize = AtomicUsize::new(NOT_FOLLOWED);
 /// The break at the start.
 static FIRST: AtomicUsize = AtomicUsize::new(NOT_FOLLOWED);
-crate::fork_page! {
+crate::one_page! {
     /// A block is charged for the next step.
     static IS_CHARGED: AtomicBool = AtomicBool::new(false);
 }

@@ -41,7 +41,7 @@ pub(super) struct Handover<P: Platform = Apart> {
 
 impl Handover {
     pub(super) const fn new() -> Self {
-        crate::fork_page! {
+        crate::one_page! {
             static WORDS: [AtomicU32; 4] = [const { AtomicU32::new(0) }; 4];
         }
         let [lock, work, news, forked] = &WORDS;

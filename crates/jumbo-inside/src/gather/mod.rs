@@ -75,7 +75,7 @@ static BACKGROUND: AtomicBool = AtomicBool::new(false);
 /// [`Settings::small_pages`].
 static SMALL_PAGES: AtomicBool = AtomicBool::new(false);
 static MERGED: AtomicBool = AtomicBool::new(false);
-crate::fork_page! {
+crate::one_page! {
     /// Whose locks these are: this process, from [`start`] or [`forked`] on.
     static OWNER: AtomicI32 = AtomicI32::new(0);
     /// A word that the kernel clears in a copy of this memory, as long as [`is_own`] has not set it there. Null where

@@ -45,7 +45,7 @@ pub(super) struct Staging {
     next: usize,
 }
 
-crate::fork_page! {
+crate::one_page! {
     pub(super) static STAGING: Lock<Staging> = Lock::new(Staging { next: BASE });
 }
 

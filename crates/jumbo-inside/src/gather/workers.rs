@@ -38,7 +38,7 @@ const RELEASING: Duration = Duration::from_millis(10);
 
 /// After a thread could not be made, some frees do without.
 static BACK_OFF: BackOff = BackOff::new();
-crate::fork_page! {
+crate::one_page! {
     /// How many threads are making workers. Those that are there begin when all are: who frees holds the memory map, and the
     /// making of a thread, whose stack is mapped, waits for that.
     static MAKING: AtomicU32 = AtomicU32::new(0);

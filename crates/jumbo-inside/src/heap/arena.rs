@@ -25,7 +25,7 @@ const SHIFT: u32 = HEAP_MAX.trailing_zeros();
 /// One bit for each region of 2^47 bytes of address space: those that were looked at. It is zero pages
 /// but for the few around the regions in use.
 const WORDS: usize = (1 << (47 - SHIFT)) / 64;
-crate::fork_page::table! {
+crate::one_page::table! {
     static SEEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 }
 

@@ -35,7 +35,7 @@ static NEXT: AtomicUsize = AtomicUsize::new(RESERVED_BASE);
 static CLOSED: AtomicBool = AtomicBool::new(false);
 /// A bit for each huge page of them.
 type Bits = [AtomicU64; MAX_RESERVED_BYTES >> 27];
-crate::fork_page::table! {
+crate::one_page::table! {
     /// Those that are reserved here, and those that were opened. Zero pages, but for the first of them.
     static RESERVED: Bits = [const { AtomicU64::new(0) }; MAX_RESERVED_BYTES >> 27];
     static OPENED: Bits = [const { AtomicU64::new(0) }; MAX_RESERVED_BYTES >> 27];
@@ -49,7 +49,7 @@ const DETOURS: u32 = 8;
 
 static USED: Mapped<AtomicU32> = Mapped::new(supply::PAGES);
 
-crate::fork_page! {
+crate::one_page! {
     /// Keeps threads from bringing the same page twice.
     pub(super) static LOCK: Lock<()> = Lock::new(());
 }

@@ -98,7 +98,7 @@ impl Pack {
     }
 }
 
-crate::fork_page! {
+crate::one_page! {
     pub(super) static PACK: Lock<Pack> = Lock::new(Pack {
         frontier: Frontier::new(Backing::Advised),
         asked: 0,

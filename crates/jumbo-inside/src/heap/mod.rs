@@ -128,7 +128,7 @@ static POOL_SITE: Site = Site {
     table: AtomicUsize::new(0),
     start: AtomicUsize::new(0),
 };
-crate::fork_page! {
+crate::one_page! {
     static HEAP_WORD: AtomicU32 = AtomicU32::new(0);
     static POOL_WORD: AtomicU32 = AtomicU32::new(0);
 }
@@ -138,7 +138,7 @@ static POOL: Part = Part::new(&POOL_SITE, &POOL_WORD);
 static POOLED: AtomicBool = AtomicBool::new(false);
 /// Set once the window has a place; before that, and where it has none, nothing is taken from it.
 static PLACED: AtomicBool = AtomicBool::new(false);
-crate::fork_page! {
+crate::one_page! {
     /// The program locks all future mappings (MCL_FUTURE): what is mapped beyond a request would be
     /// resident at once, so nothing is.
     static LOCKED: AtomicBool = AtomicBool::new(false);
@@ -445,7 +445,7 @@ fn evacuate(before: Before) {
     }
 }
 
-crate::fork_page! {
+crate::one_page! {
     /// The locks that a fork holds, a bit each, in the order in which they are taken: heap, mappings, pool, mimalloc's arenas,
     /// and the two of [`crate::gather`].
     static HELD: Held = Held::new();

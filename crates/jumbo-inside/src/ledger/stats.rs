@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use super::{Ledger, Slot};
 
-crate::fork_page! {
+crate::one_page! {
     static UNREAD: Slot = Slot::new();
     pub(super) static SLOT: AtomicPtr<Slot> = AtomicPtr::new((&raw const UNREAD).cast_mut());
 }
@@ -20,7 +20,7 @@ pub(crate) fn slot() -> &'static Slot {
     }
 }
 
-crate::fork_page! {
+crate::one_page! {
     static LEDGER: AtomicPtr<Ledger> = AtomicPtr::new(core::ptr::null_mut());
 }
 

@@ -45,7 +45,7 @@ pub(super) struct Control {
     pub(super) cpus: [AtomicU64; 16],
 }
 
-crate::fork_page! {
+crate::one_page! {
     pub(super) static CONTROL: Control = Control {
         alive: AtomicU32::new(0),
         intermediate: AtomicU32::new(0),

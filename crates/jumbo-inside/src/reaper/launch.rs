@@ -25,7 +25,7 @@ const BOUND: Duration = Duration::from_secs(2);
 /// How often a sibling that sleeps is told again: it may have been about to.
 const AGAIN: Duration = Duration::from_millis(1);
 
-crate::fork_page! {
+crate::one_page! {
     /// The process that was prepared; another one, made by a bare clone(2) or vfork(2), leaves it alone.
     static OWNER: AtomicUsize = AtomicUsize::new(0);
     /// One thread at a time starts or ends it: 1 while one is at it.

@@ -23,7 +23,7 @@ const SOON: Duration = Duration::from_micros(50);
 const LATE: Duration = Duration::from_secs(1);
 
 const STACK: usize = 128 << 10;
-crate::fork_page::table! {
+crate::one_page::table! {
     static SIBLING: Stack<STACK> = Stack::new();
     static INTERMEDIATE: Stack<{ 16 << 10 }> = Stack::new();
 }

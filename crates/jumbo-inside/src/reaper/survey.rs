@@ -31,7 +31,7 @@ const LEDGER: &[u8] = b"/memfd:jumbo-led";
 /// How the name of an io_uring begins: as much of it as a [`MapsLine`] keeps.
 const RING: &[u8] = b"anon_inode:[io_u";
 
-crate::fork_page! {
+crate::one_page! {
     /// The watching thread has found nothing in the kernel's list of locks that is mapped here.
     static IS_LIST_FREE: AtomicBool = AtomicBool::new(false);
 }

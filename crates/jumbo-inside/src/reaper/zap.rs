@@ -32,7 +32,7 @@ struct Range {
     first: usize,
 }
 
-crate::fork_page::table! {
+crate::one_page::table! {
     /// The threads that help. Where the kernel counts them each is made once, and later rounds do without.
     static HELPERS: [(Thread, Stack<{ 16 << 10 }>); MAX_WORKERS - 1] =
         [const { (Thread::none(), Stack::new()) }; MAX_WORKERS - 1];

@@ -30,7 +30,7 @@ mod ask;
 
 pub use ask::{Answer, ask};
 
-crate::fork_page! {
+crate::one_page! {
     /// How many reasons there are to think so.
     static FILTERS: AtomicU32 = AtomicU32::new(0);
 

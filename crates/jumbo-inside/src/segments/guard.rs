@@ -11,7 +11,7 @@ use crate::ledger::text_reason as reason;
 use crate::sys::{wait, wake};
 use crate::watch;
 
-crate::fork_page! {
+crate::one_page! {
     /// 1 while a segment is looked at for the last time and replaced.
     static MOVING: AtomicU32 = AtomicU32::new(0);
     /// So many threads are changing mappings.

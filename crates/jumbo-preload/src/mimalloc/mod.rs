@@ -46,7 +46,7 @@ unsafe extern "C" {
     fn jumbo_mimalloc_forked() -> bool;
 }
 
-jumbo_inside::fork_page! {
+jumbo_inside::one_page! {
     /// Blocks smaller than this come from mimalloc: all ([`usize::MAX`]) on a pool, none (0) after a [`retreat`] and while a fork
     /// is under way.
     static BELOW: AtomicUsize = AtomicUsize::new(0);
@@ -68,7 +68,7 @@ const SMALL: usize = 128 + 1;
 /// The library was built with it.
 pub(crate) const IS_THERE: bool = true;
 
-jumbo_inside::fork_page! {
+jumbo_inside::one_page! {
     static STARTED: AtomicBool = AtomicBool::new(false);
 }
 /// It has memory elsewhere than [`managed::may_hold`] says.
@@ -82,7 +82,7 @@ static COMMITTED: AtomicUsize = AtomicUsize::new(0);
 /// What it had taken when [`auto`] was last asked to look.
 static TOLD: AtomicUsize = AtomicUsize::new(0);
 
-jumbo_inside::fork_page! {
+jumbo_inside::one_page! {
     /// The thread whose fork holds mimalloc's locks, or [`ALONE`] needs none, and the forks inside of that one.
     static HOLDER: AtomicUsize = AtomicUsize::new(0);
     static NESTED: AtomicU8 = AtomicU8::new(0);
@@ -357,7 +357,7 @@ extern "C" fn jumbo_mimalloc_asked() {
     }
 }
 
-jumbo_inside::fork_page! {
+jumbo_inside::one_page! {
     /// Threads of which mimalloc keeps more than it may around the objects that are left.
     static SPARSE_THREADS: AtomicUsize = AtomicUsize::new(0);
 }

@@ -28,7 +28,7 @@ const STEP: u64 = 256 << 20;
 /// So much before that, what takes long is begun beside the program.
 const AHEAD: u64 = STEP / 2;
 
-jumbo_inside::fork_page! {
+jumbo_inside::one_page! {
     /// The process is looked at when it asks for memory: it has no sibling yet, and may get one.
     static WATCHING: AtomicBool = AtomicBool::new(false);
     /// It has one.
@@ -39,7 +39,7 @@ jumbo_inside::fork_page! {
 /// The code of the [`State`] that says what was acquired.
 static ACQUIRED: AtomicU32 = AtomicU32::new(0);
 
-jumbo_inside::fork_page! {
+jumbo_inside::one_page! {
     /// Bytes of the heap, and of mimalloc's, that were handed out before this process was forked.
     static INHERITED: AtomicU64 = AtomicU64::new(0);
     /// Bytes in private writable mappings made, and in regions that glibc's heaps grew into.

@@ -12,7 +12,7 @@ use jumbo_inside::sandbox;
 
 use crate::symbols;
 
-jumbo_inside::fork_page! {
+jumbo_inside::one_page! {
     /// What was ordered: [`ON`], [`AUTO`], or 0.
     static MODE: AtomicU8 = AtomicU8::new(0);
 }

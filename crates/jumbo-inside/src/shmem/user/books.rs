@@ -33,7 +33,7 @@ pub(super) struct Page<T>(pub(super) T);
 // SAFETY: a stack is its thread's alone; the rest are atomics and a lock.
 unsafe impl Sync for Ground {}
 
-crate::fork_page::table! {
+crate::one_page::table! {
     /// Zeroes that no page stands for before there is a range.
     pub(super) static GROUND: Ground = Ground {
         books: Books::new(),
