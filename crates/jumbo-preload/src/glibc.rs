@@ -17,18 +17,17 @@ use rustix::thread::gettid;
 
 use crate::{next, symbols};
 
-/// The ID of the calling thread. Behind a filter as the C library has it, by pthread_getcpuclockid(3), which makes no system
-/// call. The kernel reads the ID out of such a clock's number: its upper 29 bits, inverted (`CPUCLOCK_PID`,
-/// include/linux/posix-timers.h). 0 where it cannot be told: before glibc 2.34 it is libpthread's, which a program with one
-/// thread may not load.
+/// The ID of the calling thread as the C library has it, by pthread_getcpuclockid(3), which makes no system call. The kernel
+/// reads the ID out of such a clock's number: its upper 29 bits, inverted (`CPUCLOCK_PID`, include/linux/posix-timers.h).
+/// 0 where it cannot be told. In a child of vfork(2) it is the parent's.
 pub(crate) fn thread() -> u32 {
-    if !sandbox::is_entered() {
-        return gettid().as_raw_nonzero().get().cast_unsigned();
-    }
     let mut clock = -1;
     // SAFETY: the calling thread lives, and the number is written to `clock`.
-    unsafe { (next::pthread_getcpuclockid.get())(libc::pthread_self(), &raw mut clock) };
-    (!(clock >> 3)).cast_unsigned()
+    match unsafe { (next::pthread_getcpuclockid.get())(libc::pthread_self(), &raw mut clock) } {
+        // Before glibc 2.34 it is libpthread's, which a program with one thread may not load.
+        libc::ENOENT if !sandbox::is_entered() => gettid().as_raw_nonzero().get().cast_unsigned(),
+        _ => (!(clock >> 3)).cast_unsigned(),
+    }
 }
 
 /// What the word is while the tunable is in force; 0: it is none of ours.
