@@ -390,9 +390,7 @@ unsafe fn resize_large(
             unsafe { move_in(block, room, size) }.unwrap_or(block)
         }
         // SAFETY: the caller's promise.
-        Part::None => {
-            unsafe { move_in(pointer, room, size) }.unwrap_or_else(|| behind(resize))
-        }
+        Part::None => unsafe { move_in(pointer, room, size) }.unwrap_or_else(|| behind(resize)),
     }
 }
 
