@@ -67,7 +67,7 @@ impl Platform for Linux {
     }
 }
 
-/// [`Linux`], with words that lie elsewhere than what they guard: in the [`one_page!`](crate::one_page).
+/// [`Linux`], with words that lie elsewhere than what they guard: in the `one_page!`.
 #[derive(Debug)]
 pub struct Apart;
 
