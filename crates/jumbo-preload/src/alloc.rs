@@ -12,6 +12,7 @@ use jumbo_inside::density::program_break;
 use jumbo_inside::gather;
 use jumbo_inside::heap::main_heap::{self, Part};
 use jumbo_inside::heap::{self, Resize, maps};
+use jumbo_inside::sandbox;
 
 use crate::end::invalid;
 use crate::glibc;
@@ -103,16 +104,14 @@ fn block(size: usize, align: usize, zeroed: bool, ask: impl Fn() -> *mut c_void)
         return block;
     }
     if is_large(size) {
-        if align == ALIGN {
-            match main_heap::part(size) {
-                Part::All => return in_main_heap(size, ask),
-                Part::Free => {
-                    if let Some(block) = between(size, zeroed) {
-                        return block;
-                    }
+        match part(size, align) {
+            Part::All => return in_main_heap(size, ask),
+            Part::Free => {
+                if let Some(block) = between(size, align, zeroed) {
+                    return block;
                 }
-                Part::None => {}
             }
+            Part::None => {}
         }
         if let Some(block) = large(size, align, zeroed) {
             return block;
@@ -121,36 +120,43 @@ fn block(size: usize, align: usize, zeroed: bool, ask: impl Fn() -> *mut c_void)
     behind(ask)
 }
 
-/// A large block of glibc's main heap, of which what it grows by is advised here.
+/// The part of glibc's main heap that a block may come from. glibc looks for one with room for the alignment.
+fn part(size: usize, align: usize) -> Part {
+    match align {
+        ALIGN => main_heap::part(size),
+        // Who asks for more lays out huge pages.
+        _ if align <= heap::BASE_PAGE => main_heap::part(size.saturating_add(align + 2 * ALIGN)),
+        _ => Part::None,
+    }
+}
+
+/// A large block of glibc's main heap.
 #[cold]
 #[inline(never)]
 fn in_main_heap(size: usize, ask: impl Fn() -> *mut c_void) -> *mut c_void {
-    glibc::set_threshold();
-    // glibc would advise the whole step, which may be more than is charged.
-    let has_earned = glibc::earn(false);
-    let block = match gather::is_pending() {
+    let block = from_glibc(|| match gather::is_pending() {
         false => ask(),
-        true => behind_pending(ask),
-    };
-    let end = heap_end();
-    main_heap::took(size, end);
-    if let Some(step) = program_break::moved(end) {
-        maps::advise_mapping(step.start, step.len(), true);
-    }
-    glibc::earn(has_earned);
+        true => behind_pending(&ask),
+    });
+    main_heap::took(size, heap_end());
     block
 }
 
 /// A block from the free memory of glibc's main heap, as glibc serves one that it would map else.
 #[cold]
 #[inline(never)]
-fn between(size: usize, zeroed: bool) -> Option<*mut c_void> {
+fn between(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
+    // Where there is none glibc maps the block, and has to unmap it.
+    if sandbox::is_entered() || sandbox::is_entered_later() {
+        return None;
+    }
     let before = next::errno();
-    glibc::set_threshold();
-    // SAFETY: malloc(3).
-    let block = unsafe { (next::malloc.get())(size) };
-    if !program_break::is_below(block.addr(), heap_end()) {
-        // glibc has mapped it, or there is no memory.
+    // SAFETY: memalign(3).
+    let block = from_glibc(|| unsafe { (next::memalign.get())(align, size) });
+    let end = heap_end();
+    let has_found = program_break::is_below(block.addr(), end);
+    main_heap::tried(size, has_found, end);
+    if !has_found {
         // SAFETY: the block has just been allocated, and nothing uses it.
         unsafe { (next::free.get())(block) };
         set_errno(before);
@@ -161,6 +167,21 @@ fn between(size: usize, zeroed: bool) -> Option<*mut c_void> {
         unsafe { block.write_bytes(0, size) };
     }
     Some(block)
+}
+
+/// A block of glibc's, of which what the main heap grows by is advised here: glibc would advise the whole step, which may
+/// be more than is charged.
+fn from_glibc(ask: impl Fn() -> *mut c_void) -> *mut c_void {
+    glibc::set_threshold();
+    let has_earned = glibc::earn(false);
+    let block = ask();
+    if let Some(step) = program_break::moved(heap_end()) {
+        maps::advise_mapping(step.start, step.len(), true);
+    }
+    if has_earned {
+        glibc::earn(true);
+    }
+    block
 }
 
 /// The end of glibc's main heap.
@@ -376,36 +397,21 @@ unsafe fn resize_large(
     size: usize,
     resize: impl Fn() -> *mut c_void,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise.
-    let room = unsafe { (next::malloc_usable_size.get())(pointer) };
-    match main_heap::part(size) {
-        Part::All => in_main_heap(size, resize),
-        Part::Free => {
-            let block = in_main_heap(size, resize);
-            if block.is_null() || program_break::is_below(block.addr(), heap_end()) {
-                return block;
-            }
-            // glibc has mapped it by itself.
-            // SAFETY: it has just been allocated, and holds `room` bytes of the program's.
-            unsafe { move_in(block, room, size) }.unwrap_or(block)
-        }
-        // SAFETY: the caller's promise.
-        Part::None => unsafe { move_in(pointer, room, size) }.unwrap_or_else(|| behind(resize)),
-    }
-}
-
-/// A block of the program's allocator, which holds `room` bytes, moves to the heap.
-///
-/// # Safety
-/// `pointer` was allocated by it and not freed.
-unsafe fn move_in(pointer: *mut c_void, room: usize, size: usize) -> Option<*mut c_void> {
-    let block = large(size, ALIGN, false)?;
+    let block = match main_heap::part(size) {
+        Part::All => return in_main_heap(size, resize),
+        Part::Free => between(size, ALIGN, false),
+        Part::None => None,
+    };
+    let Some(block) = block.or_else(|| large(size, ALIGN, false)) else {
+        return behind(resize);
+    };
     // SAFETY: the caller's promise; what it held is in the new block then, which has room for it.
     unsafe {
+        let room = (next::malloc_usable_size.get())(pointer);
         heap::copy(pointer.addr(), block.addr(), room.min(size));
         (next::free.get())(pointer);
     }
-    Some(block)
+    block
 }
 
 /// reallocarray(3).
@@ -455,7 +461,18 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
     if align.is_power_of_two() && align.is_multiple_of(size_of::<*mut c_void>()) {
         let mut block = mimalloc::allocate(size, align, false);
         if block.is_null() && is_large(size) {
-            block = large(size, align, false).unwrap_or(ptr::null_mut());
+            // SAFETY: memalign(3).
+            let ask = || unsafe { (next::memalign.get())(align, size) };
+            let before = next::errno();
+            block = match part(size, align) {
+                Part::All => in_main_heap(size, ask),
+                Part::Free => between(size, align, false).unwrap_or(ptr::null_mut()),
+                Part::None => ptr::null_mut(),
+            };
+            set_errno(before);
+            if block.is_null() {
+                block = large(size, align, false).unwrap_or(ptr::null_mut());
+            }
         }
         if !block.is_null() {
             // SAFETY: the caller's promise.
@@ -516,7 +533,12 @@ pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
 /// As the C library has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
-    main_heap::end();
+    if matches!(
+        parameter,
+        libc::M_MMAP_THRESHOLD | libc::M_TRIM_THRESHOLD | libc::M_TOP_PAD | libc::M_MMAP_MAX
+    ) {
+        main_heap::is_tuned();
+    }
     // SAFETY: the same call.
     unsafe { (next::mallopt.get())(parameter, value) }
 }

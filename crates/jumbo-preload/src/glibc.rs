@@ -63,7 +63,9 @@ pub(crate) fn earn(is_earned: bool) -> bool {
 /// Sets the size from which on glibc maps a block by itself, as it would have done by now. mallopt(3).
 pub(crate) fn set_threshold() {
     static THRESHOLD: AtomicUsize = AtomicUsize::new(0);
-    let threshold = main_heap::threshold();
+    let Some(threshold) = main_heap::threshold() else {
+        return;
+    };
     let before = THRESHOLD.swap(threshold, Ordering::Relaxed);
     if before == threshold {
         return;

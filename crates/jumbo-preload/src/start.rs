@@ -98,7 +98,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
             false => orders.max_waste,
         },
         keep: orders.keep,
-        glibc: next::is_glibc(),
+        glibc: next::is_glibc() && !is_tuned(environment),
         // With hugetlb=2 arenas have another size; with a limit on data the whole of one would count.
         arenas: ours
             && next::is_glibc()

@@ -24,8 +24,10 @@ const MIN_ROOM_BYTES: usize = 32 << 20;
 const ROOM_LOOKS: u32 = 20;
 
 static JOB: Job = Job::new(3, look, without_thread);
-/// The resident memory without what is free in the heap, at its peak, in bytes; 0: not known yet.
-static PEAK: AtomicUsize = AtomicUsize::new(0);
+crate::one_page! {
+    /// The resident memory without what is free in the heap, at its peak, in bytes; 0: not known yet.
+    static PEAK: AtomicUsize = AtomicUsize::new(0);
+}
 /// Looks until the next question for the room.
 static LOOKS_LEFT: AtomicU32 = AtomicU32::new(0);
 
@@ -43,6 +45,11 @@ pub(super) fn is_on() -> bool {
 /// Something stays by demand from now on.
 pub(super) fn begin() {
     watch::begin(&JOB, TICK);
+}
+
+/// In the child of a fork, which has a peak of its own.
+pub(super) fn is_forked() {
+    PEAK.store(0, Ordering::Relaxed);
 }
 
 /// Nothing stays by demand any more.

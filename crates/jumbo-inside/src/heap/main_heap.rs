@@ -8,14 +8,14 @@
 //! `density` advises the heap as it grows.
 //!
 //! glibc gives the end of its heap back, and a program that works in rounds faults it in anew each
-//! round. Where that is a half of all it asks for, the window serves all blocks again: what is freed
-//! there stays by demand.
+//! round. Where that is a half of all it asks for, the heap is not to grow for large blocks any more: the
+//! window serves those that find no free memory there, and what is freed stays by demand.
 //!
 //! Other threads have arenas of 64 MiB, whose ends glibc gives back too: the window serves them.
 //!
 //! Rules of M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3), with their defaults.
 
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{BASE_PAGE, LARGE};
 use crate::sync::thread_pointer;
@@ -29,12 +29,30 @@ const MIN_REGAINED_BYTES: usize = 64 << 20;
 /// After so many bytes of blocks, those before count half.
 const FORGET_BYTES: usize = 1 << 30;
 
+/// Sizes that found no free memory are tried once in so many times, until the heap has served a block.
+const TRY_EACH: usize = 8;
+/// What glibc adds to a block: its header, and what rounds it up to 16 bytes.
+const HEADER_BYTES: usize = 8;
+
+/// Who says which blocks are in the main heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+enum Rule {
+    /// The window has all blocks.
+    Nothing,
+    /// glibc's defaults.
+    Defaults,
+    /// As before, but the heap is not to grow: the program works in rounds.
+    Rounds,
+    /// The program: it has set a threshold by mallopt(3).
+    Program,
+}
+
+static RULE: AtomicUsize = AtomicUsize::new(Rule::Nothing as usize);
 /// The thread whose large blocks may be glibc's; 0: none.
 static FIRST: AtomicUsize = AtomicUsize::new(0);
 /// The largest block below [`MAX_BLOCK_BYTES`] that the window freed; less than [`LARGE`]: none.
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
-/// The main heap has become large.
-static IS_USED: AtomicBool = AtomicBool::new(false);
 
 /// What the first thread alone changes. The end of the heap, at first and now; 0: no block was left to glibc.
 static BEGAN: AtomicUsize = AtomicUsize::new(0);
@@ -42,16 +60,26 @@ static BREAK: AtomicUsize = AtomicUsize::new(0);
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 static RETURNED: AtomicUsize = AtomicUsize::new(0);
 static REGAINED: AtomicUsize = AtomicUsize::new(0);
+/// The least size that found no free memory, and the blocks of such sizes since.
+static MISSED: AtomicUsize = AtomicUsize::new(usize::MAX);
+static SKIPPED: AtomicUsize = AtomicUsize::new(0);
+
+fn is_rule(rule: Rule) -> bool {
+    RULE.load(Ordering::Relaxed) == rule as usize
+}
 
 /// glibc's malloc is the program's, with its own defaults. In the first thread.
 pub fn start() {
+    let (nothing, defaults) = (Rule::Nothing as usize, Rule::Defaults as usize);
+    // A constructor of the program's may have set thresholds before.
+    let relaxed = Ordering::Relaxed;
+    let _ = RULE.compare_exchange(nothing, defaults, relaxed, relaxed);
     FIRST.store(thread_pointer(), Ordering::Relaxed);
 }
 
-/// Leaves no more blocks to glibc: the program sets thresholds of its own (mallopt(3)), or the window is better.
-pub fn end() {
-    FIRST.store(0, Ordering::Relaxed);
-    IS_USED.store(false, Ordering::Relaxed);
+/// The program sets thresholds of its own by mallopt(3).
+pub fn is_tuned() {
+    RULE.store(Rule::Program as usize, Ordering::Relaxed);
 }
 
 /// The part of the main heap that a block may come from.
@@ -67,22 +95,58 @@ pub enum Part {
 
 /// The part of the main heap that the calling thread's block of `size` bytes may come from.
 pub fn part(size: usize) -> Part {
-    match size <= LARGEST.load(Ordering::Relaxed) {
-        _ if FIRST.load(Ordering::Relaxed) != thread_pointer() => Part::None,
-        true => Part::All,
-        false if BREAK.load(Ordering::Relaxed) != 0 => Part::Free,
+    if FIRST.load(Ordering::Relaxed) != thread_pointer() {
+        return Part::None;
+    }
+    let with_header = size.saturating_add(HEADER_BYTES).saturating_add(15) & !15;
+    if is_rule(Rule::Defaults) && with_header < grown_threshold() {
+        return Part::All;
+    }
+    let has_heap = BREAK.load(Ordering::Relaxed) != 0 || is_rule(Rule::Program);
+    match has_heap && is_to_be_tried(size) {
+        true => Part::Free,
         false => Part::None,
     }
 }
 
-/// The size from which on glibc would map a block by now.
-pub fn threshold() -> usize {
+fn is_to_be_tried(size: usize) -> bool {
+    if size < MISSED.load(Ordering::Relaxed) {
+        return true;
+    }
+    let skipped = SKIPPED.load(Ordering::Relaxed).wrapping_add(1);
+    SKIPPED.store(skipped, Ordering::Relaxed);
+    skipped.is_multiple_of(TRY_EACH)
+}
+
+/// A block of `size` bytes found no free memory of the heap, which ends at `end`; or some.
+pub fn tried(size: usize, has_found: bool, end: usize) {
+    let missed = match has_found {
+        true => usize::MAX,
+        false => MISSED.load(Ordering::Relaxed).min(size),
+    };
+    MISSED.store(missed, Ordering::Relaxed);
+    if has_found || BREAK.load(Ordering::Relaxed) != 0 {
+        reached(end);
+    }
+}
+
+/// The size from which on glibc is to map a block by now; `None`: the program says it.
+pub fn threshold() -> Option<usize> {
+    match is_rule(Rule::Rounds) {
+        true => Some(LARGE),
+        false => is_rule(Rule::Defaults).then(grown_threshold),
+    }
+}
+
+fn grown_threshold() -> usize {
     LARGEST.load(Ordering::Relaxed) + BASE_PAGE
 }
 
-/// Whether the program has most of its free memory in a main heap that became large.
+/// Whether the calling thread has its free memory in the main heap, and that is large.
 pub(super) fn is_used() -> bool {
-    IS_USED.load(Ordering::Relaxed)
+    let began = BEGAN.load(Ordering::Relaxed);
+    let grown = BREAK.load(Ordering::Relaxed).saturating_sub(began);
+    began != 0 && grown >= MIN_LARGE_BYTES && FIRST.load(Ordering::Relaxed) == thread_pointer()
 }
 
 /// The largest block that glibc would keep at the end of its heap, in bytes.
@@ -97,6 +161,15 @@ pub(super) fn freed(bytes: usize) {
     }
 }
 
+/// The heap ends at `end`. Gives where it ended before, 0 where that is not known.
+fn reached(end: usize) -> usize {
+    let before = BREAK.swap(end, Ordering::Relaxed);
+    if before == 0 {
+        BEGAN.store(end, Ordering::Relaxed);
+    }
+    before
+}
+
 /// glibc has served a block of `size` bytes that was left to it, and its heap ends at `end` now.
 pub fn took(size: usize, end: usize) {
     let add = |count: &AtomicUsize, bytes: usize| {
@@ -104,20 +177,15 @@ pub fn took(size: usize, end: usize) {
         count.store(sum, Ordering::Relaxed);
         sum
     };
-    let before = BREAK.swap(end, Ordering::Relaxed);
-    if before == 0 {
-        BEGAN.store(end, Ordering::Relaxed);
-    }
-    if end.saturating_sub(BEGAN.load(Ordering::Relaxed)) >= MIN_LARGE_BYTES {
-        IS_USED.store(true, Ordering::Relaxed);
-    }
+    MISSED.store(usize::MAX, Ordering::Relaxed);
+    let before = reached(end);
     let asked = add(&ASKED, size);
     let returned = add(&RETURNED, before.saturating_sub(end));
     let again = end.saturating_sub(before).min(returned);
     RETURNED.store(returned - again, Ordering::Relaxed);
     let regained = add(&REGAINED, if before == 0 { 0 } else { again });
     if regained > MIN_REGAINED_BYTES && regained > asked / 2 {
-        self::end();
+        RULE.store(Rule::Rounds as usize, Ordering::Relaxed);
     }
     if asked > FORGET_BYTES {
         ASKED.store(asked / 2, Ordering::Relaxed);
@@ -142,8 +210,8 @@ mod tests {
         freed(MIB);
         freed(MAX_BLOCK_BYTES);
         assert_eq!(part(MIB), Part::All);
-        assert_eq!(part(MIB + 1), Part::None, "no heap is there");
-        assert_eq!(threshold(), MIB + BASE_PAGE);
+        assert_eq!(part(MIB + BASE_PAGE), Part::None, "no heap is there");
+        assert_eq!(threshold(), Some(MIB + BASE_PAGE));
         assert_eq!(
             std::thread::spawn(|| part(MIB)).join().ok(),
             Some(Part::None)
@@ -153,7 +221,11 @@ mod tests {
             took(MIB, (100 + round) * MIB);
             assert_eq!(is_used(), round * MIB >= MIN_LARGE_BYTES);
         }
-        assert_eq!(part(MIB + 1), Part::Free);
+        assert_eq!(part(2 * MIB), Part::Free);
+        tried(2 * MIB, false, 199 * MIB);
+        assert_eq!((part(MIB), part(2 * MIB)), (Part::All, Part::None));
+        let parts = (0..TRY_EACH).map(|_| part(2 * MIB));
+        assert_eq!(parts.filter(|part| *part == Part::Free).count(), 1);
         // The end goes back each round, and comes again.
         for round in 0..10 {
             took(MIB, 100 * MIB);
@@ -166,6 +238,8 @@ mod tests {
                 took(MIB, (100 + block) * MIB);
             }
         }
-        assert!(!is_used());
+        assert_eq!(threshold(), Some(LARGE));
+        is_tuned();
+        assert_eq!((part(MIB), threshold()), (Part::Free, None));
     }
 }

@@ -630,6 +630,7 @@ impl Mechanism for Events {
         unsafe { gather::forked(pid.cast_signed()) };
         SUPPLY.forked();
         LOCKED.store(false, Ordering::Relaxed);
+        demand::is_forked();
         let Some(ledger) = stats::ledger() else {
             return;
         };
