@@ -231,7 +231,7 @@ mod tests {
             took(MIB, 100 * MIB);
             assert_eq!(
                 part(MIB),
-                if round <= 2 { Part::All } else { Part::None },
+                if round <= 2 { Part::All } else { Part::Free },
                 "{round}"
             );
             for block in 1..50 {
