@@ -98,7 +98,7 @@ fn a_handler_may_allocate_between_calls() {
     assert_same(&handler.arg("between"));
 }
 
-/// glibc does not promise this (plain, the program may hang), so there is nothing to compare with.
+/// glibc does not promise this (plain, the program crashes), so there is nothing to compare with.
 #[test]
 fn a_handler_may_allocate_large_blocks_within_a_call() {
     let (_files, handler) = program("handler");

@@ -1,12 +1,14 @@
 /* Allocation inside a signal handler. `between`: the handler runs between the program's own calls, where
  * any allocator must cope. `within`: it also interrupts calls for large blocks, which glibc does not
- * promise to survive and jumbo does. */
+ * survive. jumbo's own heap does, which has the blocks of threads other than the first. */
 #include "check.h"
+#include <pthread.h>
 #include <signal.h>
 #include <sys/time.h>
 #include <time.h>
 
 static volatile sig_atomic_t handled;
+static int within;
 
 static void handler(int signal)
 {
@@ -23,17 +25,12 @@ static void handler(int signal)
     errno = before;
 }
 
-int main(int argc, char **argv)
-{
-    int within = argc > 1 && strcmp(argv[1], "within") == 0;
-    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
-    sigset_t alarm_only, before;
-    sigemptyset(&alarm_only);
-    sigaddset(&alarm_only, SIGALRM);
-    CHECK(sigaction(SIGALRM, &action, NULL) == 0);
-    struct itimerval often = {{0, 200}, {0, 200}};
-    CHECK(setitimer(ITIMER_REAL, &often, NULL) == 0);
+static sigset_t alarm_only;
 
+static void *work(void *unused)
+{
+    sigset_t before;
+    CHECK(pthread_sigmask(SIG_UNBLOCK, &alarm_only, NULL) == 0);
     uint64_t random = 2463534242u;
     char *blocks[16] = {0};
     size_t sizes[16] = {0};
@@ -43,7 +40,7 @@ int main(int argc, char **argv)
         CHECK(time(NULL) < end);
         int at = (int)(next_random(&random) % 16);
         if (!within)
-            sigprocmask(SIG_BLOCK, &alarm_only, &before);
+            pthread_sigmask(SIG_BLOCK, &alarm_only, &before);
         if (blocks[at] != NULL) {
             check_paint(blocks[at], sizes[at], (uint8_t)at);
             free(blocks[at]);
@@ -52,9 +49,27 @@ int main(int argc, char **argv)
         blocks[at] = malloc(sizes[at]);
         CHECK(blocks[at] != NULL);
         if (!within)
-            sigprocmask(SIG_SETMASK, &before, NULL);
+            pthread_sigmask(SIG_SETMASK, &before, NULL);
         paint(blocks[at], sizes[at], (uint8_t)at);
     }
+    return unused;
+}
+
+int main(int argc, char **argv)
+{
+    within = argc > 1 && strcmp(argv[1], "within") == 0;
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
+    sigemptyset(&alarm_only);
+    sigaddset(&alarm_only, SIGALRM);
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0);
+    CHECK(pthread_sigmask(SIG_BLOCK, &alarm_only, NULL) == 0);
+    struct itimerval often = {{0, 200}, {0, 200}};
+    CHECK(setitimer(ITIMER_REAL, &often, NULL) == 0);
+    pthread_t thread;
+    if (within)
+        CHECK(pthread_create(&thread, NULL, work, NULL) == 0 && pthread_join(thread, NULL) == 0);
+    else
+        work(NULL);
     struct itimerval never = {{0, 0}, {0, 0}};
     setitimer(ITIMER_REAL, &never, NULL);
     puts("2000 handlers");
