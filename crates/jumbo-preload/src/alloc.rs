@@ -397,21 +397,55 @@ unsafe fn resize_large(
     size: usize,
     resize: impl Fn() -> *mut c_void,
 ) -> *mut c_void {
-    let block = match main_heap::part(size) {
+    // SAFETY: the caller's promise.
+    let room = unsafe { (next::malloc_usable_size.get())(pointer) };
+    let from = match main_heap::part(size) {
         Part::All => return in_main_heap(size, resize),
-        Part::Free => between(size, ALIGN, false),
-        Part::None => None,
+        // It may grow where it is, or into free memory.
+        Part::Free if !sandbox::is_entered() && !sandbox::is_entered_later() => {
+            let block = from_glibc(&resize);
+            if block.is_null() || program_break::is_below(block.addr(), heap_end()) {
+                return block;
+            }
+            block
+        }
+        _ => pointer,
     };
-    let Some(block) = block.or_else(|| large(size, ALIGN, false)) else {
-        return behind(resize);
+    let Some(block) = large(size, ALIGN, false) else {
+        return if from == pointer {
+            behind(resize)
+        } else {
+            from
+        };
     };
-    // SAFETY: the caller's promise; what it held is in the new block then, which has room for it.
+    // SAFETY: the caller's promise, or glibc has just mapped it; what it held is in the new block then, which has room.
     unsafe {
-        let room = (next::malloc_usable_size.get())(pointer);
-        heap::copy(pointer.addr(), block.addr(), room.min(size));
-        (next::free.get())(pointer);
+        copy_out(from, block, room.min(size), from != pointer);
+        (next::free.get())(from);
     }
     block
+}
+
+/// Copies the start of a block, a piece at a time. Where glibc has mapped it (`is_mapped`) each piece goes at once: the block
+/// is not there twice.
+///
+/// # Safety
+/// Both have room for `length` bytes, and nothing else uses them.
+unsafe fn copy_out(from: *mut c_void, to: *mut c_void, length: usize, is_mapped: bool) {
+    const PIECE_BYTES: usize = 2 << 20;
+    let page = rustix::param::page_size();
+    for at in (0..length).step_by(PIECE_BYTES) {
+        let piece = PIECE_BYTES.min(length - at);
+        let start = from.addr() + at;
+        // SAFETY: the caller's promise.
+        unsafe { heap::copy(start, to.addr() + at, piece) };
+        let (first, last) = (start.next_multiple_of(page), (start + piece) & !(page - 1));
+        if is_mapped && first < last {
+            let gone = with_exposed_provenance_mut(first);
+            // SAFETY: whole pages of what was copied.
+            unsafe { (next::madvise.get())(gone, last - first, libc::MADV_DONTNEED) };
+        }
+    }
 }
 
 /// reallocarray(3).
