@@ -3,16 +3,20 @@
 //! The content goes to a file of another name beside it, which then takes the name. It uses no other module; `knobs` writes
 //! records and boot files with it.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
+use rustix::io::Errno;
 
 /// What the name of a file ends with until its content is whole.
 pub(crate) const NEW: &str = ".jumbo-new";
 
 /// What becomes of a file that is there already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Existing {
     /// It gets the new content. The caller holds a lock that every writer of the file takes, and the content is on
     /// disk when the call returns.
@@ -39,30 +43,31 @@ pub(crate) fn fill(
     existing: Existing,
     content: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut temporary = tempfile::Builder::new();
-    let name = path.file_name().unwrap_or_default();
-    temporary
-        .prefix(name)
-        .suffix(NEW)
-        .permissions(Permissions::from_mode(mode));
-    if existing == Existing::Replace {
-        // Else another process may be writing the same file.
-        clear(path);
-        temporary.rand_bytes(0);
-    }
-    let mut file = temporary.tempfile_in(folder_of(path))?;
-    content(file.as_file_mut())?;
-    let named = match existing {
-        Existing::Replace => {
-            file.as_file().sync_all()?;
-            file.persist(path)
-        }
-        Existing::Keep => file.persist_noclobber(path),
+    let temporary = match existing {
+        Existing::Replace => clear(path),
+        // Another process may be writing the same file.
+        Existing::Keep => with_ending(path, &format!(".{}{NEW}", std::process::id())),
     };
-    named.map_err(|error| error.error)?;
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+        .open(&temporary)?;
+    let written = content(&mut file).and_then(|()| match existing {
+        Existing::Replace => {
+            file.sync_all()?;
+            fs::rename(&temporary, path)
+        }
+        Existing::Keep => rename_new(&temporary, path),
+    });
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
     match existing {
-        Existing::Replace => File::open(folder_of(path))?.sync_all(),
-        Existing::Keep => Ok(()),
+        Existing::Replace => written.and_then(|()| sync_folder_of(path)),
+        Existing::Keep => written,
     }
 }
 
@@ -73,27 +78,40 @@ pub(crate) fn fill(
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // A name is on disk when its folder is.
-        done => done.and_then(|()| File::open(folder_of(path))?.sync_all()),
+        done => done.and_then(|()| sync_folder_of(path)),
     }
 }
 
-/// Removes the new content of `path` that a process left behind which was killed before the content had its name.
-pub(crate) fn clear(path: &Path) {
-    let _ = fs::remove_file(with_ending(path));
+/// Removes the new content of `path` that a process left behind which was killed before the content had its name, and
+/// gives where that would be.
+pub(crate) fn clear(path: &Path) -> PathBuf {
+    let temporary = with_ending(path, NEW);
+    let _ = fs::remove_file(&temporary);
+    temporary
 }
 
-fn with_ending(path: &Path) -> PathBuf {
+fn with_ending(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(NEW);
+    name.push(ending);
     PathBuf::from(name)
 }
 
-fn folder_of(path: &Path) -> &Path {
+/// rename(2) that replaces nothing; not every file system has that.
+fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS) => {
+            fs::hard_link(from, to).and_then(|()| fs::remove_file(from))
+        }
+        done => Ok(done?),
+    }
+}
+
+/// A name is on disk when its folder is.
+fn sync_folder_of(path: &Path) -> io::Result<()> {
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
-    folder.unwrap_or(Path::new("."))
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 #[cfg(test)]
@@ -109,7 +127,7 @@ mod tests {
         let kept = write(&path, b"two", 0o600, Existing::Keep).unwrap_err();
         assert_eq!(kept.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(text(), "one");
-        fs::write(with_ending(&path), "left behind").unwrap();
+        fs::write(with_ending(&path, NEW), "left behind").unwrap();
         write(&path, b"three", 0o600, Existing::Replace).unwrap();
         assert_eq!(text(), "three");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);

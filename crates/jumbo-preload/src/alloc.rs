@@ -124,8 +124,10 @@ fn block(size: usize, align: usize, zeroed: bool, ask: impl Fn() -> *mut c_void)
 fn part(size: usize, align: usize) -> Part {
     match align {
         ALIGN => main_heap::part(size),
-        // Who asks for more lays out huge pages.
-        _ if align <= heap::BASE_PAGE => main_heap::part(size.saturating_add(align + 2 * ALIGN)),
+        // More is for huge pages, which the program lays out by itself.
+        _ if align.is_power_of_two() && align <= heap::BASE_PAGE => {
+            main_heap::part(size.saturating_add(align + 2 * ALIGN))
+        }
         _ => Part::None,
     }
 }
