@@ -219,7 +219,7 @@ macro_rules! modes {
 }
 
 modes! {
-    /// Who serves `malloc`.
+    /// The heap that serves `malloc`.
     HeapMode {
         /// Large allocations come from the window, small ones from mimalloc in threads that ask for much, the rest from glibc,
         /// whose heap and arenas are advised.

@@ -148,7 +148,7 @@ fn values_of<'a>(values: &'a Values, name: &str) -> &'a [String] {
     found.map_or(&[], |(_, values)| values)
 }
 
-/// How often a line is there, if it is.
+/// The number of times that a line is there, if it is.
 fn count(line: &str, values: &Values) -> usize {
     let counts = names(line).filter(|(_, name)| !name.starts_with('?'));
     let counts = counts.map(|(_, name)| values_of(values, name).len());

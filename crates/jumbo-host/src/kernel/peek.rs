@@ -61,7 +61,7 @@ impl Peek {
         })
     }
 
-    /// So many bytes at an address of each of these, by one child.
+    /// Bytes at an address of each of these, read by one child.
     ///
     /// # Errors
     /// [`FileError::Content`] where that is not all memory that may be read; [`FileError::Io`].

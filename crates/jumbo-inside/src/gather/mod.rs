@@ -76,7 +76,7 @@ static BACKGROUND: AtomicBool = AtomicBool::new(false);
 static SMALL_PAGES: AtomicBool = AtomicBool::new(false);
 static MERGED: AtomicBool = AtomicBool::new(false);
 crate::one_page! {
-    /// Whose locks these are: this process, from [`start`] or [`forked`] on.
+    /// The owner of these locks: this process, from [`start`] or [`forked`] on.
     static OWNER: AtomicI32 = AtomicI32::new(0);
     /// A word that the kernel clears in a copy of this memory, as long as [`is_own`] has not set it there. Null where
     /// there is none yet, or the kernel has none.

@@ -39,7 +39,7 @@ const RELEASING: Duration = Duration::from_millis(10);
 /// After a thread could not be made, some frees do without.
 static BACK_OFF: BackOff = BackOff::new();
 crate::one_page! {
-    /// How many threads are making workers. Those that are there begin when all are: who frees holds the memory map, and the
+    /// The threads that are making workers. Those that are there begin when all are: who frees holds the memory map, and the
     /// making of a thread, whose stack is mapped, waits for that.
     static MAKING: AtomicU32 = AtomicU32::new(0);
     /// The process that made workers. It is another one in a child that shares its memory (vfork(2)), or that

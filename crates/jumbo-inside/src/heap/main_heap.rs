@@ -31,10 +31,10 @@ const FORGET_BYTES: usize = 1 << 30;
 
 /// Sizes that found no free memory are tried once in so many times, until the heap has served a block.
 const TRY_EACH: usize = 8;
-/// What glibc adds to a block: its header, and what rounds it up to 16 bytes.
+/// The header that glibc adds to a block, before it rounds up to 16 bytes.
 const HEADER_BYTES: usize = 8;
 
-/// Who says which blocks are in the main heap.
+/// The rule that says which blocks are in the main heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 enum Rule {
@@ -54,7 +54,7 @@ static FIRST: AtomicUsize = AtomicUsize::new(0);
 /// The largest block below [`MAX_BLOCK_BYTES`] that the window freed; less than [`LARGE`]: none.
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
-/// What the first thread alone changes. The end of the heap, at first and now; 0: no block was left to glibc.
+/// Changed by the first thread alone: the end of the heap, at first and now; 0: no block was left to glibc.
 static BEGAN: AtomicUsize = AtomicUsize::new(0);
 static BREAK: AtomicUsize = AtomicUsize::new(0);
 static ASKED: AtomicUsize = AtomicUsize::new(0);

@@ -15,7 +15,7 @@ use crate::sync::{millis, now};
 
 /// What is kept in any case: enough for a set of blocks that come and go.
 const KEEP_LEAST: usize = 16 << 20;
-/// What is kept beside glibc's heap.
+/// The freed memory that is kept beside glibc's heap.
 const KEEP_BESIDE: usize = 4 << 20;
 /// The pieces that the watching thread gives back while it holds the lock once.
 const MAX_PIECES: usize = 8;
@@ -191,7 +191,7 @@ impl Window {
         self.usual().saturating_add(by_demand)
     }
 
-    /// What the user says; else what glibc would keep (its trim threshold: twice the largest chunk it unmapped so far), and
+    /// The amount that the user says; else what glibc would keep (its trim threshold: twice the largest chunk it unmapped so far), and
     /// the allowed waste on top. Of the pool all but its surplus.
     fn usual(&self) -> usize {
         match (self.site.backing, self.keep) {
