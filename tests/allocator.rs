@@ -51,7 +51,7 @@ fn blocks_that_were_freed_with_odd_pages_are_plain_memory_later() {
     assert_same(&program);
 }
 
-/// What a fork writes is in one page (`jumbo_inside::one_page`), which parent and child copy. Beyond it the child faults on the
+/// A fork writes to one page (`jumbo_inside::one_page`), which parent and child copy. Beyond it the child faults on the
 /// library's code and names. Before there was that page there were 22 faults more than plain has, and 31 without optimisation.
 #[test]
 fn a_fork_faults_on_few_pages_more() {

@@ -252,9 +252,9 @@ modes! {
         Off "off",
     }
 
-    /// How a program's text comes on huge pages: the highest rung of the ladder that is tried.
+    /// The way in which a program's text comes on huge pages: the highest rung of the ladder that is tried.
     TextMode {
-        /// What is free at once; a copy once the program has lived for as long as makes it worth while.
+        /// Free rungs at once; a copy once the program has lived for as long as makes it worth while.
         Auto "auto",
         /// The file's own mapping, where the page cache has it in huge folios.
         File "file",
@@ -264,7 +264,7 @@ modes! {
         Off "off",
     }
 
-    /// How a program's shared memory comes on huge pages.
+    /// The way in which a program's shared memory comes on huge pages.
     ShmMode {
         /// As with `Advise`; and what the program has touched is collapsed.
         Auto "auto",

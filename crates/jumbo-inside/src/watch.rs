@@ -68,7 +68,7 @@ crate::one_page! {
     static LEAVING: AtomicBool = AtomicBool::new(false);
     /// None is to be made any more.
     static OVER: AtomicBool = AtomicBool::new(false);
-    /// What it sleeps on: another number has it look at what it is to do.
+    /// The word that it sleeps on: another number has it look at what it is to do.
     static CALLS: AtomicU32 = AtomicU32::new(0);
     /// It ended for a fork, and is to come again.
     static AGAIN: AtomicBool = AtomicBool::new(false);

@@ -16,7 +16,7 @@ use jumbo_inside::sync::Lock;
 use crate::next;
 
 jumbo_inside::one_page! {
-    /// How often the forking thread holds the list through us: once more for each fork inside of its own fork. Written with
+    /// The times that the forking thread holds the list through us: once more for each fork inside of its own fork. Written with
     /// the list locked.
     static HELD: AtomicU8 = AtomicU8::new(0);
     /// Forks of a single thread, for which nothing was locked; they end in the reverse order.

@@ -31,7 +31,7 @@ mod ask;
 pub use ask::{Answer, ask};
 
 crate::one_page! {
-    /// How many reasons there are to think so.
+    /// The number of reasons to think so.
     static FILTERS: AtomicU32 = AtomicU32::new(0);
 
     /// One of them was there at the start.

@@ -14,7 +14,7 @@ use crate::watch;
 crate::one_page! {
     /// 1 while a segment is looked at for the last time and replaced.
     static MOVING: AtomicU32 = AtomicU32::new(0);
-    /// So many threads are changing mappings.
+    /// The threads that are changing mappings.
     static CHANGING: AtomicU32 = AtomicU32::new(0);
 }
 

@@ -50,7 +50,7 @@ jumbo_inside::one_page! {
     /// Blocks smaller than this come from mimalloc: all ([`usize::MAX`]) on a pool, none (0) after a [`retreat`] and while a fork
     /// is under way.
     static BELOW: AtomicUsize = AtomicUsize::new(0);
-    /// What that is otherwise.
+    /// [`BELOW`] while no fork is under way.
     static USUALLY_BELOW: AtomicUsize = AtomicUsize::new(0);
     /// Why all blocks are glibc's.
     static RETREATS: AtomicU8 = AtomicU8::new(0);

@@ -44,10 +44,10 @@ jumbo_inside::one_page! {
     static INHERITED: AtomicU64 = AtomicU64::new(0);
     /// Bytes in private writable mappings made, and in regions that glibc's heaps grew into.
     static ASKED: AtomicU64 = AtomicU64::new(0);
-    /// How much is to be asked for until the process is looked at.
+    /// The bytes to be asked for until the process is looked at.
     static UNTIL: AtomicU64 = AtomicU64::new(ENOUGH - AHEAD);
 
-    /// What glibc's malloc has is not counted: it is the program's, and jumbo's heap is off.
+    /// Memory of glibc's malloc is not counted: it is the program's, and jumbo's heap is off.
     static UNCOUNTED: AtomicBool = AtomicBool::new(false);
 }
 

@@ -13,7 +13,7 @@ use jumbo_inside::sandbox;
 use crate::symbols;
 
 jumbo_inside::one_page! {
-    /// What was ordered: [`ON`], [`AUTO`], or 0.
+    /// The mode that was ordered: [`ON`], [`AUTO`], or 0.
     static MODE: AtomicU8 = AtomicU8::new(0);
 }
 

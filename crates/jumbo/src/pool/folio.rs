@@ -278,12 +278,12 @@ impl Folio<'_> {
         self.node
     }
 
-    /// What it holds.
+    /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         self.pool.source.window().folio(&self.part)
     }
 
-    /// What it holds, to write.
+    /// Its bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.pool.source.window().folio_mut(&mut self.part)
     }

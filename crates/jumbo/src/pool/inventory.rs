@@ -104,7 +104,7 @@ impl Inventory {
         self.sum(nodes, Node::listed)
     }
 
-    /// How many pages of `nodes` reservations hold.
+    /// The pages of `nodes` that reservations hold.
     pub(super) fn held(&self, nodes: NodeSet) -> u64 {
         self.sum(nodes, |node| node.held)
     }

@@ -93,12 +93,12 @@ impl<P: Deref<Target = Pool>> Taken<P> {
         self.pool.page_size()
     }
 
-    /// What it holds.
+    /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         self.pool.source.window().bytes(&self.frame)
     }
 
-    /// What it holds, to write.
+    /// Its bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.pool.source.window().bytes_mut(&mut self.frame)
     }

@@ -13,7 +13,7 @@ use crate::units::PageSize;
 #[derive(Debug)]
 pub(super) struct File(OwnedFd);
 
-/// What of a range has pages, in memory or in swap.
+/// The part of a range that has pages, in memory or in swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
     Nothing,
@@ -47,7 +47,7 @@ impl File {
         rustix::io::retry_on_intr(|| fs::fallocate(&self.0, flags, start, length))
     }
 
-    /// What of a range has pages. lseek(2) with SEEK_DATA, Linux 3.1.
+    /// The part of a range that has pages. lseek(2) with SEEK_DATA, Linux 3.1.
     pub(super) fn extent(&self, range: Range<usize>) -> Result<Extent> {
         let (start, end) = (range.start as u64, range.end as u64);
         match fs::seek(&self.0, SeekFrom::Data(start)) {

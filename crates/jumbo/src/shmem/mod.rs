@@ -66,7 +66,7 @@ pub struct Region {
     file: File,
     size: usize,
     capacity: usize,
-    /// What its file's length is a multiple of.
+    /// The unit of its file's length.
     unit: PageSize,
     pmd: PageSize,
     hugetlb: Option<PageSize>,

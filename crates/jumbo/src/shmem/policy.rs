@@ -115,7 +115,7 @@ impl Controls {
         known.then_some(Self { thp, base })
     }
 
-    /// What one PMD maps.
+    /// The bytes that one PMD maps.
     pub fn pmd(&self) -> PageSize {
         self.thp.pmd_size
     }

@@ -26,7 +26,7 @@ pub struct Model {
 pub struct Supply {
     /// The pages of each node, charged while they are out.
     nodes: Vec<Quota>,
-    /// How many populations may succeed.
+    /// The populations that may succeed.
     populations: Quota,
 }
 
