@@ -424,6 +424,16 @@ impl Stop {
         }
     }
 
+    /// Waits for `time` amid a job; false once the thread is wanted elsewhere.
+    pub(crate) fn pause(&self, time: Duration) -> bool {
+        let before = WAKE_WORD.load(Ordering::Acquire);
+        if self.check_before_wait().is_err() {
+            return false;
+        }
+        wait(&WAKE_WORD, before, time);
+        WAKE_WORD.load(Ordering::Acquire) == before
+    }
+
     /// Checks before a wait.
     pub(crate) fn check_before_wait(&self) -> Result<(), Stopped> {
         let is_set = |flag: &AtomicBool| flag.load(Ordering::Acquire);

@@ -3,13 +3,13 @@
 //! A scan advises the blocks that the program is about to fill. Once the program stops filling, it
 //! collapses the full blocks that are on base pages.
 
-use core::ops::Range;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use rustix::io::{Errno, Result};
 
 use super::blocks::{self, BlockState};
+use super::destination::Destination;
 use super::fill::{
     BLOCKS, RUN_COUNT, advise_blocks, advise_huge, bytes, charge, count_run, is_crowded, is_huge,
     may_measure, measure_block, pmd, read_room, resident_memory, update, update_counters,
@@ -28,6 +28,8 @@ use crate::watch::{self, Job, Stop, Without, cpu_time};
 /// Interval between two scans while memory fills, and a shorter one for a faster program.
 const FILL_INTERVAL: Duration = Duration::from_millis(1);
 const MIN_FILL_INTERVAL: Duration = Duration::from_micros(200);
+/// Minimum interval while no block can be advised: a scan holds locks that page faults wait for.
+const SCARCE_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum interval between two scans.
 const MAX_SCAN_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum CPU time for collapses in one scan.
@@ -38,15 +40,13 @@ const MIN_QUIET_TIME: Duration = Duration::from_millis(20);
 /// Maximum delay of collapses while memory fills, and while huge pages are scarce.
 const MAX_FILL_TIME: Duration = Duration::from_secs(1);
 const MAX_SCARCE_FILL_TIME: Duration = Duration::from_secs(10);
-/// Minimum wait after a scan, in multiples of its CPU time: after work, with scarce huge pages, and
-/// without work.
+/// Minimum wait after a scan, in multiples of its CPU time: after work, and without work.
 const BUSY_RATIO: u32 = 3;
-const SCARCE_RATIO: u32 = 20;
 const IDLE_RATIO: u32 = 50;
-/// Maximum blocks per collapse call. Each call drains the page caches of all CPUs.
-const MAX_BATCH_BLOCKS: usize = 8;
-/// Blocks of the next collapse call; halved after a slow one.
-static BATCH_BLOCKS: AtomicUsize = AtomicUsize::new(1);
+/// Pause after the collapse of a block, in multiples of its time: a page fault of the program waits
+/// for one block at most. With scarce huge pages the kernel migrates memory for each.
+const COLLAPSE_RATIO: u32 = 3;
+const SCARCE_COLLAPSE_RATIO: u32 = 20;
 
 static JOB: Job = Job::new(2, scan, without_thread);
 static WAIT_MICROS: AtomicU64 = AtomicU64::new(0);
@@ -62,9 +62,8 @@ static RETRY_MILLIS: AtomicU64 = AtomicU64::new(0);
 static RETRY_WAIT_MILLIS: AtomicU64 = AtomicU64::new(0);
 const MIN_RETRY_MILLIS: u64 = 100;
 const MAX_RETRY_MILLIS: u64 = 60_000;
-/// Times of the last filling, of the next possible collapse, and of the last collapse.
+/// Times of the last filling, and of the last collapse.
 static FILLED_MILLIS: AtomicU64 = AtomicU64::new(0);
-static NEXT_COLLAPSE_MILLIS: AtomicU64 = AtomicU64::new(0);
 static COLLAPSED_MILLIS: AtomicU64 = AtomicU64::new(0);
 
 /// Requests a scan soon.
@@ -134,7 +133,8 @@ fn scan(stop: &Stop) -> Option<Duration> {
     } else {
         REST_RATIO
     };
-    let rest = crate::sync::now().saturating_add(scan_time.saturating_mul(ratio));
+    let rest = scan_time.saturating_mul(ratio).max(min_interval());
+    let rest = crate::sync::now().saturating_add(rest);
     NEXT_SCAN_MILLIS.store(millis(rest), Ordering::Relaxed);
     if scan.has_filled {
         RETRY_MILLIS.store(0, Ordering::Relaxed);
@@ -153,19 +153,14 @@ fn scan(stop: &Stop) -> Option<Duration> {
         let _ = COLLAPSED_MILLIS.compare_exchange(0, millis(now), relaxed, relaxed);
         let due = collapse_due();
         if due <= now {
-            if scan.collapse_filled() || is_crowded() {
+            let has_tried = scan.collapse_filled();
+            let is_filled = |state| state == BlockState::Filled;
+            let is_last = BLOCKS.next(blocks::ALL, is_filled).is_none();
+            if has_tried && is_last || is_crowded() {
                 advise_dense();
             }
-            let collapse_time = cpu_time().saturating_sub(began + scan_time);
             let end = crate::sync::now();
             COLLAPSED_MILLIS.store(millis(end), Ordering::Relaxed);
-            // With scarce huge pages the kernel migrates memory for each, and other programs wait.
-            let ratio = match credit::is_scarce() {
-                true => SCARCE_RATIO,
-                false => BUSY_RATIO,
-            };
-            let next = end.saturating_add(collapse_time.saturating_mul(ratio));
-            NEXT_COLLAPSE_MILLIS.store(millis(next), Ordering::Relaxed);
             if !scan.has_obtained {
                 let wait = RETRY_WAIT_MILLIS.load(Ordering::Relaxed) * 2;
                 let wait = wait.clamp(MIN_RETRY_MILLIS, MAX_RETRY_MILLIS);
@@ -193,8 +188,15 @@ fn collapse_due() -> Duration {
         false => MAX_FILL_TIME,
     };
     let is_long = of(&COLLAPSED_MILLIS) + longest;
-    let next = of(&NEXT_COLLAPSE_MILLIS).max(of(&RETRY_MILLIS));
-    is_calm.min(is_long).max(next)
+    is_calm.min(is_long).max(of(&RETRY_MILLIS))
+}
+
+/// Returns the minimum wait between two scans: longer while no block can be advised.
+fn min_interval() -> Duration {
+    match credit::is_scarce() {
+        true => SCARCE_INTERVAL,
+        false => Duration::ZERO,
+    }
 }
 
 /// Advises runs of huge blocks: dropped parts become huge again at a touch, and the kernel merges
@@ -246,6 +248,7 @@ impl BlockScan<'_> {
             ),
         };
         next.max(scan_time.saturating_mul(ratio))
+            .max(min_interval())
     }
 
     /// Visits all blocks that wait or are charged.
@@ -316,24 +319,31 @@ impl BlockScan<'_> {
 
     /// Collapses full blocks within the CPU time of one scan; true if it tried any.
     fn collapse_filled(&mut self) -> bool {
-        let began = cpu_time();
-        let mut has_collapsed = false;
-        let is_filled = |state: BlockState| state == BlockState::Filled;
-        let mut at = 0;
         if !headroom::has_room(MIN_ROOM_BYTES) {
             return false;
         }
+        let destination = Destination::new();
+        let ratio = match credit::is_scarce() {
+            true => SCARCE_COLLAPSE_RATIO,
+            false => COLLAPSE_RATIO,
+        };
+        let began = cpu_time();
+        let (mut at, mut has_tried) = (0, false);
+        let is_filled = |state: BlockState| state == BlockState::Filled;
         while let Some(block) = BLOCKS.next(at..blocks::ALL.end, is_filled) {
+            let start = crate::sync::now();
+            let Some(answer) = self.collapse_block(block, destination.as_ref()) else {
+                at = block + 1;
+                continue;
+            };
+            (at, has_tried) = (block + 1, true);
+            let pause = crate::sync::now().saturating_sub(start) * ratio;
             let is_late = cpu_time().saturating_sub(began) > MAX_COLLAPSE_TIME;
-            if is_late || self.stop.check_before_wait().is_err() {
+            if is_late || answer == Err(Errno::NOMEM) || !self.stop.pause(pause) {
                 break;
             }
-            let Some(next) = self.collapse_from(block, &mut has_collapsed) else {
-                break;
-            };
-            at = next;
         }
-        has_collapsed
+        has_tried
     }
 
     /// Advises the blocks that the program is about to fill. Returns the next block to visit.
@@ -387,70 +397,28 @@ impl BlockScan<'_> {
         }
     }
 
-    /// Collapses a run of full blocks. Returns the next block, or `None` if the host has no huge
-    /// page.
-    fn collapse_from(&mut self, first: usize, has_collapsed: &mut bool) -> Option<usize> {
-        let mut run = first..first;
-        let max = BATCH_BLOCKS.load(Ordering::Relaxed);
-        while run.len() < max {
-            let block = run.end;
-            let seen = BLOCKS.seen(block);
-            if seen.state() != BlockState::Filled {
-                break;
-            }
-            // Shared with another process, or dropped in part: retried later.
-            let Some(empty) = self.missing_sixteenths(block) else {
-                break;
-            };
-            let state = BlockState::Huge { empty };
-            if !credit::charge(charge(state), pmd()) {
-                break;
-            }
-            if !BLOCKS.replace(block, seen, state) {
-                credit::remove_block(charge(state), pmd());
-                break;
-            }
-            run.end += 1;
+    /// Collapses a full block; `None` if it is left for later.
+    fn collapse_block(
+        &mut self,
+        block: usize,
+        destination: Option<&Destination>,
+    ) -> Option<Result<()>> {
+        let seen = BLOCKS.seen(block);
+        // Shared with another process, or dropped in part: retried later.
+        let empty = self.missing_sixteenths(block)?;
+        let state = BlockState::Huge { empty };
+        if seen.state() != BlockState::Filled || !credit::charge(charge(state), pmd()) {
+            return None;
         }
-        if run.is_empty() {
-            return Some(first + 1);
+        if !BLOCKS.replace(block, seen, state) {
+            credit::remove_block(charge(state), pmd());
+            return None;
         }
-        *has_collapsed = true;
-        let began = cpu_time();
-        let answer = self.collapse(&run);
-        let max = match cpu_time().saturating_sub(began) > MAX_COLLAPSE_TIME / 2 {
-            true => run.len() / 2,
-            false => run.len() * 2,
-        };
-        BATCH_BLOCKS.store(max.clamp(1, MAX_BATCH_BLOCKS), Ordering::Relaxed);
-        self.has_obtained |= answer.is_ok();
-        let mut is_short = false;
-        for block in run.clone().take_while(|_| answer.is_err()) {
-            let answer = match is_short {
-                true => Err(Errno::NOMEM),
-                false => self.collapse(&(block..block + 1)),
-            };
-            is_short |= answer == Err(Errno::NOMEM);
-            self.has_obtained |= answer.is_ok();
-            let seen = BLOCKS.seen(block);
-            if let (Err(error), BlockState::Huge { .. }) = (answer, seen.state()) {
-                let now = match error {
-                    // For example a block in two mappings.
-                    Errno::INVAL => BlockState::Untracked,
-                    // A pinned page, or no huge page.
-                    _ => BlockState::Filled,
-                };
-                update(block, seen, now);
-            }
-        }
-        (!is_short).then_some(run.end)
-    }
-
-    fn collapse(&self, run: &Range<usize>) -> Result<()> {
-        let range = run.start * pmd()..run.end * pmd();
-        match collapse(&range, Policy::Mapping) {
+        let _pinned = destination.and_then(Destination::prepare);
+        let range = block * pmd()..(block + 1) * pmd();
+        let answer = match collapse(&range, Policy::Mapping) {
             // The advice had been withdrawn.
-            Err(Errno::INVAL) if advise_blocks(run).is_ok() => {
+            Err(Errno::INVAL) if advise_blocks(&(block..block + 1)).is_ok() => {
                 let answer = collapse(&range, Policy::Mapping);
                 // An uncharged block must not become huge at a touch.
                 if answer.is_err() {
@@ -459,7 +427,19 @@ impl BlockScan<'_> {
                 answer
             }
             answer => answer,
+        };
+        self.has_obtained |= answer.is_ok();
+        let seen = BLOCKS.seen(block);
+        if let (Err(error), BlockState::Huge { .. }) = (answer, seen.state()) {
+            let now = match error {
+                // For example a block in two mappings.
+                Errno::INVAL => BlockState::Untracked,
+                // A pinned page, or no huge page.
+                _ => BlockState::Filled,
+            };
+            update(block, seen, now);
         }
+        Some(answer)
     }
 
     /// Returns the missing sixteenths of a block; `None` if they are too many, or pages are shared
