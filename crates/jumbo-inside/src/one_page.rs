@@ -22,8 +22,7 @@ macro_rules! one_page {
     ($($static:tt)*) => { $crate::one_page! { @"jumbo_fork" $($static)* } };
 }
 
-/// Declares large statics of zeroes in a section of their own, so that the small statics stay on
-/// few pages.
+/// Declares large zeroed statics in a section of their own: the small ones stay on few pages.
 macro_rules! table {
     ($($static:tt)*) => { crate::one_page! { @".bss.jumbo_tables" $($static)* } };
 }

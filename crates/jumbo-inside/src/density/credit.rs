@@ -67,12 +67,10 @@ pub(super) fn remaining() -> usize {
     limit().saturating_sub(CHARGED_BYTES.load(Ordering::Relaxed))
 }
 
-/// Returns the sum of the charges, in bytes.
 pub(crate) fn charged() -> usize {
     CHARGED_BYTES.load(Ordering::Relaxed)
 }
 
-/// Returns the size of all charged blocks, in bytes.
 pub(super) fn huge_bytes() -> usize {
     HUGE_BYTES.load(Ordering::Relaxed)
 }
@@ -142,7 +140,6 @@ pub(super) fn ignore_host() {
     }
 }
 
-/// Reads the available memory of the cgroups and the host.
 pub(super) fn read_room() {
     let all = Enough {
         host: usize::MAX,
