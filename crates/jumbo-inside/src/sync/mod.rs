@@ -1,4 +1,4 @@
-//! Locks and futexes inside wrapped programs: [`Lock`], [`Word`], [`Deadline`], [`BackOff`].
+//! Locks and futexes inside wrapped programs: [`Lock`], [`Word`], [`Deadline`], `BackOff`.
 //!
 //! The module uses no other one, does not allocate, and has no thread-local and no call of libc.
 //! Threads sleep on a [`Word`] of a [`Platform`]: a futex ([`Linux`]), or in tests a model of it,
