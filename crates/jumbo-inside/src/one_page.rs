@@ -14,7 +14,7 @@ use core::sync::atomic::AtomicU8;
 macro_rules! one_page {
     (@$section:literal $($(#[$attribute:meta])* $visibility:vis static $name:ident: $type:ty = $value:expr;)*) => {$(
         $(#[$attribute])*
-        #[allow(unsafe_code, reason = "the section holds statics of Rust alone")]
+        #[allow(unsafe_code, reason = "the section holds only statics of Rust")]
         // SAFETY: an ordinary section of data or zeroes; its place has no meaning to the linker.
         #[unsafe(link_section = $section)]
         $visibility static $name: $type = $value;

@@ -185,7 +185,7 @@ fn jobs() -> impl Iterator<Item = &'static Job> {
     })
 }
 
-/// Tells the jobs of this process why there is no thread.
+/// Reports to the jobs of this process why there is no thread.
 fn report_absence(why: Without) {
     let mine = |job: &&Job| job.process.load(Ordering::Relaxed) == process();
     jobs().filter(mine).for_each(|job| (job.without)(why));
@@ -463,7 +463,7 @@ impl Mechanism for Events {
         }
     }
 
-    #[expect(unsafe_code, reason = "an event of the child")]
+    #[expect(unsafe_code, reason = "the event is unsafe")]
     unsafe fn is_forked(_pid: u32) {
         // A final end holds in the child, too.
         for flag in [&IS_RESTARTING, &IS_CHANGING, &STOP_NOW, &STOP_SOON] {

@@ -6,10 +6,7 @@
 //!
 //! Leaves of 8 KiB are mapped on demand, one for each 16 GiB of addresses at a PMD of 2 MiB.
 //! Untracked memory takes no space.
-#![expect(
-    unsafe_code,
-    reason = "refers to leaves that were mapped, and are never unmapped"
-)]
+#![expect(unsafe_code, reason = "refers to mapped leaves")]
 
 use core::ops::Range;
 use core::ptr::null_mut;

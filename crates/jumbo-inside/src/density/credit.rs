@@ -110,11 +110,8 @@ pub(super) fn charge_unchecked(bytes: usize, block: usize) {
 
 /// Replaces a charge by its measured value.
 pub(super) fn adjust(before: usize, after: usize) {
-    if after >= before {
-        CHARGED_BYTES.fetch_add(after - before, Ordering::Relaxed);
-    } else {
-        CHARGED_BYTES.fetch_sub(before - after, Ordering::Relaxed);
-    }
+    // Atomic addition wraps around.
+    CHARGED_BYTES.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
 }
 
 /// Removes a block and its charge.

@@ -136,10 +136,7 @@ pub(super) fn start() {
 
 /// Reports whether the caller is the first thread, on its own stack and at a small depth: reading
 /// the available memory takes 7 KiB of stack.
-#[expect(
-    unsafe_code,
-    reason = "a system call that writes to a place of its own"
-)]
+#[expect(unsafe_code, reason = "a system call that writes to the stack")]
 fn has_large_stack() -> bool {
     const MAX_DEPTH_BYTES: usize = 1 << 20;
     // main() has its frame above that of jumbo's constructor.
@@ -182,7 +179,7 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     if credit::remaining() < wanted {
         measure_recent();
     }
-    // One allocation never takes all credit: it may be the one that stays sparse.
+    // One allocation never takes all credit, since it may stay sparse.
     let left = credit::remaining();
     let max = match wanted > left {
         true => left / 2,

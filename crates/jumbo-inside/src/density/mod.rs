@@ -361,7 +361,7 @@ impl Mechanism for Events {
         scan::has_forked();
     }
 
-    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    #[expect(unsafe_code, reason = "passes on the caller's promise")]
     unsafe fn is_forked(_pid: u32) {
         fill::forked();
         // SAFETY: the caller's promise: `watch` hears the event first.

@@ -2,7 +2,7 @@
 //!
 //! Forked processes inherit a mapping. One of them scans it: the process in the mapping's word, on
 //! a page that they share, too.
-#![expect(unsafe_code, reason = "maps a page, and refers to words in it")]
+#![expect(unsafe_code, reason = "maps a page, and refers to its words")]
 
 use core::ptr::{null_mut, with_exposed_provenance};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};

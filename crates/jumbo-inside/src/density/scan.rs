@@ -4,7 +4,7 @@
 //! After a hole was punched, the whole block must be resident: a collapse would fill the hole.
 //!
 //! No state is kept per block: each scan reads from the kernel which blocks are huge. Before
-//! PAGEMAP_SCAN (Linux 6.7) only mincore(2) tells which pages are resident.
+//! PAGEMAP_SCAN (Linux 6.7) only mincore(2) reports which pages are resident.
 //!
 //! A collapse of shared memory needs no privilege. The PMD size's `shmem_enabled` must be
 //! `inherit`, `always`, `within_size` or `advise` (Linux 6.1;
@@ -146,7 +146,7 @@ fn is_affordable() -> bool {
 ///
 /// # Safety
 /// The process is the child, with one thread, and [`watch`] has heard of the fork.
-#[expect(unsafe_code, reason = "its caller's promise")]
+#[expect(unsafe_code, reason = "passes on the caller's promise")]
 pub(super) unsafe fn forked() {
     if has_ranges() {
         RANGES.forked();

@@ -56,7 +56,7 @@ pub struct Mapping {
 /// Listener of events. All functions run on the program's threads, under its locks and in its
 /// signal handlers. They take no lock that can be held while the program runs, except a
 /// [`Lock`](crate::sync::Lock).
-#[allow(unused_variables, reason = "the defaults hear nothing")]
+#[allow(unused_variables, reason = "the defaults do nothing")]
 pub trait Mechanism {
     /// The program is about to unmap or move a range, whose pages are still mapped.
     #[inline(always)]

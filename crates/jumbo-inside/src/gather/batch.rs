@@ -277,7 +277,7 @@ impl Batch {
     /// # Safety
     /// The caller gives up the content of the range, and for [`Operation::Unmap`] its addresses. No
     /// thread uses the range until the batch is done.
-    #[expect(unsafe_code, reason = "who has the batch frees the range")]
+    #[expect(unsafe_code, reason = "the owner of the batch frees the range")]
     pub(super) unsafe fn push(&mut self, entry: FreeRange) -> Result<(), Full> {
         let recent = self.count.saturating_sub(MERGE_WINDOW)..self.count;
         let found = recent

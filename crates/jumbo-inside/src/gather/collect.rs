@@ -96,7 +96,7 @@ impl Gather {
     /// # Safety
     /// The caller gives up the content of the range. No thread touches it until [`Gather::finish`]
     /// has returned, in [`Mode::Background`] until [`super::drain`] has.
-    #[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+    #[expect(unsafe_code, reason = "unmaps memory that pointers may refer to")]
     pub unsafe fn add(
         &mut self,
         range: Range<usize>,
@@ -201,7 +201,7 @@ fn is_worthwhile(batch: &Batch) -> bool {
     }
     let anonymous = largest.operation() != Operation::Drop;
     let (start, length) = (largest.start(), largest.length());
-    let looked =
+    let is_faster =
         staging::STAGING.with(|staging| staging::is_worthwhile(staging, start, length, anonymous));
-    batch.bytes() >= MIN_BYTES && looked == Some(true)
+    batch.bytes() >= MIN_BYTES && is_faster == Some(true)
 }

@@ -234,7 +234,7 @@ impl<P: Platform> Handover<P> {
     ///
     /// # Safety
     /// [`Handover::before_fork`] returned true; called once per process.
-    #[expect(unsafe_code, reason = "gives a lock back")]
+    #[expect(unsafe_code, reason = "releases a lock")]
     pub(super) unsafe fn after_fork(&self) {
         // SAFETY: the caller's promise.
         unsafe { self.queue.release() }

@@ -2,7 +2,7 @@
 //!
 //! All are raw calls of rustix, which neither set errno nor call a function that can be interposed.
 //! Sizes and addresses are bytes, multiples of the page size.
-#![expect(unsafe_code, reason = "the leaf that gives memory back")]
+#![expect(unsafe_code, reason = "the leaf that frees memory")]
 
 use core::ptr::{self, with_exposed_provenance_mut as at};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

@@ -117,8 +117,8 @@ fn set_owner(process: i32) {
 }
 
 /// Reports whether this process owns the locks. False in a process that shares or copied this
-/// memory without fork(3): by vfork(2), or a bare clone(2). There the locks may be held by missing
-/// threads, and no thread frees what is pending.
+/// memory without fork(3): by vfork(2), or a bare clone(2). There missing threads may hold the
+/// locks, and no thread frees pending memory.
 ///
 /// A copy is recognized by its cleared word, because it may have the same ID (1, in a PID namespace
 /// of its own). A process that shares the memory is recognized by its ID.
@@ -208,7 +208,7 @@ pub fn before_fork() -> [bool; 2] {
 ///
 /// # Safety
 /// `held` is the result of this thread's last [`before_fork`], used once per process.
-#[expect(unsafe_code, reason = "gives locks back")]
+#[expect(unsafe_code, reason = "releases locks")]
 pub unsafe fn after_fork([staging, queue]: [bool; 2]) {
     // SAFETY: the caller's promise: this thread holds these locks.
     unsafe {
@@ -225,10 +225,7 @@ pub unsafe fn after_fork([staging, queue]: [bool; 2]) {
 ///
 /// # Safety
 /// The process is the child of a fork(2), and has had one thread only.
-#[expect(
-    unsafe_code,
-    reason = "forgets workers that another process could not have"
-)]
+#[expect(unsafe_code, reason = "forgets workers of the parent")]
 pub unsafe fn forked(process: i32) {
     if OWNER_PROCESS.load(Ordering::Relaxed) != 0 {
         set_owner(process);
@@ -252,7 +249,7 @@ impl Mechanism for Events {
     }
 
     #[inline(always)]
-    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    #[expect(unsafe_code, reason = "passes on the caller's promise")]
     unsafe fn unmap(address: usize, length: usize) -> bool {
         // SAFETY: the caller's promise.
         is_large(length) && unsafe { unmap(address, length) }
@@ -266,7 +263,7 @@ impl Mechanism for Events {
     }
 
     #[inline(always)]
-    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    #[expect(unsafe_code, reason = "passes on the caller's promise")]
     unsafe fn advise(address: usize, length: usize, advice: i32) -> Option<Result<(), i32>> {
         if advice != libc::MADV_DONTNEED || !is_large(length) {
             return None;

@@ -299,13 +299,11 @@ impl Queue {
 
     /// Counts `count` workers for the caller to make, if there are none; returns their number.
     pub(super) fn count_workers(&mut self, count: u32) -> u32 {
-        let is_lacking = self.alive == 0 && !self.is_forbidden && !self.ending;
-        self.alive += if is_lacking {
-            count.min(MAX_WORKERS)
-        } else {
-            0
-        };
-        if is_lacking { self.alive } else { 0 }
+        if self.alive > 0 || self.is_forbidden || self.ending {
+            return 0;
+        }
+        self.alive = count.min(MAX_WORKERS);
+        self.alive
     }
 
     /// Uncounts workers that could not be made.
@@ -388,11 +386,11 @@ impl Queue {
             Completed::Nothing => {}
             Completed::Piece(id, piece, result) => {
                 self.working = self.working.saturating_sub(1);
-                if let Some(batch) = self.piece_done(id, &piece, result) {
+                if let Some(batch) = self.end_piece(id, &piece, result) {
                     return Next::Close(id, batch);
                 }
             }
-            Completed::Close(id) => self.job_closed(id),
+            Completed::Close(id) => self.end_job(id),
             // Saturates, here and below: in the child of a fork the counts restart.
             Completed::Sleep(_) => self.asleep = self.asleep.saturating_sub(1),
             Completed::Wait => self.end_wait(),
@@ -474,12 +472,7 @@ impl Queue {
     }
 
     /// Records a freed piece. Returns the batch after the last piece, if it has ranges to unmap.
-    fn piece_done(
-        &mut self,
-        id: Id,
-        piece: &Piece,
-        result: Result<(), FreeError>,
-    ) -> Option<Batch> {
+    fn end_piece(&mut self, id: Id, piece: &Piece, result: Result<(), FreeError>) -> Option<Batch> {
         let job = self.find(id)?;
         job.threads = job.threads.saturating_sub(1);
         job.outcome.error = job.outcome.error.or(result.err());
@@ -495,11 +488,11 @@ impl Queue {
         if batch.entries().any(unmaps) {
             return Some(batch);
         }
-        self.job_closed(id);
+        self.end_job(id);
         None
     }
 
-    fn job_closed(&mut self, id: Id) {
+    fn end_job(&mut self, id: Id) {
         let Some(job) = self.find(id).filter(|job| job.phase == Phase::Closing) else {
             return;
         };

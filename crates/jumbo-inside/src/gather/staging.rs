@@ -3,8 +3,8 @@
 //! The range moves here with its page tables. Then the old addresses fault and can be mapped again,
 //! as after munmap(2), while several threads free the memory, or later. If the kernel refuses the
 //! move, the range is unchanged, and the kernel unmaps it for the caller. Advice splits a mapping;
-//! each part is moved by itself. After the first part there is no way back, since another thread
-//! may have mapped its addresses. The kernel always unmaps the others, which are whole mappings.
+//! each part moves separately. After the first part there is no way back, since another thread may
+//! have mapped its addresses. The kernel always unmaps the others, which are whole mappings.
 //!
 //! Old and new address are equal modulo 1 GiB, so that whole page tables move: 0.1 ms for 8 GiB.
 //! The addresses are between 52 and 64 TiB, which the kernel and sanitizers do not use. Each range
@@ -153,7 +153,7 @@ pub(super) fn is_worthwhile(
 ///
 /// # Safety
 /// The caller may unmap the range.
-#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+#[expect(unsafe_code, reason = "unmaps memory that pointers may refer to")]
 pub(super) unsafe fn take(address: usize, length: usize) -> Option<Option<Range<usize>>> {
     if length > (END_ADDRESS - START_ADDRESS) / 4 {
         return None;
@@ -184,7 +184,7 @@ impl StagingArea {
     ///
     /// # Safety
     /// As for [`take`].
-    #[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+    #[expect(unsafe_code, reason = "unmaps memory that pointers may refer to")]
     unsafe fn take(&mut self, address: usize, length: usize) -> Option<Range<usize>> {
         // Cheapest checks first. A kernel that cannot tell moves one mapping or none.
         let suits = is_worthwhile(self, address, length, true)

@@ -53,7 +53,7 @@ fn beside_caller() -> u32 {
     MAX_THREADS.load(Ordering::Relaxed).saturating_sub(1).max(1)
 }
 
-/// Touches the stack that a free needs: page faults are slow during one.
+/// Touches the stack that a free needs: page faults during it are slow.
 #[inline(never)]
 fn touch_stack() {
     core::hint::black_box([0u8; 8 << 10]);
@@ -92,7 +92,7 @@ fn piece_bytes(bytes: usize, threads: u32) -> usize {
 /// The caller may unmap the range.
 #[cold]
 #[inline(never)]
-#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+#[expect(unsafe_code, reason = "unmaps memory that pointers may refer to")]
 pub unsafe fn unmap(address: usize, length: usize) -> bool {
     let mut leaving = Leaving::new();
     // SAFETY: the caller's promise.
@@ -131,7 +131,7 @@ impl Leaving {
     ///
     /// # Safety
     /// The caller may unmap the range.
-    #[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+    #[expect(unsafe_code, reason = "unmaps memory that pointers may refer to")]
     pub unsafe fn take(&mut self, address: usize, length: usize) -> bool {
         let page = rustix::param::page_size();
         if threads(length).is_none() {
@@ -274,7 +274,7 @@ pub(super) fn spend(bytes: usize) {
 /// The caller may drop the content of the range.
 #[cold]
 #[inline(never)]
-#[expect(unsafe_code, reason = "drops what memory holds")]
+#[expect(unsafe_code, reason = "drops the content of memory")]
 pub unsafe fn discard(address: usize, length: usize) -> Option<Result<(), Errno>> {
     let page = rustix::param::page_size();
     let max_threads = threads(length).filter(|max_threads| *max_threads > 1)?;

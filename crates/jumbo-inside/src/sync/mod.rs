@@ -135,7 +135,7 @@ impl Word for AtomicU32 {
 }
 
 /// Returns the thread pointer of the ABI, unique among live threads.
-#[expect(unsafe_code, reason = "the one way to ask without a call")]
+#[expect(unsafe_code, reason = "the only way without a call")]
 pub fn thread_pointer() -> usize {
     let pointer: usize;
     // SAFETY: on x86-64 Linux the thread control block begins at fs:0 with its own address (psABI,
