@@ -11,7 +11,7 @@
 //!   `memory` the calls that free. Background mode checks [`crate::headroom`] beforehand.
 //!
 //! Small and huge-mapped ranges are left to the kernel, on the caller's thread: threads must never
-//! make a free slower. So are ranges of more than one private anonymous mapping, of which the
+//! make a free slower. So are ranges with other than private anonymous mappings, of which the
 //! kernel could refuse a part. So is everything under a seccomp filter, and in a process that
 //! shares or copied this memory without fork(3).
 //!
