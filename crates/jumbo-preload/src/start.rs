@@ -145,10 +145,10 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     };
     // What another allocator unmaps is freed as it has it.
     if let Some(mode) = mode.filter(|_| is_libcs) {
-        gather::start(gather::Settings {
+        gather::start(gather::GatherSettings {
             mode,
             threads: orders.free_workers,
-            least: orders.free_least.unwrap_or(gather::LEAST),
+            min_bytes: orders.free_least.unwrap_or(gather::MIN_BYTES),
             small_pages: orders.small_pages,
         });
     }

@@ -67,12 +67,10 @@ pub(super) fn remaining() -> usize {
     limit().saturating_sub(CHARGED_BYTES.load(Ordering::Relaxed))
 }
 
-/// Returns the sum of the charges, in bytes.
 pub(crate) fn charged() -> usize {
     CHARGED_BYTES.load(Ordering::Relaxed)
 }
 
-/// Returns the size of all charged blocks, in bytes.
 pub(super) fn huge_bytes() -> usize {
     HUGE_BYTES.load(Ordering::Relaxed)
 }
@@ -112,11 +110,8 @@ pub(super) fn charge_unchecked(bytes: usize, block: usize) {
 
 /// Replaces a charge by its measured value.
 pub(super) fn adjust(before: usize, after: usize) {
-    if after >= before {
-        CHARGED_BYTES.fetch_add(after - before, Ordering::Relaxed);
-    } else {
-        CHARGED_BYTES.fetch_sub(before - after, Ordering::Relaxed);
-    }
+    // Atomic addition wraps around.
+    CHARGED_BYTES.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
 }
 
 /// Removes a block and its charge.
@@ -142,7 +137,6 @@ pub(super) fn ignore_host() {
     }
 }
 
-/// Reads the available memory of the cgroups and the host.
 pub(super) fn read_room() {
     let all = Enough {
         host: usize::MAX,
