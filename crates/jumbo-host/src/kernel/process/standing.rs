@@ -1,33 +1,34 @@
-//! What a process or thread is to a process that wants to end it: [`Standing`], from /proc/PID/status.
+//! The state of a process or thread for a process that ends it: [`Standing`], from
+//! /proc/PID/status.
 
 use crate::kernel::task::Status;
 use crate::kernel::{FileError, Root};
 
-/// The fields of /proc/PID/status (proc_pid_status(5)) that tell how a process stands. Any user may read
-/// them, of any process. A thread other than the first has a file of its own under its own ID.
+/// Fields of /proc/PID/status (proc_pid_status(5)). Any user may read them, of any process. Each
+/// thread has a file under its own ID. Sets of signals have a bit for each: signal 1 is bit 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Its state: `R`, `S`, `D`, `T` (stopped), `t` (by a tracer), `Z` (has ended), `X`.
+    /// State: `R`, `S`, `D`, `T` (stopped), `t` (stopped by a tracer), `Z` (zombie), `X`.
     pub state: char,
-    /// The process that it is a thread of.
+    /// PID of the process of the thread.
     pub process: u32,
-    /// Its parent.
+    /// PID of the parent.
     pub parent: u32,
-    /// The thread that traces it; 0: none does.
+    /// Thread ID of the tracer; 0: none.
     pub tracer: u32,
-    /// How many threads the process has, with a first one that has ended.
+    /// Number of threads, including an ended first one.
     pub threads: u32,
-    /// True where it has memory of its own: false for kernel threads and after its end.
+    /// False for kernel threads and zombies.
     pub has_memory: bool,
-    /// True while its core is being written (4.15).
+    /// True during a core dump (4.15).
     pub is_dumping: bool,
-    /// Signals that wait for this very thread, a bit each: signal 1 is bit 0.
+    /// Signals pending for this thread.
     pub pending: u64,
-    /// Signals that it has a handler for.
+    /// Signals with a handler.
     pub caught: u64,
-    /// Signals that it ignores.
+    /// Ignored signals.
     pub ignored: u64,
-    /// Signals that this thread has blocked.
+    /// Signals that this thread blocks.
     pub blocked: u64,
 }
 
@@ -56,7 +57,7 @@ impl Standing {
         })
     }
 
-    /// True where it has ended and its parent has not asked how.
+    /// Reports whether it ended and was not waited for.
     pub fn is_zombie(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
     }
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_stands_as_it_does() {
+    fn this_process_is_read() {
         let own = Standing::read(&Root::host(), std::process::id()).unwrap();
         assert_eq!(own.process, std::process::id());
         assert!(own.has_memory && own.threads > 0 && own.parent > 0);
@@ -75,13 +76,13 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_was_not_waited_for_is_a_zombie() {
+    fn an_ended_child_is_a_zombie() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        let look = || Standing::read(&Root::host(), child.id()).unwrap();
-        while !look().is_zombie() {
+        let read = || Standing::read(&Root::host(), child.id()).unwrap();
+        while !read().is_zombie() {
             std::thread::yield_now();
         }
-        assert!(!look().has_memory && look().parent == std::process::id());
+        assert!(!read().has_memory && read().parent == std::process::id());
         child.wait().unwrap();
     }
 }
