@@ -1,5 +1,5 @@
 //! Files of /proc whose read another process can block, read by a child of this process: [`text`],
-//! [`texts`], [`parts`], and the mappings of a process: [`smaps`], [`maps`], [`rollup`].
+//! [`texts`], [`parts`], and the mappings of a process: [`smaps`], [`maps`].
 //!
 //! The kernel reads a process's command line, mappings and memory under its mmap lock, and from its
 //! memory. The reader blocks while a thread holds the lock, and where a mapped file's file system
@@ -50,9 +50,6 @@ enum Request {
 }
 
 /// Reads `proc/PID/FILE`, as [`Root::read`].
-///
-/// # Errors
-/// [`FileError::Io`].
 pub(crate) fn text(root: &Root, pid: u32, file: &str) -> Result<String, FileError> {
     if pid == std::process::id() {
         return root.read(format!("proc/{pid}/{file}"));
@@ -92,9 +89,6 @@ pub(crate) fn smaps(root: &Root, pid: u32) -> Result<Smaps, FileError> {
 }
 
 /// Reads maps of any process.
-///
-/// # Errors
-/// As [`smaps`].
 pub(crate) fn maps(root: &Root, pid: u32) -> Result<Smaps, FileError> {
     text(root, pid, "maps").map(Smaps::of)
 }
@@ -103,14 +97,6 @@ pub(crate) fn maps(root: &Root, pid: u32) -> Result<Smaps, FileError> {
 pub(crate) fn maps_of_each(root: &Root, pids: &[u32]) -> Vec<Result<Smaps, FileError>> {
     let texts = texts(root, pids, "maps").into_iter();
     texts.map(|text| text.map(Smaps::of)).collect()
-}
-
-/// Reads smaps_rollup of any process.
-///
-/// # Errors
-/// As [`smaps`].
-pub(crate) fn rollup(root: &Root, pid: u32) -> Result<Smaps, FileError> {
-    text(root, pid, "smaps_rollup").map(Smaps::of)
 }
 
 /// Reads ranges of memory: the folder of a process in /proc, an offset and a length each.

@@ -38,9 +38,6 @@ fn features(device: &str) -> String {
 }
 
 /// Finds the balloon device that reports free pages; `None` where there is none.
-///
-/// # Errors
-/// [`FileError`] where a file exists and cannot be read or parsed.
 pub fn reporting(root: &Root) -> Result<Option<Reporting>, FileError> {
     for device in optional(root.list(DEVICES))?.unwrap_or_default() {
         let file = format!("{DEVICES}/{device}/device");

@@ -5,6 +5,7 @@
 //! above the mount are invisible.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use procfs_core::process::{MountInfo, MountInfos};
@@ -66,16 +67,9 @@ struct ControllerGroup {
 
 impl Limits {
     /// Reads the limits for hugetlb pages of `sizes` and for memory.
-    ///
-    /// # Errors
-    /// [`FileError`] where /proc/self/{cgroup,mountinfo} or a limit cannot be read or understood.
     pub fn read(root: &Root, sizes: &[PageSize]) -> Result<Self, FileError> {
-        let Some(groups) = optional(parse::<ProcessCGroups>(root, "proc/self/cgroup"))? else {
-            return Ok(Self::default());
-        };
-        let mounts: MountInfos = parse(root, "proc/self/mountinfo")?;
         let mut limits = Self::default();
-        if let Some(group) = ControllerGroup::find(root, &groups, &mounts, "hugetlb") {
+        if let Some(group) = ControllerGroup::of(root, "self", "hugetlb")? {
             limits.hugetlb_version = Some(group.version);
             for size in sizes {
                 let pages = format!("hugetlb.{}", unit(*size));
@@ -86,7 +80,7 @@ impl Limits {
                 limits.reservations.extend(reserved);
             }
         }
-        if let Some(group) = ControllerGroup::find(root, &groups, &mounts, "memory") {
+        if let Some(group) = ControllerGroup::of(root, "self", "memory")? {
             limits.memory = group.tightest(root, "memory")?;
         }
         Ok(limits)
@@ -95,11 +89,8 @@ impl Limits {
 
 /// Mount point of the hierarchy with the memory controller; `None` where there is none.
 pub(super) fn memory_mount(root: &Root) -> Result<Option<PathBuf>, FileError> {
-    let Some(groups) = optional(parse::<ProcessCGroups>(root, "proc/self/cgroup"))? else {
-        return Ok(None);
-    };
-    let mounts: MountInfos = parse(root, "proc/self/mountinfo")?;
-    Ok(ControllerGroup::find(root, &groups, &mounts, "memory").map(|group| group.mount))
+    let group = ControllerGroup::of(root, "self", "memory")?;
+    Ok(group.map(|group| group.mount))
 }
 
 /// Path, relative to a [`Root`], of the memory pressure file of the group of `pid`; `None` without
@@ -125,9 +116,7 @@ pub fn path(root: &Root, pid: u32) -> Option<String> {
 
 /// The memory limit on `pid`; `None` where none is visible.
 pub fn memory_limit(root: &Root, pid: u32) -> Option<Limit> {
-    let groups: ProcessCGroups = parse(root, &format!("proc/{pid}/cgroup")).ok()?;
-    let mounts: MountInfos = parse(root, "proc/self/mountinfo").ok()?;
-    let group = ControllerGroup::find(root, &groups, &mounts, "memory")?;
+    let group = ControllerGroup::of(root, pid, "memory").ok()??;
     group.tightest(root, "memory").ok()?
 }
 
@@ -179,17 +168,20 @@ fn with_controller<'g>(
 }
 
 impl ControllerGroup {
-    fn find(
-        root: &Root,
-        groups: &ProcessCGroups,
-        mounts: &MountInfos,
-        controller: &str,
-    ) -> Option<Self> {
-        let (version, group) = with_controller(groups, controller)?;
-        let mount = mounts.iter().find(|mount| match version {
+    /// The group of `pid`, a PID or `self`; `None` where no visible hierarchy has the controller.
+    fn of(root: &Root, pid: impl Display, controller: &str) -> Result<Option<Self>, FileError> {
+        let groups = optional(parse::<ProcessCGroups>(root, &format!("proc/{pid}/cgroup")))?;
+        let Some((version, group)) = (groups.as_ref()).and_then(|g| with_controller(g, controller))
+        else {
+            return Ok(None);
+        };
+        let mounts: MountInfos = parse(root, "proc/self/mountinfo")?;
+        let Some(mount) = mounts.iter().find(|mount| match version {
             1 => mount.fs_type == "cgroup" && mount.super_options.contains_key(controller),
             _ => mount.fs_type == "cgroup2",
-        })?;
+        }) else {
+            return Ok(None);
+        };
         let found = Self {
             version,
             mount: below_root(root, &mount.mount_point),
@@ -198,7 +190,7 @@ impl ControllerGroup {
         // The root of a v2 hierarchy has no limit files, so its list of controllers decides.
         let is_named = |text: String| text.split_ascii_whitespace().any(|name| name == controller);
         let listed = || root.read(found.mount.join("cgroup.controllers"));
-        (version == 1 || listed().is_ok_and(is_named)).then_some(found)
+        Ok((version == 1 || listed().is_ok_and(is_named)).then_some(found))
     }
 
     /// The tightest limit on `what` of this group and its ancestors up to the mount.

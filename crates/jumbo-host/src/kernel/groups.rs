@@ -64,9 +64,6 @@ impl Workload {
     }
 
     /// Names in the paths of a process's groups, of the first hierarchy that has any.
-    ///
-    /// # Errors
-    /// [`FileError::Io`] where the process is gone.
     pub fn of_process(root: &Root, pid: u32) -> Result<Self, FileError> {
         let text = root.read(format!("proc/{pid}/cgroup"))?;
         let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
@@ -91,9 +88,6 @@ fn container(name: &str) -> Option<&str> {
 }
 
 /// Memory in huge folios of each named group. Groups of the same name are summed.
-///
-/// # Errors
-/// [`FileError`] where /proc/self/{cgroup,mountinfo} cannot be read or parsed.
 pub fn groups(root: &Root) -> Result<BTreeMap<Workload, GroupHuge>, FileError> {
     let mut all = BTreeMap::new();
     if let Some(mount) = cgroup::memory_mount(root)? {
@@ -195,23 +189,12 @@ mod tests {
             else {
                 panic!("{row}");
             };
-            let name = |word: &str| {
-                if word == "-" {
-                    String::new()
-                } else {
-                    word.to_owned()
-                }
-            };
-            let (unit, pod, container) = (name(unit), name(pod), name(container));
-            assert_eq!(
-                Workload::of(path),
-                Workload {
-                    unit,
-                    pod,
-                    container
-                },
-                "{path}"
-            );
+            let expected = [unit, pod, container].map(|word| match word {
+                "-" => "",
+                name => name,
+            });
+            let found = Workload::of(path);
+            assert_eq!([found.unit, found.pod, found.container], expected, "{path}");
         }
     }
 

@@ -97,9 +97,6 @@ impl Pool {
 /// All pools by ascending size; `None` where this kernel has no hugetlb.
 ///
 /// Each number is a file of its own, and they change meanwhile: all are read until two reads agree.
-///
-/// # Errors
-/// [`FileError`] where the folder exists and cannot be read or parsed.
 pub fn pools(root: &Root) -> Result<Option<Vec<Pool>>, FileError> {
     let Some(folders) = optional(size_folders(root, FOLDER))? else {
         return absent(root).map(|()| None);
@@ -110,9 +107,6 @@ pub fn pools(root: &Root) -> Result<Option<Vec<Pool>>, FileError> {
 
 /// The pool of the default size according to /proc, without nodes, for hosts that hide /sys; `None`
 /// where the kernel has no hugetlb.
-///
-/// # Errors
-/// [`FileError`] where the files cannot be read or parsed.
 pub fn default_pool(root: &Root) -> Result<Option<Pool>, FileError> {
     let Some(size) = default_size(root)? else {
         return Ok(None);
@@ -201,9 +195,6 @@ pub fn of_file(path: &str) -> Option<(PageSize, Option<NodeId>)> {
 
 /// Default page size of `vm.nr_hugepages` and MAP_HUGETLB: `Hugepagesize` of /proc/meminfo. `None`
 /// where the kernel has no hugetlb.
-///
-/// # Errors
-/// [`FileError`] where the file cannot be read or parsed.
 pub fn default_size(root: &Root) -> Result<Option<PageSize>, FileError> {
     let info: Meminfo = parse(root, "proc/meminfo")?;
     let size = info.hugepagesize.map(PageSize::new);
@@ -211,9 +202,6 @@ pub fn default_size(root: &Root) -> Result<Option<PageSize>, FileError> {
 }
 
 /// The hugetlbfs mounts in this mount namespace.
-///
-/// # Errors
-/// [`FileError`] where mountinfo cannot be read or parsed.
 pub fn mounts(root: &Root) -> Result<Vec<Mount>, FileError> {
     let infos: MountInfos = parse(root, "proc/self/mountinfo")?;
     let found = infos.into_iter().filter(|info| info.fs_type == "hugetlbfs");

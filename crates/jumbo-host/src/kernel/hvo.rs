@@ -27,9 +27,6 @@ const SECTION_BYTES: Bytes = Bytes(128 << 20);
 
 /// Reports whether HVO applies to new pages; `None` where the kernel lacks it (before 5.18, or
 /// CONFIG_HUGETLB_PAGE_OPTIMIZE_VMEMMAP not set).
-///
-/// # Errors
-/// [`FileError`] where the file exists and cannot be read or parsed.
 pub fn is_on(root: &Root) -> Result<Option<bool>, FileError> {
     optional(root.read_u64(FILE).map(|value| value != 0))
 }
@@ -57,9 +54,6 @@ pub fn surplus_is_slow(root: &Root) -> bool {
 
 /// Reports whether hotplugged memory holds its own descriptors, which HVO then does not free:
 /// `memory_hotplug.memmap_on_memory` (Linux 5.13). `None` where the kernel lacks it.
-///
-/// # Errors
-/// [`FileError`] where the file exists and cannot be read.
 pub fn memmap_on_memory(root: &Root) -> Result<Option<bool>, FileError> {
     let text = optional(root.read(MEMMAP_ON_MEMORY))?;
     Ok(text.map(|text| text.trim() != "N"))

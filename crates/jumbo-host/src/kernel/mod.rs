@@ -15,8 +15,8 @@
 //! - [`remote`]: madvise(2) made by a thread of another process.
 //! - [`mod@probe`]: the available facilities.
 //!
-//! Invariant: a missing file is no error where a kernel may lack it. An unreadable file is an error
-//! with its path.
+//! Errors are [`FileError`]s with a path: a file exists and cannot be read or parsed, or a process
+//! is gone. A missing file is no error where a kernel may lack it.
 
 pub(crate) mod aside;
 pub mod balloon;

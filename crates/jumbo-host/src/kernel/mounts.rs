@@ -8,9 +8,6 @@ use serde::Serialize;
 use super::{FileError, Root, parse};
 
 /// Type of each mounted file system, by major and minor number of its device as in `maps`.
-///
-/// # Errors
-/// [`FileError`] where the file cannot be read or parsed.
 pub fn by_device(root: &Root) -> Result<BTreeMap<(u32, u32), String>, FileError> {
     let infos: MountInfos = parse(root, "proc/self/mountinfo")?;
     let device = |majmin: &str| {
@@ -32,9 +29,6 @@ pub struct Tmpfs {
 }
 
 /// All visible tmpfs mounts.
-///
-/// # Errors
-/// [`FileError`] where the file cannot be read or parsed.
 pub fn tmpfs(root: &Root) -> Result<Vec<Tmpfs>, FileError> {
     let infos: MountInfos = parse(root, "proc/self/mountinfo")?;
     let mut found: BTreeMap<String, String> = BTreeMap::new();

@@ -17,17 +17,11 @@ pub struct Pressure {
 }
 
 /// Memory pressure of the host; `None` where the kernel does not account for it.
-///
-/// # Errors
-/// [`FileError`] where the file cannot be read or parsed.
 pub fn memory(root: &Root) -> Result<Option<Pressure>, FileError> {
     memory_in(root, "proc/pressure/memory")
 }
 
 /// Memory pressure in the file `relative` of a control group.
-///
-/// # Errors
-/// As [`memory`].
 pub fn memory_in(root: &Root, relative: impl AsRef<Path>) -> Result<Option<Pressure>, FileError> {
     let relative = relative.as_ref();
     let Some(text) = optional(root.read(relative))? else {

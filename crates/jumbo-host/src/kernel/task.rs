@@ -1,4 +1,5 @@
-//! One process without its mappings: /proc/PID/{stat,status,comm,cmdline} (proc_pid_stat(5)).
+//! One process without its mappings: /proc/PID/{stat,status,comm,cmdline} (proc_pid_stat(5)). All
+//! functions return [`FileError::Io`] where the process is gone.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -24,9 +25,6 @@ pub struct Faults {
 }
 
 /// The page faults of `pid`, from its stat file. Any user may read it.
-///
-/// # Errors
-/// [`FileError::Io`] where the process is gone.
 pub fn faults(root: &Root, pid: u32) -> Result<Faults, FileError> {
     let stat = stat(root, pid)?;
     Ok(Faults {
@@ -50,9 +48,6 @@ pub fn age(root: &Root, pid: u32) -> Option<f64> {
 }
 
 /// Reports whether `pid`, a process or one thread, is exiting (PF_EXITING) and runs no program.
-///
-/// # Errors
-/// [`FileError::Io`] where it is gone.
 pub fn is_exiting(root: &Root, pid: u32) -> Result<bool, FileError> {
     const PF_EXITING: u32 = 0x4;
     Ok(stat(root, pid)?.flags & PF_EXITING != 0)
@@ -60,9 +55,6 @@ pub fn is_exiting(root: &Root, pid: u32) -> Result<bool, FileError> {
 
 /// Reports whether a thread, `PID/task/TID`, is a kernel worker of io_uring or vhost (PF_IO_WORKER,
 /// PF_USER_WORKER). It has the memory of the process, and never runs its program.
-///
-/// # Errors
-/// [`FileError::Io`] where it is gone.
 pub(crate) fn is_worker(root: &Root, thread: impl Display) -> Result<bool, FileError> {
     const PF_IO_WORKER: u32 = 0x10;
     const PF_USER_WORKER: u32 = 0x4000;
@@ -70,17 +62,11 @@ pub(crate) fn is_worker(root: &Root, thread: impl Display) -> Result<bool, FileE
 }
 
 /// Start time of `pid` in ticks after the boot, which tells it from a later process of that ID.
-///
-/// # Errors
-/// [`FileError::Io`] where it is gone.
 pub fn started(root: &Root, pid: u32) -> Result<u64, FileError> {
     Ok(stat(root, pid)?.starttime)
 }
 
 /// CPU time of the children of `pid` that it waited for.
-///
-/// # Errors
-/// [`FileError::Io`] where it is gone.
 pub fn children_cpu(root: &Root, pid: u32) -> Result<Duration, FileError> {
     let stat = stat(root, pid)?;
     let ticks = u64::try_from(stat.cutime + stat.cstime).unwrap_or(0);
@@ -118,17 +104,11 @@ impl Status {
 
 /// Peak resident set of `pid` (`VmHWM`), without hugetlb. Any user may read it. `None` for a kernel
 /// thread or zombie, which has no memory.
-///
-/// # Errors
-/// [`FileError::Io`] where the process is gone.
 pub fn vm_hwm(root: &Root, pid: u32) -> Result<Option<Bytes>, FileError> {
     Ok(Status::read(root, pid)?.kib("VmHWM"))
 }
 
 /// Reports whether seccomp (filter or strict) applies to `pid`, a process or `PID/task/TID`.
-///
-/// # Errors
-/// [`FileError::Io`] where it is gone.
 pub fn is_filtered(root: &Root, pid: impl Display) -> Result<bool, FileError> {
     let status = Status::read(root, pid)?;
     // A kernel without seccomp has no such line.
@@ -155,17 +135,11 @@ pub struct Memory {
 }
 
 /// Reads /proc/PID/status; `None` for kernel threads and zombies, which have no memory.
-///
-/// # Errors
-/// [`FileError::Io`] where the process is gone.
 pub fn memory(root: &Root, pid: u32) -> Result<Option<Memory>, FileError> {
     Ok(memory_of(&Status::read(root, pid)?))
 }
 
 /// Reads the [`name`] of a process, with backslashes and newlines escaped, and its [`memory`].
-///
-/// # Errors
-/// As [`memory`].
 pub fn named_memory(root: &Root, pid: u32) -> Result<Option<(String, Memory)>, FileError> {
     let status = Status::read(root, pid)?;
     let name = status.get("Name").unwrap_or_default().to_owned();
@@ -187,9 +161,6 @@ fn memory_of(status: &Status) -> Option<Memory> {
 }
 
 /// [`Memory::thp_enabled`] of this process.
-///
-/// # Errors
-/// [`FileError::Io`] where /proc is missing.
 pub fn own_thp_enabled(root: &Root) -> Result<Option<bool>, FileError> {
     Ok(Status::read(root, "self")?.thp_enabled())
 }
@@ -233,9 +204,6 @@ fn split(text: &str) -> Vec<String> {
 
 /// The [`arguments`] quoted for a shell: a process can write anything there, and users copy the
 /// line into a shell.
-///
-/// # Errors
-/// [`FileError::Io`] where the process is gone.
 pub fn command(root: &Root, pid: u32) -> Result<String, FileError> {
     let arguments = arguments(root, pid)?;
     Ok(quoted(arguments.iter().map(String::as_str)))
@@ -248,18 +216,12 @@ pub(crate) fn quoted<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
 }
 
 /// The name of `pid`'s main thread, at most 15 bytes. Any user may read it.
-///
-/// # Errors
-/// [`FileError::Io`] where the process is gone.
 pub fn name(root: &Root, pid: u32) -> Result<String, FileError> {
     let comm = root.read(format!("proc/{pid}/comm"))?;
     Ok(comm.trim_end_matches('\n').to_owned())
 }
 
 /// PIDs of all processes, ascending.
-///
-/// # Errors
-/// [`FileError::Io`] where /proc cannot be listed.
 pub fn all(root: &Root) -> Result<Vec<u32>, FileError> {
     let names = root.list("proc")?;
     let mut pids: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();

@@ -31,9 +31,6 @@ pub struct Pageblocks {
 }
 
 /// Reads all zones with memory from /proc/zoneinfo.
-///
-/// # Errors
-/// [`FileError::Io`].
 pub fn watermarks(root: &Root) -> Result<ByZone<Watermarks>, FileError> {
     let text = root.read("proc/zoneinfo")?;
     let (mut zones, mut current) = (ByZone::new(), None);

@@ -45,9 +45,6 @@ pub struct Census {
 
 impl Census {
     /// Reads all processes.
-    ///
-    /// # Errors
-    /// [`FileError`] where /proc cannot be listed.
     pub fn take(root: &Root) -> Result<Self, FileError> {
         let mut census = Self::default();
         for pids in task::all(root)?.chunks(BATCH_PROCESSES) {

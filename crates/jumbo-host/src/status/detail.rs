@@ -132,9 +132,6 @@ impl Inspector {
     }
 
     /// Reads the details of one process. [`Detail::missing`] lists unreadable data.
-    ///
-    /// # Errors
-    /// [`FileError::Io`] where the process is gone.
     pub fn inspect(&mut self, pid: u32) -> Result<Detail, FileError> {
         let memory = task::memory(&self.root, pid)?;
         let mut detail = Detail {
@@ -300,9 +297,6 @@ fn why_not(
 }
 
 /// Finds processes by a PID, or by the name of the program or of its main thread.
-///
-/// # Errors
-/// [`FileError`] where /proc cannot be listed.
 pub fn find(root: &Root, text: &str) -> Result<Vec<u32>, FileError> {
     let pids = task::all(root)?;
     if let Ok(pid) = text.parse::<u32>() {

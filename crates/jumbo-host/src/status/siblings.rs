@@ -79,9 +79,6 @@ pub fn reaper_of(root: &Root, program: u32) -> Option<u32> {
 
 /// Reapers whose program ended, and that free its memory now or soon. A new reaper may be listed
 /// for a moment.
-///
-/// # Errors
-/// [`FileError`] where /proc cannot be listed.
 pub fn reapers_of_the_ended(root: &Root) -> Result<Vec<u32>, FileError> {
     let all = task::all(root)?;
     let reapers = all.iter().copied().filter(|pid| is_reaper(root, *pid));

@@ -6,6 +6,7 @@ use object::read::ReadCache;
 use serde::Serialize;
 
 use crate::kernel::process::Standing;
+use crate::kernel::smaps::Smaps;
 use crate::kernel::{FileError, Root, aside, base_page, task};
 use crate::policy::Reach;
 use crate::policy::elf::Executable;
@@ -97,7 +98,7 @@ impl Huge {
 
     /// Reads smaps_rollup, which walks the page tables of the process.
     fn read(root: &Root, pid: u32) -> Result<Self, FileError> {
-        let rollup = aside::rollup(root, pid)?;
+        let rollup = aside::text(root, pid, "smaps_rollup").map(Smaps::of)?;
         let sums = rollup.mappings().next();
         Ok(sums.map_or_else(Self::default, |sums| Self {
             anon: sums.anon_huge_pages,

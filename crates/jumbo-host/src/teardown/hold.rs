@@ -62,7 +62,7 @@ impl Hold {
             if without == Some(thread) || is_ending(process, thread) {
                 continue;
             }
-            match ptrace::seize(thread) {
+            match ptrace::seize(thread, ptrace::PTRACE_O_TRACEEXIT) {
                 Ok(()) if process.has(thread) => {
                     return Ok(Self::of(process, thread));
                 }

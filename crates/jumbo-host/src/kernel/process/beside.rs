@@ -85,9 +85,6 @@ impl Beside {
 
     /// Starts a process beside a running child, which lets its parent trace it. It executes `image`
     /// once the child holds `min` of anonymous memory.
-    ///
-    /// # Errors
-    /// As [`Beside::of_this`].
     pub fn of_child(
         child: u32,
         image: &ProgramImage,

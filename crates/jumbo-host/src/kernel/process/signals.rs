@@ -46,9 +46,6 @@ impl Signals {
 
     /// Blocks ignored signals too, for a process that forwards signals: the program may have set a
     /// handler meanwhile. The program inherits the ignored dispositions.
-    ///
-    /// # Errors
-    /// As [`Signals::take`].
     pub fn take_ignored_too() -> io::Result<Self> {
         Self::block(|_| true)
     }

@@ -34,9 +34,6 @@ pub struct Standing {
 
 impl Standing {
     /// Reads /proc/`pid`/status.
-    ///
-    /// # Errors
-    /// [`FileError::Io`] where it is gone.
     pub fn read(root: &Root, pid: u32) -> Result<Self, FileError> {
         let status = Status::read(root, pid)?;
         let value = |name| status.get(name).unwrap_or_default();

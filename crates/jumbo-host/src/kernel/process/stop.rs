@@ -5,7 +5,8 @@ use rustix::process::Pid;
 
 use crate::kernel::sys::ptrace;
 
-/// A stop of a seized thread (ptrace(2), "Stopped states"), until the tracer answers it.
+/// A stop of a seized thread (ptrace(2), "Stopped states"), until the tracer answers it. ESRCH as
+/// an answer means that the thread was killed meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// Stop before the delivery of this signal.
@@ -43,9 +44,6 @@ impl Stop {
     }
 
     /// Continues `thread` as without a tracer.
-    ///
-    /// # Errors
-    /// ESRCH: it was killed meanwhile.
     pub fn pass(self, thread: Pid) -> Result<()> {
         match self {
             Self::Signal(signal) => ptrace::resume(thread, signal),
@@ -55,9 +53,6 @@ impl Stop {
     }
 
     /// Detaches `thread`, and continues it as without a tracer.
-    ///
-    /// # Errors
-    /// ESRCH: it was killed meanwhile.
     pub fn detach(self, thread: Pid) -> Result<()> {
         match self {
             Self::Signal(signal) => ptrace::detach(thread, signal),

@@ -38,9 +38,6 @@ pub fn exists(root: &Root, pid: u32) -> bool {
 
 /// Resident anonymous memory of `pid`. The kernel's counters lag by a few pages per thread. Zero
 /// for a zombie.
-///
-/// # Errors
-/// [`FileError::Io`] where the process is gone.
 pub fn resident_anonymous(root: &Root, pid: u32) -> Result<Bytes, FileError> {
     let pages: StatM = parse(root, &format!("proc/{pid}/statm"))?;
     let page = rustix::param::page_size() as u64;

@@ -169,11 +169,6 @@ pub fn advise(
     hold: Duration,
     renewed: Option<Renewed>,
 ) -> Advised {
-    let failed = |errno| Advised {
-        answers: Vec::new(),
-        end: End::Failed(errno),
-        renewed,
-    };
     let started = || {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         // The child inherits the mask.
@@ -190,7 +185,11 @@ pub fn advise(
     };
     match started() {
         Ok((child, pipe)) => collect(child, pipe, renewed),
-        Err(errno) => failed(errno),
+        Err(errno) => Advised {
+            answers: Vec::new(),
+            end: End::Failed(errno),
+            renewed,
+        },
     }
 }
 

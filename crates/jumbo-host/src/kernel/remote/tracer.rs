@@ -13,7 +13,7 @@ use super::{Advice, End, RENEWED, RESULT, Renewed, threads};
 use crate::kernel::Root;
 use crate::kernel::process::{Stop, end, is_ready};
 use crate::kernel::smaps::Smaps;
-use crate::kernel::sys::ptrace;
+use crate::kernel::sys::ptrace::{self, PTRACE_O_TRACESYSGOOD};
 use crate::kernel::task::is_filtered;
 
 /// Maximum time until a thread stops. A thread in uninterruptible sleep takes longer.
@@ -64,7 +64,7 @@ fn trace(
         return Err(End::Narrow);
     }
     let thread = threads::pick(root, process, renewed)?;
-    ptrace::seize_for_calls(thread).map_err(|errno| match errno {
+    ptrace::seize(thread, PTRACE_O_TRACESYSGOOD).map_err(|errno| match errno {
         Errno::SRCH => End::Gone,
         errno => End::Denied(errno),
     })?;

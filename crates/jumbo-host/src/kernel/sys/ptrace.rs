@@ -1,7 +1,8 @@
 //! The requests of ptrace(2) that hold a thread at its exit, or make it perform a system call.
 //!
 //! Only the thread that seized may make requests. [`wait_any`] returns the stops of a traced
-//! thread. The tracer must answer each stop by [`resume`], [`listen`] or [`detach`].
+//! thread. The tracer must answer each stop by [`resume`], [`listen`] or [`detach`]. ESRCH means
+//! that the thread is not stopped, not traced, or gone.
 
 use rustix::io::{Errno, Result};
 use rustix::process::Pid;
@@ -22,36 +23,25 @@ const PTRACE_INTERRUPT: libc::c_long = 0x4207;
 const PTRACE_LISTEN: libc::c_long = 0x4208;
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_long = 0x420f;
 const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_long = 0x4211;
-const PTRACE_O_TRACESYSGOOD: usize = 0x01;
-const PTRACE_O_TRACEEXIT: usize = 0x40;
+/// Marks stops at system calls, so that they differ from those for SIGTRAP.
+pub(crate) const PTRACE_O_TRACESYSGOOD: usize = 0x01;
+/// Stops the thread at its exit, before it gives up its memory.
+pub(crate) const PTRACE_O_TRACEEXIT: usize = 0x40;
 /// General registers (include/uapi/linux/elf.h).
 const NT_PRSTATUS: usize = 1;
 
-/// Traces `thread` without a stop until it exits. It then stops before it gives up its memory
-/// (PTRACE_SEIZE with PTRACE_O_TRACEEXIT). The end of the calling thread detaches it.
+/// Traces `thread` without a stop (PTRACE_SEIZE). The end of the calling thread detaches it.
 ///
 /// # References
 /// ptrace(2); Linux 3.4.
 ///
 /// # Errors
 /// EPERM: not allowed (credentials, Yama), traced already, a kernel thread, a zombie; ESRCH: gone.
-pub(crate) fn seize(thread: Pid) -> Result<()> {
-    request(PTRACE_SEIZE, thread, 0, PTRACE_O_TRACEEXIT).map(drop)
-}
-
-/// Traces `thread` without a stop. Its stops at system calls differ from those for SIGTRAP
-/// (PTRACE_SEIZE with PTRACE_O_TRACESYSGOOD). Otherwise as [`seize`].
-///
-/// # Errors
-/// As [`seize`].
-pub(crate) fn seize_for_calls(thread: Pid) -> Result<()> {
-    request(PTRACE_SEIZE, thread, 0, PTRACE_O_TRACESYSGOOD).map(drop)
+pub(crate) fn seize(thread: Pid, options: usize) -> Result<()> {
+    request(PTRACE_SEIZE, thread, 0, options).map(drop)
 }
 
 /// Resumes a stopped thread until it enters a system call (PTRACE_SYSCALL).
-///
-/// # Errors
-/// ESRCH: it is not stopped, or gone: killed meanwhile.
 pub(crate) fn resume_to_call(thread: Pid) -> Result<()> {
     request(PTRACE_SYSCALL, thread, 0, 0).map(drop)
 }
@@ -63,9 +53,6 @@ pub(crate) type Registers = libc::user_regs_struct;
 ///
 /// # References
 /// ptrace(2); Linux 2.6.34.
-///
-/// # Errors
-/// ESRCH: it is not stopped, or gone.
 #[expect(unsafe_code, reason = "the registers are a C structure")]
 pub(crate) fn registers(thread: Pid) -> Result<Option<Registers>> {
     // SAFETY: the structure has only integers, so all zeroes are valid.
@@ -78,9 +65,6 @@ pub(crate) fn registers(thread: Pid) -> Result<Option<Registers>> {
 }
 
 /// Writes the registers of a stopped thread (PTRACE_SETREGSET).
-///
-/// # Errors
-/// As [`registers`].
 pub(crate) fn set_registers(thread: Pid, registers: &Registers) -> Result<()> {
     let mut registers = *registers;
     let mut part = part(&raw mut registers);
@@ -114,13 +98,9 @@ pub(crate) fn signal_code(thread: Pid) -> Result<i32> {
 /// ptrace(2), PTRACE_GET_RSEQ_CONFIGURATION; Linux 5.13.
 ///
 /// # Errors
-/// EIO: a kernel without it; ESRCH: it is not stopped, or gone.
+/// EIO: a kernel without it.
 pub(crate) fn restartable_sequences(thread: Pid) -> Result<usize> {
-    let mut configuration = [0u64; 3];
-    let (size, data) = (size_of_val(&configuration), configuration.as_mut_ptr());
-    let data = data.expose_provenance();
-    request(PTRACE_GET_RSEQ_CONFIGURATION, thread, size, data)?;
-    let [address, ..] = configuration;
+    let [address, _, _] = configuration(PTRACE_GET_RSEQ_CONFIGURATION, thread)?;
     Ok(usize::try_from(address).unwrap_or(usize::MAX))
 }
 
@@ -131,20 +111,21 @@ pub(crate) fn restartable_sequences(thread: Pid) -> Result<usize> {
 /// ptrace(2), PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG; Linux 6.4.
 ///
 /// # Errors
-/// EIO: a kernel without it; ESRCH: it is not stopped, or gone.
+/// EIO: a kernel without it.
 pub(crate) fn dispatches_calls(thread: Pid) -> Result<bool> {
-    let mut configuration = [0u64; 4];
-    let (size, data) = (size_of_val(&configuration), configuration.as_mut_ptr());
-    let data = data.expose_provenance();
-    request(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, thread, size, data)?;
-    let [mode, ..] = configuration;
+    let [mode, _, _, _] = configuration(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, thread)?;
     Ok(mode != 0)
 }
 
+/// Reads a structure of `N` words, whose size the kernel gets as the address.
+fn configuration<const N: usize>(number: libc::c_long, thread: Pid) -> Result<[u64; N]> {
+    let mut words = [0; N];
+    let data = words.as_mut_ptr().expose_provenance();
+    request(number, thread, size_of_val(&words), data)?;
+    Ok(words)
+}
+
 /// Resumes a stopped thread. Delivers `signal` where it stopped for one; 0: none.
-///
-/// # Errors
-/// ESRCH: it is not stopped, or gone: killed meanwhile.
 pub(crate) fn resume(thread: Pid, signal: i32) -> Result<()> {
     request(PTRACE_CONT, thread, 0, data(signal)).map(drop)
 }
@@ -152,24 +133,18 @@ pub(crate) fn resume(thread: Pid, signal: i32) -> Result<()> {
 /// Leaves a thread in its group stop until SIGCONT, as without a tracer (PTRACE_LISTEN; Linux 3.4).
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or gone; EIO: no group stop.
+/// EIO: no group stop.
 pub(crate) fn listen(thread: Pid) -> Result<()> {
     request(PTRACE_LISTEN, thread, 0, 0).map(drop)
 }
 
 /// Detaches a stopped thread, with `signal` as in [`resume`]. In a group stop it stays stopped.
-///
-/// # Errors
-/// ESRCH: it is not stopped, or gone.
 pub(crate) fn detach(thread: Pid, signal: i32) -> Result<()> {
     request(PTRACE_DETACH, thread, 0, data(signal)).map(drop)
 }
 
 /// Stops a running thread (PTRACE_INTERRUPT; Linux 3.4). The kernel restarts the system call that
 /// it waits in, or returns EINTR where it cannot.
-///
-/// # Errors
-/// ESRCH: it is gone, or not traced.
 pub(crate) fn interrupt(thread: Pid) -> Result<()> {
     request(PTRACE_INTERRUPT, thread, 0, 0).map(drop)
 }
@@ -177,7 +152,7 @@ pub(crate) fn interrupt(thread: Pid) -> Result<()> {
 /// Reads the word at `address` in the memory of a stopped thread.
 ///
 /// # Errors
-/// EIO, EFAULT: no memory at the address; ESRCH: it is not stopped, or gone.
+/// EIO, EFAULT: no memory at the address.
 pub(crate) fn peek(thread: Pid, address: usize) -> Result<usize> {
     let mut word = 0usize;
     // The system call stores the word; only libc's function returns it.
@@ -212,9 +187,6 @@ pub(crate) fn robust_list(thread: Pid) -> Result<usize> {
 ///
 /// # References
 /// waitpid(2), with `__WALL`: a traced thread need be neither a child nor the first of its process.
-///
-/// # Errors
-/// ECHILD: it is not traced any more.
 #[expect(unsafe_code, reason = "rustix decodes the status and drops the event")]
 pub(crate) fn wait_any(thread: Pid) -> Result<Option<i32>> {
     let mut status = 0;

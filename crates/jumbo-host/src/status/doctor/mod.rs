@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use super::{Host, Missing, Tasks};
 use crate::kernel::Root;
+use crate::kernel::hugetlb::Pool;
 use crate::units::Bytes;
 
 /// Minimum memory of a finding: smaller amounts cost little, and many findings would hide the
@@ -101,6 +102,10 @@ impl Snapshot {
             tasks: Tasks::read(root, top),
             touch: None,
         }
+    }
+
+    fn pools(&self) -> impl Iterator<Item = &Pool> {
+        self.host.pools.iter().flatten()
     }
 
     /// Value of the kernel's counter `event`; 0 where it has none.

@@ -14,8 +14,8 @@ const MIN_SAVINGS_BYTES: Bytes = Bytes(16 << 20);
 const GROWTH_FAILED: &str = "htlb_buddy_alloc_fail";
 
 pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
-    let pools = || snapshot.host.pools.iter().flatten();
-    pools()
+    snapshot
+        .pools()
         .flat_map(|pool| {
             [
                 unused(pool),
@@ -35,7 +35,7 @@ pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
 }
 
 fn file(size: PageSize, name: &str) -> String {
-    format!("/sys/kernel/mm/hugepages/hugepages-{}kB/{name}", size.kib())
+    format!("/{}", hugetlb::file(size, None, name))
 }
 
 fn unused(pool: &Pool) -> Option<Finding> {
@@ -183,12 +183,11 @@ fn described(snapshot: &Snapshot) -> Option<Finding> {
     if snapshot.host.optimize_vmemmap != Some(false) {
         return None;
     }
-    let pools = || snapshot.host.pools.iter().flatten();
-    let of =
-        |pool: &Pool| Bytes(pool.persistent().0 * hvo::freed(pool.size, snapshot.host.base_page).0);
-    let saving: Bytes = pools().map(of).sum();
-    let pooled: Vec<_> = pools()
-        .filter(|pool| pool.persistent().0 > 0)
+    let base = snapshot.host.base_page;
+    let of = |pool: &Pool| Bytes(pool.persistent().0 * hvo::freed(pool.size, base).0);
+    let saving: Bytes = snapshot.pools().map(of).sum();
+    let pools = snapshot.pools().filter(|pool| pool.persistent().0 > 0);
+    let pooled: Vec<_> = pools
         .map(|pool| format!("{} pages of {}", pool.persistent(), pool.size))
         .collect();
     (saving >= MIN_SAVINGS_BYTES).then(|| {
@@ -213,8 +212,7 @@ fn slow_surplus(snapshot: &Snapshot) -> Option<Finding> {
     if snapshot.host.optimize_vmemmap != Some(true) || version(&snapshot.host.kernel)? >= (7, 3) {
         return None;
     }
-    let pools = || snapshot.host.pools.iter().flatten();
-    let pool = pools().find(|pool| pool.overcommit.0 > 0)?;
+    let pool = snapshot.pools().find(|pool| pool.overcommit.0 > 0)?;
     let path = file(pool.size, "nr_overcommit_hugepages");
     Some(
         Finding::new(
@@ -234,8 +232,7 @@ fn slow_surplus(snapshot: &Snapshot) -> Option<Finding> {
 
 /// A program with so much hugetlb memory that it can use larger pages.
 fn larger(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
-    let pools = || snapshot.host.pools.iter().flatten();
-    let next = pools().find(|other| other.size > pool.size)?;
+    let next = snapshot.pools().find(|other| other.size > pool.size)?;
     let holder = snapshot.tasks.pool_holders.first()?;
     // The smallest second-level TLBs have 32 entries of the larger size.
     let min_bytes = next.size.bytes() * 32;

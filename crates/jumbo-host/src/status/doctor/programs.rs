@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Cost, Finding, LARGE_BYTES, Snapshot, THP_FOLDER};
 use crate::kernel::mounts::DEV_SHM;
+use crate::kernel::thp::Choice;
 use crate::status::Task;
 use crate::units::Bytes;
 
@@ -142,13 +143,10 @@ fn dev_shm(snapshot: &Snapshot) -> Option<Finding> {
 /// Programs with large shared memory on base pages, while shmem_enabled allows only those.
 /// Processes of one name mostly share the same memory, so the largest represents them.
 fn small_shared(snapshot: &Snapshot) -> Vec<Finding> {
-    let Some(thp) = &snapshot.host.thp else {
-        return Vec::new();
-    };
-    let Some(choice) = thp
-        .shared(thp.pmd_size)
-        .filter(|c| c.is("never") || c.is("deny"))
-    else {
+    let thp = snapshot.host.thp.as_ref();
+    let shared = thp.and_then(|thp| Some((thp, thp.shared(thp.pmd_size)?)));
+    let is_off = |choice: &Choice| choice.is("never") || choice.is("deny");
+    let Some((thp, choice)) = shared.filter(|(_, choice)| is_off(choice)) else {
         return Vec::new();
     };
     let mut largest: BTreeMap<&str, (&Task, Bytes)> = BTreeMap::new();

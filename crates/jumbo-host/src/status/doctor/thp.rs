@@ -53,7 +53,7 @@ fn no_thp(snapshot: &Snapshot) -> Option<Finding> {
     if host.misses(Host::THP_CONTROLS) {
         return None;
     }
-    let pool = host.pools.iter().flatten().next();
+    let pool = snapshot.pools().next();
     let pools = pool.map_or("it has no hugetlb either".to_owned(), |pool| {
         let size = pool.size;
         format!(
