@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::thp::optional;
 use super::{FileError, Root};
 
-const DEVICES: &str = "sys/bus/virtio/devices";
+const VIRTIO_DEVICES: &str = "sys/bus/virtio/devices";
 /// Device ID of a memory balloon (virtio 1.2, section 5.5).
 const VIRTIO_ID_BALLOON: u32 = 5;
 /// Feature bit (virtio 1.2, section 5.5.3).
@@ -34,13 +34,13 @@ impl Reporting {
 }
 
 fn features(device: &str) -> String {
-    format!("{DEVICES}/{device}/features")
+    format!("{VIRTIO_DEVICES}/{device}/features")
 }
 
 /// Finds the balloon device that reports free pages; `None` where there is none.
 pub fn reporting(root: &Root) -> Result<Option<Reporting>, FileError> {
-    for device in optional(root.list(DEVICES))?.unwrap_or_default() {
-        let file = format!("{DEVICES}/{device}/device");
+    for device in optional(root.list(VIRTIO_DEVICES))?.unwrap_or_default() {
+        let file = format!("{VIRTIO_DEVICES}/{device}/device");
         // A device may be unplugged meanwhile.
         let Some(text) = optional(root.read(&file))? else {
             continue;
@@ -70,10 +70,10 @@ mod tests {
     fn found(devices: &[(&str, &str)]) -> Option<String> {
         let (_folder, root) = fake::host(&[]);
         for (index, (id, features)) in devices.iter().enumerate() {
-            fake::write(&root, &format!("{DEVICES}/virtio{index}/device"), id);
+            fake::write(&root, &format!("{VIRTIO_DEVICES}/virtio{index}/device"), id);
             fake::write(
                 &root,
-                &format!("{DEVICES}/virtio{index}/features"),
+                &format!("{VIRTIO_DEVICES}/virtio{index}/features"),
                 features,
             );
         }

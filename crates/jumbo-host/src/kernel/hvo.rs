@@ -107,51 +107,41 @@ pub struct PoolSavings {
 impl Savings {
     /// Computes the savings from the pools and the kernel's counters.
     pub fn read(root: &Root, pools: &[Pool], metadata: Option<Metadata>, base: PageSize) -> Self {
-        let (now, unknown) = match saved(root, metadata, base) {
-            Ok(now) => (Some(now), None),
-            Err(why) => (None, Some(why)),
-        };
-        Self::new(pools, now, unknown, base)
+        Self::new(pools, saved(root, metadata, base), base)
     }
 
-    fn new(
-        pools: &[Pool],
-        mut now: Option<Bytes>,
-        mut unknown: Option<String>,
-        base: PageSize,
-    ) -> Self {
+    fn new(pools: &[Pool], saved: Result<Bytes, String>, base: PageSize) -> Self {
+        let max = |pool: &Pool| Bytes(pool.total.0.saturating_mul(freed(pool.size, base).0));
+        let most: Bytes = pools.iter().map(max).sum();
+        // 2 % more is possible: a pool may change between its counters and those of metadata.
+        let saved = saved.and_then(|now| match now.0 <= most.0 + most.0 / 50 {
+            true => Ok(now),
+            false => Err(
+                "the counters have less than HVO explains: they do not count all memory blocks"
+                    .to_owned(),
+            ),
+        });
+        let now = saved.as_ref().ok().copied();
         let of = |pool: &Pool| {
             let each = freed(pool.size, base);
+            let pages = |saved: u64| {
+                let pages = Pages(saved.checked_div(each.0).unwrap_or(0));
+                pages.min(pool.total)
+            };
+            let others = most.0 - max(pool).0;
             PoolSavings {
                 size: pool.size,
                 pages: pool.total,
                 each,
-                most: Bytes(pool.total.0.saturating_mul(each.0)),
-                optimised: None,
+                most: max(pool),
+                optimised: now.map(|now| (pages(now.0.saturating_sub(others)), pages(now.0))),
             }
         };
-        let mut pools: Vec<_> = pools.iter().map(of).collect();
-        let most: Bytes = pools.iter().map(|pool| pool.most).sum();
-        // 2 % more is possible: a pool may change between its counters and those of metadata.
-        if now.is_some_and(|now| now.0 > most.0 + most.0 / 50) {
-            now = None;
-            let reason =
-                "the counters have less than HVO explains: they do not count all memory blocks";
-            unknown = Some(reason.to_owned());
-        }
-        for pool in &mut pools {
-            pool.optimised = now.map(|now| {
-                let others = most.0 - pool.most.0;
-                let pages = |saved: u64| Pages(saved.checked_div(pool.each.0).unwrap_or(0));
-                let least = pages(now.0.saturating_sub(others));
-                (least.min(pool.pages), pages(now.0).min(pool.pages))
-            });
-        }
         Self {
             now,
-            unknown,
+            unknown: saved.err(),
             most,
-            pools,
+            pools: pools.iter().map(of).collect(),
         }
     }
 }
@@ -221,7 +211,7 @@ mod tests {
     }
 
     fn predate(pools: &[Pool], now: u64) -> Vec<Option<(u64, u64)>> {
-        let savings = Savings::new(pools, Some(Bytes(now)), None, BASE);
+        let savings = Savings::new(pools, Ok(Bytes(now)), BASE);
         let predate = savings.pools.iter().map(PoolSavings::predate);
         predate
             .map(|range| range.map(|(least, most)| (least.0, most.0)))

@@ -75,7 +75,7 @@ impl Peek {
         let each = wanted.iter().map(|&(peek, address, length)| {
             if !peek.is_safe(address, length) {
                 return Err(peek.misread(format!(
-                    "{length} bytes at {address:#x} are not all in memory that can be read without waiting"
+                    "a read of {length} bytes at {address:#x} may block or fail"
                 )));
             }
             let read = if peek.is_own {
@@ -84,7 +84,8 @@ impl Peek {
                 file.and_then(|file| file.read_exact_at(&mut bytes, address))
                     .map(|()| bytes)
             } else {
-                read.next().unwrap_or_else(|| Err(std::io::ErrorKind::Other.into()))
+                read.next()
+                    .unwrap_or_else(|| Err(std::io::ErrorKind::Other.into()))
             };
             read.map_err(FileError::io("read", &peek.path))
         });

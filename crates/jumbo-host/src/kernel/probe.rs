@@ -260,12 +260,12 @@ fn collapse(pmd: PageSize) -> Feature {
         return Feature::limited(format!("not tried: one huge page is {pmd} here"));
     }
     match try_collapse(pmd, MapFlags::PRIVATE) {
-        Ok(()) => Feature::yes(format!("{pmd} of anonymous memory were collapsed")),
+        Ok(()) => Feature::yes(format!("collapsed {pmd} of anonymous memory")),
         Err(errno @ Errno::INVAL) => {
             Feature::refused("no MADV_COLLAPSE (Linux 6.1) or no THP", errno)
         }
         Err(errno) => {
-            let reason = format!("collapsing {pmd} of anonymous memory failed");
+            let reason = format!("MADV_COLLAPSE of {pmd} of anonymous memory failed");
             Feature::refused(reason, errno)
         }
     }
@@ -279,9 +279,9 @@ fn process_madvise() -> Feature {
     });
     match tried {
         Ok(_) if has(CapabilitySet::SYS_NICE) => Feature::yes("CAP_SYS_NICE is held"),
-        Ok(_) => Feature::limited("this process only: others take CAP_SYS_NICE"),
+        Ok(_) => Feature::limited("this process only: others need CAP_SYS_NICE"),
         Err(Errno::NOSYS) => Feature::refused("no process_madvise (Linux 5.10)", Errno::NOSYS),
-        Err(errno) => Feature::refused("advising this process itself failed", errno),
+        Err(errno) => Feature::refused("process_madvise on this process failed", errno),
     }
 }
 
@@ -290,7 +290,7 @@ fn process_mrelease() -> Feature {
     match pidfd_open(getpid(), PidfdFlags::empty()).and_then(sys::release) {
         Ok(()) | Err(Errno::INVAL) => Feature::yes("for dying processes of this user"),
         Err(Errno::NOSYS) => Feature::refused("no process_mrelease (Linux 5.15)", Errno::NOSYS),
-        Err(errno) => Feature::refused("asking about this process itself failed", errno),
+        Err(errno) => Feature::refused("process_mrelease on this process failed", errno),
     }
 }
 
@@ -362,7 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_is_probed_and_every_answer_has_a_reason() {
+    fn every_feature_of_the_host_has_a_reason() {
         let probe = probe(&Root::host());
         for (name, feature) in probe.features() {
             assert!(!feature.reason.is_empty(), "{name}");

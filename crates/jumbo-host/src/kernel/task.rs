@@ -227,7 +227,7 @@ pub fn all(root: &Root) -> Result<Vec<u32>, FileError> {
     let mut pids: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
     pids.sort_unstable();
     if pids.is_empty() {
-        let what = "no process is in it, not even this one: procfs is not mounted there";
+        let what = "it lists no process, so procfs is not mounted there";
         return Err(root.misread("proc", what));
     }
     Ok(pids)

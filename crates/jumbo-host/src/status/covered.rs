@@ -197,7 +197,9 @@ fn read_each(targets: Vec<Target>) -> Vec<Result<(Peek, Vec<u8>), FileError>> {
 fn find(root: &Root, pid: u32, maps: &Smaps) -> Target {
     let named: Vec<_> = maps.mappings().filter(is_first).collect();
     let found = Library::of_this_command().and_then(|ours| {
-        let mapping = named.iter().find(|mapping| ours.has_device_of(mapping))?;
+        let mapping = named
+            .iter()
+            .find(|mapping| mapping.device == ours.device())?;
         Some((ours, mapping, Library::locator()?))
     });
     let (ours, library, offset) = found.ok_or_else(|| FileError::Content {

@@ -118,7 +118,7 @@ impl Inspector {
             ));
         });
         let thp = Thp::read(root).map_err(|error| {
-            missing.push(Missing::new("why memory is not huge", &error));
+            missing.push(Missing::new("reasons why memory is not huge", &error));
         });
         Ok(Self {
             root: root.clone(),
@@ -160,7 +160,7 @@ impl Inspector {
                 match Covered::read(&self.root, pid) {
                     Ok(covered) => detail.jumbo = covered,
                     Err(error) => detail.missing.push(Missing::for_lack_of(
-                        "what jumbo does in it",
+                        "counters of jumbo in it",
                         &error,
                         "the right to trace it: CAP_SYS_PTRACE, or its user where Yama allows that",
                     )),

@@ -60,11 +60,9 @@ impl Glances {
             .filter(|(_, smaps)| is_in(smaps))
             .collect();
         let counts = counts_of_each(&self.root, &covered).into_iter();
-        let wastes = covered.iter().zip(counts).map(|((pid, _), counts)| {
-            let counts = counts.ok();
-            (*pid, counts.map(|counts| Bytes(counts.untouched)))
-        });
-        let wastes: BTreeMap<_, _> = wastes.collect();
+        let wastes = counts.map(|counts| counts.ok().map(|counts| Bytes(counts.untouched)));
+        let pids_covered = covered.iter().map(|(pid, _)| *pid);
+        let wastes: BTreeMap<_, _> = pids_covered.zip(wastes).collect();
         let glance = |(pid, smaps): (&u32, Result<Smaps, FileError>)| {
             let mut glance = self.of(&smaps?);
             if let Some(waste) = wastes.get(pid) {

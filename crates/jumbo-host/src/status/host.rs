@@ -150,8 +150,8 @@ impl Host {
         let thp = Missing::or_default(Thp::read(root), Self::THP_CONTROLS, m);
         let hugetlbfs = Missing::or_default(hugetlb::mounts(root), "hugetlbfs mounts", m);
         let tmpfs = Missing::or_default(mounts::tmpfs(root), "tmpfs mounts", m);
-        let reporting = "whether free memory goes back to this machine's host";
-        let reporting = Missing::or_default(balloon::reporting(root), reporting, m);
+        let reporting = balloon::reporting(root);
+        let reporting = Missing::or_default(reporting, "the state of free page reporting", m);
         let limits = Missing::or_default(Limits::read(root, &sizes), "control group limits", m);
         Self {
             kernel: root

@@ -141,7 +141,7 @@ impl Library {
     pub(super) fn is_in(&self, mapping: &Mapping<'_>) -> bool {
         let was_here = || {
             let path = mapping.path.strip_suffix(DELETED).map(Path::new);
-            self.has_device_of(mapping) && path == Some(&self.path)
+            self.device() == mapping.device && path == Some(&self.path)
         };
         FileId::from(mapping) == self.id || was_here()
     }
@@ -159,11 +159,7 @@ impl Library {
         *FOUND.get_or_init(find)
     }
 
-    /// Reports whether a mapped file is on the device of this one, so that its reads do not block.
-    pub(super) fn has_device_of(&self, mapping: &Mapping<'_>) -> bool {
-        mapping.device == self.id.device
-    }
-
+    /// Device of the file. Reads of other files on it do not block.
     pub(super) fn device(&self) -> (u32, u32) {
         self.id.device
     }

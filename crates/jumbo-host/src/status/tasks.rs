@@ -135,14 +135,14 @@ impl Tasks {
                 Ok(huge) => task.huge = Some(huge),
                 Err(error) if error.is_denied() => refused.push(error),
                 Err(error) if error.is_held_back() => {
-                    let what = format!("what is huge in {}", task.pid);
+                    let what = format!("huge memory of process {}", task.pid);
                     tasks.missing.push(Missing::new(what, &error));
                 }
                 Err(_) => {}
             }
         }
         if let Some(error) = refused.first() {
-            let what = format!("what is huge in {} of the largest processes", refused.len());
+            let what = format!("huge memory of {} of the largest processes", refused.len());
             let missing = Missing::for_lack_of(what, error, "their user, or CAP_SYS_PTRACE");
             tasks.missing.push(missing);
         }

@@ -81,10 +81,10 @@ impl Signals {
     /// # Errors
     /// The errno of read(2) on a signalfd.
     pub fn next(&self) -> io::Result<Option<Signal>> {
-        const SIZE: usize = size_of::<libc::signalfd_siginfo>();
-        let mut bytes = [0; SIZE];
+        const INFO_BYTES: usize = size_of::<libc::signalfd_siginfo>();
+        let mut bytes = [0; INFO_BYTES];
         match rustix::io::read(&self.fd, &mut bytes) {
-            Ok(SIZE) => {}
+            Ok(INFO_BYTES) => {}
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         }

@@ -117,7 +117,7 @@ mod machine {
 
     /// Reports whether a call that returned EINTR had no effect, so that it may restart.
     fn can_restart(number: u64) -> bool {
-        const CALLS: [libc::c_long; 18] = [
+        const RESTARTABLE_CALLS: [libc::c_long; 18] = [
             libc::SYS_epoll_wait,
             libc::SYS_epoll_pwait,
             libc::SYS_epoll_pwait2,
@@ -137,7 +137,9 @@ mod machine {
             libc::SYS_sendto,
             libc::SYS_sendmsg,
         ];
-        CALLS.iter().any(|call| u64::try_from(*call) == Ok(number))
+        RESTARTABLE_CALLS
+            .iter()
+            .any(|call| u64::try_from(*call) == Ok(number))
     }
 
     fn is_call(thread: Pid, at: u64) -> bool {

@@ -176,7 +176,7 @@ impl Finding {
     }
 
     /// Adds a value from a file of a process.
-    fn of(self, pid: u32, file: &str, value: impl ToString) -> Self {
+    fn process_evidence(self, pid: u32, file: &str, value: impl ToString) -> Self {
         self.evidence(format!("/proc/{pid}/{file}"), value)
     }
 

@@ -248,7 +248,7 @@ fn larger(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
                     holder.name, holder.pid, holder.memory.hugetlb, pool.size, next.size
                 ),
             )
-            .of(holder.pid, "status HugetlbPages", holder.memory.hugetlb)
+            .process_evidence(holder.pid, "status HugetlbPages", holder.memory.hugetlb)
             .evidence(file(next.size, "nr_hugepages"), next.total)
             .hint(format!(
                 "boot with `hugepagesz={} hugepages={}`: so large ones are hard to find later",

@@ -54,8 +54,8 @@ fn small_heap(task: &Task) -> Option<Finding> {
                 label(task)
             ),
         )
-        .of(task.pid, "status RssAnon", task.memory.anon)
-        .of(
+        .process_evidence(task.pid, "status RssAnon", task.memory.anon)
+        .process_evidence(
             task.pid,
             "smaps_rollup AnonHugePages",
             task.huge.map_or(Bytes(0), |huge| huge.anon),
@@ -101,8 +101,8 @@ fn disabled(task: &Task) -> Option<Finding> {
             Cost::Slow(small),
             format!("{} has THP switched off for itself (PR_SET_THP_DISABLE)", label(task)),
         )
-        .of(task.pid, "status THP_enabled", 0)
-        .of(task.pid, "status RssAnon", small)
+        .process_evidence(task.pid, "status THP_enabled", 0)
+        .process_evidence(task.pid, "status RssAnon", small)
         .hint(hint)
     })
 }
@@ -135,7 +135,7 @@ fn dev_shm(snapshot: &Snapshot) -> Option<Finding> {
         )
         .evidence(format!("/proc/self/mountinfo {DEV_SHM} huge"), &mount.huge)
         .evidence(format!("{THP_FOLDER}/shmem_enabled"), &choice.current)
-        .of(task.pid, "status RssShmem", task.memory.shmem)
+        .process_evidence(task.pid, "status RssShmem", task.memory.shmem)
         .hint(format!("`mount -o remount,huge=within_size {DEV_SHM}`: files that are made from then on obey it"))
     })
 }
@@ -181,7 +181,7 @@ fn small_shared(snapshot: &Snapshot) -> Vec<Finding> {
                 Cost::Slow(small),
                 format!("{} has {small} of shared memory on small pages", label(task)),
             )
-            .of(task.pid, "status RssShmem", task.memory.shmem)
+            .process_evidence(task.pid, "status RssShmem", task.memory.shmem)
             .evidence(knob.clone(), &choice.current)
             .hint(format!(
                 "`jumbo thp set {name}=within_size`, then start {} again: memory that is there stays as it is",

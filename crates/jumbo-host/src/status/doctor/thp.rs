@@ -5,8 +5,8 @@ use crate::kernel::thp::Thp;
 use crate::status::Host;
 use crate::units::{Bytes, PageSize, Pages};
 
-/// Minimum share of failed allocations for a finding: one in this number.
-const MIN_FAILED_SHARE: u64 = 10;
+/// Divisor of the minimum share of failed allocations for a finding: one in ten.
+const FAILED_SHARE_DIVISOR: u64 = 10;
 /// Minimum number of failures for a finding.
 const MIN_FAILURES: u64 = 100;
 
@@ -198,7 +198,7 @@ fn no_zero_page(thp: &Thp) -> Option<Finding> {
 fn many_failed(snapshot: &Snapshot, done: &str, failed: &str) -> Option<(u64, u64)> {
     let done = snapshot.host.events.get(done)?;
     let failed = snapshot.host.events.get(failed)?;
-    let is_large = failed >= (done + failed) / MIN_FAILED_SHARE;
+    let is_large = failed >= (done + failed) / FAILED_SHARE_DIVISOR;
     (failed >= MIN_FAILURES && is_large).then_some((done, failed))
 }
 
