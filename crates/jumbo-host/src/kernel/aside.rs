@@ -21,7 +21,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::stdio::{dup2_stdin, dup2_stdout, stdout};
 
-use super::process::{Standing, end, fork, is_ready};
+use super::process::{ProcessState, end, fork, is_ready};
 use super::smaps::Smaps;
 use super::{FileError, Root};
 
@@ -204,7 +204,7 @@ impl Reader {
                 return Ok(true);
             }
             let pid = self.pid.as_raw_nonzero().get().unsigned_abs();
-            match Standing::read(&Root::host(), pid).map(|standing| standing.state) {
+            match ProcessState::read(&Root::host(), pid).map(|reader| reader.state) {
                 // A walk of the page tables of a terabyte takes seconds of CPU time.
                 Ok('R') => slept = Duration::ZERO,
                 _ => slept += POLL_INTERVAL,

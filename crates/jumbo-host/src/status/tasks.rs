@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use object::read::ReadCache;
 use serde::Serialize;
 
-use crate::kernel::process::Standing;
+use crate::kernel::process::ProcessState;
 use crate::kernel::smaps::Smaps;
 use crate::kernel::{FileError, Root, aside, base_page, task};
 use crate::policy::Reach;
@@ -182,7 +182,7 @@ fn is_measured(root: &Root, mut pid: u32) -> bool {
     // Bounded, because reused PIDs may form a cycle.
     const MAX_ANCESTORS: usize = 64;
     for _ in 0..MAX_ANCESTORS {
-        let Ok(Standing { parent, .. }) = Standing::read(root, pid) else {
+        let Ok(ProcessState { parent, .. }) = ProcessState::read(root, pid) else {
             return false;
         };
         let measures = || {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, set_parent_process_death_signal};
 
-use super::{ProgramImage, Signals, Standing, beside, end};
+use super::{ProcessState, ProgramImage, Signals, beside, end};
 use crate::kernel::Root;
 
 /// A program that runs as a child of this process, in its session and process group. The kernel
@@ -128,7 +128,7 @@ impl Child {
 
     /// Reports whether it is stopped.
     pub fn is_stopped(&self) -> bool {
-        Standing::read(&Root::host(), self.pid()).is_ok_and(|standing| standing.state == 'T')
+        ProcessState::read(&Root::host(), self.pid()).is_ok_and(|process| process.state == 'T')
     }
 
     /// Waits until it ends.

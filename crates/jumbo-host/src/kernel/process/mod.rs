@@ -6,7 +6,7 @@
 //! - [`Signals`]: the signals of this process, read from a signalfd.
 //! - [`Interruptible`]: work in a thread, in a system call that a signal interrupts.
 //! - [`tree`]: the processes of a program.
-//! - [`Standing`]: state of a process from /proc/PID/status. [`Stop`]: stop of a traced thread.
+//! - [`ProcessState`]: a process according to /proc/PID/status. [`Stop`]: stop of a traced thread.
 //! - [`release`]: frees the memory of a dying process.
 //! - [`Beside`]: a process that manages a program from outside.
 //! - [`Child`]: a program as a child, with the signals, descriptors and dispositions that this
@@ -19,8 +19,8 @@ mod child;
 mod image;
 mod interruptible;
 mod signals;
-mod standing;
 pub mod start;
+mod state;
 mod stop;
 pub mod tree;
 
@@ -36,7 +36,7 @@ pub use child::{Change, Child, ResourceUsage, SpawnError};
 pub use image::{ProgramImage, inherited_environment};
 pub use interruptible::Interruptible;
 pub use signals::{Signal, Signals, die_by};
-pub use standing::Standing;
+pub use state::ProcessState;
 pub use stop::Stop;
 
 /// Reports whether a descriptor becomes readable, or reaches its end, within `timeout`.

@@ -2,7 +2,7 @@
 
 use procfs_core::process::StatM;
 
-use super::Standing;
+use super::ProcessState;
 use crate::kernel::{FileError, Root, parse};
 use crate::units::Bytes;
 
@@ -26,7 +26,7 @@ pub fn is_within(root: &Root, pid: u32, ancestor: u32) -> bool {
         if pid == ancestor {
             return true;
         }
-        pid = Standing::read(root, pid).map_or(0, |standing| standing.parent);
+        pid = ProcessState::read(root, pid).map_or(0, |process| process.parent);
     }
     false
 }

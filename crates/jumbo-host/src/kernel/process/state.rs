@@ -1,5 +1,4 @@
-//! The state of a process or thread for a process that ends it: [`Standing`], from
-//! /proc/PID/status.
+//! State of a process or thread, from /proc/PID/status: [`ProcessState`].
 
 use crate::kernel::task::Status;
 use crate::kernel::{FileError, Root};
@@ -7,7 +6,7 @@ use crate::kernel::{FileError, Root};
 /// Fields of /proc/PID/status (proc_pid_status(5)). Any user may read them, of any process. Each
 /// thread has a file under its own ID. Sets of signals have a bit for each: signal 1 is bit 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct ProcessState {
     /// State: `R`, `S`, `D`, `T` (stopped), `t` (stopped by a tracer), `Z` (zombie), `X`.
     pub state: char,
     /// PID of the process of the thread.
@@ -32,7 +31,7 @@ pub struct Standing {
     pub blocked: u64,
 }
 
-impl Standing {
+impl ProcessState {
     /// Reads /proc/`pid`/status.
     pub fn read(root: &Root, pid: u32) -> Result<Self, FileError> {
         let status = Status::read(root, pid)?;
@@ -66,7 +65,7 @@ mod tests {
 
     #[test]
     fn this_process_is_read() {
-        let own = Standing::read(&Root::host(), std::process::id()).unwrap();
+        let own = ProcessState::read(&Root::host(), std::process::id()).unwrap();
         assert_eq!(own.process, std::process::id());
         assert!(own.has_memory && own.threads > 0 && own.parent > 0);
         assert!(!own.is_dumping && !own.is_zombie());
@@ -75,7 +74,7 @@ mod tests {
     #[test]
     fn an_ended_child_is_a_zombie() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        let read = || Standing::read(&Root::host(), child.id()).unwrap();
+        let read = || ProcessState::read(&Root::host(), child.id()).unwrap();
         while !read().is_zombie() {
             std::thread::yield_now();
         }
