@@ -176,21 +176,19 @@ impl ControllerGroup {
             return Ok(None);
         };
         let mounts: MountInfos = parse(root, "proc/self/mountinfo")?;
-        let Some(mount) = mounts.iter().find(|mount| match version {
+        let mount = mounts.iter().find(|mount| match version {
             1 => mount.fs_type == "cgroup" && mount.super_options.contains_key(controller),
             _ => mount.fs_type == "cgroup2",
-        }) else {
-            return Ok(None);
-        };
-        let found = Self {
+        });
+        let found = mount.map(|mount| Self {
             version,
             mount: below_root(root, &mount.mount_point),
             folder: below_root(root, &inside(mount, &group.pathname)),
-        };
+        });
         // The root of a v2 hierarchy has no limit files, so its list of controllers decides.
         let is_named = |text: String| text.split_ascii_whitespace().any(|name| name == controller);
-        let listed = || root.read(found.mount.join("cgroup.controllers"));
-        Ok((version == 1 || listed().is_ok_and(is_named)).then_some(found))
+        let listed = |found: &Self| root.read(found.mount.join("cgroup.controllers"));
+        Ok(found.filter(|found| version == 1 || listed(found).is_ok_and(is_named)))
     }
 
     /// The tightest limit on `what` of this group and its ancestors up to the mount.
@@ -203,10 +201,8 @@ impl ControllerGroup {
         let folders = self.folder.ancestors();
         for folder in folders.take_while(|folder| folder.starts_with(&self.mount)) {
             let file = folder.join(format!("{what}.{limit}"));
-            let Some(text) = optional(root.read(&file))? else {
-                continue;
-            };
-            let Some(bytes) = bounded(text.trim()) else {
+            let text = optional(root.read(&file))?;
+            let Some(bytes) = text.and_then(|text| bounded(text.trim())) else {
                 continue;
             };
             let usage = optional(root.read_u64(folder.join(format!("{what}.{usage}"))))?;

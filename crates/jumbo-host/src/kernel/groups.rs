@@ -144,15 +144,10 @@ impl GroupHuge {
     }
 
     fn add(&mut self, other: &Self) {
-        let sum = |one: &mut Option<Bytes>, other: Option<Bytes>| {
-            *one = match (*one, other) {
-                (Some(one), Some(other)) => Some(one + other),
-                (one, other) => one.or(other),
-            }
-        };
-        sum(&mut self.anon, other.anon);
-        sum(&mut self.shmem, other.shmem);
-        sum(&mut self.file, other.file);
+        let sum = |one: Option<Bytes>, other| one.into_iter().chain(other).reduce(|a, b| a + b);
+        self.anon = sum(self.anon, other.anon);
+        self.shmem = sum(self.shmem, other.shmem);
+        self.file = sum(self.file, other.file);
     }
 }
 

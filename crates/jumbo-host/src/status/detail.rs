@@ -134,6 +134,8 @@ impl Inspector {
     /// Reads the details of one process. [`Detail::missing`] lists unreadable data.
     pub fn inspect(&mut self, pid: u32) -> Result<Detail, FileError> {
         let memory = task::memory(&self.root, pid)?;
+        let others = task::all(&self.root).unwrap_or_default();
+        let reaper_of = siblings::program_of(&self.root, pid, others);
         let mut detail = Detail {
             pid,
             name: task::name(&self.root, pid)?,
@@ -144,7 +146,7 @@ impl Inspector {
             usage: None,
             proportional: None,
             why_not: BTreeMap::new(),
-            reaper_of: self.program_of(pid),
+            reaper_of: reaper_of.map(|sibling| sibling.program),
             jumbo: None,
             mappings: Vec::new(),
             missing: Vec::new(),
@@ -180,11 +182,6 @@ impl Inspector {
                 Ok(detail)
             }
         }
-    }
-
-    fn program_of(&self, pid: u32) -> Option<u32> {
-        let others = task::all(&self.root).unwrap_or_default();
-        siblings::program_of(&self.root, pid, others).map(|sibling| sibling.program)
     }
 
     fn read_mappings(&mut self, detail: &mut Detail) -> Result<(), FileError> {

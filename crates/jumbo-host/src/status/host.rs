@@ -3,6 +3,8 @@
 //! No error is fatal. [`Host::missing`] has the reason for each unreadable part, so that a normal
 //! user, a container and a kernel without a feature get the other parts.
 
+use std::fmt::Display;
+
 use rustix::fs::StatVfsMountFlags;
 use serde::Serialize;
 
@@ -96,7 +98,7 @@ pub struct Missing {
 
 impl Missing {
     /// Creates an entry for `what` with the reason `error`.
-    pub fn new(what: impl Into<String>, error: &FileError) -> Self {
+    pub fn new(what: impl Into<String>, error: &impl Display) -> Self {
         Self {
             what: what.into(),
             why: error.to_string(),
@@ -104,16 +106,13 @@ impl Missing {
     }
 
     /// Unwraps a result. An error becomes an entry in `missing`, and the default is returned.
-    pub fn or_default<T: Default, E: std::fmt::Display>(
+    pub fn or_default<T: Default, E: Display>(
         read: Result<T, E>,
         what: &str,
         missing: &mut Vec<Self>,
     ) -> T {
         read.unwrap_or_else(|error| {
-            missing.push(Self {
-                what: what.to_owned(),
-                why: error.to_string(),
-            });
+            missing.push(Self::new(what, &error));
             T::default()
         })
     }

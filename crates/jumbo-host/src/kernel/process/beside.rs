@@ -15,17 +15,15 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{
-    PTracer, Pid, PidfdFlags, Resource, Rlimit, child_subreaper, getpid, pidfd_open, set_ptracer,
-    setrlimit,
-};
+use rustix::process::{PTracer, Pid, PidfdFlags, child_subreaper, getpid, pidfd_open, set_ptracer};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
+use super::signals::forbid_core_dump;
 use super::{ProgramImage, Signals, end, is_ready, tree};
 use crate::kernel::Root;
 use crate::units::Bytes;
 
-/// First interval between two reads of the program's memory. The interval doubles each time.
+/// First interval between two reads of the program's memory. It doubles up to the maximum.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -165,11 +163,7 @@ fn detach(keep: &[RawFd], output: Option<&OwnedFd>) {
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir("/");
     // A resource limit of the program may kill this process. Its core dump would mislead the user.
-    let none = Rlimit {
-        current: Some(0),
-        maximum: Some(0),
-    };
-    let _ = setrlimit(Resource::Core, none);
+    forbid_core_dump();
     let null = std::fs::File::options()
         .read(true)
         .write(true)

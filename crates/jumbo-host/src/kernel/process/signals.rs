@@ -179,17 +179,22 @@ fn set_default(signal: i32) -> libc::sigaction {
 /// where the signal does not kill.
 #[expect(unsafe_code, reason = "rustix has no real-time signals here")]
 pub fn die_by(signal: i32) {
-    let none = Rlimit {
-        current: Some(0),
-        maximum: Some(0),
-    };
-    let _ = setrlimit(Resource::Core, none);
+    forbid_core_dump();
     // A core pattern with a pipe ignores the limit.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     set_default(signal);
     // SAFETY: kill touches no memory of this process.
     unsafe { libc::kill(libc::getpid(), signal) };
     mask(libc::SIG_UNBLOCK, signal);
+}
+
+/// Sets the limit of core dumps to 0.
+pub(super) fn forbid_core_dump() {
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let _ = setrlimit(Resource::Core, none);
 }
 
 #[cfg(test)]

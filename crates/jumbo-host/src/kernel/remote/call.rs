@@ -137,9 +137,7 @@ mod machine {
             libc::SYS_sendto,
             libc::SYS_sendmsg,
         ];
-        RESTARTABLE_CALLS
-            .iter()
-            .any(|call| u64::try_from(*call) == Ok(number))
+        RESTARTABLE_CALLS.contains(&number.cast_signed())
     }
 
     fn is_call(thread: Pid, at: u64) -> bool {

@@ -192,34 +192,24 @@ mod tests {
 
     #[test]
     fn the_call_and_its_arguments_decide_the_state() {
+        use ThreadState::{Exact, Limited, Other};
         let forever = u64::from(u32::MAX);
-        for (number, arguments, place) in [
-            (libc::SYS_futex, &[0x1000, 0x80][..], ThreadState::Exact),
-            (libc::SYS_futex, &[0x1000, 0x189], ThreadState::Exact),
-            (libc::SYS_futex, &[0x1000, 0x86], ThreadState::Other),
-            (libc::SYS_read, &[0], ThreadState::Exact),
-            (libc::SYS_read, &[1], ThreadState::Limited),
-            (libc::SYS_write, &[0], ThreadState::Other),
-            (libc::SYS_epoll_pwait, &[3, 1, 1, 100], ThreadState::Limited),
-            (
-                libc::SYS_epoll_pwait,
-                &[3, 1, 1, forever],
-                ThreadState::Exact,
-            ),
-            (
-                libc::SYS_epoll_pwait,
-                &[3, 1, 1, u64::MAX],
-                ThreadState::Exact,
-            ),
-            (libc::SYS_epoll_pwait2, &[3, 1, 1, 0], ThreadState::Exact),
-            (libc::SYS_rt_sigtimedwait, &[1, 1, 9], ThreadState::Limited),
+        for (number, arguments, expected) in [
+            (libc::SYS_futex, &[0x1000, 0x80][..], Exact),
+            (libc::SYS_futex, &[0x1000, 0x189], Exact),
+            (libc::SYS_futex, &[0x1000, 0x86], Other),
+            (libc::SYS_read, &[0], Exact),
+            (libc::SYS_read, &[1], Limited),
+            (libc::SYS_write, &[0], Other),
+            (libc::SYS_epoll_pwait, &[3, 1, 1, 100], Limited),
+            (libc::SYS_epoll_pwait, &[3, 1, 1, forever], Exact),
+            (libc::SYS_epoll_pwait, &[3, 1, 1, u64::MAX], Exact),
+            (libc::SYS_epoll_pwait2, &[3, 1, 1, 0], Exact),
+            (libc::SYS_rt_sigtimedwait, &[1, 1, 9], Limited),
         ] {
             let argument = |at: usize| arguments.get(at).copied().unwrap_or(0);
-            assert_eq!(
-                state_of_call(number, argument, |fd| fd == 0),
-                place,
-                "{number} {arguments:?}"
-            );
+            let state = state_of_call(number, argument, |fd| fd == 0);
+            assert_eq!(state, expected, "{number} {arguments:?}");
         }
     }
 }
