@@ -43,7 +43,7 @@ const MAX_DEPTH: usize = 32;
 
 impl Workload {
     /// Parses the path of a group. The innermost name of each kind counts.
-    pub fn of(path: &str) -> Self {
+    fn of(path: &str) -> Self {
         let mut found = Self::default();
         let mut is_kube = false;
         for part in path.split('/') {
@@ -72,7 +72,7 @@ impl Workload {
     }
 
     /// Reports whether the path has any name.
-    pub fn is_named(&self) -> bool {
+    fn is_named(&self) -> bool {
         self != &Self::default()
     }
 }

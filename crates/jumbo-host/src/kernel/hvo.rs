@@ -60,20 +60,14 @@ pub fn memmap_on_memory(root: &Root) -> Result<Option<bool>, FileError> {
 }
 
 /// Size of the descriptors of `memory`.
-pub fn descriptors(memory: Bytes, base: PageSize) -> Bytes {
+fn descriptors(memory: Bytes, base: PageSize) -> Bytes {
     Bytes(memory.whole_pages(base).0.saturating_mul(DESCRIPTOR.0))
-}
-
-/// Size of a page's descriptors where at most `kept` base pages of them stay: one with HVO, two
-/// with the series of 2021.
-pub fn kept(size: PageSize, base: PageSize, kept: Pages) -> Bytes {
-    descriptors(Bytes(size.bytes()), base).min(kept.bytes(base))
 }
 
 /// Size of the descriptors that HVO frees per page: all but one base page of them.
 pub fn freed(size: PageSize, base: PageSize) -> Bytes {
     let all = descriptors(Bytes(size.bytes()), base);
-    Bytes(all.0 - kept(size, base, Pages(1)).0)
+    Bytes(all.0.saturating_sub(base.bytes()))
 }
 
 /// Memory that HVO saves.

@@ -77,26 +77,24 @@ pub struct Probe {
 }
 
 impl Feature {
-    fn yes(reason: impl Into<String>) -> Self {
+    fn new(available: Available, reason: impl Into<String>) -> Self {
         Self {
-            available: Available::Yes,
+            available,
             reason: reason.into(),
             errno: None,
         }
     }
 
+    fn yes(reason: impl Into<String>) -> Self {
+        Self::new(Available::Yes, reason)
+    }
+
     fn limited(reason: impl Into<String>) -> Self {
-        Self {
-            available: Available::Limited,
-            ..Self::yes(reason)
-        }
+        Self::new(Available::Limited, reason)
     }
 
     fn no(reason: impl Into<String>) -> Self {
-        Self {
-            available: Available::No,
-            ..Self::yes(reason)
-        }
+        Self::new(Available::No, reason)
     }
 
     fn refused(reason: impl Into<String>, errno: Errno) -> Self {
@@ -159,11 +157,12 @@ pub fn probe(root: &Root) -> Probe {
         userfaultfd: userfaultfd(root),
         vmemmap_optimization: vmemmap_optimization(root),
         memmap_on_memory: memmap_on_memory(root),
-        cgroup_hugetlb: match &limits {
-            Ok(limits) => cgroup_feature(limits),
-            Err(error) => Feature::no(error.to_string()),
-        },
+        cgroup_hugetlb: or_no(limits.map(|limits| cgroup_feature(&limits))),
     }
+}
+
+fn or_no(feature: Result<Feature, FileError>) -> Feature {
+    feature.unwrap_or_else(|error| Feature::no(error.to_string()))
 }
 
 fn pool_feature(pool: &Pool, limits: Option<&Limits>) -> Feature {
@@ -244,14 +243,13 @@ fn shared_feature(choice: &Choice) -> Feature {
 }
 
 fn thp_for_process(root: &Root, thp: &Result<Option<Thp>, FileError>) -> Feature {
-    match (thp, task::own_thp_enabled(root)) {
-        (Err(error), _) => Feature::no(error.to_string()),
+    match (thp, &task::own_thp_enabled(root)) {
         (Ok(None), _) => Feature::no("this kernel has no transparent huge pages"),
-        (_, Ok(Some(false))) => {
+        (Ok(Some(_)), Ok(Some(false))) => {
             Feature::no("PR_SET_THP_DISABLE is set: THP_enabled is 0 in /proc/self/status")
         }
-        (_, Ok(_)) => Feature::yes("PR_SET_THP_DISABLE is not set"),
-        (_, Err(error)) => Feature::no(error.to_string()),
+        (Ok(Some(_)), Ok(_)) => Feature::yes("PR_SET_THP_DISABLE is not set"),
+        (Err(error), _) | (_, Err(error)) => Feature::no(error.to_string()),
     }
 }
 
@@ -317,23 +315,21 @@ fn userfaultfd(root: &Root) -> Feature {
 }
 
 fn vmemmap_optimization(root: &Root) -> Feature {
-    match hvo::is_on(root) {
-        Ok(Some(true)) => Feature::yes(hvo::in_words(Some(true))),
-        Ok(Some(false)) => Feature::limited("off; root can switch it: `jumbo vmemmap on`"),
-        Ok(None) => Feature::no("not in this kernel (Linux 5.18)"),
-        Err(error) => Feature::no(error.to_string()),
-    }
+    or_no(hvo::is_on(root).map(|is_on| match is_on {
+        Some(true) => Feature::yes(hvo::in_words(is_on)),
+        Some(false) => Feature::limited("off; root can switch it: `jumbo vmemmap on`"),
+        None => Feature::no("not in this kernel (Linux 5.18)"),
+    }))
 }
 
 fn memmap_on_memory(root: &Root) -> Feature {
-    match hvo::memmap_on_memory(root) {
-        Ok(Some(true)) => {
+    or_no(hvo::memmap_on_memory(root).map(|is_on| match is_on {
+        Some(true) => {
             Feature::yes("hotplugged memory holds its own descriptors, which HVO leaves alone")
         }
-        Ok(Some(false)) => Feature::no("memory_hotplug.memmap_on_memory is N"),
-        Ok(None) => Feature::no("this kernel has no memory_hotplug.memmap_on_memory (Linux 5.13)"),
-        Err(error) => Feature::no(error.to_string()),
-    }
+        Some(false) => Feature::no("memory_hotplug.memmap_on_memory is N"),
+        None => Feature::no("this kernel has no memory_hotplug.memmap_on_memory (Linux 5.13)"),
+    }))
 }
 
 fn cgroup_feature(limits: &Limits) -> Feature {

@@ -91,11 +91,6 @@ impl Task {
 }
 
 impl Huge {
-    /// Sum of all kinds.
-    pub fn total(&self) -> Bytes {
-        self.anon + self.shmem + self.file
-    }
-
     /// Reads smaps_rollup, which walks the page tables of the process.
     fn read(root: &Root, pid: u32) -> Result<Self, FileError> {
         let rollup = aside::text(root, pid, "smaps_rollup").map(Smaps::of)?;
