@@ -58,7 +58,7 @@ pub(crate) fn text(root: &Root, pid: u32, file: &str) -> Result<String, FileErro
     text.unwrap_or_else(|| Err(FileError::io("read", &root.path("proc"))(Errno::IO.into())))
 }
 
-/// Reads the [`text`] of each of these processes; one that is too long counts as held back.
+/// Reads the [`text`] of each of these processes; a text above the maximum counts as held back.
 pub(crate) fn texts(root: &Root, pids: &[u32], file: &str) -> Vec<Result<String, FileError>> {
     let max = match pids.len() {
         ..=1 => MAX_TEXT_BYTES,

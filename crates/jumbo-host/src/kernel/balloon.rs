@@ -1,9 +1,8 @@
 //! Free page reporting of a virtual machine: [`reporting`].
 //!
-//! With free page reporting (Documentation/mm/free_page_reporting.rst, Linux 5.7) the kernel
-//! reports blocks to the balloon device two seconds after they became free, and the host reclaims
-//! their memory. The next touch of such a block waits for the host. All huge pages come from such
-//! blocks.
+//! The kernel reports blocks to the balloon device two seconds after they became free
+//! (Documentation/mm/free_page_reporting.rst, Linux 5.7). The host reclaims their memory. The next
+//! touch of such a block waits for the host. All huge pages come from such blocks.
 //!
 //! Only the virtio balloon is detected, by its features in sysfs. On other hypervisors the cost of
 //! a first touch can only be measured.

@@ -3,8 +3,8 @@
 //! The kernel has no file with the folio sizes of a file's page cache. So each PMD range of the
 //! file is mapped at an aligned address and touched, and /proc/self/smaps tells by `FilePmdMapped`
 //! (tmpfs: `ShmemPmdMapped`) whether a PMD maps it. With MADV_HUGEPAGE, a touch of an uncached
-//! range reads the whole PMD range at once, into one folio where the file system can (xfs since
-//! Linux 5.18, ext4 since 6.16). Cached folios stay as they are.
+//! range reads the whole range at once. The file system may use one folio for it (xfs since Linux
+//! 5.18, ext4 since 6.16). Cached folios stay as they are.
 //!
 //! Invariant: this process writes nothing, and reads no byte of the file: the truncation of a file
 //! causes an error, and no SIGBUS.

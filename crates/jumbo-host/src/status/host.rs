@@ -1,7 +1,7 @@
 //! Snapshot of the host: [`Host`].
 //!
-//! No error is fatal. [`Host::missing`] has the reason for each unreadable part, so that a normal
-//! user, a container and a kernel without a feature get the other parts.
+//! No error is fatal. [`Host::missing`] has the reason for each unreadable part: a normal user, a
+//! container and a kernel without a feature get the other parts.
 
 use std::fmt::Display;
 

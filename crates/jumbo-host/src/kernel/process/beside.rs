@@ -5,9 +5,9 @@
 //! by execve(2) of another image.
 //!
 //! A program that replaces this process sees no child: the process is an orphan, and another
-//! process adopts it. If this process itself adopts orphans (PID 1 of a namespace,
-//! PR_SET_CHILD_SUBREAPER), it is a child without an exit signal, which only wait(2) with __WALL
-//! sees. Such a child must not execute an image: execve(2) sets its exit signal to SIGCHLD.
+//! process adopts it. This process itself may adopt orphans (PID 1 of a namespace,
+//! PR_SET_CHILD_SUBREAPER). Then it is a child without an exit signal, which only wait(2) with
+//! __WALL sees. Such a child must not execute an image: execve(2) sets its exit signal to SIGCHLD.
 
 use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};

@@ -4,9 +4,9 @@
 //! - `threads`: selects the thread and the moment.
 //! - `call`: registers, and the effect of a stop on the system call that the thread waits in.
 //!
-//! A child traces, with all signals blocked and in a session of its own, so that Ctrl-C and a kill
-//! of the process group do not reach it. A tracer killed during a call would leave the thread with
-//! wrong registers.
+//! A child traces, with all signals blocked and in a session of its own: Ctrl-C and a kill of the
+//! process group do not reach it. A tracer killed during a call would leave the thread with wrong
+//! registers.
 //!
 //! Invariants: The thread gets no signal and no result that it would not get without a tracer: see
 //! `call`. No byte of the process's memory is written. The thread always continues with its own

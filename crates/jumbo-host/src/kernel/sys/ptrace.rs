@@ -215,8 +215,8 @@ fn data(signal: i32) -> usize {
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
 fn request(request: libc::c_long, thread: Pid, address: usize, data: usize) -> Result<usize> {
     // SAFETY: `data` is a number for the requests of this module that move no data. For the others
-    // it is the address of memory that the kernel writes or reads (a word, a vector of one part, a
-    // configuration of `address` bytes) and that outlives the call. `address` is otherwise in the
+    // it is the address of a word, a vector of one part, or a configuration of `address` bytes. The
+    // kernel writes or reads that memory, which outlives the call. `address` is otherwise in the
     // thread's address space.
     let returned = unsafe {
         libc::syscall(

@@ -30,7 +30,7 @@ const THP_FOLDER: &str = "/sys/kernel/mm/transparent_hugepage";
 
 /// Hint against fragmented free memory.
 const COMPACT_HINT: &str = "`echo 1 > /proc/sys/vm/compact_memory` compacts now, \
-                            `sysctl vm.compaction_proactiveness=60` keeps at it";
+                            `sysctl vm.compaction_proactiveness=60` compacts in the background";
 
 /// Input of the rules.
 #[derive(Clone, Debug)]
