@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 
 use jumbo::units::PageSize;
-use jumbo_host::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
+use jumbo_host::kernel::process::{
+    Child, ProgramImage, Signals, SpawnError, inherited_environment,
+};
 use jumbo_host::kernel::{Root, hugetlb, thp};
 use jumbo_host::policy::{FreeMode, Host, Orders, Plan, Tunable, variables};
 use jumbo_inside::headroom;
@@ -174,11 +176,11 @@ impl<'a> Launch<'a> {
             .unwrap_or_default()
     }
 
-    fn image(&self, ledger: Option<&str>) -> Result<Image, Failure> {
+    fn image(&self, ledger: Option<&str>) -> Result<ProgramImage, Failure> {
         let environment = merge(inherited_environment(), &self.changes(ledger));
         let arguments = self.command.iter().map(OsString::as_os_str);
         environment
-            .and_then(|environment| Image::new(&self.program.path, arguments, environment))
+            .and_then(|environment| ProgramImage::new(&self.program.path, arguments, environment))
             .map_err(|error| Failure {
                 code: NOT_EXECUTABLE,
                 message: format!("cannot run `{}`: {error}", self.name().display()),

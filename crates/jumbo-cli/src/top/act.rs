@@ -13,7 +13,7 @@ use std::time::Duration;
 use jumbo::units::Bytes;
 use jumbo_host::kernel::{Root, task};
 use jumbo_host::promote::{Plan, Target, Wish};
-use jumbo_host::status::{Detail, Lens, MappingDetail};
+use jumbo_host::status::{Detail, Inspector, MappingDetail};
 use jumbo_inside::orders::MaxWaste;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -74,9 +74,9 @@ impl Chosen {
 pub(super) fn look(pid: u32) -> News {
     let root = Root::host();
     let look = || {
-        let mut lens = Lens::new(&root)?;
-        lens.mappings = true;
-        let mut detail = lens.look(pid)?;
+        let mut inspector = Inspector::new(&root)?;
+        inspector.mappings = true;
+        let mut detail = inspector.inspect(pid)?;
         detail.mappings.retain(|mapping| mapping.bytes > Bytes(0));
         let by_size = |mapping: &MappingDetail| (Reverse(mapping.bytes), mapping.start);
         detail.mappings.sort_by_key(by_size);

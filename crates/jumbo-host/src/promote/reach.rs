@@ -8,7 +8,7 @@ use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
 use super::{Refusal, Target};
-use crate::kernel::process::Standing;
+use crate::kernel::process::ProcessState;
 use crate::kernel::remote::{self, Advice, Advised, End};
 use crate::kernel::{Root, sys, task};
 
@@ -165,7 +165,7 @@ fn why_not_advised(errno: Errno) -> String {
 /// Why no thread of it can be had make a call.
 fn why_not_traced(target: &Target) -> Option<String> {
     let (root, pid) = (&target.root, target.pid());
-    let Ok(standing) = Standing::read(root, pid) else {
+    let Ok(standing) = ProcessState::read(root, pid) else {
         return Some(String::from("it has ended"));
     };
     if standing.tracer != 0 {

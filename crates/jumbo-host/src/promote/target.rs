@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::Refusal;
-use crate::kernel::process::Standing;
+use crate::kernel::process::ProcessState;
 use crate::kernel::remote::Renewed;
 use crate::kernel::sys::Pagemap;
 use crate::kernel::{FileError, Root, task};
@@ -34,7 +34,7 @@ impl Target {
             return Err(Refusal::Itself);
         }
         let opened = Process::open(root, pid);
-        let standing = Standing::read(root, pid).map_err(|_| Refusal::Gone)?;
+        let standing = ProcessState::read(root, pid).map_err(|_| Refusal::Gone)?;
         if standing.process != pid {
             return Err(Refusal::Thread(standing.process));
         }

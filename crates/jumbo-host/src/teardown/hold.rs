@@ -7,7 +7,7 @@ use rustix::process::Pid;
 
 use super::process::id;
 use super::{Process, Reason, Teardown, locks};
-use crate::kernel::process::{Standing, Stop};
+use crate::kernel::process::{ProcessState, Stop};
 use crate::kernel::sys::ptrace;
 use crate::kernel::task;
 use crate::units::Bytes;
@@ -62,7 +62,7 @@ impl Hold {
             if without == Some(thread) || is_ending(process, thread) {
                 continue;
             }
-            match ptrace::seize(thread) {
+            match ptrace::seize(thread, ptrace::PTRACE_O_TRACEEXIT) {
                 Ok(()) if process.has(thread) => {
                     return Ok(Self::of(process, thread));
                 }
@@ -78,7 +78,7 @@ impl Hold {
                     Some(standing) if standing.tracer == own() => {
                         return Ok(Self::of(process, thread));
                     }
-                    Some(Standing { tracer: 0, .. }) => return Err(Reason::Denied(errno)),
+                    Some(ProcessState { tracer: 0, .. }) => return Err(Reason::Denied(errno)),
                     Some(standing) => reason = Reason::Traced(standing.tracer),
                 },
             }
@@ -213,7 +213,7 @@ impl Hold {
     }
 
     fn is_alone(&self) -> bool {
-        let Ok(standing) = Standing::read(self.process.root(), self.process.pid()) else {
+        let Ok(standing) = ProcessState::read(self.process.root(), self.process.pid()) else {
             return true;
         };
         // The first thread stays as a zombie until all have ended.
@@ -222,8 +222,8 @@ impl Hold {
     }
 }
 
-fn standing(process: &Process, thread: Pid) -> Option<Standing> {
-    Standing::read(process.root(), id(thread)).ok()
+fn standing(process: &Process, thread: Pid) -> Option<ProcessState> {
+    ProcessState::read(process.root(), id(thread)).ok()
 }
 
 /// True where `thread` is beyond the point at which it would stop for us.
