@@ -4,7 +4,7 @@
 //! memory that is still in one piece, and a boot script may be too late for that: the kernel command line is what
 //! they need, which is the boot loader's and is printed, not written.
 
-use super::plan::{Plan, Wish};
+use super::plan::{PoolChange, PoolPlan};
 use super::shortage::is_gigantic;
 use crate::kernel::hugetlb::{self, Pool};
 use crate::kernel::{FileError, Root};
@@ -15,7 +15,12 @@ use crate::units::{NodeId, PageSize, Pages};
 ///
 /// # Errors
 /// [`FileError`] where our files, or what tells the sizes, cannot be read.
-pub fn persist(root: &Root, pool: &Pool, wish: &Wish, plan: &Plan) -> Result<Boot, FileError> {
+pub fn persist(
+    root: &Root,
+    pool: &Pool,
+    change: &PoolChange,
+    plan: &PoolPlan,
+) -> Result<Boot, FileError> {
     let size = pool.size;
     let to = |knob: &Knob| {
         let step = plan.writes.steps.iter().find(|step| step.knob == *knob)?;
@@ -23,27 +28,27 @@ pub fn persist(root: &Root, pool: &Pool, wish: &Wish, plan: &Plan) -> Result<Boo
     };
     let of_node = |node: &NodeId| hugetlb::file(size, Some(*node), "nr_hugepages");
     let (mut values, mut instead, mut pages) = (Vec::new(), Vec::new(), None);
-    if wish.persistent.is_some() || wish.overcommit.is_none() {
-        let here = wish.node.and_then(|node| pool.nodes.get(&node));
+    if change.persistent.is_some() || change.overcommit.is_none() {
+        let here = change.node.and_then(|node| pool.nodes.get(&node));
         let now = here.map_or(pool.persistent(), hugetlb::NodePool::persistent);
-        let to = to(&Knob::persistent(size, wish.node)).unwrap_or(now);
-        values.push((hugetlb::file(size, wish.node, "nr_hugepages"), to.into()));
+        let to = to(&Knob::persistent(size, change.node)).unwrap_or(now);
+        values.push((hugetlb::file(size, change.node, "nr_hugepages"), to.into()));
         pages = Some(to);
         // A total and a part of it would be written in an order that is not defined.
-        instead = match wish.node {
+        instead = match change.node {
             Some(_) => vec![hugetlb::file(size, None, "nr_hugepages")],
             None => pool.nodes.keys().map(of_node).collect(),
         };
     }
-    let both = wish.persistent.is_none() && wish.node.is_none() && pool.overcommit > Pages(0);
-    if wish.overcommit.is_some() || both {
+    let both = change.persistent.is_none() && change.node.is_none() && pool.overcommit > Pages(0);
+    if change.overcommit.is_some() || both {
         let to = to(&Knob::overcommit(size)).unwrap_or(pool.overcommit);
         let file = hugetlb::file(size, None, "nr_overcommit_hugepages");
         values.push((file, to.into()));
     }
     let mut boot = boot::persist(root, &Group::pool(size), &values, &instead)?;
     if is_gigantic(root, size) || !boot.unset.is_empty() {
-        boot.command_line = pages.map(|pages| command_line(size, &[(wish.node, pages)]));
+        boot.command_line = pages.map(|pages| command_line(size, &[(change.node, pages)]));
     }
     boot.notes.extend(command_line_sets(root, size));
     Ok(boot)
@@ -89,13 +94,13 @@ mod tests {
 
     fn persisted(root: &Root, size: PageSize, node: Option<u32>, pages: u64) -> Boot {
         let pool = pool(size);
-        let wish = Wish {
+        let change = PoolChange {
             persistent: Some(Amount::To(Pages(pages))),
             overcommit: None,
             node: node.map(NodeId),
         };
-        let plan = Plan::new(&pool, &wish).unwrap();
-        apply(root, persist(root, &pool, &wish, &plan))
+        let plan = PoolPlan::new(&pool, &change).unwrap();
+        apply(root, persist(root, &pool, &change, &plan))
     }
 
     fn apply(root: &Root, boot: Result<Boot, FileError>) -> Boot {

@@ -1,6 +1,6 @@
 //! The kernel's hugetlb pools of a host: what stands behind `jumbo pool`.
 //!
-//! A change begins as a [`Wish`], which with the pool as it is makes a [`Plan`]: which knob gets which value, and what
+//! A change begins as a [`PoolChange`], which with the pool as it is makes a [`PoolPlan`]: which knob gets which value, and what
 //! the kernel will do for it. [`knobs`](crate::knobs) writes it, records what was before, and puts that back.
 //!
 //! - [`plan`]: wishes and plans, and [`steer`] for many writes; pure but for that.
@@ -44,5 +44,5 @@ pub mod shortage;
 
 pub use holders::{HeldFile, Holder, Holders};
 pub use obstacles::obstacles;
-pub use plan::{Amount, Effect, Plan, PlanError, Wish, demote, steer};
+pub use plan::{Amount, Effect, PlanError, PoolChange, PoolPlan, demote, steer};
 pub use shortage::{Shortage, is_gigantic};

@@ -1,4 +1,4 @@
-//! What a pool is to have: [`Wish`]; and what the kernel will do for it: [`Plan`]. [`knobs`] writes it.
+//! What a pool is to have: [`PoolChange`]; and what the kernel will do for it: [`PoolPlan`]. [`knobs`] writes it.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use crate::units::{NodeId, PageSize, Pages, counted};
 
 /// What a caller wants of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct PoolChange {
     /// Its persistent pages.
     pub persistent: Option<Amount>,
     /// How many surplus pages there may be.
@@ -58,7 +58,7 @@ impl Effect {
 
 /// How a pool gets what is wished.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct PoolPlan {
     /// What is to be written.
     pub writes: knobs::Plan,
     /// What becomes of the persistent pages.
@@ -112,24 +112,24 @@ pub enum PlanError {
     },
 }
 
-impl Plan {
+impl PoolPlan {
     /// What it takes to give the pool what is wished.
     ///
     /// # Errors
     /// [`PlanError`].
-    pub fn new(pool: &Pool, wish: &Wish) -> Result<Self, PlanError> {
+    pub fn new(pool: &Pool, change: &PoolChange) -> Result<Self, PlanError> {
         let size = pool.size;
         let mut writes = knobs::Plan::new(Group::pool(size));
         let mut effect = Effect::default();
-        if let Some(to) = wish.overcommit {
+        if let Some(to) = change.overcommit {
             writes.add(Knob::overcommit(size), pool.overcommit, to);
         }
-        if let Some(amount) = wish.persistent {
-            let part = part(pool, wish.node)?;
+        if let Some(amount) = change.persistent {
+            let part = part(pool, change.node)?;
             let has = part.persistent();
-            let to = amount.from(has, size, wish.node)?;
+            let to = amount.from(has, size, change.node)?;
             if to != has {
-                let knob = Knob::persistent(size, wish.node);
+                let knob = Knob::persistent(size, change.node);
                 writes.steps.push(knobs::Step::new(knob, has, to));
                 writes.saved.extend(saved(pool));
                 effect = Effect::of(pool, part, to);
@@ -300,8 +300,8 @@ mod tests {
         }
     }
 
-    fn wish(persistent: Amount) -> Wish {
-        Wish {
+    fn change(persistent: Amount) -> PoolChange {
+        PoolChange {
             persistent: Some(persistent),
             overcommit: None,
             node: None,
@@ -314,7 +314,7 @@ mod tests {
             made,
             freed,
             turned_surplus,
-        } = Plan::new(pool, &wish(Amount::To(Pages(to))))
+        } = PoolPlan::new(pool, &change(Amount::To(Pages(to))))
             .unwrap()
             .effect;
         [adopted.0, made.0, freed.0, turned_surplus.0]
@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn pages_that_the_kernel_kept_are_told_from_those_that_came() {
         let before = pool(100, 90, 0, 0);
-        let effect = Plan::new(&before, &wish(Amount::To(Pages(70))))
+        let effect = PoolPlan::new(&before, &change(Amount::To(Pages(70))))
             .unwrap()
             .effect;
         assert_eq!(effect.kept(&before, &pool(70, 60, 0, 0)), Pages(0));
@@ -348,22 +348,22 @@ mod tests {
 
     #[test]
     fn nothing_to_do_is_no_step() {
-        let plan = Plan::new(&pool(10, 10, 0, 0), &wish(Amount::To(Pages(10)))).unwrap();
+        let plan = PoolPlan::new(&pool(10, 10, 0, 0), &change(Amount::To(Pages(10)))).unwrap();
         assert!(plan.writes.is_empty() && plan.writes.saved.is_empty());
     }
 
     #[test]
     fn amounts_beyond_the_pool_are_refused() {
         let ten = pool(10, 10, 0, 0);
-        let less = Plan::new(&ten, &wish(Amount::Less(Pages(11)))).unwrap_err();
+        let less = PoolPlan::new(&ten, &change(Amount::Less(Pages(11)))).unwrap_err();
         assert!(less.to_string().contains("has 10 persistent"), "{less}");
-        let more = Plan::new(&ten, &wish(Amount::More(Pages(u64::MAX)))).unwrap_err();
+        let more = PoolPlan::new(&ten, &change(Amount::More(Pages(u64::MAX)))).unwrap_err();
         assert!(matches!(more, PlanError::TooMany { .. }));
-        let elsewhere = Wish {
+        let elsewhere = PoolChange {
             node: Some(NodeId(7)),
-            ..wish(Amount::To(Pages(1)))
+            ..change(Amount::To(Pages(1)))
         };
-        let error = Plan::new(&ten, &elsewhere).unwrap_err();
+        let error = PoolPlan::new(&ten, &elsewhere).unwrap_err();
         assert!(error.to_string().contains("has node 0"), "{error}");
     }
 
@@ -371,7 +371,7 @@ mod tests {
     fn with_several_nodes_each_is_saved() {
         let mut pool = pool(10, 10, 0, 0);
         pool.nodes.insert(NodeId(2), part(3, 3, 1));
-        let plan = Plan::new(&pool, &wish(Amount::More(Pages(5)))).unwrap();
+        let plan = PoolPlan::new(&pool, &change(Amount::More(Pages(5)))).unwrap();
         let saved: Vec<_> = plan
             .writes
             .saved

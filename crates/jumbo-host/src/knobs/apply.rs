@@ -26,12 +26,12 @@ const TICK: Duration = Duration::from_millis(50);
 pub trait Watcher {
     /// Asked between the steps, and every 50 ms while the kernel works. `Break` asks for an end: once,
     /// so that putting back is not stopped by the same wish.
-    fn look(&mut self, doing: &Doing<'_>) -> ControlFlow<()>;
+    fn poll(&mut self, activity: &Activity<'_>) -> ControlFlow<()>;
 }
 
 /// What is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doing<'a> {
+pub enum Activity<'a> {
     /// Between two steps.
     Nothing,
     /// The kernel moves memory together.
@@ -42,7 +42,7 @@ pub enum Doing<'a> {
 
 /// Nothing is shown, nothing stops.
 impl Watcher for () {
-    fn look(&mut self, _: &Doing<'_>) -> ControlFlow<()> {
+    fn poll(&mut self, _: &Activity<'_>) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 }
@@ -300,7 +300,7 @@ pub(super) struct Work<'a> {
     /// The watcher asked for an end.
     pub(super) stop: bool,
     /// How long the kernel worked on the last write.
-    pub(super) took: Duration,
+    pub(super) elapsed: Duration,
     notes: Vec<String>,
 }
 
@@ -317,25 +317,25 @@ impl<'a> Work<'a> {
             compact,
             watcher,
             stop: false,
-            took: Duration::ZERO,
+            elapsed: Duration::ZERO,
             notes: Vec::new(),
         }
     }
 
     fn all(&mut self, record: &mut Record) -> Result<(), FileError> {
         for step in &mut record.steps {
-            if self.asked_to_stop(&Doing::Nothing) {
+            if self.asked_to_stop(&Activity::Nothing) {
                 return Ok(());
             }
             self.step(step)?;
         }
         for file in &record.files {
-            if self.asked_to_stop(&Doing::Nothing) {
+            if self.asked_to_stop(&Activity::Nothing) {
                 return Ok(());
             }
             file.put(self.root, file.after.as_deref())?;
         }
-        self.asked_to_stop(&Doing::Nothing);
+        self.asked_to_stop(&Activity::Nothing);
         Ok(())
     }
 
@@ -400,7 +400,7 @@ impl<'a> Work<'a> {
                 root.write(file, &to)?;
                 Ok(clock.elapsed())
             };
-            self.took = self.patiently(write, &Doing::Writing(step))?;
+            self.elapsed = self.patiently(write, &Activity::Writing(step))?;
             step.after = Some(step.knob.read(self.root)?);
         }
         Ok(())
@@ -409,7 +409,7 @@ impl<'a> Work<'a> {
     /// That memory cannot be compacted is a pity and no failure.
     fn compact(&mut self, step: &Step) {
         let (root, file) = (self.root.clone(), step.knob.compaction());
-        let done = self.patiently(move || root.write(file, "1"), &Doing::Compacting);
+        let done = self.patiently(move || root.write(file, "1"), &Activity::Compacting);
         if let Err(error) = done {
             let note = format!("memory was not compacted: {error}");
             self.notes.push(note);
@@ -420,7 +420,7 @@ impl<'a> Work<'a> {
     fn patiently<T: Send + 'static>(
         &mut self,
         work: impl FnOnce() -> Result<T, FileError> + Send + 'static,
-        doing: &Doing<'_>,
+        activity: &Activity<'_>,
     ) -> Result<T, FileError> {
         let process = self.root.path("proc/self");
         let no_thread = |source| FileError::io("start a thread in", &process)(source);
@@ -431,15 +431,15 @@ impl<'a> Work<'a> {
                 Ok(None) => return Err(no_thread(std::io::ErrorKind::Other.into())),
                 Err(work) => work,
             };
-            self.asked_to_stop(doing);
+            self.asked_to_stop(activity);
             if self.stop {
                 work.interrupt();
             }
         }
     }
 
-    fn asked_to_stop(&mut self, doing: &Doing<'_>) -> bool {
-        self.stop |= self.watcher.look(doing).is_break();
+    fn asked_to_stop(&mut self, activity: &Activity<'_>) -> bool {
+        self.stop |= self.watcher.poll(activity).is_break();
         self.stop
     }
 }
@@ -461,7 +461,7 @@ mod tests {
     struct Then<F>(F);
 
     impl<F: FnMut()> Watcher for Then<F> {
-        fn look(&mut self, _: &Doing<'_>) -> ControlFlow<()> {
+        fn poll(&mut self, _: &Activity<'_>) -> ControlFlow<()> {
             (self.0)();
             ControlFlow::Continue(())
         }

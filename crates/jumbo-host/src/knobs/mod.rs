@@ -41,7 +41,7 @@ pub mod plan;
 pub mod steering;
 pub mod thp;
 
-pub use apply::{Applied, ApplyError, Doing, Undone, Watcher, apply, undo};
+pub use apply::{Activity, Applied, ApplyError, Undone, Watcher, apply, undo};
 pub use boot::{Boot, FileChange};
 pub use journal::{Journal, JournalError, Locked, Record};
 pub use knob::{Form, Knob, Value};

@@ -30,7 +30,7 @@ pub struct Written {
     /// True where the watcher asked for an end meanwhile.
     pub stopped: bool,
     /// How long the kernel worked on it.
-    pub took: Duration,
+    pub elapsed: Duration,
 }
 
 impl<'a> Steering<'a> {
@@ -95,11 +95,11 @@ impl<'a> Steering<'a> {
         let mut step = Step::new(knob.clone(), knob.read(self.root)?, to);
         let mut work = Work::new(self.root, self.locked, false, watcher);
         work.step(&mut step)?;
-        let (stopped, took) = (work.stop, work.took);
+        let (stopped, elapsed) = (work.stop, work.elapsed);
         Ok(Written {
             step,
             stopped,
-            took,
+            elapsed,
         })
     }
 

@@ -2,7 +2,7 @@
 //!
 //! - [`Orders`] and [`PoolRequest`]: what a user asks of `jumbo run`.
 //! - [`elf`] and [`Reach`]: whether LD_PRELOAD gets into a program, read from the program's own bytes.
-//! - [`Plan`]: what follows: the environment, the [`Orders`], and what will be on huge pages.
+//! - [`RunPlan`]: what follows: the environment, the [`Orders`], and what will be on huge pages.
 //!
 //! Of [`kernel`](crate::kernel) it knows the THP table that its caller read. Invariant: the same question has the same plan.
 
@@ -16,6 +16,6 @@ pub use jumbo_inside::orders::{
     DataMode, FreeMode, HeapMode, Keep, KeepError, MAX_FREE_WORKERS, MAX_POOL, MaxWaste,
     MaxWasteError, Mode, Orders, PoolOrder, ReaperMode, ShmMode, TextMode,
 };
-pub use plan::{Host, Memory, Plan, Tunable};
+pub use plan::{HostSupport, MemoryPlan, RunPlan, Tunable};
 pub use pool::{PoolError, PoolRequest};
 pub use reach::Reach;

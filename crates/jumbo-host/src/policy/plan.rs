@@ -1,4 +1,4 @@
-//! [`Plan`]: from what was asked, what the host has and what the program is, what will be done.
+//! [`RunPlan`]: from what was asked, what the host has and what the program is, what will be done.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use crate::units::{Bytes, PageSize};
 
 /// What the host has, as far as a start needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Host {
+pub struct HostSupport {
     /// The PMD size; `None` where the kernel has no THP.
     pub pmd: Option<PageSize>,
     /// Faults bring no THP of that size: `enabled` is `never`.
@@ -32,7 +32,7 @@ pub enum Tunable {
 
 /// What will be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct RunPlan {
     /// For the preload library. Its ledger is the launcher's business.
     pub orders: Orders<'static>,
     /// LD_PRELOAD and JUMBO_ORDERS go into the environment.
@@ -47,7 +47,7 @@ pub struct Plan {
 
 /// What happens to one kind of the program's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Memory {
+pub struct MemoryPlan {
     /// Which.
     pub what: &'static str,
     /// The folio sizes it can get; empty where it stays on base pages.
@@ -56,13 +56,13 @@ pub struct Memory {
     pub how: String,
 }
 
-impl Plan {
+impl RunPlan {
     /// The plan for one program: what becomes of the orders that the user would give, and of the pool. `tunables` is the
     /// user's GLIBC_TUNABLES.
     pub fn new(
         asked: Orders<'static>,
         pool: Option<PoolRequest>,
-        host: Host,
+        host: HostSupport,
         reach: &Reach,
         tunables: Option<&[u8]>,
     ) -> Self {
@@ -124,7 +124,7 @@ impl Plan {
     /// What will be on huge pages and what will not, on a host with these controls; `None` where there are none, or
     /// they cannot be read. `thp_disabled`: the
     /// process was told to do without THP (PR_SET_THP_DISABLE), which its children inherit.
-    pub fn memory(&self, reach: &Reach, thp: Option<&Thp>, thp_disabled: bool) -> Vec<Memory> {
+    pub fn memory(&self, reach: &Reach, thp: Option<&Thp>, thp_disabled: bool) -> Vec<MemoryPlan> {
         let none = if let Some(reason) = reach.reason() {
             Some(reason)
         } else if thp_disabled {
@@ -146,9 +146,9 @@ impl Plan {
             None => "; whether the host allows it cannot be read here (/sys)",
         };
         let advised = |what, on: bool, option: &str, how: String| match &general {
-            _ if !on => Memory::left(what, format!("{option}=off")),
-            Some(reason) => Memory::left(what, reason),
-            None => Memory {
+            _ if !on => MemoryPlan::left(what, format!("{option}=off")),
+            Some(reason) => MemoryPlan::left(what, reason),
+            None => MemoryPlan {
                 what,
                 sizes: sizes.clone(),
                 how: format!("{how}{unknown}"),
@@ -170,7 +170,7 @@ impl Plan {
         };
         let small = match how {
             Ok(how) => advised(SMALL, heap, "--heap", how),
-            Err(why) => Memory::left(SMALL, why),
+            Err(why) => MemoryPlan::left(SMALL, why),
         };
         let wasted = match self.orders.max_waste {
             MaxWaste::Percent(percent) => format!("at most {percent} % wasted"),
@@ -182,7 +182,7 @@ impl Plan {
             small,
             advised(MAPPINGS, self.orders.maps, "--maps", maps),
             match &general {
-                Some(reason) => Memory::left("text", reason),
+                Some(reason) => MemoryPlan::left("text", reason),
                 None => self.text(),
             },
             advised(
@@ -194,21 +194,21 @@ impl Plan {
                 ),
             ),
             match &none {
-                Some(reason) => Memory::left(Memory::SHARED, reason),
+                Some(reason) => MemoryPlan::left(MemoryPlan::SHARED, reason),
                 None => self.shared(),
             },
-            Memory::left("stack", "the main thread's stack is left to the kernel"),
+            MemoryPlan::left("stack", "the main thread's stack is left to the kernel"),
         ]
     }
 }
 
-/// [`Memory::what`] of the heap.
+/// [`MemoryPlan::what`] of the heap.
 const LARGE: &str = "large allocations";
 const SMALL: &str = "small allocations";
 const MAPPINGS: &str = "anonymous mappings";
 
-impl Memory {
-    /// What [`Memory::what`] says of shared memory, whose sizes are not those of private memory.
+impl MemoryPlan {
+    /// What [`MemoryPlan::what`] says of shared memory, whose sizes are not those of private memory.
     pub const SHARED: &str = "shared memory";
 
     /// True for allocations and private mappings.
@@ -226,12 +226,12 @@ impl Memory {
     }
 }
 
-impl Plan {
+impl RunPlan {
     /// What becomes of text. Which sizes it comes in decide the page cache and the program's own headers.
-    fn text(&self) -> Memory {
+    fn text(&self) -> MemoryPlan {
         let file = "the file's own mapping where the page cache has huge folios";
         let how = match self.orders.text {
-            TextMode::Off => return Memory::left("text", "--text=off"),
+            TextMode::Off => return MemoryPlan::left("text", "--text=off"),
             TextMode::File => String::from(file),
             TextMode::Auto => format!(
                 "{file}; a shared copy once the program has lived, and touched 32 MiB of it"
@@ -240,7 +240,7 @@ impl Plan {
                 String::from("one copy for all your processes that run the file, at the start")
             }
         };
-        Memory {
+        MemoryPlan {
             what: "text",
             sizes: PageSize::new(self.orders.pmd as u64).into_iter().collect(),
             how,
@@ -248,9 +248,9 @@ impl Plan {
     }
 
     /// What becomes of shared memory. What the kernel's controls allow comes first, whatever it is.
-    fn shared(&self) -> Memory {
+    fn shared(&self) -> MemoryPlan {
         let how = match self.orders.shm {
-            ShmMode::Off => return Memory::left(Memory::SHARED, "--shm=off"),
+            ShmMode::Off => return MemoryPlan::left(MemoryPlan::SHARED, "--shm=off"),
             ShmMode::Advise => "aligned and advised; the rest is up to the host's shmem_enabled",
             ShmMode::Auto => {
                 "aligned and advised; collapsed once it was touched, in mappings of 32 MiB and more"
@@ -267,8 +267,8 @@ impl Plan {
             (_, sizes) => sizes,
         };
         let bits = (0..usize::BITS).map(|bit| sizes & 1 << bit);
-        Memory {
-            what: Memory::SHARED,
+        MemoryPlan {
+            what: MemoryPlan::SHARED,
             sizes: bits
                 .filter_map(|size| PageSize::new(size as u64).ok())
                 .collect(),
@@ -359,14 +359,14 @@ fn why_no_size(thp: &Thp) -> String {
 mod tests {
     use super::*;
 
-    const HOST: Host = Host {
+    const HOST: HostSupport = HostSupport {
         thp_never: false,
         pmd: Some(PageSize::SIZE_2M),
         has_pages: true,
     };
 
-    fn plan(reach: &Reach) -> Plan {
-        Plan::new(Orders::default(), None, HOST, reach, None)
+    fn plan(reach: &Reach) -> RunPlan {
+        RunPlan::new(Orders::default(), None, HOST, reach, None)
     }
 
     #[test]
@@ -386,10 +386,10 @@ mod tests {
 
     #[test]
     fn without_thp_nothing_is_asked_for() {
-        let plan = Plan::new(
+        let plan = RunPlan::new(
             Orders::default(),
             None,
-            Host { pmd: None, ..HOST },
+            HostSupport { pmd: None, ..HOST },
             &Reach::Reached,
             None,
         );
@@ -413,8 +413,8 @@ mod tests {
     fn a_pool_of_pages_that_are_not_there_is_in_what_a_pmd_maps() {
         let pool = "2G:1G".parse().ok();
         for (has_pages, page) in [(true, 1 << 30), (false, 2 << 20)] {
-            let host = Host { has_pages, ..HOST };
-            let plan = Plan::new(Orders::default(), pool, host, &Reach::Reached, None);
+            let host = HostSupport { has_pages, ..HOST };
+            let plan = RunPlan::new(Orders::default(), pool, host, &Reach::Reached, None);
             let pool = plan.orders.pool.unwrap();
             assert_eq!((pool.page, pool.size), (page, 2 << 30));
             assert_eq!(plan.why_other_pages().is_some(), !has_pages);
@@ -427,7 +427,7 @@ mod tests {
             heap: HeapMode::Off,
             ..Orders::default()
         };
-        let plan = Plan::new(asked, None, HOST, &Reach::Reached, None);
+        let plan = RunPlan::new(asked, None, HOST, &Reach::Reached, None);
         assert!(plan.orders.heap == HeapMode::Off && plan.orders.maps);
         assert_eq!(plan.tunable, Tunable::Left("--heap=off"));
     }
@@ -441,7 +441,7 @@ mod tests {
             follow: false,
             ..Orders::default()
         };
-        let alone = Plan::new(alone, None, HOST, &reach, None);
+        let alone = RunPlan::new(alone, None, HOST, &reach, None);
         assert!(!alone.preload && matches!(alone.tunable, Tunable::Left(_)));
     }
 

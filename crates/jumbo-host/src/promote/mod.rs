@@ -1,8 +1,8 @@
 //! Huge pages for processes that run already, from outside.
 //!
 //! - [`Target`]: a process that can be promoted; [`Refusal`]: why another cannot be.
-//! - [`Plan`]: the blocks of a huge page that are worth it, what that gains and what it costs.
-//! - [`Reach`]: the method, of two: process_madvise(2), and a call in a thread of the process by ptrace(2).
+//! - [`PromotePlan`]: the blocks of a huge page that are worth it, what that gains and what it costs.
+//! - [`Access`]: the method, of two: process_madvise(2), and a call in a thread of the process by ptrace(2).
 //! - [`Pace`]: when the next block may be collapsed: rate, memory pressure, free huge pages.
 //! - [`promote()`]: carries a plan out; [`split()`]: the way back.
 //!
@@ -13,17 +13,17 @@
 //! Invariant: the memory that blocks are filled up with is bounded (`--max-waste`); a block that is not
 //! half full stays as it is.
 
+mod access;
 mod pace;
 mod plan;
-mod reach;
 mod refusal;
 mod split;
 mod target;
 mod work;
 
+pub use access::{Access, Method};
 pub use pace::{Pace, Pause};
-pub use plan::{Part, Plan, Wish, left_out};
-pub use reach::{Method, Reach};
+pub use plan::{Part, PromotePlan, Selection, left_out};
 pub use refusal::Refusal;
 pub use split::{Split, split};
 pub use target::Target;

@@ -1,4 +1,4 @@
-//! The blocks that are worth a huge page: [`Plan`].
+//! The blocks that are worth a huge page: [`PromotePlan`].
 //!
 //! smaps has the mappings and what speaks against them; PAGEMAP_SCAN (6.7) finds what is there and what
 //! is huge already without a look at every page, and pagemap counts the pages of the blocks that are
@@ -30,7 +30,7 @@ const FULL_PART: u64 = 64;
 
 /// The memory that is to be huge, and what that may cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct Selection {
     /// Private anonymous memory: heap, bss, thread stacks.
     pub heap: bool,
     /// Text of files.
@@ -41,7 +41,7 @@ pub struct Wish {
     pub max_waste: MaxWaste,
 }
 
-impl Wish {
+impl Selection {
     /// Whether a mapping is meant.
     pub(super) fn takes(&self, kind: Kind, mapping: &Mapping<'_>) -> bool {
         match kind {
@@ -72,7 +72,7 @@ pub struct Part {
 
 /// The memory that is to be collapsed.
 #[derive(Clone, Debug, Serialize)]
-pub struct Plan {
+pub struct PromotePlan {
     /// The resident memory of the process, of any kind.
     pub resident: Bytes,
     /// The size of a huge page.
@@ -114,12 +114,12 @@ pub fn left_out(reason: &str) -> &str {
     }
 }
 
-impl Plan {
+impl PromotePlan {
     /// The plan for a process as it is now. `spent` is what earlier plans of the same command filled up.
     ///
     /// # Errors
     /// [`Refusal`] where it cannot be looked into.
-    pub fn new(target: &Target, wish: &Wish, spent: Bytes) -> Result<Self, Refusal> {
+    pub fn new(target: &Target, selection: &Selection, spent: Bytes) -> Result<Self, Refusal> {
         let observer = Observer::new(&target.root)?.reading(aside::smaps);
         let (base, pmd) = (crate::kernel::base_page(&target.root), observer.pmd_size());
         let pagemap = target.pagemap()?;
@@ -133,7 +133,7 @@ impl Plan {
         let (mut resident, mut failed) = (Bytes(0), None);
         let each = observer.each(target.pid(), |kind, mapping| {
             resident += mapping.rss;
-            if wish.takes(kind, mapping) {
+            if selection.takes(kind, mapping) {
                 let kind = if kind == Kind::Data { Kind::Heap } else { kind };
                 let part = kinds.entry(kind).or_default();
                 if let Err(error) = survey.mapping(kind, mapping, part, &mut found) {
@@ -146,7 +146,7 @@ impl Plan {
             let path = target.root.path(format!("proc/{}/pagemap", target.pid()));
             return Err(target.unreadable(FileError::io("read", &path)(errno.into())));
         }
-        let bound = bound(wish.max_waste, resident);
+        let bound = bound(selection.max_waste, resident);
         let room = bound.map(|bound| Bytes(bound.0.saturating_sub(spent.0)));
         let spare = cgroup::memory_limit(&target.root, target.pid()).map(|limit| limit.spare());
         let is_group = spare.is_some_and(|spare| room.is_none_or(|room| spare < room));

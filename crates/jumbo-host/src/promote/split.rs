@@ -14,9 +14,9 @@ use std::time::Instant;
 use rustix::io::Errno;
 use serde::Serialize;
 
+use super::access::MemoryAdvice;
 use super::plan::size;
-use super::reach::What;
-use super::{Pause, Progress, Reach, Refusal, Target, Watcher, Wish};
+use super::{Access, Pause, Progress, Refusal, Selection, Target, Watcher};
 use crate::kernel::remote::End;
 use crate::kernel::{aside, base_page};
 use crate::status::{Kind, process::Observer};
@@ -49,14 +49,14 @@ pub struct Split {
 /// [`Refusal`] where the process cannot be looked into.
 pub fn split(
     target: &Target,
-    reach: &Reach,
-    wish: &Wish,
+    access: &Access,
+    selection: &Selection,
     dry_run: bool,
     watcher: &mut dyn Watcher,
 ) -> Result<Split, Refusal> {
     let started = Instant::now();
     let pmd = size(Observer::new(&target.root)?.pmd_size());
-    let huge = huge(target, wish, pmd)?;
+    let huge = huge(target, selection, pmd)?;
     let bytes = |blocks: &[Block]| Bytes(blocks.len() as u64 * pmd as u64);
     let mut done = Split {
         before: bytes(&huge),
@@ -75,14 +75,14 @@ pub fn split(
             of: done.before,
             pause: None::<Pause>,
         };
-        if watcher.look(&progress) == ControlFlow::Break(()) {
+        if watcher.poll(&progress) == ControlFlow::Break(()) {
             end = Some(String::from("interrupted"));
             break;
         }
         let now = addresses
             .get(..BATCH.min(addresses.len()))
             .unwrap_or_default();
-        let advised = reach.advise(target, now, What::Cold, base);
+        let advised = access.advise(target, now, MemoryAdvice::Cold, base);
         let reached = advised.answers.len();
         addresses.drain(..reached);
         in_vain = if reached > 0 { 0 } else { in_vain + 1 };
@@ -92,12 +92,12 @@ pub fn split(
         }
     }
     done.means.push("MADV_COLD");
-    let mut left = self::huge(target, wish, pmd)?;
+    let mut left = self::huge(target, selection, pmd)?;
     if !left.is_empty() && end.as_deref() != Some("interrupted") {
         match by_debugfs(target, &left, pmd) {
             Ok(()) => {
                 done.means.push("split_huge_pages");
-                left = self::huge(target, wish, pmd)?;
+                left = self::huge(target, selection, pmd)?;
                 end = end.filter(|_| !left.is_empty());
             }
             Err(why) => end = Some(end.map_or(why.clone(), |end| format!("{end}; {why}"))),
@@ -114,14 +114,14 @@ pub fn split(
 struct Block(u64);
 
 /// The huge pages of the kinds that are meant.
-fn huge(target: &Target, wish: &Wish, pmd: usize) -> Result<Vec<Block>, Refusal> {
+fn huge(target: &Target, selection: &Selection, pmd: usize) -> Result<Vec<Block>, Refusal> {
     let observer = Observer::new(&target.root)?.reading(aside::smaps);
     let pagemap = target.pagemap()?;
     let base = base_page(&target.root);
     let mut blocks = Vec::new();
     let each = observer.each(target.pid(), |kind, mapping| {
         let is_hugetlb = mapping.kernel_page_size.is_some_and(|size| size > base);
-        let is_meant = wish.takes(kind, mapping) || kind == Kind::Stack && wish.heap;
+        let is_meant = selection.takes(kind, mapping) || kind == Kind::Stack && selection.heap;
         if is_hugetlb || !is_meant || mapping.pmd_mapped() == Bytes(0) {
             return;
         }

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use serde::Serialize;
 
+use super::access::MemoryAdvice;
 use super::plan::{Block, Survey, size};
-use super::reach::What;
-use super::{Pace, Pause, Plan, Reach, Target};
+use super::{Access, Pace, Pause, PromotePlan, Target};
 use crate::kernel::cgroup;
 use crate::kernel::remote::End;
 use crate::units::{Bytes, PageSize};
@@ -40,7 +40,7 @@ pub struct Progress {
 /// The caller's view of the work, and its wish to end it.
 pub trait Watcher {
     /// Asked before each block and every 50 ms while nothing is collapsed. `Break` ends the work.
-    fn look(&mut self, progress: &Progress) -> ControlFlow<()>;
+    fn poll(&mut self, progress: &Progress) -> ControlFlow<()>;
 }
 
 /// Ranges that the kernel refused, by errno.
@@ -137,8 +137,8 @@ fn in_words(errno: Errno) -> (&'static str, &'static str) {
 /// Carries out `plan`, of `target` as it was.
 pub fn promote(
     target: &Target,
-    reach: &Reach,
-    plan: &Plan,
+    access: &Access,
+    plan: &PromotePlan,
     pace: &mut Pace,
     watcher: &mut dyn Watcher,
 ) -> Outcome {
@@ -154,7 +154,7 @@ pub fn promote(
     let base = crate::kernel::base_page(&target.root);
     let mut work = Work {
         target,
-        reach,
+        access,
         survey: Survey {
             pagemap: &pagemap,
             base: size(base),
@@ -173,7 +173,7 @@ pub fn promote(
     let mut blocks = plan.blocks.as_slice();
     let mut free = 0;
     while !blocks.is_empty() && stopped.is_none() {
-        if free < reach.at_once() as u64 {
+        if free < access.at_once() as u64 {
             free = work.pace.free_pages(plan.huge_page).min(BATCH);
             // Each may grow it by a huge page.
             let limit = cgroup::memory_limit(&target.root, target.pid());
@@ -195,7 +195,7 @@ pub fn promote(
             stopped = Some(String::from(why));
             break;
         }
-        let count = reach
+        let count = access
             .at_once()
             .min(blocks.len())
             .min(usize::try_from(free).unwrap_or(1));
@@ -216,7 +216,7 @@ pub fn promote(
 
 struct Work<'a> {
     target: &'a Target,
-    reach: &'a Reach,
+    access: &'a Access,
     survey: Survey<'a>,
     huge: PageSize,
     pace: &'a mut Pace,
@@ -299,8 +299,8 @@ impl Work<'_> {
 
     fn advise(&self, addresses: &[u64]) -> crate::kernel::remote::Advised {
         let length = size(self.huge);
-        self.reach
-            .advise(self.target, addresses, What::Collapse, length)
+        self.access
+            .advise(self.target, addresses, MemoryAdvice::Collapse, length)
     }
 
     /// Counts blocks that are not worth it any more. A process of which all are gone has ended, or runs
@@ -354,7 +354,7 @@ impl Work<'_> {
             of: self.outcome.planned,
             pause,
         };
-        match self.watcher.look(&progress) {
+        match self.watcher.poll(&progress) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(String::from("interrupted")),
         }

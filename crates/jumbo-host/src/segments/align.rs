@@ -15,8 +15,8 @@ use object::read::elf::{FileHeader as _, SectionHeader as _};
 use serde::Serialize;
 
 use super::elf::{LE, Object, Segment};
+use super::inspect::is_placed;
 use super::layout::{Headers, Layout};
-use super::rungs::is_placed;
 use super::{Error, Sizes, open, same_bytes};
 use crate::units::{Bytes, Pages};
 use crate::whole_file::{self, Existing};

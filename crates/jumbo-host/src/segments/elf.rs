@@ -17,7 +17,7 @@ pub(super) type Header = FileHeader64<LittleEndian>;
 /// What kind of file it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum ObjectKind {
     /// An executable at addresses of its own (ET_EXEC).
     Executable,
     /// An executable that is loaded at any address.
@@ -46,7 +46,7 @@ pub enum Linker {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
     /// What kind of file it is.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// What its headers say to the loader.
     pub executable: Executable,
     /// What linked it.
@@ -134,9 +134,11 @@ impl Object {
             }
         }
         let kind = match header.e_type(LE) {
-            elf::ET_EXEC => Kind::Executable,
-            elf::ET_DYN if is_pie || (executable.loader.is_some() && !has_soname) => Kind::Pie,
-            elf::ET_DYN => Kind::Library,
+            elf::ET_EXEC => ObjectKind::Executable,
+            elf::ET_DYN if is_pie || (executable.loader.is_some() && !has_soname) => {
+                ObjectKind::Pie
+            }
+            elf::ET_DYN => ObjectKind::Library,
             other => return Ok(Err(Error::NotLoaded(other.0))),
         };
         let loads = programs.iter().filter(|p| p.p_type(LE) == elf::PT_LOAD);
@@ -171,7 +173,7 @@ impl Object {
     pub fn load_align(&self) -> u64 {
         let aligns = self.segments.iter().map(|segment| segment.align);
         match self.kind {
-            Kind::Executable => u64::MAX,
+            ObjectKind::Executable => u64::MAX,
             _ => aligns.max().unwrap_or_default(),
         }
     }

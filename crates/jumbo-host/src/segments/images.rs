@@ -1,4 +1,4 @@
-//! The images of text that processes share (`jumbo run --text`): [`list`], [`Image::check`], [`Image::withdraw`].
+//! The images of text that processes share (`jumbo run --text`): [`list`], [`TextImage::check`], [`TextImage::withdraw`].
 //!
 //! An image is a memfd that its users map, and have a descriptor of: `jumbo_inside::segments::image` makes and finds them. It
 //! goes with its last user, so there is nothing to clean up. One that is *withdrawn* is taken by no process any more.
@@ -20,7 +20,7 @@ use crate::units::Bytes;
 
 /// An image, and who uses it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Image {
+pub struct TextImage {
     /// The name of the file whose text it is, without folders.
     pub name: String,
     /// Where the file is, as a user of the image maps its other parts; `None` where no part of it is mapped.
@@ -58,10 +58,10 @@ pub enum Check {
 ///
 /// # Errors
 /// [`Error::Kernel`] where /proc cannot be read; [`Error::Io`] where no memfd can be made.
-pub fn list(root: &Root) -> Result<Vec<Image>, Error> {
+pub fn list(root: &Root) -> Result<Vec<TextImage>, Error> {
     let device = own_device().map_err(Error::io("look at", Path::new("memfd")))?;
     let running = Running::read(root)?;
-    let mut images = BTreeMap::<u64, Image>::new();
+    let mut images = BTreeMap::<u64, TextImage>::new();
     for (pid, maps) in running.maps() {
         // Which file is where, for this process.
         let path = |key: (u64, u64, u64)| {
@@ -78,7 +78,7 @@ pub fn list(root: &Root) -> Result<Vec<Image>, Error> {
             let Some(part) = Part::parse(mapping.path) else {
                 continue;
             };
-            let image = images.entry(mapping.inode).or_insert_with(|| Image {
+            let image = images.entry(mapping.inode).or_insert_with(|| TextImage {
                 name: part.name.to_owned(),
                 path: None,
                 offset: part.offset,
@@ -94,7 +94,7 @@ pub fn list(root: &Root) -> Result<Vec<Image>, Error> {
             image.path = image.path.take().or_else(|| path(part.file));
         }
     }
-    let mut images: Vec<Image> = images.into_values().collect();
+    let mut images: Vec<TextImage> = images.into_values().collect();
     for image in &mut images {
         if let Ok((_, stat)) = image.find(root) {
             (image.owner, image.withdrawn) = (stat.stx_uid, stat.stx_mode & 0o400 == 0);
@@ -103,7 +103,7 @@ pub fn list(root: &Root) -> Result<Vec<Image>, Error> {
     Ok(images)
 }
 
-impl Image {
+impl TextImage {
     /// Compares it with its file.
     pub fn check(&self, root: &Root) -> Check {
         let unknown =

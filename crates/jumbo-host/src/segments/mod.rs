@@ -1,6 +1,6 @@
 //! Map the program: its text on huge pages, seen and prepared from outside.
 //!
-//! - [`elf`]: the segments of a file. [`rungs`]: what each rung of the ladder would give it, and why not.
+//! - [`elf`]: the segments of a file. [`inspect`]: what each rung of the ladder would give it, and why not.
 //! - [`prime`]: a file's text into the page cache in huge folios.
 //! - [`mapped`]: the text of a process as it is.
 //! - [`images`]: the copies that processes share.
@@ -18,10 +18,10 @@ pub mod elf;
 mod fake;
 pub mod file_system;
 pub mod images;
+pub mod inspect;
 mod layout;
 pub mod mapped;
 pub mod prime;
-pub mod rungs;
 pub mod running;
 
 use std::fs::File;

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::elf::Object;
 use super::file_system::huge_folios;
-use super::rungs::{is_placed, misplaced};
+use super::inspect::{is_placed, misplaced};
 use super::running::Running;
 use super::{Error, Sizes, open};
 use crate::kernel::page_cache::{Cached, PageCache};
@@ -52,7 +52,7 @@ pub struct Mapper {
 
 /// How much of a file's text is cached how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Text {
+pub struct CachedText {
     /// In folios that a PMD maps.
     pub huge: Pages,
     /// In others, or in part.
@@ -81,9 +81,9 @@ impl Primed {
 ///
 /// # Errors
 /// As [`PageCache::look`].
-pub fn look(file: &File, offsets: &[u64], sizes: Sizes) -> io::Result<Text> {
+pub fn look(file: &File, offsets: &[u64], sizes: Sizes) -> io::Result<CachedText> {
     let cache = PageCache::new(file, sizes.pmd)?;
-    let mut text = Text::default();
+    let mut text = CachedText::default();
     for offset in offsets {
         let kind = match cache.look(*offset)? {
             Cached::Huge => &mut text.huge,

@@ -32,7 +32,7 @@ pub struct Hold {
 
 /// What came of a held process.
 #[derive(Debug)]
-pub enum News {
+pub enum HoldEvent {
     /// It goes on, whatever it was.
     None,
     /// It was stopped by this signal, as it would be without us.
@@ -45,7 +45,7 @@ pub enum News {
 
 impl Hold {
     /// Memory below this is gone sooner than a thread of ours has begun.
-    pub const LEAST: Bytes = Bytes(16 << 20);
+    pub const MIN_BYTES: Bytes = Bytes(16 << 20);
 
     /// Seizes a thread of `process`: the first, or where that has ended the next.
     ///
@@ -112,12 +112,12 @@ impl Hold {
     }
 
     /// Answers the thread's stops as if it were not traced. To be called upon each SIGCHLD.
-    pub fn poll(&mut self) -> News {
+    pub fn poll(&mut self) -> HoldEvent {
         loop {
             match ptrace::wait_any(self.thread).map(|status| status.map(Stop::of)) {
-                Ok(None) => return News::None,
+                Ok(None) => return HoldEvent::None,
                 Ok(Some(Some(stop))) => match self.answer(stop) {
-                    News::None => {}
+                    HoldEvent::None => {}
                     news => return news,
                 },
                 // It was killed without a stop, or execve(2) in another thread took its place.
@@ -127,24 +127,24 @@ impl Hold {
     }
 
     /// Answers a stop of the thread.
-    fn answer(&mut self, stop: Stop) -> News {
+    fn answer(&mut self, stop: Stop) -> HoldEvent {
         self.stopped = matches!(stop, Stop::Group(_));
         match stop {
             Stop::Exit => self.at_exit(),
             // Where it fails the thread was killed meanwhile, and the next news tells.
             Stop::Group(signal) => {
                 let _ = stop.pass(self.thread);
-                News::Stopped(signal)
+                HoldEvent::Stopped(signal)
             }
             Stop::Signal(_) | Stop::Trap | Stop::Call => {
                 let _ = stop.pass(self.thread);
-                News::None
+                HoldEvent::None
             }
         }
     }
 
     /// Holds another thread than the one that is gone, or than `done`.
-    fn move_on(&mut self, done: Option<Pid>) -> News {
+    fn move_on(&mut self, done: Option<Pid>) -> HoldEvent {
         let next = match Self::seize_but(&self.process, done) {
             Err(Reason::Late) if done.is_some_and(|done| self.is_another_by_now(done)) => {
                 Self::seize(&self.process)
@@ -154,9 +154,9 @@ impl Hold {
         match next {
             Ok(hold) => {
                 *self = hold;
-                News::None
+                HoldEvent::None
             }
-            Err(reason) => News::Lost(reason),
+            Err(reason) => HoldEvent::Lost(reason),
         }
     }
 
@@ -173,7 +173,7 @@ impl Hold {
         false
     }
 
-    fn at_exit(&mut self) -> News {
+    fn at_exit(&mut self) -> HoldEvent {
         if !self.is_last() {
             // First of all: where another thread is in execve(2), that waits for the end of this one, and a process that
             // seizes it waits for execve(2).
@@ -183,7 +183,7 @@ impl Hold {
         let memory = task::memory(self.process.root(), self.thread());
         let memory = memory.ok().flatten().unwrap_or_default();
         let standing = standing(&self.process, self.thread).unwrap_or_default();
-        let checked = if memory.anon < Self::LEAST {
+        let checked = if memory.anon < Self::MIN_BYTES {
             Err(Reason::Small)
         } else if standing.is_dumping {
             // Before 5.16 this stop comes before the core, which needs us out of its way.
@@ -191,7 +191,7 @@ impl Hold {
         } else {
             locks::check(&self.process, self.thread)
         };
-        News::Ends(Teardown::begin(&self.process, self.thread, memory, checked))
+        HoldEvent::Ends(Teardown::begin(&self.process, self.thread, memory, checked))
     }
 
     /// Waits until all other threads have ended; false where they live on, so that it is not the process

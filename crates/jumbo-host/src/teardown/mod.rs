@@ -25,7 +25,7 @@ mod process;
 mod reason;
 mod release;
 
-pub use hold::{Hold, News};
+pub use hold::{Hold, HoldEvent};
 pub use process::Process;
 pub use reason::Reason;
-pub use release::{Gain, Teardown, Way};
+pub use release::{Gain, Teardown, TeardownMethod};

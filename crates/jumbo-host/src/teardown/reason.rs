@@ -14,7 +14,7 @@ pub enum Reason {
     /// It had ended before it was held, or the hold was lost at its end.
     #[error("it had ended before it was held")]
     Late,
-    /// Less than [`super::Hold::LEAST`].
+    /// Less than [`super::Hold::MIN_BYTES`].
     #[error("it had too little memory for it to matter")]
     Small,
     /// Its core was being written while it was held.

@@ -22,7 +22,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_micros(10);
 /// How it was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Way {
+pub enum TeardownMethod {
     /// The process was held at its end until the call was at work.
     Held,
     /// The call was made right after the signal.
@@ -56,7 +56,7 @@ struct Work {
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Gain {
     /// How it was done.
-    pub way: Way,
+    pub way: TeardownMethod,
     /// Its resident anonymous memory when it began to end.
     pub anonymous: Bytes,
     /// What process_mrelease skips and the kernel gives back: shared memory and hugetlb.
@@ -111,7 +111,7 @@ impl Teardown {
     pub fn race(process: &Process, signal: i32) -> Result<Self, Errno> {
         let memory = task::memory(process.root(), process.pid());
         let memory = memory.ok().flatten().unwrap_or_default();
-        let checked = match memory.anon < super::Hold::LEAST {
+        let checked = match memory.anon < super::Hold::MIN_BYTES {
             true => Err(Reason::Small),
             false => locks::check_mappings(process),
         };
@@ -148,7 +148,7 @@ impl Teardown {
     }
 
     /// Looks whether the process is gone. The sooner after its end, the better the account.
-    pub fn look(&mut self) -> bool {
+    pub fn poll(&mut self) -> bool {
         if self.gone.is_none() && self.process.is_gone() {
             let at = Instant::now();
             let cpu = self
@@ -161,13 +161,13 @@ impl Teardown {
 
     /// What it came to. Waits for our side, which ends when the process's does.
     pub fn finish(mut self) -> Gain {
-        self.look();
+        self.poll();
         let memory = &self.memory;
         let teardown = self.gone.map(|(at, _)| at - self.begun);
         let way = match (&self.worker, self.last) {
-            (Ok(_), Some(_)) => Way::Held,
-            (Ok(_), None) => Way::Raced,
-            (Err(_), _) => Way::Kernel,
+            (Ok(_), Some(_)) => TeardownMethod::Held,
+            (Ok(_), None) => TeardownMethod::Raced,
+            (Err(_), _) => TeardownMethod::Kernel,
         };
         let mut gain = Gain {
             way,
@@ -188,7 +188,7 @@ impl Teardown {
         gain.worked_ms = milliseconds(work.time);
         gain.reason = work.outcome.err().map(|errno| match (errno, way) {
             (Errno::SRCH, _) => Reason::TooLate,
-            (Errno::INVAL, Way::Raced) => Reason::NotEnding,
+            (Errno::INVAL, TeardownMethod::Raced) => Reason::NotEnding,
             (Errno::INVAL, _) => Reason::SharedMemory,
             (Errno::NOSYS, _) => Reason::Kernel,
             (errno, _) => Reason::Refused(errno),

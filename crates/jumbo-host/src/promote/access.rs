@@ -1,4 +1,4 @@
-//! The method that reaches a process: [`Reach`].
+//! The method that reaches a process: [`Access`].
 
 use std::os::fd::AsFd as _;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub enum Method {
 
 /// A method, and the reason why it is not the better one.
 #[derive(Clone, Debug, Serialize)]
-pub struct Reach {
+pub struct Access {
     /// Which.
     pub method: Method,
     /// Why not process_madvise(2).
@@ -37,7 +37,7 @@ pub struct Reach {
 
 /// The advice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum MemoryAdvice {
     /// MADV_COLLAPSE.
     Collapse,
     /// MADV_COLD.
@@ -53,7 +53,7 @@ impl std::fmt::Display for Method {
     }
 }
 
-impl Reach {
+impl Access {
     /// The best method for a process.
     ///
     /// # Errors
@@ -87,14 +87,14 @@ impl Reach {
         &self,
         target: &Target,
         addresses: &[u64],
-        what: What,
+        what: MemoryAdvice,
         length: usize,
     ) -> Advised {
         if self.method == Method::Ptrace {
             let advice = Advice {
                 advice: match what {
-                    What::Collapse => libc::MADV_COLLAPSE,
-                    What::Cold => libc::MADV_COLD,
+                    MemoryAdvice::Collapse => libc::MADV_COLLAPSE,
+                    MemoryAdvice::Cold => libc::MADV_COLD,
                 },
                 length,
             };
@@ -114,8 +114,8 @@ impl Reach {
             let address = usize::try_from(*address).unwrap_or(usize::MAX);
             let process = target.process.as_fd();
             let answer = match what {
-                What::Collapse => sys::collapse_in(process, address, length),
-                What::Cold => sys::cool_in(process, address, length),
+                MemoryAdvice::Collapse => sys::collapse_in(process, address, length),
+                MemoryAdvice::Cold => sys::cool_in(process, address, length),
             };
             match answer {
                 Err(Errno::SRCH) => {

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use object::read::ReadCache;
 use serde::Serialize;
 
-use super::elf::{Kind, Linker, Object, Segment};
+use super::elf::{Linker, Object, ObjectKind, Segment};
 use super::file_system::{huge_folios, running_kernel};
-use super::prime::{self, Text};
+use super::prime::{self, CachedText};
 use super::{Error, Sizes, open};
 use crate::kernel::Root;
 use crate::kernel::thp::Thp;
@@ -19,7 +19,7 @@ const ALIGNS_FILES: (u32, u32) = (5, 18);
 
 /// A way to huge text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Rung {
+pub struct TextMethod {
     /// `file` or `shared`.
     pub name: &'static str,
     /// Why it is not to be had as things are; empty where it is.
@@ -28,7 +28,7 @@ pub struct Rung {
 
 /// One segment, and what a PMD could map of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Look {
+pub struct SegmentReport {
     /// The segment.
     #[serde(flatten)]
     pub segment: Segment,
@@ -37,7 +37,7 @@ pub struct Look {
     /// Whether address and offset are alike modulo the PMD size.
     pub congruent: bool,
     /// How those huge pages are cached; `None` where it is no text, or not congruent.
-    pub cached: Option<Text>,
+    pub cached: Option<CachedText>,
 }
 
 /// A file, as the ladder sees it.
@@ -46,7 +46,7 @@ pub struct Inspection {
     /// The file.
     pub path: PathBuf,
     /// What kind of file it is.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// What linked it.
     pub linker: Linker,
     /// Its build-id.
@@ -54,9 +54,10 @@ pub struct Inspection {
     /// What one PMD maps.
     pub huge_page: Bytes,
     /// Its segments.
-    pub segments: Vec<Look>,
+    pub segments: Vec<SegmentReport>,
     /// The rungs, highest first.
-    pub rungs: Vec<Rung>,
+    #[serde(rename = "rungs")]
+    pub methods: Vec<TextMethod>,
     /// The flags of the compiler that have it linked so that its text is huge once it is primed; `None` where it is so.
     pub flags: Option<String>,
 }
@@ -69,7 +70,7 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
     let sizes = Sizes::read(root)?;
     let file = open(path)?;
     let object = Object::read(&ReadCache::new(&file))?;
-    let (mut segments, mut text) = (Vec::new(), Text::default());
+    let (mut segments, mut text) = (Vec::new(), CachedText::default());
     for segment in &object.segments {
         let congruent = segment.is_congruent(sizes.pmd);
         let mut cached = None;
@@ -81,7 +82,7 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
             text.absent.0 += found.absent.0;
             cached = Some(found);
         }
-        segments.push(Look {
+        segments.push(SegmentReport {
             segment: *segment,
             whole: segment.whole_pages(sizes),
             congruent,
@@ -104,7 +105,7 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
             "its load address is a multiple of {align} only: each process has it elsewhere within a huge page"
         ));
     }
-    let rung = |name, why_not| Rung { name, why_not };
+    let method = |name, why_not| TextMethod { name, why_not };
     Ok(Inspection {
         path: path.to_owned(),
         kind: object.kind,
@@ -112,7 +113,7 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
         build_id: object.build_id.clone(),
         huge_page: Bytes(sizes.pmd.bytes()),
         segments,
-        rungs: vec![rung("file", of_file), rung("shared", shared)],
+        methods: vec![method("file", of_file), method("shared", shared)],
         flags: misplaced.map(|_| flags(object.linker, sizes)),
     })
 }
@@ -170,7 +171,7 @@ pub(super) fn is_placed(object: &Object, sizes: Sizes) -> bool {
         .map_or(0, |last| last.address.saturating_add(last.memory_size.0));
     let is_large = end - first >= sizes.pmd.bytes();
     object.load_align() >= sizes.pmd.bytes()
-        || (object.kind == Kind::Library && is_large && running_kernel() >= ALIGNS_FILES)
+        || (object.kind == ObjectKind::Library && is_large && running_kernel() >= ALIGNS_FILES)
 }
 
 /// What stands in the way of all rungs.
@@ -196,7 +197,7 @@ fn moved(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<String>, Erro
     let mut why_not = every_rung(root, object, sizes)?;
     let executable = &object.executable;
     let loader = match (object.kind, &executable.loader) {
-        (Kind::Library, _) => None,
+        (ObjectKind::Library, _) => None,
         (_, None) => {
             Some("it is statically linked: the preload library does not get in".to_owned())
         }
@@ -210,16 +211,16 @@ fn moved(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<String>, Erro
 }
 
 /// What the page cache lacks, and what mends it.
-fn unprimed(text: Text) -> Option<String> {
+fn unprimed(text: CachedText) -> Option<String> {
     let prime = "`jumbo text prime` reads them in huge folios";
     let all = Pages(text.huge.0 + text.small.0 + text.absent.0);
     match text {
-        Text {
+        CachedText {
             small: Pages(0),
             absent: Pages(0),
             ..
         } => None,
-        Text {
+        CachedText {
             small: Pages(0),
             absent,
             ..
@@ -228,7 +229,7 @@ fn unprimed(text: Text) -> Option<String> {
             absent.0,
             counted(all.0, "huge page")
         )),
-        Text { small, .. } => Some(format!(
+        CachedText { small, .. } => Some(format!(
             "the page cache holds {} of {} in small folios: {prime}, once no process maps it",
             small.0,
             counted(all.0, "huge page")
