@@ -1,4 +1,5 @@
-//! What a pool is to have: [`PoolChange`]; and what the kernel will do for it: [`PoolPlan`]. [`knobs`] writes it.
+//! A requested change of a pool, [`PoolChange`], and the kernel's part in it, [`PoolPlan`]. [`knobs`]
+//! writes it.
 
 use serde::Serialize;
 
@@ -8,45 +9,45 @@ use crate::knobs::apply::ApplyError;
 use crate::knobs::{self, Group, Knob, Locked, Saved, Steering};
 use crate::units::{NodeId, PageSize, Pages, counted};
 
-/// What a caller wants of a pool.
+/// Requested change of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolChange {
-    /// Its persistent pages.
+    /// Persistent pages.
     pub persistent: Option<Amount>,
-    /// How many surplus pages there may be.
+    /// Maximum number of surplus pages.
     pub overcommit: Option<Pages>,
-    /// The node that `persistent` is about; `None`: the kernel spreads over all.
+    /// Node of the `persistent` pages; `None`: the kernel spreads them over all.
     pub node: Option<NodeId>,
 }
 
-/// A number of pages, by itself or from what is there.
+/// Number of pages, absolute or relative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
-    /// So many.
+    /// New number.
     To(Pages),
-    /// So many more.
+    /// Pages to add.
     More(Pages),
-    /// So many less.
+    /// Pages to remove.
     Less(Pages),
 }
 
-/// What the kernel does for a new number of persistent pages (`set_max_huge_pages` in mm/hugetlb.c).
+/// The kernel's actions for a new number of persistent pages (`set_max_huge_pages` in mm/hugetlb.c).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Effect {
-    /// Surplus pages that become persistent: no memory is needed for them.
+    /// Surplus pages that become persistent, without new memory.
     pub adopted: Pages,
     /// Pages made of free memory.
     pub made: Pages,
-    /// Free pages given back to the host.
+    /// Free pages returned to the host.
     pub freed: Pages,
-    /// Pages in use or reserved that become surplus, and go back when they are free.
+    /// Used or reserved pages that become surplus; the kernel frees them after use.
     pub turned_surplus: Pages,
 }
 
 impl Effect {
-    /// Pages that were to be freed and are there still, as surplus. Before the kernel frees a page that HVO optimised, it
-    /// makes the page's descriptors again; where no memory is left for them, it keeps the page and counts it as surplus
-    /// (5.14, mm/hugetlb.c).
+    /// Returns the number of pages that were to be freed but became surplus. Before the kernel frees a page
+    /// that HVO optimised, it allocates its descriptors again. Where memory for them is short, it keeps
+    /// the page as surplus (5.14, mm/hugetlb.c).
     pub fn kept(&self, before: &Pool, after: &Pool) -> Pages {
         let to = before.total.0.saturating_sub(self.freed.0);
         let surplus = before.surplus.0 + self.turned_surplus.0;
@@ -56,36 +57,36 @@ impl Effect {
     }
 }
 
-/// How a pool gets what is wished.
+/// Plan for a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolPlan {
-    /// What is to be written.
+    /// The writes.
     pub writes: knobs::Plan,
-    /// What becomes of the persistent pages.
+    /// Effect on the persistent pages.
     pub effect: Effect,
 }
 
-/// Why there is no plan.
+/// Reasons why a change is impossible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// No such node, or none at all on a kernel without NUMA.
     #[error("there is no node {node}: the pool of {size} pages has {nodes}")]
     NoNode {
-        /// The node asked for.
+        /// The requested node.
         node: NodeId,
-        /// The pool.
+        /// Page size of the pool.
         size: PageSize,
-        /// The nodes there are, in words.
+        /// The existing nodes, in words.
         nodes: String,
     },
-    /// Fewer pages than are to go.
+    /// Fewer pages than are to be removed.
     #[error("the pool of {size} pages cannot shrink by {by}: it has {}{place}", counted(has.0, "persistent page"))]
     TooFew {
-        /// The pool.
+        /// Page size of the pool.
         size: PageSize,
-        /// How many were to go.
+        /// Pages to remove.
         by: Pages,
-        /// How many there are.
+        /// Existing pages.
         has: Pages,
         /// ` on node N`, or nothing.
         place: String,
@@ -93,27 +94,27 @@ pub enum PlanError {
     /// Fewer free pages than are to be split.
     #[error("cannot split {by} pages of {size}: {has} free{place}, neither in use nor reserved")]
     TooFewFree {
-        /// The pool.
+        /// Page size of the pool.
         size: PageSize,
-        /// How many were to be split.
+        /// Pages to split.
         by: Pages,
-        /// How many there are.
+        /// Free pages.
         has: Pages,
         /// ` on node N`, or nothing.
         place: String,
     },
-    /// More pages than a number holds.
+    /// Overflow of the number of pages.
     #[error("{by} pages more than {has} are more than a kernel can count")]
     TooMany {
-        /// How many more.
+        /// Pages to add.
         by: Pages,
-        /// How many there are.
+        /// Existing pages.
         has: Pages,
     },
 }
 
 impl PoolPlan {
-    /// What it takes to give the pool what is wished.
+    /// Plans a change of the pool.
     ///
     /// # Errors
     /// [`PlanError`].
@@ -139,11 +140,11 @@ impl PoolPlan {
     }
 }
 
-/// The steps that split so many free pages of `pool` into pages of `smaller`, its `demote_size`. `--undo` gives the
-/// smaller ones back and asks for as many large ones again.
+/// Plans to split `by` free pages of `pool` into pages of `smaller`, its `demote_size`. `--undo` frees the
+/// smaller pages and makes as many large ones again.
 ///
 /// # Errors
-/// [`PlanError::NoNode`], [`PlanError::TooFew`].
+/// [`PlanError::NoNode`], [`PlanError::TooFewFree`].
 pub fn demote(
     pool: &Pool,
     smaller: &Pool,
@@ -173,10 +174,10 @@ pub fn demote(
     Ok(writes)
 }
 
-/// Takes a pool in hand, to write its overcommit and its persistent pages any number of times under one record.
+/// Begins any number of writes to a pool's overcommit and persistent pages, under one record.
 ///
 /// # Errors
-/// As [`Steering::begin`].
+/// Errors of [`Steering::begin`].
 pub fn steer<'a>(
     root: &'a Root,
     locked: &'a Locked,
@@ -214,7 +215,7 @@ impl Amount {
     }
 }
 
-/// A pool, or its part on one node.
+/// Returns the pages of a pool, or of its part on one node.
 fn part(pool: &Pool, node: Option<NodeId>) -> Result<NodePool, PlanError> {
     let Some(node) = node else {
         return Ok(NodePool {
@@ -241,8 +242,8 @@ fn nodes_in_words(pool: &Pool) -> String {
 }
 
 impl Effect {
-    /// The kernel frees free pages until what is mapped or reserved, in the whole pool, would no longer
-    /// fit; the rest of the difference it calls surplus.
+    /// Predicts the effect of `to` persistent pages. The kernel frees pages that are neither mapped nor
+    /// reserved in the whole pool, and turns the rest of the difference into surplus.
     fn of(pool: &Pool, part: NodePool, to: Pages) -> Self {
         let (has, to) = (part.persistent().0, to.0);
         if to >= has {
@@ -253,7 +254,7 @@ impl Effect {
                 ..Self::default()
             };
         }
-        // Mapped or reserved, they cannot be given back now.
+        // Mapped and reserved pages cannot be freed now.
         let pinned = pool.used().0 + pool.reserved.0;
         let spare = (pool.persistent().0.saturating_sub(pinned)).min(part.free.0);
         let freed = spare.min(has - to);
@@ -265,8 +266,7 @@ impl Effect {
     }
 }
 
-/// The persistent pages of a pool as they lie. The total does not say where they are: putting back a
-/// total would spread them over all nodes anew.
+/// Returns the persistent pages of each node: restoring a total would spread them over all nodes anew.
 fn saved(pool: &Pool) -> Vec<Saved> {
     let saved = |node, pages: Pages| Saved {
         knob: Knob::persistent(pool.size, node),
@@ -321,13 +321,13 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_the_kernel_kept_are_told_from_those_that_came() {
+    fn kept_pages_exclude_later_growth() {
         let before = pool(100, 90, 0, 0);
         let effect = PoolPlan::new(&before, &change(Amount::To(Pages(70))))
             .unwrap()
             .effect;
         assert_eq!(effect.kept(&before, &pool(70, 60, 0, 0)), Pages(0));
-        // The pool was made larger meanwhile: these are persistent.
+        // The pool grew meanwhile: these pages are persistent.
         assert_eq!(effect.kept(&before, &pool(75, 65, 0, 0)), Pages(0));
         assert_eq!(effect.kept(&before, &pool(82, 72, 0, 12)), Pages(12));
     }
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn shrinking_leaves_what_is_used_or_reserved() {
+    fn shrinking_keeps_used_and_reserved_pages() {
         // 10 persistent: 6 free, 2 of them reserved, so 4 can go.
         assert_eq!(effect(&pool(10, 6, 2, 0), 8), [0, 0, 2, 0]);
         assert_eq!(effect(&pool(10, 6, 2, 0), 0), [0, 0, 4, 6]);
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_do_is_no_step() {
+    fn unchanged_pool_has_no_step() {
         let plan = PoolPlan::new(&pool(10, 10, 0, 0), &change(Amount::To(Pages(10)))).unwrap();
         assert!(plan.writes.is_empty() && plan.writes.saved.is_empty());
     }
