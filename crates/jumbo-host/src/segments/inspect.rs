@@ -1,4 +1,4 @@
-//! What each rung of the ladder would give a file, and why not: [`inspect`].
+//! The methods that can put a file's text on huge pages, and their obstacles: [`inspect`].
 
 use std::path::{Path, PathBuf};
 
@@ -13,56 +13,56 @@ use crate::kernel::Root;
 use crate::kernel::thp::Thp;
 use crate::units::{Bytes, Pages, counted};
 
-/// The first Linux that maps large files at multiples of the PMD size, where the file system asks for it, as ext4, xfs and btrfs
-/// do.
-const ALIGNS_FILES: (u32, u32) = (5, 18);
+/// First Linux that maps large files at multiples of the PMD size, if the file system supports it, as
+/// ext4, xfs and btrfs do.
+const FILE_ALIGNMENT_KERNEL: (u32, u32) = (5, 18);
 
-/// A way to huge text.
+/// Method to put text on huge pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TextMethod {
     /// `file` or `shared`.
     pub name: &'static str,
-    /// Why it is not to be had as things are; empty where it is.
+    /// Obstacles; empty where the method works.
     pub why_not: Vec<String>,
 }
 
-/// One segment, and what a PMD could map of it.
+/// One segment, and the part of it that a PMD can map.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SegmentReport {
     /// The segment.
     #[serde(flatten)]
     pub segment: Segment,
-    /// How many huge pages it holds at its addresses.
+    /// Number of whole huge pages at its addresses.
     pub whole: Pages,
-    /// Whether address and offset are alike modulo the PMD size.
+    /// Address and offset are equal modulo the PMD size.
     pub congruent: bool,
-    /// How those huge pages are cached; `None` where it is no text, or not congruent.
+    /// State in the page cache; `None` unless text and congruent.
     pub cached: Option<CachedText>,
 }
 
-/// A file, as the ladder sees it.
+/// Report on a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Inspection {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What kind of file it is.
+    /// Kind of the file.
     pub kind: ObjectKind,
-    /// What linked it.
+    /// Linker that made the file.
     pub linker: Linker,
-    /// Its build-id.
+    /// Build ID.
     pub build_id: Option<String>,
-    /// What one PMD maps.
+    /// PMD size.
     pub huge_page: Bytes,
-    /// Its segments.
+    /// Segments of the file.
     pub segments: Vec<SegmentReport>,
-    /// The rungs, highest first.
+    /// Methods, the best first.
     #[serde(rename = "rungs")]
     pub methods: Vec<TextMethod>,
-    /// The flags of the compiler that have it linked so that its text is huge once it is primed; `None` where it is so.
+    /// Compiler flags that align the text for `jumbo text prime`; `None` where it is aligned.
     pub flags: Option<String>,
 }
 
-/// Looks at a file.
+/// Reports on a file.
 ///
 /// # Errors
 /// [`Error`] where it cannot be read or is not ELF.
@@ -76,7 +76,7 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
         let mut cached = None;
         if congruent && segment.execute {
             let offsets: Vec<u64> = segment.offsets(sizes).collect();
-            let found = prime::look(&file, &offsets, sizes).map_err(Error::io("read", path))?;
+            let found = prime::cached(&file, &offsets, sizes).map_err(Error::io("read", path))?;
             text.huge.0 += found.huge.0;
             text.small.0 += found.small.0;
             text.absent.0 += found.absent.0;
@@ -90,7 +90,7 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
         });
     }
     let misplaced = misplaced(&object, sizes);
-    let mut of_file = every_rung(root, &object, sizes)?;
+    let mut of_file = common_obstacles(root, &object, sizes)?;
     if of_file.is_empty() {
         of_file.extend(misplaced.clone());
         of_file.extend(huge_folios(&file, path, sizes).err());
@@ -98,7 +98,7 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
     if of_file.is_empty() {
         of_file.extend(unprimed(text));
     }
-    let mut shared = moved(root, &object, sizes)?;
+    let mut shared = shared_obstacles(root, &object, sizes)?;
     if !is_placed(&object, sizes) {
         let align = Bytes(object.load_align());
         shared.push(format!(
@@ -118,7 +118,7 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
     })
 }
 
-/// Why a PMD cannot map the file's own text, by how it is linked.
+/// Describes the obstacle in the file's layout to mapping its text by PMD.
 pub(super) fn misplaced(object: &Object, sizes: Sizes) -> Option<String> {
     let pmd = sizes.pmd;
     if object
@@ -161,8 +161,8 @@ fn small(object: &Object, sizes: Sizes) -> String {
     )
 }
 
-/// True where it is loaded at a multiple of the PMD size: by its p_align, or because the kernel does so with large files. The
-/// program itself has its address from its p_align alone.
+/// Reports whether a file is loaded at a multiple of the PMD size: by its p_align, or because the kernel
+/// aligns large files. For the program itself p_align alone counts.
 pub(super) fn is_placed(object: &Object, sizes: Sizes) -> bool {
     let first = object.segments.first().map_or(0, |first| first.address);
     let end = object
@@ -171,11 +171,13 @@ pub(super) fn is_placed(object: &Object, sizes: Sizes) -> bool {
         .map_or(0, |last| last.address.saturating_add(last.memory_size.0));
     let is_large = end - first >= sizes.pmd.bytes();
     object.load_align() >= sizes.pmd.bytes()
-        || (object.kind == ObjectKind::Library && is_large && running_kernel() >= ALIGNS_FILES)
+        || (object.kind == ObjectKind::Library
+            && is_large
+            && running_kernel() >= FILE_ALIGNMENT_KERNEL)
 }
 
-/// What stands in the way of all rungs.
-fn every_rung(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<String>, Error> {
+/// Describes the obstacles to all methods.
+fn common_obstacles(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<String>, Error> {
     let mut why_not = Vec::new();
     if Thp::read_controls(root)?.is_none() {
         why_not.push("this kernel has no transparent huge pages".to_owned());
@@ -192,9 +194,9 @@ fn every_rung(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<String>,
     Ok(why_not)
 }
 
-/// What stands in the way of text that is moved while the program runs.
-fn moved(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<String>, Error> {
-    let mut why_not = every_rung(root, object, sizes)?;
+/// Describes the obstacles to moving text while the program runs.
+fn shared_obstacles(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<String>, Error> {
+    let mut why_not = common_obstacles(root, object, sizes)?;
     let executable = &object.executable;
     let loader = match (object.kind, &executable.loader) {
         (ObjectKind::Library, _) => None,
@@ -210,7 +212,7 @@ fn moved(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<String>, Erro
     Ok(why_not)
 }
 
-/// What the page cache lacks, and what mends it.
+/// Describes the text that the page cache lacks, and the remedy.
 fn unprimed(text: CachedText) -> Option<String> {
     let prime = "`jumbo text prime` reads them in huge folios";
     let all = Pages(text.huge.0 + text.small.0 + text.absent.0);
@@ -237,7 +239,7 @@ fn unprimed(text: CachedText) -> Option<String> {
     }
 }
 
-/// What has text begin at a huge page of its own, at offsets that are alike.
+/// Returns the flags that align text in the file and in memory.
 fn flags(linker: Linker, sizes: Sizes) -> String {
     let pmd = sizes.pmd.bytes();
     let max = format!("-Wl,-z,max-page-size={pmd}");
