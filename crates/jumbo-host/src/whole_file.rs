@@ -18,8 +18,8 @@ const TEMPORARY_EXTENSION: &str = "jumbo-new";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Existing {
-    /// The content is replaced, and on disk when the call returns. The caller holds a lock that every
-    /// writer of the file takes.
+    /// The content is replaced, and on disk when the call returns. The caller holds a lock that
+    /// every writer of the file takes.
     Replace,
     /// The file stays, and the call fails with [`io::ErrorKind::AlreadyExists`].
     Keep,

@@ -1,8 +1,8 @@
 //! Settings of a pool for the next boot.
 //!
-//! Pages larger than the page allocator's largest block need contiguous memory, and a boot script may be
-//! too late. They need the kernel command line, which belongs to the boot loader: it is printed, not
-//! written.
+//! Pages larger than the page allocator's largest block need contiguous memory, and a boot script
+//! may be too late. They need the kernel command line, which belongs to the boot loader: it is
+//! printed, not written.
 
 use super::plan::{PoolChange, PoolPlan};
 use super::shortage::is_gigantic;
@@ -11,7 +11,8 @@ use crate::kernel::{FileError, Root};
 use crate::knobs::{Boot, Group, Knob, boot};
 use crate::units::{NodeId, PageSize, Pages};
 
-/// Returns the changes that repeat `plan` at the next boot; where `change` is empty, the current values.
+/// Returns the changes that repeat `plan` at the next boot; where `change` is empty, the current
+/// values.
 ///
 /// # Errors
 /// [`FileError`] where our files, or the pool's, cannot be read.

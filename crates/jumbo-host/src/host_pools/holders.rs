@@ -63,8 +63,8 @@ impl Holder {
 }
 
 impl Holders {
-    /// Scans the processes that may hold pages of `pools`, and the hugetlbfs mounts. The total of a process
-    /// is public; the sizes and reservations need the right to read its smaps.
+    /// Scans the processes that may hold pages of `pools`, and the hugetlbfs mounts. The total of a
+    /// process is public; the sizes and reservations need the right to read its smaps.
     ///
     /// # Errors
     /// [`FileError`] where /proc cannot be listed.
@@ -74,7 +74,8 @@ impl Holders {
             return Ok(holders);
         }
         let base = kernel::base_page(root);
-        // Reading smaps takes milliseconds per process; without reservations the status file suffices.
+        // Reading smaps takes milliseconds per process; without reservations the status file
+        // suffices.
         let all = pools.iter().any(|pool| pool.reserved > Pages(0));
         let pids = task::all(root)?;
         for pid in pids.iter().copied() {

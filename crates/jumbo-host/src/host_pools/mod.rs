@@ -4,14 +4,15 @@
 //! [`knobs`](crate::knobs) records, writes and restores the values.
 //!
 //! - [`plan`]: changes and plans, pure; [`steer`] for many writes.
-//! - [`obstacles()`]: obstacles to growth, before it is tried; [`shortage`]: reasons for missing pages.
+//! - [`obstacles()`]: obstacles to growth, before it is tried; [`shortage`]: reasons for missing
+//!   pages.
 //! - [`boot`]: the settings for the next boot.
 //! - [`holders`]: processes and files that hold the pages.
 //!
 //! Invariant: only [`knobs`](crate::knobs) writes a knob, under a record.
 //!
-//! A [`Hugetlb`](jumbo::pool::Hugetlb) pool of this process takes pages from the kernel's pool, which a
-//! privileged process can grow:
+//! A [`Hugetlb`](jumbo::pool::Hugetlb) pool of this process takes pages from the kernel's pool,
+//! which a privileged process can grow:
 //!
 //! ```no_run
 //! use jumbo_host::host_pools::{obstacles, steer};

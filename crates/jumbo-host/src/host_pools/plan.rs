@@ -1,5 +1,5 @@
-//! A requested change of a pool, [`PoolChange`], and the kernel's part in it, [`PoolPlan`]. [`knobs`]
-//! writes it.
+//! A requested change of a pool, [`PoolChange`], and the kernel's part in it, [`PoolPlan`].
+//! [`knobs`] writes it.
 
 use serde::Serialize;
 
@@ -31,7 +31,8 @@ pub enum Amount {
     Less(Pages),
 }
 
-/// The kernel's actions for a new number of persistent pages (`set_max_huge_pages` in mm/hugetlb.c).
+/// The kernel's actions for a new number of persistent pages (`set_max_huge_pages` in
+/// mm/hugetlb.c).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Effect {
     /// Surplus pages that become persistent, without new memory.
@@ -45,9 +46,9 @@ pub struct Effect {
 }
 
 impl Effect {
-    /// Returns the number of pages that were to be freed but became surplus. Before the kernel frees a page
-    /// that HVO optimised, it allocates its descriptors again. Where memory for them is short, it keeps
-    /// the page as surplus (5.14, mm/hugetlb.c).
+    /// Returns the number of pages that were to be freed but became surplus. Before the kernel
+    /// frees a page that HVO optimised, it allocates its descriptors again. Where memory for them
+    /// is short, it keeps the page as surplus (5.14, mm/hugetlb.c).
     pub fn kept(&self, before: &Pool, after: &Pool) -> Pages {
         let to = before.total.0.saturating_sub(self.freed.0);
         let surplus = before.surplus.0 + self.turned_surplus.0;
@@ -140,8 +141,8 @@ impl PoolPlan {
     }
 }
 
-/// Plans to split `by` free pages of `pool` into pages of `smaller`, its `demote_size`. `--undo` frees the
-/// smaller pages and makes as many large ones again.
+/// Plans to split `by` free pages of `pool` into pages of `smaller`, its `demote_size`. `--undo`
+/// frees the smaller pages and makes as many large ones again.
 ///
 /// # Errors
 /// [`PlanError::NoNode`], [`PlanError::TooFewFree`].
@@ -242,8 +243,8 @@ fn nodes_in_words(pool: &Pool) -> String {
 }
 
 impl Effect {
-    /// Predicts the effect of `to` persistent pages. The kernel frees pages that are neither mapped nor
-    /// reserved in the whole pool, and turns the rest of the difference into surplus.
+    /// Predicts the effect of `to` persistent pages. The kernel frees pages that are neither mapped
+    /// nor reserved in the whole pool, and turns the rest of the difference into surplus.
     fn of(pool: &Pool, part: NodePool, to: Pages) -> Self {
         let (has, to) = (part.persistent().0, to.0);
         if to >= has {
@@ -266,7 +267,8 @@ impl Effect {
     }
 }
 
-/// Returns the persistent pages of each node: restoring a total would spread them over all nodes anew.
+/// Returns the persistent pages of each node: restoring a total would spread them over all nodes
+/// anew.
 fn saved(pool: &Pool) -> Vec<Saved> {
     let saved = |node, pages: Pages| Saved {
         knob: Knob::persistent(pool.size, node),

@@ -1,7 +1,8 @@
 //! Reasons for pages that a pool did not get: [`Shortage`].
 //!
-//! The kernel gives no reason: it stops where the page allocator fails. Visible right after that are the
-//! available memory, its fragmentation, the unmovable part, and the zones that are out of reach.
+//! The kernel gives no reason: it stops where the page allocator fails. Visible right after that
+//! are the available memory, its fragmentation, the unmovable part, and the zones that are out of
+//! reach.
 
 use std::collections::BTreeSet;
 
@@ -52,8 +53,8 @@ pub struct ZoneRoom {
     pub closed: Option<String>,
 }
 
-/// Reports whether a page is larger than the page allocator's largest block: the kernel has to find a
-/// range whose pages can all be migrated.
+/// Reports whether a page is larger than the page allocator's largest block: the kernel has to find
+/// a range whose pages can all be migrated.
 pub fn is_gigantic(root: &Root, size: PageSize) -> bool {
     let base = kernel::base_page(root);
     let zones = Zone::read_all(root).unwrap_or_default();

@@ -1,11 +1,12 @@
 //! Writes a plan, and restores the values before it: [`apply()`], [`undo()`].
 //!
-//! Each knob is written once for all pages: a resize has a fixed cost (a grace period of RCU with HVO).
-//! Each write is read back, because the kernel reports success for a pool that grew only in part.
+//! Each knob is written once for all pages: a resize has a fixed cost (a grace period of RCU with
+//! HVO). Each write is read back, because the kernel reports success for a pool that grew only in
+//! part.
 //!
-//! A write runs in a thread of its own, so that it can be interrupted. A write that is interrupted or
-//! fails is undone from its record at once. Where that fails (freed memory is in use elsewhere) the record
-//! stays, for another try.
+//! A write runs in a thread of its own, so that it can be interrupted. A write that is interrupted
+//! or fails is undone from its record at once. Where that fails (freed memory is in use elsewhere)
+//! the record stays, for another try.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -101,7 +102,8 @@ pub enum ApplyError {
     /// The plan has no step and no file.
     #[error("there is nothing to do")]
     Nothing,
-    /// A knob has changed since the plan was made, so its previous value is unknown; nothing was changed.
+    /// A knob has changed since the plan was made, so its previous value is unknown; nothing was
+    /// changed.
     #[error("{knob}: {now} now, where the plan was made from {planned}: it changes meanwhile")]
     Moved {
         /// The knob.
@@ -176,8 +178,8 @@ impl ApplyError {
     }
 }
 
-/// Checks that the values that `plan` was made from are current and stable: the record must have the
-/// real values before the change.
+/// Checks that the values that `plan` was made from are current and stable: the record must have
+/// the real values before the change.
 ///
 /// # Errors
 /// [`ApplyError::Moved`]; [`ApplyError::Refused`] where a knob cannot be read.
@@ -201,8 +203,8 @@ pub(super) fn check_current(root: &Root, plan: &Plan) -> Result<(), ApplyError> 
     Ok(())
 }
 
-/// Restores the values of `record`, and removes it. An unfinished change is undone from any state, a
-/// finished one only while its values are unchanged, unless `force`.
+/// Restores the values of `record`, and removes it. An unfinished change is undone from any state,
+/// a finished one only while its values are unchanged, unless `force`.
 ///
 /// # Errors
 /// [`ApplyError`]; the record stays.
@@ -412,7 +414,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Runs `work`, a long call of the kernel, in a thread, and interrupts it at the watcher's request.
+    /// Runs `work`, a long call of the kernel, in a thread, and interrupts it at the watcher's
+    /// request.
     fn run<T: Send + 'static>(
         &mut self,
         work: impl FnOnce() -> Result<T, FileError> + Send + 'static,

@@ -1,8 +1,8 @@
 //! Settings for the next boot: [`Boot`].
 //!
 //! Every knob is a file of /proc or /sys, which `tmpfiles.d` can write early in the boot
-//! (tmpfiles.d(5)). Each [`Group`] has a file of its own there: to remove it leaves the files of other
-//! programs and the settings of other groups as they are.
+//! (tmpfiles.d(5)). Each [`Group`] has a file of its own there: to remove it leaves the files of
+//! other programs and the settings of other groups as they are.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -81,8 +81,8 @@ impl FileChange {
 /// Settings of one group, by knob.
 type Lines = BTreeMap<String, Setting>;
 
-/// Returns the changes that set `values`, by file of the knob, at the next boot. Lines of the knobs in
-/// `replaced` are removed.
+/// Returns the changes that set `values`, by file of the knob, at the next boot. Lines of the knobs
+/// in `replaced` are removed.
 ///
 /// # Errors
 /// [`FileError`] where our files cannot be read.
@@ -118,7 +118,8 @@ pub fn persist(
     Ok(boot)
 }
 
-/// Returns the changes that remove our settings of `group`; with `only`, those of these knobs' files.
+/// Returns the changes that remove our settings of `group`; with `only`, those of these knobs'
+/// files.
 ///
 /// # Errors
 /// [`FileError`] where our files cannot be read.

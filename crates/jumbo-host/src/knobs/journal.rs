@@ -1,13 +1,13 @@
 //! The values before each change, kept until it is undone: [`Journal`].
 //!
-//! A folder for each [`Group`] has one file with at most three records, the latest last: all older changes
-//! merged into one, the last finished change, and one that is under way or was interrupted. `--undo`
-//! restores the latest, so two undos restore the values before any change of ours. The file is written
-//! atomically before the first knob ([`whole_file`]): it survives SIGKILL at every point, and an
-//! interrupted change has a record like any other.
+//! A folder for each [`Group`] has one file with at most three records, the latest last: all older
+//! changes merged into one, the last finished change, and one that is under way or was interrupted.
+//! `--undo` restores the latest, so two undos restore the values before any change of ours. The
+//! file is written atomically before the first knob ([`whole_file`]): it survives SIGKILL at every
+//! point, and an interrupted change has a record like any other.
 //!
-//! The folder is in /run, which a boot empties, as it resets the knobs. Where /run outlives the boot (a
-//! container), the boot ID in the file differs.
+//! The folder is in /run, which a boot empties, as it resets the knobs. Where /run outlives the
+//! boot (a container), the boot ID in the file differs.
 //!
 //! Invariant: a process that writes a record or a knob of a group holds the lock of that group.
 
@@ -66,8 +66,8 @@ pub struct Record {
     pub pid: u32,
     /// Time of the change, in nanoseconds since boot.
     pub since_boot_ns: u64,
-    /// False from before the first write until after the last: values of an unfinished change may be
-    /// those before, after, or between.
+    /// False from before the first write until after the last: values of an unfinished change may
+    /// be those before, after, or between.
     pub finished: bool,
     /// The writes.
     pub steps: Vec<Step>,
@@ -117,11 +117,13 @@ impl Record {
         }
     }
 
-    /// Merges `later`, the next change, into this one: the merged record restores the values before both.
+    /// Merges `later`, the next change, into this one: the merged record restores the values before
+    /// both.
     fn absorb(&mut self, later: Self) {
         let pages = |step: &Step| matches!(step.knob.form, Form::Pages | Form::Demote);
         if later.steps.iter().any(pages) {
-            // A pool's total changes with the pages of a node, and vice versa: earlier values are stale.
+            // A pool's total changes with the pages of a node, and vice versa: earlier values are
+            // stale.
             self.steps.retain(|step| !pages(step));
         }
         for step in later.steps {
@@ -161,8 +163,9 @@ fn since_boot_ns() -> u64 {
 }
 
 impl Journal {
-    /// Returns the journal of this user on the kernel behind `root`: in /run/jumbo/knobs for root, else in
-    /// the user's runtime folder, as other users may own a knob. `None` where they have no such folder.
+    /// Returns the journal of this user on the kernel behind `root`: in /run/jumbo/knobs for root,
+    /// else in the user's runtime folder, as other users may own a knob. `None` where they have no
+    /// such folder.
     pub fn of_user(root: &Root) -> Option<Self> {
         let folder = if rustix::process::geteuid().is_root() {
             root.path("run/jumbo/knobs")
@@ -185,7 +188,8 @@ impl Journal {
     /// Locks a group, for `command`.
     ///
     /// # Errors
-    /// [`JournalError::Busy`] where another process has the lock; others where the folder is unusable.
+    /// [`JournalError::Busy`] where another process has the lock; others where the folder is
+    /// unusable.
     pub fn lock(&self, group: &Group, command: &str) -> Result<Locked, JournalError> {
         let folder = self.folder.join(&group.id);
         for folder in [self.folder.parent(), Some(&self.folder), Some(&folder)] {
@@ -229,7 +233,8 @@ impl Journal {
         Ok(locked)
     }
 
-    /// Returns the last change of any of these groups, without a lock: for display, and to choose the lock.
+    /// Returns the last change of any of these groups, without a lock: for display, and to choose
+    /// the lock.
     ///
     /// # Errors
     /// [`JournalError`] where the journal cannot be read or parsed.
@@ -385,7 +390,8 @@ mod tests {
         Journal::at(&Root::at(folder.path()), folder.path().join("jumbo/knobs"))
     }
 
-    /// Locks the group again: a child that another test has just forked keeps a dropped lock until execve(2).
+    /// Locks the group again: a child that another test has just forked keeps a dropped lock until
+    /// execve(2).
     fn lock(folder: &tempfile::TempDir) -> Locked {
         loop {
             match journal(folder).lock(&Group::pool(SIZE), "test") {

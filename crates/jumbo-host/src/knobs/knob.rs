@@ -27,11 +27,11 @@ pub struct Knob {
 pub enum Form {
     /// A whole number.
     Number,
-    /// One word of a list, as in `always [madvise] never`: the file shows all words, with the current
-    /// one in brackets.
+    /// One word of a list, as in `always [madvise] never`: the file shows all words, with the
+    /// current one in brackets.
     Word,
-    /// The persistent pages of a hugetlb pool. Reads of the file (`nr_hugepages`) include surplus pages,
-    /// writes do not. A write succeeds even if the kernel makes only some of the pages.
+    /// The persistent pages of a hugetlb pool. Reads of the file (`nr_hugepages`) include surplus
+    /// pages, writes do not. A write succeeds even if the kernel makes only some of the pages.
     Pages,
     /// The persistent pages of a pool. The file (`demote`) takes the number of pages to split into
     /// smaller ones, and shows nothing.
@@ -57,8 +57,9 @@ impl Knob {
         self.read_stable(root).map(|(value, _)| value)
     }
 
-    /// Reads the value, and reports whether it is consistent. A pool's surplus pages may change between
-    /// the reads of two files, so both are read until two readings agree; false where none do.
+    /// Reads the value, and reports whether it is consistent. A pool's surplus pages may change
+    /// between the reads of two files, so both are read until two readings agree; false where none
+    /// do.
     pub(crate) fn read_stable(&self, root: &Root) -> Result<(Value, bool), FileError> {
         match self.form {
             Form::Number => Ok((Value::Number(root.read_u64(&self.file)?), true)),

@@ -80,9 +80,9 @@ impl Knob {
         }
     }
 
-    /// A knob of transparent huge pages (Documentation/admin-guide/mm/transhuge.rst), by its file name:
-    /// `enabled` and `shmem_enabled`, of one folio size or at the top, `defrag`, `use_zero_page`,
-    /// `shrink_underused`, `khugepaged/max_ptes_none`.
+    /// A knob of transparent huge pages (Documentation/admin-guide/mm/transhuge.rst), by its file
+    /// name: `enabled` and `shmem_enabled`, of one folio size or at the top, `defrag`,
+    /// `use_zero_page`, `shrink_underused`, `khugepaged/max_ptes_none`.
     pub fn thp(size: Option<PageSize>, name: &str) -> Self {
         let (folder, of) = size.map_or(Default::default(), |size| {
             (

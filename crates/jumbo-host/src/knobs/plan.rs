@@ -70,9 +70,10 @@ impl Step {
         }
     }
 
-    /// Sort key of the writes. Steps that free memory come first, because those that allocate may need it.
-    /// The kernel takes `force` for shared memory only while no size but the PMD size inherits it, and
-    /// then rejects `inherit` for other sizes: so `force` is removed before the sizes, and set after them.
+    /// Sort key of the writes. Steps that free memory come first, because those that allocate may
+    /// need it. The kernel takes `force` for shared memory only while no size but the PMD size
+    /// inherits it, and then rejects `inherit` for other sizes: so `force` is removed before the
+    /// sizes, and set after them.
     pub(super) fn turn(&self) -> (bool, u8) {
         let rank = match &self.to {
             _ if self.knob != Knob::thp(None, "shmem_enabled") => 1,

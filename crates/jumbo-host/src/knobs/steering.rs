@@ -1,8 +1,8 @@
 //! Any number of writes under one record: [`Steering`], for the duration of a measurement.
 //!
 //! The record is written before the first write and has the values before it, so it covers all that
-//! follow. It stays unfinished until the steering ends: `--undo` restores the knobs of a process that was
-//! killed, whatever their values are.
+//! follow. It stays unfinished until the steering ends: `--undo` restores the knobs of a process
+//! that was killed, whatever their values are.
 
 use std::time::Duration;
 
@@ -38,8 +38,8 @@ impl<'a> Steering<'a> {
     /// Records `saved`, the values that restore the `knobs` that will be written.
     ///
     /// # Errors
-    /// [`ApplyError::Refused`] where the knobs cannot be written; [`ApplyError::Moved`] where their values
-    /// are not those of `saved`; [`ApplyError::Journal`].
+    /// [`ApplyError::Refused`] where the knobs cannot be written; [`ApplyError::Moved`] where their
+    /// values are not those of `saved`; [`ApplyError::Journal`].
     pub fn begin(
         root: &'a Root,
         locked: &'a Locked,

@@ -1,7 +1,8 @@
 //! The THP tables as a whole: short names of their knobs, a [`Table`] to save and restore, and the
 //! equivalent arguments of the kernel's command line.
 //!
-//! `jumbo thp set` and saved tables use the short names: `enabled`, `64K`, `shmem`, `64K.shmem`, `defrag`.
+//! `jumbo thp set` and saved tables use the short names: `enabled`, `64K`, `shmem`, `64K.shmem`,
+//! `defrag`.
 
 use std::collections::BTreeMap;
 
@@ -109,7 +110,8 @@ pub fn once(values: &[(Knob, Value)]) -> Result<(), TableError> {
 }
 
 impl Table {
-    /// Returns the values of `thp`, read on a kernel of that release; with `side`, those of that memory.
+    /// Returns the values of `thp`, read on a kernel of that release; with `side`, those of that
+    /// memory.
     pub fn of(thp: &Thp, kernel: &str, side: Option<Side>) -> Self {
         let word = |choice: &crate::kernel::thp::Choice| Value::Word(choice.current.clone());
         let flag = |flag: bool| Value::Number(flag.into());
@@ -181,12 +183,12 @@ impl Table {
         self
     }
 
-    /// Returns the kernel arguments that set this table at boot. `tmpfs`: the `huge=` of tmpfs mounts,
-    /// which goes with shared memory.
+    /// Returns the kernel arguments that set this table at boot. `tmpfs`: the `huge=` of tmpfs
+    /// mounts, which goes with shared memory.
     ///
-    /// A size that such an argument omits is `never`. Without the argument the PMD size is `inherit`, so it
-    /// is named where all sizes are `never`. The command line has nothing for `deny` and `force`
-    /// ([`Table::lost_at_boot`]), nor for values outside the tables.
+    /// A size that such an argument omits is `never`. Without the argument the PMD size is
+    /// `inherit`, so it is named where all sizes are `never`. The command line has nothing for
+    /// `deny` and `force` ([`Table::lost_at_boot`]), nor for values outside the tables.
     pub fn arguments(&self, tmpfs: Option<&str>) -> Vec<Argument> {
         let word = |name: &str| match self.values.get(name) {
             Some(Value::Word(word)) => Some(word.as_str()),
@@ -237,8 +239,8 @@ impl Table {
         arguments.into_iter().flatten().collect()
     }
 
-    /// Returns the top value of shared memory that no argument sets: `deny` or `force`. The kernel boots
-    /// with `never` then.
+    /// Returns the top value of shared memory that no argument sets: `deny` or `force`. The kernel
+    /// boots with `never` then.
     pub fn lost_at_boot(&self) -> Option<&str> {
         match self.values.get("shmem") {
             Some(Value::Word(word)) if ["deny", "force"].contains(&word.as_str()) => Some(word),

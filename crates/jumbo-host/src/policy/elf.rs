@@ -128,8 +128,8 @@ where
     Ok(executable)
 }
 
-/// Reports whether a section has this `name`, which ends with a zero byte; `None` where the sections
-/// cannot be read. One read of all names saves two system calls per section.
+/// Reports whether a section has this `name`, which ends with a zero byte; `None` where the
+/// sections cannot be read. One read of all names saves two system calls per section.
 fn has_section<'data, E, R>(header: &E, endian: Endianness, data: R, name: &[u8]) -> Option<bool>
 where
     E: FileHeader<Endian = Endianness>,

@@ -120,8 +120,9 @@ impl RunPlan {
         ))
     }
 
-    /// Returns the treatment of each kind of memory. `thp` has the host's controls; `None` where the host
-    /// has none, or they cannot be read. `thp_disabled`: PR_SET_THP_DISABLE is set, which children inherit.
+    /// Returns the treatment of each kind of memory. `thp` has the host's controls; `None` where
+    /// the host has none, or they cannot be read. `thp_disabled`: PR_SET_THP_DISABLE is set, which
+    /// children inherit.
     pub fn memory(&self, reach: &Reach, thp: Option<&Thp>, thp_disabled: bool) -> Vec<MemoryPlan> {
         let none = if let Some(reason) = reach.reason() {
             Some(reason)

@@ -32,8 +32,9 @@ pub enum Reach {
 }
 
 impl Reach {
-    /// Returns the reach of a program. `executable` has its headers, or why they cannot be read; `own` is
-    /// the machine of libjumbo_preload.so. `is_static_glibc` is called for static programs only.
+    /// Returns the reach of a program. `executable` has its headers, or why they cannot be read;
+    /// `own` is the machine of libjumbo_preload.so. `is_static_glibc` is called for static programs
+    /// only.
     pub fn of(
         executable: Result<&Executable, String>,
         own: Machine,
@@ -58,8 +59,8 @@ impl Reach {
         }
     }
 
-    /// Returns the reach of all programs on a kernel with this base page size; `None` where it depends on
-    /// the program.
+    /// Returns the reach of all programs on a kernel with this base page size; `None` where it
+    /// depends on the program.
     pub fn on_base_pages(size: PageSize) -> Option<Self> {
         (size != PageSize::SIZE_4K).then_some(Self::BasePage(size))
     }
@@ -109,8 +110,8 @@ impl Reach {
         })
     }
 
-    /// Reports whether LD_PRELOAD does no harm to the program: its loader takes the library or ignores it.
-    /// Other loaders would complain on the program's stderr.
+    /// Reports whether LD_PRELOAD does no harm to the program: its loader takes the library or
+    /// ignores it. Other loaders would complain on the program's stderr.
     pub fn tolerates_preload(&self) -> bool {
         !matches!(
             self,

@@ -6,8 +6,8 @@ pub const HUGETLB_TUNABLE: &str = "glibc.malloc.hugetlb";
 /// File name of the library in all versions.
 const LIBRARY_FILE: &[u8] = b"/libjumbo_preload.so";
 
-/// Appends `library` to `LD_PRELOAD`, after the user's own interposers, and removes other versions of it.
-/// Returns `None` where the library is listed already: a `jumbo run` under `jumbo run`.
+/// Appends `library` to `LD_PRELOAD`, after the user's own interposers, and removes other versions
+/// of it. Returns `None` where the library is listed already: a `jumbo run` under `jumbo run`.
 ///
 /// Colons and blanks separate entries (ld.so(8)).
 pub fn preload(current: Option<&[u8]>, library: &[u8]) -> Option<Vec<u8>> {

@@ -81,8 +81,8 @@ impl Access {
         }
     }
 
-    /// Advises `length` bytes at each of `addresses`. Returns one answer per address, and the reason for
-    /// missing ones.
+    /// Advises `length` bytes at each of `addresses`. Returns one answer per address, and the
+    /// reason for missing ones.
     pub(super) fn advise(
         &self,
         target: &Target,

@@ -6,12 +6,12 @@
 //! - [`Pace`]: limits by rate, memory pressure and free huge pages.
 //! - [`promote()`]: carries a plan out; [`split()`]: reverts it.
 //!
-//! Each block is checked again right before it is collapsed, so a plan may be stale: blocks that the
-//! process has unmapped or emptied are skipped. A block that changes even later costs at most its size. A
-//! collapse changes no byte that any thread can read.
+//! Each block is checked again right before it is collapsed, so a plan may be stale: blocks that
+//! the process has unmapped or emptied are skipped. A block that changes even later costs at most
+//! its size. A collapse changes no byte that any thread can read.
 //!
-//! Invariant: the memory that fills up blocks is bounded (`--max-waste`); a block less than half full
-//! stays on base pages.
+//! Invariant: the memory that fills up blocks is bounded (`--max-waste`); a block less than half
+//! full stays on base pages.
 
 mod access;
 mod pace;

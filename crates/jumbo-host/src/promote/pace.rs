@@ -13,7 +13,8 @@ use crate::units::{Bytes, PageSize};
 
 /// Interval between reads of pressure. The kernel sums up stall time every two seconds.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
-/// Age from which an unchanged total means that nothing stalls now: more than the kernel's interval.
+/// Age from which an unchanged total means that nothing stalls now: more than the kernel's
+/// interval.
 const MAX_TOTAL_AGE: Duration = Duration::from_millis(2500);
 /// Part of the time in which some task waited, from which on collapses pause.
 const STALL_THRESHOLD: f64 = 0.1;
@@ -93,7 +94,8 @@ impl Pace {
         self.due.saturating_duration_since(Instant::now())
     }
 
-    /// Adds collapsed memory. Unused time does not accumulate: a burst after a pause would defeat the rate.
+    /// Adds collapsed memory. Unused time does not accumulate: a burst after a pause would defeat
+    /// the rate.
     pub(super) fn count(&mut self, bytes: Bytes) {
         if let Some(rate) = self.rate {
             let now = Instant::now();

@@ -1,11 +1,13 @@
 //! The blocks to collapse: [`PromotePlan`].
 //!
-//! smaps has the mappings and the obstacles. PAGEMAP_SCAN (6.7) finds the present and the huge ranges
-//! without a read of every page, and pagemap counts the present pages of the remaining blocks. Before 6.7
-//! there is pagemap alone, and blocks that are huge already are collapsed again, without effect.
+//! smaps has the mappings and the obstacles. PAGEMAP_SCAN (6.7) finds the present and the huge
+//! ranges without a read of every page, and pagemap counts the present pages of the remaining
+//! blocks. Before 6.7 there is pagemap alone, and blocks that are huge already are collapsed again,
+//! without effect.
 //!
-//! The cost of a block is the memory that a collapse allocates beyond the pages that it frees: the pages
-//! that are absent, in swap, or shared with another process (after a fork), which keeps its copy.
+//! The cost of a block is the memory that a collapse allocates beyond the pages that it frees: the
+//! pages that are absent, in swap, or shared with another process (after a fork), which keeps its
+//! copy.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -114,7 +116,8 @@ pub fn left_out(reason: &str) -> &str {
 }
 
 impl PromotePlan {
-    /// Plans for the current state of a process. `spent` is the cost of earlier plans of the same command.
+    /// Plans for the current state of a process. `spent` is the cost of earlier plans of the same
+    /// command.
     ///
     /// # Errors
     /// [`Refusal`] where the process cannot be read.
@@ -319,7 +322,8 @@ impl<'a> Survey<'a> {
         Bytes(self.pmd.saturating_sub(own) as u64)
     }
 
-    /// Returns the addresses of the blocks that have present base pages; without PAGEMAP_SCAN, of all.
+    /// Returns the addresses of the blocks that have present base pages; without PAGEMAP_SCAN, of
+    /// all.
     fn blocks(&self, range: Range<u64>) -> Result<Vec<usize>, Errno> {
         let word = |address: u64| usize::try_from(address).unwrap_or(usize::MAX);
         let Some(start) = word(range.start).checked_next_multiple_of(self.pmd) else {

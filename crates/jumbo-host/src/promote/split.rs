@@ -1,8 +1,8 @@
 //! Splits huge pages, to revert a promotion: [`split()`].
 //!
-//! No call splits a huge page directly. MADV_COLD on one base page splits a THP that no other process
-//! maps, since the kernel deactivates single base pages. Text and memory of several processes need
-//! `split_huge_pages` of debugfs, for root, with a process ID and a range.
+//! No call splits a huge page directly. MADV_COLD on one base page splits a THP that no other
+//! process maps, since the kernel deactivates single base pages. Text and memory of several
+//! processes need `split_huge_pages` of debugfs, for root, with a process ID and a range.
 //!
 //! jumbo keeps no record of promotions: it splits all huge pages of the selected kinds.
 
@@ -139,7 +139,8 @@ fn huge(target: &Target, selection: &Selection, pmd: usize) -> Result<Vec<u64>, 
     Ok(addresses)
 }
 
-/// Splits by debugfs. If the process ID was reused, the other process keeps its memory, on base pages.
+/// Splits by debugfs. If the process ID was reused, the other process keeps its memory, on base
+/// pages.
 fn by_debugfs(target: &Target, addresses: &[u64], pmd: usize) -> Result<(), String> {
     for start in addresses {
         if target.process.is_gone() {

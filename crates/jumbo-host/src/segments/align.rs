@@ -1,7 +1,7 @@
 //! Copies an executable or library so that huge folios can map its text: [`align()`].
 //!
-//! The copy has all bytes of the original at the same addresses. Offsets in the file, holes before moved
-//! segments, and `p_align` differ. It is read back and compared before it gets its name.
+//! The copy has all bytes of the original at the same addresses. Offsets in the file, holes before
+//! moved segments, and `p_align` differ. It is read back and compared before it gets its name.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Seek as _, SeekFrom};
@@ -24,8 +24,8 @@ use crate::whole_file::{self, Existing};
 /// Options of a copy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Join adjacent read-only segments to the text wherever that adds huge pages, not only where the
-    /// text has none.
+    /// Join adjacent read-only segments to the text wherever that adds huge pages, not only where
+    /// the text has none.
     pub join: bool,
     /// Replace an existing file.
     pub replace: bool,
@@ -48,8 +48,8 @@ pub struct Aligned {
     pub notes: Vec<String>,
 }
 
-/// Writes the copy. It has the mode of `source` without set-user-ID and set-group-ID, and the owner of
-/// `source` if this user may set it.
+/// Writes the copy. It has the mode of `source` without set-user-ID and set-group-ID, and the owner
+/// of `source` if this user may set it.
 ///
 /// # Errors
 /// [`Error`]; `target` is unchanged then.
@@ -145,8 +145,8 @@ fn fill(original: &File, copy: &mut File, layout: &Layout) -> io::Result<()> {
     copy.write_all_at(bytes_of_slice(&headers.sections), sections)
 }
 
-/// Compares the copy with the original, from its headers alone: the bytes of each segment by address, each
-/// section, and the file's kind.
+/// Compares the copy with the original, from its headers alone: the bytes of each segment by
+/// address, each section, and the file's kind.
 fn compare(original: &File, before: &Headers, copy: &File, sizes: Sizes) -> io::Result<()> {
     let (read, data) = (ReadCache::new(original), ReadCache::new(copy));
     let after = Headers::read(&data).map_err(io::Error::other)?;
@@ -370,7 +370,8 @@ mod tests {
             let (mut address, mut offset) = (0x40_0000, 0u64);
             for (flags, pages, size, gap, within) in parts {
                 let flags = ["R", "RE", "RW", "RE"][flags];
-                // Offset and address are equal modulo the base page, which two segments may share in the file.
+                // Offset and address are equal modulo the base page, which two segments may share
+                // in the file.
                 let within = if loads.is_empty() { 0 } else { within & !15 };
                 address = (address + pages * 0x1000).next_multiple_of(0x1000) + within;
                 if !loads.is_empty() {

@@ -26,8 +26,8 @@ pub(super) fn segment(
     }
 }
 
-/// Returns a file with these PT_LOADs and varied bytes, a PT_NOTE in the last segment, a section for each
-/// segment, one outside of all, and the section headers at the end.
+/// Returns a file with these PT_LOADs and varied bytes, a PT_NOTE in the last segment, a section
+/// for each segment, one outside of all, and the section headers at the end.
 pub(super) fn file(kind: u16, loads: &[Segment]) -> Vec<u8> {
     let end = loads
         .iter()

@@ -1,8 +1,9 @@
 //! Images of text that processes share (`jumbo run --text`): [`list`], [`TextImage::check`],
 //! [`TextImage::withdraw`].
 //!
-//! An image is a memfd that its users map and keep open: `jumbo_inside::segments::image` makes and finds
-//! them. The kernel frees it with its last user. New processes do not use a *withdrawn* image.
+//! An image is a memfd that its users map and keep open: `jumbo_inside::segments::image` makes and
+//! finds them. The kernel frees it with its last user. New processes do not use a *withdrawn*
+//! image.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -138,7 +139,8 @@ impl TextImage {
         Ok(rustix::fs::fchmod(reopen(&memfd)?, Mode::empty())?)
     }
 
-    /// Finds the memfd among the descriptors of its users. O_PATH avoids opening other files, which may block.
+    /// Finds the memfd among the descriptors of its users. O_PATH avoids opening other files, which
+    /// may block.
     fn find(&self, root: &Root) -> io::Result<(OwnedFd, rustix::fs::Statx)> {
         let device = memfd_device()?;
         for pid in &self.users {

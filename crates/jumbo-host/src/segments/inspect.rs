@@ -13,8 +13,8 @@ use crate::kernel::Root;
 use crate::kernel::thp::Thp;
 use crate::units::{Bytes, Pages, counted};
 
-/// First Linux that maps large files at multiples of the PMD size, if the file system supports it, as
-/// ext4, xfs and btrfs do.
+/// First Linux that maps large files at multiples of the PMD size, if the file system supports it,
+/// as ext4, xfs and btrfs do.
 const FILE_ALIGNMENT_KERNEL: (u32, u32) = (5, 18);
 
 /// Method to put text on huge pages.
@@ -161,8 +161,8 @@ fn small(object: &Object, sizes: Sizes) -> String {
     )
 }
 
-/// Reports whether a file is loaded at a multiple of the PMD size: by its p_align, or because the kernel
-/// aligns large files. For the program itself p_align alone counts.
+/// Reports whether a file is loaded at a multiple of the PMD size: by its p_align, or because the
+/// kernel aligns large files. For the program itself p_align alone counts.
 pub(super) fn is_placed(object: &Object, sizes: Sizes) -> bool {
     let first = object.segments.first().map_or(0, |first| first.address);
     let end = object

@@ -1,8 +1,8 @@
 //! The layout of an aligned copy: [`Layout`]. Pure, except for reading headers.
 //!
-//! A file is cut where a segment has to move; everything after the cut moves along. So the order of bytes
-//! stays, and each offset in a header (of segments, sections, header tables) moves by the shift of its
-//! cut.
+//! A file is cut where a segment has to move; everything after the cut moves along. So the order of
+//! bytes stays, and each offset in a header (of segments, sections, header tables) moves by the
+//! shift of its cut.
 //!
 //! Invariant: no address changes.
 
@@ -62,8 +62,8 @@ impl Headers {
 }
 
 impl Layout {
-    /// Makes segments of text congruent that are at least a huge page long. With `join`, or where the text
-    /// has no whole huge page otherwise, adjacent read-only segments become a part of it.
+    /// Makes segments of text congruent that are at least a huge page long. With `join`, or where
+    /// the text has no whole huge page otherwise, adjacent read-only segments become a part of it.
     pub(super) fn new(before: &Headers, sizes: Sizes, join: bool) -> Result<Self, Error> {
         let loads: Vec<usize> = (0..before.programs.len())
             .filter(|index| before.is_load(*index))
@@ -136,7 +136,8 @@ impl Layout {
 
     /// Updates the offsets in the headers.
     fn move_headers(&mut self, before: &Headers, old: &[Segment]) {
-        // Loaded sections move with their segment: an empty one at its end has the offset of the next.
+        // Loaded sections move with their segment: an empty one at its end has the offset of the
+        // next.
         let of = |offset: u64, address: u64| {
             let mut loads = (0..old.len()).filter(|index| before.is_load(*index));
             let load = loads.rfind(|index| {

@@ -105,8 +105,8 @@ impl Sizes {
     }
 }
 
-/// Opens a regular file for reading. The type is checked first: to open a FIFO waits for its writer, and
-/// to open some devices has side effects.
+/// Opens a regular file for reading. The type is checked first: to open a FIFO waits for its
+/// writer, and to open some devices has side effects.
 fn open(path: &Path) -> Result<File, Error> {
     open_regular(path).map_err(Error::io("read", path))
 }
@@ -130,8 +130,8 @@ fn open_regular(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Compares `size` bytes of two files, from an offset in each. Bytes past the end of a file are zero. Bytes
-/// at offsets of the first file in `skip` may differ.
+/// Compares `size` bytes of two files, from an offset in each. Bytes past the end of a file are
+/// zero. Bytes at offsets of the first file in `skip` may differ.
 fn same_bytes(
     (a, from): (&File, u64),
     (b, to): (&File, u64),

@@ -1,8 +1,8 @@
 //! Reads a file's text into the page cache in huge folios: [`prime`].
 //!
-//! Huge folios stay. Other pages are dropped, except mapped and dirty ones, and read again through a
-//! mapping with MADV_HUGEPAGE. Then the page cache is checked again, because the kernel does not report
-//! whether it followed the advice.
+//! Huge folios stay. Other pages are dropped, except mapped and dirty ones, and read again through
+//! a mapping with MADV_HUGEPAGE. Then the page cache is checked again, because the kernel does not
+//! report whether it followed the advice.
 //!
 //! Invariant: no page that a process maps is dropped.
 
@@ -96,8 +96,8 @@ pub(super) fn cached(file: &File, offsets: &[u64], sizes: Sizes) -> io::Result<C
     Ok(text)
 }
 
-/// Reads the text of `path` into huge folios; with `dry_run` only checks it. Calls `progress` after each
-/// huge page.
+/// Reads the text of `path` into huge folios; with `dry_run` only checks it. Calls `progress` after
+/// each huge page.
 ///
 /// # Errors
 /// [`Error`] where the file cannot be read or is not ELF.

@@ -1,4 +1,5 @@
-//! Mappings of all processes: the processes that map a file, and the text that they map: [`Running`].
+//! Mappings of all processes: the processes that map a file, and the text that they map:
+//! [`Running`].
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -50,11 +51,11 @@ impl Running {
         self.maps.iter().filter(maps).map(|(pid, _)| *pid).collect()
     }
 
-    /// Returns the paths of files with mapped text of at least a huge page, each with the reason why it
-    /// cannot be opened.
+    /// Returns the paths of files with mapped text of at least a huge page, each with the reason
+    /// why it cannot be opened.
     ///
-    /// Files on file systems that may not answer are not opened: network file systems, FUSE, and file
-    /// systems that are not mounted in this process's namespace.
+    /// Files on file systems that may not answer are not opened: network file systems, FUSE, and
+    /// file systems that are not mounted in this process's namespace.
     ///
     /// # Errors
     /// [`FileError`] where the mounts cannot be read.

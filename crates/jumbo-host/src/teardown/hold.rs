@@ -17,12 +17,12 @@ const LIVE_THREAD_TIMEOUT: Duration = Duration::from_millis(20);
 /// Maximum time that the held thread waits at its exit for threads that are ending.
 const ENDING_THREAD_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// One traced thread of a process. The process changes only by the effects of ptrace(2): `TracerPid` is
-/// set, no other process can trace it, a privileged program that it executes gets no privileges, and a
-/// signal without a handler interrupts the thread's waits.
+/// One traced thread of a process. The process changes only by the effects of ptrace(2):
+/// `TracerPid` is set, no other process can trace it, a privileged program that it executes gets no
+/// privileges, and a signal without a handler interrupts the thread's waits.
 ///
-/// All calls must come from the thread that seized. The hold ends with that thread; dropping it earlier
-/// leaves stops unanswered.
+/// All calls must come from the thread that seized. The hold ends with that thread; dropping it
+/// earlier leaves stops unanswered.
 #[derive(Debug)]
 pub struct Hold {
     process: Process,
@@ -66,7 +66,8 @@ impl Hold {
                 Ok(()) if process.has(thread) => {
                     return Ok(Self::of(process, thread));
                 }
-                // The ID was reused before the seizure, or execve(2) in the thread made it the first.
+                // The ID was reused before the seizure, or execve(2) in the thread made it the
+                // first.
                 Ok(()) => match Self::first(process) {
                     Some(hold) => return Ok(hold),
                     None => abandon(thread),
@@ -160,8 +161,9 @@ impl Hold {
         }
     }
 
-    /// Reports whether execve(2) in another thread took over the ID of `done`, the first thread, which was
-    /// released at its exit: the process lives on, and the thread of that ID does not end.
+    /// Reports whether execve(2) in another thread took over the ID of `done`, the first thread,
+    /// which was released at its exit: the process lives on, and the thread of that ID does not
+    /// end.
     fn is_replaced(&self, done: Pid) -> bool {
         let started = Instant::now();
         while id(done) == self.process.pid() && !is_ending(&self.process, done) {
@@ -175,8 +177,8 @@ impl Hold {
 
     fn at_exit(&mut self) -> HoldEvent {
         if !self.is_last() {
-            // Detach before seizing another thread. That thread may be in execve(2), which waits for the end
-            // of this one, and the seizure would wait for execve(2).
+            // Detach before seizing another thread. That thread may be in execve(2), which waits
+            // for the end of this one, and the seizure would wait for execve(2).
             let _ = Stop::Exit.detach(self.thread);
             return self.move_on(Some(self.thread));
         }
@@ -194,8 +196,8 @@ impl Hold {
         HoldEvent::Ends(Teardown::begin(&self.process, self.thread, memory, checked))
     }
 
-    /// Waits until all other threads have ended. Returns false where only this thread ends, or where the
-    /// others take too long.
+    /// Waits until all other threads have ended. Returns false where only this thread ends, or
+    /// where the others take too long.
     fn is_last(&self) -> bool {
         let started = Instant::now();
         while !self.is_alone() {

@@ -1,9 +1,10 @@
 //! Robust futexes: locks of a process that others may wait for.
 //!
-//! A thread registers the head of its list of locks (set_robust_list(2)). When the thread ends, the kernel
-//! walks the list in the thread's memory, and wakes a waiter of each futex. If the memory were released
-//! before, it would read as zero and the waiters would wait for ever: so a non-empty list prevents the
-//! release. The kernel's OOM reaper gives processes two seconds for the same reason.
+//! A thread registers the head of its list of locks (set_robust_list(2)). When the thread ends, the
+//! kernel walks the list in the thread's memory, and wakes a waiter of each futex. If the memory
+//! were released before, it would read as zero and the waiters would wait for ever: so a non-empty
+//! list prevents the release. The kernel's OOM reaper gives processes two seconds for the same
+//! reason.
 
 use std::io::Read as _;
 
@@ -17,8 +18,8 @@ use crate::kernel::sys::ptrace;
 /// Offset of `list_op_pending` in `struct robust_list_head`: the lock being taken or released.
 const PENDING_OFFSET: usize = 2 * size_of::<usize>();
 
-/// Checks that `thread`, at its exit stop, holds no robust futex. It runs no code of its program any more,
-/// so the answer stays valid.
+/// Checks that `thread`, at its exit stop, holds no robust futex. It runs no code of its program
+/// any more, so the answer stays valid.
 pub(super) fn check(process: &Process, thread: Pid) -> Result<(), Reason> {
     // The kernel has a second list for 32-bit code, visible to 32-bit tracers only.
     if !is_of_our_word_size(process, thread) {
@@ -41,8 +42,8 @@ pub(super) fn check(process: &Process, thread: Pid) -> Result<(), Reason> {
     }
 }
 
-/// Checks that a process without a hold can have no robust futex that another process waits for: it would
-/// be in a writable shared mapping.
+/// Checks that a process without a hold can have no robust futex that another process waits for: it
+/// would be in a writable shared mapping.
 pub(super) fn check_mappings(process: &Process) -> Result<(), Reason> {
     let maps = aside::maps(process.root(), process.pid()).map_err(|_| Reason::Unreadable)?;
     match (maps.mappings()).any(|mapping| mapping.write && mapping.shared) {

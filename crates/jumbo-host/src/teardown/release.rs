@@ -14,7 +14,8 @@ use crate::kernel::process::{Stop, tree};
 use crate::kernel::{sys, task};
 use crate::units::Bytes;
 
-/// Maximum time that a process is held until the call is seen to work: some 50 us, more on busy CPUs.
+/// Maximum time that a process is held until the call is seen to work: some 50 us, more on busy
+/// CPUs.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_micros(10);
 
@@ -60,8 +61,8 @@ pub struct Gain {
     pub anonymous: Bytes,
     /// Memory that process_mrelease skips and the kernel frees: shared memory and hugetlb.
     pub left: Bytes,
-    /// Estimate of the part of `anonymous` that our side freed, by its share of the CPU time of both
-    /// sides: the kernel has no counter. `None` where our side did nothing.
+    /// Estimate of the part of `anonymous` that our side freed, by its share of the CPU time of
+    /// both sides: the kernel has no counter. `None` where our side did nothing.
     pub released: Option<Bytes>,
     /// Duration of our side's work.
     pub worked_ms: f64,
@@ -72,8 +73,8 @@ pub struct Gain {
 }
 
 impl Teardown {
-    /// Releases the memory of a process whose last `thread` is at its exit stop, unless `checked` is an
-    /// error, and detaches.
+    /// Releases the memory of a process whose last `thread` is at its exit stop, unless `checked`
+    /// is an error, and detaches.
     pub(super) fn begin(
         process: &Process,
         thread: Pid,
@@ -102,8 +103,8 @@ impl Teardown {
         }
     }
 
-    /// Sends `signal` to a process that cannot be held, and races it: the thread that sends the signal makes
-    /// the call right after it.
+    /// Sends `signal` to a process that cannot be held, and races it: the thread that sends the
+    /// signal makes the call right after it.
     ///
     /// # Errors
     /// Errno of [`Process::signal`].
