@@ -9,8 +9,7 @@
 //! - [`teardown`]: frees the memory of an ending process in parallel with the kernel.
 //! - [`whole_file`]: atomic writes of files.
 //!
-//! `tests/arrows.rs` has the allowed dependencies between modules. The crate [`jumbo`] has the API
-//! for Rust programs.
+//! `tests/arrows.rs` has the allowed dependencies between modules.
 
 pub mod host_pools;
 pub mod kernel;

@@ -1,8 +1,7 @@
 //! Settings of a pool for the next boot.
 //!
-//! Pages larger than the page allocator's largest block need contiguous memory, and a boot script
-//! may be too late. They need the kernel command line, which belongs to the boot loader: it is
-//! printed, not written.
+//! A boot script may be too late for pages beyond the page allocator's largest block. They need the
+//! kernel command line, which belongs to the boot loader and is only printed.
 
 use super::plan::{PoolChange, PoolPlan};
 use super::shortage::is_gigantic;
@@ -11,8 +10,7 @@ use crate::kernel::{FileError, Root};
 use crate::knobs::{Boot, Group, Knob, boot};
 use crate::units::{NodeId, PageSize, Pages};
 
-/// Returns the changes that repeat `plan` at the next boot; where `change` is empty, the current
-/// values.
+/// Returns the files that repeat `plan` at boot, or the current values where `change` is empty.
 ///
 /// # Errors
 /// [`FileError`] where our files, or the pool's, cannot be read.
@@ -55,7 +53,7 @@ pub fn persist(
     Ok(boot)
 }
 
-/// Returns the changes that remove our settings of a pool, or of its part on `node`.
+/// Returns the files without our settings of a pool, or of its part on `node`.
 ///
 /// # Errors
 /// [`FileError`] where our files cannot be read.

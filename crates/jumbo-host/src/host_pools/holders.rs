@@ -74,8 +74,7 @@ impl Holders {
             return Ok(holders);
         }
         let base = kernel::base_page(root);
-        // Reading smaps takes milliseconds per process; without reservations the status file
-        // suffices.
+        // smaps takes milliseconds per process; without reservations the status file suffices.
         let all = pools.iter().any(|pool| pool.reserved > Pages(0));
         let pids = task::all(root)?;
         for pid in pids.iter().copied() {

@@ -4,8 +4,7 @@
 //! [`knobs`](crate::knobs) records, writes and restores the values.
 //!
 //! - [`plan`]: changes and plans, pure; [`steer`] for many writes.
-//! - [`obstacles()`]: obstacles to growth, before it is tried; [`shortage`]: reasons for missing
-//!   pages.
+//! - [`obstacles()`]: obstacles to growth; [`shortage`]: reasons for missing pages.
 //! - [`boot`]: the settings for the next boot.
 //! - [`holders`]: processes and files that hold the pages.
 //!

@@ -1,15 +1,13 @@
 //! Obstacles to a pool's growth, before it is tried: [`obstacles`].
 //!
 //! Huge pages are made of free blocks, best in a zone of movable memory. A host without free blocks
-//! of that size has to move memory first. [`Shortage`](super::Shortage) explains the result
-//! afterwards.
+//! of that size has to move memory first.
 
 use super::shortage::{ZoneRoom, is_gigantic, zones};
 use crate::kernel::Root;
 use crate::units::{NodeId, PageSize, Pages, counted};
 
-/// Describes the obstacles to making `more` pages, on `node` or on all. Unreadable files are
-/// skipped.
+/// Describes the obstacles to `more` pages, on `node` or on all. Skips unreadable files.
 pub fn obstacles(root: &Root, size: PageSize, node: Option<NodeId>, more: Pages) -> Vec<String> {
     if more == Pages(0) {
         return Vec::new();

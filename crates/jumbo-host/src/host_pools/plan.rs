@@ -1,5 +1,4 @@
-//! A requested change of a pool, [`PoolChange`], and the kernel's part in it, [`PoolPlan`].
-//! [`knobs`] writes it.
+//! A requested change of a pool, [`PoolChange`], and its writes and effect, [`PoolPlan`].
 
 use serde::Serialize;
 
@@ -31,8 +30,7 @@ pub enum Amount {
     Less(Pages),
 }
 
-/// The kernel's actions for a new number of persistent pages (`set_max_huge_pages` in
-/// mm/hugetlb.c).
+/// Effect of a new number of persistent pages (`set_max_huge_pages` in mm/hugetlb.c).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Effect {
     /// Surplus pages that become persistent, without new memory.
@@ -267,8 +265,7 @@ impl Effect {
     }
 }
 
-/// Returns the persistent pages of each node: restoring a total would spread them over all nodes
-/// anew.
+/// Returns the persistent pages of each node: a restored total would be spread over all nodes.
 fn saved(pool: &Pool) -> Vec<Saved> {
     let saved = |node, pages: Pages| Saved {
         knob: Knob::persistent(pool.size, node),

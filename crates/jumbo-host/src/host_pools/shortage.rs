@@ -1,8 +1,7 @@
 //! Reasons for pages that a pool did not get: [`Shortage`].
 //!
-//! The kernel gives no reason: it stops where the page allocator fails. Visible right after that
-//! are the available memory, its fragmentation, the unmovable part, and the zones that are out of
-//! reach.
+//! The kernel reports none. Derived from the available memory, its fragmentation, the unmovable
+//! part, and the unusable zones, all read right after the failure.
 
 use std::collections::BTreeSet;
 

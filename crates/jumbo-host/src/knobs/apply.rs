@@ -1,8 +1,7 @@
 //! Writes a plan, and restores the values before it: [`apply()`], [`undo()`].
 //!
 //! Each knob is written once for all pages: a resize has a fixed cost (a grace period of RCU with
-//! HVO). Each write is read back, because the kernel reports success for a pool that grew only in
-//! part.
+//! HVO). Each write is read back, because the kernel reports success for partial growth.
 //!
 //! A write runs in a thread of its own, so that it can be interrupted. A write that is interrupted
 //! or fails is undone from its record at once. Where that fails (freed memory is in use elsewhere)
@@ -102,8 +101,7 @@ pub enum ApplyError {
     /// The plan has no step and no file.
     #[error("there is nothing to do")]
     Nothing,
-    /// A knob has changed since the plan was made, so its previous value is unknown; nothing was
-    /// changed.
+    /// A knob has changed since the plan was made; nothing was written.
     #[error("{knob}: {now} now, where the plan was made from {planned}: it changes meanwhile")]
     Moved {
         /// The knob.
@@ -229,8 +227,7 @@ pub fn undo(
     Work::new(root, locked, compact, watcher).put_back(record)
 }
 
-/// Returns the writes that restore the values of `record` from the current ones; those that free
-/// memory come first.
+/// Returns the writes that restore the values of `record`; those that free memory come first.
 ///
 /// # Errors
 /// [`FileError`] where a knob cannot be read.
@@ -414,8 +411,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Runs `work`, a long call of the kernel, in a thread, and interrupts it at the watcher's
-    /// request.
+    /// Runs `work`, a long system call, in a thread that the watcher can interrupt.
     fn run<T: Send + 'static>(
         &mut self,
         work: impl FnOnce() -> Result<T, FileError> + Send + 'static,

@@ -118,8 +118,7 @@ pub fn persist(
     Ok(boot)
 }
 
-/// Returns the changes that remove our settings of `group`; with `only`, those of these knobs'
-/// files.
+/// Returns the files without our settings of `group`; with `only`, without those knobs.
 ///
 /// # Errors
 /// [`FileError`] where our files cannot be read.

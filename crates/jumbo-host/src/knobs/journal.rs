@@ -62,7 +62,7 @@ pub struct Record {
     pub group: Group,
     /// The command that made the change.
     pub command: String,
-    /// Its process ID.
+    /// Process ID of the command.
     pub pid: u32,
     /// Time of the change, in nanoseconds since boot.
     pub since_boot_ns: u64,
@@ -117,13 +117,11 @@ impl Record {
         }
     }
 
-    /// Merges `later`, the next change, into this one: the merged record restores the values before
-    /// both.
+    /// Merges the next change into this one, which then restores the values before both.
     fn absorb(&mut self, later: Self) {
         let pages = |step: &Step| matches!(step.knob.form, Form::Pages | Form::Demote);
         if later.steps.iter().any(pages) {
-            // A pool's total changes with the pages of a node, and vice versa: earlier values are
-            // stale.
+            // The pages of a node change the pool's total, and vice versa.
             self.steps.retain(|step| !pages(step));
         }
         for step in later.steps {
@@ -163,9 +161,8 @@ fn since_boot_ns() -> u64 {
 }
 
 impl Journal {
-    /// Returns the journal of this user on the kernel behind `root`: in /run/jumbo/knobs for root,
-    /// else in the user's runtime folder, as other users may own a knob. `None` where they have no
-    /// such folder.
+    /// Returns the journal of this user: in /run/jumbo/knobs for root, else in the user's runtime
+    /// folder, as other users may own a knob. `None` without such a folder.
     pub fn of_user(root: &Root) -> Option<Self> {
         let folder = if rustix::process::geteuid().is_root() {
             root.path("run/jumbo/knobs")
@@ -188,8 +185,7 @@ impl Journal {
     /// Locks a group, for `command`.
     ///
     /// # Errors
-    /// [`JournalError::Busy`] where another process has the lock; others where the folder is
-    /// unusable.
+    /// [`JournalError::Busy`] where another process has the lock; others for an unusable folder.
     pub fn lock(&self, group: &Group, command: &str) -> Result<Locked, JournalError> {
         let folder = self.folder.join(&group.id);
         for folder in [self.folder.parent(), Some(&self.folder), Some(&folder)] {
@@ -233,8 +229,7 @@ impl Journal {
         Ok(locked)
     }
 
-    /// Returns the last change of any of these groups, without a lock: for display, and to choose
-    /// the lock.
+    /// Returns the last change of any of these groups, without a lock.
     ///
     /// # Errors
     /// [`JournalError`] where the journal cannot be read or parsed.
@@ -390,8 +385,7 @@ mod tests {
         Journal::at(&Root::at(folder.path()), folder.path().join("jumbo/knobs"))
     }
 
-    /// Locks the group again: a child that another test has just forked keeps a dropped lock until
-    /// execve(2).
+    /// Locks the group. A child that another test forks keeps a dropped lock until execve(2).
     fn lock(folder: &tempfile::TempDir) -> Locked {
         loop {
             match journal(folder).lock(&Group::pool(SIZE), "test") {

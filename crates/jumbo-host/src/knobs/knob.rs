@@ -57,9 +57,8 @@ impl Knob {
         self.read_stable(root).map(|(value, _)| value)
     }
 
-    /// Reads the value, and reports whether it is consistent. A pool's surplus pages may change
-    /// between the reads of two files, so both are read until two readings agree; false where none
-    /// do.
+    /// Reads the value, and reports whether it is consistent: a pool's surplus pages may change
+    /// between the reads of two files, so both are read until two readings agree.
     pub(crate) fn read_stable(&self, root: &Root) -> Result<(Value, bool), FileError> {
         match self.form {
             Form::Number => Ok((Value::Number(root.read_u64(&self.file)?), true)),

@@ -3,8 +3,7 @@
 //! A [`Knob`] has the file, format and values of a setting. A [`Plan`] has the new value of each
 //! knob, and the values that restore the current state. [`apply()`] adds a [`Record`] to the
 //! [`Journal`], writes each knob once, and reads it back; [`undo()`] restores the values of a
-//! record. [`boot`] repeats the settings at the next boot, by files that are part of the plan and
-//! of the undo.
+//! record. [`boot`] repeats the settings at boot; plan and undo include its files.
 //!
 //! - [`knob`]: knobs and values. [`known`]: the existing knobs and their [`Group`]s.
 //! - [`thp`]: the THP tables as a whole, to save and restore.

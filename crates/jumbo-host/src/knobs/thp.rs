@@ -1,8 +1,7 @@
 //! The THP tables as a whole: short names of their knobs, a [`Table`] to save and restore, and the
 //! equivalent arguments of the kernel's command line.
 //!
-//! `jumbo thp set` and saved tables use the short names: `enabled`, `64K`, `shmem`, `64K.shmem`,
-//! `defrag`.
+//! The short names, as in `jumbo thp set`: `enabled`, `64K`, `shmem`, `64K.shmem`, `defrag`.
 
 use std::collections::BTreeMap;
 
@@ -110,8 +109,7 @@ pub fn once(values: &[(Knob, Value)]) -> Result<(), TableError> {
 }
 
 impl Table {
-    /// Returns the values of `thp`, read on a kernel of that release; with `side`, those of that
-    /// memory.
+    /// Returns the values of `thp`, of a kernel of that release; with `side`, of that memory.
     pub fn of(thp: &Thp, kernel: &str, side: Option<Side>) -> Self {
         let word = |choice: &crate::kernel::thp::Choice| Value::Word(choice.current.clone());
         let flag = |flag: bool| Value::Number(flag.into());

@@ -26,7 +26,7 @@ pub enum Tunable {
     Set(Vec<u8>),
     /// The user's own value, which stays.
     Kept(String),
-    /// Not set, for this reason.
+    /// Reason for leaving it unset.
     Left(&'static str),
 }
 
@@ -121,8 +121,7 @@ impl RunPlan {
     }
 
     /// Returns the treatment of each kind of memory. `thp` has the host's controls; `None` where
-    /// the host has none, or they cannot be read. `thp_disabled`: PR_SET_THP_DISABLE is set, which
-    /// children inherit.
+    /// there are none, or they are unreadable. `thp_disabled`: PR_SET_THP_DISABLE is set.
     pub fn memory(&self, reach: &Reach, thp: Option<&Thp>, thp_disabled: bool) -> Vec<MemoryPlan> {
         let none = if let Some(reason) = reach.reason() {
             Some(reason)

@@ -1,5 +1,4 @@
-//! The pool of `jumbo run --pool`: [`PoolRequest`], as typed, and its [`PoolOrder`] for the
-//! library.
+//! The pool of `jumbo run --pool`: [`PoolRequest`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -91,8 +90,7 @@ impl PoolRequest {
         part.map_or(Ok(()), |size| Err(PoolError::Part { size, page }))
     }
 
-    /// Returns the order for the library, with sizes rounded up to pages. [`Self::check_pages`]
-    /// comes first.
+    /// Returns the order for the library, with sizes rounded up to pages.
     pub fn order(self, pmd: usize) -> PoolOrder {
         let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX / 2);
         let page = self.page.map_or(pmd, |page| bytes(page.bytes()).max(pmd));

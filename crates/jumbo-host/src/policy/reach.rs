@@ -33,8 +33,7 @@ pub enum Reach {
 
 impl Reach {
     /// Returns the reach of a program. `executable` has its headers, or why they cannot be read;
-    /// `own` is the machine of libjumbo_preload.so. `is_static_glibc` is called for static programs
-    /// only.
+    /// `own` is the machine of libjumbo_preload.so.
     pub fn of(
         executable: Result<&Executable, String>,
         own: Machine,
@@ -59,8 +58,7 @@ impl Reach {
         }
     }
 
-    /// Returns the reach of all programs on a kernel with this base page size; `None` where it
-    /// depends on the program.
+    /// Returns the reach of all programs with this base page size, if they share one.
     pub fn on_base_pages(size: PageSize) -> Option<Self> {
         (size != PageSize::SIZE_4K).then_some(Self::BasePage(size))
     }

@@ -13,8 +13,7 @@ use crate::units::{Bytes, PageSize};
 
 /// Interval between reads of pressure. The kernel sums up stall time every two seconds.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
-/// Age from which an unchanged total means that nothing stalls now: more than the kernel's
-/// interval.
+/// Age of an unchanged total that means no stalls: more than the kernel's interval.
 const MAX_TOTAL_AGE: Duration = Duration::from_millis(2500);
 /// Part of the time in which some task waited, from which on collapses pause.
 const STALL_THRESHOLD: f64 = 0.1;
@@ -94,8 +93,7 @@ impl Pace {
         self.due.saturating_duration_since(Instant::now())
     }
 
-    /// Adds collapsed memory. Unused time does not accumulate: a burst after a pause would defeat
-    /// the rate.
+    /// Adds collapsed memory. Unused time does not accumulate, to avoid bursts.
     pub(super) fn count(&mut self, bytes: Bytes) {
         if let Some(rate) = self.rate {
             let now = Instant::now();

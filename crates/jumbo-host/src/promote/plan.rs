@@ -1,13 +1,11 @@
 //! The blocks to collapse: [`PromotePlan`].
 //!
 //! smaps has the mappings and the obstacles. PAGEMAP_SCAN (6.7) finds the present and the huge
-//! ranges without a read of every page, and pagemap counts the present pages of the remaining
-//! blocks. Before 6.7 there is pagemap alone, and blocks that are huge already are collapsed again,
-//! without effect.
+//! ranges, and pagemap counts the present pages of a block. Before 6.7 blocks that are huge already
+//! are collapsed again, without effect.
 //!
-//! The cost of a block is the memory that a collapse allocates beyond the pages that it frees: the
-//! pages that are absent, in swap, or shared with another process (after a fork), which keeps its
-//! copy.
+//! The cost of a block is the memory that a collapse allocates beyond the pages that it frees: its
+//! pages that are absent, in swap, or also mapped by another process (after a fork).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -116,8 +114,7 @@ pub fn left_out(reason: &str) -> &str {
 }
 
 impl PromotePlan {
-    /// Plans for the current state of a process. `spent` is the cost of earlier plans of the same
-    /// command.
+    /// Plans for a process. `spent` is the cost of earlier plans of the same command.
     ///
     /// # Errors
     /// [`Refusal`] where the process cannot be read.
@@ -322,8 +319,7 @@ impl<'a> Survey<'a> {
         Bytes(self.pmd.saturating_sub(own) as u64)
     }
 
-    /// Returns the addresses of the blocks that have present base pages; without PAGEMAP_SCAN, of
-    /// all.
+    /// Returns the blocks that have present base pages, or all without PAGEMAP_SCAN.
     fn blocks(&self, range: Range<u64>) -> Result<Vec<usize>, Errno> {
         let word = |address: u64| usize::try_from(address).unwrap_or(usize::MAX);
         let Some(start) = word(range.start).checked_next_multiple_of(self.pmd) else {

@@ -139,8 +139,7 @@ fn huge(target: &Target, selection: &Selection, pmd: usize) -> Result<Vec<u64>, 
     Ok(addresses)
 }
 
-/// Splits by debugfs. If the process ID was reused, the other process keeps its memory, on base
-/// pages.
+/// Splits by debugfs. A process that reuses the ID would lose only its huge pages.
 fn by_debugfs(target: &Target, addresses: &[u64], pmd: usize) -> Result<(), String> {
     for start in addresses {
         if target.process.is_gone() {

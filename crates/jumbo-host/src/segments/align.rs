@@ -24,8 +24,7 @@ use crate::whole_file::{self, Existing};
 /// Options of a copy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Join adjacent read-only segments to the text wherever that adds huge pages, not only where
-    /// the text has none.
+    /// Join adjacent read-only segments to the text even if it has a huge page without them.
     pub join: bool,
     /// Replace an existing file.
     pub replace: bool,
@@ -370,8 +369,7 @@ mod tests {
             let (mut address, mut offset) = (0x40_0000, 0u64);
             for (flags, pages, size, gap, within) in parts {
                 let flags = ["R", "RE", "RW", "RE"][flags];
-                // Offset and address are equal modulo the base page, which two segments may share
-                // in the file.
+                // Offset and address are congruent; two segments may share a page of the file.
                 let within = if loads.is_empty() { 0 } else { within & !15 };
                 address = (address + pages * 0x1000).next_multiple_of(0x1000) + within;
                 if !loads.is_empty() {

@@ -195,14 +195,12 @@ impl Segment {
         }
     }
 
-    /// Reports whether address and offset are equal modulo `pmd`, so that a PMD can map the file's
-    /// folios.
+    /// Reports whether address and offset are equal modulo `pmd`, as a PMD mapping requires.
     pub fn is_congruent(&self, pmd: PageSize) -> bool {
         self.address.wrapping_sub(self.offset) & (pmd.bytes() - 1) == 0
     }
 
-    /// Returns the range of the whole huge pages, for a load address that is a multiple of the PMD
-    /// size.
+    /// Returns the range of the whole huge pages, for an aligned load address.
     pub fn whole(&self, sizes: Sizes) -> std::ops::Range<u64> {
         let end = self.address.saturating_add(self.file_size.0);
         let (first, last) = (

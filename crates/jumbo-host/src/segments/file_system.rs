@@ -13,8 +13,7 @@ use crate::kernel::version;
 /// Major and minor number of a Linux version.
 type Version = (u32, u32);
 
-/// `f_type` (statfs(2)), name, and first Linux with folios of the PMD size; `None`: no Linux so
-/// far.
+/// `f_type` (statfs(2)), name, and first Linux with folios of the PMD size, if any.
 const KNOWN: [(u64, &str, Option<Version>); 9] = [
     (0xef53, "ext4", Some((6, 16))),
     (0x5846_5342, "xfs", Some((5, 18))),
@@ -62,8 +61,7 @@ pub(super) fn running_kernel() -> Version {
     version(&release.release().to_string_lossy()).unwrap_or_default()
 }
 
-/// Writes, drops and rereads a new file in the folder of `path`, and returns its state in the page
-/// cache.
+/// Writes, drops and rereads a new file beside `path`; returns its state in the page cache.
 fn scratch(path: &Path, sizes: Sizes) -> io::Result<Cached> {
     let folder = path
         .parent()

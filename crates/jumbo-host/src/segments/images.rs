@@ -1,9 +1,8 @@
 //! Images of text that processes share (`jumbo run --text`): [`list`], [`TextImage::check`],
 //! [`TextImage::withdraw`].
 //!
-//! An image is a memfd that its users map and keep open: `jumbo_inside::segments::image` makes and
-//! finds them. The kernel frees it with its last user. New processes do not use a *withdrawn*
-//! image.
+//! An image is a memfd that its users map and keep open, made by `jumbo_inside::segments::image`.
+//! The kernel frees it with its last user. New processes do not use a *withdrawn* image.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -53,7 +52,7 @@ pub enum Check {
     Same,
     /// The file has changed: new processes get an image of their own.
     Differs,
-    /// Not compared, for this reason.
+    /// Obstacle to a comparison.
     Unknown(String),
 }
 
@@ -139,8 +138,7 @@ impl TextImage {
         Ok(rustix::fs::fchmod(reopen(&memfd)?, Mode::empty())?)
     }
 
-    /// Finds the memfd among the descriptors of its users. O_PATH avoids opening other files, which
-    /// may block.
+    /// Finds the memfd among the descriptors of its users, with O_PATH: open(2) may block.
     fn find(&self, root: &Root) -> io::Result<(OwnedFd, rustix::fs::Statx)> {
         let device = memfd_device()?;
         for pid in &self.users {

@@ -1,8 +1,7 @@
 //! The layout of an aligned copy: [`Layout`]. Pure, except for reading headers.
 //!
 //! A file is cut where a segment has to move; everything after the cut moves along. So the order of
-//! bytes stays, and each offset in a header (of segments, sections, header tables) moves by the
-//! shift of its cut.
+//! bytes stays, and each offset in a header moves by the shift of its cut.
 //!
 //! Invariant: no address changes.
 
@@ -136,8 +135,7 @@ impl Layout {
 
     /// Updates the offsets in the headers.
     fn move_headers(&mut self, before: &Headers, old: &[Segment]) {
-        // Loaded sections move with their segment: an empty one at its end has the offset of the
-        // next.
+        // Loaded sections move with their segment: an empty last one has the next segment's offset.
         let of = |offset: u64, address: u64| {
             let mut loads = (0..old.len()).filter(|index| before.is_load(*index));
             let load = loads.rfind(|index| {

@@ -9,8 +9,7 @@
 //!
 //! See `docs/design/segments.md`.
 //!
-//! Invariant: no file is written but the copy, and that atomically; no page that a process maps is
-//! dropped.
+//! Invariant: only the copy is written, atomically; no page that a process maps is dropped.
 
 pub mod align;
 pub mod elf;

@@ -96,8 +96,8 @@ pub(super) fn cached(file: &File, offsets: &[u64], sizes: Sizes) -> io::Result<C
     Ok(text)
 }
 
-/// Reads the text of `path` into huge folios; with `dry_run` only checks it. Calls `progress` after
-/// each huge page.
+/// Reads the text of `path` into huge folios, and calls `progress` after each; `dry_run`: only
+/// checks.
 ///
 /// # Errors
 /// [`Error`] where the file cannot be read or is not ELF.

@@ -1,5 +1,4 @@
-//! Mappings of all processes: the processes that map a file, and the text that they map:
-//! [`Running`].
+//! The mappings of all processes: [`Running`].
 
 use std::collections::BTreeMap;
 use std::fs::File;

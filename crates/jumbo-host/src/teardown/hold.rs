@@ -66,8 +66,7 @@ impl Hold {
                 Ok(()) if process.has(thread) => {
                     return Ok(Self::of(process, thread));
                 }
-                // The ID was reused before the seizure, or execve(2) in the thread made it the
-                // first.
+                // The ID was reused, or execve(2) in the thread made it the first.
                 Ok(()) => match Self::first(process) {
                     Some(hold) => return Ok(hold),
                     None => abandon(thread),
@@ -162,8 +161,7 @@ impl Hold {
     }
 
     /// Reports whether execve(2) in another thread took over the ID of `done`, the first thread,
-    /// which was released at its exit: the process lives on, and the thread of that ID does not
-    /// end.
+    /// after its exit: the thread of that ID does not end.
     fn is_replaced(&self, done: Pid) -> bool {
         let started = Instant::now();
         while id(done) == self.process.pid() && !is_ending(&self.process, done) {

@@ -3,8 +3,7 @@
 //! A thread registers the head of its list of locks (set_robust_list(2)). When the thread ends, the
 //! kernel walks the list in the thread's memory, and wakes a waiter of each futex. If the memory
 //! were released before, it would read as zero and the waiters would wait for ever: so a non-empty
-//! list prevents the release. The kernel's OOM reaper gives processes two seconds for the same
-//! reason.
+//! list prevents the release. The kernel's OOM reaper waits two seconds for the same reason.
 
 use std::io::Read as _;
 

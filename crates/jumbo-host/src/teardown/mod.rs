@@ -10,8 +10,7 @@
 //! memory. That state lasts a few microseconds after a signal, too short to hit reliably. At
 //! PTRACE_EVENT_EXIT the process *is* dying and waits for its tracer. Once the call is seen to work
 //! the process continues, and both walk its memory at once. The kernel starts at the lowest
-//! mapping, the call at the highest (6.18; before, both start at the lowest, and skip the part that
-//! the other has done).
+//! mapping, the call at the highest (since 6.18).
 //!
 //! One thread is held, not all: the memory lives until the last thread has ended, so the held
 //! thread only has to end last. If it ends while others live, the next thread is seized.

@@ -75,8 +75,7 @@ impl Process {
         self.root.path(path).exists() && !self.is_gone()
     }
 
-    /// Returns the CPU time of `thread`; `None` without CONFIG_SCHED_INFO, or once it was waited
-    /// for.
+    /// Returns the CPU time of `thread`; `None` without CONFIG_SCHED_INFO, or once it is reaped.
     pub(super) fn cpu_time(&self, thread: Pid) -> Option<Duration> {
         let text = self.root.read(format!("proc/{thread}/schedstat")).ok()?;
         let nanoseconds = text.split_ascii_whitespace().next()?.parse().ok()?;

@@ -14,8 +14,7 @@ use crate::kernel::process::{Stop, tree};
 use crate::kernel::{sys, task};
 use crate::units::Bytes;
 
-/// Maximum time that a process is held until the call is seen to work: some 50 us, more on busy
-/// CPUs.
+/// Maximum time that a process is held until the call works: usually some 50 us.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_micros(10);
 
