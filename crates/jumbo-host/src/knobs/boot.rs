@@ -134,9 +134,6 @@ pub fn forget(root: &Root, group: &Group, only: Option<&[String]>) -> Result<Boo
 }
 
 /// Reads the settings of our files.
-///
-/// # Errors
-/// [`FileError`].
 pub fn settings(root: &Root, groups: &[Group]) -> Result<Vec<Setting>, FileError> {
     let mut settings = Vec::new();
     for group in groups {

@@ -91,9 +91,6 @@ impl Knob {
     }
 
     /// Checks the permission to write.
-    ///
-    /// # Errors
-    /// [`FileError::Io`].
     pub fn writable(&self, root: &Root) -> Result<(), FileError> {
         let path = root.path(&self.file);
         let may = access(&path, Access::WRITE_OK);

@@ -147,9 +147,6 @@ impl Plan {
     }
 
     /// Checks the permission to write all knobs, before the first write.
-    ///
-    /// # Errors
-    /// [`FileError::Io`].
     pub fn writable(&self, root: &Root) -> Result<(), FileError> {
         let mut knobs = self.steps.iter().map(|step| &step.knob);
         knobs.try_for_each(|knob| knob.writable(root))

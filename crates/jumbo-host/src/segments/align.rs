@@ -18,6 +18,7 @@ use super::elf::{LE, Object, Segment};
 use super::inspect::is_placed;
 use super::layout::{Headers, Layout};
 use super::{Error, Sizes, open, same_bytes};
+use crate::kernel::FileError;
 use crate::units::{Bytes, Pages};
 use crate::whole_file::{self, Existing};
 
@@ -59,7 +60,7 @@ pub fn align(
     options: Options,
 ) -> Result<Aligned, Error> {
     let original = open(source)?;
-    let read = Error::io("read", source);
+    let read = FileError::io("read", source);
     let metadata = original.metadata().map_err(read)?;
     let id = |metadata: &fs::Metadata| (metadata.dev(), metadata.ino());
     if fs::metadata(target).is_ok_and(|target| id(&target) == id(&metadata)) {
@@ -79,7 +80,10 @@ pub fn align(
         compare(&original, &before, copy, sizes)?;
         inherit(&original, &metadata, copy, &mut aligned.notes)
     })
-    .map_err(|error| error.downcast().unwrap_or_else(Error::io("write", target)))?;
+    .map_err(|error| {
+        let failed = |error| Error::File(FileError::io("write", target)(error));
+        error.downcast().unwrap_or_else(failed)
+    })?;
     Ok(aligned)
 }
 

@@ -5,9 +5,8 @@
 //! The kernel frees it with its last user. New processes do not use a *withdrawn* image.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use jumbo_inside::segments::image::{DESCRIPTORS, NAME};
@@ -15,8 +14,8 @@ use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, StatxFlags};
 use serde::Serialize;
 
 use super::running::Running;
-use super::{Error, same_bytes};
-use crate::kernel::Root;
+use super::{reopen, same_bytes};
+use crate::kernel::{FileError, Root};
 use crate::units::Bytes;
 
 /// An image and its users.
@@ -59,9 +58,9 @@ pub enum Check {
 /// Returns the images that readable processes map.
 ///
 /// # Errors
-/// [`Error::Kernel`] where /proc cannot be read; [`Error::Io`] where no memfd can be made.
-pub fn list(root: &Root) -> Result<Vec<TextImage>, Error> {
-    let device = memfd_device().map_err(Error::io("look at", Path::new("memfd")))?;
+/// [`FileError`] where /proc cannot be read, or no memfd can be made.
+pub fn list(root: &Root) -> Result<Vec<TextImage>, FileError> {
+    let device = memfd_device().map_err(FileError::io("look at", Path::new("memfd")))?;
     let running = Running::read(root)?;
     let mut images = BTreeMap::<u64, TextImage>::new();
     for (pid, maps) in running.maps() {
@@ -114,7 +113,7 @@ impl TextImage {
             return Check::Unknown(String::from("no user of it maps another part of the file"));
         };
         let image = match self.find(root).and_then(|(memfd, _)| reopen(&memfd)) {
-            Ok(image) => File::from(image),
+            Ok(image) => image,
             Err(error) => return unknown("its descriptor", &error),
         };
         let file = match super::open(path) {
@@ -168,12 +167,6 @@ fn memfd_device() -> io::Result<(u32, u32)> {
     let own = rustix::fs::memfd_create(c"jumbo", MemfdFlags::CLOEXEC)?;
     let device = rustix::fs::fstat(&own)?.st_dev;
     Ok((rustix::fs::major(device), rustix::fs::minor(device)))
-}
-
-fn reopen(memfd: &OwnedFd) -> io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
 }
 
 /// Part of a file, as encoded in the name of an image.

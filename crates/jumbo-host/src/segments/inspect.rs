@@ -9,8 +9,8 @@ use super::elf::{Linker, Object, ObjectKind, Segment};
 use super::file_system::{huge_folios, running_kernel};
 use super::prime::{self, CachedText};
 use super::{Error, Sizes, open};
-use crate::kernel::Root;
 use crate::kernel::thp::Thp;
+use crate::kernel::{FileError, Root};
 use crate::units::{Bytes, Pages, counted};
 
 /// First Linux that maps large files at multiples of the PMD size, if the file system supports it,
@@ -76,7 +76,8 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
         let mut cached = None;
         if congruent && segment.execute {
             let offsets: Vec<u64> = segment.offsets(sizes).collect();
-            let found = prime::cached(&file, &offsets, sizes).map_err(Error::io("read", path))?;
+            let found =
+                prime::cached(&file, &offsets, sizes).map_err(FileError::io("read", path))?;
             text.huge.0 += found.huge.0;
             text.small.0 += found.small.0;
             text.absent.0 += found.absent.0;
@@ -121,18 +122,10 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
 /// Describes the obstacle in the file's layout to mapping its text by PMD.
 pub(super) fn misplaced(object: &Object, sizes: Sizes) -> Option<String> {
     let pmd = sizes.pmd;
-    if object
-        .text()
-        .all(|text| text.file_size < Pages(1).bytes(pmd))
-    {
-        return Some(small(object, sizes));
+    if let Some(why) = too_small(object, sizes) {
+        return Some(why);
     }
-    let large = || {
-        object
-            .text()
-            .filter(|text| text.file_size >= Pages(1).bytes(pmd))
-    };
-    if let Some(text) = large().find(|text| !text.is_congruent(pmd)) {
+    if let Some(text) = large_text(object, sizes).find(|text| !text.is_congruent(pmd)) {
         return Some(format!(
             "`vaddr - offset` of the text at {:#x} is no multiple of {pmd}: `jumbo text align` makes a copy where it is",
             text.address
@@ -144,7 +137,7 @@ pub(super) fn misplaced(object: &Object, sizes: Sizes) -> Option<String> {
             Bytes(object.load_align())
         ));
     }
-    if large().all(|text| text.whole_pages(sizes) == Pages(0)) {
+    if large_text(object, sizes).all(|text| text.whole_pages(sizes) == Pages(0)) {
         return Some(format!(
             "no whole huge page of {pmd} is in its text at its addresses: `jumbo text align` makes a copy where the read-only data \
              beside it fills one"
@@ -153,12 +146,19 @@ pub(super) fn misplaced(object: &Object, sizes: Sizes) -> Option<String> {
     None
 }
 
-fn small(object: &Object, sizes: Sizes) -> String {
+/// Returns the executable segments of at least a huge page.
+fn large_text(object: &Object, sizes: Sizes) -> impl Iterator<Item = &Segment> {
+    let huge_page = Pages(1).bytes(sizes.pmd);
+    object
+        .text()
+        .filter(move |text| text.file_size >= huge_page)
+}
+
+fn too_small(object: &Object, sizes: Sizes) -> Option<String> {
+    let is_small = large_text(object, sizes).next().is_none();
     let text: Bytes = object.text().map(|text| text.file_size).sum();
-    format!(
-        "its text ({text}) is smaller than a huge page ({})",
-        sizes.pmd
-    )
+    let pmd = sizes.pmd;
+    is_small.then(|| format!("its text ({text}) is smaller than a huge page ({pmd})"))
 }
 
 /// Reports whether a file is loaded at a multiple of the PMD size: by its p_align, or because the
@@ -182,12 +182,7 @@ fn common_obstacles(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<St
     if Thp::read_controls(root)?.is_none() {
         why_not.push("this kernel has no transparent huge pages".to_owned());
     }
-    if object
-        .text()
-        .all(|text| text.file_size < Pages(1).bytes(sizes.pmd))
-    {
-        why_not.push(small(object, sizes));
-    }
+    why_not.extend(too_small(object, sizes));
     if object.text_relocations {
         why_not.push("it has text relocations: the loader writes into its text".to_owned());
     }

@@ -26,8 +26,9 @@ pub mod running;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::kernel::{FileError, Root, base_page, thp};
 use crate::units::PageSize;
@@ -35,19 +36,9 @@ use crate::units::PageSize;
 /// Errors of reading, aligning and comparing files.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Opening, reading or writing failed.
-    #[error("cannot {operation} {}: {source}", path.display())]
-    Io {
-        /// The operation.
-        operation: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-    /// A file of /proc or /sys.
+    /// A file that cannot be opened, read or written.
     #[error(transparent)]
-    Kernel(#[from] FileError),
+    File(#[from] FileError),
     /// No ELF file, or a broken one.
     #[error("it is no ELF executable or shared library: {0}")]
     NotElf(String),
@@ -69,17 +60,6 @@ pub enum Error {
     /// A faulty copy, which was removed.
     #[error("the copy is not as the original: it has {0}, and was removed")]
     Differs(String),
-}
-
-impl Error {
-    fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| Self::Io {
-            operation,
-            path,
-            source,
-        }
-    }
 }
 
 /// Page sizes of the kernel.
@@ -106,20 +86,19 @@ impl Sizes {
 
 /// Opens a regular file for reading. The type is checked first: to open a FIFO waits for its
 /// writer, and to open some devices has side effects.
-fn open(path: &Path) -> Result<File, Error> {
-    open_regular(path).map_err(Error::io("read", path))
+fn open(path: &Path) -> Result<File, FileError> {
+    open_regular(path).map_err(FileError::io("read", path))
 }
 
 fn open_regular(path: &Path) -> io::Result<File> {
     use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
-    let there = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let file = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = rustix::fs::statx(&there, c"", flags, StatxFlags::TYPE)?;
+    let stat = rustix::fs::statx(&file, c"", flags, StatxFlags::TYPE)?;
     if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile {
         return Err(io::Error::other("it is no regular file"));
     }
-    let number = std::os::fd::AsRawFd::as_raw_fd(&there);
-    match File::open(format!("/proc/self/fd/{number}")) {
+    match reopen(&file) {
         // Without /proc; the path may be another file by now.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -127,6 +106,11 @@ fn open_regular(path: &Path) -> io::Result<File> {
         }
         opened => opened,
     }
+}
+
+/// Opens the file of a descriptor made with O_PATH for reading.
+fn reopen(file: &OwnedFd) -> io::Result<File> {
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// Compares `size` bytes of two files, from an offset in each. Bytes past the end of a file are

@@ -20,7 +20,7 @@ use super::running::Running;
 use super::{Error, Sizes, open};
 use crate::kernel::page_cache::{Cached, PageCache};
 use crate::kernel::thp::Thp;
-use crate::kernel::{Root, task};
+use crate::kernel::{FileError, Root, task};
 use crate::units::{Pages, counted};
 
 /// Result for one file, or its forecast.
@@ -127,7 +127,7 @@ pub fn prime(
         return Ok(primed);
     }
     primed.primable = true;
-    let read = |error| Error::io("read", path)(error);
+    let read = |error| FileError::io("read", path)(error);
     if !dry_run {
         // Dirty pages, as of a new file, cannot be dropped. Some file systems lack this call.
         let _ = file.sync_data();
