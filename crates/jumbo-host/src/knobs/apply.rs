@@ -182,13 +182,12 @@ impl ApplyError {
 /// # Errors
 /// [`ApplyError::Moved`]; [`ApplyError::Refused`] where a knob cannot be read.
 pub(super) fn check_current(root: &Root, plan: &Plan) -> Result<(), ApplyError> {
-    let steps = plan.steps.iter().enumerate();
     // Only the first write of a knob has its current value.
     let is_first = |(at, step): &(usize, &Step)| {
         let mut earlier = plan.steps.iter().take(*at);
         earlier.all(|earlier| earlier.knob != step.knob)
     };
-    let steps = steps.filter(is_first);
+    let steps = plan.steps.iter().enumerate().filter(is_first);
     let steps = steps.map(|(_, step)| (&step.knob, &step.before));
     let saved = plan.saved.iter().map(|saved| (&saved.knob, &saved.value));
     for (knob, planned) in steps.chain(saved) {

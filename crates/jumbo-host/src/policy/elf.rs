@@ -64,13 +64,8 @@ impl Executable {
 
     /// Reports whether the loader is glibc's or musl's, which can load libjumbo_preload.so.
     pub fn has_known_loader(&self) -> bool {
-        let Some(name) = self
-            .loader
-            .as_deref()
-            .and_then(|path| path.rsplit('/').next())
-        else {
-            return false;
-        };
+        let path = self.loader.as_deref().unwrap_or_default();
+        let name = path.rsplit('/').next().unwrap_or_default();
         // ld-linux-x86-64.so.2, ld-linux-aarch64.so.1, ld-linux.so.2; ld64.so.1 on s390x and ppc64.
         let known = ["ld-linux", "ld64.so", "ld-musl-"];
         known.iter().any(|known| name.starts_with(known))

@@ -123,17 +123,14 @@ impl RunPlan {
     /// Returns the treatment of each kind of memory. `thp` has the host's controls; `None` where
     /// there are none, or they are unreadable. `thp_disabled`: PR_SET_THP_DISABLE is set.
     pub fn memory(&self, reach: &Reach, thp: Option<&Thp>, thp_disabled: bool) -> Vec<MemoryPlan> {
-        let none = if let Some(reason) = reach.reason() {
-            Some(reason)
-        } else if thp_disabled {
-            Some(String::from(
-                "THP is switched off for this process and its children (PR_SET_THP_DISABLE)",
-            ))
-        } else if thp.is_none() && !self.thp {
-            Some(String::from("this kernel has no transparent huge pages"))
-        } else {
-            None
+        let no_thp = || match thp {
+            _ if thp_disabled => {
+                Some("THP is switched off for this process and its children (PR_SET_THP_DISABLE)")
+            }
+            None if !self.thp => Some("this kernel has no transparent huge pages"),
+            _ => None,
         };
+        let none = reach.reason().or_else(|| no_thp().map(String::from));
         let no_size = || thp.filter(|thp| advisable(thp).is_empty()).map(why_no_size);
         let general = none.clone().or_else(no_size);
         let pmd = || PageSize::new(self.orders.pmd as u64).into_iter().collect();

@@ -122,10 +122,8 @@ impl FromStr for PoolRequest {
     fn from_str(text: &str) -> Result<Self, PoolError> {
         let mut parts = text.split(',');
         let sizes = parts.next().unwrap_or_default();
-        let (size, page) = match sizes.split_once(':') {
-            Some((size, page)) => (size, Some(page)),
-            None => (sizes, None),
-        };
+        let pair = sizes.split_once(':');
+        let (size, page) = pair.map_or((sizes, None), |(size, page)| (size, Some(page)));
         let mut request = Self {
             size: size.parse()?,
             page: page.map(str::parse).transpose()?,

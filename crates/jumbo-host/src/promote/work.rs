@@ -88,26 +88,25 @@ impl Outcome {
         !self.ended && self.stopped.is_none() && self.failures.is_empty()
     }
 
-    pub(super) fn refused(&mut self, address: u64, bytes: Bytes, errno: Errno) {
-        let (name, reason) = in_words(errno);
-        let found = self
+    fn add_failure(&mut self, address: u64, bytes: Bytes, errno: Errno) {
+        let (errno, reason) = in_words(errno);
+        let known = self
             .failures
             .iter()
-            .position(|failure| failure.errno == name);
-        let at = found.unwrap_or(self.failures.len());
-        if at == self.failures.len() {
+            .position(|failure| failure.errno == errno);
+        let at = known.unwrap_or_else(|| {
             self.failures.push(Failure {
-                errno: name,
+                errno,
                 reason,
                 bytes: Bytes(0),
                 ranges: Vec::new(),
             });
-        }
-        if let Some(failure) = self.failures.get_mut(at) {
-            failure.bytes += bytes;
-            if failure.ranges.len() < MAX_RANGES {
-                failure.ranges.push(address);
-            }
+            self.failures.len() - 1
+        });
+        let failure = &mut self.failures[at];
+        failure.bytes += bytes;
+        if failure.ranges.len() < MAX_RANGES {
+            failure.ranges.push(address);
         }
     }
 }
@@ -163,45 +162,7 @@ pub fn promote(
         done: Bytes(0),
         thread_wait: Duration::ZERO,
     };
-    let mut stopped = None;
-    let mut blocks = plan.blocks.as_slice();
-    let mut free = 0;
-    while !blocks.is_empty() && stopped.is_none() {
-        if free < access.at_once() as u64 {
-            free = work.pace.free_pages(plan.huge_page).min(MAX_BATCH_BLOCKS);
-            // Each collapse may charge a whole huge page.
-            let limit = cgroup::memory_limit(&target.root, target.pid());
-            if let Some(limit) = limit.filter(|_| free > 0) {
-                free = free.min(limit.spare().0 / plan.huge_page.bytes());
-                if free == 0 {
-                    stopped = Some(format!(
-                        "its control group has {} left of {}, which it may need to grow",
-                        limit.room(),
-                        limit.limit
-                    ));
-                    break;
-                }
-            }
-        }
-        if free == 0 {
-            let why = "no huge page is free, and the kernel would have to move memory for one; \
-                       `jumbo doctor` has more";
-            stopped = Some(String::from(why));
-            break;
-        }
-        let count = access
-            .at_once()
-            .min(blocks.len())
-            .min(usize::try_from(free).unwrap_or(1));
-        let (now, _) = blocks.split_at(count);
-        match work.step(now) {
-            Ok(done) => {
-                free = free.saturating_sub(done as u64);
-                blocks = blocks.get(done..).unwrap_or_default();
-            }
-            Err(why) => stopped = Some(why),
-        }
-    }
+    let stopped = work.run(&plan.blocks).err();
     let mut outcome = work.outcome;
     outcome.stopped = stopped.filter(|_| !outcome.ended);
     outcome.seconds = started.elapsed().as_secs_f64();
@@ -223,6 +184,50 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
+    /// Collapses `blocks`.
+    ///
+    /// # Errors
+    /// The reason why some are left, in words.
+    fn run(&mut self, mut blocks: &[Block]) -> Result<(), String> {
+        let at_once = self.access.at_once();
+        let mut free = 0;
+        while !blocks.is_empty() {
+            if free < at_once as u64 {
+                free = self.free_pages()?;
+            }
+            let batch = at_once.min(usize::try_from(free).unwrap_or(1));
+            let done = self.step(&blocks[..batch.min(blocks.len())])?;
+            free = free.saturating_sub(done as u64);
+            blocks = &blocks[done..];
+        }
+        Ok(())
+    }
+
+    /// Counts the huge pages that the next collapses may allocate, at least one.
+    ///
+    /// # Errors
+    /// The shortage, in words.
+    fn free_pages(&self) -> Result<u64, String> {
+        let free = self.pace.free_pages(self.huge).min(MAX_BATCH_BLOCKS);
+        if free == 0 {
+            let why = "no huge page is free, and the kernel would have to move memory for one; \
+                       `jumbo doctor` has more";
+            return Err(String::from(why));
+        }
+        let Some(limit) = cgroup::memory_limit(&self.target.root, self.target.pid()) else {
+            return Ok(free);
+        };
+        // Each collapse may charge a whole huge page.
+        match free.min(limit.spare().0 / self.huge.bytes()) {
+            0 => Err(format!(
+                "its control group has {} left of {}, which it may need to grow",
+                limit.room(),
+                limit.limit
+            )),
+            free => Ok(free),
+        }
+    }
+
     /// Collapses the first of `blocks`; returns the number of blocks that are done.
     fn step(&mut self, blocks: &[Block]) -> Result<usize, String> {
         self.wait()?;
@@ -260,7 +265,7 @@ impl Work<'_> {
                     self.outcome.obtained += bytes;
                     self.outcome.cost += block.cost;
                 }
-                Err(errno) => self.outcome.refused(block.address, bytes, errno),
+                Err(errno) => self.outcome.add_failure(block.address, bytes, errno),
             }
             if answer == Err(Errno::BUSY) {
                 return Err(String::from("its memory cgroup is at the limit"));

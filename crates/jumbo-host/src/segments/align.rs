@@ -93,17 +93,13 @@ fn summary(
     layout: &Layout,
     sizes: Sizes,
 ) -> Result<Aligned, Error> {
-    let load = |headers: &Headers| -> Vec<Segment> {
+    let pages = |headers: &Headers| {
         let programs = headers.programs.iter();
         let loads = programs.filter(|program| program.p_type.get(LE) == elf::PT_LOAD);
-        loads
-            .map(Segment::of)
-            .filter(|segment| segment.execute)
-            .collect()
+        let text = loads.map(Segment::of).filter(|segment| segment.execute);
+        Pages(text.map(|text| text.offsets(sizes).count() as u64).sum())
     };
-    let pages = |segment: &Segment| segment.offsets(sizes).count() as u64;
-    let (old, new) = (load(before), load(&layout.headers));
-    let after = Pages(new.iter().map(pages).sum());
+    let after = pages(&layout.headers);
     if after == Pages(0) {
         let pmd = sizes.pmd;
         let why = format!("its text has no whole huge page of {pmd} at its addresses");
@@ -118,10 +114,10 @@ fn summary(
     }
     Ok(Aligned {
         was_aligned: same,
-        before: Pages(match is_placed(object, sizes) {
-            true => old.iter().map(pages).sum(),
-            false => 0,
-        }),
+        before: match is_placed(object, sizes) {
+            true => pages(before),
+            false => Pages(0),
+        },
         after,
         padding: Bytes(layout.cuts.last().map_or(0, |(_, moved)| *moved)),
         joined: layout.joined.clone(),

@@ -89,23 +89,10 @@ impl Object {
         let executable = Executable::read(data).map_err(Error::NotElf)?;
         let machine = executable.machine;
         if machine.bits != 64 || !machine.little_endian {
-            let order = if machine.little_endian {
-                "little"
-            } else {
-                "big"
-            };
-            return Err(Error::Foreign(format!(
-                "{} bits, {order}-endian",
-                machine.bits
-            )));
+            let order = ["big", "little"][usize::from(machine.little_endian)];
+            let bits = machine.bits;
+            return Err(Error::Foreign(format!("{bits} bits, {order}-endian")));
         }
-        Self::of(data, executable).map_err(|error| Error::NotElf(error.to_string()))?
-    }
-
-    fn of<'data, R: ReadRef<'data>>(
-        data: R,
-        executable: Executable,
-    ) -> object::read::Result<Result<Self, Error>> {
         let header = Header::parse(data)?;
         let programs = header.program_headers(LE, data)?;
         let (mut is_pie, mut has_soname, mut text_relocations) = (false, false, false);
@@ -139,7 +126,7 @@ impl Object {
                 ObjectKind::Pie
             }
             elf::ET_DYN => ObjectKind::Library,
-            other => return Ok(Err(Error::NotLoaded(other.0))),
+            other => return Err(Error::NotLoaded(other.0)),
         };
         let loads = programs.iter().filter(|p| p.p_type(LE) == elf::PT_LOAD);
         let mut segments: Vec<_> = loads.map(Segment::of).collect();
@@ -151,17 +138,16 @@ impl Object {
             .all(|segment| end(segment).is_some_and(|end| end <= length))
         {
             let why = "a segment lies behind the end of the file".to_owned();
-            return Ok(Err(Error::NotElf(why)));
+            return Err(Error::NotElf(why));
         }
-        let linker = linker(header, data, &executable);
-        Ok(Ok(Self {
+        Ok(Self {
             kind,
-            linker,
+            linker: linker(header, data, &executable),
             executable,
             build_id,
             text_relocations,
             segments,
-        }))
+        })
     }
 
     /// Returns the executable segments.

@@ -92,6 +92,8 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
     }
     let misplaced = misplaced(&object, sizes);
     let mut of_file = common_obstacles(root, &object, sizes)?;
+    let mut shared = of_file.clone();
+    shared.extend(loader_obstacle(&object));
     if of_file.is_empty() {
         of_file.extend(misplaced.clone());
         of_file.extend(huge_folios(&file, path, sizes).err());
@@ -99,7 +101,6 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
     if of_file.is_empty() {
         of_file.extend(unprimed(text));
     }
-    let mut shared = shared_obstacles(root, &object, sizes)?;
     if !is_placed(&object, sizes) {
         let align = Bytes(object.load_align());
         shared.push(format!(
@@ -189,11 +190,10 @@ fn common_obstacles(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<St
     Ok(why_not)
 }
 
-/// Describes the obstacles to moving text while the program runs.
-fn shared_obstacles(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<String>, Error> {
-    let mut why_not = common_obstacles(root, object, sizes)?;
+/// Describes the obstacle to loading the preload library, which moves text.
+fn loader_obstacle(object: &Object) -> Option<String> {
     let executable = &object.executable;
-    let loader = match (object.kind, &executable.loader) {
+    match (object.kind, &executable.loader) {
         (ObjectKind::Library, _) => None,
         (_, None) => {
             Some("it is statically linked: the preload library does not get in".to_owned())
@@ -202,34 +202,25 @@ fn shared_obstacles(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<St
         (_, Some(loader)) => Some(format!(
             "the preload library takes the loader of glibc or musl, and this has {loader}"
         )),
-    };
-    why_not.extend(loader);
-    Ok(why_not)
+    }
 }
 
 /// Describes the text that the page cache lacks, and the remedy.
 fn unprimed(text: CachedText) -> Option<String> {
     let prime = "`jumbo text prime` reads them in huge folios";
-    let all = Pages(text.huge.0 + text.small.0 + text.absent.0);
-    match text {
-        CachedText {
-            small: Pages(0),
-            absent: Pages(0),
-            ..
-        } => None,
-        CachedText {
-            small: Pages(0),
-            absent,
-            ..
-        } => Some(format!(
-            "{} of {} are not in the page cache: {prime}",
-            absent.0,
-            counted(all.0, "huge page")
+    let CachedText {
+        huge: Pages(huge),
+        small: Pages(small),
+        absent: Pages(absent),
+    } = text;
+    let all = counted(huge + small + absent, "huge page");
+    match (small, absent) {
+        (0, 0) => None,
+        (0, _) => Some(format!(
+            "{absent} of {all} are not in the page cache: {prime}"
         )),
-        CachedText { small, .. } => Some(format!(
-            "the page cache holds {} of {} in small folios: {prime}, once no process maps it",
-            small.0,
-            counted(all.0, "huge page")
+        _ => Some(format!(
+            "the page cache holds {small} of {all} in small folios: {prime}, once no process maps it"
         )),
     }
 }

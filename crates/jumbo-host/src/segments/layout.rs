@@ -34,15 +34,12 @@ pub(super) struct Layout {
 
 impl Headers {
     pub(super) fn read<'data, R: ReadRef<'data>>(data: R) -> Result<Self, Error> {
-        let read = || {
-            let file = Header::parse(data)?;
-            Ok(Self {
-                file: *file,
-                programs: file.program_headers(LE, data)?.to_vec(),
-                sections: file.section_headers(LE, data)?.to_vec(),
-            })
-        };
-        read().map_err(|error: object::read::Error| Error::NotElf(error.to_string()))
+        let file = Header::parse(data)?;
+        Ok(Self {
+            file: *file,
+            programs: file.program_headers(LE, data)?.to_vec(),
+            sections: file.section_headers(LE, data)?.to_vec(),
+        })
     }
 
     /// Returns the offsets of the file header and the program headers.

@@ -62,6 +62,12 @@ pub enum Error {
     Differs(String),
 }
 
+impl From<object::read::Error> for Error {
+    fn from(error: object::read::Error) -> Self {
+        Self::NotElf(error.to_string())
+    }
+}
+
 /// Page sizes of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
