@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-/// Extension of temporary files.
 const TEMPORARY_EXTENSION: &str = "jumbo-new";
 
 /// Treatment of an existing file.

@@ -167,7 +167,6 @@ impl Amount {
     }
 }
 
-/// Returns ` on node N`, or nothing.
 fn on_node(node: Option<NodeId>) -> String {
     node.map_or(String::new(), |node| format!(" on node {node}"))
 }

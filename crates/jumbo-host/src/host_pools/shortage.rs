@@ -186,7 +186,7 @@ impl Shortage {
             }
         }
         if !compacted {
-            hints.push("`--compact` has the kernel move memory together first".to_owned());
+            hints.push("`--compact` has the kernel compact memory first".to_owned());
         } else if !scarce {
             hints.push(
                 "page cache and kernel caches may be in the way: `sync; echo 3 > \

@@ -494,13 +494,13 @@ mod tests {
     #[test]
     fn failed_undo_is_reported_and_keeps_the_record() {
         let fake = Fake::new();
-        let spoil = || {
+        let corrupt = || {
             fake.fill();
             if fake.pages() == "5" {
                 fake.set_pages("no number");
             }
         };
-        let error = apply_to(&fake, &fake.plan(5), &mut Then(spoil)).unwrap_err();
+        let error = apply_to(&fake, &fake.plan(5), &mut Then(corrupt)).unwrap_err();
         assert!(error.leaves_changes(), "{error}");
         let text = error.to_string();
         assert!(

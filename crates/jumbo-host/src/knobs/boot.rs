@@ -124,11 +124,11 @@ pub fn persist(
 /// [`FileError`] where our files cannot be read.
 pub fn forget(root: &Root, group: &Group, only: Option<&[String]>) -> Result<Boot, FileError> {
     let mut lines = read(root, group)?;
-    let goes = |knob: &String| only.is_none_or(|only| only.contains(knob));
-    let gone: Lines = lines.extract_if(.., |knob, _| goes(knob)).collect();
+    let is_removed = |knob: &String| only.is_none_or(|only| only.contains(knob));
+    let removed: Lines = lines.extract_if(.., |knob, _| is_removed(knob)).collect();
     Ok(Boot {
         files: changes(root, group, &lines)?,
-        notes: others(root, group, gone.keys()),
+        notes: others(root, group, removed.keys()),
         ..Boot::default()
     })
 }
@@ -156,7 +156,6 @@ fn sysctl(root: &Root, knob: &str) -> Option<String> {
     is_default.then(|| format!("vm.{}", knob.rsplit('/').next().unwrap_or_default()))
 }
 
-/// Reads our file of `group`.
 fn read(root: &Root, group: &Group) -> Result<Lines, FileError> {
     let file = file(group);
     let text = optional(root.read(&file))?.unwrap_or_default();

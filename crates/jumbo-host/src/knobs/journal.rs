@@ -46,7 +46,6 @@ pub struct Locked {
 /// Content of a group's file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Changes {
-    /// Version of the format.
     version: u32,
     /// Boot ID (proc_sys_kernel(5)).
     boot: Option<String>,

@@ -282,7 +282,6 @@ impl RunPlan {
         }
     }
 
-    /// Describes the source of large allocations.
     fn large(&self) -> String {
         if self.is_all_mimalloc() {
             return format!("mimalloc, {}", self.arenas());

@@ -60,7 +60,6 @@ pub struct Pace {
 struct Gauge {
     pause: Pause,
     file: PathBuf,
-    /// Time of the last read.
     read: Instant,
     /// Time of the last change of `total`.
     changed: Instant,

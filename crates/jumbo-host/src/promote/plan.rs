@@ -108,7 +108,7 @@ pub fn left_out(reason: &str) -> &str {
         "edge" => "outside of whole aligned blocks",
         "declined" => "under MADV_NOHUGEPAGE",
         "unaligned" => "mapped at addresses that do not fit the file's huge pages",
-        "hidden" => "in a mapping that is too sparse to look through on this kernel",
+        "hidden" => "in a mapping that is too sparse to scan on this kernel",
         other => other,
     }
 }

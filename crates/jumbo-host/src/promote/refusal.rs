@@ -27,7 +27,7 @@ pub enum Refusal {
     #[error("that is a reaper, whose memory is that of a program")]
     Reaper,
     /// A process under `jumbo run`: libjumbo_preload.so in it has a bound of its own.
-    #[error("libjumbo_preload.so is in it, and does it from inside")]
+    #[error("libjumbo_preload.so in it promotes from inside")]
     Covered,
     /// A process whose mappings this user may not read.
     #[error("it runs as user {uid}, and this user may not look into it: {error}")]

@@ -118,10 +118,7 @@ fn in_words(errno: Errno) -> (&'static str, &'static str) {
             "EAGAIN",
             "pages were locked, pinned or in use for I/O: try again later",
         ),
-        Errno::NOMEM => (
-            "ENOMEM",
-            "no huge page was to be had, or the range is unmapped",
-        ),
+        Errno::NOMEM => ("ENOMEM", "no huge page was free, or the range is unmapped"),
         Errno::BUSY => ("EBUSY", "the memory cgroup is at its limit"),
         Errno::INVAL => (
             "EINVAL",

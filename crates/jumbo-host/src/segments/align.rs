@@ -125,7 +125,6 @@ fn summary(
     })
 }
 
-/// Writes bytes and headers.
 fn fill(original: &File, copy: &mut File, layout: &Layout) -> io::Result<()> {
     let length = original.metadata()?.len();
     let starts = std::iter::once(0).chain(layout.cuts.iter().map(|(from, _)| *from));
@@ -383,8 +382,8 @@ mod tests {
             match aligned(&original, Options { join, replace: false }) {
                 Ok((report, copy)) => {
                     prop_assert!(report.after >= report.before && report.after > Pages(0));
-                    let held = memory(&copy);
-                    prop_assert!(memory(&original).iter().all(|byte| held.binary_search(byte).is_ok()));
+                    let bytes = memory(&copy);
+                    prop_assert!(memory(&original).iter().all(|byte| bytes.binary_search(byte).is_ok()));
                     let object = Object::read(copy.as_slice()).unwrap();
                     for text in object.text().filter(|text| text.file_size.0 >= PMD) {
                         prop_assert!(text.is_congruent(sizes().pmd) && text.align >= PMD);

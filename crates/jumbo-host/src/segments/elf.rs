@@ -228,14 +228,14 @@ fn linker<'data, R: ReadRef<'data>>(header: &Header, data: R, executable: &Execu
             .map(|(_, section)| section)
     };
     let comment = named(b".comment").and_then(|section| section.data(LE, data).ok());
-    let says = |name: &[u8]| {
+    let has = |name: &[u8]| {
         let mut windows = comment.unwrap_or_default().windows(name.len());
         windows.any(|window| window == name)
     };
     match () {
         () if executable.go && comment.is_none() => Linker::Go,
-        () if says(b" LLD ") => Linker::Lld,
-        () if says(b"mold ") => Linker::Mold,
+        () if has(b" LLD ") => Linker::Lld,
+        () if has(b"mold ") => Linker::Mold,
         () if named(b".note.gnu.gold-version").is_some() => Linker::Gold,
         () => Linker::Gnu,
     }

@@ -55,7 +55,6 @@ pub fn huge_folios(file: &File, path: &Path, sizes: Sizes) -> Result<(), String>
     }
 }
 
-/// Returns the version of the running kernel.
 pub(super) fn running_kernel() -> Version {
     let release = rustix::system::uname();
     version(&release.release().to_string_lossy()).unwrap_or_default()

@@ -162,7 +162,6 @@ impl TextImage {
     }
 }
 
-/// Returns the device of memfds.
 fn memfd_device() -> io::Result<(u32, u32)> {
     let own = rustix::fs::memfd_create(c"jumbo", MemfdFlags::CLOEXEC)?;
     let device = rustix::fs::fstat(&own)?.st_dev;

@@ -111,8 +111,8 @@ impl Layout {
                 layout.headers.programs[index].p_align.set(LE, align);
             }
         }
-        let behind = before.file.e_shoff(LE).max(reached).checked_add(moved);
-        if behind.is_none_or(|end| end > i64::MAX as u64) {
+        let end = before.file.e_shoff(LE).max(reached).checked_add(moved);
+        if end.is_none_or(|end| end > i64::MAX as u64) {
             return Err(Error::Layout("its offsets are too large".to_owned()));
         }
         layout.move_headers(before, &old);

@@ -74,12 +74,12 @@ impl MappedFile {
         self.size += mapping.size();
         self.rss += mapping.rss;
         self.huge += mapping.pmd_mapped();
-        let away = mapping.start.wrapping_sub(mapping.offset);
+        let distance = mapping.start.wrapping_sub(mapping.offset);
         self.mappings.push(MappedText {
             start: mapping.start,
             end: mapping.end,
             offset: mapping.offset,
-            congruent: sizes.pmd.align_down(away) == away,
+            congruent: sizes.pmd.align_down(distance) == distance,
             rss: mapping.rss,
             file_pmd_mapped: mapping.file_pmd_mapped,
             anon_huge_pages: mapping.anon_huge_pages,

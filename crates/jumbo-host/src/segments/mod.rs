@@ -58,7 +58,7 @@ pub enum Error {
     #[error("the copy would replace the original")]
     Itself,
     /// A faulty copy, which was removed.
-    #[error("the copy is not as the original: it has {0}, and was removed")]
+    #[error("the copy differs from the original ({0}) and was removed")]
     Differs(String),
 }
 

@@ -36,7 +36,6 @@ impl Running {
         Ok(Self { maps, hidden })
     }
 
-    /// Returns the mappings of each process.
     pub(super) fn maps(&self) -> impl Iterator<Item = (u32, &Smaps)> {
         self.maps.iter().map(|(pid, maps)| (*pid, maps))
     }

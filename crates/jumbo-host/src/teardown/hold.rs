@@ -101,7 +101,6 @@ impl Hold {
         ours.then(|| Self::of(process, first))
     }
 
-    /// Returns the ID of the held thread.
     fn thread(&self) -> u32 {
         id(self.thread)
     }
@@ -126,7 +125,6 @@ impl Hold {
         }
     }
 
-    /// Answers a stop of the thread.
     fn answer(&mut self, stop: Stop) -> HoldEvent {
         self.stopped = matches!(stop, Stop::Group(_));
         match stop {

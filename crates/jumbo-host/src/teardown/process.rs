@@ -83,7 +83,6 @@ impl Process {
     }
 }
 
-/// Returns the numeric ID of a process or thread.
 pub(super) fn id(thread: Pid) -> u32 {
     thread.as_raw_nonzero().get().unsigned_abs()
 }

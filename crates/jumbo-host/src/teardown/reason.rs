@@ -15,7 +15,7 @@ pub enum Reason {
     #[error("it had ended before it was held")]
     Late,
     /// Less memory than [`super::Hold::MIN_BYTES`].
-    #[error("it had too little memory for it to matter")]
+    #[error("it had too little memory to matter")]
     Small,
     /// Core dump during the hold.
     #[error("its core was being written")]
