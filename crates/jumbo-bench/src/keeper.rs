@@ -231,7 +231,7 @@ fn obey(root: &Root, steering: &mut Steering<'_>) -> Result<(), Error> {
 fn set(root: &Root, steering: &mut Steering<'_>, knob: &Knob, to: Value) -> Answer {
     let written = steering.set(knob, to.clone(), &mut ());
     let written = written.map_err(|error| error.to_string())?;
-    let (step, took) = (written.step, ms(written.took));
+    let (step, took) = (written.step, ms(written.elapsed));
     let after = step.after.clone().unwrap_or_else(|| step.before.clone());
     let reached = match (after.number(), to.number()) {
         (Some(after), Some(to)) => after >= to,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use jumbo_host::kernel::process::ProcessState;
 use jumbo_host::kernel::{Root, task};
 use jumbo_host::status::{is_reaper, program_of};
-use jumbo_host::teardown::{Gain, Hold, News, Process, Reason, Teardown};
+use jumbo_host::teardown::{Gain, Hold, HoldEvent, Process, Reason, Teardown};
 use rustix::io::Errno;
 
 use crate::signal::Number;
@@ -132,9 +132,9 @@ impl Target {
             return;
         };
         match hold.poll() {
-            News::None | News::Stopped(_) => {}
-            News::Ends(teardown) => self.state = State::Ending(process.clone(), teardown),
-            News::Lost(reason) => {
+            HoldEvent::None | HoldEvent::Stopped(_) => {}
+            HoldEvent::Ends(teardown) => self.state = State::Ending(process.clone(), teardown),
+            HoldEvent::Lost(reason) => {
                 self.unheld = Some(reason);
                 self.state = State::Alive(process.clone(), None);
             }
@@ -156,7 +156,7 @@ impl Target {
         let gone = match &mut self.state {
             State::Concluded(_) => false,
             State::Alive(process, _) => process.is_gone(),
-            State::Ending(_, teardown) => teardown.look(),
+            State::Ending(_, teardown) => teardown.poll(),
         };
         if gone && self.ended.is_none() {
             self.ended = self.sent.map(|sent| sent.elapsed());

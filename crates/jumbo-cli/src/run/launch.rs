@@ -10,7 +10,7 @@ use jumbo_host::kernel::process::{
     Child, ProgramImage, Signals, SpawnError, inherited_environment,
 };
 use jumbo_host::kernel::{Root, hugetlb, thp};
-use jumbo_host::policy::{FreeMode, Host, Orders, Plan, Tunable, variables};
+use jumbo_host::policy::{FreeMode, HostSupport, Orders, RunPlan, Tunable, variables};
 use jumbo_inside::headroom;
 use jumbo_inside::sandbox::{self, Answer};
 
@@ -24,7 +24,7 @@ use super::{Failure, NOT_EXECUTABLE};
 #[derive(Debug)]
 pub(super) struct Launch<'a> {
     pub(super) program: &'a Program,
-    pub(super) plan: Plan,
+    pub(super) plan: RunPlan,
     command: &'a [OsString],
     /// Patterns of libraries.
     libs: Option<&'a str>,
@@ -55,7 +55,7 @@ impl<'a> Launch<'a> {
         let without = tunables.as_deref().filter(|_| outer);
         let without = without.and_then(variables::without_tunable);
         let users = without.as_deref().or(tunables.as_deref());
-        let mut plan = Plan::new(
+        let mut plan = RunPlan::new(
             settings.asked.clone(),
             settings.pool,
             host,
@@ -189,13 +189,13 @@ impl<'a> Launch<'a> {
 }
 
 /// The facilities of the host that a start needs.
-pub(super) fn host(root: &Root, settings: &Settings) -> Result<Host, Failure> {
+pub(super) fn host(root: &Root, settings: &Settings) -> Result<HostSupport, Failure> {
     // Without sysfs nothing is known, and then asking for huge pages costs nothing.
     let folder = root.path("sys/kernel/mm");
     let thp = folder.join("transparent_hugepage").exists() || !folder.exists();
     let pmd = thp.then(|| thp::pmd_size(root)).transpose();
     let pmd = pmd.map_err(|error| Failure::own(error.to_string()))?;
-    Ok(Host {
+    Ok(HostSupport {
         pmd,
         thp_never: pmd.is_some_and(|pmd| thp::is_never(root, pmd)),
         has_pages: (settings.pool.and_then(|pool| pool.page))

@@ -234,8 +234,7 @@ impl BlockScan<'_> {
                 IDLE_RATIO,
             ),
         };
-        next.max(scan_time.saturating_mul(ratio))
-            .max(min_wait())
+        next.max(scan_time.saturating_mul(ratio)).max(min_wait())
     }
 
     fn visit_all(&mut self) {
@@ -383,7 +382,6 @@ impl BlockScan<'_> {
         }
     }
 
-<<<<<<< HEAD
     /// Collapses a full block; `None` if it is left for later.
     fn collapse_block(
         &mut self,
@@ -396,31 +394,6 @@ impl BlockScan<'_> {
         let state = BlockState::Huge { empty };
         if seen.state() != BlockState::Filled || !credit::charge(charge(state), pmd()) {
             return None;
-=======
-    /// Collapses a run of full blocks. Returns the next block; `None`: no huge page is free.
-    fn collapse_from(&mut self, first: usize, has_collapsed: &mut bool) -> Option<usize> {
-        let mut run = first..first;
-        let max = BATCH_BLOCKS.load(Ordering::Relaxed);
-        while run.len() < max {
-            let block = run.end;
-            let seen = BLOCKS.seen(block);
-            if seen.state() != BlockState::Filled {
-                break;
-            }
-            // Shared with another process, or dropped in part: retried later.
-            let Some(empty) = self.missing_sixteenths(block) else {
-                break;
-            };
-            let state = BlockState::Huge { empty };
-            if !credit::charge(charge(state), pmd()) {
-                break;
-            }
-            if !BLOCKS.replace(block, seen, state) {
-                credit::remove_block(charge(state), pmd());
-                break;
-            }
-            run.end += 1;
->>>>>>> p-density
         }
         if !BLOCKS.replace(block, seen, state) {
             credit::remove_block(charge(state), pmd());
