@@ -1,5 +1,5 @@
-//! The conditions under which a sample is what the name of its side says: [`Claim`]s. A comparison
-//! of anything else would prove nothing.
+//! Conditions that a sample must meet to be what its side claims: [`Claim`]. Any other comparison
+//! would prove nothing.
 
 use std::ops::RangeInclusive;
 
@@ -10,72 +10,72 @@ use crate::error::{LESS, QUIET};
 use crate::figures::Figures;
 use crate::launch::Launch;
 
-/// The range in which a figure of a sample must be.
+/// Allowed range of a figure.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     figure: &'static str,
     range: RangeInclusive<u64>,
 }
 
-/// The hint where jumbo did not do what was asked of it.
+/// Hint for `jumbo run` without the expected effect.
 pub(crate) const DRY_RUN: &str = "`jumbo run --dry-run -- true` shows what `jumbo run` does";
 
-/// The least part of a worker's memory that must be as claimed, in percent. Beside it there are a
-/// few MiB of its own.
-pub(crate) const MOST: u64 = 95;
+/// Minimum share of a worker's memory that must be as claimed, in percent. The rest is the worker's
+/// own few MiB.
+pub(crate) const MIN_PERCENT: u64 = 95;
 
-/// The figure is in this range.
+/// Claims that the figure is in this range.
 pub(crate) fn within(figure: &'static str, range: RangeInclusive<u64>) -> Claim {
     Claim { figure, range }
 }
 
-/// The figure is exactly this.
+/// Claims exactly this number.
 pub(crate) fn exactly(figure: &'static str, number: u64) -> Claim {
     within(figure, number..=number)
 }
 
-/// The figure is at least this.
+/// Claims at least this number.
 pub(crate) fn at_least(figure: &'static str, least: u64) -> Claim {
     within(figure, least..=u64::MAX)
 }
 
-/// The figure is at least so many percent of `size`.
-pub(crate) fn part_of(figure: &'static str, percent: u64, size: Bytes) -> Claim {
+/// Claims at least so many percent of `size`.
+pub(crate) fn at_least_percent(figure: &'static str, percent: u64, size: Bytes) -> Claim {
     at_least(figure, size.0 / 100 * percent)
 }
 
-/// The figure is [`MOST`] of `size`.
-pub(crate) fn most_of(figure: &'static str, size: Bytes) -> Claim {
-    part_of(figure, MOST, size)
+/// Claims at least [`MIN_PERCENT`] of `size`.
+pub(crate) fn nearly_all(figure: &'static str, size: Bytes) -> Claim {
+    at_least_percent(figure, MIN_PERCENT, size)
 }
 
-/// None of its memory is on huge pages.
+/// Claims that no memory is on huge pages.
 pub(crate) fn no_huge() -> Vec<Claim> {
     vec![exactly("huge_bytes", 0)]
 }
 
-/// The claims of so much memory, and none of it on huge pages.
+/// Claims so much memory, none of it on huge pages.
 pub(crate) fn base(size: Bytes) -> Vec<Claim> {
-    vec![exactly("huge_bytes", 0), most_of("resident_bytes", size)]
+    vec![exactly("huge_bytes", 0), nearly_all("resident_bytes", size)]
 }
 
-/// Half of its memory is on huge pages: alignment and small remainders cost a few percent; with half on base pages it
-/// is another program.
+/// Claims that half of the memory is on huge pages. Alignment and small remainders cost a few
+/// percent; below half it is another program.
 pub(crate) fn half_huge() -> Vec<Claim> {
     vec![at_least("huge_percent", 50)]
 }
 
-/// The claim of so much memory on huge pages.
+/// Claims so much memory on huge pages.
 pub(crate) fn huge(size: Bytes) -> Vec<Claim> {
-    vec![most_of("huge_bytes", size)]
+    vec![nearly_all("huge_bytes", size)]
 }
 
-/// The claim of so much memory on pages of the kernel's pool.
+/// Claims so much memory on pages of the kernel's pool.
 pub(crate) fn hugetlb(size: Bytes) -> Vec<Claim> {
-    vec![most_of("hugetlb_bytes", size)]
+    vec![nearly_all("hugetlb_bytes", size)]
 }
 
-/// Whether the figures of a program that was started so are what `claims` say; else an [`Error::Claim`].
+/// Checks that the figures of a program meet the claims; else [`Error::Claim`].
 pub(crate) fn check(claims: &[Claim], launch: &Launch, figures: &Figures) -> Result<(), Error> {
     let preload = match launch {
         Launch::Jumbo(_) => at_least("preload_libraries", 1),
@@ -86,7 +86,7 @@ pub(crate) fn check(claims: &[Claim], launch: &Launch, figures: &Figures) -> Res
 }
 
 impl Claim {
-    /// The advice where it does not hold.
+    /// Hint for a claim that does not hold.
     fn hint(&self) -> &'static str {
         let is_none = *self.range.end() == 0;
         match self.figure {

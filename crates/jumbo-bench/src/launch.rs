@@ -1,24 +1,23 @@
-//! How a program is started: [`Launch`], and [`Peer`], an allocator that a user would preload
-//! instead.
+//! Launch modes of a program: [`Launch`]; and [`Peer`], an allocator for LD_PRELOAD.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// How a program is started: the one thing in which the sides of a comparison differ.
+/// Launch mode of a program: the only difference between the sides of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Launch {
-    /// As it is.
+    /// Unchanged.
     Plain,
-    /// With glibc's own switch for huge pages.
+    /// With glibc's tunable for huge pages.
     Tunable,
-    /// With `jumbo run`, with these options as they are typed.
+    /// With `jumbo run` and these options.
     Jumbo(String),
-    /// With another allocator, as LD_PRELOAD brings it in.
+    /// With another allocator through LD_PRELOAD.
     Preload(Peer),
 }
 
-/// Variables of the user that change how `malloc` behaves, and would change every side at once.
+/// Variables that change `malloc`, and so would change all sides at once.
 const NEUTRAL: [&str; 10] = [
     "JUMBO",
     "GLIBC_TUNABLES",
@@ -33,16 +32,16 @@ const NEUTRAL: [&str; 10] = [
 ];
 
 impl Launch {
-    /// `jumbo run` as most people type it.
+    /// `jumbo run` with its defaults.
     pub(crate) const JUMBO: Self = Self::Jumbo(String::new());
 
-    /// `jumbo run` with these options, and huge pages for all memory at its first touch: where what
-    /// is measured is anything else than when huge pages come.
+    /// `jumbo run` with these options, and huge pages from the first touch: for measurements of
+    /// anything but the time of promotion.
     pub(crate) fn at_once(options: &str) -> Self {
         Self::Jumbo(format!("{options} --max-waste=unbounded").trim().to_owned())
     }
 
-    /// The name of this side in a table.
+    /// Name of the side in a table.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Plain => "plain".to_owned(),
@@ -52,8 +51,7 @@ impl Launch {
         }
     }
 
-    /// The command that starts `program` this way, with nothing else that changes how `malloc`
-    /// behaves.
+    /// Command that starts `program`, without any other setting that changes `malloc`.
     pub(crate) fn command(&self, jumbo: &Path, program: &OsStr) -> Command {
         let alone = match self {
             Self::Jumbo(options) => &Self::Jumbo(format!("--no-config {options}")),
@@ -62,7 +60,7 @@ impl Launch {
         alone.command_without(&NEUTRAL, jumbo, program)
     }
 
-    /// The same without those `variables` only: what else is set belongs to the program.
+    /// Command without those `variables`; the program keeps all others.
     pub(crate) fn command_without(
         &self,
         variables: &[&str],
@@ -98,14 +96,14 @@ impl Launch {
     }
 }
 
-/// Where a program is on the PATH, or in these folders beside it.
+/// Finds a program in the PATH or in the folders `beside`.
 pub(crate) fn on_path(program: &str, beside: impl Iterator<Item = PathBuf>) -> Option<PathBuf> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let mut paths = std::env::split_paths(&paths).chain(beside);
     paths.find_map(|folder| Some(folder.join(program)).filter(|path| path.is_file()))
 }
 
-/// The command as a user would type it.
+/// Command line as a user would type it.
 pub(crate) fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words
@@ -114,10 +112,10 @@ pub(crate) fn line(command: &Command) -> String {
         .join(" ")
 }
 
-/// A variable and its value.
+/// Name and value of an environment variable.
 type Setting = (&'static str, &'static str);
 
-/// An allocator of this host, and the settings with which it takes huge pages.
+/// An allocator of this host, with its settings for huge pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) name: &'static str,
@@ -125,13 +123,13 @@ pub(crate) struct Peer {
     pub(crate) set: &'static [Setting],
 }
 
-/// The cache's word for libraries that this architecture's programs can load.
+/// Name of this architecture in the cache of the dynamic linker.
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: &str = "x86-64";
 #[cfg(not(target_arch = "x86_64"))]
 const ARCHITECTURE: &str = "AArch64";
 
-/// The names of allocators, of their libraries in the cache, and of the Debian packages that have them.
+/// Names of allocators, their libraries in the cache, and their Debian packages.
 const KNOWN: [[&str; 3]; 3] = [
     ["jemalloc", "libjemalloc.so", "libjemalloc2"],
     [
@@ -142,11 +140,11 @@ const KNOWN: [[&str; 3]; 3] = [
     ["mimalloc", "libmimalloc.so", "libmimalloc2.0"],
 ];
 
-/// The settings with which an allocator takes huge pages.
+/// Settings with which an allocator uses huge pages.
 fn settings(name: &str) -> &'static [Setting] {
     match name {
         "jemalloc" => &[("MALLOC_CONF", "thp:always")],
-        // The second is what it was called before 2.1.
+        // The second is the name before 2.1.
         "mimalloc" => &[
             ("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"),
             ("MIMALLOC_LARGE_OS_PAGES", "1"),
@@ -156,14 +154,14 @@ fn settings(name: &str) -> &'static [Setting] {
 }
 
 impl Peer {
-    /// The names that there are.
+    /// Names of the known allocators.
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
         KNOWN.into_iter().map(|[name, ..]| name)
     }
 
-    /// The allocator of that name, where the dynamic linker's cache has it.
+    /// Finds an allocator in the dynamic linker's cache.
     pub(crate) fn find(name: &str) -> Result<Self, String> {
-        // Debian's PATH of ordinary users leaves it out.
+        // On Debian /sbin is not in the PATH of ordinary users.
         let cache = ["ldconfig", "/sbin/ldconfig"].into_iter().find_map(|tool| {
             let output = Command::new(tool).arg("-p").output().ok()?;
             String::from_utf8(output.stdout).ok()
@@ -171,7 +169,7 @@ impl Peer {
         Self::listed(name, &cache.unwrap_or_default())
     }
 
-    /// The same, in what `ldconfig -p` prints.
+    /// Finds an allocator in the output of `ldconfig -p`.
     fn listed(name: &str, cache: &str) -> Result<Self, String> {
         let mut known = KNOWN.into_iter();
         let Some([name, files, package]) = known.find(|[known, ..]| *known == name) else {
@@ -181,7 +179,7 @@ impl Peer {
             let mut lines = cache.lines().map(str::trim);
             lines.find_map(|line| {
                 let (_, path) = line.strip_prefix(start)?.split_once("=> ")?;
-                // The cache has those of other architectures too.
+                // The cache lists other architectures too.
                 line.contains(ARCHITECTURE).then(|| PathBuf::from(path))
             })
         });

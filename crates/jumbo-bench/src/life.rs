@@ -1,8 +1,7 @@
-//! Memory taken, touched, and given back, copied or held: the work of the tables `free`, `fork` and
+//! Memory allocated, touched, and freed, forked or held: the work of the tables `free`, `fork` and
 //! `exit`.
 //!
-//! Who freed is read from the counters that the preload library shows to every process that may
-//! look into this one.
+//! The preload library's counters, readable by other processes, say which threads freed.
 
 use std::io;
 use std::time::Instant;
@@ -17,26 +16,25 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::Error;
 use crate::figures::{Figures, figures, ms, with};
-use crate::memory::{Block, Watch, base_pages_only, had_in};
+use crate::json_child::send;
+use crate::memory::{FreeWatch, RawBlock, base_pages_only, own_memory_in};
 use crate::stats::median;
-use crate::talk::say;
-use crate::task::{End, Memory, Then};
-use crate::work::shown;
+use crate::task::{Action, MemoryTask, Termination};
+use crate::work::wait_for_status;
 
-/// The process IDs in the figures of a process that is to end: the worker, which a launcher may
-/// stand in front of; and the sibling that will give the memory back, where there is one.
+/// Process IDs in the figures of a process that will end: of the worker, whose parent may be a
+/// launcher, and of its reaper, if any.
 pub(crate) const PID: &str = "pid";
 pub(crate) const REAPER: &str = "reaper_pid";
 
-/// How often a process forks and writes nothing: the median of these counts.
+/// Number of forks without writes; their median counts.
 const CALLS: usize = 5;
 
-/// How many writes follow the last fork, all over the memory.
+/// Number of writes after the last fork, all over the memory.
 const WRITES: usize = 1000;
 
-/// The time that giving back, or forking, takes: of each size the median, added; and the memory
-/// that all of it was.
-pub(crate) fn run(told: &Memory) -> Result<Figures, Error> {
+/// Times of free or fork: per size the median, summed over sizes; and the memory of all blocks.
+pub(crate) fn run(told: &MemoryTask) -> Result<Figures, Error> {
     if told.base {
         base_pages_only()?;
     }
@@ -45,17 +43,17 @@ pub(crate) fn run(told: &Memory) -> Result<Figures, Error> {
     for &size in &told.sizes {
         let mut calls = Vec::with_capacity(told.times);
         for _ in 0..told.times {
-            let mut block = Block::take(told.by, size)?;
+            let mut block = RawBlock::take(told.by, size)?;
             block.touch_by_two();
-            let watch = Watch::new(&root, size)?;
-            for (name, had) in had_in(&root, &[block.addresses()])? {
+            let watch = FreeWatch::new(&root, size)?;
+            for (name, had) in own_memory_in(&root, &[block.addresses()])? {
                 *all.entry(name).or_default() += had;
             }
             match told.then {
-                Then::Free | Then::FreeAndWatch => {}
-                Then::Fork => return Ok(with(all, fork(&mut block)?)),
-                // Its end is that of the process.
-                Then::End(_, sibling) => {
+                Action::Free | Action::FreeAndWatch => {}
+                Action::Fork => return Ok(with(all, fork(&mut block)?)),
+                // The process frees it by its end.
+                Action::End(_, sibling) => {
                     all.extend(held(&root, sibling)?);
                     return Ok(all);
                 }
@@ -63,11 +61,11 @@ pub(crate) fn run(told: &Memory) -> Result<Figures, Error> {
             let clock = Instant::now();
             block.give_back()?;
             calls.push(ms(clock.elapsed()));
-            if told.then == Then::FreeAndWatch {
+            if told.then == Action::FreeAndWatch {
                 match watch.wait(clock) {
                     Ok(back) => drop(all.insert("back_ms".to_owned(), ms(back))),
-                    // Another program took it: that is no failure of this process, and the sample
-                    // is worth another try.
+                    // Another program took the memory: no failure of this process, so the sample is
+                    // repeated.
                     Err(Error::NotBack(_)) => {}
                     Err(error) => return Err(error),
                 }
@@ -82,9 +80,9 @@ pub(crate) fn run(told: &Memory) -> Result<Figures, Error> {
     ))
 }
 
-/// The threads that freed, when nothing is left to be freed.
+/// Counters of the freeing threads, once nothing is left to free.
 fn counted(root: &Root) -> Result<Figures, Error> {
-    let freed = shown(root, |covered| {
+    let freed = wait_for_status(root, |covered| {
         (covered.free.pending == Bytes(0)).then_some(covered.free)
     })?;
     Ok(freed.map_or_else(Figures::new, |freed| {
@@ -96,18 +94,17 @@ fn counted(root: &Root) -> Result<Figures, Error> {
     }))
 }
 
-/// How long fork(2) takes, and the first writes after it.
-fn fork(block: &mut Block) -> Result<[(&'static str, f64); 2], Error> {
+/// Times of fork(2) and of the first writes after it.
+fn fork(block: &mut RawBlock) -> Result<[(&'static str, f64); 2], Error> {
     let mut calls = Vec::new();
     let mut writes = 0.0;
     for nth in 0..=CALLS {
         let clock = Instant::now();
-        // SAFETY: the child calls nothing but pause(2), which is safe there whatever other threads
-        // were doing, and never returns from here.
+        // SAFETY: the child only calls pause(2), which is async-signal-safe, and never returns.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             loop {
-                // SAFETY: takes nothing.
+                // SAFETY: no arguments.
                 unsafe { libc::pause() };
             }
         }
@@ -127,10 +124,10 @@ fn fork(block: &mut Block) -> Result<[(&'static str, f64); 2], Error> {
     Ok([("call_ms", median(&calls)), ("writes_ms", writes)])
 }
 
-/// The processes that are there when this one is to end.
+/// Process IDs before the end of this process.
 fn held(root: &Root, sibling: bool) -> Result<Figures, Error> {
-    // A crash shall measure the end and not the disk. Less than a page: no file. Where cores go to
-    // a program the kernel looks at no other limit than 1 (core(5)).
+    // A crash shall measure the end, not the disk. Less than a page: no core file. If cores go to a
+    // program, the kernel respects only the limit 1 (core(5)).
     let limit = Rlimit {
         current: Some(1),
         maximum: Some(1),
@@ -144,9 +141,9 @@ fn held(root: &Root, sibling: bool) -> Result<Figures, Error> {
     })
 }
 
-/// The sibling, once it sleeps.
+/// Process ID of the reaper, once it sleeps.
 fn reaper(root: &Root) -> Result<Option<u32>, Error> {
-    shown(root, |covered| {
+    wait_for_status(root, |covered| {
         let running = covered.reaper.state == State::Running.name();
         covered.reaper.pid.filter(|pid| {
             let stat = root.read(format!("proc/{pid}/stat"));
@@ -155,24 +152,24 @@ fn reaper(root: &Root) -> Result<Option<u32>, Error> {
     })
 }
 
-/// The state that /proc/PID/stat shows, behind a name that may hold anything.
+/// State in /proc/PID/stat, after a name that may contain anything.
 fn state(stat: &str) -> Option<char> {
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.chars().next()
 }
 
-/// Ends this process that way once its standard input says something, and says when that was.
-pub(crate) fn end(end: End) -> Result<(), Error> {
-    // Were the process that measures gone, this would be the end of the input.
+/// Ends this process as soon as its input has a line, and reports the time.
+pub(crate) fn end(end: Termination) -> Result<(), Error> {
+    // The input also ends when the measuring process ends.
     io::stdin().read_line(&mut String::new())?;
-    say(&now_ns())?;
-    if end == End::Crash {
+    send(&now_ns())?;
+    if end == Termination::Crash {
         std::process::abort();
     }
     std::process::exit(0);
 }
 
-/// CLOCK_MONOTONIC, which is the same in all processes.
+/// CLOCK_MONOTONIC, the same in all processes.
 pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let (seconds, nanos) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());

@@ -1,14 +1,13 @@
-//! The process that is measured, from its first instruction: [`run`] does the `Task` that it is
-//! told.
+//! The measured process: [`run`] executes its `Task`.
 
 use std::io;
 
 use crate::figures::Figures;
-use crate::talk::{die_with_parent, say};
-use crate::task::{Memory, Task, Then};
+use crate::json_child::{die_with_parent, send};
+use crate::task::{Action, MemoryTask, Task};
 use crate::{Error, heap, keeper, latency, life, pool, shmem, text, vmemmap};
 
-/// Does a task, which is a JSON text, and prints the figures, another.
+/// Executes a task, a JSON text, and prints the figures as JSON.
 ///
 /// # Errors
 /// [`Error`].
@@ -22,12 +21,12 @@ pub fn run(task: &str) -> Result<(), Error> {
     if let Task::Break(size) = task {
         return latency::break_up(size);
     }
-    say(&figures(&task)?)?;
-    // The process itself is looked at.
+    send(&figures(&task)?)?;
+    // The parent examines the process before it ends.
     match task {
         Task::Text(text) if text.stays => drop(io::stdin().read_line(&mut String::new())?),
-        Task::Memory(Memory {
-            then: Then::End(end, _),
+        Task::Memory(MemoryTask {
+            then: Action::End(end, _),
             ..
         }) => life::end(end)?,
         _ => {}

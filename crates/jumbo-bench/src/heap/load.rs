@@ -1,4 +1,4 @@
-//! The program that is measured: it allocates, follows pointers and frees, and says how long that took.
+//! The measured program: it allocates, follows pointers and frees, and reports the times.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -7,23 +7,23 @@ use fastrand::Rng;
 use jumbo::units::Bytes;
 use jumbo_host::kernel::Root;
 
-use super::plan::Plan;
+use super::plan::LoadPlan;
 use super::ring::{Object, Ring};
 use crate::Error;
 use crate::figures::{Figures, ms, with};
-use crate::memory::had;
+use crate::memory::own_memory;
 use crate::stats::median;
 
-/// Of everything random in the workload; any number serves, as long as it is the same for all.
+/// Seed of all random choices: the same for all processes.
 const SEED: u64 = 0x6a75_6d62;
 
-/// All figures of [`load`], added.
+/// Sum of all times of [`load`].
 pub(crate) const TOTAL: &str = "alloc_ms+chase_ms+free_ms";
 
 /// [`Task::Load`](crate::task::Task::Load).
 pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
     let mut rng = Rng::with_seed(SEED);
-    let plan = Plan::new(size, &mut rng);
+    let plan = LoadPlan::new(size, &mut rng);
     let mut objects = Vec::with_capacity(plan.sizes.len());
 
     let clock = Instant::now();
@@ -44,8 +44,8 @@ pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
         )));
     }
 
-    // Nothing has been freed yet: this is the peak.
-    let had = had(&Root::host())?;
+    // The peak: nothing has been freed yet.
+    let had = own_memory(&Root::host())?;
     rng.shuffle(&mut objects);
     let clock = Instant::now();
     drop(objects);
@@ -60,8 +60,8 @@ pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
 
 /// [`Task::SmallFree`](crate::task::Task::SmallFree).
 pub(crate) fn small_free() -> Result<Figures, Error> {
-    // So few that they fit the caches of any processor, its TLB too: the cost of the call is what is left, without
-    // the gain from huge pages.
+    // Few enough for the caches and the TLB of any processor: only the cost of the call remains,
+    // without the gain from huge pages.
     const OBJECTS: usize = 400;
     const BATCHES: usize = 2_000;
     let mut nanos = Vec::with_capacity(BATCHES);
@@ -76,10 +76,13 @@ pub(crate) fn small_free() -> Result<Figures, Error> {
     }
     // The first batches grow the heap and warm the caches.
     nanos.drain(..BATCHES / 10);
-    Ok(with(had(&Root::host())?, [("free_ns", median(&nanos))]))
+    Ok(with(
+        own_memory(&Root::host())?,
+        [("free_ns", median(&nanos))],
+    ))
 }
 
-/// An allocation, each of its bytes written.
+/// Allocates an object and writes to each byte of it.
 fn object(size: u32) -> Result<Object, Error> {
     let mut bytes = Vec::new();
     let had = bytes.try_reserve_exact(size as usize);

@@ -1,8 +1,8 @@
-//! `jumbo bench heap`: what the heap gains, and what the launcher and the wrapped `free` cost.
+//! `jumbo bench heap`: gains of the heap, and costs of the launcher and of the wrapped `free`.
 //!
-//! One load (`load`) in four variants: plain glibc, plain glibc once more (the A/A row), glibc with its own
-//! switch for huge pages, and `jumbo run`. A run without huge pages that was to have them, or with some that was
-//! to have none, is an error and no figure.
+//! One load (`load`) on four sides: plain glibc, plain again (the A/A row), glibc's tunable for
+//! huge pages, and `jumbo run`. A sample without the huge pages that its side claims, or with some
+//! where it claims none, is an error.
 
 mod load;
 mod plan;
@@ -21,25 +21,25 @@ use jumbo_host::kernel::Root;
 use crate::claim;
 use crate::figures::{figures, ms};
 use crate::group::{self, Group, rows};
+use crate::json_child::JsonChild;
 use crate::launch::Launch;
-use crate::memory::room;
+use crate::memory::check_available;
 use crate::stats::median;
 use crate::table::Table;
-use crate::talk::Talk;
 use crate::task::Task;
 use crate::{Error, Settings};
 
-/// The least size of the load: below, the bookkeeping of the measurement would weigh as much as what is measured.
+/// Minimum size of the load: below, the bookkeeping of the measurement has a comparable size.
 pub const MIN_SIZE: Bytes = Bytes(32 << 20);
 
-/// A start takes a millisecond and a `free` a few nanoseconds, so the differences drown in noise unless each round
-/// looks at many.
+/// Starts and frees per round: a start takes a millisecond and a `free` nanoseconds, so that single
+/// differences drown in noise.
 const STARTS_A_ROUND: usize = 40;
 const FREES_A_ROUND: usize = 5;
 
-/// How often the tunable is tried. glibc 2.36 ignores its own tunable in some starts (it compares a text that it has
-/// not terminated); such a run is plain and no sample of the tunable. Where every second start ignores it, one
-/// measurement in a thousand fails.
+/// Maximum attempts with the tunable. glibc 2.36 ignores it in some starts (it compares an
+/// unterminated string); such a run is plain. If every second start ignores it, one measurement in
+/// a thousand fails.
 const TUNABLE_TRIES: usize = 15;
 
 /// Measures the table, with a load of `size` bytes.
@@ -47,8 +47,8 @@ const TUNABLE_TRIES: usize = 15;
 /// # Errors
 /// [`Error`].
 pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
-    // With its bookkeeping, and with what alignment wastes.
-    room(&Root::host(), size + Bytes(size.0 / 4))?;
+    // The bookkeeping, and waste by alignment, included.
+    check_available(&Root::host(), size + Bytes(size.0 / 4))?;
     let table = Table::new("heap", format!("{size} of objects"), settings)?;
     let groups = vec![loads(settings, size), starts(settings), frees(settings)];
     group::measure(settings, table, groups)
@@ -79,13 +79,13 @@ fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
     group
 }
 
-/// The start and the end of a program that does nothing.
+/// Start and end of a program that does nothing.
 fn starts(settings: &Settings) -> Group<'_> {
     let time = |launch: Launch| {
         move || {
             let command = launch.command(&settings.jumbo, OsStr::new("true"));
             let clock = Instant::now();
-            Talk::start(command, Stdio::piped())?.end()?;
+            JsonChild::start(command, Stdio::piped())?.end()?;
             Ok(figures([("start_ms", ms(clock.elapsed()))]))
         }
     };

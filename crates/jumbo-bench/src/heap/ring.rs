@@ -1,42 +1,43 @@
-//! The leaf that follows raw pointers, as a C program would: [`Ring`]. Pointers never leave this file.
+//! [`Ring`]: follows raw pointers, as a C program does. Pointers never leave this file.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use super::plan::{STOP, Stop};
+use super::plan::{ChaseStop, STOP};
 
-/// An allocation, from `malloc`: that is what this program's allocator calls.
+/// An allocation from `malloc`, the global allocator of this program.
 pub(super) type Object = Box<[u8]>;
 
-/// The node at a stop of the chase.
+/// Node at a stop.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Node {
-    /// The next one; the last leads to the first.
+    /// Next node; the last leads to the first.
     next: NonNull<Node>,
-    /// Says which stop this is, so that memory that was lost or mixed up is noticed.
+    /// Number of the stop, to detect lost memory.
     tag: u64,
 }
 
 const _: () = assert!(size_of::<Node>() == STOP as usize && align_of::<Node>() <= STOP as usize);
 
-/// A ring of stops through objects, each knowing the next one only.
+/// A ring of stops through objects; each stop knows the next one only.
 pub(super) struct Ring<'o> {
     head: NonNull<Node>,
     objects: PhantomData<&'o mut [Object]>,
 }
 
 impl<'o> Ring<'o> {
-    /// Links `objects` in the order of `stops`. A stop that is not inside an object, or an empty list of them, gives
-    /// `None`.
-    pub(super) fn link(objects: &'o mut [Object], stops: &[Stop]) -> Option<Self> {
+    /// Links `objects` in the order of `stops`; `None` without stops, or if one is outside of its
+    /// object.
+    pub(super) fn link(objects: &'o mut [Object], stops: &[ChaseStop]) -> Option<Self> {
         let (&first, &last) = (stops.first()?, stops.last()?);
         let head = place(objects, first)?;
         let mut previous = place(objects, last)?;
         for (tag, &stop) in (0..).zip(stops) {
             let place = place(objects, stop)?;
-            // The tag of the first is written with the link of the last, below.
-            // SAFETY: `place` vouches that a node fits here, and `&mut` that no other code reads it meanwhile.
+            // The first iteration writes the tag of the first node and the link of the last.
+            // SAFETY: `place` guarantees that a node fits here, and `&mut` that no other code reads
+            // it meanwhile.
             unsafe {
                 (*place.as_ptr()).tag = tag;
                 (*previous.as_ptr()).next = place;
@@ -47,13 +48,14 @@ impl<'o> Ring<'o> {
         Some(Self { head, objects })
     }
 
-    /// Follows the ring for so many steps, each of which needs the one before. Returns the sum of the tags, if the
-    /// chase ended where it began.
+    /// Follows the ring for so many dependent steps. Returns the sum of the tags if the chase ends
+    /// where it began.
     pub(super) fn chase(&self, steps: usize) -> Option<u64> {
         let mut node = self.head;
         let mut sum = 0u64;
         for _ in 0..steps {
-            // SAFETY: `link` made every node of the ring, and the objects are borrowed as long as the ring lives.
+            // SAFETY: `link` wrote every node of the ring, and the objects are borrowed as long as
+            // the ring lives.
             let Node { next, tag } = unsafe { node.read() };
             sum = sum.wrapping_add(tag);
             node = next;
@@ -62,8 +64,8 @@ impl<'o> Ring<'o> {
     }
 }
 
-/// Where `stop` is, if it is inside its object and aligned.
-fn place(objects: &mut [Object], stop: Stop) -> Option<NonNull<Node>> {
+/// Location of `stop`, if it is inside its object and aligned.
+fn place(objects: &mut [Object], stop: ChaseStop) -> Option<NonNull<Node>> {
     let object = objects.get_mut(stop.object as usize)?;
     let (start, end) = (stop.offset as usize, stop.offset as usize + STOP as usize);
     let node = NonNull::from(object.get_mut(start..end)?).cast::<Node>();
@@ -74,8 +76,8 @@ fn place(objects: &mut [Object], stop: Stop) -> Option<NonNull<Node>> {
 mod tests {
     use super::*;
 
-    fn stop(object: u32, offset: u32) -> Stop {
-        Stop { object, offset }
+    fn stop(object: u32, offset: u32) -> ChaseStop {
+        ChaseStop { object, offset }
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! Memory touched before it is measured: [`sample`].
+//! Memory touched right before a sample: [`sample`].
 //!
-//! In a virtual machine with free page reporting the kernel hands free memory back to the host two seconds after it
-//! became free. The first touch after that waits for the host: one to three seconds for each GiB, where a huge page
-//! takes a tenth of a second for as much. Such a wait is system time of the process that touches.
+//! In a virtual machine with free page reporting the kernel returns free memory to the host after
+//! two seconds. The next touch waits for the host: one to three seconds per GiB, instead of a tenth
+//! of a second with huge pages. This counts as system time of the touching process.
 //!
-//! So the memory of a sample is touched and let go right before the sample. A sample whose processes had much more system
-//! time than others of the same side was hit all the same: it is taken again, and counted ([`Hit`]).
+//! So the memory of a sample is touched and freed right before it. A sample with much more system
+//! time than others of its side waited for the host nevertheless: it is repeated, and counted
+//! ([`Retakes`]).
 
 use std::io;
 
@@ -13,39 +14,39 @@ use jumbo::units::Bytes;
 use jumbo_host::kernel::Root;
 use serde::Serialize;
 
-use super::{Block, available};
+use super::{RawBlock, available};
 use crate::Error;
 use crate::figures::cpu_ms;
-use crate::task::By;
+use crate::task::AllocCall;
 
-/// How often a sample is taken that was hit.
+/// Maximum number of attempts at a sample that waits for the host.
 const TRIES: usize = 3;
 
-/// A sample was hit that had so much more system time than the least of its side, and [`SLACK_MS`] beside that.
+/// A sample waited for the host if its system time exceeds the minimum of its side by this factor
+/// and [`SLACK_MS`].
 const FACTOR: f64 = 1.25;
 
-/// The variation of starting a process and looking at it: as much as the host takes for some 30
-/// MiB.
+/// Variation of the start of a process: the host takes as long for some 30 MiB.
 const SLACK_MS: f64 = 50.0;
 
-/// How often the host was waited for.
+/// Number of samples that waited for the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Hit {
-    /// The samples that count, warm-ups among them.
+pub struct Retakes {
+    /// Samples that count, warm-ups included.
     pub samples: usize,
-    /// Samples that were thrown away, and taken again.
+    /// Samples that were discarded and repeated.
     pub taken_again: usize,
-    /// Samples that count though they were hit: the last of as many tries as there are.
+    /// Samples that count though they waited: all attempts did.
     pub kept: usize,
 }
 
-/// A sample of processes that `measure` waits for, with as many bytes touched right before as `prepare` returns. Where
-/// another program disturbed it, it is taken again, up to `tries` times in all. `least` is the least system time of its
-/// side so far.
+/// Takes a sample by `measure`, which waits for its processes, after it touched as many bytes as
+/// `prepare` returns. A disturbed sample is repeated, `tries` attempts in total. `least` is the
+/// minimum system time of the side so far.
 pub(crate) fn sample<S>(
     root: &Root,
     (prepare, mut tries): (&dyn Fn() -> Result<Bytes, Error>, usize),
-    (least, hit): (&mut f64, &mut Hit),
+    (least, hit): (&mut f64, &mut Retakes),
     measure: &dyn Fn() -> Result<S, Error>,
 ) -> Result<S, Error> {
     let mut hits = Vec::new();
@@ -67,7 +68,7 @@ pub(crate) fn sample<S>(
                 hit.taken_again += 1;
                 continue;
             }
-            // So often in a row is no accident: the side, or the machine, takes as long now.
+            // All attempts waited: the side, or the machine, has become slower.
             *least = hits.iter().copied().fold(took, f64::min);
             hit.kept += 1;
         }
@@ -76,39 +77,39 @@ pub(crate) fn sample<S>(
     }
 }
 
-/// Touches what `size` bytes and the program around them take, and gives it back.
+/// Touches and frees `size` bytes and a little more, for the program.
 fn warm(root: &Root, size: Bytes) -> Result<(), Error> {
-    // More than is available is never touched: that would call the OOM killer.
+    // More than the available memory would invoke the OOM killer.
     let most = available(root)?.0 / 10 * 9;
     let size = (size.0 + size.0 / 4 + (16 << 20)).min(most);
-    let mapping = Block::take(By::Map, Bytes(size))?;
-    // Huge pages are touched sooner. A kernel without them answers EINVAL, and its base pages do as well.
+    let mapping = RawBlock::take(AllocCall::Map, Bytes(size))?;
+    // Huge pages are touched faster. A kernel without THP answers EINVAL; base pages serve as well.
     let _ = mapping.advise(libc::MADV_HUGEPAGE);
     let touched = mapping.advise(libc::MADV_POPULATE_WRITE);
     mapping.give_back()?;
     touched
 }
 
-/// The system time of all processes that this one has waited for, and of those that they have waited for.
+/// System time of all descendants that were waited for.
 fn system_ms() -> Result<f64, Error> {
     Ok(cpu_ms(usage(libc::RUSAGE_CHILDREN)?.ru_stime))
 }
 
-/// The user and the system time of this process, in milliseconds.
+/// User and system time of this process, in milliseconds.
 pub(crate) fn own_times() -> Result<[f64; 2], Error> {
     let usage = usage(libc::RUSAGE_SELF)?;
     Ok([usage.ru_utime, usage.ru_stime].map(cpu_ms))
 }
 
-/// The page faults of this process that needed no I/O.
+/// Minor page faults of this process.
 pub(super) fn own_faults() -> Result<u64, Error> {
     Ok(usage(libc::RUSAGE_SELF)?.ru_minflt.unsigned_abs())
 }
 
 fn usage(whose: libc::c_int) -> Result<libc::rusage, Error> {
-    // SAFETY: the structure is integers only, for which zeroes are valid.
+    // SAFETY: all fields are integers, for which zeroes are valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes a whole `rusage` where `usage` is.
+    // SAFETY: the kernel writes a whole `rusage` to `usage`.
     if unsafe { libc::getrusage(whose, &raw mut usage) } != 0 {
         return Err(Error::Map(io::Error::last_os_error()));
     }
@@ -127,7 +128,7 @@ mod tests {
         let calls = Cell::new(0);
         let fail = |times: usize, error: fn() -> Error| {
             calls.set(0);
-            let (mut least, mut hit) = (f64::INFINITY, Hit::default());
+            let (mut least, mut hit) = (f64::INFINITY, Retakes::default());
             let state = (&mut least, &mut hit);
             let sample = sample(&Root::host(), (&|| Ok(Bytes(0)), 3), state, &|| {
                 calls.set(calls.get() + 1);
@@ -143,8 +144,8 @@ mod tests {
 
     #[test]
     fn a_sample_that_waited_for_the_host_is_taken_again_and_counted() {
-        let (mut least, mut hit) = (f64::INFINITY, Hit::default());
-        // Processes that are in the kernel for a while, or not.
+        let (mut least, mut hit) = (f64::INFINITY, Retakes::default());
+        // Processes with much or no system time.
         let mut take = |busy: &[bool]| {
             let nth = Cell::new(0);
             let state = (&mut least, &mut hit);

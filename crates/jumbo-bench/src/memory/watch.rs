@@ -1,7 +1,7 @@
-//! Whether memory that was taken is free again: [`Watch`].
+//! [`FreeWatch`]: waits until memory is free again.
 //!
-//! The whole machine's free memory is asked, because that is what the next program needs, and because it is the one
-//! thing that can be asked on all sides: a process that is gone has no counters left.
+//! It reads the free memory of the whole machine, which the next program needs, and which can be
+//! read on all sides: an ended process has no counters.
 
 use std::time::{Duration, Instant};
 
@@ -10,32 +10,32 @@ use jumbo_host::kernel::{FileError, Root};
 
 use crate::Error;
 
-/// Memory is back when all but this part of it is free, in percent...
+/// Share of the memory that need not become free, in percent.
 const TOLERANCE: u64 = 1;
 
-/// ... or all but this much, which programs that have nothing to do with it take and give back all the time.
+/// Minimum of that share in bytes: the fluctuation by other programs.
 const LEAST: u64 = 8 << 20;
 
-/// The share of a CPU that asking may take: as one part of so many. What it takes it takes from the threads that
-/// free, and the kernel holds the lock that they need while it writes about a zone.
+/// Maximum share of a CPU for the checks: one part in so many. They delay the freeing threads: the
+/// kernel holds the zone lock while it prints a zone.
 const SHARE: u32 = 40;
 
-/// After so long, and a second for each GiB, another program has the memory.
+/// Time after which another program must have taken the memory, plus a second per GiB.
 const BOUND: Duration = Duration::from_secs(5);
 
-/// The least time between two looks.
+/// Minimum time between two checks.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Waits until memory that was in use when this was made is free.
-pub(crate) struct Watch {
+/// Waits until memory that was in use at its creation is free.
+pub(crate) struct FreeWatch {
     root: Root,
-    /// How much must be free.
+    /// Amount of free memory to reach.
     level: Bytes,
     bound: Duration,
 }
 
-impl Watch {
-    /// To be made right before `size` bytes are given back: what others take or give before then is not counted.
+impl FreeWatch {
+    /// Creates a watch, right before `size` bytes are freed: earlier changes do not count.
     pub(crate) fn new(root: &Root, size: Bytes) -> Result<Self, Error> {
         let tolerated = (size.0 / 100 * TOLERANCE).max(LEAST);
         let expected = Bytes(size.0.saturating_sub(tolerated));
@@ -46,7 +46,7 @@ impl Watch {
         })
     }
 
-    /// One look: whether the memory is back, and when to look again if it is not.
+    /// Checks once: `None` if the memory is free, else the time until the next check.
     fn look(&self, since: Instant) -> Result<Option<Duration>, Error> {
         let clock = Instant::now();
         let free = free(&self.root)?;
@@ -59,7 +59,7 @@ impl Watch {
         Ok(Some((clock.elapsed() * SHARE).max(PAUSE)))
     }
 
-    /// Looks until it is back, and returns how long that took `since`.
+    /// Waits until the memory is free, and returns the time `since` then.
     pub(crate) fn wait(&self, since: Instant) -> Result<Duration, Error> {
         while let Some(pause) = self.look(since)? {
             std::thread::sleep(pause);
@@ -68,15 +68,15 @@ impl Watch {
     }
 }
 
-/// Memory that a program can have at once: free pages, those on the lists of each CPU (up to an eighth of a zone,
-/// which MemFree leaves out), and the page cache, into and out of which files move all the time.
+/// Memory that a program can get at once: free pages, those in per-CPU lists (up to an eighth of a
+/// zone, not in MemFree), and the page cache, which changes all the time.
 fn free(root: &Root) -> Result<Bytes, FileError> {
     let zones = root.read("proc/zoneinfo")?;
     let pages: u64 = zones.lines().filter_map(pages).sum();
     Ok(Bytes(pages * rustix::param::page_size() as u64))
 }
 
-/// The pages that a line of /proc/zoneinfo counts, where they are such.
+/// Pages that a line of /proc/zoneinfo counts, if it is relevant.
 fn pages(line: &str) -> Option<u64> {
     let (name, count) = line.trim_start().split_once(char::is_whitespace)?;
     ["nr_free_pages", "nr_file_pages", "count:"]
@@ -129,7 +129,7 @@ Node 0, zone   Normal
         let zones =
             |left: u64| ZONES.replace("nr_free_pages 300", &format!("nr_free_pages {left}"));
         std::fs::write(folder.path().join("proc/zoneinfo"), zones(500_000)).unwrap();
-        let watch = Watch::new(&root, Bytes(500_000 * page)).unwrap();
+        let watch = FreeWatch::new(&root, Bytes(500_000 * page)).unwrap();
         let now = Instant::now();
         for (left, back) in [(1_000_000, true), (995_000, true), (994_999, false)] {
             let zones = zones(left);

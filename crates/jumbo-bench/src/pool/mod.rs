@@ -1,18 +1,20 @@
-//! `jumbo bench pool`: what pages cost that are there beforehand, that come on demand, and that come from no pool.
+//! `jumbo bench pool`: costs of preallocated pages, of pages allocated on demand, and of pages
+//! without a pool.
 //!
-//! - STREAM's kernels over arrays on base pages, on a preallocated pool and on a dynamic one, which has no page
-//!   until it is asked: an unmodified program, whose pages come from the kernel's pool by `jumbo run --pool`; and one
-//!   whose arrays are a region of a pool of THPs; and one whose arrays are static, as in the original, plain and under
-//!   `jumbo run --data`;
-//! - the first use of a surplus page against that of a persistent one;
-//! - `take` and `give` against `mmap` and `munmap`, by several threads;
-//! - a whole heap on a pool, with mimalloc over it, against the plain one.
+//! - STREAM's kernels over arrays on base pages, on a preallocated pool, and on a dynamic one,
+//!   which allocates pages on demand. An unmodified program gets the kernel's pages by `jumbo run
+//!   --pool`; another program has its arrays in a region of a THP pool; a third has static arrays,
+//!   as in the original, plain and under `jumbo run --data`.
+//! - First use of a surplus page and of a persistent one.
+//! - `take` and `give`, compared with `mmap` and `munmap`, by several threads.
+//! - A whole heap on a pool (mimalloc), compared with the plain heap.
 //!
-//! Each for both sources of a pool, as far as they are to be had here; what is not to be had is named with the
-//! reason. *Preallocated* and *dynamic* hold for our pool and for the kernel's behind it: the dynamic
-//! side begins with no page in either, and every page of it is a surplus page of both, which its sample proves.
+//! All for both kinds of pool that the host has; a missing kind is reported with its reason.
+//! *Preallocated* and *dynamic* apply to our pool and to the kernel's behind it: the dynamic side
+//! starts without a page in either, and its samples prove that every page is a surplus page of
+//! both.
 //!
-//! The kernel's pool is set for each sample and put back in the end, whatever end that is (`keeper`).
+//! The kernel's pool is set for each sample and always restored (`keeper`).
 
 #[expect(unsafe_code, reason = "refers to static memory that has no name")]
 mod fixed;
@@ -32,48 +34,49 @@ use crate::claim;
 use crate::elf::path_of;
 use crate::group::{self, Group, rows};
 use crate::heap::TOTAL;
-use crate::keeper::{Keeper, Kernel, SIZE};
+use crate::keeper::{Keeper, KernelKnobs, SIZE};
 use crate::launch::Launch;
 use crate::machine::cpus;
-use crate::memory::room;
+use crate::memory::check_available;
 use crate::stats::least;
 use crate::table::Table;
-use crate::task::{Arrays, Provision, Source, Supply, Task, Way};
+use crate::task::{Arrays, PageCycle, PoolConfig, PoolKind, Provision, Task};
 use crate::work::Worker;
 use crate::{Error, Settings};
 use stream::{ALL, KERNELS};
 
-/// The large arrays are larger than the small ones at least, and than most caches.
+/// Minimum size: the large arrays must exceed the small ones, and most caches.
 pub const MIN_SIZE: Bytes = Bytes(48 << 20);
 
-/// The small arrays, all three: what a large cache holds, and what the TLB holds with huge pages only.
+/// Size of all three small arrays: within a large cache, and within the TLB only on huge pages.
 const SMALL: Bytes = Bytes(24 << 20);
 
-/// A process's arrays lie in memory that is as fast as the host made it, so of STREAM the best of so many processes is a
-/// sample, for each kernel, from arrays of this size on: who measures small ones wants to know soon.
+/// Processes per sample, of which the fastest counts for each kernel, for arrays of at least
+/// [`LARGE_ARRAYS`]: the host decides how fast the memory of one process is. Small arrays are for
+/// quick measurements.
 const LAPS: usize = 3;
 const LARGE: Bytes = Bytes(1 << 30);
 
-/// Passes over the small arrays, and over the large ones; each with `--quick`, too.
+/// Passes over the small and the large arrays, without and with `--quick`.
 const PASSES: [[usize; 2]; 2] = [[200, 6], [50, 3]];
-/// How many pages are used for the first time, how often, and how many a pool has whose pages are had and given back.
+/// Pages of the first-use rows, repetitions, and pages of the pool of the take-and-give rows.
 const FIRST: [Pages; 2] = [Pages(128), Pages(16)];
 const TIMES: usize = 5;
 const EXCHANGED: [Pages; 2] = [Pages(64), Pages(16)];
 
-/// The memory of a heap beside what the program asks for.
+/// Memory of a heap beyond the program's allocations.
 const BESIDE: Bytes = Bytes(64 << 20);
 
-/// Measures the table, with STREAM's three arrays of `size` bytes in all. 1, 2, 4 and more threads, up to one for each
-/// CPU, take and give; STREAM runs with the most of them. With less work where `quick` is set.
+/// Measures the table, with `size` bytes for STREAM's three arrays. Take and give run on 1, 2, 4
+/// ... threads, up to one per CPU, and STREAM on one per CPU. `quick` reduces the work.
 ///
 /// # Errors
 /// [`Error`].
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let root = Root::host();
     let size = size.whole_pages(SIZE).bytes(SIZE);
-    // The arrays, the pages that the kernel's pool may hold for the next side, and the program around.
-    room(&root, size + size + Bytes(256 << 20))?;
+    // The arrays, the pages that the kernel's pool may hold for the next side, and the program.
+    check_available(&root, size + size + Bytes(256 << 20))?;
     let most = cpus();
     let what = format!(
         "three arrays of {SMALL} and of {size} in all, {}",
@@ -86,13 +89,13 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     let pool = table.found("pages of the kernel's pool (hugetlb)", pool)?;
     let thp = Thp::at(&root).map_err(Error::from);
     let thp = table.found("transparent huge pages (thp)", thp)?;
-    let hugetlb = pool.as_ref().map(|_| Source::Hugetlb);
-    let kernel = Kernel { pool, knobs: None };
-    let bench = Bench {
+    let hugetlb = pool.as_ref().map(|_| PoolKind::Hugetlb);
+    let kernel = KernelKnobs { pool, knobs: None };
+    let bench = PoolBench {
         settings,
         kernel: &kernel,
         quick: usize::from(quick),
-        sources: [hugetlb, thp.map(|_| Source::Thp)]
+        sources: [hugetlb, thp.map(|_| PoolKind::Thp)]
             .into_iter()
             .flatten()
             .collect(),
@@ -118,24 +121,25 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     Ok(table)
 }
 
-/// The common parts of the sides.
-struct Bench<'a> {
+/// Common parts of the sides.
+struct PoolBench<'a> {
     settings: &'a Settings,
-    kernel: &'a Kernel,
-    /// 1 where there is less work.
+    kernel: &'a KernelKnobs,
+    /// Index of `--quick`: 1 for less work.
     quick: usize,
-    /// The sources that are to be had.
-    sources: Vec<Source>,
-    /// The program with static arrays, where it can be made.
+    /// Available kinds of pools.
+    sources: Vec<PoolKind>,
+    /// The program with static arrays, if it can be built.
     fixed: Option<File>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> PoolBench<'a> {
     fn group(&self, what: &'static str) -> Group<'a> {
         Group::new(self.settings, what).on(self.kernel)
     }
 
-    /// The baseline, the baseline again, static arrays, and for each source the preallocated and the dynamic side.
+    /// Base pages, base pages again, static arrays, and per kind of pool the preallocated and the
+    /// dynamic side.
     fn streams(&self, size: Bytes, threads: usize) -> Group<'a> {
         let (small, kind) = match size {
             SMALL => ("_small", "small"),
@@ -152,7 +156,7 @@ impl<'a> Bench<'a> {
         rows! { group; format!("stream{small}_aa") => all, ALL, base / base; }
 
         if let Some(program) = &self.fixed {
-            // Static arrays: on base pages, and advised as `jumbo run --data` advises bss.
+            // Static arrays on base pages, and under `jumbo run --data`.
             let mut side = |name, launch, arrays, claims| {
                 group.worker(name, on(launch, arrays).of(path_of(program)), size, claims)
             };
@@ -172,16 +176,16 @@ impl<'a> Bench<'a> {
 
         for &source in &self.sources {
             let mut side = |called, provision| {
-                let supply = Supply(source, provision);
+                let supply = PoolConfig(source, provision);
                 let pool = format!("{called} {}", source.name());
                 let (name, launch, taken, claims) = match source {
-                    Source::Hugetlb => (
+                    PoolKind::Hugetlb => (
                         format!("jumbo run --pool, {pool}"),
                         on_pool(size, ""),
                         pool_of(size),
                         supply.claims_of_heap(size),
                     ),
-                    Source::Thp => (
+                    PoolKind::Thp => (
                         format!("region of a {pool} pool"),
                         Launch::Plain,
                         size,
@@ -201,7 +205,7 @@ impl<'a> Bench<'a> {
                 name("preallocated_vs_baseline") => all, ALL, base / held, published("up to 1.46");
                 name("dynamic_vs_preallocated") => all, ALL, held / dynamic, published("0.994");
             }
-            // One source shows which kernel gains what.
+            // One kind of pool is enough to show the gain of each kernel.
             for figure in KERNELS.into_iter().filter(|_| source == self.sources[0]) {
                 let kernel = figure.trim_end_matches("_ms");
                 let what = format!("{kernel}, {kind} arrays");
@@ -227,7 +231,7 @@ impl<'a> Bench<'a> {
         let pages = FIRST[self.quick];
         for &source in &self.sources {
             let mut side = |called: &str, provision| {
-                let supply = Supply(source, provision);
+                let supply = PoolConfig(source, provision);
                 let name = format!("{called} ({})", source.name());
                 let worker = Worker::new(Launch::Plain, Task::FirstUse(supply, pages, TIMES));
                 let side = group.worker(name, worker, pages.bytes(SIZE), supply.claims(pages));
@@ -235,7 +239,7 @@ impl<'a> Bench<'a> {
             };
             let held = side("held", Provision::Held);
             let surplus = side("surplus", Provision::Surplus);
-            if source == Source::Hugetlb {
+            if source == PoolKind::Hugetlb {
                 let persistent = side("persistent", Provision::Persistent);
                 let what = "first use of a page";
                 rows! { group;
@@ -258,26 +262,26 @@ impl<'a> Bench<'a> {
         group
     }
 
-    fn exchange(&self, group: &mut Group<'a>, source: Source, threads: usize) {
+    fn exchange(&self, group: &mut Group<'a>, source: PoolKind, threads: usize) {
         let (by, called) = match threads {
             1 => (String::new(), "by 1 thread".to_owned()),
             n => (format!("_{n}_threads"), format!("by {n} threads")),
         };
         let pages = EXCHANGED[self.quick];
-        let mut side = |way: Way| {
+        let mut side = |way: PageCycle| {
             let worker = Worker::new(Launch::Plain, Task::Exchange(source, way, pages, threads));
             let claims = way.claims(source, pages);
             let side = group.worker(way.name(source), worker, pages.bytes(SIZE), claims);
-            group.needs(side, Supply(source, Provision::Held).needs(pages))
+            group.needs(side, PoolConfig(source, Provision::Held).needs(pages))
         };
-        let [take, zeroed] = [Way::Take, Way::TakeZeroed].map(&mut side);
-        let touched = side(Way::MapTouched);
+        let [take, zeroed] = [PageCycle::Take, PageCycle::TakeZeroed].map(&mut side);
+        let touched = side(PageCycle::MapTouched);
         let what = |what: &str| format!("{what}, {called}");
         let name = |name: &str| format!("{name}{by}");
-        // Of the kernel's ways the one without a touch, where that gives a page.
+        // The kernel's fastest method: without a touch, if that yields a page.
         let mut kernel = touched;
-        if source == Source::Hugetlb {
-            kernel = side(Way::Map);
+        if source == PoolKind::Hugetlb {
+            kernel = side(PageCycle::Map);
             let content = what("a page, content unspecified");
             rows! { group; name("take_give_vs_mmap") => content, "page_ns", kernel / take; }
         }
@@ -286,8 +290,8 @@ impl<'a> Bench<'a> {
             rows! { group; name => what("a page"), "page_ns", kernel / kernel; }
         }
         let [touch, zeroes] = match source {
-            Source::Hugetlb => ["take_give_vs_mmap_touched", "take_give_zeroed_vs_mmap"],
-            Source::Thp => ["take_give_vs_mmap_thp", "take_give_zeroed_vs_mmap_thp"],
+            PoolKind::Hugetlb => ["take_give_vs_mmap_touched", "take_give_zeroed_vs_mmap"],
+            PoolKind::Thp => ["take_give_vs_mmap_thp", "take_give_zeroed_vs_mmap_thp"],
         };
         rows! { group;
             name(touch) => what("a page, and a touch"), "page_ns", touched / take;
@@ -295,7 +299,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// The load of the heap's table: plain, plain again, and on a pool of each source.
+    /// The load of the heap's table: plain, plain again, and on each kind of pool.
     fn loads(&self, size: Bytes) -> Group<'a> {
         let mut group = self.group("heap");
         let plain = group.work(Launch::Plain, Task::Load(size), size, claim::no_huge());
@@ -303,12 +307,12 @@ impl<'a> Bench<'a> {
         rows! { group; "heap_aa" => what, TOTAL, plain / plain; }
         for &source in &self.sources {
             let name = format!("jumbo run --heap=mimalloc --pool, {}", source.name());
-            // With what alignment wastes.
+            // Waste by alignment included.
             let most = Bytes(size.0 / 4 * 5);
             let worker = Worker::new(on_pool(most, "--heap=mimalloc"), Task::Load(size));
             let pooled = group.worker(name, worker, size, source.claims(size));
             let held = pool_of(most).whole_pages(SIZE);
-            group.needs(pooled, Supply(source, Provision::Held).needs(held));
+            group.needs(pooled, PoolConfig(source, Provision::Held).needs(held));
             let name = format!("heap_pool_vs_plain{}", suffix(source));
             rows! { group; name => what, TOTAL, plain / pooled; }
         }
@@ -316,25 +320,26 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Nothing but data differs.
+/// Options under which only data differs from plain.
 const DATA_ALONE: &str = "--data=on --text=off --heap=off --maps=off --free=off --reaper=off";
 
-/// `jumbo run --pool` for a program that asks for `size` bytes.
+/// `jumbo run --pool` for a program that allocates `size` bytes.
 fn on_pool(size: Bytes, heap: &str) -> Launch {
-    // The pages must be back when the next sample begins: no reaper.
+    // No reaper: the pages must be free when the next sample begins.
     let mib = pool_of(size).0 >> 20;
     Launch::Jumbo(format!("--reaper=off {heap} --pool={mib}M,each,nofork"))
 }
 
-/// The size for `--pool`: the memory that the program asks for, and that its allocator needs.
+/// Size for `--pool`: the program's allocations and the overhead of its allocator.
 fn pool_of(size: Bytes) -> Bytes {
     (size + BESIDE).whole_pages(SIZE).bytes(SIZE)
 }
 
-/// The end of the names of rows on a source. The mechanism was made for the kernel's pool.
-fn suffix(source: Source) -> &'static str {
+/// Suffix of the row names of a kind of pool; empty for the kernel's, for which the mechanism was
+/// made.
+fn suffix(source: PoolKind) -> &'static str {
     match source {
-        Source::Hugetlb => "",
-        Source::Thp => "_thp",
+        PoolKind::Hugetlb => "",
+        PoolKind::Thp => "_thp",
     }
 }

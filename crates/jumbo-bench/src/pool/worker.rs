@@ -1,8 +1,8 @@
-//! The programs that are measured: they have pages from a pool, or from the kernel without one, and say how long that
-//! took and whose pages they were.
+//! The measured programs: they obtain pages with and without a pool, and report the times and the
+//! origin of the pages.
 //!
-//! A pool is an object of a program, so here the program mostly knows of jumbo: it calls `jumbo::pool` where it
-//! does not call `mmap`. Only STREAM under `jumbo run --pool` knows of nothing.
+//! A pool is an object of its program, so these programs call `jumbo::pool`. Only STREAM under
+//! `jumbo run --pool` is unaware of jumbo.
 
 use std::time::{Duration, Instant};
 
@@ -15,22 +15,22 @@ use super::{fixed, stream as kernels};
 use crate::Error;
 use crate::figures::{Figures, ms, with};
 use crate::keeper::{SIZE, kernel_pool};
-use crate::memory::{Block, base_pages_only, had, had_in, numbers};
+use crate::memory::{RawBlock, base_pages_only, numbers, own_memory, own_memory_in};
 use crate::stats::{least, median};
-use crate::task::{Arrays, By, Provision, Source, Supply, Way};
-use crate::work::by_threads;
+use crate::task::{AllocCall, Arrays, PageCycle, PoolConfig, PoolKind, Provision};
+use crate::work::ns_per_call;
 
-/// The number and the length of the spans in which pages are had and given back, and how many of them come between two
-/// looks at the clock. The quickest span counts, because whatever disturbs makes it slower.
+/// Number and duration of the intervals for take and give, and the iterations between two reads of
+/// the clock. The fastest interval counts: disturbances only slow it down.
 const SPANS: usize = 10;
 const SPAN: Duration = Duration::from_millis(5);
 const BATCH: u64 = 32;
 
-/// Whether a page of a pool can be had in folios.
+/// Figure: 1 if the pool can split a page into folios.
 pub(crate) const FOLIOS: &str = "folios_of_a_page";
 
-/// [`Task::Stream`](crate::task::Task::Stream): the time from nothing until the arrays hold values, the best pass of
-/// each kernel, and the minor page faults from nothing to the end.
+/// [`Task::Stream`](crate::task::Task::Stream): the time until the arrays are initialised, the best
+/// pass of each kernel, and all minor page faults.
 pub(crate) fn stream(
     arrays: Arrays,
     size: Bytes,
@@ -45,7 +45,7 @@ pub(crate) fn stream(
     match arrays {
         Arrays::Base | Arrays::StaticBase => base_pages_only()?,
         Arrays::Static => {}
-        Arrays::Supplied(supply) if supply.0 == Source::Hugetlb => {
+        Arrays::Supplied(supply) if supply.0 == PoolKind::Hugetlb => {
             _ballast = ballast(&root, supply)?;
         }
         Arrays::Supplied(supply) => supplied_pool = Some(supplied(&root, supply, pages)?.0),
@@ -61,7 +61,7 @@ pub(crate) fn stream(
     let memory = match (of_program, &supplied_pool) {
         (Some(bss), _) => bss,
         (None, None) => {
-            // By `calloc`.
+            // `vec!` of zeroes calls `calloc`.
             block = vec![0; usize::try_from(size.0).unwrap_or(usize::MAX)];
             &mut block[..]
         }
@@ -80,7 +80,7 @@ pub(crate) fn stream(
     })?;
 
     let faults = faults()?.saturating_sub(before);
-    let had = had_in(&root, &[addresses])?;
+    let had = own_memory_in(&root, &[addresses])?;
     let mut figures = whose(had, kernel.as_ref(), supplied_pool.as_ref())?;
     let best = kernels::KERNELS.into_iter().zip(times.best);
     figures.extend(best.map(|(name, best)| (name.to_owned(), ms(best))));
@@ -89,9 +89,9 @@ pub(crate) fn stream(
     Ok(with(figures, taken))
 }
 
-/// [`Task::FirstUse`](crate::task::Task::FirstUse): the time of one page, and the memory of the process with all of
-/// them in hand.
-pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Figures, Error> {
+/// [`Task::FirstUse`](crate::task::Task::FirstUse): the time per page, and the memory of the
+/// process while it holds all pages.
+pub(crate) fn first_use(supply: PoolConfig, pages: Pages, times: usize) -> Result<Figures, Error> {
     let root = Root::host();
     let kernel = kernel_pool(&root)?;
     let (pool, _ballast) = supplied(&root, supply, pages)?;
@@ -110,33 +110,33 @@ pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Fi
         }
         costs.push(ms(clock.elapsed()) * 1e3 / pages.0 as f64);
         if nth == 0 {
-            seen = whose(had(&root)?, kernel.as_ref(), Some(pool))?;
+            seen = whose(own_memory(&root)?, kernel.as_ref(), Some(pool))?;
         }
         taken.clear();
     }
     Ok(with(seen, [("page_us", median(&costs))]))
 }
 
-/// [`Task::Exchange`](crate::task::Task::Exchange): the time by the number of pages of all threads, and what the
-/// process had with one page in hand.
+/// [`Task::Exchange`](crate::task::Task::Exchange): the time per page over all threads, and the
+/// memory of the process while it holds one page.
 pub(crate) fn exchange(
-    source: Source,
-    way: Way,
+    source: PoolKind,
+    way: PageCycle,
     pages: Pages,
     threads: usize,
 ) -> Result<Figures, Error> {
     let root = Root::host();
     let quickest = |once: &(dyn Fn() -> Result<(), Error> + Sync)| {
-        let spans = (0..SPANS).map(|_| by_threads(threads, (SPAN, BATCH), once));
+        let spans = (0..SPANS).map(|_| ns_per_call(threads, (SPAN, BATCH), once));
         Ok::<_, Error>(least(&spans.collect::<Result<Vec<_>, _>>()?))
     };
-    if matches!(way, Way::Map | Way::MapTouched) {
+    if matches!(way, PageCycle::Map | PageCycle::MapTouched) {
         let map = || {
             let mut block = match source {
-                Source::Thp => Block::take(By::MapHuge, Bytes(SIZE.bytes()))?,
-                Source::Hugetlb => Block::hugetlb(SIZE)?,
+                PoolKind::Thp => RawBlock::take(AllocCall::MapHuge, Bytes(SIZE.bytes()))?,
+                PoolKind::Hugetlb => RawBlock::hugetlb(SIZE)?,
             };
-            if way == Way::MapTouched {
+            if way == PageCycle::MapTouched {
                 block.bytes()[0] = 1;
             }
             Ok::<_, Error>(block)
@@ -144,17 +144,17 @@ pub(crate) fn exchange(
         let page_ns = quickest(&|| map()?.give_back())?;
         let kernel = kernel_pool(&root)?;
         let block = map()?;
-        let figures = whose(had(&root)?, kernel.as_ref(), None)?;
+        let figures = whose(own_memory(&root)?, kernel.as_ref(), None)?;
         block.give_back()?;
         return Ok(with(figures, [("page_ns", page_ns)]));
     }
     let pool = match way {
-        Way::TakePlain => Pool::without_folios(Thp::at(&root)?, Placement::of_thread()?),
+        PageCycle::TakePlain => Pool::without_folios(Thp::at(&root)?, Placement::of_thread()?),
         _ => made(&root, source)?,
     };
     grow(&pool, pages)?;
     let take = || match way {
-        Way::TakeZeroed => pool.take_zeroed(),
+        PageCycle::TakeZeroed => pool.take_zeroed(),
         _ => pool.take(),
     };
     let page_ns = quickest(&|| {
@@ -163,7 +163,7 @@ pub(crate) fn exchange(
     })?;
     let kernel = kernel_pool(&root)?;
     let page = take()?;
-    let figures = whose(had(&root)?, kernel.as_ref(), Some(&pool))?;
+    let figures = whose(own_memory(&root)?, kernel.as_ref(), Some(&pool))?;
     drop(page);
     let folio = pool.take_folio(Order(0));
     let folios = folio.map_or(0, |_| pool.split().pages.0);
@@ -173,8 +173,8 @@ pub(crate) fn exchange(
     ))
 }
 
-/// A pool that has, or can have, so many pages; and pages of the kernel's that no other pool shall have meanwhile.
-fn supplied(root: &Root, supply: Supply, pages: Pages) -> Result<(Pool, Option<Pool>), Error> {
+/// Creates a pool with `pages` pages, or with overcommit for them; and the ballast.
+fn supplied(root: &Root, supply: PoolConfig, pages: Pages) -> Result<(Pool, Option<Pool>), Error> {
     let pool = made(root, supply.0)?;
     match supply.1 {
         Provision::Held => grow(&pool, pages)?,
@@ -183,24 +183,24 @@ fn supplied(root: &Root, supply: Supply, pages: Pages) -> Result<(Pool, Option<P
     Ok((pool, ballast(root, supply)?))
 }
 
-/// The unused pages of the kernel's pool, which it would give before it makes a surplus page, where
-/// such are wanted.
-fn ballast(root: &Root, supply: Supply) -> Result<Option<Pool>, Error> {
+/// Occupies the unused pages of the kernel's pool, so that it must allocate surplus pages, if the
+/// configuration says so.
+fn ballast(root: &Root, supply: PoolConfig) -> Result<Option<Pool>, Error> {
     let unused = kernel_pool(root)?.map_or(Pages(0), |pool| pool.unused());
-    if supply != Supply(Source::Hugetlb, Provision::Surplus) || unused == Pages(0) {
+    if supply != PoolConfig(PoolKind::Hugetlb, Provision::Surplus) || unused == Pages(0) {
         return Ok(None);
     }
-    let pool = made(root, Source::Hugetlb)?;
+    let pool = made(root, PoolKind::Hugetlb)?;
     grow(&pool, unused)?;
     Ok(Some(pool))
 }
 
-/// An empty pool.
-fn made(root: &Root, source: Source) -> Result<Pool, Error> {
+/// Creates an empty pool.
+fn made(root: &Root, source: PoolKind) -> Result<Pool, Error> {
     let placement = Placement::of_thread()?;
     Ok(match source {
-        Source::Hugetlb => Pool::new(Hugetlb::at(root, SIZE)?, placement),
-        Source::Thp => Pool::new(Thp::at(root)?, placement),
+        PoolKind::Hugetlb => Pool::new(Hugetlb::at(root, SIZE)?, placement),
+        PoolKind::Thp => Pool::new(Thp::at(root)?, placement),
     })
 }
 
@@ -210,7 +210,8 @@ fn grow(pool: &Pool, pages: Pages) -> Result<(), Error> {
         .map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Adds whose pages there are now, of our pool and of the kernel's, which was so before.
+/// Adds the origin of the pages: counters of our pool, and the growth of the kernel's since
+/// `before`.
 fn whose(
     figures: Figures,
     before: Option<&hugetlb::Pool>,

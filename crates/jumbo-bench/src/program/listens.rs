@@ -1,6 +1,6 @@
-//! [`listens`]: whether a server accepts connections yet, as the tables of its sockets say.
+//! [`listens`]: reports whether a server accepts connections, by the kernel's socket tables.
 //!
-//! A load that connects before that may hang instead of failing (redis-benchmark does).
+//! A load that connects too early may hang instead of failing (redis-benchmark does).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,8 +8,8 @@ use std::fs;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::process::tree;
 
-/// A table of sockets under /proc/PID/net: its name, the columns of the state and of the inode, and the state of a socket that
-/// listens.
+/// A socket table under /proc/PID/net: name, columns of state and inode, state of a listening
+/// socket.
 type Table = (&'static str, usize, usize, &'static str);
 
 /// `0A` is TCP_LISTEN; bit 16 of the flags is `__SO_ACCEPTCON`.
@@ -22,7 +22,7 @@ const TABLES: [Table; 3] = [
     ("unix", 3, 6, "00010000"),
 ];
 
-/// True where `pid` or a process that it started has a socket that listens. False where this user may not look.
+/// Reports whether `pid` or a descendant has a listening socket. False without permission.
 pub(super) fn listens(root: &Root, pid: u32) -> bool {
     let mut left = vec![pid];
     while let Some(pid) = left.pop() {
@@ -36,7 +36,7 @@ pub(super) fn listens(root: &Root, pid: u32) -> bool {
     false
 }
 
-/// The inodes of the sockets that `pid` has open.
+/// Inodes of the sockets that `pid` has open.
 fn sockets(root: &Root, pid: u32) -> BTreeSet<String> {
     let Ok(files) = fs::read_dir(root.path(format!("proc/{pid}/fd"))) else {
         return BTreeSet::new();
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_process_listens_with_a_socket_of_its_own() {
-        // Another test of this process may listen meanwhile: a child that has no socket does not.
+        // Another test of this process may listen meanwhile, but not a child without sockets.
         let mut sleeps = std::process::Command::new("sleep")
             .arg("1000")
             .spawn()

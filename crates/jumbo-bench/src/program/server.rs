@@ -1,4 +1,4 @@
-//! A server that is measured by the load that it serves: [`Server`].
+//! A server, measured by a load: [`Server`].
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,53 +7,54 @@ use std::time::{Duration, Instant};
 use jumbo_host::kernel::Root;
 
 use super::listens::listens;
-use super::running::{Ended, Running};
+use super::running::{ProgramRun, RunResult};
 use super::served::{Pattern, Served};
 use crate::figures::ms;
 use crate::{Error, Settings};
 
-/// How long a server may take until it serves, the last question included.
+/// Maximum time until a server is ready, the last probe included.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a question may take that was put before the server listened: such a client may hang. The next has twice as long.
+/// Timeout of a probe that starts before the server listens: such a client may hang. It doubles
+/// with each probe.
 const EARLY: Duration = Duration::from_secs(5);
-/// How long to wait for a server to listen. One that needs no socket is asked nevertheless.
+/// Time to wait for a listening socket; after it, a server without one is probed nevertheless.
 const LISTENS: Duration = Duration::from_millis(500);
-/// The user is told after so long that the measurement waits for the server.
+/// Time after which the user is told that the measurement waits for the server.
 const TOLD: Duration = Duration::from_secs(2);
-/// What it serves may hang once it is gone: that is looked at so often.
+/// Interval of checks that the server still exists: its clients may hang without it.
 const GLANCE: Duration = Duration::from_secs(1);
-/// How long one run of what fills or loads a server may take: it is not to hang for ever.
+/// Maximum time of one setup or load.
 const LONGEST: Duration = Duration::from_secs(30 * 60);
-/// The time between two questions whether it does.
+/// Time between two probes.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A program that does not end by itself, and its load. The commands are run by `sh -c`, without
-/// jumbo.
+/// A program that does not end by itself, and its load. `sh -c` runs the commands, without jumbo.
 #[derive(Clone, Debug, Default)]
 pub struct Server {
-    /// Succeeds once the server serves; it is run until it does, for a minute. `None`: the load is.
+    /// Command that succeeds once the server is ready; repeated for up to a minute. `None`: the
+    /// load.
     pub ready: Option<String>,
-    /// Fills the server, before anything is measured.
+    /// Command that fills the server, unmeasured.
     pub setup: Option<String>,
-    /// The load that is measured: how long it takes. `None`: the CPU time of the server.
+    /// Command whose time is measured. `None`: the CPU time of the server.
     pub load: Option<String>,
-    /// How long the load is run again and again: what counts is the mean. `None`: it is run once.
+    /// Duration for which the load is repeated; the mean counts. `None`: once.
     pub time: Option<Duration>,
-    /// The load says on the last line of its output what counts, in milliseconds.
+    /// The last line of the load's output is the figure, in milliseconds.
     pub says: bool,
-    /// Finds figures in the output of the load; those of some tools are found without.
+    /// Finds figures in the output of the load; not needed for known tools.
     pub figures: Option<Pattern>,
 }
 
 impl Server {
-    /// Waits until the server serves, has it serve the load, and asks it to end. How long the load took, in milliseconds,
-    /// `None` without a load; and the figures that it printed.
+    /// Waits until the server is ready, runs the load, and stops the server. Returns the
+    /// milliseconds of the load, `None` without a load, and the figures that it printed.
     ///
-    /// While the load is timed there is no `look`: the load runs once more, and it is looked at then.
+    /// `look` is not called while the load is timed: the load runs once more for it.
     pub(super) fn serve(
         &self,
         settings: &Settings,
-        server: &Running,
+        server: &ProgramRun,
         folder: Option<&Path>,
         look: &mut dyn FnMut() -> Duration,
     ) -> Result<(Option<f64>, Option<Served>), Error> {
@@ -73,11 +74,11 @@ impl Server {
         Ok((took, served))
     }
 
-    /// Waits until the server serves, and fills it.
+    /// Waits until the server is ready, and fills it.
     fn prepare(
         &self,
         settings: &Settings,
-        server: &Running,
+        server: &ProgramRun,
         folder: Option<&Path>,
         look: &mut dyn FnMut() -> Duration,
     ) -> Result<(), Error> {
@@ -89,12 +90,11 @@ impl Server {
         filled.transpose().map(drop)
     }
 
-    /// Has the server serve the load: how long it took, in milliseconds, and the figures that it
-    /// printed.
+    /// Runs the load: returns its milliseconds, and the figures that it printed.
     fn loaded(
         &self,
         load: &str,
-        server: &Running,
+        server: &ProgramRun,
         folder: Option<&Path>,
     ) -> Result<(f64, Option<Served>), Error> {
         let (clock, mut times, mut said, mut served) = (Instant::now(), 0, None, Vec::new());
@@ -114,11 +114,12 @@ impl Server {
         Ok((took, Served::median(&served)))
     }
 
-    /// Runs the probe until it succeeds, for `patience` in all. The probe is the load where there is no other.
+    /// Repeats the probe until it succeeds, for at most `patience`. Without a probe the load
+    /// serves.
     fn wait_until_ready(
         &self,
         settings: &Settings,
-        server: &Running,
+        server: &ProgramRun,
         patience: Duration,
         probe: &mut dyn FnMut(&str, Duration) -> Result<(), Error>,
     ) -> Result<(), Error> {
@@ -153,7 +154,7 @@ impl Server {
                 return Err(Error::NotReady(waited, command.clone(), last));
             }
             if !is_told && clock.elapsed() >= TOLD {
-                settings.say(format!(
+                settings.show_progress(format!(
                     "waiting until `{command}` succeeds, for at most {} s: {last}",
                     patience.as_secs()
                 ));
@@ -168,16 +169,16 @@ impl Server {
     }
 }
 
-/// Runs a command to its end, for `most` at most, and no longer than the server is there.
+/// Runs a command to its end, for at most `most`, and only while the server exists.
 fn run(
     command: &str,
-    server: &Running,
+    server: &ProgramRun,
     (folder, most): (Option<&Path>, Duration),
     look: &mut dyn FnMut() -> Duration,
-) -> Result<Ended, Error> {
+) -> Result<RunResult, Error> {
     let (mut shell, clock) = (shell(command, folder), Instant::now());
     shell.stdin(Stdio::null());
-    let running = Running::start(&Root::host(), shell)?;
+    let running = ProgramRun::start(&Root::host(), shell)?;
     while !running.wait(Some(GLANCE), look)? {
         let passed = clock.elapsed();
         if server.is_gone() || passed > most {
@@ -187,7 +188,7 @@ fn run(
     running.succeed(look)
 }
 
-/// `sh -c COMMAND` in that folder.
+/// Command `sh -c COMMAND` in that folder.
 pub(super) fn shell(command: &str, folder: Option<&Path>) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", command]);
@@ -206,7 +207,7 @@ mod tests {
         let start = || {
             let mut server = shell("exec sleep 0.2", None);
             server.stdin(Stdio::null());
-            Running::start(&Root::host(), server).unwrap()
+            ProgramRun::start(&Root::host(), server).unwrap()
         };
         let hangs = Some("sleep 1000".to_owned());
         let [ready, load] = [true, false].map(|is_ready| Server {
@@ -229,7 +230,7 @@ mod tests {
     fn a_probe_that_hangs_is_given_up_and_named() {
         let mut server = shell("exec sleep 1000", None);
         server.stdin(Stdio::null());
-        let server = Running::start(&Root::host(), server).unwrap();
+        let server = ProgramRun::start(&Root::host(), server).unwrap();
         let serves = Server {
             load: Some("hangs".to_owned()),
             ..Server::default()

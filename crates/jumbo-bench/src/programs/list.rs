@@ -1,28 +1,28 @@
-//! The programs of `jumbo bench programs`: [`PROGRAMS`], from `programs.toml`, which says what is
-//! in an entry.
+//! [`PROGRAMS`]: the programs of `jumbo bench programs`, from `programs.toml`, which documents the
+//! fields.
 
 use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-/// A program, what it is to do, and what that needs.
+/// A program, its work and its requirements.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct Entry {
+pub(super) struct ProgramEntry {
     pub(super) key: String,
     pub(super) what: String,
     pub(super) install: String,
     pub(super) needs: Vec<String>,
-    /// How much there is to do, and how much where it shall be over soon.
+    /// Amount of work, without and with `--quick`.
     pub(super) size: [u32; 2],
-    /// The name of one of [`FILES`].
+    /// Name of one of [`FILES`].
     pub(super) file: String,
     pub(super) once: String,
     pub(super) run: Vec<String>,
     pub(super) serves: Option<Serves>,
 }
 
-/// The scripts that a server is measured by.
+/// Scripts that measure a server.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Serves {
@@ -34,20 +34,20 @@ pub(super) struct Serves {
     pub(super) says: bool,
 }
 
-/// All of them, in the order of the table.
-pub(super) static PROGRAMS: LazyLock<Vec<Entry>> =
+/// All programs, in the order of the table.
+pub(super) static PROGRAMS: LazyLock<Vec<ProgramEntry>> =
     LazyLock::new(|| read().unwrap_or_default().program);
 
 #[derive(Default, Deserialize)]
 struct List {
-    program: Vec<Entry>,
+    program: Vec<ProgramEntry>,
 }
 
 fn read() -> Result<List, toml::de::Error> {
     toml::from_str(include_str!("programs.toml"))
 }
 
-/// The files that programs run or read, by name.
+/// Files that programs run or read, by name.
 pub(super) const FILES: [(&str, &str); 11] = [
     ("Main.java", include_str!("work/Main.java")),
     ("allocator.cpp", include_str!("work/allocator.cpp")),

@@ -1,10 +1,9 @@
-//! `jumbo bench programs`: real programs, plain against every mode of ours and every allocator that a user would preload.
+//! `jumbo bench programs`: real programs, plain, in each mode of jumbo, and with each allocator
+//! that a user would preload.
 //!
-//! `list` has the programs. What is not installed is missing from the table, with what installs it; so is a program that fails,
-//! and of one that fails in some way alone the figures of that way.
-//! Each has a folder of its own, in TMPDIR or /var/tmp, which goes with the table.
-//!
-//! Losses stand in the table as gains do.
+//! The table reports programs that are not installed, with the command that installs them, programs
+//! that fail, and single ways in which a program fails. Each program has a temporary folder in
+//! TMPDIR or /var/tmp.
 
 mod list;
 
@@ -17,29 +16,29 @@ use tempfile::TempDir;
 
 use crate::group::Group;
 use crate::launch::on_path;
-use crate::program::{Notes, Program, Server, Way};
+use crate::program::{Observations, Program, Server, Way};
 use crate::table::Table;
 use crate::{Error, Settings, group};
-use list::{Entry, FILES, PROGRAMS};
+use list::{FILES, PROGRAMS, ProgramEntry};
 
-/// The row that holds against the best of all peers.
+/// The program, and its row that compares jumbo with the best of all peers.
 const BEST: (&str, &str) = ("hashmap", "hashmap_vs_best_peer");
 
-/// The names of the programs that there are, and what each does.
+/// Names of the programs, and their descriptions.
 pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
     PROGRAMS.iter().map(|entry| (&*entry.key, &*entry.what))
 }
 
 /// A program that is ready to be measured.
-struct Ready {
-    entry: &'static Entry,
+struct PreparedProgram {
+    entry: &'static ProgramEntry,
     program: Program,
-    notes: Notes,
-    /// Goes when this is dropped.
+    observations: Observations,
+    /// Deleted on drop.
     _folder: TempDir,
 }
 
-/// Measures the programs of those names, or all, in those ways; with less to do where `quick` is set.
+/// Measures the named programs, or all, in those ways; `quick` reduces their work.
 ///
 /// # Errors
 /// [`Error`].
@@ -51,7 +50,7 @@ pub fn measure(
 ) -> Result<Table, Error> {
     let mut table = Table::new("programs", "real programs".to_owned(), settings)?;
     let mut all = Vec::new();
-    let is_wanted = |entry: &&Entry| names.is_empty() || names.contains(&entry.key);
+    let is_wanted = |entry: &&ProgramEntry| names.is_empty() || names.contains(&entry.key);
     for entry in PROGRAMS.iter().filter(is_wanted) {
         settings
             .progress
@@ -64,7 +63,7 @@ pub fn measure(
     }
     let groups = all.iter().map(|ready| {
         let what = (&*ready.entry.key, &ready.program);
-        group_of(settings, what, &ready.notes, ways)
+        group_of(settings, what, &ready.observations, ways)
     });
     let mut table = group::measure(settings, table, groups.collect())?;
     let (key, name) = BEST;
@@ -81,19 +80,19 @@ pub fn measure(
 fn group_of<'a>(
     settings: &'a Settings,
     (key, program): (&'static str, &'a Program),
-    notes: &'a Notes,
+    observations: &'a Observations,
     ways: &'a [Way],
 ) -> Group<'a> {
-    let mut group = notes.group(settings, program, key, key, ways);
+    let mut group = observations.group(settings, program, key, key, ways);
     group.optional = |error| !matches!(error, Error::Interrupted(_));
-    // Without plain runs there is nothing to compare with; without another way there are the others.
+    // The plain side is required; any other may be missing.
     group.spare = 1..1 + ways.len();
     group
 }
 
-impl Entry {
-    /// Whether it is installed, and all that comes before it is measured.
-    fn ready(&'static self, quick: bool) -> Result<Ready, Error> {
+impl ProgramEntry {
+    /// Checks the requirements and does all that precedes the measurement.
+    fn ready(&'static self, quick: bool) -> Result<PreparedProgram, Error> {
         let absent = |what: &str| Error::Way(format!("no {what}; hint: {}", self.hint()));
         let mut bin = None;
         let mut python = String::new();
@@ -133,7 +132,7 @@ impl Entry {
             let written = fs::write(&path, filled(text));
             written.map_err(|error| Error::Program(path.display().to_string(), error))?;
         }
-        // A word that becomes several, or none, is a command.
+        // The word AS becomes several words, or none.
         let words = self.run.iter().flat_map(|word| match word.as_str() {
             "AS" => other.split_whitespace().map(str::to_owned).collect(),
             word => vec![filled(word)],
@@ -162,10 +161,10 @@ impl Entry {
         if !self.once.is_empty() {
             program.shell(&filled(&self.once))?;
         }
-        Ok(Ready {
+        Ok(PreparedProgram {
             entry: self,
             program,
-            notes: Notes::default(),
+            observations: Observations::default(),
             _folder: folder,
         })
     }
@@ -178,7 +177,7 @@ impl Entry {
     }
 }
 
-/// `text` with values in place of these words, where they are no part of a longer word in capitals.
+/// Replaces these words in `text`, unless they are part of a longer word in capitals.
 fn replaced(text: &str, words: &[(&str, &str)]) -> String {
     let value = |found: &Captures<'_>| {
         let known = words.iter().find(|(word, _)| *word == &found[0]);
@@ -191,7 +190,7 @@ fn replaced(text: &str, words: &[(&str, &str)]) -> String {
     )
 }
 
-/// Where a program is: on the PATH, or where Debian has those of servers.
+/// Finds a program in Debian's folders of PostgreSQL, or in the PATH.
 fn find(program: &str) -> Option<PathBuf> {
     let servers = fs::read_dir("/usr/lib/postgresql")
         .into_iter()
@@ -199,13 +198,13 @@ fn find(program: &str) -> Option<PathBuf> {
         .flatten();
     let mut servers: Vec<_> = servers.map(|version| version.path().join("bin")).collect();
     servers.sort_unstable();
-    // Wrappers of the same names are on the PATH.
+    // The PATH has wrappers of the same names.
     let server = servers.iter().rev().map(|folder| folder.join(program));
     let server = server.into_iter().find(|path| path.is_file());
     server.or_else(|| on_path(program, std::iter::once("/usr/sbin".into())))
 }
 
-/// A Python that has a module: the interpreter itself, not a shim that starts it.
+/// Finds a Python interpreter that has the module: the interpreter, not a shim.
 fn interpreter(module: &str) -> Option<String> {
     ["python3", "/usr/bin/python3"]
         .into_iter()
@@ -242,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_way_in_which_a_program_fails_has_no_figures_and_says_why() {
-        let (settings, notes) = (Settings::for_tests(), Notes::default());
+        let (settings, observations) = (Settings::for_tests(), Observations::default());
         let ways = [Way::peer("tunable").unwrap()];
         let script = "echo no such luck >&2; test -z \"$GLIBC_TUNABLES\"";
         let program = Program {
@@ -250,7 +249,7 @@ mod tests {
             must_succeed: true,
             ..Program::default()
         };
-        let group = group_of(&settings, ("x", &program), &notes, &ways);
+        let group = group_of(&settings, ("x", &program), &observations, &ways);
         let table = Table::new("t", String::new(), &settings).unwrap();
         let table = group::measure(&settings, table, vec![group]).unwrap();
         assert!(table.ratio_of("x_aa").is_some());
@@ -267,10 +266,10 @@ mod tests {
         assert!(find("no-such-program").is_none() && find("sh").is_some());
         assert!(interpreter("no_such_module").is_none());
         let refused = |needs: &[&str], install: &str| {
-            let entry: &'static Entry = Box::leak(Box::new(Entry {
+            let entry: &'static ProgramEntry = Box::leak(Box::new(ProgramEntry {
                 needs: needs.iter().copied().map(String::from).collect(),
                 install: install.to_owned(),
-                ..Entry::default()
+                ..ProgramEntry::default()
             }));
             let Err(error) = entry.ready(true) else {
                 panic!("{needs:?} is there");

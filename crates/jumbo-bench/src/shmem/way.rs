@@ -1,29 +1,28 @@
-//! How shared memory comes, and what a sample must show of it: [`Shared`].
+//! Methods that back shared memory, and their claims: [`ShmemMode`].
 
 use std::fmt;
 
 use jumbo::units::{Bytes, PageSize};
 use jumbo_host::knobs::{Knob, Value};
 
-use crate::claim::{self, Claim, MOST, most_of, within};
+use crate::claim::{self, Claim, MIN_PERCENT, nearly_all, within};
 use crate::keeper::{Needs, SIZE, control};
 use crate::launch::Launch;
-use crate::task::Shared;
+use crate::task::ShmemMode;
 
-/// Nothing but shared memory differs.
+/// Options under which only shared memory differs from plain.
 const SHM_ALONE: &str = "--heap=off --maps=off --text=off --data=off --free=off --reaper=off";
 
-/// The figures that [`Shared::claims`] are about: the page faults of the touches; what came in large folios, of all
-/// sizes and of the way's own, by the kernel's statistics; and how much more than was touched is resident, where touches are far
-/// apart.
+/// Figures of [`ShmemMode::claims`]: page faults of the touches; bytes in large folios of all sizes
+/// and of the mode's size, by the kernel's statistics; resident memory per sparsely touched memory.
 pub(super) const FAULTS: &str = "touch_faults";
 pub(super) const LARGE: &str = "large_folio_bytes";
 pub(super) const SIZED: &str = "sized_folio_bytes";
 pub(super) const BLOAT: &str = "resident_x";
 
-impl Shared {
-    /// Its words, with bars between them: in the names of rows, as a side is called, and where it is
-    /// missing. `{}` is the size of its blocks.
+impl ShmemMode {
+    /// Part of the row names, name of the side, and name of the method if it is missing. `{}` is
+    /// the block size.
     fn word(self, which: usize) -> &'static str {
         let words = match self {
             Self::Base => "base|4 KiB pages|sizes off",
@@ -42,11 +41,11 @@ impl Shared {
         self.word(0).replace("{}", &size)
     }
 
-    pub(super) fn rung(self) -> &'static str {
+    pub(super) fn method(self) -> &'static str {
         self.word(2)
     }
 
-    /// The size of what a first touch brings in.
+    /// Size of the memory that one touch populates.
     pub(super) fn block(self) -> PageSize {
         match self {
             Self::Base | Self::Plain | Self::Disabled => PageSize::SIZE_4K,
@@ -73,8 +72,8 @@ impl Shared {
         Launch::Jumbo(format!("--shm={mode} {SHM_ALONE}"))
     }
 
-    /// What a touch of `size` bytes needs of the kernel. Of its controls, of all `sizes`, none is allowed that is not
-    /// used; what is collapsed has the PMD size's at its default.
+    /// Kernel needs for `size` bytes. Of the controls of all `sizes` only the used one is on;
+    /// collapse needs that of the PMD size at its default.
     pub(super) fn needs(self, size: Bytes, sizes: &[PageSize]) -> Needs {
         let word = |size| match self {
             Self::Kernel(allowed) if allowed == size => "always",
@@ -93,11 +92,11 @@ impl Shared {
         }
     }
 
-    /// Of a program that touched all of `size`.
+    /// Claims of a program that touched all of `size`.
     pub(super) fn claims(self, size: Bytes) -> Vec<Claim> {
-        // A touch of a block is one page fault, whatever it brings in; others of the process beside.
+        // Each block takes one page fault; the process has a few others.
         let blocks = size.0 / self.block().bytes();
-        let faults = within(FAULTS, blocks / 100 * MOST..=blocks / 4 * 5 + 2000);
+        let faults = within(FAULTS, blocks / 100 * MIN_PERCENT..=blocks / 4 * 5 + 2000);
         let small = within(LARGE, 0..=size.0 / 100);
         match self {
             Self::Base | Self::Plain | Self::Disabled => {
@@ -105,21 +104,21 @@ impl Shared {
                 claims.extend([faults, small]);
                 claims
             }
-            Self::Kernel(_) => vec![most_of(SIZED, size), faults],
+            Self::Kernel(_) => vec![nearly_all(SIZED, size), faults],
             Self::Collapse => claim::huge(size),
             Self::User(block) => {
                 let times = block.bytes() / PageSize::SIZE_4K.bytes();
-                // The touches of one block wait for each other, and count as page faults or not.
+                // Concurrent touches of a block wait for each other, and may count as page faults.
                 let few = within(FAULTS, 0..=blocks * 2 + 2000);
                 let whole = within(BLOAT, times * 9 / 10..=times * 11 / 10);
-                vec![most_of("resident_bytes", size), few, small, whole]
+                vec![nearly_all("resident_bytes", size), few, small, whole]
             }
             Self::Hugetlb => claim::hugetlb(size),
         }
     }
 }
 
-impl fmt::Display for Shared {
+impl fmt::Display for ShmemMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.word(1).replace("{}", &self.block().to_string()))
     }
@@ -134,17 +133,17 @@ mod tests {
         Ok(size) => size,
         Err(_) => SIZE,
     };
-    const WAYS: [Shared; 6] = [
-        Shared::Base,
-        Shared::Disabled,
-        Shared::Kernel(SIZE_64K),
-        Shared::Collapse,
-        Shared::User(SIZE_64K),
-        Shared::Hugetlb,
+    const WAYS: [ShmemMode; 6] = [
+        ShmemMode::Base,
+        ShmemMode::Disabled,
+        ShmemMode::Kernel(SIZE_64K),
+        ShmemMode::Collapse,
+        ShmemMode::User(SIZE_64K),
+        ShmemMode::Hugetlb,
     ];
 
-    /// Which ways 1 GiB can have come in: by so many page faults, with so many MiB in large folios, of them in those of the way's
-    /// size, in PMD-mapped ones, in hugetlb pages, and so much more than was touched.
+    /// Modes whose claims hold for 1 GiB with these page faults; MiB in large folios, in folios of
+    /// the mode's size, PMD-mapped and in hugetlb pages; and bloat.
     fn fine(faults: u32, mib: [u32; 4], bloat: f64) -> [bool; 6] {
         let [large, sized, huge, hugetlb] = mib.map(|mib| f64::from(mib) * f64::from(1 << 20));
         let found = [
@@ -182,17 +181,17 @@ mod tests {
 
     #[test]
     fn no_size_is_allowed_but_the_ways_own() {
-        let words = |way: Shared| {
+        let words = |way: ShmemMode| {
             let set = way.needs(Bytes(0), &[SIZE_64K, SIZE]).knobs.into_iter();
             set.map(|(_, word)| word.to_string()).collect::<Vec<_>>()
         };
-        assert_eq!(words(Shared::Kernel(SIZE_64K)), ["always", "never"]);
-        assert_eq!(words(Shared::Collapse), ["never", "inherit"]);
+        assert_eq!(words(ShmemMode::Kernel(SIZE_64K)), ["always", "never"]);
+        assert_eq!(words(ShmemMode::Collapse), ["never", "inherit"]);
         for way in [
-            Shared::Base,
-            Shared::Disabled,
-            Shared::User(SIZE_64K),
-            Shared::Hugetlb,
+            ShmemMode::Base,
+            ShmemMode::Disabled,
+            ShmemMode::User(SIZE_64K),
+            ShmemMode::Hugetlb,
         ] {
             assert_eq!(words(way), ["never", "never"], "{way}");
         }

@@ -1,4 +1,4 @@
-//! The program that is measured: it maps shared memory, touches it by several threads, and unmaps it.
+//! The measured program: it maps shared memory, touches it by several threads, and unmaps it.
 
 use std::time::Instant;
 
@@ -11,35 +11,35 @@ use super::way::{BLOAT, FAULTS, LARGE, SIZED};
 use crate::Error;
 use crate::figures::{Figures, figures, ms, with};
 use crate::keeper::SIZE;
-use crate::memory::{Block, base_pages_only, had_in, own_times};
+use crate::memory::{RawBlock, base_pages_only, own_memory_in, own_times};
 use crate::stats::quantile;
-use crate::task::{Shared, Touch};
+use crate::task::{ShmemMode, TouchTask};
 use crate::work::on_threads;
 
-/// Of so much memory, at most, touches are timed one by one.
+/// Maximum memory whose touches are timed one by one.
 const TIMED: Bytes = Bytes(256 << 20);
-/// In so much memory one byte is touched for each ...
+/// Memory for the bloat figure.
 const SPARSE: Bytes = Bytes(64 << 20);
-/// ... of these.
+/// Distance of the touched bytes in it.
 const STEP: usize = 1 << 20;
 
-/// [`Task::Touch`](crate::task::Task::Touch): the time, the memory that came, and how much more than was touched is
-/// resident where touches are far apart.
-pub(crate) fn touch(told: &Touch) -> Result<Figures, Error> {
-    let Touch {
+/// [`Task::Touch`](crate::task::Task::Touch): times of touch and unmap, page faults, the origin of
+/// the memory, and its bloat if sparsely touched.
+pub(crate) fn touch(told: &TouchTask) -> Result<Figures, Error> {
+    let TouchTask {
         by: way,
         size,
         threads,
         timed,
     } = *told;
     let root = Root::host();
-    if way == Shared::Base {
+    if way == ShmemMode::Base {
         base_pages_only()?;
     }
-    // What is collapsed, and when, is up to the program.
-    let is_by_touch = way != Shared::Collapse;
+    // Collapse is called by the program, not by a touch.
+    let is_by_touch = way != ShmemMode::Collapse;
     let bloat = is_by_touch.then(|| bloat(&root, way)).transpose()?;
-    let folios = Folios::read(&root)?;
+    let folios = FolioCounts::read(&root)?;
     let faults = || Ok::<_, Error>(task::faults(&root, std::process::id())?.minor);
     let (before, [user, system], clock) = (faults()?, own_times()?, Instant::now());
     let mut memory = map(way, size)?;
@@ -49,8 +49,8 @@ pub(crate) fn touch(told: &Touch) -> Result<Figures, Error> {
     let (user, system) = (user_after - user, system_after - system);
 
     let pages = size.0 as f64 / rustix::param::page_size() as f64;
-    let mut figures = had_in(&root, &[memory.addresses()])?;
-    figures.extend(Folios::read(&root)?.since(&folios, way.block()));
+    let mut figures = own_memory_in(&root, &[memory.addresses()])?;
+    figures.extend(FolioCounts::read(&root)?.since(&folios, way.block()));
     if memory
         .bytes()
         .iter()
@@ -81,16 +81,16 @@ pub(crate) fn touch(told: &Touch) -> Result<Figures, Error> {
     Ok(with(figures, taken))
 }
 
-fn map(way: Shared, size: Bytes) -> Result<Block, Error> {
-    Block::shared(size, way == Shared::Collapse)
+fn map(way: ShmemMode, size: Bytes) -> Result<RawBlock, Error> {
+    RawBlock::shared(size, way == ShmemMode::Collapse)
 }
 
-/// Touches each base page; each thread those of a part of its own, in the order of their addresses.
-fn touch_all(memory: &mut [u8], way: Shared, threads: usize) -> Result<(), Error> {
+/// Touches each base page, in ascending order, by `threads` threads with a part each.
+fn touch_all(memory: &mut [u8], way: ShmemMode, threads: usize) -> Result<(), Error> {
     let huge = usize::try_from(SIZE.bytes()).unwrap_or(usize::MAX);
     let part = memory.len().div_ceil(threads).next_multiple_of(huge);
     let work = |part: &mut [u8]| -> Result<(), Error> {
-        for block in part.chunks_mut(huge).filter(|_| way == Shared::Collapse) {
+        for block in part.chunks_mut(huge).filter(|_| way == ShmemMode::Collapse) {
             block[0] = 1;
             collapse(block.as_ptr().addr(), block.len())?;
         }
@@ -102,8 +102,8 @@ fn touch_all(memory: &mut [u8], way: Shared, threads: usize) -> Result<(), Error
     on_threads(memory.chunks_mut(part), work)
 }
 
-/// The slowest of a hundred first touches of a block, in microseconds.
-fn slowest(way: Shared, size: Bytes) -> Result<f64, Error> {
+/// p99 of the first touches of single blocks, in microseconds.
+fn slowest(way: ShmemMode, size: Bytes) -> Result<f64, Error> {
     let mut memory = map(way, size)?;
     let block = usize::try_from(way.block().bytes()).unwrap_or(usize::MAX);
     let time = |block: &mut [u8]| {
@@ -116,23 +116,23 @@ fn slowest(way: Shared, size: Bytes) -> Result<f64, Error> {
     Ok(quantile(&times, 0.99))
 }
 
-/// How many times as much as was touched is resident, where one byte is touched in each [`STEP`].
-fn bloat(root: &Root, way: Shared) -> Result<f64, Error> {
+/// Resident memory divided by touched memory, if one byte per step is touched.
+fn bloat(root: &Root, way: ShmemMode) -> Result<f64, Error> {
     let mut memory = map(way, SPARSE)?;
     let mut touched = 0.0;
     for step in memory.bytes().chunks_mut(STEP) {
         step[0] = 1;
         touched += rustix::param::page_size() as f64;
     }
-    let had = had_in(root, &[memory.addresses()])?;
+    let had = own_memory_in(root, &[memory.addresses()])?;
     memory.give_back()?;
     Ok(had["resident_bytes"] / touched)
 }
 
-/// The kernel's counts of large folios for shared memory of all programs, by size.
-struct Folios(Vec<(PageSize, u64)>);
+/// Kernel counters of large folios in shared memory, by size, as bytes.
+struct FolioCounts(Vec<(PageSize, u64)>);
 
-impl Folios {
+impl FolioCounts {
     fn read(root: &Root) -> Result<Self, Error> {
         let sizes = Thp::read(root)?.map_or_else(Default::default, |thp| thp.sizes);
         let counted = sizes.into_iter().map(|(size, has)| {
@@ -142,7 +142,7 @@ impl Folios {
         Ok(Self(counted.collect()))
     }
 
-    /// The memory that came since then: of all sizes, and of `sized`.
+    /// Bytes allocated since `before`: of all sizes, and of `sized`.
     fn since(&self, before: &Self, sized: PageSize) -> Figures {
         let more = self.0.iter().zip(&before.0);
         let more: Vec<_> = more

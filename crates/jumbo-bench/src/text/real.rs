@@ -1,7 +1,7 @@
-//! Programs as they are: `groups`.
+//! Real programs: `groups`.
 //!
-//! Their text is on huge pages where that costs nothing, or once they have shown that they live; so most of what is measured here is
-//! that they do not lose.
+//! Their text moves to huge pages if that costs nothing, or after they have run for a while; so the
+//! rows mostly show that they do not become slower.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -13,32 +13,32 @@ use jumbo::units::Bytes;
 
 use crate::figures::{Figures, figures, ms};
 use crate::group::{Group, rows};
+use crate::json_child::JsonChild;
 use crate::launch::{Launch, on_path};
 use crate::stats::{least, median};
 use crate::table::Table;
-use crate::talk::Talk;
 use crate::{Error, Settings};
 
-/// Work for a program that a host may have: what its rows are called, the program, its arguments and its standard input.
+/// Work for a real program: row name, program, arguments, standard input.
 #[derive(Clone, Copy)]
-struct Work(
+struct RealProgram(
     &'static str,
     &'static str,
     &'static [&'static str],
     &'static str,
 );
 
-/// Work of less than a second, and of some seconds, in programs with much text.
-const ALL: [Work; 4] = [
-    Work("short_time", "node", &["-e", "1"], ""),
-    Work(
+/// Work of less than a second, and of some seconds, for programs with much text.
+const ALL: [RealProgram; 4] = [
+    RealProgram("short_time", "node", &["-e", "1"], ""),
+    RealProgram(
         "short_time",
         "g++",
         &["-S", "-o", "/dev/null", "-x", "c++", "-"],
         "int main() {}",
     ),
-    Work("real_time", "node", &["-"], include_str!("work/words.js")),
-    Work(
+    RealProgram("real_time", "node", &["-"], include_str!("work/words.js")),
+    RealProgram(
         "real_time",
         "g++",
         &["-O2", "-S", "-o", "/dev/null", "-x", "c++", "-"],
@@ -46,21 +46,21 @@ const ALL: [Work; 4] = [
     ),
 ];
 
-/// How often short work is done, in all rounds together; with `--quick` too.
+/// Runs of short work over all rounds, without and with `--quick`.
 const STARTS: [usize; 2] = [50, 5];
 
-/// Of so many runs of long work in a round the best one counts: another program disturbs most of those that take a second.
-/// With three of them a program differed from itself by a tenth.
+/// Runs of long work per round, of which the best counts: other programs disturb most runs of a
+/// second. With three, a program differed from itself by a tenth.
 const RUNS: usize = 8;
 
-/// Nothing but text differs.
+/// Options under which only text differs from plain.
 const TEXT: &str = "--quiet --text=auto --heap=off --maps=off --free=off --reaper=off --data=on";
 const NO_TEXT: &str = "--text=off --heap=off --maps=off --free=off --reaper=off --data=off";
 
-/// The figure of a round, from its laps.
+/// Combines the laps of a round.
 type Fold = fn(&[f64]) -> f64;
 
-/// The groups of the programs that this host has; of one of them, and of its start alone, where it is to be `quick`.
+/// Groups of the programs that this host has; `quick`: only the start of one of them.
 pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table) -> Vec<Group<'a>> {
     let starts = STARTS[usize::from(quick)].div_ceil(settings.rounds.get());
     let kinds = [
@@ -74,7 +74,8 @@ pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table)
     };
     let mut groups = Vec::new();
     for &(key, laps, fold) in kinds {
-        let is_here = |work: &Work| work.0 == key && on_path(work.1, iter::empty()).is_some();
+        let is_here =
+            |work: &RealProgram| work.0 == key && on_path(work.1, iter::empty()).is_some();
         let here = ALL.into_iter().filter(is_here);
         for (work, suffix) in here.zip(["", "_2"]).take(most) {
             groups.push(group(
@@ -93,7 +94,7 @@ pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table)
 
 fn group<'a>(
     settings: &'a Settings,
-    work: Work,
+    work: RealProgram,
     name: &str,
     (laps, fold): (usize, Fold),
 ) -> Group<'a> {
@@ -116,13 +117,13 @@ fn group<'a>(
     group
 }
 
-impl Work {
+impl RealProgram {
     fn run(self, settings: &Settings, launch: &Launch) -> Result<Figures, Error> {
         let Self(_, program, arguments, said) = self;
         let mut command = launch.command(&settings.jumbo, OsStr::new(program));
         command.args(arguments);
         let clock = Instant::now();
-        let mut talk = Talk::start(command, Stdio::piped())?;
+        let mut talk = JsonChild::start(command, Stdio::piped())?;
         if let Some(mut input) = talk.child.stdin.take() {
             input.write_all(said.as_bytes())?;
         }

@@ -1,6 +1,7 @@
-//! The kernel's own pool, grown and shrunk with HVO off and on: [`OfKernel`].
+//! The kernel's pool, grown and shrunk with HVO off and on: [`KernelPool`].
 //!
-//! Off is the baseline: HVO costs time. What it saves is what the kernel's two counters of page metadata fall by.
+//! Off is the baseline: HVO costs time. It saves as much as the kernel's two counters of page
+//! metadata fall.
 
 use jumbo::units::{Bytes, PageSize, Pages};
 use jumbo_host::kernel::Root;
@@ -9,29 +10,29 @@ use jumbo_host::knobs::Knob;
 
 use crate::claim::{self, Claim};
 use crate::figures::{Figures, figures};
-use crate::keeper::{Keeper, Kernel, Needs, SIZE};
+use crate::keeper::{Keeper, KernelKnobs, Needs, SIZE};
 use crate::launch::Launch;
 use crate::stats::quantile;
-use crate::task::Kept;
+use crate::task::KnobSet;
 use crate::{Error, Settings};
 
-/// Of the eight base pages of descriptors of a 2 MiB page the kernel frees so many.
+/// Base pages of descriptors that the kernel frees, of eight per 2 MiB page.
 const FREED: u64 = 7;
 
-/// How many pages come and go one by one.
+/// Number of pages added and removed one at a time.
 const SINGLE: u64 = 32;
 
-/// The fall of the metadata counters, in base pages.
+/// Fall of the metadata counters, in base pages.
 const SAVED: &str = "metadata_saved_pages";
 
-/// The kernel, its pool of 2 MiB pages and the switch of HVO.
-pub(super) struct OfKernel {
-    kernel: Kernel,
+/// The kernel's pool of 2 MiB pages and its switch of HVO.
+pub(super) struct KernelPool {
+    kernel: KernelKnobs,
     pages: Pages,
 }
 
-impl OfKernel {
-    /// Takes them, if the pool can have up to `most` pages more; [`Error::Kernel`] says why not.
+impl KernelPool {
+    /// Takes the knobs, if the pool can grow by up to `most` pages.
     pub(super) fn take(settings: &Settings, most: Pages) -> Result<Self, Error> {
         let root = Root::host();
         let available = Memory::read(&root)?.available;
@@ -40,19 +41,19 @@ impl OfKernel {
             let why = "the kernel does not count its page metadata (before Linux 6.12)";
             return Err(Error::Kernel("HVO", why.to_owned()));
         }
-        let knobs = Some(Keeper::take(settings, Kept::Hvo)?);
+        let knobs = Some(Keeper::take(settings, KnobSet::Hvo)?);
         let pool = Some(Keeper::of_pool(settings, pages)?);
-        let kernel = Kernel { pool, knobs };
+        let kernel = KernelKnobs { pool, knobs };
         kernel.provide(&Needs::default())?;
         Ok(Self { kernel, pages })
     }
 
-    /// The memory of a sample.
+    /// Memory of a sample.
     pub(super) fn bytes(&self) -> Bytes {
         self.pages.bytes(SIZE)
     }
 
-    /// The pool grown and shrunk at once, and then page by page.
+    /// Grows and shrinks the pool at once, and then page by page.
     pub(super) fn sample(&self, on: bool) -> Result<Figures, Error> {
         let root = Root::host();
         let resize = |pages| {
@@ -88,24 +89,23 @@ impl OfKernel {
         Ok(figures)
     }
 
-    /// The claim that HVO is what the side's name says: all but a few of what it frees, or next to
-    /// nothing.
+    /// Claims that HVO has the state of the side: nearly all of its savings, or nearly none.
     fn claim(&self, on: bool) -> Claim {
         let freed = self.pages.0 * FREED;
         let range = match on {
-            true => freed / 100 * claim::MOST..=u64::MAX,
+            true => freed / 100 * claim::MIN_PERCENT..=u64::MAX,
             false => 0..=freed / 20,
         };
         claim::within(SAVED, range)
     }
 
-    /// Has both put back.
+    /// Restores both knobs.
     pub(super) fn give_back(self) -> Result<(), Error> {
         self.kernel.give_back()
     }
 }
 
-/// The size of the kernel's page metadata, in base pages; `None` where it does not count that.
+/// Size of the kernel's page metadata, in base pages; `None` if it is not counted.
 fn metadata(root: &Root) -> Result<Option<u64>, Error> {
     let base = PageSize::SIZE_4K;
     let metadata = Events::read(root)?.metadata(&Memory::read(root)?, base);
