@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use jumbo::units::Bytes;
 
 use crate::Error;
-use crate::error::{LESS, QUIET};
+use crate::error::{QUIET_HINT, SIZE_HINT};
 use crate::figures::Figures;
 use crate::launch::Launch;
 
@@ -18,7 +18,7 @@ pub(crate) struct Claim {
 }
 
 /// Hint for `jumbo run` without the expected effect.
-pub(crate) const DRY_RUN: &str = "`jumbo run --dry-run -- true` shows what `jumbo run` does";
+pub(crate) const DRY_RUN_HINT: &str = "`jumbo run --dry-run -- true` shows what `jumbo run` does";
 
 /// Minimum share of a worker's memory that must be as claimed, in percent. The rest is the worker's
 /// own few MiB.
@@ -100,17 +100,17 @@ impl Claim {
             "text_file_huge_bytes" | "text_shared_huge_bytes" => {
                 "`jumbo run --report` shows why text is not on huge pages on this host"
             }
-            "resident_bytes" | "text_resident_bytes" => LESS,
-            "back_ms" => QUIET,
+            "resident_bytes" | "text_resident_bytes" => SIZE_HINT,
+            "back_ms" => QUIET_HINT,
             "kept_bytes" => "this is a fault of `jumbo bench`: say so where jumbo comes from",
-            "touch_faults" | "large_folio_bytes" | "sized_folio_bytes" | "shared_huge_percent" => {
+            "touch_faults" | "large_folio_bytes" | "sized_folio_bytes" => {
                 "`jumbo thp` shows the kernel's controls; measure while no other program takes shared memory"
             }
             figure if figure == "hugetlb_bytes" || figure.contains("page") => {
                 "measure while no other program uses the kernel's pool of 2 MiB pages: \
                  `jumbo pool show` says which do"
             }
-            _ => DRY_RUN,
+            _ => DRY_RUN_HINT,
         }
     }
 

@@ -21,10 +21,10 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use crate::Error;
 
 /// Size that a PMD maps on hosts with 4 KiB base pages. On others the claim of the side fails.
-pub(crate) const HUGE: u64 = 2 << 20;
+pub(crate) const HUGE_PAGE: u64 = 2 << 20;
 
 /// Gap between the program and the segment: the kernel must not merge their mappings.
-const APART: u64 = 1 << 16;
+const SEGMENT_GAP: u64 = 1 << 16;
 
 /// The added segment, in whole huge pages, aligned as by the linker option `-z
 /// common-page-size=2M`.
@@ -55,7 +55,7 @@ fn make_in(
     fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<File> {
     let mut bytes = fs::read(executable)?;
-    let offset = (bytes.len() as u64).next_multiple_of(HUGE);
+    let offset = (bytes.len() as u64).next_multiple_of(HUGE_PAGE);
     add(&mut bytes, offset, segment)
         .ok_or_else(|| io::Error::other("this is no executable for 64 bits"))?;
 
@@ -93,7 +93,7 @@ fn add(file: &mut [u8], offset: u64, segment: AddedSegment) -> Option<()> {
     let end = loads
         .map(|entry| entry.p_vaddr.get(LE) + entry.p_memsz.get(LE))
         .max()?;
-    let address = U64::new(LE, (end + APART).next_multiple_of(HUGE));
+    let address = U64::new(LE, (end + SEGMENT_GAP).next_multiple_of(HUGE_PAGE));
     let (flags, offset, in_file, size) = match segment {
         AddedSegment::Text(size) => (PF_R | PF_X, offset, size.0, size.0),
         AddedSegment::Zeroes(size) => (PF_R | PF_W, 0, 0, size.0),
@@ -119,7 +119,7 @@ fn add(file: &mut [u8], offset: u64, segment: AddedSegment) -> Option<()> {
         p_paddr: address,
         p_filesz: U64::new(LE, in_file),
         p_memsz: U64::new(LE, size),
-        p_align: U64::new(LE, HUGE),
+        p_align: U64::new(LE, HUGE_PAGE),
     };
     Some(())
 }
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_program_with_a_segment_more_still_runs_and_leaves_no_file() {
         let executable = std::env::current_exe().unwrap();
-        let size = Bytes(2 * HUGE);
+        let size = Bytes(2 * HUGE_PAGE);
         for segment in [AddedSegment::Text(size), AddedSegment::Zeroes(size)] {
             let text = vec![1; usize::try_from(size.0).unwrap()];
             let fill = |to: &mut dyn Write| match segment {
@@ -154,7 +154,7 @@ mod tests {
     fn what_is_no_executable_gets_no_segment() {
         for mut file in [Vec::new(), vec![0; 4096], b"#!/bin/sh\nexit\n".repeat(9)] {
             assert_eq!(
-                add(&mut file, HUGE, AddedSegment::Zeroes(Bytes(HUGE))),
+                add(&mut file, HUGE_PAGE, AddedSegment::Zeroes(Bytes(HUGE_PAGE))),
                 None
             );
         }

@@ -8,10 +8,10 @@ use jumbo_host::kernel::FileError;
 use rustix::io::Errno;
 
 /// Hint for freed memory that does not become free.
-pub(crate) const QUIET: &str = "measure on a machine on which nothing else takes memory";
+pub(crate) const QUIET_HINT: &str = "measure on a machine on which nothing else takes memory";
 
 /// Hint for insufficient memory.
-pub(crate) const LESS: &str = "measure less, with --size";
+pub(crate) const SIZE_HINT: &str = "measure less, with --size";
 
 /// Reason why a table has no figures.
 #[derive(Debug, thiserror::Error)]
@@ -127,8 +127,8 @@ impl Error {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Claim(_, hint) => Some(hint),
-            Self::Memory(..) => Some(LESS),
-            Self::NotBack(_) => Some(QUIET),
+            Self::Memory(..) => Some(SIZE_HINT),
+            Self::NotBack(_) => Some(QUIET_HINT),
             Self::NotReady(..) => {
                 Some("--ready CMD is a command that succeeds once the server is up")
             }

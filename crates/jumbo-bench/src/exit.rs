@@ -20,12 +20,12 @@ use jumbo_host::teardown::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, waitid, waitpid};
 
-use crate::claim::{self, DRY_RUN};
+use crate::claim::{self, DRY_RUN_HINT};
 use crate::figures::{Figures, figures};
 use crate::group::{self, Group, rows};
 use crate::json_child::JsonChild;
 use crate::launch::Launch;
-use crate::life::{PID, REAPER, now_ns};
+use crate::life::{REAPER_PID, WORKER_PID, now_ns};
 use crate::memory::{FreeWatch, check_available, footprint};
 use crate::table::Table;
 use crate::task::{self, Action, AllocCall, MemoryTask, Termination};
@@ -38,13 +38,13 @@ pub const MIN_SIZE: Bytes = Bytes(64 << 20);
 const PUBLISHED: &str = "more than 10 min for several TB";
 
 /// Maximum time until a process ends, and its reaper after that.
-const PATIENCE: Timespec = Timespec {
+const END_TIMEOUT: Timespec = Timespec {
     tv_sec: 10,
     tv_nsec: 0,
 };
 
 /// Delay before the first check of free memory: a check takes longer than some ends do.
-const PAUSE: Duration = Duration::from_millis(1);
+const FIRST_CHECK_DELAY: Duration = Duration::from_millis(1);
 
 /// Measures the table, with processes of `size` bytes.
 ///
@@ -146,9 +146,9 @@ impl Ending<'_> {
             let pid = ready.get(name).map(|pid| *pid as u32);
             pid.map(|pid| Process::open(&root, pid)).transpose()
         };
-        let (held, reaper) = (process(PID)?, process(REAPER)?);
+        let (held, reaper) = (process(WORKER_PID)?, process(REAPER_PID)?);
         if by_reaper && reaper.is_none() {
-            return Err(Error::claim("no reaper sleeps beside it", DRY_RUN));
+            return Err(Error::claim("no reaper sleeps beside it", DRY_RUN_HINT));
         }
         // The launcher may be its parent.
         let first = Process::open(&root, holder.child.id())?;
@@ -157,8 +157,8 @@ impl Ending<'_> {
         let memory = FreeWatch::new(&root, self.size)?;
         // One more second per GiB, as in `FreeWatch`.
         let within = Timespec {
-            tv_sec: PATIENCE.tv_sec + (self.size.0 >> 30).cast_signed(),
-            ..PATIENCE
+            tv_sec: END_TIMEOUT.tv_sec + (self.size.0 >> 30).cast_signed(),
+            ..END_TIMEOUT
         };
         let (sent, clock) = (now_ns(), Instant::now());
         let (waited, back) = thread::scope(|scope| {
@@ -172,7 +172,7 @@ impl Ending<'_> {
                 Ok::<_, Error>((ended, now_ns()))
             });
             let back = self.begin(held.as_ref(), &mut holder).and_then(|killer| {
-                thread::sleep(PAUSE);
+                thread::sleep(FIRST_CHECK_DELAY);
                 memory.wait(clock)?;
                 Ok((now_ns(), killer))
             });
@@ -186,7 +186,7 @@ impl Ending<'_> {
         if !ended {
             let _ = kill(&first);
             let found = "it goes on though its memory is free";
-            return Err(Error::claim(found, DRY_RUN));
+            return Err(Error::claim(found, DRY_RUN_HINT));
         }
         killer.map_or(Ok(()), |mut killer| killer.end())?;
         let status = holder.child.wait()?;
@@ -200,9 +200,9 @@ impl Ending<'_> {
         };
         if let Some(reaper) = reaper {
             // The reaper exits once all memory is free. It is reaped here if it is our child.
-            if !has_ended(&reaper, &PATIENCE)? {
+            if !has_ended(&reaper, &END_TIMEOUT)? {
                 let found = "its reaper goes on though the memory is back";
-                return Err(Error::claim(found, DRY_RUN));
+                return Err(Error::claim(found, DRY_RUN_HINT));
             }
             // ECHILD: another process is its parent.
             let pid = Pid::from_raw(reaper.pid().cast_signed());

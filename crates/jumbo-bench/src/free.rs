@@ -27,10 +27,10 @@ pub const MIN_SIZE: Bytes = Bytes(256 << 20);
 
 /// Size of the huge-mapped range, at most that of the block: large enough that jumbo examines it
 /// before it leaves it to the kernel.
-const HUGE: Bytes = Bytes(2 << 30);
+const HUGE_RANGE_BYTES: Bytes = Bytes(2 << 30);
 
 /// Sizes that programs map and unmap often, in MiB.
-const SMALL: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
+const SMALL_RANGES_MIB: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
 
 /// Minimum share of a block that must be freed as the side claims, in percent: the caller frees its
 /// ends.
@@ -55,15 +55,15 @@ pub fn measure(settings: &Settings, size: Bytes, workers: &[NonZeroU32]) -> Resu
     // `munmap` takes microseconds and must be compared within a percent, so each round has many
     // calls by several processes: a virtual machine is slow or fast for half a second at a time.
     // Small blocks are for quick measurements.
-    let [huge, small] = match size >= HUGE {
+    let [huge, small] = match size >= HUGE_RANGE_BYTES {
         true => [(6, 2), (15, 3)],
         false => [(1, 1), (3, 1)],
     };
     let what = ("huge_inline", "munmap of huge pages");
-    let sizes = vec![HUGE.min(size)];
+    let sizes = vec![HUGE_RANGE_BYTES.min(size)];
     let huge = unmaps(settings, what, (AllocCall::MapHuge, sizes), huge);
     let what = ("small_inline", "munmap of 1 to 64 MiB");
-    let sizes = SMALL.map(|mib| Bytes(mib << 20)).to_vec();
+    let sizes = SMALL_RANGES_MIB.map(|mib| Bytes(mib << 20)).to_vec();
     let small = unmaps(settings, what, (AllocCall::Map, sizes), small);
     let table = Table::new("free", format!("{size} in base pages"), settings)?;
     let groups = vec![frees(settings, size, workers), huge, small];

@@ -18,7 +18,7 @@ use crate::keeper::{KernelKnobs, Needs};
 use crate::launch::Launch;
 use crate::memory::{Retakes, sample};
 use crate::stats::{Spread, median};
-use crate::table::{Missing, Row, Samples, Table, What};
+use crate::table::{Row, Samples, Table, What};
 use crate::task::Task;
 use crate::work::Worker;
 use crate::{Error, Settings, interrupt};
@@ -71,7 +71,7 @@ pub(crate) type Compare = fn(What, [Samples; 2]) -> Row;
 type Sampled = Result<Vec<Figures>, String>;
 
 /// Maximum number of attempts at a disturbed sample.
-const TRIES: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// Adds rows to a group, each as `NAME => MEASURE, FIGURE, SIDES, PUBLISHED;`. The sides are
 /// `baseline / candidate` for a ratio, `candidate - baseline` for a difference, `side / side` or
@@ -140,7 +140,7 @@ impl<'a> Group<'a> {
         self.sides.push(SidePlan {
             name: name.into(),
             prepare: Rc::new(prepare),
-            tries: TRIES,
+            tries: MAX_ATTEMPTS,
             measure: Rc::new(measure),
             needs: Needs::default(),
             again: None,
@@ -309,9 +309,7 @@ impl<'a> Group<'a> {
         let laps = samples.iter().flatten().map(Vec::len).min();
         let whole = laps.unwrap_or_default() / self.laps * self.laps;
         if whole == 0 && laps.is_some() {
-            let why = "interrupted before the first round was over".to_owned();
-            let what = self.what;
-            return table.missing.push(Missing { what, why });
+            return table.missing(self.what, "interrupted before the first round was over");
         }
         for row in self.rows {
             let [Ok(baseline), Ok(candidate)] = row.sides.map(|side| samples[side].as_ref()) else {
@@ -364,10 +362,7 @@ pub(crate) fn measure(
         match group.samples(&mut table.hit) {
             Ok(samples) => group.push(&mut table, &samples),
             // The other groups do not depend on it.
-            Err(error) if (group.optional)(&error) => table.missing.push(Missing {
-                what: group.what,
-                why: error.to_string(),
-            }),
+            Err(error) if (group.optional)(&error) => table.missing(group.what, error.to_string()),
             Err(error) => return Err(error),
         }
     }

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use crate::Error;
 
 /// Received signal; 0: none.
-static ASKED: AtomicI32 = AtomicI32::new(0);
+static RECEIVED: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn note(signal: libc::c_int) {
-    ASKED.store(signal, Ordering::Relaxed);
+    RECEIVED.store(signal, Ordering::Relaxed);
 }
 
 /// Records SIGHUP, SIGINT, SIGQUIT and SIGTERM from now on instead of ending the process: the
@@ -36,7 +36,7 @@ pub fn watch() {
 
 /// Received signal, if any.
 pub fn asked() -> Option<i32> {
-    Some(ASKED.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
+    Some(RECEIVED.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
 }
 
 /// Returns [`Error::Interrupted`] after a signal.

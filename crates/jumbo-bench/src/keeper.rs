@@ -25,10 +25,10 @@ use crate::work::Worker;
 use crate::{Error, Settings};
 
 /// Name of the keeper in the journal.
-const COMMAND: &str = "jumbo bench";
+const JOURNAL_NAME: &str = "jumbo bench";
 
 /// Page size of the kernel's pool.
-pub(crate) const SIZE: PageSize = PageSize::SIZE_2M;
+pub(crate) const POOL_PAGE_SIZE: PageSize = PageSize::SIZE_2M;
 
 /// Answer of the keeper at its start and after each request: milliseconds that the kernel took, or
 /// the reason of a failure.
@@ -122,8 +122,11 @@ impl Keeper {
         let overcommit = before.map_or(0, |pool| pool.overcommit.0) + overcommit.0;
         let persistent = before.map_or(0, |pool| pool.persistent().0) + persistent.0;
         self.set(vec![
-            (Knob::overcommit(SIZE), Pages(overcommit).into()),
-            (Knob::persistent(SIZE, None), Pages(persistent).into()),
+            (Knob::overcommit(POOL_PAGE_SIZE), Pages(overcommit).into()),
+            (
+                Knob::persistent(POOL_PAGE_SIZE, None),
+                Pages(persistent).into(),
+            ),
         ])
     }
 
@@ -184,8 +187,11 @@ fn serve(root: &Root, kept: KnobSet) -> Result<Result<(), String>, Box<dyn std::
     let journal = Journal::of_user(root).ok_or(no_folder)?;
     let pool = kernel_pool(root)?;
     let (group, knobs) = match (kept, &pool) {
-        (KnobSet::Pool, None) => Err(format!("the kernel has no pool of {SIZE} pages"))?,
-        (KnobSet::Pool, _) => (Group::pool(SIZE), vec![Knob::persistent(SIZE, None)]),
+        (KnobSet::Pool, None) => Err(format!("the kernel has no pool of {POOL_PAGE_SIZE} pages"))?,
+        (KnobSet::Pool, _) => (
+            Group::pool(POOL_PAGE_SIZE),
+            vec![Knob::persistent(POOL_PAGE_SIZE, None)],
+        ),
         (KnobSet::Hvo, _) => (Group::hvo(), vec![Knob::hvo()]),
         (KnobSet::Shmem, _) => (
             Group::thp(),
@@ -196,10 +202,10 @@ fn serve(root: &Root, kept: KnobSet) -> Result<Result<(), String>, Box<dyn std::
         .first()
         .ok_or("the kernel has none (before Linux 6.12)")?;
     first.writable(root)?;
-    let locked = journal.lock(&group, COMMAND)?;
+    let locked = journal.lock(&group, JOURNAL_NAME)?;
     let steering = match pool.filter(|_| kept == KnobSet::Pool) {
-        Some(pool) => steer(root, &locked, &pool, COMMAND)?,
-        None => Steering::of(root, &locked, knobs, COMMAND)?,
+        Some(pool) => steer(root, &locked, &pool, JOURNAL_NAME)?,
+        None => Steering::of(root, &locked, knobs, JOURNAL_NAME)?,
     };
     Ok(until_the_end(root, kept, steering))
 }
@@ -250,10 +256,10 @@ fn set(root: &Root, steering: &mut Steering<'_>, knob: &Knob, to: Value) -> Answ
     Err(why.join("; "))
 }
 
-/// The kernel's pool of [`SIZE`] pages, if it has one.
+/// The kernel's pool of [`POOL_PAGE_SIZE`] pages, if it has one.
 pub(crate) fn kernel_pool(root: &Root) -> Result<Option<hugetlb::Pool>, Error> {
     let pools = hugetlb::pools(root)?.unwrap_or_default();
-    Ok(pools.into_iter().find(|pool| pool.size == SIZE))
+    Ok(pools.into_iter().find(|pool| pool.size == POOL_PAGE_SIZE))
 }
 
 /// Folio sizes that have a control for shared memory (Linux 6.12).

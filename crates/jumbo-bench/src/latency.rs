@@ -29,7 +29,7 @@ use crate::claim;
 use crate::figures::{Figures, ms, with};
 use crate::group::{self, Group, rows};
 use crate::json_child::{JsonChild, send};
-use crate::keeper::SIZE;
+use crate::keeper::POOL_PAGE_SIZE;
 use crate::launch::Launch;
 use crate::memory::{RawBlock, available, check_available, footprint, own_memory};
 use crate::stats::quantile;
@@ -42,7 +42,7 @@ use crate::{Error, Settings};
 pub const MIN_SIZE: Bytes = Bytes(128 << 20);
 
 /// Size of an allocation.
-const BLOCK: Bytes = Bytes(1 << 20);
+const BLOCK_BYTES: Bytes = Bytes(1 << 20);
 
 /// Figures of a sample, with their part of the row names.
 const FIGURES: [(&str, &str); 4] = [
@@ -53,18 +53,18 @@ const FIGURES: [(&str, &str); 4] = [
 ];
 
 /// Share of free memory in huge-page-sized blocks at the start of a sample, in percent.
-const WHOLE: &str = "free_whole_percent";
+const FREE_WHOLE: &str = "free_whole_percent";
 
 /// Maximum of fragmented memory: in bytes, without and with `--quick`, and in percent of the
 /// available memory.
-const PIECES: [Bytes; 2] = [Bytes(12 << 30), Bytes(2 << 30)];
-const PERCENT: u64 = 60;
+const MAX_FRAGMENTED: [Bytes; 2] = [Bytes(12 << 30), Bytes(2 << 30)];
+const MAX_FRAGMENTED_PERCENT: u64 = 60;
 
 /// One base page per so many bytes of a huge page stays allocated.
-const HUGE: usize = 2 << 20;
-const KEPT: usize = HUGE / 4;
+const HUGE_PAGE: usize = 2 << 20;
+const KEPT_PAGE_DISTANCE: usize = HUGE_PAGE / 4;
 /// Memory that stays free in whole blocks.
-const WHOLE_LEFT: Bytes = Bytes(64 << 20);
+const MAX_WHOLE_BYTES: Bytes = Bytes(64 << 20);
 
 /// Measures the table, with `size` bytes in total; with less fragmented memory if `quick` is set.
 ///
@@ -73,9 +73,9 @@ const WHOLE_LEFT: Bytes = Bytes(64 << 20);
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let root = Root::host();
     check_available(&root, footprint(size))?;
-    let share = Bytes(available(&root)?.0 / 100 * PERCENT);
-    let pieces = PIECES[usize::from(quick)].min(share);
-    let what = format!("{size} in blocks of {BLOCK}; {pieces} in pieces");
+    let share = Bytes(available(&root)?.0 / 100 * MAX_FRAGMENTED_PERCENT);
+    let pieces = MAX_FRAGMENTED[usize::from(quick)].min(share);
+    let what = format!("{size} in blocks of {BLOCK_BYTES}; {pieces} in pieces");
     let table = Table::new("latency", what, settings)?;
     let groups = [None, Some(pieces)].map(|pieces| group_of(settings, size, pieces));
     group::measure(settings, table, groups.into())
@@ -114,14 +114,14 @@ fn group_of(settings: &Settings, size: Bytes, pieces: Option<Bytes>) -> Group<'_
     ];
     let others = others.map(|(key, launch)| (key, side(launch)));
     for (part, figure) in FIGURES {
-        let measure = &format!("first touch of {BLOCK}, {part}, {host}");
+        let measure = &format!("first touch of {BLOCK_BYTES}, {part}, {host}");
         rows! { group; format!("{part}{suffix}_aa") => measure, figure, plain / plain; }
         for (key, side) in others {
             rows! { group; format!("{key}_{part}{suffix}") => measure, figure, plain / side; }
         }
     }
     for (key, side) in [("plain", plain)].into_iter().chain(others) {
-        for figure in ["huge_percent", WHOLE] {
+        for figure in ["huge_percent", FREE_WHOLE] {
             group.value(format!("{key}_{figure}{suffix}"), figure, side);
         }
     }
@@ -164,12 +164,15 @@ pub(crate) fn break_up(size: Bytes) -> Result<(), Error> {
         // Compaction moved the kept pages together.
         block.let_go(0..length)?;
         block.touch_by_two();
-        for kept in (0..length).step_by(KEPT) {
-            block.let_go((kept + page).min(length)..(kept + KEPT).min(length))?;
+        for kept in (0..length).step_by(KEPT_PAGE_DISTANCE) {
+            block.let_go((kept + page).min(length)..(kept + KEPT_PAGE_DISTANCE).min(length))?;
         }
         // If more is free than was fragmented, the host is too large to fragment.
-        let whole = free(&root)?[1].0.saturating_sub(WHOLE_LEFT.0);
-        let mut rest = RawBlock::take(AllocCall::MapHuge, Bytes(whole.clamp(HUGE as u64, size.0)))?;
+        let whole = free(&root)?[1].0.saturating_sub(MAX_WHOLE_BYTES.0);
+        let mut rest = RawBlock::take(
+            AllocCall::MapHuge,
+            Bytes(whole.clamp(HUGE_PAGE as u64, size.0)),
+        )?;
         rest.touch();
         held = Some(rest);
         send(&())?;
@@ -180,7 +183,7 @@ pub(crate) fn break_up(size: Bytes) -> Result<(), Error> {
 /// Free memory of the host, and the part of it in huge-page-sized blocks.
 fn free(root: &Root) -> Result<[Bytes; 2], FileError> {
     let (zones, base) = (Zone::read_all(root)?, base_page(root));
-    let whole = |zone: &Zone| Some(zone.whole(SIZE, base)?.bytes(SIZE));
+    let whole = |zone: &Zone| Some(zone.whole(POOL_PAGE_SIZE, base)?.bytes(POOL_PAGE_SIZE));
     let all = zones.iter().map(|zone| zone.free(base)).sum();
     Ok([all, zones.iter().filter_map(whole).sum()])
 }
@@ -195,16 +198,16 @@ fn whole_percent(root: &Root) -> Result<f64, FileError> {
 pub(crate) fn latency(size: Bytes) -> Result<Figures, Error> {
     let root = Root::host();
     let whole = whole_percent(&root)?;
-    let count = usize::try_from(size.0 / BLOCK.0).unwrap_or(usize::MAX);
+    let count = usize::try_from(size.0 / BLOCK_BYTES.0).unwrap_or(usize::MAX);
     let (mut blocks, mut times) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for _ in 0..count {
         let clock = Instant::now();
-        let mut block = RawBlock::take(AllocCall::Malloc, BLOCK)?;
+        let mut block = RawBlock::take(AllocCall::Malloc, BLOCK_BYTES)?;
         block.touch();
         times.push(ms(clock.elapsed()) * 1e3);
         blocks.push(block);
     }
-    let had = with(own_memory(&root)?, [(WHOLE, whole)]);
+    let had = with(own_memory(&root)?, [(FREE_WHOLE, whole)]);
     blocks.into_iter().try_for_each(RawBlock::give_back)?;
     let parts = [0.5, 0.99, 0.999, 1.0].map(|part| quantile(&times, part));
     let figures = FIGURES.map(|(_, figure)| figure).into_iter().zip(parts);

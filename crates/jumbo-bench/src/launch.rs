@@ -18,7 +18,7 @@ pub(crate) enum Launch {
 }
 
 /// Variables that change `malloc`, and so would change all sides at once.
-const NEUTRAL: [&str; 10] = [
+const MALLOC_VARIABLES: [&str; 10] = [
     "JUMBO",
     "GLIBC_TUNABLES",
     "LD_PRELOAD",
@@ -57,7 +57,7 @@ impl Launch {
             Self::Jumbo(options) => &Self::Jumbo(format!("--no-config {options}")),
             other => other,
         };
-        alone.command_without(&NEUTRAL, jumbo, program)
+        alone.command_without(&MALLOC_VARIABLES, jumbo, program)
     }
 
     /// Command without those `variables`; the program keeps all others.
@@ -85,12 +85,9 @@ impl Launch {
         match self {
             Self::Plain | Self::Jumbo(_) => &mut command,
             Self::Tunable => command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
-            Self::Preload(peer) => {
-                let preload = ("LD_PRELOAD", peer.library.as_os_str());
-                command
-                    .env(preload.0, preload.1)
-                    .envs(peer.set.iter().copied())
-            }
+            Self::Preload(peer) => command
+                .env("LD_PRELOAD", &peer.library)
+                .envs(peer.set.iter().copied()),
         };
         command
     }
@@ -129,34 +126,37 @@ const ARCHITECTURE: &str = "x86-64";
 #[cfg(not(target_arch = "x86_64"))]
 const ARCHITECTURE: &str = "AArch64";
 
-/// Names of allocators, their libraries in the cache, and their Debian packages.
-const KNOWN: [[&str; 3]; 3] = [
-    ["jemalloc", "libjemalloc.so", "libjemalloc2"],
-    [
+/// Names of allocators, their libraries in the cache, their Debian packages, and the settings with
+/// which they use huge pages.
+const KNOWN_PEERS: [(&str, &str, &str, &[Setting]); 3] = [
+    (
+        "jemalloc",
+        "libjemalloc.so",
+        "libjemalloc2",
+        &[("MALLOC_CONF", "thp:always")],
+    ),
+    (
         "tcmalloc",
         "libtcmalloc_minimal.so libtcmalloc.so",
         "libtcmalloc-minimal4",
-    ],
-    ["mimalloc", "libmimalloc.so", "libmimalloc2.0"],
-];
-
-/// Settings with which an allocator uses huge pages.
-fn settings(name: &str) -> &'static [Setting] {
-    match name {
-        "jemalloc" => &[("MALLOC_CONF", "thp:always")],
+        &[],
+    ),
+    (
+        "mimalloc",
+        "libmimalloc.so",
+        "libmimalloc2.0",
         // The second is the name before 2.1.
-        "mimalloc" => &[
+        &[
             ("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"),
             ("MIMALLOC_LARGE_OS_PAGES", "1"),
         ],
-        _ => &[],
-    }
-}
+    ),
+];
 
 impl Peer {
     /// Names of the known allocators.
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-        KNOWN.into_iter().map(|[name, ..]| name)
+        KNOWN_PEERS.into_iter().map(|(name, ..)| name)
     }
 
     /// Finds an allocator in the dynamic linker's cache.
@@ -171,8 +171,8 @@ impl Peer {
 
     /// Finds an allocator in the output of `ldconfig -p`.
     fn listed(name: &str, cache: &str) -> Result<Self, String> {
-        let mut known = KNOWN.into_iter();
-        let Some([name, files, package]) = known.find(|[known, ..]| *known == name) else {
+        let mut known = KNOWN_PEERS.into_iter();
+        let Some((name, files, package, set)) = known.find(|(known, ..)| *known == name) else {
             return Err(format!("there is no peer `{name}`"));
         };
         let library = files.split(' ').find_map(|start| {
@@ -183,14 +183,8 @@ impl Peer {
                 line.contains(ARCHITECTURE).then(|| PathBuf::from(path))
             })
         });
-        match library {
-            Some(library) => Ok(Self {
-                name,
-                library,
-                set: settings(name),
-            }),
-            None => Err(format!("not installed (Debian: {package})")),
-        }
+        let library = library.ok_or_else(|| format!("not installed (Debian: {package})"))?;
+        Ok(Self { name, library, set })
     }
 }
 

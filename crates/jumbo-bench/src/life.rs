@@ -24,11 +24,11 @@ use crate::work::wait_for_status;
 
 /// Process IDs in the figures of a process that will end: of the worker, whose parent may be a
 /// launcher, and of its reaper, if any.
-pub(crate) const PID: &str = "pid";
-pub(crate) const REAPER: &str = "reaper_pid";
+pub(crate) const WORKER_PID: &str = "pid";
+pub(crate) const REAPER_PID: &str = "reaper_pid";
 
 /// Number of forks without writes; their median counts.
-const CALLS: usize = 5;
+const FORKS: usize = 5;
 
 /// Number of writes after the last fork, all over the memory.
 const WRITES: usize = 1000;
@@ -98,7 +98,7 @@ fn counted(root: &Root) -> Result<Figures, Error> {
 fn fork(block: &mut RawBlock) -> Result<[(&'static str, f64); 2], Error> {
     let mut calls = Vec::new();
     let mut writes = 0.0;
-    for nth in 0..=CALLS {
+    for nth in 0..=FORKS {
         let clock = Instant::now();
         // SAFETY: the child only calls pause(2), which is async-signal-safe, and never returns.
         let pid = unsafe { libc::fork() };
@@ -111,7 +111,7 @@ fn fork(block: &mut RawBlock) -> Result<[(&'static str, f64); 2], Error> {
         let child = Pid::from_raw(pid).filter(|_| pid > 0);
         let child = child.ok_or_else(io::Error::last_os_error)?;
         match nth {
-            CALLS => {
+            FORKS => {
                 let clock = Instant::now();
                 block.write_to(WRITES);
                 writes = ms(clock.elapsed());
@@ -133,10 +133,10 @@ fn held(root: &Root, sibling: bool) -> Result<Figures, Error> {
         maximum: Some(1),
     };
     setrlimit(Resource::Core, limit)?;
-    let own = figures([(PID, f64::from(std::process::id()))]);
+    let own = figures([(WORKER_PID, f64::from(std::process::id()))]);
     let reaper = if sibling { reaper(root)? } else { None };
     Ok(match reaper {
-        Some(reaper) => with(own, [(REAPER, f64::from(reaper))]),
+        Some(reaper) => with(own, [(REAPER_PID, f64::from(reaper))]),
         None => own,
     })
 }

@@ -236,7 +236,7 @@ impl Table {
     pub(crate) fn without(&mut self, values: &[&str], what: &'static str, why: String) {
         let none = values.iter().map(|name| ((*name).to_owned(), None));
         self.values.extend(none);
-        self.missing.push(Missing { what, why });
+        self.missing(what, why);
     }
 }
 

@@ -76,7 +76,7 @@ impl Worker {
 }
 
 /// Timeout of the preload library's background work.
-const PATIENCE: Duration = Duration::from_secs(5);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Polls the status that the preload library publishes for this process until `see` returns a
 /// value. `None` after the timeout, or without the library.
@@ -86,7 +86,7 @@ pub(crate) fn wait_for_status<T>(
 ) -> Result<Option<T>, Error> {
     let clock = Instant::now();
     while let Some(covered) = Covered::read(root, std::process::id())?
-        && clock.elapsed() < PATIENCE
+        && clock.elapsed() < STATUS_TIMEOUT
     {
         if let Some(seen) = see(covered) {
             return Ok(Some(seen));

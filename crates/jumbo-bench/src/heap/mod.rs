@@ -9,7 +9,7 @@ mod plan;
 #[expect(unsafe_code, reason = "follows raw pointers, as a C program would")]
 mod ring;
 
-pub(crate) use load::{TOTAL, load, small_free};
+pub(crate) use load::{TOTAL_TIME, load, small_free};
 
 use std::ffi::OsStr;
 use std::process::Stdio;
@@ -34,13 +34,13 @@ pub const MIN_SIZE: Bytes = Bytes(32 << 20);
 
 /// Starts and frees per round: a start takes a millisecond and a `free` nanoseconds, so that single
 /// differences drown in noise.
-const STARTS_A_ROUND: usize = 40;
-const FREES_A_ROUND: usize = 5;
+const STARTS_PER_ROUND: usize = 40;
+const FREES_PER_ROUND: usize = 5;
 
 /// Maximum attempts with the tunable. glibc 2.36 ignores it in some starts (it compares an
 /// unterminated string); such a run is plain. If every second start ignores it, one measurement in
 /// a thousand fails.
-const TUNABLE_TRIES: usize = 15;
+const MAX_TUNABLE_ATTEMPTS: usize = 15;
 
 /// Measures the table, with a load of `size` bytes.
 ///
@@ -60,14 +60,14 @@ fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
     let plain = side(Launch::Plain, claim::no_huge());
     let tunable = side(Launch::Tunable, claim::half_huge());
     let jumbo = side(Launch::JUMBO, claim::half_huge());
-    group.tries(tunable, TUNABLE_TRIES);
+    group.tries(tunable, MAX_TUNABLE_ATTEMPTS);
     let (all, peers) = ("all phases", "mimalloc 1.75, tcmalloc 1.73, jemalloc 1.54");
     let [write, chase, free] = ["allocate and write", "link and chase", "free"];
     rows! { group;
-        "heap_aa" => all, TOTAL, plain / plain;
-        "heap_tunable" => all, TOTAL, plain / tunable, "1.77";
-        "heap_total" => all, TOTAL, plain / jumbo, peers;
-        "heap_vs_tunable" => all, TOTAL, tunable / jumbo;
+        "heap_aa" => all, TOTAL_TIME, plain / plain;
+        "heap_tunable" => all, TOTAL_TIME, plain / tunable, "1.77";
+        "heap_total" => all, TOTAL_TIME, plain / jumbo, peers;
+        "heap_vs_tunable" => all, TOTAL_TIME, tunable / jumbo;
         "heap_alloc" => write, "alloc_ms", plain / jumbo;
         "heap_alloc_vs_tunable" => write, "alloc_ms", tunable / jumbo;
         "heap_chase" => chase, "chase_ms", plain / jumbo;
@@ -89,7 +89,7 @@ fn starts(settings: &Settings) -> Group<'_> {
             Ok(figures([("start_ms", ms(clock.elapsed()))]))
         }
     };
-    let mut group = Group::new(settings, "start-up").laps(STARTS_A_ROUND, median);
+    let mut group = Group::new(settings, "start-up").laps(STARTS_PER_ROUND, median);
     let direct = group.side("direct", Bytes(0), time(Launch::Plain));
     let jumbo = group.side("jumbo run", Bytes(0), time(Launch::JUMBO));
     let what = "start of `true`";
@@ -101,7 +101,7 @@ fn starts(settings: &Settings) -> Group<'_> {
 }
 
 fn frees(settings: &Settings) -> Group<'_> {
-    let mut group = Group::new(settings, "free").laps(FREES_A_ROUND, median);
+    let mut group = Group::new(settings, "free").laps(FREES_PER_ROUND, median);
     let mut side = |launch, claims| group.work(launch, Task::SmallFree, Bytes(0), claims);
     let plain = side(Launch::Plain, claim::no_huge());
     let jumbo = side(Launch::JUMBO, Vec::new());

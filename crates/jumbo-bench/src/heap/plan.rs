@@ -6,18 +6,18 @@ use fastrand::Rng;
 use jumbo::units::Bytes;
 
 /// Sizes of half of the bytes, uniformly distributed: trees, strings, nodes.
-const SMALL: std::ops::RangeInclusive<u32> = 16..=1024;
+const SMALL_OBJECT_BYTES: std::ops::RangeInclusive<u32> = 16..=1024;
 
 /// Sizes of the other half, log-uniformly distributed: buffers, tables, images. The lower bound is
 /// glibc's mmap threshold.
-const LARGE: std::ops::RangeInclusive<u32> = 128 << 10..=16 << 20;
+const LARGE_OBJECT_BYTES: std::ops::RangeInclusive<u32> = 128 << 10..=16 << 20;
 
 /// Distance of the stops in a large object: one per base page, as a program uses all of a large
 /// buffer.
-const STRIDE: u32 = 4096;
+const STOP_DISTANCE: u32 = 4096;
 
 /// Size and alignment of a stop; `malloc` aligns to 16 anyway.
-pub(super) const STOP: u32 = 16;
+pub(super) const STOP_BYTES: u32 = 16;
 
 /// Plan of the worker.
 pub(super) struct LoadPlan {
@@ -27,7 +27,7 @@ pub(super) struct LoadPlan {
     pub(super) stops: Vec<ChaseStop>,
 }
 
-/// A visited place: [`STOP`] bytes at `offset` of an object.
+/// A visited place: [`STOP_BYTES`] bytes at `offset` of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ChaseStop {
     pub(super) object: u32,
@@ -38,17 +38,17 @@ impl LoadPlan {
     /// Creates the plan for objects of `total` bytes.
     pub(super) fn new(total: Bytes, rng: &mut Rng) -> Self {
         let half = total.0 / 2;
-        let mut sizes = fill(half, || rng.u32(SMALL));
+        let mut sizes = fill(half, || rng.u32(SMALL_OBJECT_BYTES));
         sizes.extend(fill(half, || log_uniform(rng)));
         rng.shuffle(&mut sizes);
 
         let mut stops = Vec::new();
         for (object, &size) in (0..).zip(&sizes) {
-            for page in (0..size).step_by(STRIDE as usize) {
+            for page in (0..size).step_by(STOP_DISTANCE as usize) {
                 // A random place in the page: page starts would share a few cache sets.
-                let room = (size - page).min(STRIDE) / STOP;
+                let room = (size - page).min(STOP_DISTANCE) / STOP_BYTES;
                 if room > 0 {
-                    let offset = page + rng.u32(0..room) * STOP;
+                    let offset = page + rng.u32(0..room) * STOP_BYTES;
                     stops.push(ChaseStop { object, offset });
                 }
             }
@@ -69,10 +69,10 @@ fn fill(total: u64, mut draw: impl FnMut() -> u32) -> Vec<u32> {
     .collect()
 }
 
-/// Draws a log-uniformly distributed size of [`LARGE`].
+/// Draws a log-uniformly distributed size of [`LARGE_OBJECT_BYTES`].
 fn log_uniform(rng: &mut Rng) -> u32 {
-    let doublings = LARGE.end().ilog2() - LARGE.start().ilog2();
-    let start = LARGE.start() << rng.u32(0..doublings);
+    let doublings = LARGE_OBJECT_BYTES.end().ilog2() - LARGE_OBJECT_BYTES.start().ilog2();
+    let start = LARGE_OBJECT_BYTES.start() << rng.u32(0..doublings);
     rng.u32(start..=start * 2)
 }
 
@@ -88,26 +88,29 @@ mod tests {
             let sizes = plan
                 .sizes
                 .iter()
-                .filter(|&&size| (size >= *LARGE.start()) == large);
+                .filter(|&&size| (size >= *LARGE_OBJECT_BYTES.start()) == large);
             sizes.map(|&size| u64::from(size)).sum()
         };
         let half = total.0 / 2;
         assert!(half - 1024 < sum(false) && sum(false) <= half);
         assert!(half - (16 << 20) < sum(true) && sum(true) <= half);
         for &size in &plan.sizes {
-            assert!(SMALL.contains(&size) || LARGE.contains(&size), "{size}");
+            assert!(
+                SMALL_OBJECT_BYTES.contains(&size) || LARGE_OBJECT_BYTES.contains(&size),
+                "{size}"
+            );
         }
 
         let mut stops = plan.stops.clone();
         assert!(!stops.is_sorted(), "the visit is in order of allocation");
         stops.sort_unstable();
         for pair in stops.windows(2) {
-            let page = |stop: ChaseStop| (stop.object, stop.offset / STRIDE);
+            let page = |stop: ChaseStop| (stop.object, stop.offset / STOP_DISTANCE);
             assert!(page(pair[0]) < page(pair[1]));
         }
         for stop in stops {
-            assert!(stop.offset + STOP <= plan.sizes[stop.object as usize]);
-            assert_eq!(stop.offset % STOP, 0);
+            assert!(stop.offset + STOP_BYTES <= plan.sizes[stop.object as usize]);
+            assert_eq!(stop.offset % STOP_BYTES, 0);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use super::plan::{ChaseStop, STOP};
+use super::plan::{ChaseStop, STOP_BYTES};
 
 /// An allocation from `malloc`, the global allocator of this program.
 pub(super) type Object = Box<[u8]>;
@@ -18,7 +18,8 @@ struct Node {
     tag: u64,
 }
 
-const _: () = assert!(size_of::<Node>() == STOP as usize && align_of::<Node>() <= STOP as usize);
+const _: () =
+    assert!(size_of::<Node>() == STOP_BYTES as usize && align_of::<Node>() <= STOP_BYTES as usize);
 
 /// A ring of stops through objects; each stop knows the next one only.
 pub(super) struct Ring<'o> {
@@ -67,7 +68,10 @@ impl<'o> Ring<'o> {
 /// Location of `stop`, if it is inside its object and aligned.
 fn place(objects: &mut [Object], stop: ChaseStop) -> Option<NonNull<Node>> {
     let object = objects.get_mut(stop.object as usize)?;
-    let (start, end) = (stop.offset as usize, stop.offset as usize + STOP as usize);
+    let (start, end) = (
+        stop.offset as usize,
+        stop.offset as usize + STOP_BYTES as usize,
+    );
     let node = NonNull::from(object.get_mut(start..end)?).cast::<Node>();
     node.is_aligned().then_some(node)
 }

@@ -12,7 +12,7 @@ use crate::Error;
 use crate::task::AllocCall;
 
 /// Size of a huge page. If that of the host is larger, the claim of the side fails.
-const HUGE: usize = 2 << 20;
+const HUGE_PAGE: usize = 2 << 20;
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
@@ -74,9 +74,9 @@ impl RawBlock {
 
     /// Maps a range that begins and ends at huge page boundaries, with nothing around it.
     fn aligned(size: Bytes) -> Result<Self, Error> {
-        let wide = Self::take(AllocCall::Map, size + Bytes(HUGE as u64))?;
-        let before = wide.start.addr().get().wrapping_neg() % HUGE;
-        let length = wide.length - HUGE;
+        let wide = Self::take(AllocCall::Map, size + Bytes(HUGE_PAGE as u64))?;
+        let before = wide.start.addr().get().wrapping_neg() % HUGE_PAGE;
+        let length = wide.length - HUGE_PAGE;
         let (head, rest) = wide.split(before);
         let (range, tail) = rest.split(length);
         if head.length > 0 {

@@ -23,7 +23,7 @@ mod watch;
 pub(crate) use block::{RawBlock, numbers};
 pub use touch::{AfterAWhile, FirstTouch, first_touch, touch_after_a_while};
 pub use warm::Retakes;
-pub(crate) use warm::{own_times, sample};
+pub(crate) use warm::{own_usage, sample};
 pub(crate) use watch::FreeWatch;
 
 use std::ops::Range;
@@ -72,17 +72,15 @@ fn sum<'m>(
         ("huge_bytes", huge.0 as f64),
         ("huge_percent", huge.0 as f64 / resident.0 as f64 * 100.0),
         ("hugetlb_bytes", hugetlb.0 as f64),
-        (LIBRARIES, libraries(root, std::process::id())?),
+        preload_figure(root)?,
     ]))
 }
 
-/// Figure of [`libraries`].
-pub(crate) const LIBRARIES: &str = "preload_libraries";
-
-/// 1 if the preload library is in the process, else 0.
-pub(crate) fn libraries(root: &Root, pid: u32) -> Result<f64, Error> {
-    let maps = root.read(format!("proc/{pid}/maps"))?;
-    Ok(f64::from(u8::from(maps.contains("libjumbo_preload"))))
+/// Figure: 1 if the preload library is in this process, else 0.
+pub(crate) fn preload_figure(root: &Root) -> Result<(&'static str, f64), Error> {
+    let maps = root.read("proc/self/maps")?;
+    let is_loaded = maps.contains("libjumbo_preload");
+    Ok(("preload_libraries", f64::from(u8::from(is_loaded))))
 }
 
 /// Restricts this process to base pages, whatever it or a library advises.

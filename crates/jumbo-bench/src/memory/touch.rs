@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use jumbo::units::{Bytes, PageSize};
 use jumbo_host::kernel::Root;
 
-use super::{RawBlock, check_available, warm};
+use super::{RawBlock, check_available, own_usage};
 use crate::Error;
 use crate::task::AllocCall;
 
@@ -51,10 +51,10 @@ pub struct AfterAWhile {
 
 /// Size of the touched memory: waiting for the host must take longer than a time slice of another
 /// process.
-const SIZE: Bytes = Bytes(256 << 20);
+const TOUCHED_BYTES: Bytes = Bytes(256 << 20);
 
 /// Pause after which the kernel has reported free memory to the host: it waits two seconds.
-const A_WHILE: Duration = Duration::from_secs(3);
+const REPORTING_DELAY: Duration = Duration::from_secs(3);
 
 /// Number of measurements; the median counts.
 const ROUNDS: usize = 3;
@@ -69,19 +69,19 @@ pub fn touch_after_a_while(
     root: &Root,
     progress: impl Fn(usize, usize),
 ) -> Result<AfterAWhile, Error> {
-    check_available(root, SIZE + SIZE)?;
+    check_available(root, TOUCHED_BYTES + TOUCHED_BYTES)?;
     let mut times = [[Duration::ZERO; ROUNDS]; 2];
     for round in 0..ROUNDS {
         progress(round, ROUNDS);
-        sleep(A_WHILE);
+        sleep(REPORTING_DELAY);
         for times in &mut times {
-            times[round] = touch(SIZE, libc::MADV_HUGEPAGE)?;
+            times[round] = touch(TOUCHED_BYTES, libc::MADV_HUGEPAGE)?;
         }
     }
     times.iter_mut().for_each(|times| times.sort_unstable());
     let [first, again] = times.map(|times| times[ROUNDS / 2]);
     Ok(AfterAWhile {
-        size: SIZE,
+        size: TOUCHED_BYTES,
         first,
         again,
     })
@@ -92,12 +92,12 @@ pub fn touch_after_a_while(
 fn touch(size: Bytes, advice: libc::c_int) -> Result<Duration, Error> {
     let mut memory = RawBlock::take(AllocCall::MapHuge, size)?;
     memory.advise(advice)?;
-    let (before, clock) = (warm::own_faults()?, Instant::now());
+    let (before, clock) = (own_usage()?.ru_minflt, Instant::now());
     memory.touch();
-    let (took, faults) = (clock.elapsed(), warm::own_faults()? - before);
+    let (took, faults) = (clock.elapsed(), own_usage()?.ru_minflt - before);
     memory.give_back()?;
     let base = rustix::param::page_size() as u64;
-    match came_in_huge_pages(size, base, faults) == (advice == libc::MADV_HUGEPAGE) {
+    match came_in_huge_pages(size, base, faults.unsigned_abs()) == (advice == libc::MADV_HUGEPAGE) {
         true => Ok(took),
         false => Err(Error::Map(io::Error::from(io::ErrorKind::OutOfMemory))),
     }

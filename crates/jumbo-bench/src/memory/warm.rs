@@ -20,11 +20,11 @@ use crate::figures::cpu_ms;
 use crate::task::AllocCall;
 
 /// Maximum number of attempts at a sample that waits for the host.
-const TRIES: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// A sample waited for the host if its system time exceeds the minimum of its side by this factor
 /// and [`SLACK_MS`].
-const FACTOR: f64 = 1.25;
+const MAX_SYSTEM_TIME_RATIO: f64 = 1.25;
 
 /// Variation of the start of a process: the host takes as long for some 30 MiB.
 const SLACK_MS: f64 = 50.0;
@@ -60,11 +60,11 @@ pub(crate) fn sample<S>(
             Err(error) if error.is_disturbed() && tries > 0 => continue,
             sample => sample?,
         };
-        if took <= *least * FACTOR + SLACK_MS {
+        if took <= *least * MAX_SYSTEM_TIME_RATIO + SLACK_MS {
             *least = least.min(took);
         } else {
             hits.push(took);
-            if hits.len() < TRIES {
+            if hits.len() < MAX_ATTEMPTS {
                 hit.taken_again += 1;
                 continue;
             }
@@ -95,15 +95,9 @@ fn system_ms() -> Result<f64, Error> {
     Ok(cpu_ms(usage(libc::RUSAGE_CHILDREN)?.ru_stime))
 }
 
-/// User and system time of this process, in milliseconds.
-pub(crate) fn own_times() -> Result<[f64; 2], Error> {
-    let usage = usage(libc::RUSAGE_SELF)?;
-    Ok([usage.ru_utime, usage.ru_stime].map(cpu_ms))
-}
-
-/// Minor page faults of this process.
-pub(super) fn own_faults() -> Result<u64, Error> {
-    Ok(usage(libc::RUSAGE_SELF)?.ru_minflt.unsigned_abs())
+/// Resource usage of this process.
+pub(crate) fn own_usage() -> Result<libc::rusage, Error> {
+    usage(libc::RUSAGE_SELF)
 }
 
 fn usage(whose: libc::c_int) -> Result<libc::rusage, Error> {

@@ -11,20 +11,20 @@ use jumbo_host::kernel::{FileError, Root};
 use crate::Error;
 
 /// Share of the memory that need not become free, in percent.
-const TOLERANCE: u64 = 1;
+const TOLERANCE_PERCENT: u64 = 1;
 
 /// Minimum of that share in bytes: the fluctuation by other programs.
-const LEAST: u64 = 8 << 20;
+const MIN_TOLERANCE_BYTES: u64 = 8 << 20;
 
 /// Maximum share of a CPU for the checks: one part in so many. They delay the freeing threads: the
 /// kernel holds the zone lock while it prints a zone.
-const SHARE: u32 = 40;
+const CHECK_TIME_DIVISOR: u32 = 40;
 
 /// Time after which another program must have taken the memory, plus a second per GiB.
-const BOUND: Duration = Duration::from_secs(5);
+const FREE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Minimum time between two checks.
-const PAUSE: Duration = Duration::from_millis(1);
+const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Waits until memory that was in use at its creation is free.
 pub(crate) struct FreeWatch {
@@ -37,12 +37,12 @@ pub(crate) struct FreeWatch {
 impl FreeWatch {
     /// Creates a watch, right before `size` bytes are freed: earlier changes do not count.
     pub(crate) fn new(root: &Root, size: Bytes) -> Result<Self, Error> {
-        let tolerated = (size.0 / 100 * TOLERANCE).max(LEAST);
+        let tolerated = (size.0 / 100 * TOLERANCE_PERCENT).max(MIN_TOLERANCE_BYTES);
         let expected = Bytes(size.0.saturating_sub(tolerated));
         Ok(Self {
             root: root.clone(),
             level: free(root)? + expected,
-            bound: BOUND + Duration::from_secs(size.0 >> 30),
+            bound: FREE_TIMEOUT + Duration::from_secs(size.0 >> 30),
         })
     }
 
@@ -56,7 +56,9 @@ impl FreeWatch {
         if since.elapsed() > self.bound {
             return Err(Error::NotBack(Bytes(self.level.0 - free.0)));
         }
-        Ok(Some((clock.elapsed() * SHARE).max(PAUSE)))
+        Ok(Some(
+            (clock.elapsed() * CHECK_TIME_DIVISOR).max(MIN_CHECK_INTERVAL),
+        ))
     }
 
     /// Waits until the memory is free, and returns the time `since` then.
@@ -136,7 +138,7 @@ Node 0, zone   Normal
             std::fs::write(folder.path().join("proc/zoneinfo"), zones).unwrap();
             assert_eq!(watch.look(now).unwrap().is_none(), back, "{left}");
         }
-        let long_ago = now.checked_sub(BOUND * 2).unwrap();
+        let long_ago = now.checked_sub(FREE_TIMEOUT * 2).unwrap();
         assert!(matches!(watch.look(long_ago), Err(Error::NotBack(_))));
     }
 }

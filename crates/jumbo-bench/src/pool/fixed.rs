@@ -12,11 +12,11 @@ use jumbo_host::kernel::Root;
 use jumbo_host::kernel::smaps::Smaps;
 
 use crate::Error;
-use crate::elf::{AddedSegment, HUGE, with_segment};
+use crate::elf::{AddedSegment, HUGE_PAGE, with_segment};
 
 /// Copies `executable` with so many bytes of bss added.
 pub(super) fn program(executable: &Path, size: Bytes) -> Result<File, Error> {
-    let size = Bytes(size.0.next_multiple_of(HUGE));
+    let size = Bytes(size.0.next_multiple_of(HUGE_PAGE));
     with_segment(executable, AddedSegment::Zeroes(size), |_| Ok(()))
 }
 
@@ -32,7 +32,7 @@ pub(super) fn arrays(root: &Root, size: Bytes) -> Result<&'static mut [u8], Erro
     let mut bss = maps.mappings().filter(|mapping| {
         mapping.write && !mapping.execute && !mapping.shared && mapping.path.is_empty()
     });
-    let bss = bss.find(|mapping| mapping.size() >= size && mapping.start.is_multiple_of(HUGE));
+    let bss = bss.find(|mapping| mapping.size() >= size && mapping.start.is_multiple_of(HUGE_PAGE));
     let start = bss.ok_or_else(none)?.start;
     if TAKEN.swap(true, Ordering::Relaxed) {
         return Err(none());

@@ -33,8 +33,8 @@ use jumbo_host::kernel::Root;
 use crate::claim;
 use crate::elf::path_of;
 use crate::group::{self, Group, rows};
-use crate::heap::TOTAL;
-use crate::keeper::{Keeper, KernelKnobs, SIZE};
+use crate::heap::TOTAL_TIME;
+use crate::keeper::{Keeper, KernelKnobs, POOL_PAGE_SIZE};
 use crate::launch::Launch;
 use crate::machine::cpus;
 use crate::memory::check_available;
@@ -43,29 +43,29 @@ use crate::table::Table;
 use crate::task::{Arrays, PageCycle, PoolConfig, PoolKind, Provision, Task};
 use crate::work::Worker;
 use crate::{Error, Settings};
-use stream::{ALL, KERNELS};
+use stream::{ALL_KERNELS, KERNELS};
 
 /// Minimum size: the large arrays must exceed the small ones, and most caches.
 pub const MIN_SIZE: Bytes = Bytes(48 << 20);
 
 /// Size of all three small arrays: within a large cache, and within the TLB only on huge pages.
-const SMALL: Bytes = Bytes(24 << 20);
+const SMALL_ARRAYS: Bytes = Bytes(24 << 20);
 
 /// Processes per sample, of which the fastest counts for each kernel, for arrays of at least
 /// [`LARGE_ARRAYS`]: the host decides how fast the memory of one process is. Small arrays are for
 /// quick measurements.
 const LAPS: usize = 3;
-const LARGE: Bytes = Bytes(1 << 30);
+const LARGE_ARRAYS: Bytes = Bytes(1 << 30);
 
 /// Passes over the small and the large arrays, without and with `--quick`.
 const PASSES: [[usize; 2]; 2] = [[200, 6], [50, 3]];
 /// Pages of the first-use rows, repetitions, and pages of the pool of the take-and-give rows.
-const FIRST: [Pages; 2] = [Pages(128), Pages(16)];
-const TIMES: usize = 5;
-const EXCHANGED: [Pages; 2] = [Pages(64), Pages(16)];
+const FIRST_USE_PAGES: [Pages; 2] = [Pages(128), Pages(16)];
+const FIRST_USE_REPETITIONS: usize = 5;
+const EXCHANGE_POOL_PAGES: [Pages; 2] = [Pages(64), Pages(16)];
 
 /// Memory of a heap beyond the program's allocations.
-const BESIDE: Bytes = Bytes(64 << 20);
+const HEAP_OVERHEAD: Bytes = Bytes(64 << 20);
 
 /// Measures the table, with `size` bytes for STREAM's three arrays. Take and give run on 1, 2, 4
 /// ... threads, up to one per CPU, and STREAM on one per CPU. `quick` reduces the work.
@@ -74,18 +74,18 @@ const BESIDE: Bytes = Bytes(64 << 20);
 /// [`Error`].
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let root = Root::host();
-    let size = size.whole_pages(SIZE).bytes(SIZE);
+    let size = size.whole_pages(POOL_PAGE_SIZE).bytes(POOL_PAGE_SIZE);
     // The arrays, the pages that the kernel's pool may hold for the next side, and the program.
     check_available(&root, size + size + Bytes(256 << 20))?;
     let most = cpus();
     let what = format!(
-        "three arrays of {SMALL} and of {size} in all, {}",
+        "three arrays of {SMALL_ARRAYS} and of {size} in all, {}",
         counted(most as u64, "thread")
     );
     let mut table = Table::new("pool", what, settings)?;
 
     let fixed = table.found("static arrays", fixed::program(&settings.jumbo, size))?;
-    let pool = Keeper::of_pool(settings, size.whole_pages(SIZE));
+    let pool = Keeper::of_pool(settings, size.whole_pages(POOL_PAGE_SIZE));
     let pool = table.found("pages of the kernel's pool (hugetlb)", pool)?;
     let thp = Thp::at(&root).map_err(Error::from);
     let thp = table.found("transparent huge pages (thp)", thp)?;
@@ -109,7 +109,7 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         table.missing(what, "--quick leaves them out");
         threads.truncate(1);
     } else {
-        groups.push(bench.streams(SMALL, most));
+        groups.push(bench.streams(SMALL_ARRAYS, most));
     }
     groups.extend([
         bench.first_uses(),
@@ -142,18 +142,18 @@ impl<'a> PoolBench<'a> {
     /// dynamic side.
     fn streams(&self, size: Bytes, threads: usize) -> Group<'a> {
         let (small, kind) = match size {
-            SMALL => ("_small", "small"),
+            SMALL_ARRAYS => ("_small", "small"),
             _ => ("", "large"),
         };
         let is_large = small.is_empty();
         let passes = PASSES[self.quick][usize::from(is_large)];
-        let laps = if size >= LARGE { LAPS } else { 1 };
+        let laps = if size >= LARGE_ARRAYS { LAPS } else { 1 };
         let mut group = self.group("STREAM").laps(laps, least);
         let on = |launch, arrays| Worker::new(launch, Task::Stream(arrays, size, threads, passes));
         let plain = on(Launch::Plain, Arrays::Base);
         let base = group.worker("base pages", plain, size, claim::base(size));
         let all = &format!("all kernels, {kind} arrays");
-        rows! { group; format!("stream{small}_aa") => all, ALL, base / base; }
+        rows! { group; format!("stream{small}_aa") => all, ALL_KERNELS, base / base; }
 
         if let Some(program) = &self.fixed {
             // Static arrays on base pages, and under `jumbo run --data`.
@@ -162,10 +162,10 @@ impl<'a> PoolBench<'a> {
             };
             let (plain, arrays) = (Launch::Plain, Arrays::StaticBase);
             let fixed = side("static, base pages", plain, arrays, claim::base(size));
-            let (data, claims) = (Launch::at_once(DATA_ALONE), claim::huge(size));
+            let (data, claims) = (Launch::at_once(DATA_ONLY), claim::huge(size));
             let advised = side("static, jumbo run --data", data, Arrays::Static, claims);
             let all = format!("all kernels, static {kind} arrays");
-            rows! { group; format!("static{small}") => all, ALL, fixed / advised; }
+            rows! { group; format!("static{small}") => all, ALL_KERNELS, fixed / advised; }
             if is_large {
                 rows! { group;
                     "start_static" => "static arrays touched", "start_ms", fixed / advised;
@@ -189,12 +189,12 @@ impl<'a> PoolBench<'a> {
                         format!("region of a {pool} pool"),
                         Launch::Plain,
                         size,
-                        supply.claims(size.whole_pages(SIZE)),
+                        supply.claims(size.whole_pages(POOL_PAGE_SIZE)),
                     ),
                 };
                 let worker = on(launch, Arrays::Supplied(supply));
                 let side = group.worker(name, worker, size, claims);
-                group.needs(side, supply.needs(taken.whole_pages(SIZE)))
+                group.needs(side, supply.needs(taken.whole_pages(POOL_PAGE_SIZE)))
             };
             let held = side("preallocated", Provision::Held);
             let dynamic = side("dynamic", Provision::Surplus);
@@ -202,8 +202,8 @@ impl<'a> PoolBench<'a> {
             let name = |name: &str| format!("{name}{}{small}", suffix(source));
             let published = |figure| Some(figure).filter(|_| is_large);
             rows! { group;
-                name("preallocated_vs_baseline") => all, ALL, base / held, published("up to 1.46");
-                name("dynamic_vs_preallocated") => all, ALL, held / dynamic, published("0.994");
+                name("preallocated_vs_baseline") => all, ALL_KERNELS, base / held, published("up to 1.46");
+                name("dynamic_vs_preallocated") => all, ALL_KERNELS, held / dynamic, published("0.994");
             }
             // One kind of pool is enough to show the gain of each kernel.
             for figure in KERNELS.into_iter().filter(|_| source == self.sources[0]) {
@@ -228,13 +228,21 @@ impl<'a> PoolBench<'a> {
 
     fn first_uses(&self) -> Group<'a> {
         let mut group = self.group("first use");
-        let pages = FIRST[self.quick];
+        let pages = FIRST_USE_PAGES[self.quick];
         for &source in &self.sources {
             let mut side = |called: &str, provision| {
                 let supply = PoolConfig(source, provision);
                 let name = format!("{called} ({})", source.name());
-                let worker = Worker::new(Launch::Plain, Task::FirstUse(supply, pages, TIMES));
-                let side = group.worker(name, worker, pages.bytes(SIZE), supply.claims(pages));
+                let worker = Worker::new(
+                    Launch::Plain,
+                    Task::FirstUse(supply, pages, FIRST_USE_REPETITIONS),
+                );
+                let side = group.worker(
+                    name,
+                    worker,
+                    pages.bytes(POOL_PAGE_SIZE),
+                    supply.claims(pages),
+                );
                 group.needs(side, supply.needs(pages))
             };
             let held = side("held", Provision::Held);
@@ -267,11 +275,16 @@ impl<'a> PoolBench<'a> {
             1 => (String::new(), "by 1 thread".to_owned()),
             n => (format!("_{n}_threads"), format!("by {n} threads")),
         };
-        let pages = EXCHANGED[self.quick];
+        let pages = EXCHANGE_POOL_PAGES[self.quick];
         let mut side = |way: PageCycle| {
             let worker = Worker::new(Launch::Plain, Task::Exchange(source, way, pages, threads));
             let claims = way.claims(source, pages);
-            let side = group.worker(way.name(source), worker, pages.bytes(SIZE), claims);
+            let side = group.worker(
+                way.name(source),
+                worker,
+                pages.bytes(POOL_PAGE_SIZE),
+                claims,
+            );
             group.needs(side, PoolConfig(source, Provision::Held).needs(pages))
         };
         let [take, zeroed] = [PageCycle::Take, PageCycle::TakeZeroed].map(&mut side);
@@ -304,24 +317,24 @@ impl<'a> PoolBench<'a> {
         let mut group = self.group("heap");
         let plain = group.work(Launch::Plain, Task::Load(size), size, claim::no_huge());
         let what = "objects allocated, chased, freed";
-        rows! { group; "heap_aa" => what, TOTAL, plain / plain; }
+        rows! { group; "heap_aa" => what, TOTAL_TIME, plain / plain; }
         for &source in &self.sources {
             let name = format!("jumbo run --heap=mimalloc --pool, {}", source.name());
             // Waste by alignment included.
             let most = Bytes(size.0 / 4 * 5);
             let worker = Worker::new(on_pool(most, "--heap=mimalloc"), Task::Load(size));
             let pooled = group.worker(name, worker, size, source.claims(size));
-            let held = pool_of(most).whole_pages(SIZE);
+            let held = pool_of(most).whole_pages(POOL_PAGE_SIZE);
             group.needs(pooled, PoolConfig(source, Provision::Held).needs(held));
             let name = format!("heap_pool_vs_plain{}", suffix(source));
-            rows! { group; name => what, TOTAL, plain / pooled; }
+            rows! { group; name => what, TOTAL_TIME, plain / pooled; }
         }
         group
     }
 }
 
 /// Options under which only data differs from plain.
-const DATA_ALONE: &str = "--data=on --text=off --heap=off --maps=off --free=off --reaper=off";
+const DATA_ONLY: &str = "--data=on --text=off --heap=off --maps=off --free=off --reaper=off";
 
 /// `jumbo run --pool` for a program that allocates `size` bytes.
 fn on_pool(size: Bytes, heap: &str) -> Launch {
@@ -332,7 +345,9 @@ fn on_pool(size: Bytes, heap: &str) -> Launch {
 
 /// Size for `--pool`: the program's allocations and the overhead of its allocator.
 fn pool_of(size: Bytes) -> Bytes {
-    (size + BESIDE).whole_pages(SIZE).bytes(SIZE)
+    (size + HEAP_OVERHEAD)
+        .whole_pages(POOL_PAGE_SIZE)
+        .bytes(POOL_PAGE_SIZE)
 }
 
 /// Suffix of the row names of a kind of pool; empty for the kernel's, for which the mechanism was

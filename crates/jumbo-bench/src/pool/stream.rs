@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 pub(super) const KERNELS: [&str; 4] = ["copy_ms", "scale_ms", "add_ms", "triad_ms"];
 
 /// Sum of all of [`KERNELS`].
-pub(super) const ALL: &str = "copy_ms+scale_ms+add_ms+triad_ms";
+pub(super) const ALL_KERNELS: &str = "copy_ms+scale_ms+add_ms+triad_ms";
 
 /// Factor of `scale` and `triad`: with it the values neither grow nor vanish.
 const SCALAR: f64 = 0.4;
 
 /// Initial values of the arrays.
-const FIRST: [f64; 3] = [1.0, 2.0, 0.0];
+const INITIAL_VALUES: [f64; 3] = [1.0, 2.0, 0.0];
 
 /// Numbers between two arrays: at a distance of a power of two they would share cache sets and
 /// memory banks.
-const GAP: usize = 1160;
+const ARRAY_GAP: usize = 1160;
 
 /// Times of a run.
 #[derive(Clone, Copy, Debug)]
@@ -93,10 +93,10 @@ fn work(
 impl<'m> ThreadPart<'m> {
     /// Splits the three arrays into one part per thread.
     fn all(memory: &'m mut [f64], threads: usize) -> Vec<Self> {
-        let length = (memory.len() / 3).saturating_sub(GAP);
+        let length = (memory.len() / 3).saturating_sub(ARRAY_GAP);
         let cut = length.div_ceil(threads.max(1)).max(1);
         let mut arrays = memory
-            .chunks_mut(length + GAP)
+            .chunks_mut(length + ARRAY_GAP)
             .filter_map(|array| array.get_mut(..length))
             .map(|array| array.chunks_mut(cut));
         let (Some(a), Some(b), Some(c)) = (arrays.next(), arrays.next(), arrays.next()) else {
@@ -108,7 +108,7 @@ impl<'m> ThreadPart<'m> {
 
     /// Initialises the arrays, by a first touch.
     fn touch(&mut self) {
-        let [a, b, c] = FIRST;
+        let [a, b, c] = INITIAL_VALUES;
         self.a.fill(a);
         self.b.fill(b);
         self.c.fill(c);
@@ -132,7 +132,7 @@ impl<'m> ThreadPart<'m> {
 
     /// Checks each value after `passes` passes; the error is the first wrong one.
     fn check(&self, passes: usize) -> Result<(), f64> {
-        let [mut a, mut b, mut c] = FIRST;
+        let [mut a, mut b, mut c] = INITIAL_VALUES;
         for _ in 0..passes {
             c = a;
             b = SCALAR * c;
@@ -177,20 +177,20 @@ mod tests {
     #[test]
     fn any_number_of_threads_does_all_of_it() {
         for threads in 1..=5 {
-            let mut memory = vec![7.0; 3 * (GAP + 1003)];
+            let mut memory = vec![7.0; 3 * (ARRAY_GAP + 1003)];
             let times = run(&mut memory, threads, 3).unwrap();
             assert!(times.best.iter().all(|best| *best < Duration::MAX));
             // The gaps between the arrays are untouched.
             assert_eq!(
                 memory.iter().filter(|&&value| value == 7.0).count(),
-                3 * GAP
+                3 * ARRAY_GAP
             );
         }
     }
 
     #[test]
     fn a_number_that_was_lost_is_noticed() {
-        let mut memory = vec![0.0; 3 * (GAP + 100)];
+        let mut memory = vec![0.0; 3 * (ARRAY_GAP + 100)];
         run(&mut memory, 1, 2).unwrap();
         let mut parts = ThreadPart::all(&mut memory, 1);
         parts[0].check(2).unwrap();

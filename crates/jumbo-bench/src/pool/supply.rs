@@ -3,7 +3,7 @@
 use jumbo::units::{Bytes, Pages};
 
 use crate::claim::{self, Claim, MIN_PERCENT, exactly};
-use crate::keeper::{Needs, SIZE};
+use crate::keeper::{Needs, POOL_PAGE_SIZE};
 use crate::task::{PageCycle, PoolConfig, PoolKind, Provision};
 
 /// Figures of the origin of pages: pages in use and surplus pages of our pool, and the growth of
@@ -50,7 +50,7 @@ impl PoolConfig {
             Provision::Persistent => (pages.0, 0),
             Provision::Surplus => (pages.0, pages.0),
         };
-        let mut claims = self.0.claims(pages.bytes(SIZE));
+        let mut claims = self.0.claims(pages.bytes(POOL_PAGE_SIZE));
         claims.extend([exactly(USED, pages.0), exactly(SURPLUS, ours)]);
         if self.0 == PoolKind::Hugetlb {
             claims.push(exactly(KERNEL_SURPLUS, kernels));
@@ -60,7 +60,7 @@ impl PoolConfig {
 
     /// Claims of a program under `jumbo run --pool`, by the kernel's counters alone.
     pub(super) fn claims_of_heap(self, size: Bytes) -> Vec<Claim> {
-        let most = size.whole_pages(SIZE).0 / 100 * MIN_PERCENT;
+        let most = size.whole_pages(POOL_PAGE_SIZE).0 / 100 * MIN_PERCENT;
         let surplus = match self.1 {
             Provision::Surplus => most..=u64::MAX,
             _ => 0..=0,
@@ -87,12 +87,12 @@ impl PageCycle {
     pub(crate) fn claims(self, source: PoolKind, pages: Pages) -> Vec<Claim> {
         match self {
             Self::Take | Self::TakePlain | Self::TakeZeroed => {
-                let mut claims = source.claims(pages.bytes(SIZE));
+                let mut claims = source.claims(pages.bytes(POOL_PAGE_SIZE));
                 claims.extend([exactly(USED, 1), exactly(SURPLUS, 0)]);
                 claims
             }
             Self::Map => vec![claim::at_least(KERNEL_RESERVED, 1)],
-            Self::MapTouched => source.claims(Pages(1).bytes(SIZE)),
+            Self::MapTouched => source.claims(Pages(1).bytes(POOL_PAGE_SIZE)),
         }
     }
 }
@@ -115,7 +115,7 @@ mod tests {
     /// Checks claims against: pages on huge pages, and on hugetlb pages; pages in use and surplus
     /// pages of our pool, surplus and reserved pages of the kernel's.
     fn fine(claims: &[Claim], memory: [u32; 2], counted: [u32; 4]) -> bool {
-        let [huge, hugetlb] = memory.map(|pages| f64::from(pages) * SIZE.bytes() as f64);
+        let [huge, hugetlb] = memory.map(|pages| f64::from(pages) * POOL_PAGE_SIZE.bytes() as f64);
         let [used, surplus, kernel_surplus, kernel_reserved] = counted.map(f64::from);
         let figures = figures([
             ("huge_bytes", huge),
@@ -161,7 +161,7 @@ mod tests {
         ] {
             let each = [Provision::Held, Provision::Surplus].map(|provision| {
                 let supply = PoolConfig(PoolKind::Hugetlb, provision);
-                let claims = supply.claims_of_heap(Pages(100).bytes(SIZE));
+                let claims = supply.claims_of_heap(Pages(100).bytes(POOL_PAGE_SIZE));
                 fine(&claims, memory, [0, 0, surplus, 0])
             });
             assert_eq!(each, right, "{memory:?} {surplus}");

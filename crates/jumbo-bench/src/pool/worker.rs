@@ -8,22 +8,22 @@ use std::time::{Duration, Instant};
 
 use jumbo::pool::{Hugetlb, Page, Placement, Pool, Populate, Thp};
 use jumbo::units::{Bytes, Order, Pages};
-use jumbo_host::kernel::{Root, hugetlb, task};
+use jumbo_host::kernel::{Root, hugetlb};
 
 use super::supply::{KERNEL_RESERVED, KERNEL_SURPLUS, SURPLUS, USED};
 use super::{fixed, stream as kernels};
 use crate::Error;
 use crate::figures::{Figures, ms, with};
-use crate::keeper::{SIZE, kernel_pool};
-use crate::memory::{RawBlock, base_pages_only, numbers, own_memory, own_memory_in};
+use crate::keeper::{POOL_PAGE_SIZE, kernel_pool};
+use crate::memory::{RawBlock, base_pages_only, numbers, own_memory, own_memory_in, own_usage};
 use crate::stats::{least, median};
 use crate::task::{AllocCall, Arrays, PageCycle, PoolConfig, PoolKind, Provision};
 use crate::work::ns_per_call;
 
 /// Number and duration of the intervals for take and give, and the iterations between two reads of
 /// the clock. The fastest interval counts: disturbances only slow it down.
-const SPANS: usize = 10;
-const SPAN: Duration = Duration::from_millis(5);
+const INTERVALS: usize = 10;
+const INTERVAL: Duration = Duration::from_millis(5);
 const BATCH: u64 = 32;
 
 /// Figure: 1 if the pool can split a page into folios.
@@ -38,7 +38,7 @@ pub(crate) fn stream(
     passes: usize,
 ) -> Result<Figures, Error> {
     let root = Root::host();
-    let pages = size.whole_pages(SIZE);
+    let pages = size.whole_pages(POOL_PAGE_SIZE);
     let mut _ballast = None;
     let mut supplied_pool = None;
     let kernel = kernel_pool(&root)?;
@@ -54,9 +54,8 @@ pub(crate) fn stream(
         Arrays::Static | Arrays::StaticBase => Some(fixed::arrays(&root, size)?),
         Arrays::Base | Arrays::Supplied(_) => None,
     };
-    let faults = || Ok::<_, Error>(task::faults(&root, std::process::id())?.minor);
 
-    let (before, clock) = (faults()?, Instant::now());
+    let (before, clock) = (own_usage()?.ru_minflt, Instant::now());
     let (mut block, mut region);
     let memory = match (of_program, &supplied_pool) {
         (Some(bss), _) => bss,
@@ -79,7 +78,7 @@ pub(crate) fn stream(
         ))
     })?;
 
-    let faults = faults()?.saturating_sub(before);
+    let faults = own_usage()?.ru_minflt - before;
     let had = own_memory_in(&root, &[addresses])?;
     let mut figures = whose(had, kernel.as_ref(), supplied_pool.as_ref())?;
     let best = kernels::KERNELS.into_iter().zip(times.best);
@@ -127,14 +126,14 @@ pub(crate) fn exchange(
 ) -> Result<Figures, Error> {
     let root = Root::host();
     let quickest = |once: &(dyn Fn() -> Result<(), Error> + Sync)| {
-        let spans = (0..SPANS).map(|_| ns_per_call(threads, (SPAN, BATCH), once));
+        let spans = (0..INTERVALS).map(|_| ns_per_call(threads, (INTERVAL, BATCH), once));
         Ok::<_, Error>(least(&spans.collect::<Result<Vec<_>, _>>()?))
     };
     if matches!(way, PageCycle::Map | PageCycle::MapTouched) {
         let map = || {
             let mut block = match source {
-                PoolKind::Thp => RawBlock::take(AllocCall::MapHuge, Bytes(SIZE.bytes()))?,
-                PoolKind::Hugetlb => RawBlock::hugetlb(SIZE)?,
+                PoolKind::Thp => RawBlock::take(AllocCall::MapHuge, Bytes(POOL_PAGE_SIZE.bytes()))?,
+                PoolKind::Hugetlb => RawBlock::hugetlb(POOL_PAGE_SIZE)?,
             };
             if way == PageCycle::MapTouched {
                 block.bytes()[0] = 1;
@@ -199,7 +198,7 @@ fn ballast(root: &Root, supply: PoolConfig) -> Result<Option<Pool>, Error> {
 fn made(root: &Root, source: PoolKind) -> Result<Pool, Error> {
     let placement = Placement::of_thread()?;
     Ok(match source {
-        PoolKind::Hugetlb => Pool::new(Hugetlb::at(root, SIZE)?, placement),
+        PoolKind::Hugetlb => Pool::new(Hugetlb::at(root, POOL_PAGE_SIZE)?, placement),
         PoolKind::Thp => Pool::new(Thp::at(root)?, placement),
     })
 }

@@ -10,13 +10,13 @@ use jumbo_host::kernel::process::tree;
 
 /// A socket table under /proc/PID/net: name, columns of state and inode, state of a listening
 /// socket.
-type Table = (&'static str, usize, usize, &'static str);
+type SocketTable = (&'static str, usize, usize, &'static str);
 
 /// `0A` is TCP_LISTEN; bit 16 of the flags is `__SO_ACCEPTCON`.
 ///
 /// # References
 /// proc_pid_net(5)
-const TABLES: [Table; 3] = [
+const SOCKET_TABLES: [SocketTable; 3] = [
     ("tcp", 3, 9, "0A"),
     ("tcp6", 3, 9, "0A"),
     ("unix", 3, 6, "00010000"),
@@ -28,8 +28,8 @@ pub(super) fn listens(root: &Root, pid: u32) -> bool {
     while let Some(pid) = left.pop() {
         left.extend(tree::children(root, pid));
         let sockets = sockets(root, pid);
-        let is_listening = |table: &Table| has_listener(root, pid, table, &sockets);
-        if !sockets.is_empty() && TABLES.iter().any(is_listening) {
+        let is_listening = |table| has_listener(root, pid, table, &sockets);
+        if !sockets.is_empty() && SOCKET_TABLES.into_iter().any(is_listening) {
             return true;
         }
     }
@@ -54,17 +54,17 @@ fn sockets(root: &Root, pid: u32) -> BTreeSet<String> {
 fn has_listener(
     root: &Root,
     pid: u32,
-    (name, state, inode, listening): &Table,
+    (name, state, inode, listening): SocketTable,
     sockets: &BTreeSet<String>,
 ) -> bool {
     let table = root.read(format!("proc/{pid}/net/{name}"));
     let table = table.unwrap_or_default();
     table.lines().skip(1).any(|line| {
         let columns: Vec<_> = line.split_ascii_whitespace().collect();
-        let is = |column: usize, wanted: &dyn Fn(&str) -> bool| {
-            columns.get(column).is_some_and(|column| wanted(column))
-        };
-        is(*state, &|state| state == *listening) && is(*inode, &|inode| sockets.contains(inode))
+        columns.get(state) == Some(&listening)
+            && columns
+                .get(inode)
+                .is_some_and(|inode| sockets.contains(*inode))
     })
 }
 

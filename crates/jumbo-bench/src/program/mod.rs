@@ -129,11 +129,11 @@ pub(crate) struct Observations {
 pub const PLAIN: &str = "plain";
 
 /// Minimum and maximum of the default number of rounds, and the time that they should take.
-const ROUNDS: (f64, f64) = (5.0, 20.0);
-const TIME_MS: f64 = 60_000.0;
+const DEFAULT_ROUNDS: (f64, f64) = (5.0, 20.0);
+const DEFAULT_TIME_MS: f64 = 60_000.0;
 
 /// Maximum time to wait for memory that a reaper frees.
-const PATIENCE: Duration = Duration::from_secs(20);
+const REAPER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Compares `program`, started in those ways, with itself started plain.
 ///
@@ -157,7 +157,7 @@ pub fn compare(
     observations.sample(settings, program, &plain, &Cell::default())?;
     // Plain runs count twice, because of the A/A row.
     let lap = ms(clock.elapsed()) * (ways.len() + 2) as f64;
-    let fitting = (TIME_MS / lap).clamp(ROUNDS.0, ROUNDS.1);
+    let fitting = (DEFAULT_TIME_MS / lap).clamp(DEFAULT_ROUNDS.0, DEFAULT_ROUNDS.1);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -179,10 +179,8 @@ pub fn compare(
 
 impl Program {
     fn prepare(&self) -> Result<(), Error> {
-        let Some(command) = &self.prepare else {
-            return Ok(());
-        };
-        self.shell(command)
+        let command = self.prepare.as_ref();
+        command.map_or(Ok(()), |command| self.shell(command))
     }
 
     /// Runs a shell command, unmeasured.
@@ -190,7 +188,7 @@ impl Program {
         let mut shell = server::shell(command, self.folder.as_deref());
         shell.stdin(Stdio::null());
         let running = ProgramRun::start(&Root::host(), shell)?;
-        running.succeed(&mut || PATIENCE).map(drop)
+        running.succeed(&mut || REAPER_TIMEOUT).map(drop)
     }
 
     /// Reports whether a server's load is measured.
@@ -222,7 +220,10 @@ impl Program {
         let (huge, clock) = (huge_faults(&root), Instant::now());
         let running = ProgramRun::start(&root, command)?;
         let (pid, mut peak) = (running.pid(), peak);
-        let look = &mut || peak.as_mut().map_or(PATIENCE, |peak| peak.look(&root, pid));
+        let look = &mut || {
+            peak.as_mut()
+                .map_or(REAPER_TIMEOUT, |peak| peak.look(&root, pid))
+        };
         let (took, served) = match &self.server {
             None => {
                 running.wait(None, look)?;
@@ -234,7 +235,7 @@ impl Program {
             },
         };
         let mut ended = match self.must_succeed && self.server.is_none() {
-            true => running.succeed(&mut || PATIENCE)?,
+            true => running.succeed(&mut || REAPER_TIMEOUT)?,
             false => running.reap()?,
         };
         ended.served = served;
@@ -349,7 +350,7 @@ impl Observations {
             .chain(keys)
             .zip([plain].iter().chain(&sides))
         {
-            for figure in FIGURES {
+            for figure in RUN_FIGURES {
                 group.value(format!("{key}_{way}_{figure}"), figure, *side);
             }
         }
@@ -421,7 +422,7 @@ impl Observations {
 }
 
 /// Figures of a run.
-const FIGURES: [&str; 7] = [
+const RUN_FIGURES: [&str; 7] = [
     "time_ms",
     "user_ms",
     "system_ms",
@@ -441,7 +442,7 @@ fn huge_faults(root: &Root) -> f64 {
 /// Waits for the reapers of ended programs: they would take a CPU from the next run.
 fn wait_for_memory() -> Result<(), Error> {
     let (root, clock) = (Root::host(), Instant::now());
-    while !reapers_of_the_ended(&root)?.is_empty() && clock.elapsed() < PATIENCE {
+    while !reapers_of_the_ended(&root)?.is_empty() && clock.elapsed() < REAPER_TIMEOUT {
         interrupt::check()?;
         std::thread::sleep(Duration::from_millis(5));
     }

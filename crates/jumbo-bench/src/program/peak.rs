@@ -13,9 +13,9 @@ use jumbo_host::kernel::process::tree;
 use jumbo_host::kernel::smaps::Smaps;
 
 /// Interval between two samples: a multiple of the time of a sample, within these bounds.
-const PAUSE: u32 = 10;
-const SHORTEST: Duration = Duration::from_millis(3);
-const LONGEST: Duration = Duration::from_millis(200);
+const SAMPLE_INTERVAL_FACTOR: u32 = 10;
+const MIN_SAMPLE_INTERVAL: Duration = Duration::from_millis(3);
+const MAX_SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Largest sample so far.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,7 +44,8 @@ impl MemoryPeak {
         {
             (self.bytes, self.huge_percent) = (least.bytes, least.huge_percent);
         }
-        (clock.elapsed() * PAUSE / 2).clamp(SHORTEST, LONGEST)
+        (clock.elapsed() * SAMPLE_INTERVAL_FACTOR / 2)
+            .clamp(MIN_SAMPLE_INTERVAL, MAX_SAMPLE_INTERVAL)
     }
 
     /// Sums up the processes, one after the other.
@@ -117,7 +118,7 @@ mod tests {
     fn a_look_sees_the_process_and_keeps_the_most() {
         let mut peak = MemoryPeak::default();
         let pause = peak.look(&Root::host(), std::process::id());
-        assert!(peak.bytes > Bytes(1 << 20) && pause >= SHORTEST);
+        assert!(peak.bytes > Bytes(1 << 20) && pause >= MIN_SAMPLE_INTERVAL);
         let before = peak.bytes;
         peak.look(&Root::host(), u32::MAX);
         assert_eq!(peak.bytes, before);

@@ -24,13 +24,13 @@ use crate::interrupt;
 use crate::launch::line;
 
 /// Maximum time until a program ends after SIGTERM, and until its output closes after its end.
-const GRACE: Duration = Duration::from_secs(10);
+const TERMINATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum delay until a signal is noticed.
-const LOOK: Duration = Duration::from_millis(200);
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Kept end of the output: for messages, and for the figures of a load.
-const KEPT: usize = 64 << 10;
+const KEPT_OUTPUT_BYTES: usize = 64 << 10;
 
 /// Output to one stream. Two are equal if their lengths and hashes are.
 #[derive(Clone, Debug, Default)]
@@ -113,8 +113,10 @@ impl ProgramRun {
         let clock = Instant::now();
         loop {
             interrupt::check()?;
-            let left = most.map_or(LOOK, |most| most.saturating_sub(clock.elapsed()));
-            let pause = look().min(left).min(LOOK);
+            let left = most.map_or(SIGNAL_CHECK_INTERVAL, |most| {
+                most.saturating_sub(clock.elapsed())
+            });
+            let pause = look().min(left).min(SIGNAL_CHECK_INTERVAL);
             if self.ended_within(pause)? {
                 return Ok(true);
             }
@@ -139,8 +141,8 @@ impl ProgramRun {
     pub(super) fn stop(&self) -> Result<(), Error> {
         let _ = self.process.signal(libc::SIGTERM);
         let clock = Instant::now();
-        while clock.elapsed() < GRACE {
-            if self.ended_within(LOOK)? {
+        while clock.elapsed() < TERMINATION_TIMEOUT {
+            if self.ended_within(SIGNAL_CHECK_INTERVAL)? {
                 return Ok(());
             }
         }
@@ -163,7 +165,7 @@ impl ProgramRun {
         let (status, usage) = wait4(self.pid())?;
         let clock = Instant::now();
         let hear = |stream: &Receiver<io::Result<Output>>| {
-            let left = GRACE.saturating_sub(clock.elapsed()) / 10;
+            let left = TERMINATION_TIMEOUT.saturating_sub(clock.elapsed()) / 10;
             stream.recv_timeout(left).ok().transpose()
         };
         let said = match &streams {
@@ -240,7 +242,7 @@ impl Drop for ProgramRun {
         // Init reaps orphans; all memory should be free on return.
         let clock = Instant::now();
         let is_left = |process: &Process| !process.is_gone();
-        while tree.iter().any(is_left) && clock.elapsed() < GRACE {
+        while tree.iter().any(is_left) && clock.elapsed() < TERMINATION_TIMEOUT {
             thread::sleep(Duration::from_millis(1));
         }
         let _ = wait4(self.pid());
@@ -271,7 +273,7 @@ fn hash(mut stream: impl Read) -> io::Result<Output> {
         hasher.write(read);
         bytes += read.len() as u64;
         tail.extend_from_slice(read);
-        tail.drain(..tail.len().saturating_sub(KEPT));
+        tail.drain(..tail.len().saturating_sub(KEPT_OUTPUT_BYTES));
     }
     let tail = String::from_utf8_lossy(&tail);
     let mut lines = tail.lines().rev().map(str::trim);
@@ -332,7 +334,7 @@ mod tests {
 
     fn ended(script: &str) -> RunResult {
         let running = shell(script);
-        assert!(running.wait(None, &mut || LOOK).unwrap());
+        assert!(running.wait(None, &mut || SIGNAL_CHECK_INTERVAL).unwrap());
         running.reap().unwrap()
     }
 
@@ -369,7 +371,7 @@ mod tests {
         let is_there =
             |pid: &u32| Process::open(&root, *pid).is_ok_and(|process| !process.is_gone());
         while children.iter().any(is_there) {
-            assert!(clock.elapsed() < GRACE);
+            assert!(clock.elapsed() < TERMINATION_TIMEOUT);
         }
     }
 }

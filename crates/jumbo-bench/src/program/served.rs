@@ -39,7 +39,9 @@ impl Served {
     /// Reads the output of a load. `pattern` takes precedence over known tools.
     pub(super) fn read(text: &str, pattern: Option<&Pattern>) -> Self {
         let own = pattern.map_or_else(Self::default, |pattern| pattern.read(text));
-        let known = KNOWN.into_iter().filter_map(|regex| Regex::new(regex).ok());
+        let known = KNOWN_LINES
+            .into_iter()
+            .filter_map(|regex| Regex::new(regex).ok());
         let known = Self::found(&known.collect::<Vec<_>>(), text);
         Self {
             throughput: own.throughput.or(known.throughput),
@@ -114,7 +116,7 @@ impl Pattern {
 
 /// Lines of known tools: redis-benchmark, with `-q` and in its last table; pgbench; wrk; ab;
 /// latencies of wrk and ab.
-const KNOWN: [&str; 7] = [
+const KNOWN_LINES: [&str; 7] = [
     r"(?<throughput>[0-9.]+) requests per second(, p50=(?<p50>[0-9.]+))?",
     r"avg +min +p50 +p95 +p99 +max\s+[0-9.]+ +[0-9.]+ +(?<p50>[0-9.]+) +[0-9.]+ +(?<p99>[0-9.]+)",
     r"tps = (?<throughput>[0-9.]+)",

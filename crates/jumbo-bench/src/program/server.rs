@@ -13,20 +13,20 @@ use crate::figures::ms;
 use crate::{Error, Settings};
 
 /// Maximum time until a server is ready, the last probe included.
-const PATIENCE: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of a probe that starts before the server listens: such a client may hang. It doubles
 /// with each probe.
-const EARLY: Duration = Duration::from_secs(5);
+const EARLY_PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time to wait for a listening socket; after it, a server without one is probed nevertheless.
-const LISTENS: Duration = Duration::from_millis(500);
+const LISTEN_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time after which the user is told that the measurement waits for the server.
-const TOLD: Duration = Duration::from_secs(2);
+const NOTICE_DELAY: Duration = Duration::from_secs(2);
 /// Interval of checks that the server still exists: its clients may hang without it.
-const GLANCE: Duration = Duration::from_secs(1);
+const SERVER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum time of one setup or load.
-const LONGEST: Duration = Duration::from_secs(30 * 60);
+const MAX_COMMAND_TIME: Duration = Duration::from_secs(30 * 60);
 /// Time between two probes.
-const PAUSE: Duration = Duration::from_millis(50);
+const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A program that does not end by itself, and its load. `sh -c` runs the commands, without jumbo.
 #[derive(Clone, Debug, Default)]
@@ -58,7 +58,12 @@ impl Server {
         folder: Option<&Path>,
         look: &mut dyn FnMut() -> Duration,
     ) -> Result<(Option<f64>, Option<Served>), Error> {
-        self.prepare(settings, server, folder, look)?;
+        self.wait_until_ready(settings, server, READY_TIMEOUT, &mut |command, most| {
+            run(command, server, (folder, most), look).map(drop)
+        })?;
+        if let Some(setup) = &self.setup {
+            run(setup, server, (folder, MAX_COMMAND_TIME), look)?;
+        }
         let (took, served) = match &self.load {
             None => {
                 server.wait(self.time, look)?;
@@ -66,28 +71,12 @@ impl Server {
             }
             Some(load) => {
                 let (took, served) = self.loaded(load, server, folder)?;
-                run(load, server, (folder, LONGEST), look)?;
+                run(load, server, (folder, MAX_COMMAND_TIME), look)?;
                 (Some(took), served)
             }
         };
         server.stop()?;
         Ok((took, served))
-    }
-
-    /// Waits until the server is ready, and fills it.
-    fn prepare(
-        &self,
-        settings: &Settings,
-        server: &ProgramRun,
-        folder: Option<&Path>,
-        look: &mut dyn FnMut() -> Duration,
-    ) -> Result<(), Error> {
-        self.wait_until_ready(settings, server, PATIENCE, &mut |command, most| {
-            run(command, server, (folder, most), look).map(drop)
-        })?;
-        let setup = self.setup.as_ref();
-        let filled = setup.map(|setup| run(setup, server, (folder, LONGEST), look));
-        filled.transpose().map(drop)
     }
 
     /// Runs the load: returns its milliseconds, and the figures that it printed.
@@ -99,7 +88,9 @@ impl Server {
     ) -> Result<(f64, Option<Served>), Error> {
         let (clock, mut times, mut said, mut served) = (Instant::now(), 0, None, Vec::new());
         while times == 0 || self.time.is_some_and(|time| clock.elapsed() < time) {
-            let ended = run(load, server, (folder, LONGEST), &mut || GLANCE)?;
+            let ended = run(load, server, (folder, MAX_COMMAND_TIME), &mut || {
+                SERVER_CHECK_INTERVAL
+            })?;
             times += 1;
             let out = ended.said[0].as_ref();
             said = out.map(|said| said.last.clone());
@@ -129,10 +120,11 @@ impl Server {
         let (root, clock) = (Root::host(), Instant::now());
         let is_listening = || listens(&root, server.pid());
         let is_over = || server.is_gone() || clock.elapsed() >= patience;
-        while !is_listening() && !is_over() && clock.elapsed() < LISTENS {
-            server.wait(Some(PAUSE / 5), &mut || PAUSE)?;
+        while !is_listening() && !is_over() && clock.elapsed() < LISTEN_TIMEOUT {
+            server.wait(Some(PROBE_INTERVAL / 5), &mut || PROBE_INTERVAL)?;
         }
-        let (mut early, mut is_told, shown) = (EARLY, false, settings.progress.message());
+        let (mut early, mut is_told, shown) =
+            (EARLY_PROBE_TIMEOUT, false, settings.progress.message());
         loop {
             let left = patience.saturating_sub(clock.elapsed());
             let most = match is_listening() {
@@ -153,14 +145,14 @@ impl Server {
                 let waited = clock.elapsed().as_secs();
                 return Err(Error::NotReady(waited, command.clone(), last));
             }
-            if !is_told && clock.elapsed() >= TOLD {
+            if !is_told && clock.elapsed() >= NOTICE_DELAY {
                 settings.show_progress(format!(
                     "waiting until `{command}` succeeds, for at most {} s: {last}",
                     patience.as_secs()
                 ));
                 is_told = true;
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(PROBE_INTERVAL);
         }
         if is_told {
             settings.progress.set_message(shown);
@@ -179,7 +171,7 @@ fn run(
     let (mut shell, clock) = (shell(command, folder), Instant::now());
     shell.stdin(Stdio::null());
     let running = ProgramRun::start(&Root::host(), shell)?;
-    while !running.wait(Some(GLANCE), look)? {
+    while !running.wait(Some(SERVER_CHECK_INTERVAL), look)? {
         let passed = clock.elapsed();
         if server.is_gone() || passed > most {
             return Err(Error::Endless(command.to_owned(), passed.as_secs()));
@@ -219,7 +211,7 @@ mod tests {
         for serves in [ready, load] {
             let server = start();
             let error = serves
-                .serve(&settings, &server, None, &mut || PAUSE)
+                .serve(&settings, &server, None, &mut || PROBE_INTERVAL)
                 .unwrap_err();
             assert!(matches!(error, Error::Endless(..)), "{error}");
             assert!(server.is_gone());
@@ -260,8 +252,8 @@ mod tests {
                 _ => Ok(()),
             }
         };
-        let ready = serves.wait_until_ready(&settings, &server, PATIENCE, &mut hangs_once);
+        let ready = serves.wait_until_ready(&settings, &server, READY_TIMEOUT, &mut hangs_once);
         assert!(ready.is_ok());
-        assert_eq!(limits, [EARLY, EARLY * 2]);
+        assert_eq!(limits, [EARLY_PROBE_TIMEOUT, EARLY_PROBE_TIMEOUT * 2]);
     }
 }

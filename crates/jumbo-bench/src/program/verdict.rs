@@ -33,10 +33,10 @@ pub enum Change {
 }
 
 /// Minimum change that counts, whatever the A/A row says: a few rounds may agree by chance.
-const LEAST: f64 = 0.01;
+const MIN_CHANGE: f64 = 0.01;
 
 /// Minimum number of rounds that are unlikely to agree by chance.
-const ENOUGH: usize = 5;
+const MIN_ROUNDS: usize = 5;
 
 impl Change {
     /// Change in a row of ratios (plain divided by the other), with the noise of an A/A row.
@@ -52,8 +52,8 @@ impl Change {
         }
         let verdict = Comparison::Ratio(ratio).verdict();
         // Without a clear verdict, or with few rounds, twice the noise is required.
-        let is_clear = verdict != Verdict::NoDifference && table.rounds >= ENOUGH;
-        let needed = noise.max(LEAST) * if is_clear { 1.0 } else { 2.0 };
+        let is_clear = verdict != Verdict::NoDifference && table.rounds >= MIN_ROUNDS;
+        let needed = noise.max(MIN_CHANGE) * if is_clear { 1.0 } else { 2.0 };
         match factor - 1.0 > needed {
             false => Self::None { noise },
             true if ratio.median > 1.0 => Self::Less { factor, noise },
@@ -105,7 +105,7 @@ mod tests {
 
     fn change([min, median, max]: [f64; 3], [least, most]: [f64; 2]) -> Change {
         let mut table = Table::new("t", String::new(), &Settings::for_tests()).unwrap();
-        table.rounds = ENOUGH;
+        table.rounds = MIN_ROUNDS;
         let aa = [least, 1.0, most];
         for (name, [min, median, max]) in [("x", [min, median, max]), ("aa", aa)] {
             table.also(name.into(), Spread { median, min, max });

@@ -22,24 +22,24 @@ pub struct Way {
 }
 
 /// Mode of `jumbo run` without options.
-const DEFAULT: &str = "default";
+const DEFAULT_MODE: &str = "default";
 
 /// Modes and their options.
 const MODES: [(&str, &str); 6] = [
-    (DEFAULT, ""),
+    (DEFAULT_MODE, ""),
     ("glibc", "--heap=glibc"),
     ("mimalloc", "--heap=mimalloc --pool"),
-    ("pool", POOL),
+    ("pool", POOL_OPTION),
     ("text", "--text=shared"),
     ("background", "--free=background"),
 ];
 
 /// The pool has 5/4 of the program's plain size, plus this.
-const POOL: &str = "--pool";
-const ROOM: u64 = 64 << 20;
+const POOL_OPTION: &str = "--pool";
+const POOL_OVERHEAD_BYTES: u64 = 64 << 20;
 
 /// The only variable that never belongs to the user.
-const OURS: [&str; 1] = ["JUMBO_ORDERS"];
+const JUMBO_VARIABLES: [&str; 1] = ["JUMBO_ORDERS"];
 
 impl Way {
     /// The program unchanged.
@@ -119,7 +119,7 @@ impl Way {
     /// Name of its row.
     pub fn row(&self, key: &str) -> String {
         match self.key.as_str() {
-            DEFAULT => key.to_owned(),
+            DEFAULT_MODE => key.to_owned(),
             way => format!("{key}_{way}"),
         }
     }
@@ -130,7 +130,7 @@ impl Way {
     }
 
     pub(super) fn is_default(&self) -> bool {
-        self.key == DEFAULT
+        self.key == DEFAULT_MODE
     }
 
     pub(super) fn is_jumbo(&self) -> bool {
@@ -146,14 +146,14 @@ impl Way {
         (as_set, size): (bool, Bytes),
     ) -> Command {
         let launch = match &self.launch {
-            Launch::Jumbo(options) if options.ends_with(POOL) => {
-                let size = (size.0 + size.0 / 4 + ROOM) >> 20;
+            Launch::Jumbo(options) if options.ends_with(POOL_OPTION) => {
+                let size = (size.0 + size.0 / 4 + POOL_OVERHEAD_BYTES) >> 20;
                 Launch::Jumbo(format!("{options}={size}M"))
             }
             other => other.clone(),
         };
         match as_set {
-            true => launch.command_without(&OURS, jumbo, program),
+            true => launch.command_without(&JUMBO_VARIABLES, jumbo, program),
             false => launch.command(jumbo, program),
         }
     }

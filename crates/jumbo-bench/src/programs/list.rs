@@ -1,6 +1,7 @@
 //! [`PROGRAMS`]: the programs of `jumbo bench programs`, from `programs.toml`, which documents the
 //! fields.
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use serde::Deserialize;
@@ -19,32 +20,34 @@ pub(super) struct ProgramEntry {
     pub(super) file: String,
     pub(super) once: String,
     pub(super) run: Vec<String>,
-    pub(super) serves: Option<Serves>,
-}
-
-/// Scripts that measure a server.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Serves {
+    /// Scripts of a server: without `load` the program ends by itself.
     pub(super) ready: String,
-    #[serde(default)]
     pub(super) setup: String,
     pub(super) load: String,
-    #[serde(default)]
     pub(super) says: bool,
 }
 
 /// All programs, in the order of the table.
 pub(super) static PROGRAMS: LazyLock<Vec<ProgramEntry>> =
-    LazyLock::new(|| read().unwrap_or_default().program);
+    LazyLock::new(|| read().unwrap_or_default());
 
-#[derive(Default, Deserialize)]
-struct List {
-    program: Vec<ProgramEntry>,
-}
-
-fn read() -> Result<List, toml::de::Error> {
-    toml::from_str(include_str!("programs.toml"))
+/// Reads all entries. An entry with `like` inherits the fields that it lacks from an earlier one.
+fn read() -> Result<Vec<ProgramEntry>, toml::de::Error> {
+    let list: BTreeMap<String, Vec<toml::Table>> = toml::from_str(include_str!("programs.toml"))?;
+    let mut entries: Vec<toml::Table> = Vec::new();
+    for mut entry in list.into_values().flatten() {
+        if let Some(like) = entry.remove("like") {
+            let mut earlier = entries.iter();
+            let base = earlier
+                .find(|earlier| earlier.get("key") == Some(&like))
+                .cloned();
+            for (field, value) in base.unwrap_or_default() {
+                entry.entry(field).or_insert(value);
+            }
+        }
+        entries.push(entry);
+    }
+    entries.into_iter().map(toml::Table::try_into).collect()
 }
 
 /// Files that programs run or read, by name.
@@ -70,7 +73,7 @@ mod tests {
 
     #[test]
     fn every_program_has_a_name_of_its_own_and_something_to_run() {
-        let all = read().unwrap().program;
+        let all = read().unwrap();
         for entry in &all {
             let is_known = FILES.iter().any(|(name, _)| *name == entry.file);
             assert!(is_known || entry.file.is_empty(), "{entry:?}");

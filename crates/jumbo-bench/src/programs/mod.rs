@@ -22,7 +22,7 @@ use crate::{Error, Settings, group};
 use list::{FILES, PROGRAMS, ProgramEntry};
 
 /// The program, and its row that compares jumbo with the best of all peers.
-const BEST: (&str, &str) = ("hashmap", "hashmap_vs_best_peer");
+const BEST_PEER_ROW: (&str, &str) = ("hashmap", "hashmap_vs_best_peer");
 
 /// Names of the programs, and their descriptions.
 pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -66,7 +66,7 @@ pub fn measure(
         group_of(settings, what, &ready.observations, ways)
     });
     let mut table = group::measure(settings, table, groups.collect())?;
-    let (key, name) = BEST;
+    let (key, name) = BEST_PEER_ROW;
     let against = ways
         .iter()
         .filter_map(|way| table.ratio_of(&way.peer_row(key)?));
@@ -93,7 +93,13 @@ fn group_of<'a>(
 impl ProgramEntry {
     /// Checks the requirements and does all that precedes the measurement.
     fn ready(&'static self, quick: bool) -> Result<PreparedProgram, Error> {
-        let absent = |what: &str| Error::Way(format!("no {what}; hint: {}", self.hint()));
+        let absent = |what: &str| {
+            let apt = match self.install.starts_with("pip") {
+                true => "",
+                false => "apt install ",
+            };
+            Error::Way(format!("no {what}; hint: {apt}{}", self.install))
+        };
         let mut bin = None;
         let mut python = String::new();
         for need in &self.needs {
@@ -120,6 +126,7 @@ impl ProgramEntry {
         let size = self.size[usize::from(quick)].to_string();
         let words = [
             ("SIZE", size.as_str()),
+            ("KEY", &self.key),
             ("FOLDER", &folder.path().to_string_lossy()),
             ("BIN", &bin.to_string_lossy()),
             ("PYTHON", &python),
@@ -148,11 +155,11 @@ impl ProgramEntry {
         let program = Program {
             words,
             folder: Some(folder.path().to_owned()),
-            server: self.serves.as_ref().map(|serves| Server {
-                ready: Some(filled(&serves.ready)),
-                setup: Some(filled(&serves.setup)).filter(|setup| !setup.is_empty()),
-                load: Some(filled(&serves.load)),
-                says: serves.says,
+            server: (!self.load.is_empty()).then(|| Server {
+                ready: Some(filled(&self.ready)),
+                setup: Some(filled(&self.setup)).filter(|setup| !setup.is_empty()),
+                load: Some(filled(&self.load)),
+                says: self.says,
                 ..Server::default()
             }),
             must_succeed: true,
@@ -167,13 +174,6 @@ impl ProgramEntry {
             observations: Observations::default(),
             _folder: folder,
         })
-    }
-
-    fn hint(&self) -> String {
-        match self.install.starts_with("pip") {
-            true => self.install.clone(),
-            false => format!("apt install {}", self.install),
-        }
     }
 }
 

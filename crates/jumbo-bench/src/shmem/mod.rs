@@ -19,7 +19,7 @@ use jumbo_host::kernel::Root;
 
 use crate::figures::Figures;
 use crate::group::{self, Group, rows};
-use crate::keeper::{Keeper, KernelKnobs, SIZE, sizes};
+use crate::keeper::{Keeper, KernelKnobs, POOL_PAGE_SIZE, sizes};
 use crate::machine::cpus;
 use crate::memory::{check_available, footprint};
 use crate::stats::least;
@@ -32,7 +32,7 @@ use crate::{Error, Settings};
 pub const MIN_SIZE: Bytes = Bytes(64 << 20);
 
 /// Threads of the published measurement.
-const MANY: usize = 32;
+const MANY_THREADS: usize = 32;
 
 /// Laps per sample, whose minimum counts: one touch may take 1.5 times as long as the next. More
 /// laps for the overhead of `jumbo run` without folios.
@@ -42,7 +42,7 @@ const LAPS_OFF: usize = 6;
 /// Folio sizes with rows.
 const FOLIOS_KIB: [u64; 4] = [16, 64, 256, 2048];
 /// Block size of user-space population.
-const BLOCK_KIB: u64 = 64;
+const USER_BLOCK_KIB: u64 = 64;
 
 /// Columns of the published table, and those added here.
 const COLUMNS: [(&str, &str); 7] = [
@@ -61,13 +61,13 @@ const COLUMNS: [(&str, &str); 7] = [
 /// [`Error`].
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let root = Root::host();
-    let size = size.whole_pages(SIZE).bytes(SIZE);
+    let size = size.whole_pages(POOL_PAGE_SIZE).bytes(POOL_PAGE_SIZE);
     // The memory, and the pages that the kernel's pool may hold for the next side.
     check_available(&root, footprint(size) + size)?;
     let mut table = Table::new("shmem", format!("{size} of shared memory"), settings)?;
     let knobs = Keeper::take(settings, KnobSet::Shmem);
     let knobs = table.found("folio sizes by the kernel's controls", knobs)?;
-    let pool = Keeper::of_pool(settings, size.whole_pages(SIZE));
+    let pool = Keeper::of_pool(settings, size.whole_pages(POOL_PAGE_SIZE));
     let pool = table.found("pages of the kernel's pool (hugetlb)", pool)?;
     let kernel = KernelKnobs { pool, knobs };
     let mut bench = ShmemBench {
@@ -80,7 +80,7 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     let mut groups = vec![bench.touches(size, cpus(), "")];
     match quick {
         true => table.missing("32 threads", "left out with --quick"),
-        false => groups.push(bench.touches(size, MANY, "_32_threads")),
+        false => groups.push(bench.touches(size, MANY_THREADS, "_32_threads")),
     }
     if bench.ways.contains(&ShmemMode::Disabled) {
         groups.push(bench.off(size, cpus()));
@@ -109,7 +109,7 @@ impl<'a> ShmemBench<'a> {
             .filter_map(folio)
             .filter(|size| self.kernel.knobs.is_some() && self.sizes.contains(size));
         let ways = [ShmemMode::Disabled, ShmemMode::Collapse].into_iter();
-        let ways = ways.chain(folio(BLOCK_KIB).map(ShmemMode::User));
+        let ways = ways.chain(folio(USER_BLOCK_KIB).map(ShmemMode::User));
         let ways = ways.chain(controlled.map(ShmemMode::Kernel));
         let ways = ways.chain(self.kernel.pool.as_ref().map(|_| ShmemMode::Hugetlb));
         let mut found = Vec::new();

@@ -6,43 +6,58 @@ use jumbo::units::{Bytes, PageSize};
 use jumbo_host::knobs::{Knob, Value};
 
 use crate::claim::{self, Claim, MIN_PERCENT, nearly_all, within};
-use crate::keeper::{Needs, SIZE, control};
+use crate::keeper::{Needs, POOL_PAGE_SIZE, control};
 use crate::launch::Launch;
 use crate::task::ShmemMode;
 
 /// Options under which only shared memory differs from plain.
-const SHM_ALONE: &str = "--heap=off --maps=off --text=off --data=off --free=off --reaper=off";
+const SHM_ONLY: &str = "--heap=off --maps=off --text=off --data=off --free=off --reaper=off";
 
 /// Figures of [`ShmemMode::claims`]: page faults of the touches; bytes in large folios of all sizes
 /// and of the mode's size, by the kernel's statistics; resident memory per sparsely touched memory.
-pub(super) const FAULTS: &str = "touch_faults";
-pub(super) const LARGE: &str = "large_folio_bytes";
-pub(super) const SIZED: &str = "sized_folio_bytes";
+pub(super) const TOUCH_FAULTS: &str = "touch_faults";
+pub(super) const LARGE_FOLIO_BYTES: &str = "large_folio_bytes";
+pub(super) const SIZED_FOLIO_BYTES: &str = "sized_folio_bytes";
 pub(super) const BLOAT: &str = "resident_x";
 
 impl ShmemMode {
     /// Part of the row names, name of the side, and name of the method if it is missing. `{}` is
     /// the block size.
-    fn word(self, which: usize) -> &'static str {
-        let words = match self {
-            Self::Base => "base|4 KiB pages|sizes off",
-            Self::Plain => "plain|sizes off|sizes off",
-            Self::Disabled => "disabled|jumbo run, sizes off|sizes off",
-            Self::Kernel(_) => "kernel_{}|kernel, {}|a folio size by the kernel's controls",
-            Self::Collapse => "collapse_{}|touch and collapse, {}|touch and collapse",
-            Self::User(_) => "user_{}|jumbo run --shm=user, {}|user-space population (--shm=user)",
-            Self::Hugetlb => "hugetlb_{}|jumbo run --shm=hugetlb, {}|hugetlb (--shm=hugetlb)",
-        };
-        words.split('|').nth(which).unwrap_or_default()
+    fn names(self) -> [&'static str; 3] {
+        match self {
+            Self::Base => ["base", "4 KiB pages", ""],
+            Self::Plain => ["plain", "sizes off", ""],
+            Self::Disabled => ["disabled", "jumbo run, sizes off", "sizes off"],
+            Self::Kernel(_) => [
+                "kernel_{}",
+                "kernel, {}",
+                "a folio size by the kernel's controls",
+            ],
+            Self::Collapse => [
+                "collapse_{}",
+                "touch and collapse, {}",
+                "touch and collapse",
+            ],
+            Self::User(_) => [
+                "user_{}",
+                "jumbo run --shm=user, {}",
+                "user-space population (--shm=user)",
+            ],
+            Self::Hugetlb => [
+                "hugetlb_{}",
+                "jumbo run --shm=hugetlb, {}",
+                "hugetlb (--shm=hugetlb)",
+            ],
+        }
     }
 
     pub(super) fn key(self) -> String {
         let size = self.block().to_string().to_lowercase();
-        self.word(0).replace("{}", &size)
+        self.names()[0].replace("{}", &size)
     }
 
     pub(super) fn method(self) -> &'static str {
-        self.word(2)
+        self.names()[2]
     }
 
     /// Size of the memory that one touch populates.
@@ -50,7 +65,7 @@ impl ShmemMode {
         match self {
             Self::Base | Self::Plain | Self::Disabled => PageSize::SIZE_4K,
             Self::Kernel(size) | Self::User(size) => size,
-            Self::Collapse | Self::Hugetlb => SIZE,
+            Self::Collapse | Self::Hugetlb => POOL_PAGE_SIZE,
         }
     }
 
@@ -67,9 +82,9 @@ impl ShmemMode {
             Self::Base | Self::Plain | Self::Kernel(_) | Self::Collapse => return Launch::Plain,
             Self::Disabled => "auto".to_owned(),
             Self::User(size) => format!("user --shm-sizes={size}"),
-            Self::Hugetlb => format!("hugetlb --shm-sizes={SIZE}"),
+            Self::Hugetlb => format!("hugetlb --shm-sizes={POOL_PAGE_SIZE}"),
         };
-        Launch::Jumbo(format!("--shm={mode} {SHM_ALONE}"))
+        Launch::Jumbo(format!("--shm={mode} {SHM_ONLY}"))
     }
 
     /// Kernel needs for `size` bytes. Of the controls of all `sizes` only the used one is on;
@@ -77,7 +92,7 @@ impl ShmemMode {
     pub(super) fn needs(self, size: Bytes, sizes: &[PageSize]) -> Needs {
         let word = |size| match self {
             Self::Kernel(allowed) if allowed == size => "always",
-            Self::Collapse if size == SIZE => "inherit",
+            Self::Collapse if size == POOL_PAGE_SIZE => "inherit",
             _ => "never",
         };
         let of_pool = if self == Self::Hugetlb {
@@ -88,7 +103,7 @@ impl ShmemMode {
         let knob = |&size| -> (Knob, Value) { (control(size), word(size).into()) };
         Needs {
             knobs: sizes.iter().map(knob).collect(),
-            ..Needs::persistent(of_pool.whole_pages(SIZE))
+            ..Needs::persistent(of_pool.whole_pages(POOL_PAGE_SIZE))
         }
     }
 
@@ -96,20 +111,23 @@ impl ShmemMode {
     pub(super) fn claims(self, size: Bytes) -> Vec<Claim> {
         // Each block takes one page fault; the process has a few others.
         let blocks = size.0 / self.block().bytes();
-        let faults = within(FAULTS, blocks / 100 * MIN_PERCENT..=blocks / 4 * 5 + 2000);
-        let small = within(LARGE, 0..=size.0 / 100);
+        let faults = within(
+            TOUCH_FAULTS,
+            blocks / 100 * MIN_PERCENT..=blocks / 4 * 5 + 2000,
+        );
+        let small = within(LARGE_FOLIO_BYTES, 0..=size.0 / 100);
         match self {
             Self::Base | Self::Plain | Self::Disabled => {
                 let mut claims = claim::base(size);
                 claims.extend([faults, small]);
                 claims
             }
-            Self::Kernel(_) => vec![nearly_all(SIZED, size), faults],
+            Self::Kernel(_) => vec![nearly_all(SIZED_FOLIO_BYTES, size), faults],
             Self::Collapse => claim::huge(size),
             Self::User(block) => {
                 let times = block.bytes() / PageSize::SIZE_4K.bytes();
                 // Concurrent touches of a block wait for each other, and may count as page faults.
-                let few = within(FAULTS, 0..=blocks * 2 + 2000);
+                let few = within(TOUCH_FAULTS, 0..=blocks * 2 + 2000);
                 let whole = within(BLOAT, times * 9 / 10..=times * 11 / 10);
                 vec![nearly_all("resident_bytes", size), few, small, whole]
             }
@@ -120,7 +138,7 @@ impl ShmemMode {
 
 impl fmt::Display for ShmemMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.word(1).replace("{}", &self.block().to_string()))
+        f.write_str(&self.names()[1].replace("{}", &self.block().to_string()))
     }
 }
 
@@ -131,7 +149,7 @@ mod tests {
 
     const SIZE_64K: PageSize = match PageSize::new(64 << 10) {
         Ok(size) => size,
-        Err(_) => SIZE,
+        Err(_) => POOL_PAGE_SIZE,
     };
     const WAYS: [ShmemMode; 6] = [
         ShmemMode::Base,
@@ -147,9 +165,9 @@ mod tests {
     fn fine(faults: u32, mib: [u32; 4], bloat: f64) -> [bool; 6] {
         let [large, sized, huge, hugetlb] = mib.map(|mib| f64::from(mib) * f64::from(1 << 20));
         let found = [
-            (FAULTS, f64::from(faults)),
-            (LARGE, large),
-            (SIZED, sized),
+            (TOUCH_FAULTS, f64::from(faults)),
+            (LARGE_FOLIO_BYTES, large),
+            (SIZED_FOLIO_BYTES, sized),
             (BLOAT, bloat),
             ("resident_bytes", f64::from(1 << 30)),
             ("huge_bytes", huge),
@@ -182,7 +200,10 @@ mod tests {
     #[test]
     fn no_size_is_allowed_but_the_ways_own() {
         let words = |way: ShmemMode| {
-            let set = way.needs(Bytes(0), &[SIZE_64K, SIZE]).knobs.into_iter();
+            let set = way
+                .needs(Bytes(0), &[SIZE_64K, POOL_PAGE_SIZE])
+                .knobs
+                .into_iter();
             set.map(|(_, word)| word.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(words(ShmemMode::Kernel(SIZE_64K)), ["always", "never"]);

@@ -3,25 +3,25 @@
 use std::time::Instant;
 
 use jumbo::units::{Bytes, PageSize};
+use jumbo_host::kernel::Root;
 use jumbo_host::kernel::thp::Thp;
-use jumbo_host::kernel::{Root, task};
 use jumbo_inside::sys::collapse;
 
-use super::way::{BLOAT, FAULTS, LARGE, SIZED};
+use super::way::{BLOAT, LARGE_FOLIO_BYTES, SIZED_FOLIO_BYTES, TOUCH_FAULTS};
 use crate::Error;
-use crate::figures::{Figures, figures, ms, with};
-use crate::keeper::SIZE;
-use crate::memory::{RawBlock, base_pages_only, own_memory_in, own_times};
+use crate::figures::{Figures, cpu_ms, figures, ms, with};
+use crate::keeper::POOL_PAGE_SIZE;
+use crate::memory::{RawBlock, base_pages_only, own_memory_in, own_usage};
 use crate::stats::quantile;
 use crate::task::{ShmemMode, TouchTask};
 use crate::work::on_threads;
 
 /// Maximum memory whose touches are timed one by one.
-const TIMED: Bytes = Bytes(256 << 20);
+const MAX_TIMED_BYTES: Bytes = Bytes(256 << 20);
 /// Memory for the bloat figure.
-const SPARSE: Bytes = Bytes(64 << 20);
+const SPARSE_BYTES: Bytes = Bytes(64 << 20);
 /// Distance of the touched bytes in it.
-const STEP: usize = 1 << 20;
+const SPARSE_STEP: usize = 1 << 20;
 
 /// [`Task::Touch`](crate::task::Task::Touch): times of touch and unmap, page faults, the origin of
 /// the memory, and its bloat if sparsely touched.
@@ -40,13 +40,13 @@ pub(crate) fn touch(told: &TouchTask) -> Result<Figures, Error> {
     let is_by_touch = way != ShmemMode::Collapse;
     let bloat = is_by_touch.then(|| bloat(&root, way)).transpose()?;
     let folios = FolioCounts::read(&root)?;
-    let faults = || Ok::<_, Error>(task::faults(&root, std::process::id())?.minor);
-    let (before, [user, system], clock) = (faults()?, own_times()?, Instant::now());
+    let (before, clock) = (own_usage()?, Instant::now());
     let mut memory = map(way, size)?;
     touch_all(memory.bytes(), way, threads)?;
     let touched = clock.elapsed();
-    let ([user_after, system_after], after) = (own_times()?, faults()?);
-    let (user, system) = (user_after - user, system_after - system);
+    let after = own_usage()?;
+    let user = cpu_ms(after.ru_utime) - cpu_ms(before.ru_utime);
+    let system = cpu_ms(after.ru_stime) - cpu_ms(before.ru_stime);
 
     let pages = size.0 as f64 / rustix::param::page_size() as f64;
     let mut figures = own_memory_in(&root, &[memory.addresses()])?;
@@ -66,7 +66,7 @@ pub(crate) fn touch(told: &TouchTask) -> Result<Figures, Error> {
     let unmapped = clock.elapsed();
     figures.extend(bloat.map(|bloat| (BLOAT.to_owned(), bloat)));
     if timed && is_by_touch {
-        let part = Bytes(TIMED.0.min(size.0));
+        let part = Bytes(MAX_TIMED_BYTES.0.min(size.0));
         figures.insert("first_touch_p99_us".to_owned(), slowest(way, part)?);
     }
     let taken = [
@@ -74,7 +74,7 @@ pub(crate) fn touch(told: &TouchTask) -> Result<Figures, Error> {
         ("user_ms", user),
         ("system_ms", system),
         ("unmap_ms", ms(unmapped)),
-        (FAULTS, after.saturating_sub(before) as f64),
+        (TOUCH_FAULTS, (after.ru_minflt - before.ru_minflt) as f64),
         ("touch_faults/s", pages / touched.as_secs_f64()),
         ("touch_faults/s/CPU", pages / ((user + system) / 1e3)),
     ];
@@ -87,7 +87,7 @@ fn map(way: ShmemMode, size: Bytes) -> Result<RawBlock, Error> {
 
 /// Touches each base page, in ascending order, by `threads` threads with a part each.
 fn touch_all(memory: &mut [u8], way: ShmemMode, threads: usize) -> Result<(), Error> {
-    let huge = usize::try_from(SIZE.bytes()).unwrap_or(usize::MAX);
+    let huge = usize::try_from(POOL_PAGE_SIZE.bytes()).unwrap_or(usize::MAX);
     let part = memory.len().div_ceil(threads).next_multiple_of(huge);
     let work = |part: &mut [u8]| -> Result<(), Error> {
         for block in part.chunks_mut(huge).filter(|_| way == ShmemMode::Collapse) {
@@ -118,9 +118,9 @@ fn slowest(way: ShmemMode, size: Bytes) -> Result<f64, Error> {
 
 /// Resident memory divided by touched memory, if one byte per step is touched.
 fn bloat(root: &Root, way: ShmemMode) -> Result<f64, Error> {
-    let mut memory = map(way, SPARSE)?;
+    let mut memory = map(way, SPARSE_BYTES)?;
     let mut touched = 0.0;
-    for step in memory.bytes().chunks_mut(STEP) {
+    for step in memory.bytes().chunks_mut(SPARSE_STEP) {
         step[0] = 1;
         touched += rustix::param::page_size() as f64;
     }
@@ -151,6 +151,9 @@ impl FolioCounts {
         let all: u64 = more.iter().map(|(_, bytes)| bytes).sum();
         let own = more.iter().find(|(size, _)| *size == sized);
         let own = own.map_or(0, |own| own.1);
-        figures([(LARGE, all as f64), (SIZED, own as f64)])
+        figures([
+            (LARGE_FOLIO_BYTES, all as f64),
+            (SIZED_FOLIO_BYTES, own as f64),
+        ])
     }
 }

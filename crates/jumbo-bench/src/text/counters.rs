@@ -8,13 +8,13 @@ use std::os::fd::FromRawFd as _;
 pub(super) struct TlbCounters([File; 2]);
 
 /// PERF_ATTR_SIZE_VER0: 64 bytes.
-const VERSION_0: u64 = 64;
+const PERF_ATTR_SIZE_VER0: u64 = 64;
 /// PERF_TYPE_HW_CACHE.
-const CACHE: u64 = 3;
+const PERF_TYPE_HW_CACHE: u64 = 3;
 /// PERF_COUNT_HW_CACHE_ITLB and PERF_COUNT_HW_CACHE_DTLB: reads (0) that miss (1).
-const MISSES: [u64; 2] = [4 | 1 << 16, 3 | 1 << 16];
+const TLB_MISSES: [u64; 2] = [4 | 1 << 16, 3 | 1 << 16];
 /// `exclude_kernel` and `exclude_hv`: allowed to all users.
-const NOT_KERNEL: u64 = 1 << 5 | 1 << 6;
+const EXCLUDE_KERNEL_HV: u64 = 1 << 5 | 1 << 6;
 
 impl TlbCounters {
     /// Names of the figures.
@@ -22,13 +22,13 @@ impl TlbCounters {
 
     /// Starts the counters; `None` if the machine lacks them or the kernel refuses.
     pub(super) fn open() -> Option<Self> {
-        let [instructions, data] = MISSES.map(count);
+        let [instructions, data] = TLB_MISSES.map(count);
         Some(Self([instructions.ok()?, data.ok()?]))
     }
 
     /// Reason why there are no counters.
     pub(super) fn obstacle() -> Option<io::Error> {
-        MISSES.into_iter().find_map(|which| count(which).err())
+        TLB_MISSES.into_iter().find_map(|which| count(which).err())
     }
 
     /// Current counts.
@@ -46,7 +46,16 @@ impl TlbCounters {
 /// perf_event_open(2), for this thread on any CPU.
 fn count(which: u64) -> io::Result<File> {
     // Type and size, config, no sampling, and flags.
-    let attributes = [CACHE | VERSION_0 << 32, which, 0, 0, 0, NOT_KERNEL, 0, 0];
+    let attributes = [
+        PERF_TYPE_HW_CACHE | PERF_ATTR_SIZE_VER0 << 32,
+        which,
+        0,
+        0,
+        0,
+        EXCLUDE_KERNEL_HV,
+        0,
+        0,
+    ];
     let (any, close_on_exec) = (-1, 1 << 3);
     // SAFETY: the kernel reads as many bytes of attributes as their size field says, and creates a
     // descriptor.

@@ -35,16 +35,16 @@ use process::{PROCESSES, PSS, TextBench, TextMethod, program_of};
 use program::{CacheState, TextProgram};
 
 /// Minimum size: the TLB holds half of much less.
-pub const MIN_SIZE: Bytes = TOUCHED;
+pub const MIN_SIZE: Bytes = TOUCHED_BYTES;
 
 /// Text that a timed program touches: more than the TLB covers, less than the whole text.
-const TOUCHED: Bytes = Bytes(64 << 20);
+const TOUCHED_BYTES: Bytes = Bytes(64 << 20);
 
 /// Number of calls, without and with `--quick`: some tenths of a second to one second.
 const CALLS: [u64; 2] = [4_000_000, 1_000_000];
 
 /// Divisor of the text size for the processes whose memory is measured.
-const PART: u64 = 8;
+const PART_DIVISOR: u64 = 8;
 
 const PUBLISHED_FAULTS: &str = "7728 to 598 (12.9)";
 const PUBLISHED_TIME: &str = "307.1 to 289.6 s (1.06)";
@@ -55,7 +55,7 @@ const PUBLISHED_MISSES: &str = "published: 1.22e9 to 5.19e7 iTLB misses (23.5)";
 /// # Errors
 /// [`Error`].
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
-    let part = Bytes(size.0 / PART);
+    let part = Bytes(size.0 / PART_DIVISOR);
     let most = PROCESSES.iter().max().copied().unwrap_or_default() as u64;
     // The programs in the page cache, and one with a copy and an image, or many with a copy each.
     check_available(&Root::host(), Bytes(size.0 * 4 + part.0 * (most + 2)))?;
@@ -158,9 +158,9 @@ impl<'a> TextBench<'a> {
             true => ("time_any", "any function"),
         };
         let mut group = Group::new(self.settings, key);
-        let what = (TOUCHED, calls, any);
+        let what = (TOUCHED_BYTES, calls, any);
         let base = self.side(&mut group, (TextMethod::BASE, CacheState::Base), what);
-        let measure = &format!("calls in {TOUCHED}, {which}");
+        let measure = &format!("calls in {TOUCHED_BYTES}, {which}");
         rows! { group; format!("{key}_aa") => measure, "calls_ms", base / base; }
         for &method in &self.methods {
             let side = self.side(&mut group, (method, method.cached), what);
@@ -184,9 +184,9 @@ impl<'a> TextBench<'a> {
     /// Time from start to end with an empty page cache: the program comes from the disk.
     fn cold_starts(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "cold start");
-        let what = (TOUCHED, 0, false);
+        let what = (TOUCHED_BYTES, 0, false);
         let base = self.side(&mut group, (TextMethod::FOUND, CacheState::Dropped), what);
-        let measure = &format!("start to end, {TOUCHED} from disk");
+        let measure = &format!("start to end, {TOUCHED_BYTES} from disk");
         rows! { group; "cold_start_aa" => measure, "whole_ms", base / base; }
         group.value("cold_start_plain_ms", "whole_ms", base);
         if self.methods.contains(&TextMethod::FILE) {

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::program::{CacheState, TextProgram};
 use super::worker::is_text;
-use crate::claim::{Claim, DRY_RUN, at_least_percent, exactly, nearly_all};
+use crate::claim::{Claim, DRY_RUN_HINT, at_least_percent, exactly, nearly_all};
 use crate::figures::{Figures, ms, with};
 use crate::json_child::JsonChild;
 use crate::launch::Launch;
@@ -50,8 +50,8 @@ impl TextBench<'_> {
         what: TextTask,
     ) -> Result<Figures, Error> {
         let clock = Instant::now();
-        let worker = Worker::new(method.launch(), Task::Text(what)).of(program.path());
-        let figures = worker.sample(self.settings, &method.claims(what.touched))?;
+        let figures = worker(method.launch(), program, what)
+            .sample(self.settings, &method.claims(what.touched))?;
         Ok(with(figures, [("whole_ms", ms(clock.elapsed()))]))
     }
 
@@ -73,15 +73,15 @@ impl TextBench<'_> {
         };
         let launch = Launch::Jumbo(format!("--report=json {options}"));
         let what = method.work(program, program.size, 0);
-        let worker = Worker::new(launch, Task::Text(what)).of(program.path());
-        let (mut talk, figures) = worker.begin(self.settings, &method.claims(what.touched))?;
+        let (mut child, figures) =
+            worker(launch, program, what).begin(self.settings, &method.claims(what.touched))?;
         let mut report = Vec::new();
-        if let Some(stderr) = &mut talk.child.stderr {
+        if let Some(stderr) = &mut child.child.stderr {
             stderr.read_to_end(&mut report)?;
         }
-        talk.end()?;
+        child.end()?;
         let report: Value = serde_json::from_slice(&report)
-            .map_err(|error| Error::Answer(talk.command.clone(), error))?;
+            .map_err(|error| Error::Answer(child.command.clone(), error))?;
         let moved = |name| {
             report["obtained"]["text"][name]
                 .as_f64()
@@ -89,7 +89,7 @@ impl TextBench<'_> {
         };
         if (moved("images_made") > 0.0) == beside {
             let found = "an image was made where there was one, or none";
-            return Err(Error::claim(found, DRY_RUN));
+            return Err(Error::claim(found, DRY_RUN_HINT));
         }
         let of_100_mib = moved("shared") / f64::from(100 << 20);
         let took = moved("move_ns") / 1e6 / of_100_mib;
@@ -102,9 +102,9 @@ impl TextBench<'_> {
             stays: true,
             ..method.work(program, program.size, 0)
         };
-        let worker = Worker::new(method.launch(), Task::Text(what)).of(program.path());
-        let (talk, _) = worker.begin(self.settings, &method.claims(what.touched))?;
-        Ok(talk)
+        let worker = worker(method.launch(), program, what);
+        let (child, _) = worker.begin(self.settings, &method.claims(what.touched))?;
+        Ok(child)
     }
 
     /// Proportional memory of the text of [`PROCESSES`].
@@ -135,8 +135,12 @@ impl TextBench<'_> {
     }
 }
 
+fn worker(launch: Launch, program: &TextProgram, what: TextTask) -> Worker {
+    Worker::new(launch, Task::Text(what)).of(program.path())
+}
+
 /// Options under which only text differs from plain.
-const TEXT_ALONE: &str = "--heap=off --maps=off --free=off --reaper=off --data=off";
+const TEXT_ONLY: &str = "--heap=off --maps=off --free=off --reaper=off --data=off";
 
 /// Page type and origin of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,7 +189,7 @@ impl TextMethod {
     pub(super) fn launch(self) -> Launch {
         match self.mode {
             "" => Launch::Plain,
-            mode => Launch::Jumbo(format!("--text={mode} {TEXT_ALONE}")),
+            mode => Launch::Jumbo(format!("--text={mode} {TEXT_ONLY}")),
         }
     }
 

@@ -15,10 +15,10 @@ use jumbo_host::segments::running::Running;
 use rustix::fs::{Advice, fadvise};
 
 use crate::Error;
-use crate::elf::{AddedSegment, HUGE, path_of, with_segment};
+use crate::elf::{AddedSegment, HUGE_PAGE, path_of, with_segment};
 
 /// Size of a function: one cache line.
-pub(super) const FUNCTION: u64 = 64;
+pub(super) const FUNCTION_BYTES: u64 = 64;
 
 /// State of a program's text in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +44,8 @@ pub(super) struct TextProgram {
 impl TextProgram {
     /// Builds a program from `executable`.
     pub(super) fn make(executable: &Path, size: Bytes) -> Result<Self, Error> {
-        let size = Bytes(size.0.next_multiple_of(HUGE));
-        let count = u32::try_from(size.0 / FUNCTION).unwrap_or(u32::MAX);
+        let size = Bytes(size.0.next_multiple_of(HUGE_PAGE));
+        let count = u32::try_from(size.0 / FUNCTION_BYTES).unwrap_or(u32::MAX);
         let file = with_segment(executable, AddedSegment::Text(size), |file| {
             (0..count).try_for_each(|number| file.write_all(&function(number)))
         })?;
@@ -85,7 +85,7 @@ impl TextProgram {
         let primed = prime(&root, &self.path(), &running, false, &mut |_, _| {})?;
         if primed.huge.0 * 2 < primed.text.0 {
             let why = primed.why_not.unwrap_or_default();
-            return Err(Error::claim(why, NO_HUGE_FOLIOS));
+            return Err(Error::claim(why, NO_HUGE_FOLIOS_HINT));
         }
         Ok(())
     }
@@ -101,7 +101,7 @@ impl TextProgram {
 }
 
 /// Hint for a page cache without huge folios.
-const NO_HUGE_FOLIOS: &str =
+const NO_HUGE_FOLIOS_HINT: &str =
     "let TMPDIR name a folder on ext4 or xfs: other file systems have no huge folios for text";
 
 /// Machine code of the function that returns `number`.
@@ -134,17 +134,17 @@ mod tests {
     #[test]
     fn a_program_has_all_functions_and_is_cached_as_it_is_told() {
         let executable = std::env::current_exe().unwrap();
-        let program = TextProgram::make(&executable, Bytes(HUGE + 1)).unwrap();
-        assert_eq!(program.size, Bytes(2 * HUGE));
+        let program = TextProgram::make(&executable, Bytes(HUGE_PAGE + 1)).unwrap();
+        assert_eq!(program.size, Bytes(2 * HUGE_PAGE));
         let mut last = [0; 64];
         let end = fs::metadata(program.path()).unwrap().len();
         program
             .file
-            .read_exact_at(&mut last, end - FUNCTION)
+            .read_exact_at(&mut last, end - FUNCTION_BYTES)
             .unwrap();
         assert_eq!(
             last,
-            function(u32::try_from(2 * HUGE / FUNCTION).unwrap() - 1)
+            function(u32::try_from(2 * HUGE_PAGE / FUNCTION_BYTES).unwrap() - 1)
         );
         for cached in [
             CacheState::Base,

@@ -29,7 +29,7 @@ struct RealProgram(
 );
 
 /// Work of less than a second, and of some seconds, for programs with much text.
-const ALL: [RealProgram; 4] = [
+const PROGRAMS: [RealProgram; 4] = [
     RealProgram("short_time", "node", &["-e", "1"], ""),
     RealProgram(
         "short_time",
@@ -47,25 +47,26 @@ const ALL: [RealProgram; 4] = [
 ];
 
 /// Runs of short work over all rounds, without and with `--quick`.
-const STARTS: [usize; 2] = [50, 5];
+const SHORT_RUNS: [usize; 2] = [50, 5];
 
 /// Runs of long work per round, of which the best counts: other programs disturb most runs of a
 /// second. With three, a program differed from itself by a tenth.
-const RUNS: usize = 8;
+const LONG_RUNS: usize = 8;
 
 /// Options under which only text differs from plain.
-const TEXT: &str = "--quiet --text=auto --heap=off --maps=off --free=off --reaper=off --data=on";
-const NO_TEXT: &str = "--text=off --heap=off --maps=off --free=off --reaper=off --data=off";
+const TEXT_ONLY: &str =
+    "--quiet --text=auto --heap=off --maps=off --free=off --reaper=off --data=on";
+const TEXT_OFF: &str = "--text=off --heap=off --maps=off --free=off --reaper=off --data=off";
 
 /// Combines the laps of a round.
 type Fold = fn(&[f64]) -> f64;
 
 /// Groups of the programs that this host has; `quick`: only the start of one of them.
 pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table) -> Vec<Group<'a>> {
-    let starts = STARTS[usize::from(quick)].div_ceil(settings.rounds.get());
+    let starts = SHORT_RUNS[usize::from(quick)].div_ceil(settings.rounds.get());
     let kinds = [
         ("short_time", starts, median as Fold),
-        ("real_time", RUNS, least),
+        ("real_time", LONG_RUNS, least),
     ];
     let (kinds, most) = if quick {
         (&kinds[..1], 1)
@@ -76,7 +77,7 @@ pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table)
     for &(key, laps, fold) in kinds {
         let is_here =
             |work: &RealProgram| work.0 == key && on_path(work.1, iter::empty()).is_some();
-        let here = ALL.into_iter().filter(is_here);
+        let here = PROGRAMS.into_iter().filter(is_here);
         for (work, suffix) in here.zip(["", "_2"]).take(most) {
             groups.push(group(
                 settings,
@@ -103,8 +104,8 @@ fn group<'a>(
         group.side(name, Bytes(0), move || work.run(settings, &launch))
     };
     let plain = side("plain", Launch::Plain);
-    let off = side("--text=off alone", Launch::Jumbo(NO_TEXT.to_owned()));
-    let auto = side("--text=auto alone", Launch::Jumbo(TEXT.to_owned()));
+    let off = side("--text=off alone", Launch::Jumbo(TEXT_OFF.to_owned()));
+    let auto = side("--text=auto alone", Launch::Jumbo(TEXT_ONLY.to_owned()));
     let jumbo = side("jumbo run", Launch::JUMBO);
     let measure = &format!("{} {}", work.1, work.2.join(" "));
     let row = |suffix: &str| format!("{name}{suffix}");

@@ -5,14 +5,14 @@ use std::ptr::with_exposed_provenance;
 use std::time::Instant;
 
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
 use jumbo_host::kernel::smaps::{Mapping, Smaps};
-use jumbo_host::kernel::{Root, task};
 
 use super::counters::TlbCounters;
-use super::program::FUNCTION;
+use super::program::FUNCTION_BYTES;
 use crate::Error;
 use crate::figures::{Figures, figures, ms, with};
-use crate::memory::{LIBRARIES, base_pages_only, libraries};
+use crate::memory::{base_pages_only, own_usage, preload_figure};
 use crate::task::TextTask;
 
 /// The generated functions.
@@ -23,26 +23,26 @@ struct Functions {
 
 /// Weyl constant, 2^64 divided by the golden ratio: the upper halves of its multiples have no
 /// pattern.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// [`Task::Text`](crate::task::Task::Text): times and faults of the calls, and the mapping of the
 /// functions.
 pub(crate) fn text(what: &TextTask) -> Result<Figures, Error> {
-    let (root, pid) = (Root::host(), std::process::id());
-    let faults = || task::faults(&root, pid).map(|faults| faults.minor + faults.major);
+    let root = Root::host();
+    let faults = || own_usage().map(|usage| (usage.ru_minflt + usage.ru_majflt) as f64);
     if what.base {
         base_pages_only()?;
     }
     let functions = Functions::find(&root, what)?;
     let counters = TlbCounters::open();
 
-    let (before, clock) = (faults()?, Instant::now());
-    let in_page = rustix::param::page_size() as u64 / FUNCTION;
+    let before = faults()?;
+    let in_page = rustix::param::page_size() as u64 / FUNCTION_BYTES;
     let pages = functions.count / in_page;
     // An irregular place in the page: a regular one would share a few cache sets.
-    let of_page = |page: u64| page * in_page + (page.wrapping_mul(GOLDEN) >> 32) % in_page;
+    let of_page = |page: u64| page * in_page + (page.wrapping_mul(WEYL) >> 32) % in_page;
     let mut wrong = (0..pages).fold(0, |wrong, page| wrong | functions.call(of_page(page)));
-    let (touched, touch_faults) = (clock.elapsed(), faults()? - before);
+    let touch_faults = faults()? - before;
 
     let misses = counters.as_ref().map(TlbCounters::read).transpose()?;
     let clock = Instant::now();
@@ -67,10 +67,9 @@ pub(crate) fn text(what: &TextTask) -> Result<Figures, Error> {
     let mut figures = with(
         mapped_as(&root, &functions)?,
         [
-            ("touch_ms", ms(touched)),
-            ("touch_faults", touch_faults as f64),
+            ("touch_faults", touch_faults),
             ("calls_ms", ms(called)),
-            ("faults", faults()? as f64),
+            ("faults", faults()?),
         ],
     );
     if let Some((counters, before)) = misses {
@@ -93,7 +92,7 @@ fn mapped_as(root: &Root, functions: &Functions) -> Result<Figures, Error> {
         ("text_huge_bytes", text.pmd_mapped().0 as f64),
         ("text_file_huge_bytes", text.file_pmd_mapped.0 as f64),
         ("text_shared_huge_bytes", text.shmem_pmd_mapped.0 as f64),
-        (LIBRARIES, libraries(root, std::process::id())?),
+        preload_figure(root)?,
     ]))
 }
 
@@ -110,7 +109,7 @@ impl Functions {
         let start = usize::try_from(text.start).unwrap_or(usize::MAX);
         Ok(Self {
             first: with_exposed_provenance(start),
-            count: what.touched.0.min(what.size.0) / FUNCTION,
+            count: what.touched.0.min(what.size.0) / FUNCTION_BYTES,
         })
     }
 
@@ -120,7 +119,7 @@ impl Functions {
         debug_assert!(number < self.count);
         let address = self
             .first
-            .wrapping_add(usize::try_from(number * FUNCTION).unwrap_or(0));
+            .wrapping_add(usize::try_from(number * FUNCTION_BYTES).unwrap_or(0));
         // SAFETY: the program was built with such functions in the whole mapping that `find` found,
         // and no caller passes a number beyond it.
         let function = unsafe { transmute::<*const u8, extern "C" fn() -> u32>(address) };

@@ -10,24 +10,24 @@ use jumbo_host::knobs::Knob;
 
 use crate::claim::{self, Claim};
 use crate::figures::{Figures, figures};
-use crate::keeper::{Keeper, KernelKnobs, Needs, SIZE};
+use crate::keeper::{Keeper, KernelKnobs, Needs, POOL_PAGE_SIZE};
 use crate::launch::Launch;
 use crate::stats::quantile;
 use crate::task::KnobSet;
 use crate::{Error, Settings};
 
 /// Base pages of descriptors that the kernel frees, of eight per 2 MiB page.
-const FREED: u64 = 7;
+const FREED_PER_HUGE_PAGE: u64 = 7;
 
 /// Number of pages added and removed one at a time.
-const SINGLE: u64 = 32;
+const SINGLE_RESIZES: u64 = 32;
 
 /// Fall of the metadata counters, in base pages.
 const SAVED: &str = "metadata_saved_pages";
 
 /// The kernel's pool of 2 MiB pages and its switch of HVO.
 pub(super) struct KernelPool {
-    kernel: KernelKnobs,
+    pub(super) kernel: KernelKnobs,
     pages: Pages,
 }
 
@@ -36,7 +36,7 @@ impl KernelPool {
     pub(super) fn take(settings: &Settings, most: Pages) -> Result<Self, Error> {
         let root = Root::host();
         let available = Memory::read(&root)?.available;
-        let pages = Pages(most.0.min(available.whole_pages(SIZE).0 / 3));
+        let pages = Pages(most.0.min(available.whole_pages(POOL_PAGE_SIZE).0 / 3));
         if metadata(&root)?.is_none() {
             let why = "the kernel does not count its page metadata (before Linux 6.12)";
             return Err(Error::Kernel("HVO", why.to_owned()));
@@ -50,7 +50,7 @@ impl KernelPool {
 
     /// Memory of a sample.
     pub(super) fn bytes(&self) -> Bytes {
-        self.pages.bytes(SIZE)
+        self.pages.bytes(POOL_PAGE_SIZE)
     }
 
     /// Grows and shrinks the pool at once, and then page by page.
@@ -71,8 +71,8 @@ impl KernelPool {
             let times = to.map(|pages| Ok(resize(Pages(pages))? * 1e3));
             times.collect::<Result<Vec<_>, Error>>()
         };
-        let grows = singly(&mut (1..=SINGLE))?;
-        let shrinks = singly(&mut (0..SINGLE).rev())?;
+        let grows = singly(&mut (1..=SINGLE_RESIZES))?;
+        let shrinks = singly(&mut (0..SINGLE_RESIZES).rev())?;
         let of_8 = saved as f64 / self.pages.0.max(1) as f64;
         let figures = figures([
             ("grow_ms", grow),
@@ -91,17 +91,12 @@ impl KernelPool {
 
     /// Claims that HVO has the state of the side: nearly all of its savings, or nearly none.
     fn claim(&self, on: bool) -> Claim {
-        let freed = self.pages.0 * FREED;
+        let freed = self.pages.0 * FREED_PER_HUGE_PAGE;
         let range = match on {
             true => freed / 100 * claim::MIN_PERCENT..=u64::MAX,
             false => 0..=freed / 20,
         };
         claim::within(SAVED, range)
-    }
-
-    /// Restores both knobs.
-    pub(super) fn give_back(self) -> Result<(), Error> {
-        self.kernel.give_back()
     }
 }
 

@@ -36,47 +36,35 @@ const ORDER_2M: u32 = 9;
 const ORDER_1G: u32 = 18;
 
 /// Size of a descriptor.
-const DESCRIPTOR: u64 = 64;
+const DESCRIPTOR_BYTES: u64 = 64;
 
-/// 2 MiB pages to prepare (as in the published table), and GiB to pin.
-struct Size {
-    pages: usize,
-    gib: usize,
-    /// Maximum of the kernel's pool.
-    kernel: Pages,
-}
-
-const FULL: Size = Size {
-    pages: 10_240,
-    gib: 16,
-    kernel: Pages(4096),
-};
-const QUICK: Size = Size {
-    pages: 2_560,
-    gib: 4,
-    kernel: Pages(256),
-};
+/// 2 MiB pages to prepare, as in the published table; GiB to pin; and the maximum of pages in the
+/// kernel's pool. All without and with `--quick`.
+const PAGES: [usize; 2] = [10_240, 2_560];
+const PINNED_GIB: [usize; 2] = [16, 4];
+const KERNEL_POOL: [Pages; 2] = [Pages(4096), Pages(256)];
 
 /// Figures of the series of 2021: 2.5 times as long to allocate a page, 2.6 times as long to free
 /// it.
-const SLOWER: [&str; 2] = ["0.40", "0.38"];
+const PUBLISHED: [&str; 2] = ["0.40", "0.38"];
 
 /// Processes per sample of take and give, of which the fastest counts: half of the time depends on
 /// the placement of its memory.
 const LAPS: usize = 3;
 
 /// Pages of the pool of the take-and-give rows.
-const EXCHANGED: Pages = Pages(16);
+const EXCHANGE_POOL_PAGES: Pages = Pages(16);
 
 /// Number of 1 GiB pages to prepare.
-const GIGANTIC: usize = 10;
+const GIGANTIC_PAGES: usize = 10;
 
 /// Measures the table; `quick` reduces the number of pages.
 ///
 /// # Errors
 /// [`Error`].
 pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
-    let size = if quick { QUICK } else { FULL };
+    let quick = usize::from(quick);
+    let (pages, pinned_gib) = (PAGES[quick], PINNED_GIB[quick]);
     let plain = |order, pages| DescribeTask {
         order,
         pages,
@@ -87,32 +75,32 @@ pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
         |pages| plain(ORDER_2M, pages),
         |pages| plain(ORDER_1G, pages),
     );
-    check_available(&Root::host(), Bytes(bytes(mib(size.pages)).0 * 2))?;
+    check_available(&Root::host(), Bytes(bytes(mib(pages)).0 * 2))?;
     let what = format!(
         "{} of 2 MiB and {} of 1 GiB; {} GiB pinned",
-        counted(size.pages as u64, "page"),
-        counted(GIGANTIC as u64, "page"),
-        size.gib
+        counted(pages as u64, "page"),
+        counted(GIGANTIC_PAGES as u64, "page"),
+        pinned_gib
     );
     let mut table = Table::new("vmemmap", what, settings)?;
-    let kernel = KernelPool::take(settings, size.kernel);
+    let kernel = KernelPool::take(settings, KERNEL_POOL[quick]);
     let kernel = table.found("the kernel's own pool with HVO", kernel)?;
     let mut groups = vec![
-        lives(settings, mib(size.pages), "", "2 MiB"),
-        lives(settings, gib(GIGANTIC), "_1g", "1 GiB"),
-        pins(settings, mib(size.gib << 9), "", "2 MiB"),
-        pins(settings, gib(size.gib), "_1g", "1 GiB"),
+        lives(settings, mib(pages), "", "2 MiB"),
+        lives(settings, gib(GIGANTIC_PAGES), "_1g", "1 GiB"),
+        pins(settings, mib(pinned_gib << 9), "", "2 MiB"),
+        pins(settings, gib(pinned_gib), "_1g", "1 GiB"),
         exchanges(settings),
     ];
     groups.extend(kernel.as_ref().map(|kernel| resizes(settings, kernel)));
     let table = group::measure(settings, table, groups)?;
-    kernel.map_or(Ok(()), KernelPool::give_back)?;
+    kernel.map_or(Ok(()), |pool| pool.kernel.give_back())?;
     Ok(table)
 }
 
 /// Memory of a full table for these pages.
 fn bytes(huge: DescribeTask) -> Bytes {
-    Bytes(DESCRIPTOR * huge.all().len() as u64)
+    Bytes(DESCRIPTOR_BYTES * huge.all().len() as u64)
 }
 
 /// The full table and ours, which keeps at most a hundredth of it.
@@ -136,7 +124,7 @@ fn lives<'a>(settings: &'a Settings, huge: DescribeTask, suffix: &str, of: &str)
         |name| format!("{name}{suffix}"),
         |what| format!("{what}, {of}"),
     );
-    let published = SLOWER.map(|figure| Some(figure).filter(|_| suffix.is_empty()));
+    let published = PUBLISHED.map(|figure| Some(figure).filter(|_| suffix.is_empty()));
     let (saved, kept) = match huge.order {
         ORDER_2M => ("saved_of_8", "4 (2 of 8 kept)"),
         _ => ("saved_of_4096", "2048 (2 of 4096 kept)"),
@@ -182,11 +170,14 @@ fn pins<'a>(settings: &'a Settings, huge: DescribeTask, suffix: &str, of: &str) 
 /// A pool with descriptors should give whole pages as fast as one without.
 fn exchanges(settings: &Settings) -> Group<'_> {
     let mut group = Group::new(settings, "take and give").laps(LAPS, least);
-    let (source, size) = (PoolKind::Thp, EXCHANGED.bytes(PageSize::SIZE_2M));
+    let (source, size) = (PoolKind::Thp, EXCHANGE_POOL_PAGES.bytes(PageSize::SIZE_2M));
     let mut side = |name: &str, way: PageCycle, folios: u64| {
-        let mut claims = way.claims(source, EXCHANGED);
+        let mut claims = way.claims(source, EXCHANGE_POOL_PAGES);
         claims.push(claim::exactly(FOLIOS, folios));
-        let worker = Worker::new(Launch::Plain, Task::Exchange(source, way, EXCHANGED, 1));
+        let worker = Worker::new(
+            Launch::Plain,
+            Task::Exchange(source, way, EXCHANGE_POOL_PAGES, 1),
+        );
         group.worker(name, worker, size, claims)
     };
     let plain = side("pool without folios", PageCycle::TakePlain, 0);
@@ -208,8 +199,8 @@ fn resizes<'a>(settings: &'a Settings, kernel: &'a KernelPool) -> Group<'a> {
         .map(|(name, on)| group.side(name, kernel.bytes(), move || kernel.sample(on)));
     let [grown, shrunk] = ["grown", "shrunk"].map(|how| format!("the kernel's pool {how}, 2 MiB"));
     rows! { group;
-        "kernel_grow" => &grown, "grow_ms", off / on, SLOWER[0];
-        "kernel_shrink" => shrunk, "shrink_ms", off / on, SLOWER[1];
+        "kernel_grow" => &grown, "grow_ms", off / on, PUBLISHED[0];
+        "kernel_shrink" => shrunk, "shrink_ms", off / on, PUBLISHED[1];
         "kernel_grow_aa" => grown, "grow_ms", off / off;
     }
     group.value("kernel_saved_of_8", "saved_of_8_pages", on);

@@ -18,7 +18,7 @@ pub(super) trait DescriptorTable {
     fn pinned(&self, pages: Range<usize>, meanwhile: &mut dyn FnMut()) -> Result<(), Error>;
     fn pins(&self, page: usize) -> u64;
     /// Base pages of descriptors that one huge page saves, by the kernel's count.
-    fn saved(&self, head: usize) -> Result<[f64; 2], Error>;
+    fn saved(&self, head: usize) -> Result<f64, Error>;
 }
 
 /// A descriptor of 64 bytes.
@@ -101,8 +101,8 @@ impl DescriptorTable for PlainTable {
         self.0[head].counts.load(Ordering::Relaxed) >> 32
     }
 
-    fn saved(&self, _: usize) -> Result<[f64; 2], Error> {
-        Ok([0.0; 2])
+    fn saved(&self, _: usize) -> Result<f64, Error> {
+        Ok(0.0)
     }
 }
 

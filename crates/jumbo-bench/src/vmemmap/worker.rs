@@ -11,18 +11,18 @@ use jumbo_host::kernel::Root;
 use super::plain::{DescriptorTable, PlainTable};
 use crate::Error;
 use crate::figures::{Figures, figures, ms, with};
-use crate::memory::{LIBRARIES, base_pages_only, libraries, own_memory};
+use crate::memory::{base_pages_only, own_memory, preload_figure};
 use crate::stats::quantile;
 use crate::task::DescribeTask;
 
 /// Base page size of both tables.
-const BASE: PageSize = PageSize::SIZE_4K;
+const BASE_PAGE: PageSize = PageSize::SIZE_4K;
 
 /// Number of random lookups.
-const LOOKS: usize = 1 << 20;
+const RANDOM_LOOKUPS: usize = 1 << 20;
 
 fn address(page: usize) -> u64 {
-    page as u64 * BASE.bytes()
+    page as u64 * BASE_PAGE.bytes()
 }
 
 impl DescriptorTable for Vmemmap {
@@ -36,7 +36,7 @@ impl DescriptorTable for Vmemmap {
 
     fn head_of(&self, page: usize) -> Option<usize> {
         let head = self.head_of(address(page))?.head;
-        usize::try_from(head / BASE.bytes()).ok()
+        usize::try_from(head / BASE_PAGE.bytes()).ok()
     }
 
     fn pinned(&self, pages: Range<usize>, meanwhile: &mut dyn FnMut()) -> Result<(), Error> {
@@ -50,17 +50,16 @@ impl DescriptorTable for Vmemmap {
         self.users(address(page)).map_or(0, |users| users.pins)
     }
 
-    fn saved(&self, head: usize) -> Result<[f64; 2], Error> {
+    fn saved(&self, head: usize) -> Result<f64, Error> {
         let root = Root::host();
         let pages = || {
             let resident = self.resident(&root)?.descriptors;
-            Ok::<_, Error>(resident.whole_pages(BASE).0 as f64)
+            Ok::<_, Error>(resident.whole_pages(BASE_PAGE).0 as f64)
         };
-        let before = pages()?;
         self.restore(address(head))?;
         let restored = pages()?;
         self.optimise(address(head))?;
-        Ok([restored - pages()?, restored - before])
+        Ok(restored - pages()?)
     }
 }
 
@@ -78,7 +77,7 @@ fn on_table(huge: DescribeTask) -> Result<Figures, Error> {
     if !huge.optimised {
         return prepared(huge, &PlainTable::new(huge.all().end), before);
     }
-    let geometry = Geometry::new(BASE, PageSize::SIZE_2M)?;
+    let geometry = Geometry::new(BASE_PAGE, PageSize::SIZE_2M)?;
     prepared(
         huge,
         &Vmemmap::new(0..address(huge.all().end), geometry)?,
@@ -93,8 +92,10 @@ fn prepared<T: DescriptorTable>(
 ) -> Result<Figures, Error> {
     heads(huge).try_for_each(|head| table.prepare(head, huge.order))?;
     let kept = taken()? - before;
-    let libraries = libraries(&Root::host(), std::process::id())?;
-    let had = [("kept_bytes", kept.max(1.0)), (LIBRARIES, libraries)];
+    let had = [
+        ("kept_bytes", kept.max(1.0)),
+        preload_figure(&Root::host())?,
+    ];
     let work = if huge.pinned { pins } else { life };
     Ok(with(work(huge, table)?, had))
 }
@@ -138,7 +139,7 @@ fn life<T: DescriptorTable>(huge: DescribeTask, table: &T) -> Result<Figures, Er
     let release = |head| table.release(head);
     // Both tables are fully touched by now, as the kernel's is from boot on.
     let [random, sequential] = looks(table, huge)?;
-    let [saved, of] = table.saved(0)?;
+    let saved = table.saved(0)?;
     let released = timed(|| heads(huge).try_for_each(release))?;
     let prepared = timed(|| heads(huge).try_for_each(prepare))?;
     let releases = each(heads(huge), release)?;
@@ -153,7 +154,6 @@ fn life<T: DescriptorTable>(huge: DescribeTask, table: &T) -> Result<Figures, Er
         ("random_ns", random),
         ("sequential_ns", sequential),
         ("saved_pages", saved),
-        ("described_pages", of),
     ]))
 }
 
@@ -170,9 +170,9 @@ fn looks<T: DescriptorTable>(table: &T, huge: DescribeTask) -> Result<[f64; 2], 
         Ok(())
     };
     let mut random = fastrand::Rng::with_seed(1);
-    let at_random = timed(|| (0..LOOKS).try_for_each(|_| look(random.usize(..all))))?;
+    let at_random = timed(|| (0..RANDOM_LOOKUPS).try_for_each(|_| look(random.usize(..all))))?;
     let in_order = timed(|| (0..all).try_for_each(look))?;
-    let [at_random, in_order] = [(at_random, LOOKS), (in_order, all)];
+    let [at_random, in_order] = [(at_random, RANDOM_LOOKUPS), (in_order, all)];
     Ok([at_random, in_order].map(|(time, looks)| time.as_secs_f64() * 1e9 / looks as f64))
 }
 
