@@ -35,8 +35,8 @@ pub(crate) fn exactly(figure: &'static str, number: u64) -> Claim {
 }
 
 /// Claims at least this number.
-pub(crate) fn at_least(figure: &'static str, least: u64) -> Claim {
-    within(figure, least..=u64::MAX)
+pub(crate) fn at_least(figure: &'static str, min: u64) -> Claim {
+    within(figure, min..=u64::MAX)
 }
 
 /// Claims at least so many percent of `size`.
@@ -102,9 +102,9 @@ impl Claim {
             }
             "resident_bytes" | "text_resident_bytes" => SIZE_HINT,
             "back_ms" => QUIET_HINT,
-            "kept_bytes" => "this is a fault of `jumbo bench`: say so where jumbo comes from",
+            "kept_bytes" => "this is a bug of `jumbo bench`: please report it",
             "touch_faults" | "large_folio_bytes" | "sized_folio_bytes" => {
-                "`jumbo thp` shows the kernel's controls; measure while no other program takes shared memory"
+                "`jumbo thp` shows the kernel's controls; measure while no other program allocates shared memory"
             }
             figure if figure == "hugetlb_bytes" || figure.contains("page") => {
                 "measure while no other program uses the kernel's pool of 2 MiB pages: \
@@ -115,24 +115,24 @@ impl Claim {
     }
 
     fn check(&self, figures: &Figures) -> Result<(), Error> {
-        let (&least, &most) = (self.range.start(), self.range.end());
+        let (&min, &max) = (self.range.start(), self.range.end());
         let found = figures.get(self.figure).copied();
-        if found.is_some_and(|found| found >= least as f64 && found <= most as f64) {
+        if found.is_some_and(|found| found >= min as f64 && found <= max as f64) {
             return Ok(());
         }
         let show = |value: f64| match self.figure.ends_with("bytes") {
             true => format!("{:.1} MiB", value / f64::from(1 << 20)),
             false => value.to_string(),
         };
-        let right = match most {
-            u64::MAX => format!("at least {}", show(least as f64)),
-            most if most == least => show(least as f64),
-            most => format!("{} to {}", show(least as f64), show(most as f64)),
+        let expected = match max {
+            u64::MAX => format!("at min {}", show(min as f64)),
+            max if max == min => show(min as f64),
+            max => format!("{} to {}", show(min as f64), show(max as f64)),
         };
         let found = found.map_or("none".to_owned(), show);
         let what = self.figure.replace('_', " ");
-        let found = format!("{what}: {found}, and not {right}");
-        Err(Error::claim(found, self.hint()))
+        let message = format!("{what}: {found}, expected {expected}");
+        Err(Error::claim(message, self.hint()))
     }
 }
 
@@ -142,7 +142,7 @@ mod tests {
     use crate::figures::figures;
 
     #[test]
-    fn a_side_that_is_not_what_it_claims_is_refused() {
+    fn a_sample_outside_of_its_claims_is_rejected() {
         let base = base(Bytes(1000));
         for (launch, claims, resident, huge, preloaded, fine) in [
             (Launch::Plain, &base, 1010, 0, false, true),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_was_found_and_what_is_right() {
+    fn a_rejection_has_found_and_expected_values() {
         let figures = figures([("preload_libraries", 0.0), ("huge_bytes", 2e6)]);
         let said = |claims: &[Claim]| {
             let refused = check(claims, &Launch::Plain, &figures).unwrap_err();
@@ -185,9 +185,9 @@ mod tests {
         };
         assert_eq!(
             said(&no_huge()),
-            "the run named `plain` is not what its name says: huge bytes: 1.9 MiB, and not 0.0 MiB"
+            "side `plain` does not meet its claim: huge bytes: 1.9 MiB, expected 0.0 MiB"
         );
-        assert!(said(&[at_least("back_ms", 0)]).ends_with("back ms: none, and not at least 0"));
-        assert!(said(&[within("used_pages", 1..=2)]).ends_with("none, and not 1 to 2"));
+        assert!(said(&[at_least("back_ms", 0)]).ends_with("back ms: none, and not at min 0"));
+        assert!(said(&[within("used_pages", 1..=2)]).ends_with("none, expected 1 to 2"));
     }
 }

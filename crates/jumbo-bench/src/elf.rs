@@ -57,7 +57,7 @@ fn make_in(
     let mut bytes = fs::read(executable)?;
     let offset = (bytes.len() as u64).next_multiple_of(HUGE_PAGE);
     add(&mut bytes, offset, segment)
-        .ok_or_else(|| io::Error::other("this is no executable for 64 bits"))?;
+        .ok_or_else(|| io::Error::other("not a 64-bit ELF executable with a note"))?;
 
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let file = openat(CWD, folder, flags, Mode::RWXU)?;
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_with_a_segment_more_still_runs_and_leaves_no_file() {
+    fn a_program_with_an_added_segment_runs_and_leaves_no_file() {
         let executable = std::env::current_exe().unwrap();
         let size = Bytes(2 * HUGE_PAGE);
         for segment in [AddedSegment::Text(size), AddedSegment::Zeroes(size)] {
@@ -146,12 +146,12 @@ mod tests {
             assert!(link.to_string_lossy().ends_with("(deleted)"), "{link:?}");
             let ran = Command::new(path).arg("--list").output().unwrap();
             let list = String::from_utf8(ran.stdout).unwrap();
-            assert!(list.contains("a_program_with_a_segment_more"), "{list}");
+            assert!(list.contains("a_program_with_an_added_segment"), "{list}");
         }
     }
 
     #[test]
-    fn what_is_no_executable_gets_no_segment() {
+    fn other_files_are_rejected() {
         for mut file in [Vec::new(), vec![0; 4096], b"#!/bin/sh\nexit\n".repeat(9)] {
             assert_eq!(
                 add(&mut file, HUGE_PAGE, AddedSegment::Zeroes(Bytes(HUGE_PAGE))),

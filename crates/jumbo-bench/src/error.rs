@@ -8,7 +8,7 @@ use jumbo_host::kernel::FileError;
 use rustix::io::Errno;
 
 /// Hint for freed memory that does not become free.
-pub(crate) const QUIET_HINT: &str = "measure on a machine on which nothing else takes memory";
+pub(crate) const QUIET_HINT: &str = "measure while no other program allocates memory";
 
 /// Hint for insufficient memory.
 pub(crate) const SIZE_HINT: &str = "measure less, with --size";
@@ -27,7 +27,7 @@ pub enum Error {
     Answer(String, serde_json::Error),
     /// The sample does not match the claims of its side, so a comparison would prove nothing: found
     /// and expected value, and a hint.
-    #[error("the run {0}")]
+    #[error("{0}")]
     Claim(String, &'static str),
     /// The measurement would exhaust the memory of the host: needed and available memory.
     #[error("the measurement needs {0} of memory and {1} is available")]
@@ -36,28 +36,28 @@ pub enum Error {
     #[error("cannot map, touch or unmap memory: {0}")]
     Map(io::Error),
     /// Memory that was freed is taken by another program, or was never given back.
-    #[error("{0} of the memory that was freed did not become free")]
+    #[error("{0} of the freed memory did not become free")]
     NotBack(Bytes),
     /// Communication with a measured process failed, or waiting for it.
-    #[error("cannot direct the process that is measured: {0}")]
+    #[error("cannot communicate with the measured process: {0}")]
     Pipe(#[from] io::Error),
     /// The allocator under test is out of memory.
     #[error("malloc of {0} failed")]
     Malloc(Bytes),
-    /// The memory under test lost its content.
-    #[error("memory does not hold what was stored in it: {0}")]
+    /// A measured program has a wrong result, such as lost memory.
+    #[error("the measured program has a wrong result: {0}")]
     Corrupt(String),
     /// The program under test cannot be built in this folder.
-    #[error("cannot make the program that is measured in {0}: {1}")]
+    #[error("cannot build the measured program in {0}: {1}")]
     Program(String, io::Error),
     /// A server was not ready in time: seconds, probe, and last output.
     #[error("the server is not ready after {0} s: `{1}`: {2}")]
     NotReady(u64, String, String),
     /// The command, which a server was to serve, did not end within so many seconds.
-    #[error("`{0}` did not end: given up after {1} s")]
+    #[error("`{0}` did not end within {1} s")]
     Endless(String, u64),
     /// The load was to print a number of milliseconds on its last line, and printed this.
-    #[error("`{0}` says no figure: its last line is {1:?}")]
+    #[error("`{0}` printed no figure: its last line is {1:?}")]
     NoFigure(String, String),
     /// Unknown or missing way to start a program.
     #[error("{0}")]
@@ -69,7 +69,7 @@ pub enum Error {
     #[error(transparent)]
     Pool(#[from] jumbo::pool::Error),
     /// A pool cannot be created.
-    #[error("cannot make a pool: {0}")]
+    #[error("cannot create a pool: {0}")]
     Setup(#[from] jumbo::pool::SetupError),
     /// The text of a program cannot be read into the page cache.
     #[error(transparent)]
@@ -101,7 +101,7 @@ impl Error {
     pub(crate) fn of_side(self, side: &str) -> Self {
         match self {
             Self::Claim(found, hint) => Self::Claim(
-                format!("named `{side}` is not what its name says: {found}"),
+                format!("side `{side}` does not meet its claim: {found}"),
                 hint,
             ),
             other => other,

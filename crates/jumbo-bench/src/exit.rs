@@ -148,10 +148,10 @@ impl Ending<'_> {
         };
         let (held, reaper) = (process(WORKER_PID)?, process(REAPER_PID)?);
         if by_reaper && reaper.is_none() {
-            return Err(Error::claim("no reaper sleeps beside it", DRY_RUN_HINT));
+            return Err(Error::claim("it has no sleeping reaper", DRY_RUN_HINT));
         }
         // The launcher may be its parent.
-        let first = Process::open(&root, holder.child.id())?;
+        let first = Process::open(&root, holder.process.id())?;
         let kill = |process: &Process| process.signal(Signal::KILL.as_raw());
 
         let memory = FreeWatch::new(&root, self.size)?;
@@ -185,11 +185,11 @@ impl Ending<'_> {
         let (ended, waited) = waited.map_err(|_| Error::Corrupt("a thread died".to_owned()))??;
         if !ended {
             let _ = kill(&first);
-            let found = "it goes on though its memory is free";
+            let found = "the process still runs though its memory is free";
             return Err(Error::claim(found, DRY_RUN_HINT));
         }
-        killer.map_or(Ok(()), |mut killer| killer.end())?;
-        let status = holder.child.wait()?;
+        killer.map_or(Ok(()), |mut killer| killer.wait())?;
+        let status = holder.process.wait()?;
         if !is_end(end, status) {
             return Err(holder.failed(status));
         }
@@ -201,7 +201,7 @@ impl Ending<'_> {
         if let Some(reaper) = reaper {
             // The reaper exits once all memory is free. It is reaped here if it is our child.
             if !has_ended(&reaper, &END_TIMEOUT)? {
-                let found = "its reaper goes on though the memory is back";
+                let found = "its reaper still runs though the memory is free";
                 return Err(Error::claim(found, DRY_RUN_HINT));
             }
             // ECHILD: another process is its parent.
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_ended_in_another_way_is_seen() {
+    fn other_terminations_are_detected() {
         for (end, raw) in [
             (Termination::Exit, 0),
             (Termination::Kill, 9),

@@ -167,7 +167,7 @@ mod tests {
     use crate::figures::figures;
 
     #[test]
-    fn a_side_that_freed_in_another_way_is_refused() {
+    fn a_wrong_number_of_freeing_threads_is_rejected() {
         let size = Bytes(1000);
         let by = |threads| freed_by(threads, size, 2);
         let later = vec![claim::at_least_percent(

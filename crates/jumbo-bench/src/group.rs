@@ -309,7 +309,7 @@ impl<'a> Group<'a> {
         let laps = samples.iter().flatten().map(Vec::len).min();
         let whole = laps.unwrap_or_default() / self.laps * self.laps;
         if whole == 0 && laps.is_some() {
-            return table.missing(self.what, "interrupted before the first round was over");
+            return table.missing(self.what, "interrupted during the first round");
         }
         for row in self.rows {
             let [Ok(baseline), Ok(candidate)] = row.sides.map(|side| samples[side].as_ref()) else {
@@ -386,7 +386,7 @@ mod tests {
 
     use super::*;
     use crate::figures::figures;
-    use crate::stats::least;
+    use crate::stats::minimum;
 
     fn measured(settings: &Settings, groups: Vec<Group<'_>>) -> Result<serde_json::Value, Error> {
         let table = Table::new("t", String::new(), settings)?;
@@ -395,11 +395,11 @@ mod tests {
     }
 
     #[test]
-    fn laps_are_folded_after_a_warm_up_and_figures_added() {
+    fn laps_are_combined_after_a_warm_up_and_figures_added() {
         // One warm-up, and three laps for each of two rounds.
         let left = RefCell::new(vec![9.0, 3.0, 5.0, 4.0, 8.0, 7.0, 6.0].into_iter());
         let settings = Settings::for_tests();
-        let mut group = Group::new(&settings, "g").laps(3, least);
+        let mut group = Group::new(&settings, "g").laps(3, minimum);
         let a = group.side("a", Bytes(0), || {
             let next = left.borrow_mut().next().unwrap();
             Ok(figures([("x_ms", next), ("y_ms", 10.0)]))
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn the_side_that_fails_is_named_and_an_optional_group_is_missing() {
+    fn a_failing_side_is_named_and_an_optional_group_is_missing() {
         let settings = Settings::for_tests();
         let group = || {
             let mut group = Group::new(&settings, "g");
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_side_that_may_fail_is_missing_alone_with_its_rows() {
+    fn an_optional_side_is_missing_alone_with_its_rows() {
         let settings = Settings::for_tests();
         let mut group = Group::new(&settings, "g");
         let works = || Ok(figures([("x_ms", 2.0)]));
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn each_side_comes_once_a_lap_and_none_is_always_first() {
+    fn each_side_runs_once_per_lap_in_changing_order() {
         let laps: Vec<_> = (0..5).map(|lap| order(lap, 4)).collect();
         for lap in &laps {
             let mut sorted = lap.clone();

@@ -15,7 +15,7 @@ use crate::launch::line;
 
 /// A child process that receives and sends lines of JSON.
 pub(crate) struct JsonChild {
-    pub(crate) child: Child,
+    pub(crate) process: Child,
     /// The command as a user would type it.
     pub(crate) command: String,
     from: Option<BufReader<ChildStdout>>,
@@ -27,10 +27,10 @@ impl JsonChild {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let line = line(&command);
         let started = command.stderr(stderr).spawn();
-        let mut child = started.map_err(|error| Error::Start(line.clone(), error))?;
+        let mut process = started.map_err(|error| Error::Start(line.clone(), error))?;
         Ok(Self {
-            from: child.stdout.take().map(BufReader::new),
-            child,
+            from: process.stdout.take().map(BufReader::new),
+            process,
             command: line,
         })
     }
@@ -38,7 +38,7 @@ impl JsonChild {
     /// Sends a value to the child.
     pub(crate) fn send(&mut self, what: &impl Serialize) -> Result<(), Error> {
         let text = serde_json::to_string(what).map_err(io::Error::from)?;
-        let to = self.child.stdin.as_mut();
+        let to = self.process.stdin.as_mut();
         Ok(to.map_or(Ok(()), |to| writeln!(to, "{text}"))?)
     }
 
@@ -47,15 +47,15 @@ impl JsonChild {
         let mut text = String::new();
         let read = self.from.as_mut().map(|from| from.read_line(&mut text));
         if read.unwrap_or(Ok(0))? == 0 {
-            let status = self.child.wait()?;
+            let status = self.process.wait()?;
             return Err(self.failed(status));
         }
         serde_json::from_str(&text).map_err(|error| Error::Answer(self.command.clone(), error))
     }
 
     /// Closes the child's input and waits for its end.
-    pub(crate) fn end(&mut self) -> Result<(), Error> {
-        match self.child.wait()? {
+    pub(crate) fn wait(&mut self) -> Result<(), Error> {
+        match self.process.wait()? {
             status if status.success() => Ok(()),
             status => Err(self.failed(status)),
         }
@@ -64,7 +64,7 @@ impl JsonChild {
     /// The error of a child that failed, with its last line of stderr.
     pub(crate) fn failed(&mut self, status: ExitStatus) -> Error {
         let mut said = Vec::new();
-        if let Some(stderr) = &mut self.child.stderr {
+        if let Some(stderr) = &mut self.process.stderr {
             let _ = stderr.read_to_end(&mut said);
         }
         let said = String::from_utf8_lossy(&said);
@@ -76,7 +76,7 @@ impl JsonChild {
 impl Drop for JsonChild {
     /// A child ends when its input ends, and reports its own failures.
     fn drop(&mut self) {
-        let _ = self.end();
+        let _ = self.wait();
     }
 }
 
@@ -99,13 +99,14 @@ mod tests {
     fn answer(program: &str, script: &str) -> Result<Vec<u64>, String> {
         let mut command = Command::new(program);
         command.args(["-c", script]);
-        let talk = JsonChild::start(command, Stdio::piped());
-        talk.and_then(|mut talk| talk.receive())
+        let child = JsonChild::start(command, Stdio::piped());
+        child
+            .and_then(|mut child| child.receive())
             .map_err(|error| error.to_string())
     }
 
     #[test]
-    fn what_is_said_is_parsed_and_failures_say_what_ran_and_why() {
+    fn output_is_parsed_and_failures_name_command_and_reason() {
         assert_eq!(answer("sh", "echo '[1, 2]'"), Ok(vec![1, 2]));
         for (script, message) in [
             (

@@ -37,7 +37,7 @@ type Answer = Result<f64, String>;
 /// Knobs, and the process that sets them.
 pub(crate) struct Keeper {
     kept: KnobSet,
-    talk: RefCell<JsonChild>,
+    process: RefCell<JsonChild>,
     /// Values that were set last.
     now: RefCell<Vec<(Knob, Value)>>,
     /// The kernel's pool before the measurement.
@@ -76,7 +76,7 @@ impl KnobSet {
             Self::Shmem => "thp",
             Self::Hvo => "vmemmap",
         };
-        format!("not all of it could be put back; `jumbo {command} --undo` tries again")
+        format!("cannot restore all knobs; `jumbo {command} --undo` tries again")
     }
 }
 
@@ -86,7 +86,7 @@ impl Keeper {
         let worker = Worker::new(Launch::Plain, Task::Keep(kept));
         let mut keeper = Self {
             kept,
-            talk: worker.start(settings, Stdio::inherit())?.into(),
+            process: worker.start(settings, Stdio::inherit())?.into(),
             now: RefCell::default(),
             pool: None,
         };
@@ -112,7 +112,7 @@ impl Keeper {
             return Ok(0.0);
         }
         self.now.replace(wanted);
-        self.talk.borrow_mut().send(&new)?;
+        self.process.borrow_mut().send(&new)?;
         self.receive()
     }
 
@@ -131,13 +131,13 @@ impl Keeper {
     }
 
     fn receive(&self) -> Result<f64, Error> {
-        let answer: Answer = self.talk.borrow_mut().receive()?;
+        let answer: Answer = self.process.borrow_mut().receive()?;
         answer.map_err(|why| Error::Kernel(self.kept.name(), why))
     }
 
     /// Restores the knobs. The keeper also does so at the end of its input.
     fn give_back(self) -> Result<(), Error> {
-        let ended = self.talk.into_inner().end();
+        let ended = self.process.into_inner().wait();
         ended.map_err(|_| Error::Kernel(self.kept.name(), self.kept.not_back()))
     }
 }
@@ -175,15 +175,18 @@ pub(crate) fn keep(kept: KnobSet) -> Result<(), Error> {
     // Signals of the terminal end the measuring process, and so our input.
     let _ = rustix::process::setsid();
     let _deaf = Signals::take()?;
-    match serve(&Root::host(), kept) {
+    match serve_knobs(&Root::host(), kept) {
         Ok(put_back) => put_back.map_err(|why| Error::Kernel(kept.name(), why)),
         Err(refused) => send(&Answer::Err(refused.to_string())),
     }
 }
 
 /// Locks and serves the knobs. The inner error is a failure to restore, the outer one to begin.
-fn serve(root: &Root, kept: KnobSet) -> Result<Result<(), String>, Box<dyn std::error::Error>> {
-    let no_folder = "there is no folder for a record of what it was: XDG_RUNTIME_DIR";
+fn serve_knobs(
+    root: &Root,
+    kept: KnobSet,
+) -> Result<Result<(), String>, Box<dyn std::error::Error>> {
+    let no_folder = "no folder for the journal: XDG_RUNTIME_DIR";
     let journal = Journal::of_user(root).ok_or(no_folder)?;
     let pool = kernel_pool(root)?;
     let (group, knobs) = match (kept, &pool) {
@@ -200,7 +203,7 @@ fn serve(root: &Root, kept: KnobSet) -> Result<Result<(), String>, Box<dyn std::
     };
     let first = knobs
         .first()
-        .ok_or("the kernel has none (before Linux 6.12)")?;
+        .ok_or("the kernel has no such control (before Linux 6.12)")?;
     first.writable(root)?;
     let locked = journal.lock(&group, JOURNAL_NAME)?;
     let steering = match pool.filter(|_| kept == KnobSet::Pool) {
@@ -212,7 +215,7 @@ fn serve(root: &Root, kept: KnobSet) -> Result<Result<(), String>, Box<dyn std::
 
 fn until_the_end(root: &Root, kept: KnobSet, mut steering: Steering<'_>) -> Result<(), String> {
     // Any failure ends the requests only: the knobs are restored below.
-    let _ = obey(root, &mut steering);
+    let _ = serve_requests(root, &mut steering);
     match steering.put_back(&mut ()) {
         Ok(undone) if undone.complete => Ok(()),
         Ok(_) => Err(kept.not_back()),
@@ -221,7 +224,7 @@ fn until_the_end(root: &Root, kept: KnobSet, mut steering: Steering<'_>) -> Resu
 }
 
 /// Executes requests until the end of input.
-fn obey(root: &Root, steering: &mut Steering<'_>) -> Result<(), Error> {
+fn serve_requests(root: &Root, steering: &mut Steering<'_>) -> Result<(), Error> {
     send(&Answer::Ok(0.0))?;
     for order in io::stdin().lines() {
         let wanted: Vec<(Knob, Value)> = serde_json::from_str(&order?).map_err(io::Error::from)?;
@@ -247,8 +250,8 @@ fn set(root: &Root, steering: &mut Steering<'_>, knob: &Knob, to: Value) -> Answ
         return Ok(took);
     }
     let came = match to.number() {
-        Some(to) => format!("{after} of {} came", counted(to, "page")),
-        None => format!("{knob} is {after}, and not {to}"),
+        Some(to) => format!("{after} of {} obtained", counted(to, "page")),
+        None => format!("{knob} is {after} instead of {to}"),
     };
     let shortage = Shortage::of(root, &[step], false);
     let reasons = shortage.map_or(Vec::new(), |short| short.reasons);

@@ -92,17 +92,17 @@ fn group_of(settings: &Settings, size: Bytes, pieces: Option<Bytes>) -> Group<'_
     group.optional = Error::is_of_host;
     // Compaction takes system time, too.
     group.is_even = pieces.is_none();
-    let breaker = Rc::new(RefCell::new(None));
+    let fragmenter = Rc::new(RefCell::new(None));
     let mut side = |launch: Launch| {
         let claims = match launch {
             Launch::Plain => claim::no_huge(),
             _ => Vec::new(),
         };
         let (name, worker) = (launch.name(), Worker::new(launch, Task::Latency(size)));
-        let breaker = Rc::clone(&breaker);
+        let fragmenter = Rc::clone(&fragmenter);
         let prepare = move || match pieces {
             None => Ok(size),
-            Some(pieces) => broken(settings, pieces, &breaker).map(|()| Bytes(0)),
+            Some(pieces) => fragment(settings, pieces, &fragmenter).map(|()| Bytes(0)),
         };
         group.prepared(name, prepare, move || worker.sample(settings, &claims))
     };
@@ -129,17 +129,17 @@ fn group_of(settings: &Settings, size: Bytes, pieces: Option<Bytes>) -> Group<'_
 }
 
 /// Makes the fragmenter fragment free memory, and starts it at first.
-fn broken(
+fn fragment(
     settings: &Settings,
     size: Bytes,
-    breaker: &RefCell<Option<JsonChild>>,
+    fragmenter: &RefCell<Option<JsonChild>>,
 ) -> Result<(), Error> {
-    let mut breaker = breaker.borrow_mut();
-    let talk = match &mut *breaker {
+    let mut fragmenter = fragmenter.borrow_mut();
+    let talk = match &mut *fragmenter {
         Some(talk) => talk,
         none => {
             check_available(&Root::host(), footprint(size))?;
-            let worker = Worker::new(Launch::Plain, Task::Break(size));
+            let worker = Worker::new(Launch::Plain, Task::Fragment(size));
             none.insert(worker.start(settings, Stdio::piped())?)
         }
     };
@@ -149,7 +149,7 @@ fn broken(
 
 /// [`Task::Fragment`]: fragments `size` bytes of free memory at each line of the standard input,
 /// and answers.
-pub(crate) fn break_up(size: Bytes) -> Result<(), Error> {
+pub(crate) fn run_fragmenter(size: Bytes) -> Result<(), Error> {
     let root = Root::host();
     let (page, mut block) = (
         rustix::param::page_size(),
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_free_in_whole_blocks_is_told_from_pieces() {
+    fn whole_free_blocks_are_counted() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("proc")).unwrap();
         let zones = "Node 0, zone      DMA   512 0 0 0 0 0 0 0 0 1 0\n\

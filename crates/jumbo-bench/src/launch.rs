@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_is_found_in_the_cache_or_said_to_be_absent() {
+    fn a_peer_is_found_in_the_cache_or_reported_missing() {
         let cache = "2 libs found\n\tlibtcmalloc.so.4 (libc6,ARCH) => /l/libtcmalloc.so.4\n\
                      \tlibjemalloc.so.2 (libc6) => /32/libjemalloc.so.2\n\
                      \tlibjemalloc.so.2 (libc6,ARCH) => /l/libjemalloc.so.2\n";
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sides_differ_in_nothing_but_the_launch() {
+    fn the_sides_differ_only_in_their_launch() {
         let jumbo = Path::new("/j");
         let options = Launch::Jumbo("--heap=glibc --pool=64M".to_owned());
         let typed = line(&options.command(jumbo, OsStr::new("/p")));

@@ -34,22 +34,22 @@ const FORKS: usize = 5;
 const WRITES: usize = 1000;
 
 /// Times of free or fork: per size the median, summed over sizes; and the memory of all blocks.
-pub(crate) fn run(told: &MemoryTask) -> Result<Figures, Error> {
-    if told.base {
+pub(crate) fn run(task: &MemoryTask) -> Result<Figures, Error> {
+    if task.base {
         base_pages_only()?;
     }
     let root = Root::host();
     let (mut all, mut call_ms) = (Figures::new(), 0.0);
-    for &size in &told.sizes {
-        let mut calls = Vec::with_capacity(told.times);
-        for _ in 0..told.times {
-            let mut block = RawBlock::take(told.by, size)?;
+    for &size in &task.sizes {
+        let mut calls = Vec::with_capacity(task.times);
+        for _ in 0..task.times {
+            let mut block = RawBlock::take(task.by, size)?;
             block.touch_by_two();
             let watch = FreeWatch::new(&root, size)?;
             for (name, had) in own_memory_in(&root, &[block.addresses()])? {
                 *all.entry(name).or_default() += had;
             }
-            match told.then {
+            match task.then {
                 Action::Free | Action::FreeAndWatch => {}
                 Action::Fork => return Ok(with(all, fork(&mut block)?)),
                 // The process frees it by its end.
@@ -61,7 +61,7 @@ pub(crate) fn run(told: &MemoryTask) -> Result<Figures, Error> {
             let clock = Instant::now();
             block.give_back()?;
             calls.push(ms(clock.elapsed()));
-            if told.then == Action::FreeAndWatch {
+            if task.then == Action::FreeAndWatch {
                 match watch.wait(clock) {
                     Ok(back) => drop(all.insert("back_ms".to_owned(), ms(back))),
                     // Another program took the memory: no failure of this process, so the sample is
@@ -73,7 +73,7 @@ pub(crate) fn run(told: &MemoryTask) -> Result<Figures, Error> {
         }
         call_ms += median(&calls);
     }
-    all.extend(counted(&root)?);
+    all.extend(freeing_counters(&root)?);
     Ok(with(
         all,
         [("call_ms", call_ms), ("unmap_us", call_ms * 1e3)],
@@ -81,7 +81,7 @@ pub(crate) fn run(told: &MemoryTask) -> Result<Figures, Error> {
 }
 
 /// Counters of the freeing threads, once nothing is left to free.
-fn counted(root: &Root) -> Result<Figures, Error> {
+fn freeing_counters(root: &Root) -> Result<Figures, Error> {
     let freed = wait_for_status(root, |covered| {
         (covered.free.pending == Bytes(0)).then_some(covered.free)
     })?;
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_state_stands_behind_the_name() {
+    fn the_state_follows_the_name() {
         assert_eq!(state("7 (a) R b) S 1 2"), Some('S'));
         assert_eq!(state("7"), None);
     }

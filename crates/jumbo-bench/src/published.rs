@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_is_one_and_tables_without_published_figures_have_none() {
+    fn published_figures_have_links() {
         for table in ["free", "exit", "shmem", "vmemmap"] {
             let url = source(table).and_then(|source| source.url);
             assert!(

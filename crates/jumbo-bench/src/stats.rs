@@ -18,7 +18,7 @@ impl Spread {
     pub fn of(samples: &[f64]) -> Self {
         Self {
             median: median(samples),
-            min: least(samples),
+            min: minimum(samples),
             max: samples.iter().copied().fold(f64::NAN, f64::max),
         }
     }
@@ -37,7 +37,7 @@ pub fn median(samples: &[f64]) -> f64 {
 }
 
 /// Minimum; NaN without samples.
-pub(crate) fn least(samples: &[f64]) -> f64 {
+pub(crate) fn minimum(samples: &[f64]) -> f64 {
     samples.iter().copied().fold(f64::NAN, f64::min)
 }
 

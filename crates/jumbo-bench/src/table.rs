@@ -196,17 +196,17 @@ impl Table {
     }
 
     /// Returns the result, or `None` where the host lacks it: then `what` is missing.
-    pub(crate) fn found<T>(
+    pub(crate) fn available<T>(
         &mut self,
         what: &'static str,
-        looked: Result<T, Error>,
+        result: Result<T, Error>,
     ) -> Result<Option<T>, Error> {
-        match looked {
+        match result {
             Err(error) if error.is_absence() => {
                 self.missing(what, error.to_string());
                 Ok(None)
             }
-            looked => looked.map(Some),
+            result => result.map(Some),
         }
     }
 
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_called_one_and_noise_is_not_a_win() {
+    fn a_loss_is_reported_and_noise_is_no_gain() {
         let verdict = |candidate: &[f64]| {
             let [ratio, difference] = [Row::ratio, Row::difference]
                 .map(|of| row(of, "x", &[10.0, 10.0, 10.0], candidate).verdict);

@@ -27,7 +27,7 @@ pub(crate) enum Task {
     /// Blocks of so many bytes in total, each allocated, touched and timed.
     Latency(Bytes),
     /// Free memory of so many bytes fragmented on request.
-    Break(Bytes),
+    Fragment(Bytes),
     /// Calls of generated functions.
     Text(TextTask),
     /// First touches of shared memory.

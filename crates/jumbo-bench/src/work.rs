@@ -61,16 +61,16 @@ impl Worker {
         settings: &Settings,
         claims: &[Claim],
     ) -> Result<(JsonChild, Figures), Error> {
-        let mut talk = self.start(settings, Stdio::piped())?;
-        let figures = talk.receive()?;
+        let mut child = self.start(settings, Stdio::piped())?;
+        let figures = child.receive()?;
         claim::check(claims, &self.launch, &figures)?;
-        Ok((talk, figures))
+        Ok((child, figures))
     }
 
     /// Runs the worker to its end and returns its figures.
     pub(crate) fn sample(&self, settings: &Settings, claims: &[Claim]) -> Result<Figures, Error> {
-        let (mut talk, figures) = self.begin(settings, claims)?;
-        talk.end()?;
+        let (mut child, figures) = self.begin(settings, claims)?;
+        child.wait()?;
         Ok(figures)
     }
 }

@@ -18,8 +18,8 @@ pub fn run(task: &str) -> Result<(), Error> {
         return keeper::keep(kept);
     }
     die_with_parent();
-    if let Task::Break(size) = task {
-        return latency::break_up(size);
+    if let Task::Fragment(size) = task {
+        return latency::run_fragmenter(size);
     }
     send(&figures(&task)?)?;
     // The parent examines the process before it ends.
@@ -38,7 +38,7 @@ fn figures(task: &Task) -> Result<Figures, Error> {
     match task {
         Task::Load(size) => heap::load(*size),
         Task::SmallFree => heap::small_free(),
-        Task::Memory(told) => life::run(told),
+        Task::Memory(memory) => life::run(memory),
         Task::Stream(arrays, size, threads, passes) => {
             pool::stream(*arrays, *size, *threads, *passes)
         }
@@ -47,9 +47,9 @@ fn figures(task: &Task) -> Result<Figures, Error> {
             pool::exchange(*source, *way, *pages, *threads)
         }
         Task::Latency(size) => latency::latency(*size),
-        Task::Text(told) => text::text(told),
-        Task::Touch(told) => shmem::touch(told),
+        Task::Text(text) => text::text(text),
+        Task::Touch(touch) => shmem::touch(touch),
         Task::Describe(huge) => vmemmap::describe(*huge),
-        Task::Keep(_) | Task::Break(_) => Ok(Figures::new()),
+        Task::Keep(_) | Task::Fragment(_) => Ok(Figures::new()),
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
     let expected = (0..plan.stops.len() as u64).sum::<u64>();
     if sum != Some(expected) {
         return Err(Error::Corrupt(format!(
-            "the tags of the objects sum up to {sum:?} and not to {expected}"
+            "the tags of the objects sum up to {sum:?} instead of {expected}"
         )));
     }
 

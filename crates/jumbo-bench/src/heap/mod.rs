@@ -85,7 +85,7 @@ fn starts(settings: &Settings) -> Group<'_> {
         move || {
             let command = launch.command(&settings.jumbo, OsStr::new("true"));
             let clock = Instant::now();
-            JsonChild::start(command, Stdio::piped())?.end()?;
+            JsonChild::start(command, Stdio::piped())?.wait()?;
             Ok(figures([("start_ms", ms(clock.elapsed()))]))
         }
     };

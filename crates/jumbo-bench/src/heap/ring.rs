@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn the_chase_visits_every_stop_and_comes_back() {
+    fn the_chase_visits_every_stop_and_returns() {
         let mut objects = [64, 16, 8192].map(|size| vec![0; size].into_boxed_slice());
         let stops = [stop(2, 4096), stop(0, 48), stop(1, 0), stop(2, 0)];
         let ring = Ring::link(&mut objects, &stops).unwrap();
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_outside_of_its_object_is_refused() {
+    fn a_stop_outside_of_its_object_is_rejected() {
         let mut objects = [vec![0; 64].into_boxed_slice()];
         for (object, offset) in [(0, 49), (0, 64), (0, u32::MAX), (1, 0), (0, 4)] {
             let bad = stop(object, offset);

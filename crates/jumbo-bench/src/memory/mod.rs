@@ -116,7 +116,7 @@ mod tests {
     use crate::task::AllocCall;
 
     #[test]
-    fn a_blocks_memory_is_that_of_its_mapping() {
+    fn the_memory_of_a_block_is_that_of_its_mapping() {
         let root = Root::host();
         let mut mapping = RawBlock::take(AllocCall::Map, Bytes(8 << 20)).unwrap();
         mapping.touch();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn too_much_memory_is_rejected() {
         let error = check_available(&Root::host(), Bytes(1 << 60)).unwrap_err();
         assert!(
             error.hint().is_some_and(|hint| hint.contains("--size")),

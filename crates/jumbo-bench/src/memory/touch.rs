@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_touch_is_of_the_pages_that_its_faults_say() {
+    fn the_page_size_of_a_touch_follows_from_its_faults() {
         let is_huge = |faults| came_in_huge_pages(Bytes(8 << 20), 4096, faults);
         assert!(is_huge(4), "one for each huge page");
         assert!(

@@ -41,38 +41,38 @@ pub struct Retakes {
 }
 
 /// Takes a sample by `measure`, which waits for its processes, after it touched as many bytes as
-/// `prepare` returns. A disturbed sample is repeated, `tries` attempts in total. `least` is the
+/// `prepare` returns. A disturbed sample is repeated, `attempts` in total. `min_system_ms` is the
 /// minimum system time of the side so far.
 pub(crate) fn sample<S>(
     root: &Root,
-    (prepare, mut tries): (&dyn Fn() -> Result<Bytes, Error>, usize),
-    (least, hit): (&mut f64, &mut Retakes),
+    (prepare, mut attempts): (&dyn Fn() -> Result<Bytes, Error>, usize),
+    (min_system_ms, retakes): (&mut f64, &mut Retakes),
     measure: &dyn Fn() -> Result<S, Error>,
 ) -> Result<S, Error> {
-    let mut hits = Vec::new();
+    let mut waits = Vec::new();
     loop {
         warm(root, prepare()?)?;
         let before = system_ms()?;
         let sample = measure();
-        let took = system_ms()? - before;
-        tries = tries.saturating_sub(1);
+        let system_ms_used = system_ms()? - before;
+        attempts = attempts.saturating_sub(1);
         let sample = match sample {
-            Err(error) if error.is_disturbed() && tries > 0 => continue,
+            Err(error) if error.is_disturbed() && attempts > 0 => continue,
             sample => sample?,
         };
-        if took <= *least * MAX_SYSTEM_TIME_RATIO + SLACK_MS {
-            *least = least.min(took);
+        if system_ms_used <= *min_system_ms * MAX_SYSTEM_TIME_RATIO + SLACK_MS {
+            *min_system_ms = min_system_ms.min(system_ms_used);
         } else {
-            hits.push(took);
-            if hits.len() < MAX_ATTEMPTS {
-                hit.taken_again += 1;
+            waits.push(system_ms_used);
+            if waits.len() < MAX_ATTEMPTS {
+                retakes.taken_again += 1;
                 continue;
             }
             // All attempts waited: the side, or the machine, has become slower.
-            *least = hits.iter().copied().fold(took, f64::min);
-            hit.kept += 1;
+            *min_system_ms = waits.iter().copied().fold(system_ms_used, f64::min);
+            retakes.kept += 1;
         }
-        hit.samples += 1;
+        retakes.samples += 1;
         return Ok(sample);
     }
 }
@@ -80,8 +80,8 @@ pub(crate) fn sample<S>(
 /// Touches and frees `size` bytes and a little more, for the program.
 fn warm(root: &Root, size: Bytes) -> Result<(), Error> {
     // More than the available memory would invoke the OOM killer.
-    let most = available(root)?.0 / 10 * 9;
-    let size = (size.0 + size.0 / 4 + (16 << 20)).min(most);
+    let max = available(root)?.0 / 10 * 9;
+    let size = (size.0 + size.0 / 4 + (16 << 20)).min(max);
     let mapping = RawBlock::take(AllocCall::Map, Bytes(size))?;
     // Huge pages are touched faster. A kernel without THP answers EINVAL; base pages serve as well.
     let _ = mapping.advise(libc::MADV_HUGEPAGE);
@@ -118,12 +118,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disturbed_sample_is_taken_again_a_few_times() {
+    fn a_disturbed_sample_is_repeated() {
         let calls = Cell::new(0);
         let fail = |times: usize, error: fn() -> Error| {
             calls.set(0);
-            let (mut least, mut hit) = (f64::INFINITY, Retakes::default());
-            let state = (&mut least, &mut hit);
+            let (mut min_system_ms, mut retakes) = (f64::INFINITY, Retakes::default());
+            let state = (&mut min_system_ms, &mut retakes);
             let sample = sample(&Root::host(), (&|| Ok(Bytes(0)), 3), state, &|| {
                 calls.set(calls.get() + 1);
                 let fails = calls.get() <= times;
@@ -137,12 +137,12 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_that_waited_for_the_host_is_taken_again_and_counted() {
-        let (mut least, mut hit) = (f64::INFINITY, Retakes::default());
+    fn a_sample_that_waited_for_the_host_is_repeated_and_counted() {
+        let (mut min_system_ms, mut retakes) = (f64::INFINITY, Retakes::default());
         // Processes with much or no system time.
         let mut take = |busy: &[bool]| {
             let nth = Cell::new(0);
-            let state = (&mut least, &mut hit);
+            let state = (&mut min_system_ms, &mut retakes);
             sample(&Root::host(), (&|| Ok(Bytes(0)), 3), state, &|| {
                 let busy = busy.get(nth.replace(nth.get() + 1)) == Some(&true);
                 let count = if busy { "count=8000" } else { "count=0" };
@@ -157,11 +157,15 @@ mod tests {
                 ended.map(drop).map_err(Error::Pipe)
             })
             .unwrap();
-            (hit.samples, hit.taken_again, hit.kept)
+            (retakes.samples, retakes.taken_again, retakes.kept)
         };
         assert_eq!(take(&[false]), (1, 0, 0));
         assert_eq!(take(&[true, false]), (2, 1, 0));
         assert_eq!(take(&[true, true, true]), (3, 3, 1));
-        assert_eq!(take(&[false]), (4, 3, 1), "the least is the least again");
+        assert_eq!(
+            take(&[false]),
+            (4, 3, 1),
+            "the min_system_ms is the min_system_ms again"
+        );
     }
 }

@@ -47,7 +47,7 @@ impl FreeWatch {
     }
 
     /// Checks once: `None` if the memory is free, else the time until the next check.
-    fn look(&self, since: Instant) -> Result<Option<Duration>, Error> {
+    fn check(&self, since: Instant) -> Result<Option<Duration>, Error> {
         let clock = Instant::now();
         let free = free(&self.root)?;
         if free >= self.level {
@@ -63,7 +63,7 @@ impl FreeWatch {
 
     /// Waits until the memory is free, and returns the time `since` then.
     pub(crate) fn wait(&self, since: Instant) -> Result<Duration, Error> {
-        while let Some(pause) = self.look(since)? {
+        while let Some(pause) = self.check(since)? {
             std::thread::sleep(pause);
         }
         Ok(since.elapsed())
@@ -117,7 +117,7 @@ Node 0, zone   Normal
 ";
 
     #[test]
-    fn free_pages_are_those_of_all_zones_with_the_lists_of_each_cpu() {
+    fn free_pages_include_all_zones_and_per_cpu_lists() {
         let (_folder, root) = fake(ZONES);
         let page = rustix::param::page_size() as u64;
         assert_eq!(free(&root).unwrap(), Bytes(1327 * page));
@@ -125,7 +125,7 @@ Node 0, zone   Normal
     }
 
     #[test]
-    fn memory_is_back_within_a_hundredth() {
+    fn memory_is_free_within_one_percent() {
         let (folder, root) = fake(ZONES);
         let page = rustix::param::page_size() as u64;
         let zones =
@@ -136,9 +136,9 @@ Node 0, zone   Normal
         for (left, back) in [(1_000_000, true), (995_000, true), (994_999, false)] {
             let zones = zones(left);
             std::fs::write(folder.path().join("proc/zoneinfo"), zones).unwrap();
-            assert_eq!(watch.look(now).unwrap().is_none(), back, "{left}");
+            assert_eq!(watch.check(now).unwrap().is_none(), back, "{left}");
         }
         let long_ago = now.checked_sub(FREE_TIMEOUT * 2).unwrap();
-        assert!(matches!(watch.look(long_ago), Err(Error::NotBack(_))));
+        assert!(matches!(watch.check(long_ago), Err(Error::NotBack(_))));
     }
 }

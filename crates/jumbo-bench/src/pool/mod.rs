@@ -38,7 +38,7 @@ use crate::keeper::{Keeper, KernelKnobs, POOL_PAGE_SIZE};
 use crate::launch::Launch;
 use crate::machine::cpus;
 use crate::memory::check_available;
-use crate::stats::least;
+use crate::stats::minimum;
 use crate::table::Table;
 use crate::task::{Arrays, PageCycle, PoolConfig, PoolKind, Provision, Task};
 use crate::work::Worker;
@@ -84,11 +84,11 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     );
     let mut table = Table::new("pool", what, settings)?;
 
-    let fixed = table.found("static arrays", fixed::program(&settings.jumbo, size))?;
+    let fixed = table.available("static arrays", fixed::program(&settings.jumbo, size))?;
     let pool = Keeper::of_pool(settings, size.whole_pages(POOL_PAGE_SIZE));
-    let pool = table.found("pages of the kernel's pool (hugetlb)", pool)?;
+    let pool = table.available("pages of the kernel's pool (hugetlb)", pool)?;
     let thp = Thp::at(&root).map_err(Error::from);
-    let thp = table.found("transparent huge pages (thp)", thp)?;
+    let thp = table.available("transparent huge pages (thp)", thp)?;
     let hugetlb = pool.as_ref().map(|_| PoolKind::Hugetlb);
     let kernel = KernelKnobs { pool, knobs: None };
     let bench = PoolBench {
@@ -148,7 +148,7 @@ impl<'a> PoolBench<'a> {
         let is_large = small.is_empty();
         let passes = PASSES[self.quick][usize::from(is_large)];
         let laps = if size >= LARGE_ARRAYS { LAPS } else { 1 };
-        let mut group = self.group("STREAM").laps(laps, least);
+        let mut group = self.group("STREAM").laps(laps, minimum);
         let on = |launch, arrays| Worker::new(launch, Task::Stream(arrays, size, threads, passes));
         let plain = on(Launch::Plain, Arrays::Base);
         let base = group.worker("base pages", plain, size, claim::base(size));

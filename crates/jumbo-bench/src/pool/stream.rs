@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_number_of_threads_does_all_of_it() {
+    fn any_number_of_threads_covers_all_memory() {
         for threads in 1..=5 {
             let mut memory = vec![7.0; 3 * (ARRAY_GAP + 1003)];
             let times = run(&mut memory, threads, 3).unwrap();
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_was_lost_is_noticed() {
+    fn a_lost_value_is_detected() {
         let mut memory = vec![0.0; 3 * (ARRAY_GAP + 100)];
         run(&mut memory, 1, 2).unwrap();
         let mut parts = ThreadPart::all(&mut memory, 1);

@@ -130,14 +130,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_surplus_is_not_in_the_kernels_pool_before() {
+    fn surplus_pages_need_overcommit_only() {
         let needs = SUPPLIES.map(|supply| supply.needs(PAGES));
         let needs = needs.map(|needs| (needs.persistent.0, needs.overcommit.0));
         assert_eq!(needs, [(10, 0), (10, 0), (0, 10), (0, 0), (0, 0)]);
     }
 
     #[test]
-    fn pages_that_came_from_elsewhere_are_refused() {
+    fn pages_of_another_origin_are_rejected() {
         for (counted, huge, right) in [
             ([10, 0, 0, 0], 10, [true, false, false, true, false]),
             ([10, 10, 0, 0], 10, [false, true, false, false, true]),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heap_must_be_on_the_pages_that_its_side_names() {
+    fn a_heap_on_other_pages_is_rejected() {
         for (memory, surplus, right) in [
             ([100, 100], 0, [true, false]),
             ([100, 100], 97, [false, true]),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_without_a_page_is_refused() {
+    fn a_mapping_without_a_page_is_rejected() {
         let of = |way: PageCycle, source, huge, promised| {
             fine(&way.claims(source, PAGES), [huge; 2], [0, 0, 0, promised])
         };

@@ -16,7 +16,7 @@ use crate::Error;
 use crate::figures::{Figures, ms, with};
 use crate::keeper::{POOL_PAGE_SIZE, kernel_pool};
 use crate::memory::{RawBlock, base_pages_only, numbers, own_memory, own_memory_in, own_usage};
-use crate::stats::{least, median};
+use crate::stats::{median, minimum};
 use crate::task::{AllocCall, Arrays, PageCycle, PoolConfig, PoolKind, Provision};
 use crate::work::ns_per_call;
 
@@ -40,7 +40,7 @@ pub(crate) fn stream(
     let root = Root::host();
     let pages = size.whole_pages(POOL_PAGE_SIZE);
     let mut _ballast = None;
-    let mut supplied_pool = None;
+    let mut pool = None;
     let kernel = kernel_pool(&root)?;
     match arrays {
         Arrays::Base | Arrays::StaticBase => base_pages_only()?,
@@ -48,7 +48,7 @@ pub(crate) fn stream(
         Arrays::Supplied(supply) if supply.0 == PoolKind::Hugetlb => {
             _ballast = ballast(&root, supply)?;
         }
-        Arrays::Supplied(supply) => supplied_pool = Some(supplied(&root, supply, pages)?.0),
+        Arrays::Supplied(supply) => pool = Some(supplied_pool(&root, supply, pages)?.0),
     }
     let of_program = match arrays {
         Arrays::Static | Arrays::StaticBase => Some(fixed::arrays(&root, size)?),
@@ -57,7 +57,7 @@ pub(crate) fn stream(
 
     let (before, clock) = (own_usage()?.ru_minflt, Instant::now());
     let (mut block, mut region);
-    let memory = match (of_program, &supplied_pool) {
+    let memory = match (of_program, &pool) {
         (Some(bss), _) => bss,
         (None, None) => {
             // `vec!` of zeroes calls `calloc`.
@@ -73,14 +73,12 @@ pub(crate) fn stream(
     let start = memory.as_ptr().addr() as u64;
     let addresses = start..start + memory.len() as u64;
     let times = kernels::run(numbers(memory), threads, passes).map_err(|found| {
-        Error::Corrupt(format!(
-            "a number of STREAM's arrays is {found}, which is wrong"
-        ))
+        Error::Corrupt(format!("STREAM's arrays contain a wrong number: {found}"))
     })?;
 
     let faults = own_usage()?.ru_minflt - before;
     let had = own_memory_in(&root, &[addresses])?;
-    let mut figures = whose(had, kernel.as_ref(), supplied_pool.as_ref())?;
+    let mut figures = add_origin(had, kernel.as_ref(), pool.as_ref())?;
     let best = kernels::KERNELS.into_iter().zip(times.best);
     figures.extend(best.map(|(name, best)| (name.to_owned(), ms(best))));
     let start = ms(allocated + times.touch);
@@ -93,7 +91,7 @@ pub(crate) fn stream(
 pub(crate) fn first_use(supply: PoolConfig, pages: Pages, times: usize) -> Result<Figures, Error> {
     let root = Root::host();
     let kernel = kernel_pool(&root)?;
-    let (pool, _ballast) = supplied(&root, supply, pages)?;
+    let (pool, _ballast) = supplied_pool(&root, supply, pages)?;
     let pool = &pool;
     let mut taken: Vec<Page<'_>> = Vec::with_capacity(usize::try_from(pages.0).unwrap_or(0));
     let mut costs = Vec::with_capacity(times);
@@ -109,7 +107,7 @@ pub(crate) fn first_use(supply: PoolConfig, pages: Pages, times: usize) -> Resul
         }
         costs.push(ms(clock.elapsed()) * 1e3 / pages.0 as f64);
         if nth == 0 {
-            seen = whose(own_memory(&root)?, kernel.as_ref(), Some(pool))?;
+            seen = add_origin(own_memory(&root)?, kernel.as_ref(), Some(pool))?;
         }
         taken.clear();
     }
@@ -127,7 +125,7 @@ pub(crate) fn exchange(
     let root = Root::host();
     let quickest = |once: &(dyn Fn() -> Result<(), Error> + Sync)| {
         let spans = (0..INTERVALS).map(|_| ns_per_call(threads, (INTERVAL, BATCH), once));
-        Ok::<_, Error>(least(&spans.collect::<Result<Vec<_>, _>>()?))
+        Ok::<_, Error>(minimum(&spans.collect::<Result<Vec<_>, _>>()?))
     };
     if matches!(way, PageCycle::Map | PageCycle::MapTouched) {
         let map = || {
@@ -143,13 +141,13 @@ pub(crate) fn exchange(
         let page_ns = quickest(&|| map()?.give_back())?;
         let kernel = kernel_pool(&root)?;
         let block = map()?;
-        let figures = whose(own_memory(&root)?, kernel.as_ref(), None)?;
+        let figures = add_origin(own_memory(&root)?, kernel.as_ref(), None)?;
         block.give_back()?;
         return Ok(with(figures, [("page_ns", page_ns)]));
     }
     let pool = match way {
         PageCycle::TakePlain => Pool::without_folios(Thp::at(&root)?, Placement::of_thread()?),
-        _ => made(&root, source)?,
+        _ => empty_pool(&root, source)?,
     };
     grow(&pool, pages)?;
     let take = || match way {
@@ -162,7 +160,7 @@ pub(crate) fn exchange(
     })?;
     let kernel = kernel_pool(&root)?;
     let page = take()?;
-    let figures = whose(own_memory(&root)?, kernel.as_ref(), Some(&pool))?;
+    let figures = add_origin(own_memory(&root)?, kernel.as_ref(), Some(&pool))?;
     drop(page);
     let folio = pool.take_folio(Order(0));
     let folios = folio.map_or(0, |_| pool.split().pages.0);
@@ -173,8 +171,12 @@ pub(crate) fn exchange(
 }
 
 /// Creates a pool with `pages` pages, or with overcommit for them; and the ballast.
-fn supplied(root: &Root, supply: PoolConfig, pages: Pages) -> Result<(Pool, Option<Pool>), Error> {
-    let pool = made(root, supply.0)?;
+fn supplied_pool(
+    root: &Root,
+    supply: PoolConfig,
+    pages: Pages,
+) -> Result<(Pool, Option<Pool>), Error> {
+    let pool = empty_pool(root, supply.0)?;
     match supply.1 {
         Provision::Held => grow(&pool, pages)?,
         Provision::Persistent | Provision::Surplus => pool.set_overcommit(pages),
@@ -189,13 +191,13 @@ fn ballast(root: &Root, supply: PoolConfig) -> Result<Option<Pool>, Error> {
     if supply != PoolConfig(PoolKind::Hugetlb, Provision::Surplus) || unused == Pages(0) {
         return Ok(None);
     }
-    let pool = made(root, PoolKind::Hugetlb)?;
+    let pool = empty_pool(root, PoolKind::Hugetlb)?;
     grow(&pool, unused)?;
     Ok(Some(pool))
 }
 
 /// Creates an empty pool.
-fn made(root: &Root, source: PoolKind) -> Result<Pool, Error> {
+fn empty_pool(root: &Root, source: PoolKind) -> Result<Pool, Error> {
     let placement = Placement::of_thread()?;
     Ok(match source {
         PoolKind::Hugetlb => Pool::new(Hugetlb::at(root, POOL_PAGE_SIZE)?, placement),
@@ -211,7 +213,7 @@ fn grow(pool: &Pool, pages: Pages) -> Result<(), Error> {
 
 /// Adds the origin of the pages: counters of our pool, and the growth of the kernel's since
 /// `before`.
-fn whose(
+fn add_origin(
     figures: Figures,
     before: Option<&hugetlb::Pool>,
     pool: Option<&Pool>,

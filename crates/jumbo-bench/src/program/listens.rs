@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_listens_with_a_socket_of_its_own() {
+    fn listening_sockets_are_found() {
         // Another test of this process may listen meanwhile, but not a child without sockets.
         let mut sleeps = std::process::Command::new("sleep")
             .arg("1000")

@@ -147,7 +147,7 @@ pub fn compare(
 ) -> Result<Comparison, Error> {
     let observations = Observations::default();
     settings.progress.set_length(1);
-    settings.show_progress("a first look".to_owned());
+    settings.show_progress("first run".to_owned());
     settings
         .progress
         .enable_steady_tick(Duration::from_millis(200));
@@ -220,19 +220,21 @@ impl Program {
         let (huge, clock) = (huge_faults(&root), Instant::now());
         let running = ProgramRun::start(&root, command)?;
         let (pid, mut peak) = (running.pid(), peak);
-        let look = &mut || {
+        let sample = &mut || {
             peak.as_mut()
-                .map_or(REAPER_TIMEOUT, |peak| peak.look(&root, pid))
+                .map_or(REAPER_TIMEOUT, |peak| peak.sample(&root, pid))
         };
-        let (took, served) = match &self.server {
+        let (elapsed_ms, served) = match &self.server {
             None => {
-                running.wait(None, look)?;
+                running.wait(None, sample)?;
                 (Some(ms(clock.elapsed())), None)
             }
-            Some(server) => match server.serve(settings, &running, self.folder.as_deref(), look) {
-                Ok(served) => served,
-                Err(error) => return Err(running.blame(error)),
-            },
+            Some(server) => {
+                match server.serve(settings, &running, self.folder.as_deref(), sample) {
+                    Ok(served) => served,
+                    Err(error) => return Err(running.blame(error)),
+                }
+            }
         };
         let mut ended = match self.must_succeed && self.server.is_none() {
             true => running.succeed(&mut || REAPER_TIMEOUT)?,
@@ -246,7 +248,7 @@ impl Program {
         let figures = figures([
             ("p50_ms", p50),
             ("p99_ms", p99),
-            ("time_ms", took.unwrap_or(cpu)),
+            ("time_ms", elapsed_ms.unwrap_or(cpu)),
             ("user_ms", ended.user_ms),
             ("system_ms", ended.system_ms),
             ("rss_bytes", ended.rss_bytes),
@@ -399,8 +401,8 @@ impl Observations {
                 cpu: change("_cpu"),
                 memory: change("_rss"),
                 status: agrees,
-                stdout: known(Agreement::of(plain, runs, |ended| ended.said[0].clone())),
-                stderr: known(Agreement::of(plain, runs, |ended| ended.said[1].clone())),
+                stdout: known(Agreement::of(plain, runs, |ended| ended.output[0].clone())),
+                stderr: known(Agreement::of(plain, runs, |ended| ended.output[1].clone())),
                 ended: other.filter(|_| ends_by_itself).and_then(status),
                 key: way.key.clone(),
                 name: way.name.clone(),
@@ -415,7 +417,7 @@ impl Observations {
             outside: false,
             plain_status: first.and_then(status),
             plain_served: served(plain),
-            plain_words: (first.filter(|ended| !ended.status.success())).map(RunResult::last_words),
+            plain_words: (first.filter(|ended| !ended.status.success())).map(RunResult::last_line),
             table,
         }
     }

@@ -33,13 +33,13 @@ impl MemoryPeak {
     ///
     /// It samples twice and takes the smaller result: when one of two processes that share memory
     /// ends between their reads, the same pages count for both.
-    pub(super) fn look(&mut self, root: &Root, pid: u32) -> Duration {
+    pub(super) fn sample(&mut self, root: &Root, pid: u32) -> Duration {
         let clock = Instant::now();
-        let looks = [(); 2].map(|()| Self::at(root, pid));
-        self.hugetlb = looks
+        let samples = [(); 2].map(|()| Self::at(root, pid));
+        self.hugetlb = samples
             .iter()
             .fold(self.hugetlb, |most, look| most.max(look.hugetlb));
-        if let Some(least) = looks.iter().min_by_key(|look| look.bytes)
+        if let Some(least) = samples.iter().min_by_key(|look| look.bytes)
             && least.bytes > self.bytes
         {
             (self.bytes, self.huge_percent) = (least.bytes, least.huge_percent);
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_of_hugetlb_pages_counts_whenever_it_was() {
+    fn the_peak_of_hugetlb_pages_is_independent() {
         let folder = tempfile::tempdir().unwrap();
         let process = folder.path().join("proc/7");
         std::fs::create_dir_all(&process).unwrap();
@@ -92,14 +92,14 @@ mod tests {
                  Rss: {pss} kB\nPss: {pss} kB\nPrivate_Hugetlb: {hugetlb} kB\n"
             );
             std::fs::write(process.join("smaps_rollup"), rollup).unwrap();
-            peak.look(&Root::at(folder.path()), 7);
+            peak.sample(&Root::at(folder.path()), 7);
         }
         assert_eq!(peak.hugetlb, Bytes(4096 << 10));
         assert_eq!(peak.bytes, Bytes((900_000 + 2048) << 10));
     }
 
     #[test]
-    fn hugetlb_pages_that_processes_share_count_once() {
+    fn shared_hugetlb_pages_count_once() {
         let folder = tempfile::tempdir().unwrap();
         for (pid, children) in [("7", "8 9"), ("8", ""), ("9", "")] {
             let process = folder.path().join("proc").join(pid);
@@ -110,17 +110,17 @@ mod tests {
             std::fs::write(process.join("smaps_rollup"), rollup).unwrap();
         }
         let mut peak = MemoryPeak::default();
-        peak.look(&Root::at(folder.path()), 7);
+        peak.sample(&Root::at(folder.path()), 7);
         assert_eq!(peak.bytes, Bytes((3 * (100 + 2048) + 4096) << 10));
     }
 
     #[test]
-    fn a_look_sees_the_process_and_keeps_the_most() {
+    fn a_sample_keeps_the_peak() {
         let mut peak = MemoryPeak::default();
-        let pause = peak.look(&Root::host(), std::process::id());
+        let pause = peak.sample(&Root::host(), std::process::id());
         assert!(peak.bytes > Bytes(1 << 20) && pause >= MIN_SAMPLE_INTERVAL);
         let before = peak.bytes;
-        peak.look(&Root::host(), u32::MAX);
+        peak.sample(&Root::host(), u32::MAX);
         assert_eq!(peak.bytes, before);
     }
 }

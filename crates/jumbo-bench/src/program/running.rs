@@ -48,7 +48,7 @@ pub(super) struct Output {
 pub(super) struct RunResult {
     pub(super) status: ExitStatus,
     /// stdout and stderr; `None` if a remaining process keeps the stream open.
-    pub(super) said: [Option<Output>; 2],
+    pub(super) output: [Option<Output>; 2],
     /// CPU time of the process and of the descendants that it waited for.
     pub(super) user_ms: f64,
     pub(super) system_ms: f64,
@@ -103,20 +103,20 @@ impl ProgramRun {
         self.process.is_gone()
     }
 
-    /// Waits for the end of the program; false after `most`. Calls `look` repeatedly, which returns
+    /// Waits for the end of the program; false after `timeout`. Calls `sample` repeatedly, which returns
     /// the time until its next call.
     pub(super) fn wait(
         &self,
-        most: Option<Duration>,
-        look: &mut dyn FnMut() -> Duration,
+        timeout: Option<Duration>,
+        sample: &mut dyn FnMut() -> Duration,
     ) -> Result<bool, Error> {
         let clock = Instant::now();
         loop {
             interrupt::check()?;
-            let left = most.map_or(SIGNAL_CHECK_INTERVAL, |most| {
-                most.saturating_sub(clock.elapsed())
+            let left = timeout.map_or(SIGNAL_CHECK_INTERVAL, |timeout| {
+                timeout.saturating_sub(clock.elapsed())
             });
-            let pause = look().min(left).min(SIGNAL_CHECK_INTERVAL);
+            let pause = sample().min(left).min(SIGNAL_CHECK_INTERVAL);
             if self.ended_within(pause)? {
                 return Ok(true);
             }
@@ -168,13 +168,13 @@ impl ProgramRun {
             let left = TERMINATION_TIMEOUT.saturating_sub(clock.elapsed()) / 10;
             stream.recv_timeout(left).ok().transpose()
         };
-        let said = match &streams {
+        let output = match &streams {
             Some([out, err]) => [hear(out)?, hear(err)?],
             None => [None, None],
         };
         Ok(RunResult {
             status,
-            said,
+            output,
             user_ms: cpu_ms(usage.ru_utime),
             system_ms: cpu_ms(usage.ru_stime),
             rss_bytes: usage.ru_maxrss as f64 * 1024.0,
@@ -190,29 +190,29 @@ impl ProgramRun {
         }
         let command = self.command.clone();
         match self.reap() {
-            Ok(ended) => Error::Failed(command, ended.status, ended.last_words()),
+            Ok(ended) => Error::Failed(command, ended.status, ended.last_line()),
             Err(error) => error,
         }
     }
 
     /// Waits for the end of the program, or a signal; [`Error::Failed`] if it failed.
-    pub(super) fn succeed(self, look: &mut dyn FnMut() -> Duration) -> Result<RunResult, Error> {
-        self.wait(None, look)?;
+    pub(super) fn succeed(self, sample: &mut dyn FnMut() -> Duration) -> Result<RunResult, Error> {
+        self.wait(None, sample)?;
         let command = self.command.clone();
         let ended = self.reap()?;
         match ended.status.success() {
             true => Ok(ended),
-            false => Err(Error::Failed(command, ended.status, ended.last_words())),
+            false => Err(Error::Failed(command, ended.status, ended.last_line())),
         }
     }
 }
 
 impl RunResult {
     /// Last line of stderr, or of stdout if stderr is empty.
-    pub(super) fn last_words(&self) -> String {
-        let [out, err] = &self.said;
-        let mut said = [err, out].into_iter().flatten().map(|said| &said.last);
-        let last = said.find(|last| !last.is_empty()).cloned();
+    pub(super) fn last_line(&self) -> String {
+        let [out, err] = &self.output;
+        let mut output = [err, out].into_iter().flatten().map(|output| &output.last);
+        let last = output.find(|last| !last.is_empty()).cloned();
         last.unwrap_or_else(|| "no message".to_owned())
     }
 }
@@ -253,9 +253,9 @@ impl Drop for ProgramRun {
 fn listen(stream: Option<impl Read + Send + 'static>) -> Receiver<io::Result<Output>> {
     let (sender, receiver) = channel();
     thread::spawn(move || {
-        let said = stream.map_or(Ok(Output::default()), hash);
+        let output = stream.map_or(Ok(Output::default()), hash);
         // The receiver is gone if the run was given up.
-        let _ = sender.send(said);
+        let _ = sender.send(output);
     });
     receiver
 }
@@ -339,15 +339,12 @@ mod tests {
     }
 
     #[test]
-    fn what_it_says_and_how_it_ends_is_compared() {
+    fn output_and_exit_status_are_compared() {
         let (one, two) = (ended("echo a; exit 3"), ended("echo a; echo b >&2; exit 3"));
-        assert_eq!((one.status, one.said[0].is_some()), (two.status, true));
-        assert_eq!(one.said[0], two.said[0]);
-        assert_ne!(one.said[1], two.said[1]);
-        assert_eq!(
-            (one.last_words(), two.last_words()),
-            ("a".into(), "b".into())
-        );
+        assert_eq!((one.status, one.output[0].is_some()), (two.status, true));
+        assert_eq!(one.output[0], two.output[0]);
+        assert_ne!(one.output[1], two.output[1]);
+        assert_eq!((one.last_line(), two.last_line()), ("a".into(), "b".into()));
         assert_ne!(ended("kill -9 $$").status, one.status);
     }
 
@@ -359,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_a_run_that_is_given_up() {
+    fn an_aborted_run_leaves_no_process() {
         let running = shell("sleep 1000 & setsid sleep 1000 & wait");
         let root = Root::host();
         let mut children = Vec::new();

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tools_that_are_known_are_read() {
+    fn known_tools_are_parsed() {
         let quiet = "SET: rps=0.0 (overall: 0.0) avg_msec=-nan\r   \rSET: 31250.00 requests per second, p50=0.300 msec\n\
                      GET: 33750.00 requests per second, p50=0.500 msec\n";
         assert_eq!(read(quiet), [Some(32500.0), Some(0.4), None]);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_of_each_figure() {
+    fn each_figure_has_its_median() {
         let of = |throughput| Served {
             throughput,
             ..Served::default()

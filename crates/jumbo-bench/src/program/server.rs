@@ -50,33 +50,33 @@ impl Server {
     /// Waits until the server is ready, runs the load, and stops the server. Returns the
     /// milliseconds of the load, `None` without a load, and the figures that it printed.
     ///
-    /// `look` is not called while the load is timed: the load runs once more for it.
+    /// `sample` is not called while the load is timed: the load runs once more for it.
     pub(super) fn serve(
         &self,
         settings: &Settings,
         server: &ProgramRun,
         folder: Option<&Path>,
-        look: &mut dyn FnMut() -> Duration,
+        sample: &mut dyn FnMut() -> Duration,
     ) -> Result<(Option<f64>, Option<Served>), Error> {
-        self.wait_until_ready(settings, server, READY_TIMEOUT, &mut |command, most| {
-            run(command, server, (folder, most), look).map(drop)
+        self.wait_until_ready(settings, server, READY_TIMEOUT, &mut |command, timeout| {
+            run(command, server, (folder, timeout), sample).map(drop)
         })?;
         if let Some(setup) = &self.setup {
-            run(setup, server, (folder, MAX_COMMAND_TIME), look)?;
+            run(setup, server, (folder, MAX_COMMAND_TIME), sample)?;
         }
-        let (took, served) = match &self.load {
+        let (elapsed_ms, served) = match &self.load {
             None => {
-                server.wait(self.time, look)?;
+                server.wait(self.time, sample)?;
                 (None, None)
             }
             Some(load) => {
-                let (took, served) = self.loaded(load, server, folder)?;
-                run(load, server, (folder, MAX_COMMAND_TIME), look)?;
-                (Some(took), served)
+                let (elapsed_ms, served) = self.loaded(load, server, folder)?;
+                run(load, server, (folder, MAX_COMMAND_TIME), sample)?;
+                (Some(elapsed_ms), served)
             }
         };
         server.stop()?;
-        Ok((took, served))
+        Ok((elapsed_ms, served))
     }
 
     /// Runs the load: returns its milliseconds, and the figures that it printed.
@@ -86,32 +86,32 @@ impl Server {
         server: &ProgramRun,
         folder: Option<&Path>,
     ) -> Result<(f64, Option<Served>), Error> {
-        let (clock, mut times, mut said, mut served) = (Instant::now(), 0, None, Vec::new());
+        let (clock, mut times, mut last_line, mut served) = (Instant::now(), 0, None, Vec::new());
         while times == 0 || self.time.is_some_and(|time| clock.elapsed() < time) {
             let ended = run(load, server, (folder, MAX_COMMAND_TIME), &mut || {
                 SERVER_CHECK_INTERVAL
             })?;
             times += 1;
-            let out = ended.said[0].as_ref();
-            said = out.map(|said| said.last.clone());
-            served.extend(out.map(|said| Served::read(&said.end, self.figures.as_ref())));
+            let out = ended.output[0].as_ref();
+            last_line = out.map(|last_line| last_line.last.clone());
+            served.extend(out.map(|last_line| Served::read(&last_line.end, self.figures.as_ref())));
         }
-        let mut took = ms(clock.elapsed()) / f64::from(times);
+        let mut elapsed_ms = ms(clock.elapsed()) / f64::from(times);
         if self.says {
-            let said = said.unwrap_or_default();
-            let number = said.parse();
-            took = number.map_err(|_| Error::NoFigure(load.to_owned(), said))?;
+            let last_line = last_line.unwrap_or_default();
+            let number = last_line.parse();
+            elapsed_ms = number.map_err(|_| Error::NoFigure(load.to_owned(), last_line))?;
         }
-        Ok((took, Served::median(&served)))
+        Ok((elapsed_ms, Served::median(&served)))
     }
 
-    /// Repeats the probe until it succeeds, for at most `patience`. Without a probe the load
+    /// Repeats the probe until it succeeds, for at most `ready_timeout`. Without a probe the load
     /// serves.
     fn wait_until_ready(
         &self,
         settings: &Settings,
         server: &ProgramRun,
-        patience: Duration,
+        ready_timeout: Duration,
         probe: &mut dyn FnMut(&str, Duration) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let Some(command) = self.ready.as_ref().or(self.load.as_ref()) else {
@@ -119,24 +119,24 @@ impl Server {
         };
         let (root, clock) = (Root::host(), Instant::now());
         let is_listening = || listens(&root, server.pid());
-        let is_over = || server.is_gone() || clock.elapsed() >= patience;
+        let is_over = || server.is_gone() || clock.elapsed() >= ready_timeout;
         while !is_listening() && !is_over() && clock.elapsed() < LISTEN_TIMEOUT {
             server.wait(Some(PROBE_INTERVAL / 5), &mut || PROBE_INTERVAL)?;
         }
-        let (mut early, mut is_told, shown) =
+        let (mut early_timeout, mut is_noticed, shown) =
             (EARLY_PROBE_TIMEOUT, false, settings.progress.message());
         loop {
-            let left = patience.saturating_sub(clock.elapsed());
-            let most = match is_listening() {
+            let left = ready_timeout.saturating_sub(clock.elapsed());
+            let timeout = match is_listening() {
                 true => left,
-                false => left.min(early),
+                false => left.min(early_timeout),
             };
-            let last = match probe(command, most) {
+            let last = match probe(command, timeout) {
                 Ok(()) => break,
                 Err(Error::Failed(_, _, last)) => last,
                 Err(error @ Error::Endless(..)) if server.is_gone() => return Err(error),
                 Err(Error::Endless(_, seconds)) => {
-                    early *= 2;
+                    early_timeout *= 2;
                     format!("it did not end within {seconds} s")
                 }
                 Err(error) => return Err(error),
@@ -145,39 +145,39 @@ impl Server {
                 let waited = clock.elapsed().as_secs();
                 return Err(Error::NotReady(waited, command.clone(), last));
             }
-            if !is_told && clock.elapsed() >= NOTICE_DELAY {
+            if !is_noticed && clock.elapsed() >= NOTICE_DELAY {
                 settings.show_progress(format!(
-                    "waiting until `{command}` succeeds, for at most {} s: {last}",
-                    patience.as_secs()
+                    "waiting until `{command}` succeeds, for at timeout {} s: {last}",
+                    ready_timeout.as_secs()
                 ));
-                is_told = true;
+                is_noticed = true;
             }
             std::thread::sleep(PROBE_INTERVAL);
         }
-        if is_told {
+        if is_noticed {
             settings.progress.set_message(shown);
         }
         Ok(())
     }
 }
 
-/// Runs a command to its end, for at most `most`, and only while the server exists.
+/// Runs a command to its end, for at most `timeout`, and only while the server exists.
 fn run(
     command: &str,
     server: &ProgramRun,
-    (folder, most): (Option<&Path>, Duration),
-    look: &mut dyn FnMut() -> Duration,
+    (folder, timeout): (Option<&Path>, Duration),
+    sample: &mut dyn FnMut() -> Duration,
 ) -> Result<RunResult, Error> {
     let (mut shell, clock) = (shell(command, folder), Instant::now());
     shell.stdin(Stdio::null());
     let running = ProgramRun::start(&Root::host(), shell)?;
-    while !running.wait(Some(SERVER_CHECK_INTERVAL), look)? {
+    while !running.wait(Some(SERVER_CHECK_INTERVAL), sample)? {
         let passed = clock.elapsed();
-        if server.is_gone() || passed > most {
+        if server.is_gone() || passed > timeout {
             return Err(Error::Endless(command.to_owned(), passed.as_secs()));
         }
     }
-    running.succeed(look)
+    running.succeed(sample)
 }
 
 /// Command `sh -c COMMAND` in that folder.
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_hangs_is_given_up_once_the_server_is_gone() {
+    fn a_hanging_command_is_given_up_after_the_server_ended() {
         let start = || {
             let mut server = shell("exec sleep 0.2", None);
             server.stdin(Stdio::null());
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_hangs_is_given_up_and_named() {
+    fn a_hanging_probe_is_given_up_and_named() {
         let mut server = shell("exec sleep 1000", None);
         server.stdin(Stdio::null());
         let server = ProgramRun::start(&Root::host(), server).unwrap();
@@ -229,26 +229,26 @@ mod tests {
         };
         let settings = Settings::for_tests();
         let mut limits = Vec::new();
-        let mut hang = |command: &str, most: Duration| {
-            limits.push(most);
+        let mut hang = |command: &str, timeout: Duration| {
+            limits.push(timeout);
             std::thread::sleep(Duration::from_millis(100));
-            Err(Error::Endless(command.to_owned(), most.as_secs()))
+            Err(Error::Endless(command.to_owned(), timeout.as_secs()))
         };
-        let patience = Duration::from_secs(2);
+        let ready_timeout = Duration::from_secs(2);
         let error = serves
-            .wait_until_ready(&settings, &server, patience, &mut hang)
+            .wait_until_ready(&settings, &server, ready_timeout, &mut hang)
             .unwrap_err();
         let error = error.to_string();
         assert!(
             error.contains("not ready") && error.contains("`hangs`"),
             "{error}"
         );
-        assert!(limits.len() > 1 && limits.iter().all(|limit| *limit <= patience));
+        assert!(limits.len() > 1 && limits.iter().all(|limit| *limit <= ready_timeout));
         limits.clear();
-        let mut hangs_once = |_: &str, most: Duration| {
-            limits.push(most);
+        let mut hangs_once = |_: &str, timeout: Duration| {
+            limits.push(timeout);
             match limits.len() {
-                1 => Err(Error::Endless(String::new(), most.as_secs())),
+                1 => Err(Error::Endless(String::new(), timeout.as_secs())),
                 _ => Ok(()),
             }
         };

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_same_thing_differs_by_is_no_difference() {
+    fn differences_within_the_noise_do_not_count() {
         for (row, aa, said) in [
             ([1.01, 1.03, 1.04], [0.96, 1.01], "None"),
             ([1.05, 1.06, 1.07], [0.96, 1.01], "Less"),

@@ -165,7 +165,7 @@ mod tests {
     use crate::launch::line;
 
     #[test]
-    fn a_mode_is_a_name_or_what_is_typed() {
+    fn a_mode_is_a_name_or_options() {
         let typed = |name: &str, as_set| {
             let way = Way::mode(name).unwrap();
             let size = Bytes(256 << 20);

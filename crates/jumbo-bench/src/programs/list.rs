@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_program_has_a_name_of_its_own_and_something_to_run() {
+    fn program_entries_are_unique_and_complete() {
         let all = read().unwrap();
         for entry in &all {
             let is_known = FILES.iter().any(|(name, _)| *name == entry.file);

@@ -230,7 +230,7 @@ mod tests {
     use crate::table::Missing;
 
     #[test]
-    fn words_are_replaced_where_they_stand_alone() {
+    fn only_whole_words_are_replaced() {
         let words = [("SIZE", "9"), ("AS", "y SIZE")];
         assert_eq!(
             replaced("-n SIZE0 SIZES to_SIZE", &words),
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_in_which_a_program_fails_has_no_figures_and_says_why() {
+    fn a_failing_way_is_missing_with_its_reason() {
         let (settings, observations) = (Settings::for_tests(), Observations::default());
         let ways = [Way::peer("tunable").unwrap()];
         let script = "echo no such luck >&2; test -z \"$GLIBC_TUNABLES\"";
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_installed_says_what_installs_it() {
+    fn a_missing_program_has_an_install_hint() {
         assert!(find("no-such-program").is_none() && find("sh").is_some());
         assert!(interpreter("no_such_module").is_none());
         let refused = |needs: &[&str], install: &str| {

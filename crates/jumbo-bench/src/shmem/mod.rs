@@ -22,7 +22,7 @@ use crate::group::{self, Group, rows};
 use crate::keeper::{Keeper, KernelKnobs, POOL_PAGE_SIZE, sizes};
 use crate::machine::cpus;
 use crate::memory::{check_available, footprint};
-use crate::stats::least;
+use crate::stats::minimum;
 use crate::table::Table;
 use crate::task::{KnobSet, ShmemMode, Task, TouchTask};
 use crate::work::Worker;
@@ -66,9 +66,9 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     check_available(&root, footprint(size) + size)?;
     let mut table = Table::new("shmem", format!("{size} of shared memory"), settings)?;
     let knobs = Keeper::take(settings, KnobSet::Shmem);
-    let knobs = table.found("folio sizes by the kernel's controls", knobs)?;
+    let knobs = table.available("folio sizes by the kernel's controls", knobs)?;
     let pool = Keeper::of_pool(settings, size.whole_pages(POOL_PAGE_SIZE));
-    let pool = table.found("pages of the kernel's pool (hugetlb)", pool)?;
+    let pool = table.available("pages of the kernel's pool (hugetlb)", pool)?;
     let kernel = KernelKnobs { pool, knobs };
     let mut bench = ShmemBench {
         settings,
@@ -118,7 +118,7 @@ impl<'a> ShmemBench<'a> {
             let tried = self.kernel.provide(&way.needs(MIN_SIZE, &self.sizes));
             let tried = tried.and_then(|_| worker.sample(self.settings, &way.claims(MIN_SIZE)));
             let tried = tried.map_err(|error| error.of_side(&way.to_string()));
-            found.extend(table.found(way.method(), tried)?.map(|_: Figures| way));
+            found.extend(table.available(way.method(), tried)?.map(|_: Figures| way));
         }
         self.ways = found;
         Ok(())
@@ -149,7 +149,7 @@ impl<'a> ShmemBench<'a> {
     fn touches(&self, size: Bytes, threads: usize, suffix: &'static str) -> Group<'a> {
         let mut group = Group::new(self.settings, "touch")
             .on(self.kernel)
-            .laps(LAPS, least);
+            .laps(LAPS, minimum);
         let by = counted(threads as u64, "thread");
         // Measured by one thread, so once is enough.
         let timed = suffix.is_empty();
@@ -188,7 +188,7 @@ impl<'a> ShmemBench<'a> {
     /// Overhead of `jumbo run` if no folio size is allowed.
     fn off(&self, size: Bytes, threads: usize) -> Group<'a> {
         let mut group = Group::new(self.settings, "sizes off").on(self.kernel);
-        group = group.laps(LAPS_OFF, least);
+        group = group.laps(LAPS_OFF, minimum);
         let [plain, off] = [ShmemMode::Plain, ShmemMode::Disabled]
             .map(|way| self.side(&mut group, way, (size, threads, false)));
         let what = &format!("touch of {size}, sizes off");

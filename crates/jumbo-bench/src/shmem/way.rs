@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_came_in_another_way_is_refused() {
+    fn memory_of_another_origin_is_rejected() {
         for (faults, mib, bloat, right) in [
             (262_200, [0; 4], 1.0, [1, 1, 0, 0, 0, 0]),
             (16_400, [1024, 1024, 0, 0], 16.0, [0, 0, 1, 0, 0, 0]),
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn no_size_is_allowed_but_the_ways_own() {
+    fn only_the_modes_own_size_is_allowed() {
         let words = |way: ShmemMode| {
             let set = way
                 .needs(Bytes(0), &[SIZE_64K, POOL_PAGE_SIZE])

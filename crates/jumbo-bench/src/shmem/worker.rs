@@ -25,13 +25,13 @@ const SPARSE_STEP: usize = 1 << 20;
 
 /// [`Task::Touch`](crate::task::Task::Touch): times of touch and unmap, page faults, the origin of
 /// the memory, and its bloat if sparsely touched.
-pub(crate) fn touch(told: &TouchTask) -> Result<Figures, Error> {
+pub(crate) fn touch(task: &TouchTask) -> Result<Figures, Error> {
     let TouchTask {
         by: way,
         size,
         threads,
         timed,
-    } = *told;
+    } = *task;
     let root = Root::host();
     if way == ShmemMode::Base {
         base_pages_only()?;

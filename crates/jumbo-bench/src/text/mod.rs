@@ -75,7 +75,7 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         let tried = tried.map_err(|error| error.of_side(method.name));
         bench
             .methods
-            .extend(table.found(method.name, tried)?.map(|()| method));
+            .extend(table.available(method.name, tried)?.map(|()| method));
     }
     let obstacle = TlbCounters::obstacle();
     let counted = obstacle.is_none();

@@ -76,10 +76,10 @@ impl TextBench<'_> {
         let (mut child, figures) =
             worker(launch, program, what).begin(self.settings, &method.claims(what.touched))?;
         let mut report = Vec::new();
-        if let Some(stderr) = &mut child.child.stderr {
+        if let Some(stderr) = &mut child.process.stderr {
             stderr.read_to_end(&mut report)?;
         }
-        child.end()?;
+        child.wait()?;
         let report: Value = serde_json::from_slice(&report)
             .map_err(|error| Error::Answer(child.command.clone(), error))?;
         let moved = |name| {
@@ -88,7 +88,7 @@ impl TextBench<'_> {
                 .unwrap_or_default()
         };
         if (moved("images_made") > 0.0) == beside {
-            let found = "an image was made where there was one, or none";
+            let found = "an image was made although one existed, or none was made";
             return Err(Error::claim(found, DRY_RUN_HINT));
         }
         let of_100_mib = moved("shared") / f64::from(100 << 20);
@@ -121,7 +121,7 @@ impl TextBench<'_> {
             }
             let mut sum = 0;
             for process in &all {
-                let smaps = Smaps::read(&root, process.child.id())?;
+                let smaps = Smaps::read(&root, process.process.id())?;
                 let mut mappings = smaps.mappings();
                 let text = mappings.find(|mapping| is_text(mapping, program.size));
                 sum += text.map_or(0, |text| text.pss.0);
@@ -129,7 +129,7 @@ impl TextBench<'_> {
             figures.insert(figure.to_owned(), sum as f64);
         }
         for process in &mut all {
-            process.end()?;
+            process.wait()?;
         }
         Ok(figures)
     }

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_has_all_functions_and_is_cached_as_it_is_told() {
+    fn a_program_has_all_functions_and_every_cache_state() {
         let executable = std::env::current_exe().unwrap();
         let program = TextProgram::make(&executable, Bytes(HUGE_PAGE + 1)).unwrap();
         assert_eq!(program.size, Bytes(2 * HUGE_PAGE));

@@ -15,7 +15,7 @@ use crate::figures::{Figures, figures, ms};
 use crate::group::{Group, rows};
 use crate::json_child::JsonChild;
 use crate::launch::{Launch, on_path};
-use crate::stats::{least, median};
+use crate::stats::{median, minimum};
 use crate::table::Table;
 use crate::{Error, Settings};
 
@@ -66,7 +66,7 @@ pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table)
     let starts = SHORT_RUNS[usize::from(quick)].div_ceil(settings.rounds.get());
     let kinds = [
         ("short_time", starts, median as Fold),
-        ("real_time", LONG_RUNS, least),
+        ("real_time", LONG_RUNS, minimum),
     ];
     let (kinds, most) = if quick {
         (&kinds[..1], 1)
@@ -120,15 +120,15 @@ fn group<'a>(
 
 impl RealProgram {
     fn run(self, settings: &Settings, launch: &Launch) -> Result<Figures, Error> {
-        let Self(_, program, arguments, said) = self;
+        let Self(_, program, arguments, input) = self;
         let mut command = launch.command(&settings.jumbo, OsStr::new(program));
         command.args(arguments);
         let clock = Instant::now();
-        let mut talk = JsonChild::start(command, Stdio::piped())?;
-        if let Some(mut input) = talk.child.stdin.take() {
-            input.write_all(said.as_bytes())?;
+        let mut child = JsonChild::start(command, Stdio::piped())?;
+        if let Some(mut stdin) = child.process.stdin.take() {
+            stdin.write_all(input.as_bytes())?;
         }
-        talk.end()?;
+        child.wait()?;
         Ok(figures([("work_ms", ms(clock.elapsed()))]))
     }
 }

@@ -61,7 +61,9 @@ pub(crate) fn text(what: &TextTask) -> Result<Figures, Error> {
     let called = clock.elapsed();
     let misses = counters.and_then(|counters| Some((counters, misses?)));
     if wrong != 0 {
-        return Err(Error::Corrupt("a function is not what it was".to_owned()));
+        return Err(Error::Corrupt(
+            "a function returned a wrong number".to_owned(),
+        ));
     }
 
     let mut figures = with(
@@ -105,7 +107,8 @@ impl Functions {
     fn find(root: &Root, what: &TextTask) -> Result<Self, Error> {
         let maps = Smaps::read_maps(root, std::process::id())?;
         let text = maps.mappings().find(|mapping| is_text(mapping, what.size));
-        let text = text.ok_or_else(|| Error::Corrupt("the program has no text".to_owned()))?;
+        let text =
+            text.ok_or_else(|| Error::Corrupt("the program lacks its generated text".to_owned()))?;
         let start = usize::try_from(text.start).unwrap_or(usize::MAX);
         Ok(Self {
             first: with_exposed_provenance(start),

@@ -24,7 +24,7 @@ use crate::group::{self, Group, rows};
 use crate::launch::Launch;
 use crate::memory::check_available;
 use crate::pool::FOLIOS;
-use crate::stats::least;
+use crate::stats::minimum;
 use crate::table::Table;
 use crate::task::{DescribeTask, PageCycle, PoolKind, Task};
 use crate::work::Worker;
@@ -84,7 +84,7 @@ pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
     );
     let mut table = Table::new("vmemmap", what, settings)?;
     let kernel = KernelPool::take(settings, KERNEL_POOL[quick]);
-    let kernel = table.found("the kernel's own pool with HVO", kernel)?;
+    let kernel = table.available("the kernel's own pool with HVO", kernel)?;
     let mut groups = vec![
         lives(settings, mib(pages), "", "2 MiB"),
         lives(settings, gib(GIGANTIC_PAGES), "_1g", "1 GiB"),
@@ -169,7 +169,7 @@ fn pins<'a>(settings: &'a Settings, huge: DescribeTask, suffix: &str, of: &str) 
 
 /// A pool with descriptors should give whole pages as fast as one without.
 fn exchanges(settings: &Settings) -> Group<'_> {
-    let mut group = Group::new(settings, "take and give").laps(LAPS, least);
+    let mut group = Group::new(settings, "take and give").laps(LAPS, minimum);
     let (source, size) = (PoolKind::Thp, EXCHANGE_POOL_PAGES.bytes(PageSize::SIZE_2M));
     let mut side = |name: &str, way: PageCycle, folios: u64| {
         let mut claims = way.claims(source, EXCHANGE_POOL_PAGES);

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_counts_by_head() {
+    fn pins_are_counted_per_head() {
         let plain = PlainTable::new(16);
         plain.prepare(4, 2).unwrap();
         plain.prepare(8, 3).unwrap();
