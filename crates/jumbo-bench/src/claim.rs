@@ -24,22 +24,18 @@ pub(crate) const DRY_RUN_HINT: &str = "`jumbo run --dry-run -- true` shows what 
 /// own few MiB.
 pub(crate) const MIN_PERCENT: u64 = 95;
 
-/// Claims that the figure is in this range.
 pub(crate) fn within(figure: &'static str, range: RangeInclusive<u64>) -> Claim {
     Claim { figure, range }
 }
 
-/// Claims exactly this number.
 pub(crate) fn exactly(figure: &'static str, number: u64) -> Claim {
     within(figure, number..=number)
 }
 
-/// Claims at least this number.
 pub(crate) fn at_least(figure: &'static str, min: u64) -> Claim {
     within(figure, min..=u64::MAX)
 }
 
-/// Claims at least so many percent of `size`.
 pub(crate) fn at_least_percent(figure: &'static str, percent: u64, size: Bytes) -> Claim {
     at_least(figure, size.0 / 100 * percent)
 }
@@ -49,12 +45,10 @@ pub(crate) fn nearly_all(figure: &'static str, size: Bytes) -> Claim {
     at_least_percent(figure, MIN_PERCENT, size)
 }
 
-/// Claims that no memory is on huge pages.
 pub(crate) fn no_huge() -> Vec<Claim> {
     vec![exactly("huge_bytes", 0)]
 }
 
-/// Claims so much memory, none of it on huge pages.
 pub(crate) fn base(size: Bytes) -> Vec<Claim> {
     vec![exactly("huge_bytes", 0), nearly_all("resident_bytes", size)]
 }
@@ -65,12 +59,10 @@ pub(crate) fn half_huge() -> Vec<Claim> {
     vec![at_least("huge_percent", 50)]
 }
 
-/// Claims so much memory on huge pages.
 pub(crate) fn huge(size: Bytes) -> Vec<Claim> {
     vec![nearly_all("huge_bytes", size)]
 }
 
-/// Claims so much memory on pages of the kernel's pool.
 pub(crate) fn hugetlb(size: Bytes) -> Vec<Claim> {
     vec![nearly_all("hugetlb_bytes", size)]
 }
@@ -86,7 +78,6 @@ pub(crate) fn check(claims: &[Claim], launch: &Launch, figures: &Figures) -> Res
 }
 
 impl Claim {
-    /// Hint for a claim that does not hold.
     fn hint(&self) -> &'static str {
         let is_none = *self.range.end() == 0;
         match self.figure {
@@ -125,7 +116,7 @@ impl Claim {
             false => value.to_string(),
         };
         let expected = match max {
-            u64::MAX => format!("at min {}", show(min as f64)),
+            u64::MAX => format!("at least {}", show(min as f64)),
             max if max == min => show(min as f64),
             max => format!("{} to {}", show(min as f64), show(max as f64)),
         };
@@ -187,7 +178,7 @@ mod tests {
             said(&no_huge()),
             "side `plain` does not meet its claim: huge bytes: 1.9 MiB, expected 0.0 MiB"
         );
-        assert!(said(&[at_least("back_ms", 0)]).ends_with("back ms: none, and not at min 0"));
+        assert!(said(&[at_least("back_ms", 0)]).ends_with("back ms: none, expected at least 0"));
         assert!(said(&[within("used_pages", 1..=2)]).ends_with("none, expected 1 to 2"));
     }
 }

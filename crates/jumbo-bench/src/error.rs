@@ -7,10 +7,8 @@ use jumbo::units::Bytes;
 use jumbo_host::kernel::FileError;
 use rustix::io::Errno;
 
-/// Hint for freed memory that does not become free.
 pub(crate) const QUIET_HINT: &str = "measure while no other program allocates memory";
 
-/// Hint for insufficient memory.
 pub(crate) const SIZE_HINT: &str = "measure less, with --size";
 
 /// Reason why a table has no figures.

@@ -47,9 +47,6 @@ const END_TIMEOUT: Timespec = Timespec {
 const FIRST_CHECK_DELAY: Duration = Duration::from_millis(1);
 
 /// Measures the table, with processes of `size` bytes.
-///
-/// # Errors
-/// [`Error`].
 pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
     check_available(&Root::host(), footprint(size))?;
     let table = Table::new("exit", format!("{size} in base pages"), settings)?;
@@ -239,7 +236,6 @@ fn has_ended(process: &Process, within: &Timespec) -> Result<bool, Error> {
     Ok(poll(&mut [PollFd::new(process, PollFlags::IN)], Some(within))? > 0)
 }
 
-/// Reports whether a process ended this way.
 fn is_end(end: Termination, status: ExitStatus) -> bool {
     match end {
         Termination::Exit => status.success(),

@@ -6,23 +6,19 @@ use std::time::Duration;
 /// Costs of a sample, and the evidence for the claims of its side ([`claim`](crate::claim)).
 pub(crate) type Figures = BTreeMap<String, f64>;
 
-/// Creates figures.
 pub(crate) fn figures<const N: usize>(named: [(&str, f64); N]) -> Figures {
     named.map(|(name, figure)| (name.to_owned(), figure)).into()
 }
 
-/// Adds figures to `figures`.
 pub(crate) fn with<const N: usize>(mut figures: Figures, more: [(&str, f64); N]) -> Figures {
     figures.extend(self::figures(more));
     figures
 }
 
-/// Converts a duration to milliseconds.
 pub(crate) fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Converts a CPU time to milliseconds.
 pub(crate) fn cpu_ms(time: libc::timeval) -> f64 {
     time.tv_sec as f64 * 1e3 + time.tv_usec as f64 / 1e3
 }

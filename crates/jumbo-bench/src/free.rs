@@ -47,9 +47,6 @@ const PUBLISHED: [(u32, &str); 6] = [
 ];
 
 /// Measures the table, with a block of `size` bytes and these numbers of threads.
-///
-/// # Errors
-/// [`Error`].
 pub fn measure(settings: &Settings, size: Bytes, workers: &[NonZeroU32]) -> Result<Table, Error> {
     check_available(&Root::host(), footprint(size))?;
     // `munmap` takes microseconds and must be compared within a percent, so each round has many

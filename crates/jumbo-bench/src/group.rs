@@ -42,7 +42,6 @@ pub(crate) struct Group<'a> {
     pub(crate) spare: Range<usize>,
 }
 
-/// One side of the comparison.
 #[derive(Clone)]
 struct SidePlan<'a> {
     name: String,
@@ -92,7 +91,6 @@ macro_rules! rows {
 pub(crate) use rows;
 
 impl<'a> Group<'a> {
-    /// Creates a group without sides.
     pub(crate) fn new(settings: &'a Settings, what: &'static str) -> Self {
         Self {
             settings,
@@ -171,7 +169,6 @@ impl<'a> Group<'a> {
         self.side(name, size, move || worker.sample(settings, &claims))
     }
 
-    /// Sets the kernel needs of `side`.
     pub(crate) fn needs(&mut self, side: usize, needs: Needs) -> usize {
         self.sides[side].needs = needs;
         side
@@ -297,7 +294,6 @@ impl<'a> Group<'a> {
         Ok(samples)
     }
 
-    /// Adds the rows to `table`.
     fn push(self, table: &mut Table, samples: &[Sampled]) {
         for (side, why) in samples.iter().enumerate() {
             if let Err(why) = why {

@@ -13,7 +13,6 @@ use serde::de::DeserializeOwned;
 use crate::Error;
 use crate::launch::line;
 
-/// A child process that receives and sends lines of JSON.
 pub(crate) struct JsonChild {
     pub(crate) process: Child,
     /// The command as a user would type it.
@@ -35,7 +34,6 @@ impl JsonChild {
         })
     }
 
-    /// Sends a value to the child.
     pub(crate) fn send(&mut self, what: &impl Serialize) -> Result<(), Error> {
         let text = serde_json::to_string(what).map_err(io::Error::from)?;
         let to = self.process.stdin.as_mut();

@@ -24,10 +24,8 @@ use crate::task::{KnobSet, Task};
 use crate::work::Worker;
 use crate::{Error, Settings};
 
-/// Name of the keeper in the journal.
 const JOURNAL_NAME: &str = "jumbo bench";
 
-/// Page size of the kernel's pool.
 pub(crate) const POOL_PAGE_SIZE: PageSize = PageSize::SIZE_2M;
 
 /// Answer of the keeper at its start and after each request: milliseconds that the kernel took, or
@@ -50,7 +48,6 @@ pub(crate) struct Needs {
     /// Pages of the kernel's pool beyond those before the measurement.
     pub(crate) persistent: Pages,
     pub(crate) overcommit: Pages,
-    /// Other knobs.
     pub(crate) knobs: Vec<(Knob, Value)>,
 }
 
@@ -69,7 +66,6 @@ impl KnobSet {
         }
     }
 
-    /// Message for knobs that cannot be restored.
     fn not_back(self) -> String {
         let command = match self {
             Self::Pool => "pool",
@@ -163,7 +159,6 @@ impl KernelKnobs {
         })
     }
 
-    /// Restores the knobs.
     pub(crate) fn give_back(self) -> Result<(), Error> {
         let mut keepers = self.pool.into_iter().chain(self.knobs);
         keepers.try_for_each(Keeper::give_back)
@@ -223,7 +218,6 @@ fn until_the_end(root: &Root, kept: KnobSet, mut steering: Steering<'_>) -> Resu
     }
 }
 
-/// Executes requests until the end of input.
 fn serve_requests(root: &Root, steering: &mut Steering<'_>) -> Result<(), Error> {
     send(&Answer::Ok(0.0))?;
     for order in io::stdin().lines() {

@@ -41,7 +41,6 @@ use crate::{Error, Settings};
 /// Minimum size: 1 % of all blocks must be at least one.
 pub const MIN_SIZE: Bytes = Bytes(128 << 20);
 
-/// Size of an allocation.
 const BLOCK_BYTES: Bytes = Bytes(1 << 20);
 
 /// Figures of a sample, with their part of the row names.
@@ -67,9 +66,6 @@ const KEPT_PAGE_DISTANCE: usize = HUGE_PAGE / 4;
 const MAX_WHOLE_BYTES: Bytes = Bytes(64 << 20);
 
 /// Measures the table, with `size` bytes in total; with less fragmented memory if `quick` is set.
-///
-/// # Errors
-/// [`Error`].
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let root = Root::host();
     check_available(&root, footprint(size))?;
@@ -188,7 +184,6 @@ fn free(root: &Root) -> Result<[Bytes; 2], FileError> {
     Ok([all, zones.iter().filter_map(whole).sum()])
 }
 
-/// The figure [`FREE_WHOLE`].
 fn whole_percent(root: &Root) -> Result<f64, FileError> {
     let [all, whole] = free(root)?;
     Ok(100.0 * whole.0 as f64 / all.0.max(1) as f64)

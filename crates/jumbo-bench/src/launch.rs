@@ -100,7 +100,6 @@ pub(crate) fn on_path(program: &str, beside: impl Iterator<Item = PathBuf>) -> O
     paths.find_map(|folder| Some(folder.join(program)).filter(|path| path.is_file()))
 }
 
-/// Command line as a user would type it.
 pub(crate) fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words
@@ -109,7 +108,6 @@ pub(crate) fn line(command: &Command) -> String {
         .join(" ")
 }
 
-/// Name and value of an environment variable.
 type Setting = (&'static str, &'static str);
 
 /// An allocator of this host, with its settings for huge pages.
@@ -154,12 +152,10 @@ const KNOWN_PEERS: [(&str, &str, &str, &[Setting]); 3] = [
 ];
 
 impl Peer {
-    /// Names of the known allocators.
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
         KNOWN_PEERS.into_iter().map(|(name, ..)| name)
     }
 
-    /// Finds an allocator in the dynamic linker's cache.
     pub(crate) fn find(name: &str) -> Result<Self, String> {
         // On Debian /sbin is not in the PATH of ordinary users.
         let cache = ["ldconfig", "/sbin/ldconfig"].into_iter().find_map(|tool| {

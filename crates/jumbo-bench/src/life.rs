@@ -124,7 +124,6 @@ fn fork(block: &mut RawBlock) -> Result<[(&'static str, f64); 2], Error> {
     Ok([("call_ms", median(&calls)), ("writes_ms", writes)])
 }
 
-/// Process IDs before the end of this process.
 fn held(root: &Root, sibling: bool) -> Result<Figures, Error> {
     // A crash shall measure the end, not the disk. Less than a page: no core file. If cores go to a
     // program, the kernel respects only the limit 1 (core(5)).

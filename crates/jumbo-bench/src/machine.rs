@@ -8,7 +8,6 @@ use jumbo_host::kernel::thp::Thp;
 use jumbo_host::kernel::{FileError, Root};
 use serde::Serialize;
 
-/// Number of CPUs that this process may use.
 pub(crate) fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }

@@ -48,7 +48,6 @@ pub struct Missing {
     pub why: String,
 }
 
-/// A spread with its unit.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Value {
     #[serde(flatten)]
@@ -184,7 +183,6 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// Adds a figure to `values`.
     pub(crate) fn value(&mut self, name: String, unit: &'static str, spread: Spread) {
         self.values.insert(name, Some(Value { spread, unit }));
     }
@@ -227,7 +225,6 @@ impl Table {
         values.filter_map(|(name, value)| value.map(|value| (&**name, value.spread, value.unit)))
     }
 
-    /// Adds a ratio under another name.
     pub(crate) fn also(&mut self, name: String, ratio: Spread) {
         self.ratios.insert(name, ratio);
     }

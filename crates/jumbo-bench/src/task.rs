@@ -12,7 +12,6 @@ pub(crate) enum Task {
     /// Objects of so many bytes in total: allocated, filled, visited through pointers in random
     /// order, and freed in another order.
     Load(Bytes),
-    /// Small objects freed many times.
     SmallFree,
     /// Memory allocated and touched, then freed or held.
     Memory(MemoryTask),
@@ -28,11 +27,8 @@ pub(crate) enum Task {
     Latency(Bytes),
     /// Free memory of so many bytes fragmented on request.
     Fragment(Bytes),
-    /// Calls of generated functions.
     Text(TextTask),
-    /// First touches of shared memory.
     Touch(TouchTask),
-    /// Descriptors of huge pages.
     Describe(DescribeTask),
     /// Kernel knobs set, and restored at the end.
     Keep(KnobSet),
@@ -44,14 +40,12 @@ pub(crate) struct MemoryTask {
     pub(crate) by: AllocCall,
     /// Sizes of the blocks, allocated one after the other.
     pub(crate) sizes: Vec<Bytes>,
-    /// Repetitions of each size.
     pub(crate) times: usize,
     /// Base pages only, whatever the host gives an ordinary program.
     pub(crate) base: bool,
     pub(crate) then: Action,
 }
 
-/// Call that allocates memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum AllocCall {
     Malloc,
@@ -72,14 +66,12 @@ pub(crate) enum Action {
     End(Termination, bool),
 }
 
-/// End of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Termination {
     /// `exit(0)`.
     Exit,
     /// `abort()`, without a core file.
     Crash,
-    /// SIGKILL.
     Kill,
 }
 
@@ -101,12 +93,10 @@ pub(crate) enum Arrays {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PoolConfig(pub(crate) PoolKind, pub(crate) Provision);
 
-/// Kind of a pool's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum PoolKind {
     /// Pages of the kernel's pool.
     Hugetlb,
-    /// Transparent huge pages.
     Thp,
 }
 
@@ -144,7 +134,6 @@ pub(crate) struct TextTask {
     pub(crate) size: Bytes,
     /// Size of the text that it touches, by a call in each base page, in ascending order.
     pub(crate) touched: Bytes,
-    /// Number of random calls after that.
     pub(crate) calls: u64,
     /// Random calls of any touched function; else of the first functions called.
     pub(crate) any: bool,
@@ -196,10 +185,8 @@ pub(crate) struct DescribeTask {
     pub(crate) pinned: bool,
 }
 
-/// Knobs of one keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum KnobSet {
-    /// The kernel's pool of 2 MiB pages.
     Pool,
     /// The shared-memory control of each folio size.
     Shmem,
@@ -208,7 +195,6 @@ pub(crate) enum KnobSet {
 }
 
 impl DescribeTask {
-    /// Range of the base pages.
     pub(crate) fn all(self) -> Range<usize> {
         0..self.pages << self.order
     }

@@ -20,7 +20,6 @@ use crate::launch::Launch;
 use crate::task::Task;
 use crate::{Error, Settings};
 
-/// A worker to start.
 pub(crate) struct Worker {
     launch: Launch,
     /// A copy of the `jumbo` executable; `None`: `jumbo` itself.
@@ -29,7 +28,6 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Creates a worker.
     pub(crate) fn new(launch: Launch, task: Task) -> Self {
         let program = None;
         Self {
@@ -45,7 +43,6 @@ impl Worker {
         Self { program, ..self }
     }
 
-    /// Starts the worker.
     pub(crate) fn start(&self, settings: &Settings, stderr: Stdio) -> Result<JsonChild, Error> {
         let program = self.program.as_ref().unwrap_or(&settings.jumbo);
         let mut command = self.launch.command(&settings.jumbo, program.as_os_str());

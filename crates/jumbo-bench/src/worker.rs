@@ -8,9 +8,6 @@ use crate::task::{Action, MemoryTask, Task};
 use crate::{Error, heap, keeper, latency, life, pool, shmem, text, vmemmap};
 
 /// Executes a task, a JSON text, and prints the figures as JSON.
-///
-/// # Errors
-/// [`Error`].
 pub fn run(task: &str) -> Result<(), Error> {
     let task: Task = serde_json::from_str(task).map_err(io::Error::from)?;
     // A keeper outlives the process that measures.

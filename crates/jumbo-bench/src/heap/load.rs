@@ -20,7 +20,6 @@ const SEED: u64 = 0x6a75_6d62;
 /// Sum of all times of [`load`].
 pub(crate) const TOTAL_TIME: &str = "alloc_ms+chase_ms+free_ms";
 
-/// [`Task::Load`](crate::task::Task::Load).
 pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
     let mut rng = Rng::with_seed(SEED);
     let plan = LoadPlan::new(size, &mut rng);
@@ -58,7 +57,6 @@ pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
     Ok(with(had, figures))
 }
 
-/// [`Task::SmallFree`](crate::task::Task::SmallFree).
 pub(crate) fn small_free() -> Result<Figures, Error> {
     // Few enough for the caches and the TLB of any processor: only the cost of the call remains,
     // without the gain from huge pages.

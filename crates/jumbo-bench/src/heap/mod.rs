@@ -43,9 +43,6 @@ const FREES_PER_ROUND: usize = 5;
 const MAX_TUNABLE_ATTEMPTS: usize = 15;
 
 /// Measures the table, with a load of `size` bytes.
-///
-/// # Errors
-/// [`Error`].
 pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
     // The bookkeeping, and waste by alignment, included.
     check_available(&Root::host(), size + Bytes(size.0 / 4))?;

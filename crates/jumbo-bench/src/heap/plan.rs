@@ -19,7 +19,6 @@ const STOP_DISTANCE: u32 = 4096;
 /// Size and alignment of a stop; `malloc` aligns to 16 anyway.
 pub(super) const STOP_BYTES: u32 = 16;
 
-/// Plan of the worker.
 pub(super) struct LoadPlan {
     /// Sizes of the objects, in the order of their allocation.
     pub(super) sizes: Vec<u32>,
@@ -35,7 +34,6 @@ pub(super) struct ChaseStop {
 }
 
 impl LoadPlan {
-    /// Creates the plan for objects of `total` bytes.
     pub(super) fn new(total: Bytes, rng: &mut Rng) -> Self {
         let half = total.0 / 2;
         let mut sizes = fill(half, || rng.u32(SMALL_OBJECT_BYTES));

@@ -8,7 +8,6 @@ use super::plan::{ChaseStop, STOP_BYTES};
 /// An allocation from `malloc`, the global allocator of this program.
 pub(super) type Object = Box<[u8]>;
 
-/// Node at a stop.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Node {

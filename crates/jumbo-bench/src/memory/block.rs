@@ -25,7 +25,6 @@ pub(crate) struct RawBlock {
 }
 
 impl RawBlock {
-    /// Allocates by that call.
     pub(crate) fn take(by: AllocCall, size: Bytes) -> Result<Self, Error> {
         match by {
             AllocCall::Malloc => Self::allocate(size),
@@ -101,7 +100,6 @@ impl RawBlock {
         }
     }
 
-    /// Splits a mapping at `length` bytes.
     fn split(self, length: usize) -> (Self, Self) {
         let length = length.min(self.length);
         let tail = Self {
@@ -128,7 +126,6 @@ impl RawBlock {
         done(unsafe { libc::madvise(start, part.len(), advice) })
     }
 
-    /// Writes to each base page.
     pub(crate) fn touch(&mut self) {
         write_each(self.start.as_ptr(), self.length, rustix::param::page_size());
     }
@@ -164,13 +161,11 @@ impl RawBlock {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), length) }
     }
 
-    /// Address range.
     pub(crate) fn addresses(&self) -> Range<u64> {
         let start = self.start.addr().get() as u64;
         start..start + self.length as u64
     }
 
-    /// Calls `free` or `munmap`.
     pub(crate) fn give_back(self) -> Result<(), Error> {
         let start = self.start.as_ptr().cast();
         if self.by == AllocCall::Malloc {

@@ -38,7 +38,6 @@ use rustix::thread::disable_transparent_huge_pages;
 use crate::Error;
 use crate::figures::{Figures, figures};
 
-/// Memory of this process.
 pub(crate) fn own_memory(root: &Root) -> Result<Figures, Error> {
     let rollup = Smaps::read_rollup(root, std::process::id())?;
     // Text is excluded: the kernel maps it with huge pages by itself.

@@ -56,7 +56,6 @@ const TOUCHED_BYTES: Bytes = Bytes(256 << 20);
 /// Pause after which the kernel has reported free memory to the host: it waits two seconds.
 const REPORTING_DELAY: Duration = Duration::from_secs(3);
 
-/// Number of measurements; the median counts.
 const ROUNDS: usize = 3;
 
 /// Measures the touch of 256 MiB that have been free for some seconds, so that the host of a

@@ -90,12 +90,10 @@ fn warm(root: &Root, size: Bytes) -> Result<(), Error> {
     touched
 }
 
-/// System time of all descendants that were waited for.
 fn system_ms() -> Result<f64, Error> {
     Ok(cpu_ms(usage(libc::RUSAGE_CHILDREN)?.ru_stime))
 }
 
-/// Resource usage of this process.
 pub(crate) fn own_usage() -> Result<libc::rusage, Error> {
     usage(libc::RUSAGE_SELF)
 }

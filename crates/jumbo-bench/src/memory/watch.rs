@@ -23,7 +23,6 @@ const CHECK_TIME_DIVISOR: u32 = 40;
 /// Time after which another program must have taken the memory, plus a second per GiB.
 const FREE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Minimum time between two checks.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Waits until memory that was in use at its creation is free.

@@ -69,9 +69,6 @@ const HEAP_OVERHEAD: Bytes = Bytes(64 << 20);
 
 /// Measures the table, with `size` bytes for STREAM's three arrays. Take and give run on 1, 2, 4
 /// ... threads, up to one per CPU, and STREAM on one per CPU. `quick` reduces the work.
-///
-/// # Errors
-/// [`Error`].
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let root = Root::host();
     let size = size.whole_pages(POOL_PAGE_SIZE).bytes(POOL_PAGE_SIZE);
@@ -121,13 +118,11 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     Ok(table)
 }
 
-/// Common parts of the sides.
 struct PoolBench<'a> {
     settings: &'a Settings,
     kernel: &'a KernelKnobs,
     /// Index of `--quick`: 1 for less work.
     quick: usize,
-    /// Available kinds of pools.
     sources: Vec<PoolKind>,
     /// The program with static arrays, if it can be built.
     fixed: Option<File>,
@@ -333,7 +328,6 @@ impl<'a> PoolBench<'a> {
     }
 }
 
-/// Options under which only data differs from plain.
 const DATA_ONLY: &str = "--data=on --text=off --heap=off --maps=off --free=off --reaper=off";
 
 /// `jumbo run --pool` for a program that allocates `size` bytes.

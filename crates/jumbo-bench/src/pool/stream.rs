@@ -16,14 +16,12 @@ pub(super) const ALL_KERNELS: &str = "copy_ms+scale_ms+add_ms+triad_ms";
 /// Factor of `scale` and `triad`: with it the values neither grow nor vanish.
 const SCALAR: f64 = 0.4;
 
-/// Initial values of the arrays.
 const INITIAL_VALUES: [f64; 3] = [1.0, 2.0, 0.0];
 
 /// Numbers between two arrays: at a distance of a power of two they would share cache sets and
 /// memory banks.
 const ARRAY_GAP: usize = 1160;
 
-/// Times of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamTimes {
     /// First touch of the arrays.
@@ -73,7 +71,6 @@ pub(super) fn run(memory: &mut [f64], threads: usize, passes: usize) -> Result<S
     all.ok_or(f64::NAN)
 }
 
-/// Work of one thread.
 fn work(
     mut part: ThreadPart<'_>,
     meeting: &SpinBarrier,

@@ -196,7 +196,6 @@ fn ballast(root: &Root, supply: PoolConfig) -> Result<Option<Pool>, Error> {
     Ok(Some(pool))
 }
 
-/// Creates an empty pool.
 fn empty_pool(root: &Root, source: PoolKind) -> Result<Pool, Error> {
     let placement = Placement::of_thread()?;
     Ok(match source {

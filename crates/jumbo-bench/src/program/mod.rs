@@ -119,7 +119,6 @@ pub struct Compared {
 /// Observations of a program during the measurement.
 #[derive(Default)]
 pub(crate) struct Observations {
-    /// Maximum memory of all runs, and of plain ones.
     size: Cell<Bytes>,
     plain_size: Cell<Bytes>,
     ended: RefCell<BTreeMap<String, Vec<RunResult>>>,
@@ -136,9 +135,6 @@ const DEFAULT_TIME_MS: f64 = 60_000.0;
 const REAPER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Compares `program`, started in those ways, with itself started plain.
-///
-/// # Errors
-/// [`Error`].
 pub fn compare(
     settings: &Settings,
     program: &Program,
@@ -359,7 +355,6 @@ impl Observations {
         group
     }
 
-    /// Summarises the table of one program.
     fn compared(
         &self,
         table: Table,
@@ -423,7 +418,6 @@ impl Observations {
     }
 }
 
-/// Figures of a run.
 const RUN_FIGURES: [&str; 7] = [
     "time_ms",
     "user_ms",

@@ -17,7 +17,6 @@ const SAMPLE_INTERVAL_FACTOR: u32 = 10;
 const MIN_SAMPLE_INTERVAL: Duration = Duration::from_millis(3);
 const MAX_SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Largest sample so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct MemoryPeak {
     /// Shared memory counts once.

@@ -37,13 +37,10 @@ const KEPT_OUTPUT_BYTES: usize = 64 << 10;
 pub(super) struct Output {
     bytes: u64,
     hash: u64,
-    /// Last line that is not blank.
     pub(super) last: String,
-    /// Kept end of the output.
     pub(super) end: String,
 }
 
-/// Result of a run.
 #[derive(Clone, Debug)]
 pub(super) struct RunResult {
     pub(super) status: ExitStatus,
@@ -52,17 +49,14 @@ pub(super) struct RunResult {
     /// CPU time of the process and of the descendants that it waited for.
     pub(super) user_ms: f64,
     pub(super) system_ms: f64,
-    /// Maximum over its processes.
     pub(super) rss_bytes: f64,
     pub(super) faults: f64,
     /// Figures that the load printed, if this is its server.
     pub(super) served: Option<Served>,
 }
 
-/// A process and its descendants.
 pub(super) struct ProgramRun {
     process: Process,
-    /// Command line as a user would type it.
     pub(super) command: String,
     streams: Option<[Receiver<io::Result<Output>>; 2]>,
 }
@@ -74,7 +68,6 @@ impl PartialEq for Output {
 }
 
 impl ProgramRun {
-    /// Starts a program.
     pub(super) fn start(root: &Root, mut command: Command) -> Result<Self, Error> {
         let command_line = line(&command);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());

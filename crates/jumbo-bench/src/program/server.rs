@@ -23,9 +23,7 @@ const LISTEN_TIMEOUT: Duration = Duration::from_millis(500);
 const NOTICE_DELAY: Duration = Duration::from_secs(2);
 /// Interval of checks that the server still exists: its clients may hang without it.
 const SERVER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum time of one setup or load.
 const MAX_COMMAND_TIME: Duration = Duration::from_secs(30 * 60);
-/// Time between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A program that does not end by itself, and its load. `sh -c` runs the commands, without jumbo.
@@ -147,7 +145,7 @@ impl Server {
             }
             if !is_noticed && clock.elapsed() >= NOTICE_DELAY {
                 settings.show_progress(format!(
-                    "waiting until `{command}` succeeds, for at timeout {} s: {last}",
+                    "waiting until `{command}` succeeds, for at most {} s: {last}",
                     ready_timeout.as_secs()
                 ));
                 is_noticed = true;
@@ -180,7 +178,6 @@ fn run(
     running.succeed(sample)
 }
 
-/// Command `sh -c COMMAND` in that folder.
 pub(super) fn shell(command: &str, folder: Option<&Path>) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", command]);

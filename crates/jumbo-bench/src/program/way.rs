@@ -24,7 +24,6 @@ pub struct Way {
 /// Mode of `jumbo run` without options.
 const DEFAULT_MODE: &str = "default";
 
-/// Modes and their options.
 const MODES: [(&str, &str); 6] = [
     (DEFAULT_MODE, ""),
     ("glibc", "--heap=glibc"),
@@ -42,7 +41,6 @@ const POOL_OVERHEAD_BYTES: u64 = 64 << 20;
 const JUMBO_VARIABLES: [&str; 1] = ["JUMBO_ORDERS"];
 
 impl Way {
-    /// The program unchanged.
     pub(crate) fn plain() -> Self {
         Self::of(PLAIN, Launch::Plain)
     }

@@ -14,7 +14,6 @@ pub(super) struct ProgramEntry {
     pub(super) what: String,
     pub(super) install: String,
     pub(super) needs: Vec<String>,
-    /// Amount of work, without and with `--quick`.
     pub(super) size: [u32; 2],
     /// Name of one of [`FILES`].
     pub(super) file: String,

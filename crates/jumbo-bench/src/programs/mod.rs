@@ -29,19 +29,14 @@ pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
     PROGRAMS.iter().map(|entry| (&*entry.key, &*entry.what))
 }
 
-/// A program that is ready to be measured.
 struct PreparedProgram {
     entry: &'static ProgramEntry,
     program: Program,
     observations: Observations,
-    /// Deleted on drop.
     _folder: TempDir,
 }
 
 /// Measures the named programs, or all, in those ways; `quick` reduces their work.
-///
-/// # Errors
-/// [`Error`].
 pub fn measure(
     settings: &Settings,
     names: &[String],

@@ -31,7 +31,6 @@ use crate::{Error, Settings};
 /// Minimum size: each of many threads touches whole huge pages.
 pub const MIN_SIZE: Bytes = Bytes(64 << 20);
 
-/// Threads of the published measurement.
 const MANY_THREADS: usize = 32;
 
 /// Laps per sample, whose minimum counts: one touch may take 1.5 times as long as the next. More
@@ -39,9 +38,7 @@ const MANY_THREADS: usize = 32;
 const LAPS: usize = 3;
 const LAPS_OFF: usize = 6;
 
-/// Folio sizes with rows.
 const FOLIOS_KIB: [u64; 4] = [16, 64, 256, 2048];
-/// Block size of user-space population.
 const USER_BLOCK_KIB: u64 = 64;
 
 /// Columns of the published table, and those added here.
@@ -56,9 +53,6 @@ const COLUMNS: [(&str, &str); 7] = [
 ];
 
 /// Measures the table, with `size` bytes of shared memory; `quick` leaves out many threads.
-///
-/// # Errors
-/// [`Error`].
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let root = Root::host();
     let size = size.whole_pages(POOL_PAGE_SIZE).bytes(POOL_PAGE_SIZE);
@@ -90,13 +84,11 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     Ok(table)
 }
 
-/// Common parts of the sides.
 struct ShmemBench<'a> {
     settings: &'a Settings,
     /// Folio sizes that have a control for shared memory.
     sizes: Vec<PageSize>,
     kernel: &'a KernelKnobs,
-    /// Available modes, without base pages.
     ways: Vec<ShmemMode>,
 }
 

@@ -107,7 +107,6 @@ impl ShmemMode {
         }
     }
 
-    /// Claims of a program that touched all of `size`.
     pub(super) fn claims(self, size: Bytes) -> Vec<Claim> {
         // Each block takes one page fault; the process has a few others.
         let blocks = size.0 / self.block().bytes();

@@ -7,9 +7,7 @@ use std::os::fd::FromRawFd as _;
 /// Two counters of this thread, in user mode.
 pub(super) struct TlbCounters([File; 2]);
 
-/// PERF_ATTR_SIZE_VER0: 64 bytes.
 const PERF_ATTR_SIZE_VER0: u64 = 64;
-/// PERF_TYPE_HW_CACHE.
 const PERF_TYPE_HW_CACHE: u64 = 3;
 /// PERF_COUNT_HW_CACHE_ITLB and PERF_COUNT_HW_CACHE_DTLB: reads (0) that miss (1).
 const TLB_MISSES: [u64; 2] = [4 | 1 << 16, 3 | 1 << 16];
@@ -17,7 +15,6 @@ const TLB_MISSES: [u64; 2] = [4 | 1 << 16, 3 | 1 << 16];
 const EXCLUDE_KERNEL_HV: u64 = 1 << 5 | 1 << 6;
 
 impl TlbCounters {
-    /// Names of the figures.
     pub(super) const NAMES: [&str; 2] = ["itlb_misses", "dtlb_misses"];
 
     /// Starts the counters; `None` if the machine lacks them or the kernel refuses.
@@ -31,7 +28,6 @@ impl TlbCounters {
         TLB_MISSES.into_iter().find_map(|which| count(which).err())
     }
 
-    /// Current counts.
     pub(super) fn read(&self) -> io::Result<[u64; 2]> {
         let mut counts = [0; 2];
         for (mut file, count) in self.0.iter().zip(&mut counts) {

@@ -51,9 +51,6 @@ const PUBLISHED_TIME: &str = "307.1 to 289.6 s (1.06)";
 const PUBLISHED_MISSES: &str = "published: 1.22e9 to 5.19e7 iTLB misses (23.5)";
 
 /// Measures the table, with a program of `size` bytes of text; `quick` reduces the work.
-///
-/// # Errors
-/// [`Error`].
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let part = Bytes(size.0 / PART_DIVISOR);
     let most = PROCESSES.iter().max().copied().unwrap_or_default() as u64;

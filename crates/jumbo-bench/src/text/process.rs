@@ -28,7 +28,6 @@ pub(super) struct TextBench<'a> {
     pub(super) settings: &'a Settings,
     pub(super) whole: [TextProgram; 2],
     pub(super) part: [TextProgram; 2],
-    /// Available methods of [`TextMethod::HUGE`].
     pub(super) methods: Vec<TextMethod>,
 }
 
@@ -55,7 +54,6 @@ impl TextBench<'_> {
         Ok(with(figures, [("whole_ms", ms(clock.elapsed()))]))
     }
 
-    /// Checks that this host supports the method.
     pub(super) fn try_out(&self, method: TextMethod) -> Result<(), Error> {
         let program = program_of(&self.part, method);
         program.cache(method.cached)?;
@@ -157,7 +155,6 @@ pub(super) struct TextMethod {
 }
 
 impl TextMethod {
-    /// No huge pages.
     pub(super) const BASE: Self = Self::new(["4 KiB pages", "", "", ""], CacheState::Base);
     /// The state that a plain program finds.
     pub(super) const FOUND: Self = Self::new(["as found", "", "", ""], CacheState::AsRead);

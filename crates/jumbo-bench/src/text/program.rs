@@ -23,26 +23,21 @@ pub(super) const FUNCTION_BYTES: u64 = 64;
 /// State of a program's text in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CacheState {
-    /// Base pages.
     Base,
     /// Folios of readahead: they grow, up to PMD size.
     AsRead,
     /// PMD-sized folios.
     Primed,
-    /// Empty.
     Dropped,
 }
 
-/// A program with much text.
 pub(super) struct TextProgram {
-    /// Size of its text.
     pub(super) size: Bytes,
     file: File,
     cached: Cell<CacheState>,
 }
 
 impl TextProgram {
-    /// Builds a program from `executable`.
     pub(super) fn make(executable: &Path, size: Bytes) -> Result<Self, Error> {
         let size = Bytes(size.0.next_multiple_of(HUGE_PAGE));
         let count = u32::try_from(size.0 / FUNCTION_BYTES).unwrap_or(u32::MAX);
@@ -56,7 +51,6 @@ impl TextProgram {
         })
     }
 
-    /// Path by which other processes start it.
     pub(super) fn path(&self) -> PathBuf {
         path_of(&self.file)
     }
@@ -100,7 +94,6 @@ impl TextProgram {
     }
 }
 
-/// Hint for a page cache without huge folios.
 const NO_HUGE_FOLIOS_HINT: &str =
     "let TMPDIR name a folder on ext4 or xfs: other file systems have no huge folios for text";
 

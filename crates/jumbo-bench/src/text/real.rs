@@ -58,7 +58,6 @@ const TEXT_ONLY: &str =
     "--quiet --text=auto --heap=off --maps=off --free=off --reaper=off --data=on";
 const TEXT_OFF: &str = "--text=off --heap=off --maps=off --free=off --reaper=off --data=off";
 
-/// Combines the laps of a round.
 type Fold = fn(&[f64]) -> f64;
 
 /// Groups of the programs that this host has; `quick`: only the start of one of them.

@@ -15,7 +15,6 @@ use crate::figures::{Figures, figures, ms, with};
 use crate::memory::{base_pages_only, own_usage, preload_figure};
 use crate::task::TextTask;
 
-/// The generated functions.
 struct Functions {
     first: *const u8,
     count: u64,
@@ -82,7 +81,6 @@ pub(crate) fn text(what: &TextTask) -> Result<Figures, Error> {
     Ok(figures)
 }
 
-/// Page types of the text of this process.
 fn mapped_as(root: &Root, functions: &Functions) -> Result<Figures, Error> {
     let address = functions.first.addr() as u64;
     let smaps = Smaps::read(root, std::process::id())?;

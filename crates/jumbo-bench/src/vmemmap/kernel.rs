@@ -19,10 +19,8 @@ use crate::{Error, Settings};
 /// Base pages of descriptors that the kernel frees, of eight per 2 MiB page.
 const FREED_PER_HUGE_PAGE: u64 = 7;
 
-/// Number of pages added and removed one at a time.
 const SINGLE_RESIZES: u64 = 32;
 
-/// Fall of the metadata counters, in base pages.
 const SAVED: &str = "metadata_saved_pages";
 
 /// The kernel's pool of 2 MiB pages and its switch of HVO.
@@ -48,7 +46,6 @@ impl KernelPool {
         Ok(Self { kernel, pages })
     }
 
-    /// Memory of a sample.
     pub(super) fn bytes(&self) -> Bytes {
         self.pages.bytes(POOL_PAGE_SIZE)
     }

@@ -35,7 +35,6 @@ use kernel::KernelPool;
 const ORDER_2M: u32 = 9;
 const ORDER_1G: u32 = 18;
 
-/// Size of a descriptor.
 const DESCRIPTOR_BYTES: u64 = 64;
 
 /// 2 MiB pages to prepare, as in the published table; GiB to pin; and the maximum of pages in the
@@ -52,16 +51,11 @@ const PUBLISHED: [&str; 2] = ["0.40", "0.38"];
 /// the placement of its memory.
 const LAPS: usize = 3;
 
-/// Pages of the pool of the take-and-give rows.
 const EXCHANGE_POOL_PAGES: Pages = Pages(16);
 
-/// Number of 1 GiB pages to prepare.
 const GIGANTIC_PAGES: usize = 10;
 
 /// Measures the table; `quick` reduces the number of pages.
-///
-/// # Errors
-/// [`Error`].
 pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
     let quick = usize::from(quick);
     let (pages, pinned_gib) = (PAGES[quick], PINNED_GIB[quick]);

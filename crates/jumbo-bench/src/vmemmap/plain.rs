@@ -21,7 +21,6 @@ pub(super) trait DescriptorTable {
     fn saved(&self, head: usize) -> Result<f64, Error>;
 }
 
-/// A descriptor of 64 bytes.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Descriptor {

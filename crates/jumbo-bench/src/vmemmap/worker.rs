@@ -15,10 +15,8 @@ use crate::memory::{base_pages_only, own_memory, preload_figure};
 use crate::stats::quantile;
 use crate::task::DescribeTask;
 
-/// Base page size of both tables.
 const BASE_PAGE: PageSize = PageSize::SIZE_4K;
 
-/// Number of random lookups.
 const RANDOM_LOOKUPS: usize = 1 << 20;
 
 fn address(page: usize) -> u64 {
@@ -114,7 +112,6 @@ fn taken() -> Result<f64, Error> {
     Ok(own_memory(&root)?["resident_bytes"] + tables * 1024.0)
 }
 
-/// Time of `work`.
 fn timed(work: impl FnOnce() -> Result<(), Error>) -> Result<Duration, Error> {
     let clock = Instant::now();
     work()?;
