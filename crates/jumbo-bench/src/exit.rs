@@ -28,7 +28,7 @@ use crate::launch::Launch;
 use crate::life::{REAPER_PID, WORKER_PID, now_ns};
 use crate::memory::{FreeWatch, check_available, footprint};
 use crate::table::Table;
-use crate::task::{self, Action, AllocCall, MemoryTask, Termination};
+use crate::task::{Action, Task, Termination};
 use crate::work::Worker;
 use crate::{Error, Settings};
 
@@ -48,7 +48,7 @@ const FIRST_CHECK_DELAY: Duration = Duration::from_millis(1);
 
 /// Measures the table, with processes of `size` bytes.
 pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
-    check_available(&Root::host(), footprint(size))?;
+    check_available(footprint(size))?;
     let table = Table::new("exit", format!("{size} in base pages"), settings)?;
     let ends = [
         (Termination::Exit, "exit"),
@@ -125,13 +125,7 @@ impl Ending<'_> {
     fn watch(&self) -> Result<Figures, Error> {
         let (root, end) = (Root::host(), self.end);
         let by_reaper = matches!(self.launch, Launch::Jumbo(_));
-        let task = task::Task::Memory(MemoryTask {
-            by: AllocCall::Malloc,
-            sizes: vec![self.size],
-            times: 1,
-            base: true,
-            then: Action::End(end, by_reaper),
-        });
+        let task = Task::block(self.size, true, Action::End(end, by_reaper));
         let worker = Worker::new(self.launch.clone(), task);
         let (mut holder, ready) = worker.begin(self.settings, &claim::base(self.size))?;
         let process = |name| {

@@ -7,13 +7,12 @@
 //! Before the fork each side is checked: base pages only, or huge pages for the whole block.
 
 use jumbo::units::Bytes;
-use jumbo_host::kernel::Root;
 
 use crate::group::{self, Group, rows};
 use crate::launch::Launch;
 use crate::memory::{check_available, footprint};
 use crate::table::Table;
-use crate::task::{Action, AllocCall, MemoryTask, Task};
+use crate::task::{Action, Task};
 use crate::{Error, Settings, claim};
 
 /// Minimum size: below, the program around it is as large.
@@ -29,7 +28,7 @@ pub fn measure(settings: &Settings, sizes: &[Bytes]) -> Result<Table, Error> {
     let mut groups = Vec::new();
     let mut last = None;
     for &size in sizes {
-        match check_available(&Root::host(), footprint(size)) {
+        match check_available(footprint(size)) {
             Ok(()) => groups.push(group_of(settings, size)),
             Err(why) => {
                 table.missing("a size", format!("{size}: {why}"));
@@ -45,15 +44,7 @@ pub fn measure(settings: &Settings, sizes: &[Bytes]) -> Result<Table, Error> {
 
 fn group_of(settings: &Settings, size: Bytes) -> Group<'_> {
     let mut group = Group::new(settings, "fork");
-    let task = |base| {
-        Task::Memory(MemoryTask {
-            by: AllocCall::Malloc,
-            sizes: vec![size],
-            times: 1,
-            base,
-            then: Action::Fork,
-        })
-    };
+    let task = |base| Task::block(size, base, Action::Fork);
     let base = group.work(Launch::Plain, task(true), size, claim::base(size));
     let huge = group.work(Launch::at_once(""), task(false), size, claim::huge(size));
     let key = match size.0 % (1 << 30) {

@@ -10,7 +10,6 @@
 use std::num::NonZeroU32;
 
 use jumbo::units::Bytes;
-use jumbo_host::kernel::Root;
 
 use crate::claim::{self, Claim, within};
 use crate::group::{self, Group, rows};
@@ -48,7 +47,7 @@ const PUBLISHED: [(u32, &str); 6] = [
 
 /// Measures the table, with a block of `size` bytes and these numbers of threads.
 pub fn measure(settings: &Settings, size: Bytes, workers: &[NonZeroU32]) -> Result<Table, Error> {
-    check_available(&Root::host(), footprint(size))?;
+    check_available(footprint(size))?;
     // `munmap` takes microseconds and must be compared within a percent, so each round has many
     // calls by several processes: a virtual machine is slow or fast for half a second at a time.
     // Small blocks are for quick measurements.
@@ -71,15 +70,7 @@ fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32]) -> Gro
     let mut group = Group::new(settings, "free");
     let side = |group: &mut Group<'a>, launch, then, freed| {
         let claims = [claim::base(size), freed].concat();
-        let (by, sizes) = (AllocCall::Malloc, vec![size]);
-        let task = Task::Memory(MemoryTask {
-            by,
-            sizes,
-            times: 1,
-            base: true,
-            then,
-        });
-        group.work(launch, task, size, claims)
+        group.work(launch, Task::block(size, true, then), size, claims)
     };
     let is_back = claim::at_least("back_ms", 0);
     let watched = vec![is_back.clone()];

@@ -10,7 +10,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use jumbo::units::{Bytes, counted};
-use jumbo_host::kernel::Root;
 
 use crate::claim::Claim;
 use crate::figures::{Figures, unit};
@@ -244,7 +243,7 @@ impl<'a> Group<'a> {
     /// Measures all sides and returns their figures lap by lap, without the warm-up lap; or the
     /// reason why there are none. Fewer laps after a signal.
     fn samples(&self, hit: &mut Retakes) -> Result<Vec<Sampled>, Error> {
-        let (root, rounds) = (Root::host(), self.settings.rounds.get());
+        let rounds = self.settings.rounds.get();
         let progress = &self.settings.progress;
         let mut samples: Vec<Sampled> = self.sides.iter().map(|_| Ok(Vec::new())).collect();
         let mut least = vec![f64::INFINITY; self.sides.len()];
@@ -277,7 +276,7 @@ impl<'a> Group<'a> {
                         .map_or(Ok(0.0), |kernel| kernel.provide(&side.needs))?;
                     (side.measure)()
                 };
-                let figures = sample(&root, limits, (&mut least[at], hit), &measure)
+                let figures = sample(limits, (&mut least[at], hit), &measure)
                     .map_err(|error| error.of_side(&side.name));
                 match figures {
                     Ok(figures) if lap > 0 => laps.push(figures),

@@ -88,7 +88,7 @@ impl Keeper {
         };
         keeper.receive()?;
         // No other process changes it from now on.
-        keeper.pool = kernel_pool(&Root::host())?;
+        keeper.pool = kernel_pool()?;
         Ok(keeper)
     }
 
@@ -183,7 +183,7 @@ fn serve_knobs(
 ) -> Result<Result<(), String>, Box<dyn std::error::Error>> {
     let no_folder = "no folder for the journal: XDG_RUNTIME_DIR";
     let journal = Journal::of_user(root).ok_or(no_folder)?;
-    let pool = kernel_pool(root)?;
+    let pool = kernel_pool()?;
     let (group, knobs) = match (kept, &pool) {
         (KnobSet::Pool, None) => Err(format!("the kernel has no pool of {POOL_PAGE_SIZE} pages"))?,
         (KnobSet::Pool, _) => (
@@ -254,8 +254,8 @@ fn set(root: &Root, steering: &mut Steering<'_>, knob: &Knob, to: Value) -> Answ
 }
 
 /// The kernel's pool of [`POOL_PAGE_SIZE`] pages, if it has one.
-pub(crate) fn kernel_pool(root: &Root) -> Result<Option<hugetlb::Pool>, Error> {
-    let pools = hugetlb::pools(root)?.unwrap_or_default();
+pub(crate) fn kernel_pool() -> Result<Option<hugetlb::Pool>, Error> {
+    let pools = hugetlb::pools(&Root::host())?.unwrap_or_default();
     Ok(pools.into_iter().find(|pool| pool.size == POOL_PAGE_SIZE))
 }
 

@@ -67,9 +67,8 @@ const MAX_WHOLE_BYTES: Bytes = Bytes(64 << 20);
 
 /// Measures the table, with `size` bytes in total; with less fragmented memory if `quick` is set.
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
-    let root = Root::host();
-    check_available(&root, footprint(size))?;
-    let share = Bytes(available(&root)?.0 / 100 * MAX_FRAGMENTED_PERCENT);
+    check_available(footprint(size))?;
+    let share = Bytes(available()?.0 / 100 * MAX_FRAGMENTED_PERCENT);
     let pieces = MAX_FRAGMENTED[usize::from(quick)].min(share);
     let what = format!("{size} in blocks of {BLOCK_BYTES}; {pieces} in pieces");
     let table = Table::new("latency", what, settings)?;
@@ -134,7 +133,7 @@ fn fragment(
     let talk = match &mut *fragmenter {
         Some(talk) => talk,
         none => {
-            check_available(&Root::host(), footprint(size))?;
+            check_available(footprint(size))?;
             let worker = Worker::new(Launch::Plain, Task::Fragment(size));
             none.insert(worker.start(settings, Stdio::piped())?)
         }
@@ -191,8 +190,7 @@ fn whole_percent(root: &Root) -> Result<f64, FileError> {
 
 /// [`Task::Latency`]: quantiles over all blocks, and the memory of the process.
 pub(crate) fn latency(size: Bytes) -> Result<Figures, Error> {
-    let root = Root::host();
-    let whole = whole_percent(&root)?;
+    let whole = whole_percent(&Root::host())?;
     let count = usize::try_from(size.0 / BLOCK_BYTES.0).unwrap_or(usize::MAX);
     let (mut blocks, mut times) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for _ in 0..count {
@@ -202,7 +200,7 @@ pub(crate) fn latency(size: Bytes) -> Result<Figures, Error> {
         times.push(ms(clock.elapsed()) * 1e3);
         blocks.push(block);
     }
-    let had = with(own_memory(&root)?, [(FREE_WHOLE, whole)]);
+    let had = with(own_memory()?, [(FREE_WHOLE, whole)]);
     blocks.into_iter().try_for_each(RawBlock::give_back)?;
     let parts = [0.5, 0.99, 0.999, 1.0].map(|part| quantile(&times, part));
     let figures = FIGURES.map(|(_, figure)| figure).into_iter().zip(parts);

@@ -38,15 +38,14 @@ pub(crate) fn run(task: &MemoryTask) -> Result<Figures, Error> {
     if task.base {
         base_pages_only()?;
     }
-    let root = Root::host();
     let (mut all, mut call_ms) = (Figures::new(), 0.0);
     for &size in &task.sizes {
         let mut calls = Vec::with_capacity(task.times);
         for _ in 0..task.times {
             let mut block = RawBlock::take(task.by, size)?;
             block.touch_by_two();
-            let watch = FreeWatch::new(&root, size)?;
-            for (name, had) in own_memory_in(&root, &[block.addresses()])? {
+            let watch = FreeWatch::new(&Root::host(), size)?;
+            for (name, had) in own_memory_in(&[block.addresses()])? {
                 *all.entry(name).or_default() += had;
             }
             match task.then {
@@ -54,7 +53,7 @@ pub(crate) fn run(task: &MemoryTask) -> Result<Figures, Error> {
                 Action::Fork => return Ok(with(all, fork(&mut block)?)),
                 // The process frees it by its end.
                 Action::End(_, sibling) => {
-                    all.extend(held(&root, sibling)?);
+                    all.extend(held(sibling)?);
                     return Ok(all);
                 }
             }
@@ -73,7 +72,7 @@ pub(crate) fn run(task: &MemoryTask) -> Result<Figures, Error> {
         }
         call_ms += median(&calls);
     }
-    all.extend(freeing_counters(&root)?);
+    all.extend(freeing_counters()?);
     Ok(with(
         all,
         [("call_ms", call_ms), ("unmap_us", call_ms * 1e3)],
@@ -81,10 +80,9 @@ pub(crate) fn run(task: &MemoryTask) -> Result<Figures, Error> {
 }
 
 /// Counters of the freeing threads, once nothing is left to free.
-fn freeing_counters(root: &Root) -> Result<Figures, Error> {
-    let freed = wait_for_status(root, |covered| {
-        (covered.free.pending == Bytes(0)).then_some(covered.free)
-    })?;
+fn freeing_counters() -> Result<Figures, Error> {
+    let freed =
+        wait_for_status(|covered| (covered.free.pending == Bytes(0)).then_some(covered.free))?;
     Ok(freed.map_or_else(Figures::new, |freed| {
         figures([
             ("gathered_bytes", freed.gathered.0 as f64),
@@ -124,7 +122,7 @@ fn fork(block: &mut RawBlock) -> Result<[(&'static str, f64); 2], Error> {
     Ok([("call_ms", median(&calls)), ("writes_ms", writes)])
 }
 
-fn held(root: &Root, sibling: bool) -> Result<Figures, Error> {
+fn held(sibling: bool) -> Result<Figures, Error> {
     // A crash shall measure the end, not the disk. Less than a page: no core file. If cores go to a
     // program, the kernel respects only the limit 1 (core(5)).
     let limit = Rlimit {
@@ -133,7 +131,7 @@ fn held(root: &Root, sibling: bool) -> Result<Figures, Error> {
     };
     setrlimit(Resource::Core, limit)?;
     let own = figures([(WORKER_PID, f64::from(std::process::id()))]);
-    let reaper = if sibling { reaper(root)? } else { None };
+    let reaper = if sibling { reaper()? } else { None };
     Ok(match reaper {
         Some(reaper) => with(own, [(REAPER_PID, f64::from(reaper))]),
         None => own,
@@ -141,11 +139,11 @@ fn held(root: &Root, sibling: bool) -> Result<Figures, Error> {
 }
 
 /// Process ID of the reaper, once it sleeps.
-fn reaper(root: &Root) -> Result<Option<u32>, Error> {
-    wait_for_status(root, |covered| {
+fn reaper() -> Result<Option<u32>, Error> {
+    wait_for_status(|covered| {
         let running = covered.reaper.state == State::Running.name();
         covered.reaper.pid.filter(|pid| {
-            let stat = root.read(format!("proc/{pid}/stat"));
+            let stat = Root::host().read(format!("proc/{pid}/stat"));
             running && stat.is_ok_and(|stat| state(&stat) == Some('S'))
         })
     })

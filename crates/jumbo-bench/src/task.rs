@@ -194,6 +194,19 @@ pub(crate) enum KnobSet {
     Hvo,
 }
 
+impl Task {
+    /// One block of `size` bytes from `malloc`.
+    pub(crate) fn block(size: Bytes, base: bool, then: Action) -> Self {
+        Self::Memory(MemoryTask {
+            by: AllocCall::Malloc,
+            sizes: vec![size],
+            times: 1,
+            base,
+            then,
+        })
+    }
+}
+
 impl DescribeTask {
     pub(crate) fn all(self) -> Range<usize> {
         0..self.pages << self.order

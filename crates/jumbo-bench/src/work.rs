@@ -77,12 +77,9 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Polls the status that the preload library publishes for this process until `see` returns a
 /// value. `None` after the timeout, or without the library.
-pub(crate) fn wait_for_status<T>(
-    root: &Root,
-    see: impl Fn(Covered) -> Option<T>,
-) -> Result<Option<T>, Error> {
+pub(crate) fn wait_for_status<T>(see: impl Fn(Covered) -> Option<T>) -> Result<Option<T>, Error> {
     let clock = Instant::now();
-    while let Some(covered) = Covered::read(root, std::process::id())?
+    while let Some(covered) = Covered::read(&Root::host(), std::process::id())?
         && clock.elapsed() < STATUS_TIMEOUT
     {
         if let Some(seen) = see(covered) {

@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use fastrand::Rng;
 use jumbo::units::Bytes;
-use jumbo_host::kernel::Root;
 
 use super::plan::LoadPlan;
 use super::ring::{Object, Ring};
@@ -44,7 +43,7 @@ pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
     }
 
     // The peak: nothing has been freed yet.
-    let had = own_memory(&Root::host())?;
+    let had = own_memory()?;
     rng.shuffle(&mut objects);
     let clock = Instant::now();
     drop(objects);
@@ -74,10 +73,7 @@ pub(crate) fn small_free() -> Result<Figures, Error> {
     }
     // The first batches grow the heap and warm the caches.
     nanos.drain(..BATCHES / 10);
-    Ok(with(
-        own_memory(&Root::host())?,
-        [("free_ns", median(&nanos))],
-    ))
+    Ok(with(own_memory()?, [("free_ns", median(&nanos))]))
 }
 
 /// Allocates an object and writes to each byte of it.

@@ -16,7 +16,6 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use jumbo::units::Bytes;
-use jumbo_host::kernel::Root;
 
 use crate::claim;
 use crate::figures::{figures, ms};
@@ -45,7 +44,7 @@ const MAX_TUNABLE_ATTEMPTS: usize = 15;
 /// Measures the table, with a load of `size` bytes.
 pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
     // The bookkeeping, and waste by alignment, included.
-    check_available(&Root::host(), size + Bytes(size.0 / 4))?;
+    check_available(size + Bytes(size.0 / 4))?;
     let table = Table::new("heap", format!("{size} of objects"), settings)?;
     let groups = vec![loads(settings, size), starts(settings), frees(settings)];
     group::measure(settings, table, groups)

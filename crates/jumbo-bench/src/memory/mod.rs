@@ -38,25 +38,24 @@ use rustix::thread::disable_transparent_huge_pages;
 use crate::Error;
 use crate::figures::{Figures, figures};
 
-pub(crate) fn own_memory(root: &Root) -> Result<Figures, Error> {
-    let rollup = Smaps::read_rollup(root, std::process::id())?;
+pub(crate) fn own_memory() -> Result<Figures, Error> {
+    let rollup = Smaps::read_rollup(&Root::host(), std::process::id())?;
     // Text is excluded: the kernel maps it with huge pages by itself.
-    sum(root, rollup.mappings(), |mapping| mapping.anon_huge_pages)
+    sum(rollup.mappings(), |mapping| mapping.anon_huge_pages)
 }
 
 /// Memory of this process in the mappings that overlap `addresses`. The heap of its start-up is
 /// excluded: it may have got huge pages before the process switched to base pages.
-pub(crate) fn own_memory_in(root: &Root, addresses: &[Range<u64>]) -> Result<Figures, Error> {
-    let smaps = Smaps::read(root, std::process::id())?;
+pub(crate) fn own_memory_in(addresses: &[Range<u64>]) -> Result<Figures, Error> {
+    let smaps = Smaps::read(&Root::host(), std::process::id())?;
     let within = |mapping: &Mapped<'_>| {
         let mut ranges = addresses.iter();
         ranges.any(|range| mapping.start < range.end && range.start < mapping.end)
     };
-    sum(root, smaps.mappings().filter(within), Mapped::pmd_mapped)
+    sum(smaps.mappings().filter(within), Mapped::pmd_mapped)
 }
 
 fn sum<'m>(
-    root: &Root,
     mappings: impl Iterator<Item = Mapped<'m>>,
     transparent: fn(&Mapped<'m>) -> Bytes,
 ) -> Result<Figures, Error> {
@@ -71,13 +70,13 @@ fn sum<'m>(
         ("huge_bytes", huge.0 as f64),
         ("huge_percent", huge.0 as f64 / resident.0 as f64 * 100.0),
         ("hugetlb_bytes", hugetlb.0 as f64),
-        preload_figure(root)?,
+        preload_figure()?,
     ]))
 }
 
 /// Figure: 1 if the preload library is in this process, else 0.
-pub(crate) fn preload_figure(root: &Root) -> Result<(&'static str, f64), Error> {
-    let maps = root.read("proc/self/maps")?;
+pub(crate) fn preload_figure() -> Result<(&'static str, f64), Error> {
+    let maps = Root::host().read("proc/self/maps")?;
     let is_loaded = maps.contains("libjumbo_preload");
     Ok(("preload_libraries", f64::from(u8::from(is_loaded))))
 }
@@ -94,8 +93,8 @@ pub(crate) fn footprint(size: Bytes) -> Bytes {
 
 /// Checks that a measurement of `needed` bytes will not invoke the OOM killer, which could kill a
 /// bystander.
-pub(crate) fn check_available(root: &Root, needed: Bytes) -> Result<(), Error> {
-    let available = available(root)?;
+pub(crate) fn check_available(needed: Bytes) -> Result<(), Error> {
+    let available = available()?;
     if needed > available {
         return Err(Error::Memory(needed, available));
     }
@@ -103,9 +102,10 @@ pub(crate) fn check_available(root: &Root, needed: Bytes) -> Result<(), Error> {
 }
 
 /// Available memory of the machine, within the limit of the memory cgroup.
-pub(crate) fn available(root: &Root) -> Result<Bytes, Error> {
-    let machine = Host::read(root)?.available;
-    let limit = Limits::read(root, &[])?.memory;
+pub(crate) fn available() -> Result<Bytes, Error> {
+    let root = Root::host();
+    let machine = Host::read(&root)?.available;
+    let limit = Limits::read(&root, &[])?.memory;
     Ok(limit.map_or(machine, |limit| limit.room().min(machine)))
 }
 
@@ -116,11 +116,10 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_block_is_that_of_its_mapping() {
-        let root = Root::host();
         let mut mapping = RawBlock::take(AllocCall::Map, Bytes(8 << 20)).unwrap();
         mapping.touch();
         // The kernel may have merged it with a mapping of another test.
-        let resident = |range| own_memory_in(&root, &[range]).unwrap()["resident_bytes"];
+        let resident = |range| own_memory_in(&[range]).unwrap()["resident_bytes"];
         assert!(resident(mapping.addresses()) >= f64::from(8 << 20));
         assert_eq!(resident(0..1), 0.0);
         mapping.give_back().unwrap();
@@ -128,11 +127,11 @@ mod tests {
 
     #[test]
     fn too_much_memory_is_rejected() {
-        let error = check_available(&Root::host(), Bytes(1 << 60)).unwrap_err();
+        let error = check_available(Bytes(1 << 60)).unwrap_err();
         assert!(
             error.hint().is_some_and(|hint| hint.contains("--size")),
             "{error}"
         );
-        check_available(&Root::host(), Bytes(1 << 20)).unwrap();
+        check_available(Bytes(1 << 20)).unwrap();
     }
 }

@@ -6,7 +6,6 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use jumbo::units::{Bytes, PageSize};
-use jumbo_host::kernel::Root;
 
 use super::{RawBlock, check_available, own_usage};
 use crate::Error;
@@ -64,11 +63,8 @@ const ROUNDS: usize = 3;
 ///
 /// # Errors
 /// The memory is not available, or too few huge pages are free.
-pub fn touch_after_a_while(
-    root: &Root,
-    progress: impl Fn(usize, usize),
-) -> Result<AfterAWhile, Error> {
-    check_available(root, TOUCHED_BYTES + TOUCHED_BYTES)?;
+pub fn touch_after_a_while(progress: impl Fn(usize, usize)) -> Result<AfterAWhile, Error> {
+    check_available(TOUCHED_BYTES + TOUCHED_BYTES)?;
     let mut times = [[Duration::ZERO; ROUNDS]; 2];
     for round in 0..ROUNDS {
         progress(round, ROUNDS);

@@ -11,7 +11,6 @@
 use std::io;
 
 use jumbo::units::Bytes;
-use jumbo_host::kernel::Root;
 use serde::Serialize;
 
 use super::{RawBlock, available};
@@ -44,14 +43,13 @@ pub struct Retakes {
 /// `prepare` returns. A disturbed sample is repeated, `attempts` in total. `min_system_ms` is the
 /// minimum system time of the side so far.
 pub(crate) fn sample<S>(
-    root: &Root,
     (prepare, mut attempts): (&dyn Fn() -> Result<Bytes, Error>, usize),
     (min_system_ms, retakes): (&mut f64, &mut Retakes),
     measure: &dyn Fn() -> Result<S, Error>,
 ) -> Result<S, Error> {
     let mut waits = Vec::new();
     loop {
-        warm(root, prepare()?)?;
+        warm(prepare()?)?;
         let before = system_ms()?;
         let sample = measure();
         let system_ms_used = system_ms()? - before;
@@ -78,9 +76,9 @@ pub(crate) fn sample<S>(
 }
 
 /// Touches and frees `size` bytes and a little more, for the program.
-fn warm(root: &Root, size: Bytes) -> Result<(), Error> {
+fn warm(size: Bytes) -> Result<(), Error> {
     // More than the available memory would invoke the OOM killer.
-    let max = available(root)?.0 / 10 * 9;
+    let max = available()?.0 / 10 * 9;
     let size = (size.0 + size.0 / 4 + (16 << 20)).min(max);
     let mapping = RawBlock::take(AllocCall::Map, Bytes(size))?;
     // Huge pages are touched faster. A kernel without THP answers EINVAL; base pages serve as well.
@@ -122,7 +120,7 @@ mod tests {
             calls.set(0);
             let (mut min_system_ms, mut retakes) = (f64::INFINITY, Retakes::default());
             let state = (&mut min_system_ms, &mut retakes);
-            let sample = sample(&Root::host(), (&|| Ok(Bytes(0)), 3), state, &|| {
+            let sample = sample((&|| Ok(Bytes(0)), 3), state, &|| {
                 calls.set(calls.get() + 1);
                 let fails = calls.get() <= times;
                 if fails { Err(error()) } else { Ok(()) }
@@ -141,7 +139,7 @@ mod tests {
         let mut take = |busy: &[bool]| {
             let nth = Cell::new(0);
             let state = (&mut min_system_ms, &mut retakes);
-            sample(&Root::host(), (&|| Ok(Bytes(0)), 3), state, &|| {
+            sample((&|| Ok(Bytes(0)), 3), state, &|| {
                 let busy = busy.get(nth.replace(nth.get() + 1)) == Some(&true);
                 let count = if busy { "count=8000" } else { "count=0" };
                 let words = [

@@ -25,9 +25,9 @@ static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// The first `size` bytes of the bss that [`program`] added to this executable. To be called once,
 /// before any allocation of that size.
-pub(super) fn arrays(root: &Root, size: Bytes) -> Result<&'static mut [u8], Error> {
+pub(super) fn arrays(size: Bytes) -> Result<&'static mut [u8], Error> {
     let none = || Error::Corrupt("the program lacks its static arrays".to_owned());
-    let maps = Smaps::read_maps(root, std::process::id())?;
+    let maps = Smaps::read_maps(&Root::host(), std::process::id())?;
     // The heap may follow in the same mapping, if its address is not random.
     let mut bss = maps.mappings().filter(|mapping| {
         mapping.write && !mapping.execute && !mapping.shared && mapping.path.is_empty()

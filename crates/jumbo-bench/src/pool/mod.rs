@@ -73,7 +73,7 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     let root = Root::host();
     let size = size.whole_pages(POOL_PAGE_SIZE).bytes(POOL_PAGE_SIZE);
     // The arrays, the pages that the kernel's pool may hold for the next side, and the program.
-    check_available(&root, size + size + Bytes(256 << 20))?;
+    check_available(size + size + Bytes(256 << 20))?;
     let most = cpus();
     let what = format!(
         "three arrays of {SMALL_ARRAYS} and of {size} in all, {}",

@@ -37,21 +37,20 @@ pub(crate) fn stream(
     threads: usize,
     passes: usize,
 ) -> Result<Figures, Error> {
-    let root = Root::host();
     let pages = size.whole_pages(POOL_PAGE_SIZE);
     let mut _ballast = None;
     let mut pool = None;
-    let kernel = kernel_pool(&root)?;
+    let kernel = kernel_pool()?;
     match arrays {
         Arrays::Base | Arrays::StaticBase => base_pages_only()?,
         Arrays::Static => {}
         Arrays::Supplied(supply) if supply.0 == PoolKind::Hugetlb => {
-            _ballast = ballast(&root, supply)?;
+            _ballast = ballast(supply)?;
         }
-        Arrays::Supplied(supply) => pool = Some(supplied_pool(&root, supply, pages)?.0),
+        Arrays::Supplied(supply) => pool = Some(supplied_pool(supply, pages)?.0),
     }
     let of_program = match arrays {
-        Arrays::Static | Arrays::StaticBase => Some(fixed::arrays(&root, size)?),
+        Arrays::Static | Arrays::StaticBase => Some(fixed::arrays(size)?),
         Arrays::Base | Arrays::Supplied(_) => None,
     };
 
@@ -77,7 +76,7 @@ pub(crate) fn stream(
     })?;
 
     let faults = own_usage()?.ru_minflt - before;
-    let had = own_memory_in(&root, &[addresses])?;
+    let had = own_memory_in(&[addresses])?;
     let mut figures = add_origin(had, kernel.as_ref(), pool.as_ref())?;
     let best = kernels::KERNELS.into_iter().zip(times.best);
     figures.extend(best.map(|(name, best)| (name.to_owned(), ms(best))));
@@ -89,9 +88,8 @@ pub(crate) fn stream(
 /// [`Task::FirstUse`](crate::task::Task::FirstUse): the time per page, and the memory of the
 /// process while it holds all pages.
 pub(crate) fn first_use(supply: PoolConfig, pages: Pages, times: usize) -> Result<Figures, Error> {
-    let root = Root::host();
-    let kernel = kernel_pool(&root)?;
-    let (pool, _ballast) = supplied_pool(&root, supply, pages)?;
+    let kernel = kernel_pool()?;
+    let (pool, _ballast) = supplied_pool(supply, pages)?;
     let pool = &pool;
     let mut taken: Vec<Page<'_>> = Vec::with_capacity(usize::try_from(pages.0).unwrap_or(0));
     let mut costs = Vec::with_capacity(times);
@@ -107,7 +105,7 @@ pub(crate) fn first_use(supply: PoolConfig, pages: Pages, times: usize) -> Resul
         }
         costs.push(ms(clock.elapsed()) * 1e3 / pages.0 as f64);
         if nth == 0 {
-            seen = add_origin(own_memory(&root)?, kernel.as_ref(), Some(pool))?;
+            seen = add_origin(own_memory()?, kernel.as_ref(), Some(pool))?;
         }
         taken.clear();
     }
@@ -122,7 +120,6 @@ pub(crate) fn exchange(
     pages: Pages,
     threads: usize,
 ) -> Result<Figures, Error> {
-    let root = Root::host();
     let quickest = |once: &(dyn Fn() -> Result<(), Error> + Sync)| {
         let spans = (0..INTERVALS).map(|_| ns_per_call(threads, (INTERVAL, BATCH), once));
         Ok::<_, Error>(minimum(&spans.collect::<Result<Vec<_>, _>>()?))
@@ -139,15 +136,17 @@ pub(crate) fn exchange(
             Ok::<_, Error>(block)
         };
         let page_ns = quickest(&|| map()?.give_back())?;
-        let kernel = kernel_pool(&root)?;
+        let kernel = kernel_pool()?;
         let block = map()?;
-        let figures = add_origin(own_memory(&root)?, kernel.as_ref(), None)?;
+        let figures = add_origin(own_memory()?, kernel.as_ref(), None)?;
         block.give_back()?;
         return Ok(with(figures, [("page_ns", page_ns)]));
     }
     let pool = match way {
-        PageCycle::TakePlain => Pool::without_folios(Thp::at(&root)?, Placement::of_thread()?),
-        _ => empty_pool(&root, source)?,
+        PageCycle::TakePlain => {
+            Pool::without_folios(Thp::at(&Root::host())?, Placement::of_thread()?)
+        }
+        _ => empty_pool(source)?,
     };
     grow(&pool, pages)?;
     let take = || match way {
@@ -158,9 +157,9 @@ pub(crate) fn exchange(
         take()?.bytes_mut()[0] = 1;
         Ok(())
     })?;
-    let kernel = kernel_pool(&root)?;
+    let kernel = kernel_pool()?;
     let page = take()?;
-    let figures = add_origin(own_memory(&root)?, kernel.as_ref(), Some(&pool))?;
+    let figures = add_origin(own_memory()?, kernel.as_ref(), Some(&pool))?;
     drop(page);
     let folio = pool.take_folio(Order(0));
     let folios = folio.map_or(0, |_| pool.split().pages.0);
@@ -171,36 +170,32 @@ pub(crate) fn exchange(
 }
 
 /// Creates a pool with `pages` pages, or with overcommit for them; and the ballast.
-fn supplied_pool(
-    root: &Root,
-    supply: PoolConfig,
-    pages: Pages,
-) -> Result<(Pool, Option<Pool>), Error> {
-    let pool = empty_pool(root, supply.0)?;
+fn supplied_pool(supply: PoolConfig, pages: Pages) -> Result<(Pool, Option<Pool>), Error> {
+    let pool = empty_pool(supply.0)?;
     match supply.1 {
         Provision::Held => grow(&pool, pages)?,
         Provision::Persistent | Provision::Surplus => pool.set_overcommit(pages),
     }
-    Ok((pool, ballast(root, supply)?))
+    Ok((pool, ballast(supply)?))
 }
 
 /// Occupies the unused pages of the kernel's pool, so that it must allocate surplus pages, if the
 /// configuration says so.
-fn ballast(root: &Root, supply: PoolConfig) -> Result<Option<Pool>, Error> {
-    let unused = kernel_pool(root)?.map_or(Pages(0), |pool| pool.unused());
+fn ballast(supply: PoolConfig) -> Result<Option<Pool>, Error> {
+    let unused = kernel_pool()?.map_or(Pages(0), |pool| pool.unused());
     if supply != PoolConfig(PoolKind::Hugetlb, Provision::Surplus) || unused == Pages(0) {
         return Ok(None);
     }
-    let pool = empty_pool(root, PoolKind::Hugetlb)?;
+    let pool = empty_pool(PoolKind::Hugetlb)?;
     grow(&pool, unused)?;
     Ok(Some(pool))
 }
 
-fn empty_pool(root: &Root, source: PoolKind) -> Result<Pool, Error> {
+fn empty_pool(source: PoolKind) -> Result<Pool, Error> {
     let placement = Placement::of_thread()?;
     Ok(match source {
-        PoolKind::Hugetlb => Pool::new(Hugetlb::at(root, POOL_PAGE_SIZE)?, placement),
-        PoolKind::Thp => Pool::new(Thp::at(root)?, placement),
+        PoolKind::Hugetlb => Pool::new(Hugetlb::at(&Root::host(), POOL_PAGE_SIZE)?, placement),
+        PoolKind::Thp => Pool::new(Thp::at(&Root::host())?, placement),
     })
 }
 
@@ -217,7 +212,7 @@ fn add_origin(
     before: Option<&hugetlb::Pool>,
     pool: Option<&Pool>,
 ) -> Result<Figures, Error> {
-    let now = kernel_pool(&Root::host())?;
+    let now = kernel_pool()?;
     let more = |count: fn(&hugetlb::Pool) -> Pages| {
         let [before, now] = [before, now.as_ref()].map(|pool| pool.map_or(0, |pool| count(pool).0));
         now.saturating_sub(before) as f64

@@ -57,7 +57,7 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     let root = Root::host();
     let size = size.whole_pages(POOL_PAGE_SIZE).bytes(POOL_PAGE_SIZE);
     // The memory, and the pages that the kernel's pool may hold for the next side.
-    check_available(&root, footprint(size) + size)?;
+    check_available(footprint(size) + size)?;
     let mut table = Table::new("shmem", format!("{size} of shared memory"), settings)?;
     let knobs = Keeper::take(settings, KnobSet::Shmem);
     let knobs = table.available("folio sizes by the kernel's controls", knobs)?;

@@ -32,14 +32,13 @@ pub(crate) fn touch(task: &TouchTask) -> Result<Figures, Error> {
         threads,
         timed,
     } = *task;
-    let root = Root::host();
     if way == ShmemMode::Base {
         base_pages_only()?;
     }
     // Collapse is called by the program, not by a touch.
     let is_by_touch = way != ShmemMode::Collapse;
-    let bloat = is_by_touch.then(|| bloat(&root, way)).transpose()?;
-    let folios = FolioCounts::read(&root)?;
+    let bloat = is_by_touch.then(|| bloat(way)).transpose()?;
+    let folios = FolioCounts::read()?;
     let (before, clock) = (own_usage()?, Instant::now());
     let mut memory = map(way, size)?;
     touch_all(memory.bytes(), way, threads)?;
@@ -49,8 +48,8 @@ pub(crate) fn touch(task: &TouchTask) -> Result<Figures, Error> {
     let system = cpu_ms(after.ru_stime) - cpu_ms(before.ru_stime);
 
     let pages = size.0 as f64 / rustix::param::page_size() as f64;
-    let mut figures = own_memory_in(&root, &[memory.addresses()])?;
-    figures.extend(FolioCounts::read(&root)?.since(&folios, way.block()));
+    let mut figures = own_memory_in(&[memory.addresses()])?;
+    figures.extend(FolioCounts::read()?.since(&folios, way.block()));
     if memory
         .bytes()
         .iter()
@@ -117,14 +116,14 @@ fn slowest(way: ShmemMode, size: Bytes) -> Result<f64, Error> {
 }
 
 /// Resident memory divided by touched memory, if one byte per step is touched.
-fn bloat(root: &Root, way: ShmemMode) -> Result<f64, Error> {
+fn bloat(way: ShmemMode) -> Result<f64, Error> {
     let mut memory = map(way, SPARSE_BYTES)?;
     let mut touched = 0.0;
     for step in memory.bytes().chunks_mut(SPARSE_STEP) {
         step[0] = 1;
         touched += rustix::param::page_size() as f64;
     }
-    let had = own_memory_in(root, &[memory.addresses()])?;
+    let had = own_memory_in(&[memory.addresses()])?;
     memory.give_back()?;
     Ok(had["resident_bytes"] / touched)
 }
@@ -133,8 +132,8 @@ fn bloat(root: &Root, way: ShmemMode) -> Result<f64, Error> {
 struct FolioCounts(Vec<(PageSize, u64)>);
 
 impl FolioCounts {
-    fn read(root: &Root) -> Result<Self, Error> {
-        let sizes = Thp::read(root)?.map_or_else(Default::default, |thp| thp.sizes);
+    fn read() -> Result<Self, Error> {
+        let sizes = Thp::read(&Root::host())?.map_or_else(Default::default, |thp| thp.sizes);
         let counted = sizes.into_iter().map(|(size, has)| {
             let count = has.stats.get("shmem_alloc").copied();
             (size, count.unwrap_or(0) * size.bytes())

@@ -23,7 +23,6 @@ mod worker;
 pub(crate) use worker::text;
 
 use jumbo::units::Bytes;
-use jumbo_host::kernel::Root;
 
 use crate::group::{self, Group, rows};
 use crate::memory::check_available;
@@ -55,7 +54,7 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     let part = Bytes(size.0 / PART_DIVISOR);
     let most = PROCESSES.iter().max().copied().unwrap_or_default() as u64;
     // The programs in the page cache, and one with a copy and an image, or many with a copy each.
-    check_available(&Root::host(), Bytes(size.0 * 4 + part.0 * (most + 2)))?;
+    check_available(Bytes(size.0 * 4 + part.0 * (most + 2)))?;
     let mut table = Table::new("text", format!("{size} of text"), settings)?;
     let make = |size| {
         settings.progress.set_message("making programs");

@@ -27,12 +27,11 @@ const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
 /// [`Task::Text`](crate::task::Task::Text): times and faults of the calls, and the mapping of the
 /// functions.
 pub(crate) fn text(what: &TextTask) -> Result<Figures, Error> {
-    let root = Root::host();
     let faults = || own_usage().map(|usage| (usage.ru_minflt + usage.ru_majflt) as f64);
     if what.base {
         base_pages_only()?;
     }
-    let functions = Functions::find(&root, what)?;
+    let functions = Functions::find(what)?;
     let counters = TlbCounters::open();
 
     let before = faults()?;
@@ -66,7 +65,7 @@ pub(crate) fn text(what: &TextTask) -> Result<Figures, Error> {
     }
 
     let mut figures = with(
-        mapped_as(&root, &functions)?,
+        mapped_as(&functions)?,
         [
             ("touch_faults", touch_faults),
             ("calls_ms", ms(called)),
@@ -81,9 +80,9 @@ pub(crate) fn text(what: &TextTask) -> Result<Figures, Error> {
     Ok(figures)
 }
 
-fn mapped_as(root: &Root, functions: &Functions) -> Result<Figures, Error> {
+fn mapped_as(functions: &Functions) -> Result<Figures, Error> {
     let address = functions.first.addr() as u64;
-    let smaps = Smaps::read(root, std::process::id())?;
+    let smaps = Smaps::read(&Root::host(), std::process::id())?;
     let mut mappings = smaps.mappings();
     let text = mappings.find(|mapping| (mapping.start..mapping.end).contains(&address));
     let text = text.unwrap_or_default();
@@ -92,7 +91,7 @@ fn mapped_as(root: &Root, functions: &Functions) -> Result<Figures, Error> {
         ("text_huge_bytes", text.pmd_mapped().0 as f64),
         ("text_file_huge_bytes", text.file_pmd_mapped.0 as f64),
         ("text_shared_huge_bytes", text.shmem_pmd_mapped.0 as f64),
-        preload_figure(root)?,
+        preload_figure()?,
     ]))
 }
 
@@ -102,8 +101,8 @@ pub(super) fn is_text(mapping: &Mapping<'_>, size: Bytes) -> bool {
 }
 
 impl Functions {
-    fn find(root: &Root, what: &TextTask) -> Result<Self, Error> {
-        let maps = Smaps::read_maps(root, std::process::id())?;
+    fn find(what: &TextTask) -> Result<Self, Error> {
+        let maps = Smaps::read_maps(&Root::host(), std::process::id())?;
         let text = maps.mappings().find(|mapping| is_text(mapping, what.size));
         let text =
             text.ok_or_else(|| Error::Corrupt("the program lacks its generated text".to_owned()))?;

@@ -32,10 +32,9 @@ pub(super) struct KernelPool {
 impl KernelPool {
     /// Takes the knobs, if the pool can grow by up to `most` pages.
     pub(super) fn take(settings: &Settings, most: Pages) -> Result<Self, Error> {
-        let root = Root::host();
-        let available = Memory::read(&root)?.available;
+        let available = Memory::read(&Root::host())?.available;
         let pages = Pages(most.0.min(available.whole_pages(POOL_PAGE_SIZE).0 / 3));
-        if metadata(&root)?.is_none() {
+        if metadata()?.is_none() {
             let why = "the kernel does not count its page metadata (before Linux 6.12)";
             return Err(Error::Kernel("HVO", why.to_owned()));
         }
@@ -52,7 +51,6 @@ impl KernelPool {
 
     /// Grows and shrinks the pool at once, and then page by page.
     pub(super) fn sample(&self, on: bool) -> Result<Figures, Error> {
-        let root = Root::host();
         let resize = |pages| {
             self.kernel.provide(&Needs {
                 knobs: vec![(Knob::hvo(), u64::from(on).into())],
@@ -60,9 +58,9 @@ impl KernelPool {
             })
         };
         resize(Pages(0))?;
-        let before = metadata(&root)?.unwrap_or_default();
+        let before = metadata()?.unwrap_or_default();
         let grow = resize(self.pages)?;
-        let saved = before.saturating_sub(metadata(&root)?.unwrap_or_default());
+        let saved = before.saturating_sub(metadata()?.unwrap_or_default());
         let shrink = resize(Pages(0))?;
         let singly = |to: &mut dyn Iterator<Item = u64>| {
             let times = to.map(|pages| Ok(resize(Pages(pages))? * 1e3));
@@ -98,9 +96,9 @@ impl KernelPool {
 }
 
 /// Size of the kernel's page metadata, in base pages; `None` if it is not counted.
-fn metadata(root: &Root) -> Result<Option<u64>, Error> {
-    let base = PageSize::SIZE_4K;
-    let metadata = Events::read(root)?.metadata(&Memory::read(root)?, base);
+fn metadata() -> Result<Option<u64>, Error> {
+    let (root, base) = (Root::host(), PageSize::SIZE_4K);
+    let metadata = Events::read(&root)?.metadata(&Memory::read(&root)?, base);
     let pages = metadata.bytes.whole_pages(base).0;
     Ok(metadata.counted.then_some(pages))
 }

@@ -17,7 +17,6 @@ mod worker;
 pub(crate) use worker::describe;
 
 use jumbo::units::{Bytes, PageSize, Pages, counted};
-use jumbo_host::kernel::Root;
 
 use crate::claim;
 use crate::group::{self, Group, rows};
@@ -69,7 +68,7 @@ pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
         |pages| plain(ORDER_2M, pages),
         |pages| plain(ORDER_1G, pages),
     );
-    check_available(&Root::host(), Bytes(bytes(mib(pages)).0 * 2))?;
+    check_available(Bytes(bytes(mib(pages)).0 * 2))?;
     let what = format!(
         "{} of 2 MiB and {} of 1 GiB; {} GiB pinned",
         counted(pages as u64, "page"),

@@ -90,10 +90,7 @@ fn prepared<T: DescriptorTable>(
 ) -> Result<Figures, Error> {
     heads(huge).try_for_each(|head| table.prepare(head, huge.order))?;
     let kept = taken()? - before;
-    let had = [
-        ("kept_bytes", kept.max(1.0)),
-        preload_figure(&Root::host())?,
-    ];
+    let had = [("kept_bytes", kept.max(1.0)), preload_figure()?];
     let work = if huge.pinned { pins } else { life };
     Ok(with(work(huge, table)?, had))
 }
@@ -109,7 +106,7 @@ fn taken() -> Result<f64, Error> {
     let tables = status.lines().find_map(|line| line.strip_prefix("VmPTE:"));
     let tables = tables.and_then(|kib| kib.trim().trim_end_matches(" kB").parse().ok());
     let tables: f64 = tables.unwrap_or(f64::NAN);
-    Ok(own_memory(&root)?["resident_bytes"] + tables * 1024.0)
+    Ok(own_memory()?["resident_bytes"] + tables * 1024.0)
 }
 
 fn timed(work: impl FnOnce() -> Result<(), Error>) -> Result<Duration, Error> {
