@@ -60,7 +60,6 @@ pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
 }
 
 /// One end of a process; `by_kill`: by `jumbo kill`.
-#[derive(Clone)]
 struct Ending<'a> {
     settings: &'a Settings,
     end: Termination,

@@ -104,12 +104,12 @@ fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32]) -> Gro
 
 /// Claims that up to `threads` threads freed blocks of `size` bytes, with so many CPUs.
 fn freed_by(threads: u32, size: Bytes, cpus: usize) -> Vec<Claim> {
-    let (most, cpus) = (u64::from(threads), cpus as u64);
+    let (max_threads, cpus) = (u64::from(threads), cpus as u64);
     if threads == 1 {
         return vec![within("freeing_threads", 0..=1)];
     }
     // Threads without a CPU find nothing left to free.
-    let at_work = within("freeing_threads", cpus.min(most)..=most);
+    let at_work = within("freeing_threads", cpus.min(max_threads)..=max_threads);
     vec![
         at_work,
         claim::at_least_percent("gathered_bytes", MIN_FREED_PERCENT, size),

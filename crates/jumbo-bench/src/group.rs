@@ -17,7 +17,7 @@ use crate::keeper::{KernelKnobs, Needs};
 use crate::launch::Launch;
 use crate::memory::{Retakes, sample};
 use crate::stats::{Spread, median};
-use crate::table::{Row, Samples, Table, What};
+use crate::table::{Quantity, Row, Samples, Table};
 use crate::task::Task;
 use crate::work::Worker;
 use crate::{Error, Settings, interrupt};
@@ -55,7 +55,7 @@ struct SidePlan<'a> {
 
 /// A future row: of one figure, or of a sum of figures (`a_ms+b_ms`).
 struct RowPlan {
-    what: What,
+    what: Quantity,
     figure: &'static str,
     sides: [usize; 2],
     /// `None` for a mere value of the first side.
@@ -63,7 +63,7 @@ struct RowPlan {
 }
 
 /// Constructor of a row from two sides.
-pub(crate) type Compare = fn(What, [Samples; 2]) -> Row;
+pub(crate) type Compare = fn(Quantity, [Samples; 2]) -> Row;
 
 /// Figures of a side, per lap; or the reason why there are none.
 type Sampled = Result<Vec<Figures>, String>;
@@ -196,7 +196,7 @@ impl<'a> Group<'a> {
         &mut self,
         (name, measure, figure): (impl Into<String>, impl Into<String>, &'static str),
         ([baseline, mut candidate], compare): ([usize; 2], Compare),
-    ) -> &mut What {
+    ) -> &mut Quantity {
         let mut measure = measure.into();
         if baseline == candidate {
             candidate = self.again(baseline);
@@ -223,8 +223,8 @@ impl<'a> Group<'a> {
         figure: &'static str,
         sides: [usize; 2],
         compare: Option<Compare>,
-    ) -> &mut What {
-        let what = What {
+    ) -> &mut Quantity {
+        let what = Quantity {
             name,
             measure,
             unit: unit(figure),

@@ -26,7 +26,7 @@ use crate::{Error, Settings};
 
 const JOURNAL_NAME: &str = "jumbo bench";
 
-pub(crate) const POOL_PAGE_SIZE: PageSize = PageSize::SIZE_2M;
+pub(crate) const PAGE_2M: PageSize = PageSize::SIZE_2M;
 
 /// Answer of the keeper at its start and after each request: milliseconds that the kernel took, or
 /// the reason of a failure.
@@ -118,11 +118,8 @@ impl Keeper {
         let overcommit = before.map_or(0, |pool| pool.overcommit.0) + overcommit.0;
         let persistent = before.map_or(0, |pool| pool.persistent().0) + persistent.0;
         self.set(vec![
-            (Knob::overcommit(POOL_PAGE_SIZE), Pages(overcommit).into()),
-            (
-                Knob::persistent(POOL_PAGE_SIZE, None),
-                Pages(persistent).into(),
-            ),
+            (Knob::overcommit(PAGE_2M), Pages(overcommit).into()),
+            (Knob::persistent(PAGE_2M, None), Pages(persistent).into()),
         ])
     }
 
@@ -185,11 +182,8 @@ fn serve_knobs(
     let journal = Journal::of_user(root).ok_or(no_folder)?;
     let pool = kernel_pool()?;
     let (group, knobs) = match (kept, &pool) {
-        (KnobSet::Pool, None) => Err(format!("the kernel has no pool of {POOL_PAGE_SIZE} pages"))?,
-        (KnobSet::Pool, _) => (
-            Group::pool(POOL_PAGE_SIZE),
-            vec![Knob::persistent(POOL_PAGE_SIZE, None)],
-        ),
+        (KnobSet::Pool, None) => Err(format!("the kernel has no pool of {PAGE_2M} pages"))?,
+        (KnobSet::Pool, _) => (Group::pool(PAGE_2M), vec![Knob::persistent(PAGE_2M, None)]),
         (KnobSet::Hvo, _) => (Group::hvo(), vec![Knob::hvo()]),
         (KnobSet::Shmem, _) => (
             Group::thp(),
@@ -223,8 +217,8 @@ fn serve_requests(root: &Root, steering: &mut Steering<'_>) -> Result<(), Error>
     for order in io::stdin().lines() {
         let wanted: Vec<(Knob, Value)> = serde_json::from_str(&order?).map_err(io::Error::from)?;
         let mut orders = wanted.into_iter();
-        let all: Answer = orders.try_fold(0.0, |took, (knob, to)| {
-            Ok(took + set(root, steering, &knob, to)?)
+        let all: Answer = orders.try_fold(0.0, |elapsed_ms, (knob, to)| {
+            Ok(elapsed_ms + set(root, steering, &knob, to)?)
         });
         send(&all)?;
     }
@@ -234,29 +228,29 @@ fn serve_requests(root: &Root, steering: &mut Steering<'_>) -> Result<(), Error>
 fn set(root: &Root, steering: &mut Steering<'_>, knob: &Knob, to: Value) -> Answer {
     let written = steering.set(knob, to.clone(), &mut ());
     let written = written.map_err(|error| error.to_string())?;
-    let (step, took) = (written.step, ms(written.took));
+    let (step, elapsed_ms) = (written.step, ms(written.took));
     let after = step.after.clone().unwrap_or_else(|| step.before.clone());
     let reached = match (after.number(), to.number()) {
         (Some(after), Some(to)) => after >= to,
         _ => after == to,
     };
     if reached {
-        return Ok(took);
+        return Ok(elapsed_ms);
     }
-    let came = match to.number() {
+    let result = match to.number() {
         Some(to) => format!("{after} of {} obtained", counted(to, "page")),
         None => format!("{knob} is {after} instead of {to}"),
     };
     let shortage = Shortage::of(root, &[step], false);
     let reasons = shortage.map_or(Vec::new(), |short| short.reasons);
-    let why: Vec<_> = std::iter::once(came).chain(reasons).collect();
+    let why: Vec<_> = std::iter::once(result).chain(reasons).collect();
     Err(why.join("; "))
 }
 
-/// The kernel's pool of [`POOL_PAGE_SIZE`] pages, if it has one.
+/// The kernel's pool of [`PAGE_2M`] pages, if it has one.
 pub(crate) fn kernel_pool() -> Result<Option<hugetlb::Pool>, Error> {
     let pools = hugetlb::pools(&Root::host())?.unwrap_or_default();
-    Ok(pools.into_iter().find(|pool| pool.size == POOL_PAGE_SIZE))
+    Ok(pools.into_iter().find(|pool| pool.size == PAGE_2M))
 }
 
 /// Folio sizes that have a control for shared memory (Linux 6.12).

@@ -29,7 +29,7 @@ use crate::claim;
 use crate::figures::{Figures, ms, with};
 use crate::group::{self, Group, rows};
 use crate::json_child::{JsonChild, send};
-use crate::keeper::POOL_PAGE_SIZE;
+use crate::keeper::PAGE_2M;
 use crate::launch::Launch;
 use crate::memory::{RawBlock, available, check_available, footprint, own_memory};
 use crate::stats::quantile;
@@ -43,13 +43,8 @@ pub const MIN_SIZE: Bytes = Bytes(128 << 20);
 
 const BLOCK_BYTES: Bytes = Bytes(1 << 20);
 
-/// Figures of a sample, with their part of the row names.
-const FIGURES: [(&str, &str); 4] = [
-    ("p50", "p50_us"),
-    ("p99", "p99_us"),
-    ("p999", "p999_us"),
-    ("max", "max_us"),
-];
+/// Times of a sample: percentiles and the maximum.
+const FIGURES: [&str; 4] = ["p50_us", "p99_us", "p999_us", "max_us"];
 
 /// Share of free memory in huge-page-sized blocks at the start of a sample, in percent.
 const FREE_WHOLE: &str = "free_whole_percent";
@@ -108,7 +103,8 @@ fn group_of(settings: &Settings, size: Bytes, pieces: Option<Bytes>) -> Group<'_
         ("unbounded", Launch::at_once("")),
     ];
     let others = others.map(|(key, launch)| (key, side(launch)));
-    for (part, figure) in FIGURES {
+    for figure in FIGURES {
+        let part = figure.trim_end_matches("_us");
         let measure = &format!("first touch of {BLOCK_BYTES}, {part}, {host}");
         rows! { group; format!("{part}{suffix}_aa") => measure, figure, plain / plain; }
         for (key, side) in others {
@@ -178,7 +174,7 @@ pub(crate) fn run_fragmenter(size: Bytes) -> Result<(), Error> {
 /// Free memory of the host, and the part of it in huge-page-sized blocks.
 fn free(root: &Root) -> Result<[Bytes; 2], FileError> {
     let (zones, base) = (Zone::read_all(root)?, base_page(root));
-    let whole = |zone: &Zone| Some(zone.whole(POOL_PAGE_SIZE, base)?.bytes(POOL_PAGE_SIZE));
+    let whole = |zone: &Zone| Some(zone.whole(PAGE_2M, base)?.bytes(PAGE_2M));
     let all = zones.iter().map(|zone| zone.free(base)).sum();
     Ok([all, zones.iter().filter_map(whole).sum()])
 }
@@ -203,7 +199,7 @@ pub(crate) fn latency(size: Bytes) -> Result<Figures, Error> {
     let had = with(own_memory()?, [(FREE_WHOLE, whole)]);
     blocks.into_iter().try_for_each(RawBlock::give_back)?;
     let parts = [0.5, 0.99, 0.999, 1.0].map(|part| quantile(&times, part));
-    let figures = FIGURES.map(|(_, figure)| figure).into_iter().zip(parts);
+    let figures = FIGURES.into_iter().zip(parts);
     let figures = figures.map(|(figure, time)| (figure.to_owned(), time));
     Ok(had.into_iter().chain(figures).collect())
 }

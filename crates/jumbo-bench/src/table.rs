@@ -60,7 +60,7 @@ struct Value {
 pub struct Row {
     /// Name, quantity and unit of both sides.
     #[serde(flatten)]
-    pub what: What,
+    pub what: Quantity,
     /// The side that jumbo is compared with.
     pub baseline: Side,
     /// The side that is compared with the baseline.
@@ -74,7 +74,7 @@ pub struct Row {
 
 /// Name, quantity and unit of a row.
 #[derive(Clone, Debug, Serialize)]
-pub struct What {
+pub struct Quantity {
     /// Key of the row in `ratios` or `values`.
     pub name: String,
     /// Measured quantity.
@@ -175,7 +175,7 @@ impl Table {
 
     /// Appends a row.
     pub fn push(&mut self, row: Row) {
-        let What { name, unit, .. } = row.what.clone();
+        let Quantity { name, unit, .. } = row.what.clone();
         match row.comparison {
             Comparison::Ratio(ratio) => drop(self.ratios.insert(name, ratio)),
             Comparison::Difference(spread) => self.value(name, unit, spread),
@@ -239,17 +239,17 @@ impl Table {
 
 impl Row {
     /// Creates a row whose sides are divided.
-    pub fn ratio(what: What, sides: [Samples; 2]) -> Self {
+    pub fn ratio(what: Quantity, sides: [Samples; 2]) -> Self {
         Self::of(what, sides, |b, c| b / c, Comparison::Ratio)
     }
 
     /// Creates a row whose sides are subtracted.
-    pub fn difference(what: What, sides: [Samples; 2]) -> Self {
+    pub fn difference(what: Quantity, sides: [Samples; 2]) -> Self {
         Self::of(what, sides, |b, c| c - b, Comparison::Difference)
     }
 
     fn of(
-        what: What,
+        what: Quantity,
         [baseline, candidate]: [Samples; 2],
         compare: fn(f64, f64) -> f64,
         comparison: fn(Spread) -> Comparison,
@@ -278,13 +278,13 @@ mod tests {
     use serde_json::json;
 
     fn row(
-        of: fn(What, [Samples; 2]) -> Row,
+        of: fn(Quantity, [Samples; 2]) -> Row,
         name: &str,
         baseline: &[f64],
         candidate: &[f64],
     ) -> Row {
         let sides = [("plain", baseline), ("jumbo run", candidate)];
-        let what = What {
+        let what = Quantity {
             name: name.to_owned(),
             measure: "what".to_owned(),
             unit: "ms",

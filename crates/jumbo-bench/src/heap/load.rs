@@ -17,7 +17,7 @@ use crate::stats::median;
 const SEED: u64 = 0x6a75_6d62;
 
 /// Sum of all times of [`load`].
-pub(crate) const TOTAL_TIME: &str = "alloc_ms+chase_ms+free_ms";
+pub(crate) const TOTAL_MS: &str = "alloc_ms+chase_ms+free_ms";
 
 pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
     let mut rng = Rng::with_seed(SEED);

@@ -9,18 +9,13 @@ mod plan;
 #[expect(unsafe_code, reason = "follows raw pointers, as a C program would")]
 mod ring;
 
-pub(crate) use load::{TOTAL_TIME, load, small_free};
-
-use std::ffi::OsStr;
-use std::process::Stdio;
-use std::time::Instant;
+pub(crate) use load::{TOTAL_MS, load, small_free};
 
 use jumbo::units::Bytes;
 
 use crate::claim;
-use crate::figures::{figures, ms};
+use crate::figures::figures;
 use crate::group::{self, Group, rows};
-use crate::json_child::JsonChild;
 use crate::launch::Launch;
 use crate::memory::check_available;
 use crate::stats::median;
@@ -60,10 +55,10 @@ fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
     let (all, peers) = ("all phases", "mimalloc 1.75, tcmalloc 1.73, jemalloc 1.54");
     let [write, chase, free] = ["allocate and write", "link and chase", "free"];
     rows! { group;
-        "heap_aa" => all, TOTAL_TIME, plain / plain;
-        "heap_tunable" => all, TOTAL_TIME, plain / tunable, "1.77";
-        "heap_total" => all, TOTAL_TIME, plain / jumbo, peers;
-        "heap_vs_tunable" => all, TOTAL_TIME, tunable / jumbo;
+        "heap_aa" => all, TOTAL_MS, plain / plain;
+        "heap_tunable" => all, TOTAL_MS, plain / tunable, "1.77";
+        "heap_total" => all, TOTAL_MS, plain / jumbo, peers;
+        "heap_vs_tunable" => all, TOTAL_MS, tunable / jumbo;
         "heap_alloc" => write, "alloc_ms", plain / jumbo;
         "heap_alloc_vs_tunable" => write, "alloc_ms", tunable / jumbo;
         "heap_chase" => chase, "chase_ms", plain / jumbo;
@@ -79,10 +74,8 @@ fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
 fn starts(settings: &Settings) -> Group<'_> {
     let time = |launch: Launch| {
         move || {
-            let command = launch.command(&settings.jumbo, OsStr::new("true"));
-            let clock = Instant::now();
-            JsonChild::start(command, Stdio::piped())?.wait()?;
-            Ok(figures([("start_ms", ms(clock.elapsed()))]))
+            let time = launch.time(settings, "true", &[], "")?;
+            Ok(figures([("start_ms", time)]))
         }
     };
     let mut group = Group::new(settings, "start-up").laps(STARTS_PER_ROUND, median);

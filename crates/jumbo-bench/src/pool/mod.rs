@@ -33,8 +33,8 @@ use jumbo_host::kernel::Root;
 use crate::claim;
 use crate::elf::path_of;
 use crate::group::{self, Group, rows};
-use crate::heap::TOTAL_TIME;
-use crate::keeper::{Keeper, KernelKnobs, POOL_PAGE_SIZE};
+use crate::heap::TOTAL_MS;
+use crate::keeper::{Keeper, KernelKnobs, PAGE_2M};
 use crate::launch::Launch;
 use crate::machine::cpus;
 use crate::memory::check_available;
@@ -43,7 +43,7 @@ use crate::table::Table;
 use crate::task::{Arrays, PageCycle, PoolConfig, PoolKind, Provision, Task};
 use crate::work::Worker;
 use crate::{Error, Settings};
-use stream::{ALL_KERNELS, KERNELS};
+use stream::{KERNELS, KERNELS_MS};
 
 /// Minimum size: the large arrays must exceed the small ones, and most caches.
 pub const MIN_SIZE: Bytes = Bytes(48 << 20);
@@ -71,18 +71,18 @@ const HEAP_OVERHEAD: Bytes = Bytes(64 << 20);
 /// ... threads, up to one per CPU, and STREAM on one per CPU. `quick` reduces the work.
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let root = Root::host();
-    let size = size.whole_pages(POOL_PAGE_SIZE).bytes(POOL_PAGE_SIZE);
+    let size = size.whole_pages(PAGE_2M).bytes(PAGE_2M);
     // The arrays, the pages that the kernel's pool may hold for the next side, and the program.
     check_available(size + size + Bytes(256 << 20))?;
-    let most = cpus();
+    let max_threads = cpus();
     let what = format!(
         "three arrays of {SMALL_ARRAYS} and of {size} in all, {}",
-        counted(most as u64, "thread")
+        counted(max_threads as u64, "thread")
     );
     let mut table = Table::new("pool", what, settings)?;
 
     let fixed = table.available("static arrays", fixed::program(&settings.jumbo, size))?;
-    let pool = Keeper::of_pool(settings, size.whole_pages(POOL_PAGE_SIZE));
+    let pool = Keeper::of_pool(settings, size.whole_pages(PAGE_2M));
     let pool = table.available("pages of the kernel's pool (hugetlb)", pool)?;
     let thp = Thp::at(&root).map_err(Error::from);
     let thp = table.available("transparent huge pages (thp)", thp)?;
@@ -92,21 +92,24 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         settings,
         kernel: &kernel,
         quick: usize::from(quick),
-        sources: [hugetlb, thp.map(|_| PoolKind::Thp)]
+        kinds: [hugetlb, thp.map(|_| PoolKind::Thp)]
             .into_iter()
             .flatten()
             .collect(),
         fixed,
     };
     let powers = (0..).map(|power| 1 << power);
-    let mut threads: Vec<usize> = powers.take_while(|n| *n < most).chain([most]).collect();
-    let mut groups = vec![bench.streams(size, most)];
+    let mut threads: Vec<usize> = powers
+        .take_while(|n| *n < max_threads)
+        .chain([max_threads])
+        .collect();
+    let mut groups = vec![bench.streams(size, max_threads)];
     if quick {
         let what = "small arrays, and pages taken by more threads";
         table.missing(what, "--quick leaves them out");
         threads.truncate(1);
     } else {
-        groups.push(bench.streams(SMALL_ARRAYS, most));
+        groups.push(bench.streams(SMALL_ARRAYS, max_threads));
     }
     groups.extend([
         bench.first_uses(),
@@ -123,7 +126,7 @@ struct PoolBench<'a> {
     kernel: &'a KernelKnobs,
     /// Index of `--quick`: 1 for less work.
     quick: usize,
-    sources: Vec<PoolKind>,
+    kinds: Vec<PoolKind>,
     /// The program with static arrays, if it can be built.
     fixed: Option<File>,
 }
@@ -136,7 +139,7 @@ impl<'a> PoolBench<'a> {
     /// Base pages, base pages again, static arrays, and per kind of pool the preallocated and the
     /// dynamic side.
     fn streams(&self, size: Bytes, threads: usize) -> Group<'a> {
-        let (small, kind) = match size {
+        let (small, scale) = match size {
             SMALL_ARRAYS => ("_small", "small"),
             _ => ("", "large"),
         };
@@ -147,8 +150,8 @@ impl<'a> PoolBench<'a> {
         let on = |launch, arrays| Worker::new(launch, Task::Stream(arrays, size, threads, passes));
         let plain = on(Launch::Plain, Arrays::Base);
         let base = group.worker("base pages", plain, size, claim::base(size));
-        let all = &format!("all kernels, {kind} arrays");
-        rows! { group; format!("stream{small}_aa") => all, ALL_KERNELS, base / base; }
+        let all = &format!("all kernels, {scale} arrays");
+        rows! { group; format!("stream{small}_aa") => all, KERNELS_MS, base / base; }
 
         if let Some(program) = &self.fixed {
             // Static arrays on base pages, and under `jumbo run --data`.
@@ -159,8 +162,8 @@ impl<'a> PoolBench<'a> {
             let fixed = side("static, base pages", plain, arrays, claim::base(size));
             let (data, claims) = (Launch::at_once(DATA_ONLY), claim::huge(size));
             let advised = side("static, jumbo run --data", data, Arrays::Static, claims);
-            let all = format!("all kernels, static {kind} arrays");
-            rows! { group; format!("static{small}") => all, ALL_KERNELS, fixed / advised; }
+            let all = format!("all kernels, static {scale} arrays");
+            rows! { group; format!("static{small}") => all, KERNELS_MS, fixed / advised; }
             if is_large {
                 rows! { group;
                     "start_static" => "static arrays touched", "start_ms", fixed / advised;
@@ -169,41 +172,41 @@ impl<'a> PoolBench<'a> {
             }
         }
 
-        for &source in &self.sources {
+        for &kind in &self.kinds {
             let mut side = |called, provision| {
-                let supply = PoolConfig(source, provision);
-                let pool = format!("{called} {}", source.name());
-                let (name, launch, taken, claims) = match source {
+                let config = PoolConfig(kind, provision);
+                let pool = format!("{called} {}", kind.name());
+                let (name, launch, taken, claims) = match kind {
                     PoolKind::Hugetlb => (
                         format!("jumbo run --pool, {pool}"),
                         on_pool(size, ""),
                         pool_of(size),
-                        supply.claims_of_heap(size),
+                        config.claims_of_heap(size),
                     ),
                     PoolKind::Thp => (
                         format!("region of a {pool} pool"),
                         Launch::Plain,
                         size,
-                        supply.claims(size.whole_pages(POOL_PAGE_SIZE)),
+                        config.claims(size.whole_pages(PAGE_2M)),
                     ),
                 };
-                let worker = on(launch, Arrays::Supplied(supply));
+                let worker = on(launch, Arrays::Supplied(config));
                 let side = group.worker(name, worker, size, claims);
-                group.needs(side, supply.needs(taken.whole_pages(POOL_PAGE_SIZE)))
+                group.needs(side, config.needs(taken.whole_pages(PAGE_2M)))
             };
             let held = side("preallocated", Provision::Held);
             let dynamic = side("dynamic", Provision::Surplus);
 
-            let name = |name: &str| format!("{name}{}{small}", suffix(source));
+            let name = |name: &str| format!("{name}{}{small}", suffix(kind));
             let published = |figure| Some(figure).filter(|_| is_large);
             rows! { group;
-                name("preallocated_vs_baseline") => all, ALL_KERNELS, base / held, published("up to 1.46");
-                name("dynamic_vs_preallocated") => all, ALL_KERNELS, held / dynamic, published("0.994");
+                name("preallocated_vs_baseline") => all, KERNELS_MS, base / held, published("up to 1.46");
+                name("dynamic_vs_preallocated") => all, KERNELS_MS, held / dynamic, published("0.994");
             }
             // One kind of pool is enough to show the gain of each kernel.
-            for figure in KERNELS.into_iter().filter(|_| source == self.sources[0]) {
+            for figure in KERNELS.into_iter().filter(|_| kind == self.kinds[0]) {
                 let kernel = figure.trim_end_matches("_ms");
-                let what = format!("{kernel}, {kind} arrays");
+                let what = format!("{kernel}, {scale} arrays");
                 rows! { group;
                     name(&format!("{kernel}_preallocated")) => &what, figure, base / held;
                     name(&format!("{kernel}_dynamic")) => &what, figure, held / dynamic;
@@ -224,25 +227,20 @@ impl<'a> PoolBench<'a> {
     fn first_uses(&self) -> Group<'a> {
         let mut group = self.group("first use");
         let pages = FIRST_USE_PAGES[self.quick];
-        for &source in &self.sources {
+        for &kind in &self.kinds {
             let mut side = |called: &str, provision| {
-                let supply = PoolConfig(source, provision);
-                let name = format!("{called} ({})", source.name());
+                let config = PoolConfig(kind, provision);
+                let name = format!("{called} ({})", kind.name());
                 let worker = Worker::new(
                     Launch::Plain,
-                    Task::FirstUse(supply, pages, FIRST_USE_REPETITIONS),
+                    Task::FirstUse(config, pages, FIRST_USE_REPETITIONS),
                 );
-                let side = group.worker(
-                    name,
-                    worker,
-                    pages.bytes(POOL_PAGE_SIZE),
-                    supply.claims(pages),
-                );
-                group.needs(side, supply.needs(pages))
+                let side = group.worker(name, worker, pages.bytes(PAGE_2M), config.claims(pages));
+                group.needs(side, config.needs(pages))
             };
             let held = side("held", Provision::Held);
             let surplus = side("surplus", Provision::Surplus);
-            if source == PoolKind::Hugetlb {
+            if kind == PoolKind::Hugetlb {
                 let persistent = side("persistent", Provision::Persistent);
                 let what = "first use of a page";
                 rows! { group;
@@ -250,7 +248,7 @@ impl<'a> PoolBench<'a> {
                     "surplus_vs_persistent" => what, "page_us", persistent / surplus;
                 }
             }
-            let name = format!("held_vs_surplus{}", suffix(source));
+            let name = format!("held_vs_surplus{}", suffix(kind));
             rows! { group; name => "use of a page", "page_us", surplus / held; }
         }
         group
@@ -258,29 +256,24 @@ impl<'a> PoolBench<'a> {
 
     fn exchanges(&self, threads: &[usize]) -> Group<'a> {
         let mut group = self.group("take and give");
-        let all = self.sources.iter();
-        for (&source, &threads) in all.flat_map(|source| threads.iter().map(move |n| (source, n))) {
-            self.exchange(&mut group, source, threads);
+        let all = self.kinds.iter();
+        for (&kind, &threads) in all.flat_map(|kind| threads.iter().map(move |n| (kind, n))) {
+            self.exchange(&mut group, kind, threads);
         }
         group
     }
 
-    fn exchange(&self, group: &mut Group<'a>, source: PoolKind, threads: usize) {
+    fn exchange(&self, group: &mut Group<'a>, kind: PoolKind, threads: usize) {
         let (by, called) = match threads {
             1 => (String::new(), "by 1 thread".to_owned()),
             n => (format!("_{n}_threads"), format!("by {n} threads")),
         };
         let pages = EXCHANGE_POOL_PAGES[self.quick];
-        let mut side = |way: PageCycle| {
-            let worker = Worker::new(Launch::Plain, Task::Exchange(source, way, pages, threads));
-            let claims = way.claims(source, pages);
-            let side = group.worker(
-                way.name(source),
-                worker,
-                pages.bytes(POOL_PAGE_SIZE),
-                claims,
-            );
-            group.needs(side, PoolConfig(source, Provision::Held).needs(pages))
+        let mut side = |cycle: PageCycle| {
+            let worker = Worker::new(Launch::Plain, Task::Exchange(kind, cycle, pages, threads));
+            let claims = cycle.claims(kind, pages);
+            let side = group.worker(cycle.name(kind), worker, pages.bytes(PAGE_2M), claims);
+            group.needs(side, PoolConfig(kind, Provision::Held).needs(pages))
         };
         let [take, zeroed] = [PageCycle::Take, PageCycle::TakeZeroed].map(&mut side);
         let touched = side(PageCycle::MapTouched);
@@ -288,16 +281,16 @@ impl<'a> PoolBench<'a> {
         let name = |name: &str| format!("{name}{by}");
         // The kernel's fastest method: without a touch, if that yields a page.
         let mut kernel = touched;
-        if source == PoolKind::Hugetlb {
+        if kind == PoolKind::Hugetlb {
             kernel = side(PageCycle::Map);
             let content = what("a page, content unspecified");
             rows! { group; name("take_give_vs_mmap") => content, "page_ns", kernel / take; }
         }
         if threads == 1 {
-            let name = format!("mmap{}_aa", suffix(source));
+            let name = format!("mmap{}_aa", suffix(kind));
             rows! { group; name => what("a page"), "page_ns", kernel / kernel; }
         }
-        let [touch, zeroes] = match source {
+        let [touch, zeroes] = match kind {
             PoolKind::Hugetlb => ["take_give_vs_mmap_touched", "take_give_zeroed_vs_mmap"],
             PoolKind::Thp => ["take_give_vs_mmap_thp", "take_give_zeroed_vs_mmap_thp"],
         };
@@ -312,17 +305,17 @@ impl<'a> PoolBench<'a> {
         let mut group = self.group("heap");
         let plain = group.work(Launch::Plain, Task::Load(size), size, claim::no_huge());
         let what = "objects allocated, chased, freed";
-        rows! { group; "heap_aa" => what, TOTAL_TIME, plain / plain; }
-        for &source in &self.sources {
-            let name = format!("jumbo run --heap=mimalloc --pool, {}", source.name());
+        rows! { group; "heap_aa" => what, TOTAL_MS, plain / plain; }
+        for &kind in &self.kinds {
+            let name = format!("jumbo run --heap=mimalloc --pool, {}", kind.name());
             // Waste by alignment included.
-            let most = Bytes(size.0 / 4 * 5);
-            let worker = Worker::new(on_pool(most, "--heap=mimalloc"), Task::Load(size));
-            let pooled = group.worker(name, worker, size, source.claims(size));
-            let held = pool_of(most).whole_pages(POOL_PAGE_SIZE);
-            group.needs(pooled, PoolConfig(source, Provision::Held).needs(held));
-            let name = format!("heap_pool_vs_plain{}", suffix(source));
-            rows! { group; name => what, TOTAL_TIME, plain / pooled; }
+            let max_size = Bytes(size.0 / 4 * 5);
+            let worker = Worker::new(on_pool(max_size, "--heap=mimalloc"), Task::Load(size));
+            let pooled = group.worker(name, worker, size, kind.claims(size));
+            let held = pool_of(max_size).whole_pages(PAGE_2M);
+            group.needs(pooled, PoolConfig(kind, Provision::Held).needs(held));
+            let name = format!("heap_pool_vs_plain{}", suffix(kind));
+            rows! { group; name => what, TOTAL_MS, plain / pooled; }
         }
         group
     }
@@ -339,15 +332,13 @@ fn on_pool(size: Bytes, heap: &str) -> Launch {
 
 /// Size for `--pool`: the program's allocations and the overhead of its allocator.
 fn pool_of(size: Bytes) -> Bytes {
-    (size + HEAP_OVERHEAD)
-        .whole_pages(POOL_PAGE_SIZE)
-        .bytes(POOL_PAGE_SIZE)
+    (size + HEAP_OVERHEAD).whole_pages(PAGE_2M).bytes(PAGE_2M)
 }
 
 /// Suffix of the row names of a kind of pool; empty for the kernel's, for which the mechanism was
 /// made.
-fn suffix(source: PoolKind) -> &'static str {
-    match source {
+fn suffix(kind: PoolKind) -> &'static str {
+    match kind {
         PoolKind::Hugetlb => "",
         PoolKind::Thp => "_thp",
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 pub(super) const KERNELS: [&str; 4] = ["copy_ms", "scale_ms", "add_ms", "triad_ms"];
 
 /// Sum of all of [`KERNELS`].
-pub(super) const ALL_KERNELS: &str = "copy_ms+scale_ms+add_ms+triad_ms";
+pub(super) const KERNELS_MS: &str = "copy_ms+scale_ms+add_ms+triad_ms";
 
 /// Factor of `scale` and `triad`: with it the values neither grow nor vanish.
 const SCALAR: f64 = 0.4;

@@ -3,7 +3,7 @@
 use jumbo::units::{Bytes, Pages};
 
 use crate::claim::{self, Claim, MIN_PERCENT, exactly};
-use crate::keeper::{Needs, POOL_PAGE_SIZE};
+use crate::keeper::{Needs, PAGE_2M};
 use crate::task::{PageCycle, PoolConfig, PoolKind, Provision};
 
 /// Figures of the origin of pages: pages in use and surplus pages of our pool, and the growth of
@@ -50,7 +50,7 @@ impl PoolConfig {
             Provision::Persistent => (pages.0, 0),
             Provision::Surplus => (pages.0, pages.0),
         };
-        let mut claims = self.0.claims(pages.bytes(POOL_PAGE_SIZE));
+        let mut claims = self.0.claims(pages.bytes(PAGE_2M));
         claims.extend([exactly(USED, pages.0), exactly(SURPLUS, ours)]);
         if self.0 == PoolKind::Hugetlb {
             claims.push(exactly(KERNEL_SURPLUS, kernels));
@@ -60,7 +60,7 @@ impl PoolConfig {
 
     /// Claims of a program under `jumbo run --pool`, by the kernel's counters alone.
     pub(super) fn claims_of_heap(self, size: Bytes) -> Vec<Claim> {
-        let most = size.whole_pages(POOL_PAGE_SIZE).0 / 100 * MIN_PERCENT;
+        let most = size.whole_pages(PAGE_2M).0 / 100 * MIN_PERCENT;
         let surplus = match self.1 {
             Provision::Surplus => most..=u64::MAX,
             _ => 0..=0,
@@ -72,27 +72,27 @@ impl PoolConfig {
 }
 
 impl PageCycle {
-    pub(super) fn name(self, source: PoolKind) -> String {
-        let how = match (self, source) {
+    pub(super) fn name(self, kind: PoolKind) -> String {
+        let how = match (self, kind) {
             (Self::Take | Self::TakePlain, _) => "take, give",
             (Self::TakeZeroed, _) => "take zeroed, give",
             (Self::Map, _) => "mmap, munmap",
             (Self::MapTouched, PoolKind::Hugetlb) => "mmap, touch, munmap",
             (Self::MapTouched, PoolKind::Thp) => "mmap, advise, touch, munmap",
         };
-        format!("{how} ({})", source.name())
+        format!("{how} ({})", kind.name())
     }
 
     /// Claims of a program with one page in use, from a pool of `pages` pages if it has one.
-    pub(crate) fn claims(self, source: PoolKind, pages: Pages) -> Vec<Claim> {
+    pub(crate) fn claims(self, kind: PoolKind, pages: Pages) -> Vec<Claim> {
         match self {
             Self::Take | Self::TakePlain | Self::TakeZeroed => {
-                let mut claims = source.claims(pages.bytes(POOL_PAGE_SIZE));
+                let mut claims = kind.claims(pages.bytes(PAGE_2M));
                 claims.extend([exactly(USED, 1), exactly(SURPLUS, 0)]);
                 claims
             }
             Self::Map => vec![claim::at_least(KERNEL_RESERVED, 1)],
-            Self::MapTouched => source.claims(Pages(1).bytes(POOL_PAGE_SIZE)),
+            Self::MapTouched => kind.claims(Pages(1).bytes(PAGE_2M)),
         }
     }
 }
@@ -115,7 +115,7 @@ mod tests {
     /// Checks claims against: pages on huge pages, and on hugetlb pages; pages in use and surplus
     /// pages of our pool, surplus and reserved pages of the kernel's.
     fn fine(claims: &[Claim], memory: [u32; 2], counted: [u32; 4]) -> bool {
-        let [huge, hugetlb] = memory.map(|pages| f64::from(pages) * POOL_PAGE_SIZE.bytes() as f64);
+        let [huge, hugetlb] = memory.map(|pages| f64::from(pages) * PAGE_2M.bytes() as f64);
         let [used, surplus, kernel_surplus, kernel_reserved] = counted.map(f64::from);
         let figures = figures([
             ("huge_bytes", huge),
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn surplus_pages_need_overcommit_only() {
-        let needs = SUPPLIES.map(|supply| supply.needs(PAGES));
+        let needs = SUPPLIES.map(|config| config.needs(PAGES));
         let needs = needs.map(|needs| (needs.persistent.0, needs.overcommit.0));
         assert_eq!(needs, [(10, 0), (10, 0), (0, 10), (0, 0), (0, 0)]);
     }
@@ -160,8 +160,8 @@ mod tests {
             ([100, 0], 0, [false, false]),
         ] {
             let each = [Provision::Held, Provision::Surplus].map(|provision| {
-                let supply = PoolConfig(PoolKind::Hugetlb, provision);
-                let claims = supply.claims_of_heap(Pages(100).bytes(POOL_PAGE_SIZE));
+                let config = PoolConfig(PoolKind::Hugetlb, provision);
+                let claims = config.claims_of_heap(Pages(100).bytes(PAGE_2M));
                 fine(&claims, memory, [0, 0, surplus, 0])
             });
             assert_eq!(each, right, "{memory:?} {surplus}");
@@ -170,13 +170,13 @@ mod tests {
 
     #[test]
     fn a_mapping_without_a_page_is_rejected() {
-        let of = |way: PageCycle, source, huge, promised| {
-            fine(&way.claims(source, PAGES), [huge; 2], [0, 0, 0, promised])
+        let of = |cycle: PageCycle, kind, huge, promised| {
+            fine(&cycle.claims(kind, PAGES), [huge; 2], [0, 0, 0, promised])
         };
         let map = |huge, promised| of(PageCycle::Map, PoolKind::Hugetlb, huge, promised);
         assert!(map(0, 1) && !map(0, 0));
-        for source in [PoolKind::Hugetlb, PoolKind::Thp] {
-            let touched = |huge, promised| of(PageCycle::MapTouched, source, huge, promised);
+        for kind in [PoolKind::Hugetlb, PoolKind::Thp] {
+            let touched = |huge, promised| of(PageCycle::MapTouched, kind, huge, promised);
             assert!(touched(1, 0) && !touched(0, 1));
         }
     }

@@ -14,7 +14,7 @@ use super::supply::{KERNEL_RESERVED, KERNEL_SURPLUS, SURPLUS, USED};
 use super::{fixed, stream as kernels};
 use crate::Error;
 use crate::figures::{Figures, ms, with};
-use crate::keeper::{POOL_PAGE_SIZE, kernel_pool};
+use crate::keeper::{PAGE_2M, kernel_pool};
 use crate::memory::{RawBlock, base_pages_only, numbers, own_memory, own_memory_in, own_usage};
 use crate::stats::{median, minimum};
 use crate::task::{AllocCall, Arrays, PageCycle, PoolConfig, PoolKind, Provision};
@@ -37,17 +37,17 @@ pub(crate) fn stream(
     threads: usize,
     passes: usize,
 ) -> Result<Figures, Error> {
-    let pages = size.whole_pages(POOL_PAGE_SIZE);
+    let pages = size.whole_pages(PAGE_2M);
     let mut _ballast = None;
     let mut pool = None;
     let kernel = kernel_pool()?;
     match arrays {
         Arrays::Base | Arrays::StaticBase => base_pages_only()?,
         Arrays::Static => {}
-        Arrays::Supplied(supply) if supply.0 == PoolKind::Hugetlb => {
-            _ballast = ballast(supply)?;
+        Arrays::Supplied(config) if config.0 == PoolKind::Hugetlb => {
+            _ballast = ballast(config)?;
         }
-        Arrays::Supplied(supply) => pool = Some(supplied_pool(supply, pages)?.0),
+        Arrays::Supplied(config) => pool = Some(supplied_pool(config, pages)?.0),
     }
     let of_program = match arrays {
         Arrays::Static | Arrays::StaticBase => Some(fixed::arrays(size)?),
@@ -87,9 +87,9 @@ pub(crate) fn stream(
 
 /// [`Task::FirstUse`](crate::task::Task::FirstUse): the time per page, and the memory of the
 /// process while it holds all pages.
-pub(crate) fn first_use(supply: PoolConfig, pages: Pages, times: usize) -> Result<Figures, Error> {
+pub(crate) fn first_use(config: PoolConfig, pages: Pages, times: usize) -> Result<Figures, Error> {
     let kernel = kernel_pool()?;
-    let (pool, _ballast) = supplied_pool(supply, pages)?;
+    let (pool, _ballast) = supplied_pool(config, pages)?;
     let pool = &pool;
     let mut taken: Vec<Page<'_>> = Vec::with_capacity(usize::try_from(pages.0).unwrap_or(0));
     let mut costs = Vec::with_capacity(times);
@@ -115,8 +115,8 @@ pub(crate) fn first_use(supply: PoolConfig, pages: Pages, times: usize) -> Resul
 /// [`Task::Exchange`](crate::task::Task::Exchange): the time per page over all threads, and the
 /// memory of the process while it holds one page.
 pub(crate) fn exchange(
-    source: PoolKind,
-    way: PageCycle,
+    kind: PoolKind,
+    cycle: PageCycle,
     pages: Pages,
     threads: usize,
 ) -> Result<Figures, Error> {
@@ -124,13 +124,13 @@ pub(crate) fn exchange(
         let spans = (0..INTERVALS).map(|_| ns_per_call(threads, (INTERVAL, BATCH), once));
         Ok::<_, Error>(minimum(&spans.collect::<Result<Vec<_>, _>>()?))
     };
-    if matches!(way, PageCycle::Map | PageCycle::MapTouched) {
+    if matches!(cycle, PageCycle::Map | PageCycle::MapTouched) {
         let map = || {
-            let mut block = match source {
-                PoolKind::Thp => RawBlock::take(AllocCall::MapHuge, Bytes(POOL_PAGE_SIZE.bytes()))?,
-                PoolKind::Hugetlb => RawBlock::hugetlb(POOL_PAGE_SIZE)?,
+            let mut block = match kind {
+                PoolKind::Thp => RawBlock::take(AllocCall::MapHuge, Bytes(PAGE_2M.bytes()))?,
+                PoolKind::Hugetlb => RawBlock::hugetlb(PAGE_2M)?,
             };
-            if way == PageCycle::MapTouched {
+            if cycle == PageCycle::MapTouched {
                 block.bytes()[0] = 1;
             }
             Ok::<_, Error>(block)
@@ -142,14 +142,14 @@ pub(crate) fn exchange(
         block.give_back()?;
         return Ok(with(figures, [("page_ns", page_ns)]));
     }
-    let pool = match way {
+    let pool = match cycle {
         PageCycle::TakePlain => {
             Pool::without_folios(Thp::at(&Root::host())?, Placement::of_thread()?)
         }
-        _ => empty_pool(source)?,
+        _ => empty_pool(kind)?,
     };
     grow(&pool, pages)?;
-    let take = || match way {
+    let take = || match cycle {
         PageCycle::TakeZeroed => pool.take_zeroed(),
         _ => pool.take(),
     };
@@ -170,20 +170,20 @@ pub(crate) fn exchange(
 }
 
 /// Creates a pool with `pages` pages, or with overcommit for them; and the ballast.
-fn supplied_pool(supply: PoolConfig, pages: Pages) -> Result<(Pool, Option<Pool>), Error> {
-    let pool = empty_pool(supply.0)?;
-    match supply.1 {
+fn supplied_pool(config: PoolConfig, pages: Pages) -> Result<(Pool, Option<Pool>), Error> {
+    let pool = empty_pool(config.0)?;
+    match config.1 {
         Provision::Held => grow(&pool, pages)?,
         Provision::Persistent | Provision::Surplus => pool.set_overcommit(pages),
     }
-    Ok((pool, ballast(supply)?))
+    Ok((pool, ballast(config)?))
 }
 
 /// Occupies the unused pages of the kernel's pool, so that it must allocate surplus pages, if the
 /// configuration says so.
-fn ballast(supply: PoolConfig) -> Result<Option<Pool>, Error> {
+fn ballast(config: PoolConfig) -> Result<Option<Pool>, Error> {
     let unused = kernel_pool()?.map_or(Pages(0), |pool| pool.unused());
-    if supply != PoolConfig(PoolKind::Hugetlb, Provision::Surplus) || unused == Pages(0) {
+    if config != PoolConfig(PoolKind::Hugetlb, Provision::Surplus) || unused == Pages(0) {
         return Ok(None);
     }
     let pool = empty_pool(PoolKind::Hugetlb)?;
@@ -191,10 +191,10 @@ fn ballast(supply: PoolConfig) -> Result<Option<Pool>, Error> {
     Ok(Some(pool))
 }
 
-fn empty_pool(source: PoolKind) -> Result<Pool, Error> {
+fn empty_pool(kind: PoolKind) -> Result<Pool, Error> {
     let placement = Placement::of_thread()?;
-    Ok(match source {
-        PoolKind::Hugetlb => Pool::new(Hugetlb::at(&Root::host(), POOL_PAGE_SIZE)?, placement),
+    Ok(match kind {
+        PoolKind::Hugetlb => Pool::new(Hugetlb::at(&Root::host(), PAGE_2M)?, placement),
         PoolKind::Thp => Pool::new(Thp::at(&Root::host())?, placement),
     })
 }

@@ -265,8 +265,8 @@ impl Observations {
         way: &Way,
         seen: &Cell<Option<MemoryPeak>>,
     ) -> Result<Figures, Error> {
-        let looks = seen.get().is_none() || program.has_load();
-        let mut peak = looks.then(MemoryPeak::default);
+        let is_sampled = seen.get().is_none() || program.has_load();
+        let mut peak = is_sampled.then(MemoryPeak::default);
         let size = (self.plain_size.get(), peak.as_mut());
         let (mut figures, ended) = program.run(settings, way, size)?;
         if let Some(peak) = peak {

@@ -96,8 +96,8 @@ impl ProgramRun {
         self.process.is_gone()
     }
 
-    /// Waits for the end of the program; false after `timeout`. Calls `sample` repeatedly, which returns
-    /// the time until its next call.
+    /// Waits for the end of the program; false after `timeout`. Calls `sample` repeatedly, which
+    /// returns the time until its next call.
     pub(super) fn wait(
         &self,
         timeout: Option<Duration>,

@@ -121,7 +121,7 @@ impl Server {
         while !is_listening() && !is_over() && clock.elapsed() < LISTEN_TIMEOUT {
             server.wait(Some(PROBE_INTERVAL / 5), &mut || PROBE_INTERVAL)?;
         }
-        let (mut early_timeout, mut is_noticed, shown) =
+        let (mut early_timeout, mut is_noticed, message) =
             (EARLY_PROBE_TIMEOUT, false, settings.progress.message());
         loop {
             let left = ready_timeout.saturating_sub(clock.elapsed());
@@ -153,7 +153,7 @@ impl Server {
             std::thread::sleep(PROBE_INTERVAL);
         }
         if is_noticed {
-            settings.progress.set_message(shown);
+            settings.progress.set_message(message);
         }
         Ok(())
     }

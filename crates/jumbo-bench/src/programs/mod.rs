@@ -114,7 +114,7 @@ impl ProgramEntry {
             .and_then(Path::parent)
             .unwrap_or(Path::new("/"));
         let is_root = rustix::process::geteuid().is_root();
-        let other = match is_root {
+        let drop_root = match is_root {
             true => "setpriv --reuid=postgres --regid=postgres --clear-groups",
             false => "",
         };
@@ -126,7 +126,7 @@ impl ProgramEntry {
             ("BIN", &bin.to_string_lossy()),
             ("PYTHON", &python),
             ("USER", if is_root { "root" } else { "" }),
-            ("AS", other),
+            ("AS", drop_root),
         ];
         let filled = |text: &str| replaced(text, &words);
         for (name, text) in FILES.iter().filter(|(name, _)| *name == self.file) {
@@ -136,7 +136,7 @@ impl ProgramEntry {
         }
         // The word AS becomes several words, or none.
         let words = self.run.iter().flat_map(|word| match word.as_str() {
-            "AS" => other.split_whitespace().map(str::to_owned).collect(),
+            "AS" => drop_root.split_whitespace().map(str::to_owned).collect(),
             word => vec![filled(word)],
         });
         let words = words.filter(|word| !word.ends_with("--user="));

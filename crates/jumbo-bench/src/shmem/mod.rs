@@ -9,7 +9,7 @@
 //! smaps. The kernel's controls and its pool are set for each sample and always restored
 //! (`keeper`). Without the right to set them, the rows that need them are missing.
 
-mod way;
+mod mode;
 mod worker;
 
 pub(crate) use worker::touch;
@@ -19,7 +19,7 @@ use jumbo_host::kernel::Root;
 
 use crate::figures::Figures;
 use crate::group::{self, Group, rows};
-use crate::keeper::{Keeper, KernelKnobs, POOL_PAGE_SIZE, sizes};
+use crate::keeper::{Keeper, KernelKnobs, PAGE_2M, sizes};
 use crate::machine::cpus;
 use crate::memory::{check_available, footprint};
 use crate::stats::minimum;
@@ -55,20 +55,20 @@ const COLUMNS: [(&str, &str); 7] = [
 /// Measures the table, with `size` bytes of shared memory; `quick` leaves out many threads.
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let root = Root::host();
-    let size = size.whole_pages(POOL_PAGE_SIZE).bytes(POOL_PAGE_SIZE);
+    let size = size.whole_pages(PAGE_2M).bytes(PAGE_2M);
     // The memory, and the pages that the kernel's pool may hold for the next side.
     check_available(footprint(size) + size)?;
     let mut table = Table::new("shmem", format!("{size} of shared memory"), settings)?;
     let knobs = Keeper::take(settings, KnobSet::Shmem);
     let knobs = table.available("folio sizes by the kernel's controls", knobs)?;
-    let pool = Keeper::of_pool(settings, size.whole_pages(POOL_PAGE_SIZE));
+    let pool = Keeper::of_pool(settings, size.whole_pages(PAGE_2M));
     let pool = table.available("pages of the kernel's pool (hugetlb)", pool)?;
     let kernel = KernelKnobs { pool, knobs };
     let mut bench = ShmemBench {
         settings,
         sizes: sizes(&root)?,
         kernel: &kernel,
-        ways: Vec::new(),
+        modes: Vec::new(),
     };
     bench.try_out(&mut table)?;
     let mut groups = vec![bench.touches(size, cpus(), "")];
@@ -76,7 +76,7 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         true => table.missing("32 threads", "left out with --quick"),
         false => groups.push(bench.touches(size, MANY_THREADS, "_32_threads")),
     }
-    if bench.ways.contains(&ShmemMode::Disabled) {
+    if bench.modes.contains(&ShmemMode::Disabled) {
         groups.push(bench.off(size, cpus()));
     }
     let table = group::measure(settings, table, groups)?;
@@ -89,7 +89,7 @@ struct ShmemBench<'a> {
     /// Folio sizes that have a control for shared memory.
     sizes: Vec<PageSize>,
     kernel: &'a KernelKnobs,
-    ways: Vec<ShmemMode>,
+    modes: Vec<ShmemMode>,
 }
 
 impl<'a> ShmemBench<'a> {
@@ -100,19 +100,23 @@ impl<'a> ShmemBench<'a> {
             .into_iter()
             .filter_map(folio)
             .filter(|size| self.kernel.knobs.is_some() && self.sizes.contains(size));
-        let ways = [ShmemMode::Disabled, ShmemMode::Collapse].into_iter();
-        let ways = ways.chain(folio(USER_BLOCK_KIB).map(ShmemMode::User));
-        let ways = ways.chain(controlled.map(ShmemMode::Kernel));
-        let ways = ways.chain(self.kernel.pool.as_ref().map(|_| ShmemMode::Hugetlb));
-        let mut found = Vec::new();
-        for way in ways {
-            let worker = self.worker(way, MIN_SIZE, 1, false);
-            let tried = self.kernel.provide(&way.needs(MIN_SIZE, &self.sizes));
-            let tried = tried.and_then(|_| worker.sample(self.settings, &way.claims(MIN_SIZE)));
-            let tried = tried.map_err(|error| error.of_side(&way.to_string()));
-            found.extend(table.available(way.method(), tried)?.map(|_: Figures| way));
+        let modes = [ShmemMode::Disabled, ShmemMode::Collapse].into_iter();
+        let modes = modes.chain(folio(USER_BLOCK_KIB).map(ShmemMode::User));
+        let modes = modes.chain(controlled.map(ShmemMode::Kernel));
+        let modes = modes.chain(self.kernel.pool.as_ref().map(|_| ShmemMode::Hugetlb));
+        let mut available = Vec::new();
+        for mode in modes {
+            let worker = self.worker(mode, MIN_SIZE, 1, false);
+            let result = self.kernel.provide(&mode.needs(MIN_SIZE, &self.sizes));
+            let result = result.and_then(|_| worker.sample(self.settings, &mode.claims(MIN_SIZE)));
+            let result = result.map_err(|error| error.of_side(&mode.to_string()));
+            available.extend(
+                table
+                    .available(mode.method(), result)?
+                    .map(|_: Figures| mode),
+            );
         }
-        self.ways = found;
+        self.modes = available;
         Ok(())
     }
 
@@ -129,12 +133,12 @@ impl<'a> ShmemBench<'a> {
     fn side(
         &self,
         group: &mut Group<'a>,
-        way: ShmemMode,
+        mode: ShmemMode,
         (size, threads, timed): (Bytes, usize, bool),
     ) -> usize {
-        let worker = self.worker(way, size, threads, timed);
-        let side = group.worker(way.to_string(), worker, size, way.claims(size));
-        group.needs(side, way.needs(size, &self.sizes))
+        let worker = self.worker(mode, size, threads, timed);
+        let side = group.worker(mode.to_string(), worker, size, mode.claims(size));
+        group.needs(side, mode.needs(size, &self.sizes))
     }
 
     /// Touches of all the memory by `threads` threads: on base pages, again, and in each mode.
@@ -146,10 +150,10 @@ impl<'a> ShmemBench<'a> {
         // Measured by one thread, so once is enough.
         let timed = suffix.is_empty();
         let columns = &COLUMNS[..if timed { 7 } else { 5 }];
-        let side = |group: &mut Group<'a>, way: ShmemMode| {
-            let side = self.side(group, way, (size, threads, timed));
+        let side = |group: &mut Group<'a>, mode: ShmemMode| {
+            let side = self.side(group, mode, (size, threads, timed));
             for (column, figure) in columns {
-                group.value(format!("{column}_{}{suffix}", way.key()), figure, side);
+                group.value(format!("{column}_{}{suffix}", mode.key()), figure, side);
             }
             side
         };
@@ -163,13 +167,13 @@ impl<'a> ShmemBench<'a> {
             name("touch_aa") => touch, "touch_ms", base / base;
             name("unmap_aa") => unmap, "unmap_ms", base / base;
         }
-        for &way in &self.ways {
-            let side = side(&mut group, way);
-            let (key, published) = (way.key(), way.published());
-            if way != ShmemMode::Disabled {
+        for &mode in &self.modes {
+            let side = side(&mut group, mode);
+            let (key, published) = (mode.key(), mode.published());
+            if mode != ShmemMode::Disabled {
                 rows! { group; name(&key) => touch, "touch_ms", base / side, published; }
             }
-            if way == ShmemMode::Collapse {
+            if mode == ShmemMode::Collapse {
                 let key = key.replace("collapse", "unmap");
                 rows! { group; name(&key) => unmap, "unmap_ms", base / side; }
             }
@@ -182,7 +186,7 @@ impl<'a> ShmemBench<'a> {
         let mut group = Group::new(self.settings, "sizes off").on(self.kernel);
         group = group.laps(LAPS_OFF, minimum);
         let [plain, off] = [ShmemMode::Plain, ShmemMode::Disabled]
-            .map(|way| self.side(&mut group, way, (size, threads, false)));
+            .map(|mode| self.side(&mut group, mode, (size, threads, false)));
         let what = &format!("touch of {size}, sizes off");
         rows! { group;
             "disabled_aa" => what, "touch_ms", plain / plain;

@@ -7,10 +7,10 @@ use jumbo_host::kernel::Root;
 use jumbo_host::kernel::thp::Thp;
 use jumbo_inside::sys::collapse;
 
-use super::way::{BLOAT, LARGE_FOLIO_BYTES, SIZED_FOLIO_BYTES, TOUCH_FAULTS};
+use super::mode::{BLOAT, LARGE_FOLIO_BYTES, SIZED_FOLIO_BYTES, TOUCH_FAULTS};
 use crate::Error;
 use crate::figures::{Figures, cpu_ms, figures, ms, with};
-use crate::keeper::POOL_PAGE_SIZE;
+use crate::keeper::PAGE_2M;
 use crate::memory::{RawBlock, base_pages_only, own_memory_in, own_usage};
 use crate::stats::quantile;
 use crate::task::{ShmemMode, TouchTask};
@@ -27,21 +27,21 @@ const SPARSE_STEP: usize = 1 << 20;
 /// the memory, and its bloat if sparsely touched.
 pub(crate) fn touch(task: &TouchTask) -> Result<Figures, Error> {
     let TouchTask {
-        by: way,
+        by: mode,
         size,
         threads,
         timed,
     } = *task;
-    if way == ShmemMode::Base {
+    if mode == ShmemMode::Base {
         base_pages_only()?;
     }
     // Collapse is called by the program, not by a touch.
-    let is_by_touch = way != ShmemMode::Collapse;
-    let bloat = is_by_touch.then(|| bloat(way)).transpose()?;
+    let is_by_touch = mode != ShmemMode::Collapse;
+    let bloat = is_by_touch.then(|| bloat(mode)).transpose()?;
     let folios = FolioCounts::read()?;
     let (before, clock) = (own_usage()?, Instant::now());
-    let mut memory = map(way, size)?;
-    touch_all(memory.bytes(), way, threads)?;
+    let mut memory = map(mode, size)?;
+    touch_all(memory.bytes(), mode, threads)?;
     let touched = clock.elapsed();
     let after = own_usage()?;
     let user = cpu_ms(after.ru_utime) - cpu_ms(before.ru_utime);
@@ -49,7 +49,7 @@ pub(crate) fn touch(task: &TouchTask) -> Result<Figures, Error> {
 
     let pages = size.0 as f64 / rustix::param::page_size() as f64;
     let mut figures = own_memory_in(&[memory.addresses()])?;
-    figures.extend(FolioCounts::read()?.since(&folios, way.block()));
+    figures.extend(FolioCounts::read()?.since(&folios, mode.block()));
     if memory
         .bytes()
         .iter()
@@ -66,7 +66,7 @@ pub(crate) fn touch(task: &TouchTask) -> Result<Figures, Error> {
     figures.extend(bloat.map(|bloat| (BLOAT.to_owned(), bloat)));
     if timed && is_by_touch {
         let part = Bytes(MAX_TIMED_BYTES.0.min(size.0));
-        figures.insert("first_touch_p99_us".to_owned(), slowest(way, part)?);
+        figures.insert("first_touch_p99_us".to_owned(), slowest(mode, part)?);
     }
     let taken = [
         ("touch_ms", ms(touched)),
@@ -80,16 +80,19 @@ pub(crate) fn touch(task: &TouchTask) -> Result<Figures, Error> {
     Ok(with(figures, taken))
 }
 
-fn map(way: ShmemMode, size: Bytes) -> Result<RawBlock, Error> {
-    RawBlock::shared(size, way == ShmemMode::Collapse)
+fn map(mode: ShmemMode, size: Bytes) -> Result<RawBlock, Error> {
+    RawBlock::shared(size, mode == ShmemMode::Collapse)
 }
 
 /// Touches each base page, in ascending order, by `threads` threads with a part each.
-fn touch_all(memory: &mut [u8], way: ShmemMode, threads: usize) -> Result<(), Error> {
-    let huge = usize::try_from(POOL_PAGE_SIZE.bytes()).unwrap_or(usize::MAX);
+fn touch_all(memory: &mut [u8], mode: ShmemMode, threads: usize) -> Result<(), Error> {
+    let huge = usize::try_from(PAGE_2M.bytes()).unwrap_or(usize::MAX);
     let part = memory.len().div_ceil(threads).next_multiple_of(huge);
     let work = |part: &mut [u8]| -> Result<(), Error> {
-        for block in part.chunks_mut(huge).filter(|_| way == ShmemMode::Collapse) {
+        for block in part
+            .chunks_mut(huge)
+            .filter(|_| mode == ShmemMode::Collapse)
+        {
             block[0] = 1;
             collapse(block.as_ptr().addr(), block.len())?;
         }
@@ -102,9 +105,9 @@ fn touch_all(memory: &mut [u8], way: ShmemMode, threads: usize) -> Result<(), Er
 }
 
 /// p99 of the first touches of single blocks, in microseconds.
-fn slowest(way: ShmemMode, size: Bytes) -> Result<f64, Error> {
-    let mut memory = map(way, size)?;
-    let block = usize::try_from(way.block().bytes()).unwrap_or(usize::MAX);
+fn slowest(mode: ShmemMode, size: Bytes) -> Result<f64, Error> {
+    let mut memory = map(mode, size)?;
+    let block = usize::try_from(mode.block().bytes()).unwrap_or(usize::MAX);
     let time = |block: &mut [u8]| {
         let clock = Instant::now();
         block[0] = 1;
@@ -116,8 +119,8 @@ fn slowest(way: ShmemMode, size: Bytes) -> Result<f64, Error> {
 }
 
 /// Resident memory divided by touched memory, if one byte per step is touched.
-fn bloat(way: ShmemMode) -> Result<f64, Error> {
-    let mut memory = map(way, SPARSE_BYTES)?;
+fn bloat(mode: ShmemMode) -> Result<f64, Error> {
+    let mut memory = map(mode, SPARSE_BYTES)?;
     let mut touched = 0.0;
     for step in memory.bytes().chunks_mut(SPARSE_STEP) {
         step[0] = 1;

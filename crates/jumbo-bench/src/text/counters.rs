@@ -17,15 +17,10 @@ const EXCLUDE_KERNEL_HV: u64 = 1 << 5 | 1 << 6;
 impl TlbCounters {
     pub(super) const NAMES: [&str; 2] = ["itlb_misses", "dtlb_misses"];
 
-    /// Starts the counters; `None` if the machine lacks them or the kernel refuses.
-    pub(super) fn open() -> Option<Self> {
+    /// Starts the counters, if the machine has them and the kernel permits.
+    pub(super) fn open() -> io::Result<Self> {
         let [instructions, data] = TLB_MISSES.map(count);
-        Some(Self([instructions.ok()?, data.ok()?]))
-    }
-
-    /// Reason why there are no counters.
-    pub(super) fn obstacle() -> Option<io::Error> {
-        TLB_MISSES.into_iter().find_map(|which| count(which).err())
+        Ok(Self([instructions?, data?]))
     }
 
     pub(super) fn read(&self) -> io::Result<[u64; 2]> {

@@ -52,9 +52,9 @@ const PUBLISHED_MISSES: &str = "published: 1.22e9 to 5.19e7 iTLB misses (23.5)";
 /// Measures the table, with a program of `size` bytes of text; `quick` reduces the work.
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let part = Bytes(size.0 / PART_DIVISOR);
-    let most = PROCESSES.iter().max().copied().unwrap_or_default() as u64;
+    let max_processes = PROCESSES.iter().max().copied().unwrap_or_default() as u64;
     // The programs in the page cache, and one with a copy and an image, or many with a copy each.
-    check_available(Bytes(size.0 * 4 + part.0 * (most + 2)))?;
+    check_available(Bytes(size.0 * 4 + part.0 * (max_processes + 2)))?;
     let mut table = Table::new("text", format!("{size} of text"), settings)?;
     let make = |size| {
         settings.progress.set_message("making programs");
@@ -67,15 +67,15 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         methods: Vec::new(),
     };
     for method in TextMethod::HUGE {
-        let tried = bench.try_out(method);
-        let tried = tried.map_err(|error| error.of_side(method.name));
+        let result = bench.try_out(method);
+        let result = result.map_err(|error| error.of_side(method.name));
         bench
             .methods
-            .extend(table.available(method.name, tried)?.map(|()| method));
+            .extend(table.available(method.name, result)?.map(|()| method));
     }
-    let obstacle = TlbCounters::obstacle();
-    let counted = obstacle.is_none();
-    if let Some(error) = obstacle {
+    let counters = TlbCounters::open();
+    let counted = counters.is_ok();
+    if let Err(error) = counters {
         let why = format!("{error} (perf_event_open); {PUBLISHED_MISSES}");
         table.without(&TlbCounters::NAMES, "TLB misses", why);
     }

@@ -3,21 +3,16 @@
 //! Their text moves to huge pages if that costs nothing, or after they have run for a while; so the
 //! rows mostly show that they do not become slower.
 
-use std::ffi::OsStr;
-use std::io::Write as _;
 use std::iter;
-use std::process::Stdio;
-use std::time::Instant;
 
 use jumbo::units::Bytes;
 
-use crate::figures::{Figures, figures, ms};
+use crate::Settings;
+use crate::figures::figures;
 use crate::group::{Group, rows};
-use crate::json_child::JsonChild;
 use crate::launch::{Launch, on_path};
 use crate::stats::{median, minimum};
 use crate::table::Table;
-use crate::{Error, Settings};
 
 /// Work for a real program: row name, program, arguments, standard input.
 #[derive(Clone, Copy)]
@@ -67,7 +62,7 @@ pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table)
         ("short_time", starts, median as Fold),
         ("real_time", LONG_RUNS, minimum),
     ];
-    let (kinds, most) = if quick {
+    let (kinds, max_programs) = if quick {
         (&kinds[..1], 1)
     } else {
         (&kinds[..], 2)
@@ -77,7 +72,7 @@ pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table)
         let is_here =
             |work: &RealProgram| work.0 == key && on_path(work.1, iter::empty()).is_some();
         let here = PROGRAMS.into_iter().filter(is_here);
-        for (work, suffix) in here.zip(["", "_2"]).take(most) {
+        for (work, suffix) in here.zip(["", "_2"]).take(max_programs) {
             groups.push(group(
                 settings,
                 work,
@@ -98,15 +93,19 @@ fn group<'a>(
     name: &str,
     (laps, fold): (usize, Fold),
 ) -> Group<'a> {
-    let mut group = Group::new(settings, work.1).laps(laps, fold);
+    let RealProgram(_, program, arguments, input) = work;
+    let mut group = Group::new(settings, program).laps(laps, fold);
     let mut side = |name: &str, launch: Launch| {
-        group.side(name, Bytes(0), move || work.run(settings, &launch))
+        group.side(name, Bytes(0), move || {
+            let time = launch.time(settings, program, arguments, input)?;
+            Ok(figures([("work_ms", time)]))
+        })
     };
     let plain = side("plain", Launch::Plain);
     let off = side("--text=off alone", Launch::Jumbo(TEXT_OFF.to_owned()));
     let auto = side("--text=auto alone", Launch::Jumbo(TEXT_ONLY.to_owned()));
     let jumbo = side("jumbo run", Launch::JUMBO);
-    let measure = &format!("{} {}", work.1, work.2.join(" "));
+    let measure = &format!("{program} {}", arguments.join(" "));
     let row = |suffix: &str| format!("{name}{suffix}");
     rows! { group;
         row("_aa") => measure, "work_ms", plain / plain;
@@ -115,19 +114,4 @@ fn group<'a>(
         row("_jumbo_run") => measure, "work_ms", plain / jumbo;
     }
     group
-}
-
-impl RealProgram {
-    fn run(self, settings: &Settings, launch: &Launch) -> Result<Figures, Error> {
-        let Self(_, program, arguments, input) = self;
-        let mut command = launch.command(&settings.jumbo, OsStr::new(program));
-        command.args(arguments);
-        let clock = Instant::now();
-        let mut child = JsonChild::start(command, Stdio::piped())?;
-        if let Some(mut stdin) = child.process.stdin.take() {
-            stdin.write_all(input.as_bytes())?;
-        }
-        child.wait()?;
-        Ok(figures([("work_ms", ms(clock.elapsed()))]))
-    }
 }

@@ -10,7 +10,7 @@ use jumbo_host::knobs::Knob;
 
 use crate::claim::{self, Claim};
 use crate::figures::{Figures, figures};
-use crate::keeper::{Keeper, KernelKnobs, Needs, POOL_PAGE_SIZE};
+use crate::keeper::{Keeper, KernelKnobs, Needs, PAGE_2M};
 use crate::launch::Launch;
 use crate::stats::quantile;
 use crate::task::KnobSet;
@@ -30,10 +30,10 @@ pub(super) struct KernelPool {
 }
 
 impl KernelPool {
-    /// Takes the knobs, if the pool can grow by up to `most` pages.
-    pub(super) fn take(settings: &Settings, most: Pages) -> Result<Self, Error> {
+    /// Takes the knobs, if the pool can grow by up to `max` pages.
+    pub(super) fn take(settings: &Settings, max: Pages) -> Result<Self, Error> {
         let available = Memory::read(&Root::host())?.available;
-        let pages = Pages(most.0.min(available.whole_pages(POOL_PAGE_SIZE).0 / 3));
+        let pages = Pages(max.0.min(available.whole_pages(PAGE_2M).0 / 3));
         if metadata()?.is_none() {
             let why = "the kernel does not count its page metadata (before Linux 6.12)";
             return Err(Error::Kernel("HVO", why.to_owned()));
@@ -46,7 +46,7 @@ impl KernelPool {
     }
 
     pub(super) fn bytes(&self) -> Bytes {
-        self.pages.bytes(POOL_PAGE_SIZE)
+        self.pages.bytes(PAGE_2M)
     }
 
     /// Grows and shrinks the pool at once, and then page by page.

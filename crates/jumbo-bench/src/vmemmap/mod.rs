@@ -163,13 +163,13 @@ fn pins<'a>(settings: &'a Settings, huge: DescribeTask, suffix: &str, of: &str) 
 /// A pool with descriptors should give whole pages as fast as one without.
 fn exchanges(settings: &Settings) -> Group<'_> {
     let mut group = Group::new(settings, "take and give").laps(LAPS, minimum);
-    let (source, size) = (PoolKind::Thp, EXCHANGE_POOL_PAGES.bytes(PageSize::SIZE_2M));
+    let (kind, size) = (PoolKind::Thp, EXCHANGE_POOL_PAGES.bytes(PageSize::SIZE_2M));
     let mut side = |name: &str, way: PageCycle, folios: u64| {
-        let mut claims = way.claims(source, EXCHANGE_POOL_PAGES);
+        let mut claims = way.claims(kind, EXCHANGE_POOL_PAGES);
         claims.push(claim::exactly(FOLIOS, folios));
         let worker = Worker::new(
             Launch::Plain,
-            Task::Exchange(source, way, EXCHANGE_POOL_PAGES, 1),
+            Task::Exchange(kind, way, EXCHANGE_POOL_PAGES, 1),
         );
         group.worker(name, worker, size, claims)
     };

@@ -6,7 +6,7 @@ use jumbo::units::{Bytes, PageSize};
 use jumbo_host::knobs::{Knob, Value};
 
 use crate::claim::{self, Claim, MIN_PERCENT, nearly_all, within};
-use crate::keeper::{Needs, POOL_PAGE_SIZE, control};
+use crate::keeper::{Needs, PAGE_2M, control};
 use crate::launch::Launch;
 use crate::task::ShmemMode;
 
@@ -65,7 +65,7 @@ impl ShmemMode {
         match self {
             Self::Base | Self::Plain | Self::Disabled => PageSize::SIZE_4K,
             Self::Kernel(size) | Self::User(size) => size,
-            Self::Collapse | Self::Hugetlb => POOL_PAGE_SIZE,
+            Self::Collapse | Self::Hugetlb => PAGE_2M,
         }
     }
 
@@ -78,13 +78,13 @@ impl ShmemMode {
     }
 
     pub(super) fn launch(self) -> Launch {
-        let mode = match self {
+        let option = match self {
             Self::Base | Self::Plain | Self::Kernel(_) | Self::Collapse => return Launch::Plain,
             Self::Disabled => "auto".to_owned(),
             Self::User(size) => format!("user --shm-sizes={size}"),
-            Self::Hugetlb => format!("hugetlb --shm-sizes={POOL_PAGE_SIZE}"),
+            Self::Hugetlb => format!("hugetlb --shm-sizes={PAGE_2M}"),
         };
-        Launch::Jumbo(format!("--shm={mode} {SHM_ONLY}"))
+        Launch::Jumbo(format!("--shm={option} {SHM_ONLY}"))
     }
 
     /// Kernel needs for `size` bytes. Of the controls of all `sizes` only the used one is on;
@@ -92,7 +92,7 @@ impl ShmemMode {
     pub(super) fn needs(self, size: Bytes, sizes: &[PageSize]) -> Needs {
         let word = |size| match self {
             Self::Kernel(allowed) if allowed == size => "always",
-            Self::Collapse if size == POOL_PAGE_SIZE => "inherit",
+            Self::Collapse if size == PAGE_2M => "inherit",
             _ => "never",
         };
         let of_pool = if self == Self::Hugetlb {
@@ -103,7 +103,7 @@ impl ShmemMode {
         let knob = |&size| -> (Knob, Value) { (control(size), word(size).into()) };
         Needs {
             knobs: sizes.iter().map(knob).collect(),
-            ..Needs::persistent(of_pool.whole_pages(POOL_PAGE_SIZE))
+            ..Needs::persistent(of_pool.whole_pages(PAGE_2M))
         }
     }
 
@@ -148,9 +148,9 @@ mod tests {
 
     const SIZE_64K: PageSize = match PageSize::new(64 << 10) {
         Ok(size) => size,
-        Err(_) => POOL_PAGE_SIZE,
+        Err(_) => PAGE_2M,
     };
-    const WAYS: [ShmemMode; 6] = [
+    const MODES: [ShmemMode; 6] = [
         ShmemMode::Base,
         ShmemMode::Disabled,
         ShmemMode::Kernel(SIZE_64K),
@@ -172,11 +172,11 @@ mod tests {
             ("huge_bytes", huge),
             ("hugetlb_bytes", hugetlb),
         ];
-        WAYS.map(|way| {
-            let launch = way.launch();
+        MODES.map(|mode| {
+            let launch = mode.launch();
             let library = f64::from(u8::from(matches!(launch, Launch::Jumbo(_))));
             let figures = with(figures(found), [("preload_libraries", library)]);
-            claim::check(&way.claims(Bytes(1 << 30)), &launch, &figures).is_ok()
+            claim::check(&mode.claims(Bytes(1 << 30)), &launch, &figures).is_ok()
         })
     }
 
@@ -198,22 +198,19 @@ mod tests {
 
     #[test]
     fn only_the_modes_own_size_is_allowed() {
-        let words = |way: ShmemMode| {
-            let set = way
-                .needs(Bytes(0), &[SIZE_64K, POOL_PAGE_SIZE])
-                .knobs
-                .into_iter();
+        let words = |mode: ShmemMode| {
+            let set = mode.needs(Bytes(0), &[SIZE_64K, PAGE_2M]).knobs.into_iter();
             set.map(|(_, word)| word.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(words(ShmemMode::Kernel(SIZE_64K)), ["always", "never"]);
         assert_eq!(words(ShmemMode::Collapse), ["never", "inherit"]);
-        for way in [
+        for mode in [
             ShmemMode::Base,
             ShmemMode::Disabled,
             ShmemMode::User(SIZE_64K),
             ShmemMode::Hugetlb,
         ] {
-            assert_eq!(words(way), ["never", "never"], "{way}");
+            assert_eq!(words(mode), ["never", "never"], "{mode}");
         }
     }
 }
