@@ -20,8 +20,7 @@ pub(crate) struct Claim {
 /// Hint for `jumbo run` without the expected effect.
 pub(crate) const DRY_RUN_HINT: &str = "`jumbo run --dry-run -- true` shows what `jumbo run` does";
 
-/// Minimum share of a worker's memory that must be as claimed, in percent. The rest is the worker's
-/// own few MiB.
+/// Minimum share of a worker's memory that must be as claimed. The rest is the worker's own.
 pub(crate) const MIN_PERCENT: u64 = 95;
 
 pub(crate) fn within(figure: &'static str, range: RangeInclusive<u64>) -> Claim {
@@ -53,8 +52,7 @@ pub(crate) fn base(size: Bytes) -> Vec<Claim> {
     vec![exactly("huge_bytes", 0), nearly_all("resident_bytes", size)]
 }
 
-/// Claims that half of the memory is on huge pages. Alignment and small remainders cost a few
-/// percent; below half it is another program.
+/// Claims that half of the memory is on huge pages: alignment and remainders cost a few percent.
 pub(crate) fn half_huge() -> Vec<Claim> {
     vec![at_least("huge_percent", 50)]
 }

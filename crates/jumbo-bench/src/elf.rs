@@ -26,12 +26,10 @@ pub(crate) const HUGE_PAGE: u64 = 2 << 20;
 /// Gap between the program and the segment: the kernel must not merge their mappings.
 const SEGMENT_GAP: u64 = 1 << 16;
 
-/// The added segment, in whole huge pages, aligned as by the linker option `-z
-/// common-page-size=2M`.
+/// The added segment: whole huge pages, aligned as by `-z common-page-size=2M`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddedSegment {
-    /// Text from the file, at an offset congruent to its address: a PMD can map it from the page
-    /// cache.
+    /// Text from the file, at an offset congruent to its address, so that PMDs can map it.
     Text(Bytes),
     /// Writable zeroes without file content: bss.
     Zeroes(Bytes),
@@ -80,8 +78,7 @@ pub(crate) fn path_of(file: &impl AsRawFd) -> PathBuf {
     format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
 }
 
-/// Replaces the PT_NOTE entry of an ELF executable by the segment, with its content at `offset` of
-/// the file; `None` without such an entry.
+/// Replaces the PT_NOTE entry by the segment; `None` for files without one.
 fn add(file: &mut [u8], offset: u64, segment: AddedSegment) -> Option<()> {
     let header = FileHeader64::<LE>::parse(&*file).ok()?;
     let first = usize::try_from(header.e_phoff.get(LE)).ok()?;

@@ -23,8 +23,7 @@ pub enum Error {
     /// The command printed something other than a sample.
     #[error("`{0}` printed no sample: {1}")]
     Answer(String, serde_json::Error),
-    /// The sample does not match the claims of its side, so a comparison would prove nothing: found
-    /// and expected value, and a hint.
+    /// The sample does not match a claim of its side: what was found, and a hint.
     #[error("{0}")]
     Claim(String, &'static str),
     /// The measurement would exhaust the memory of the host: needed and available memory.

@@ -119,8 +119,7 @@ fn group_of<'a>(
 }
 
 impl Ending<'_> {
-    /// Starts a process and ends it. Measures the time from `exit`, `abort` or the signal until
-    /// `waitpid` returns, and until the memory is free.
+    /// Ends a process; measures the time until `waitpid` returns, and until the memory is free.
     fn watch(&self) -> Result<Figures, Error> {
         let (root, end) = (Root::host(), self.end);
         let by_reaper = matches!(self.launch, Launch::Jumbo(_));

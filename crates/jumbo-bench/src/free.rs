@@ -24,15 +24,13 @@ use crate::{Error, Settings};
 /// Minimum size of the block: jumbo leaves smaller ones to the caller.
 pub const MIN_SIZE: Bytes = Bytes(256 << 20);
 
-/// Size of the huge-mapped range, at most that of the block: large enough that jumbo examines it
-/// before it leaves it to the kernel.
+/// Maximum size of the huge-mapped range: jumbo examines it before it leaves it to the kernel.
 const HUGE_RANGE_BYTES: Bytes = Bytes(2 << 30);
 
 /// Sizes that programs map and unmap often, in MiB.
 const SMALL_RANGES_MIB: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
 
-/// Minimum share of a block that must be freed as the side claims, in percent: the caller frees its
-/// ends.
+/// Minimum share of a block that must be freed as claimed: the caller frees its ends.
 const MIN_FREED_PERCENT: u64 = 90;
 
 /// Figures of the series "mm: parallel free" of 2017, by number of threads.

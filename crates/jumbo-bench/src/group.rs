@@ -126,8 +126,7 @@ impl<'a> Group<'a> {
         self.prepared(name, move || Ok(size), measure)
     }
 
-    /// Adds a side with a `prepare` step, called before each sample, that returns the sample's
-    /// memory.
+    /// Adds a side with a `prepare` step before each sample, which returns the sample's memory.
     pub(crate) fn prepared(
         &mut self,
         name: impl Into<String>,
@@ -202,42 +201,33 @@ impl<'a> Group<'a> {
             candidate = self.again(baseline);
             measure += ", A/A";
         }
-        self.plan(
-            name.into(),
-            measure,
-            figure,
-            [baseline, candidate],
-            Some(compare),
-        )
+        let sides = [baseline, candidate];
+        self.plan((name.into(), measure, figure), sides, Some(compare))
     }
 
     /// Adds a figure without comparison: the median of all laps.
     pub(crate) fn value(&mut self, name: impl Into<String>, figure: &'static str, side: usize) {
-        self.plan(name.into(), String::new(), figure, [side; 2], None);
+        self.plan((name.into(), String::new(), figure), [side; 2], None);
     }
 
     fn plan(
         &mut self,
-        name: String,
-        measure: String,
-        figure: &'static str,
+        (name, measure, figure): (String, String, &'static str),
         sides: [usize; 2],
         compare: Option<Compare>,
     ) -> &mut Quantity {
-        let what = Quantity {
-            name,
-            measure,
-            unit: unit(figure),
-            published: None,
-        };
-        let at = self.rows.len();
-        self.rows.push(RowPlan {
-            what,
+        let row = RowPlan {
+            what: Quantity {
+                name,
+                measure,
+                unit: unit(figure),
+                published: None,
+            },
             figure,
             sides,
             compare,
-        });
-        &mut self.rows[at].what
+        };
+        &mut self.rows.push_mut(row).what
     }
 
     /// Measures all sides and returns their figures lap by lap, without the warm-up lap; or the

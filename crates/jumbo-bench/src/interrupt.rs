@@ -18,8 +18,7 @@ extern "C" fn note(signal: libc::c_int) {
 /// measurement returns [`Error::Interrupted`]. Ignored signals stay ignored (nohup(1)).
 pub fn watch() {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
-        // SAFETY: all zeroes are a valid action: the default one, with no flag and no signal
-        // blocked.
+        // SAFETY: all zeroes are a valid action: the default, with no flag and no blocked signal.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: the call writes the signal's action to `action`, and changes nothing.
         unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };

@@ -28,8 +28,7 @@ const JOURNAL_NAME: &str = "jumbo bench";
 
 pub(crate) const PAGE_2M: PageSize = PageSize::SIZE_2M;
 
-/// Answer of the keeper at its start and after each request: milliseconds that the kernel took, or
-/// the reason of a failure.
+/// Answer of the keeper: milliseconds that the kernel took, or the reason of a failure.
 type Answer = Result<f64, String>;
 
 /// Knobs, and the process that sets them.

@@ -49,8 +49,7 @@ const FIGURES: [&str; 4] = ["p50_us", "p99_us", "p999_us", "max_us"];
 /// Share of free memory in huge-page-sized blocks at the start of a sample, in percent.
 const FREE_WHOLE: &str = "free_whole_percent";
 
-/// Maximum of fragmented memory: in bytes, without and with `--quick`, and in percent of the
-/// available memory.
+/// Maximum of fragmented memory: without and with `--quick`, and in percent of what is available.
 const MAX_FRAGMENTED: [Bytes; 2] = [Bytes(12 << 30), Bytes(2 << 30)];
 const MAX_FRAGMENTED_PERCENT: u64 = 60;
 
@@ -138,8 +137,7 @@ fn fragment(
     talk.receive()
 }
 
-/// [`Task::Fragment`]: fragments `size` bytes of free memory at each line of the standard input,
-/// and answers.
+/// [`Task::Fragment`]: fragments `size` bytes of free memory at each line of input.
 pub(crate) fn run_fragmenter(size: Bytes) -> Result<(), Error> {
     let root = Root::host();
     let (page, mut block) = (
@@ -196,12 +194,12 @@ pub(crate) fn latency(size: Bytes) -> Result<Figures, Error> {
         times.push(ms(clock.elapsed()) * 1e3);
         blocks.push(block);
     }
-    let had = with(own_memory()?, [(FREE_WHOLE, whole)]);
+    let memory = with(own_memory()?, [(FREE_WHOLE, whole)]);
     blocks.into_iter().try_for_each(RawBlock::give_back)?;
     let parts = [0.5, 0.99, 0.999, 1.0].map(|part| quantile(&times, part));
     let figures = FIGURES.into_iter().zip(parts);
     let figures = figures.map(|(figure, time)| (figure.to_owned(), time));
-    Ok(had.into_iter().chain(figures).collect())
+    Ok(memory.into_iter().chain(figures).collect())
 }
 
 #[cfg(test)]

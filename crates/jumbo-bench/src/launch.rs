@@ -41,8 +41,7 @@ impl Launch {
     /// `jumbo run` with its defaults.
     pub(crate) const JUMBO: Self = Self::Jumbo(String::new());
 
-    /// `jumbo run` with these options, and huge pages from the first touch: for measurements of
-    /// anything but the time of promotion.
+    /// `jumbo run` with these options, and huge pages from the first touch.
     pub(crate) fn at_once(options: &str) -> Self {
         Self::Jumbo(format!("{options} --max-waste=unbounded").trim().to_owned())
     }
@@ -149,8 +148,7 @@ const ARCHITECTURE: &str = "x86-64";
 #[cfg(not(target_arch = "x86_64"))]
 const ARCHITECTURE: &str = "AArch64";
 
-/// Names of allocators, their libraries in the cache, their Debian packages, and the settings with
-/// which they use huge pages.
+/// Names of allocators, their libraries, Debian packages, and settings for huge pages.
 const KNOWN_PEERS: [(&str, &str, &str, &[Setting]); 3] = [
     (
         "jemalloc",

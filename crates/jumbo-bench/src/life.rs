@@ -22,8 +22,7 @@ use crate::stats::median;
 use crate::task::{Action, MemoryTask, Termination};
 use crate::work::wait_for_status;
 
-/// Process IDs in the figures of a process that will end: of the worker, whose parent may be a
-/// launcher, and of its reaper, if any.
+/// Process IDs in the figures of a process that will end: of the worker, and of its reaper.
 pub(crate) const WORKER_PID: &str = "pid";
 pub(crate) const REAPER_PID: &str = "reaper_pid";
 
@@ -45,8 +44,8 @@ pub(crate) fn run(task: &MemoryTask) -> Result<Figures, Error> {
             let mut block = RawBlock::take(task.by, size)?;
             block.touch_by_two();
             let watch = FreeWatch::new(&Root::host(), size)?;
-            for (name, had) in own_memory_in(&[block.addresses()])? {
-                *all.entry(name).or_default() += had;
+            for (name, figure) in own_memory_in(&[block.addresses()])? {
+                *all.entry(name).or_default() += figure;
             }
             match task.then {
                 Action::Free | Action::FreeAndWatch => {}
@@ -63,8 +62,7 @@ pub(crate) fn run(task: &MemoryTask) -> Result<Figures, Error> {
             if task.then == Action::FreeAndWatch {
                 match watch.wait(clock) {
                     Ok(back) => drop(all.insert("back_ms".to_owned(), ms(back))),
-                    // Another program took the memory: no failure of this process, so the sample is
-                    // repeated.
+                    // Another program took the memory: the sample is repeated.
                     Err(Error::NotBack(_)) => {}
                     Err(error) => return Err(error),
                 }

@@ -9,19 +9,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Task {
-    /// Objects of so many bytes in total: allocated, filled, visited through pointers in random
-    /// order, and freed in another order.
+    /// Objects of so many bytes: allocated, filled, visited in random order, and freed.
     Load(Bytes),
     SmallFree,
     /// Memory allocated and touched, then freed or held.
     Memory(MemoryTask),
     /// STREAM: total bytes of the arrays, threads, passes.
     Stream(Arrays, Bytes, usize, usize),
-    /// Pages of a pool, their number, and how often all of them are taken, touched in each base
-    /// page, and given back.
+    /// Pages of a pool, all taken, touched and given back so many times.
     FirstUse(PoolConfig, Pages, usize),
-    /// Pages taken and given back one at a time: the source, the method, the pages of the pool,
-    /// threads.
+    /// Pages of a pool of that size taken and given back one at a time, by so many threads.
     Exchange(PoolKind, PageCycle, Pages, usize),
     /// Blocks of so many bytes in total, each allocated, touched and timed.
     Latency(Bytes),
@@ -80,8 +77,7 @@ pub(crate) enum Termination {
 pub(crate) enum Arrays {
     /// Memory from `calloc`, on base pages.
     Base,
-    /// Memory from `calloc` that `jumbo run --pool` supplies from the kernel's pool; or a region of
-    /// a pool of THPs, which the program itself creates.
+    /// Memory from `calloc` on pages of `jumbo run --pool`, or a region of the program's THP pool.
     Supplied(PoolConfig),
     /// Static memory, on base pages.
     StaticBase,
@@ -122,8 +118,7 @@ pub(crate) enum PageCycle {
     TakeZeroed,
     /// `mmap` of MAP_HUGETLB and `munmap`: the page is reserved and never touched.
     Map,
-    /// `mmap`, a touch on which the kernel clears the page, and `munmap`. For THPs aligned and with
-    /// MADV_HUGEPAGE.
+    /// `mmap`, a touch, and `munmap`. For THPs aligned and with MADV_HUGEPAGE.
     MapTouched,
 }
 
@@ -180,8 +175,7 @@ pub(crate) struct DescribeTask {
     pub(crate) pages: usize,
     /// Descriptors of tail pages are freed; else all are present.
     pub(crate) optimised: bool,
-    /// All base pages but the first and the last are pinned and unpinned; else all pages are
-    /// prepared, looked up and released.
+    /// Pages are pinned and unpinned; else they are prepared, looked up and released.
     pub(crate) pinned: bool,
 }
 

@@ -51,8 +51,7 @@ impl Worker {
         JsonChild::start(command, stderr)
     }
 
-    /// Starts the worker, receives its figures and checks the claims. The worker stays if its task
-    /// says so.
+    /// Starts the worker, receives its figures and checks the claims.
     pub(crate) fn begin(
         &self,
         settings: &Settings,
@@ -75,8 +74,7 @@ impl Worker {
 /// Timeout of the preload library's background work.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Polls the status that the preload library publishes for this process until `see` returns a
-/// value. `None` after the timeout, or without the library.
+/// Polls the status of the preload library in this process until `see` returns a value.
 pub(crate) fn wait_for_status<T>(see: impl Fn(Covered) -> Option<T>) -> Result<Option<T>, Error> {
     let clock = Instant::now();
     while let Some(covered) = Covered::read(&Root::host(), std::process::id())?
@@ -108,8 +106,7 @@ pub(crate) fn on_threads<P: Send>(
     })
 }
 
-/// Nanoseconds per call of `once` by `threads` threads that repeat it for `span`, and check the
-/// clock after each `batch`.
+/// Nanoseconds per call of `once`, repeated by `threads` threads for `span`.
 pub(crate) fn ns_per_call(
     threads: usize,
     (span, batch): (Duration, u64),

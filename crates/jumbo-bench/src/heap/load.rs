@@ -42,8 +42,8 @@ pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
         )));
     }
 
-    // The peak: nothing has been freed yet.
-    let had = own_memory()?;
+    // Nothing has been freed yet.
+    let peak = own_memory()?;
     rng.shuffle(&mut objects);
     let clock = Instant::now();
     drop(objects);
@@ -53,12 +53,11 @@ pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
         ("chase_ms", ms(chase)),
         ("free_ms", ms(free)),
     ];
-    Ok(with(had, figures))
+    Ok(with(peak, figures))
 }
 
 pub(crate) fn small_free() -> Result<Figures, Error> {
-    // Few enough for the caches and the TLB of any processor: only the cost of the call remains,
-    // without the gain from huge pages.
+    // They fit any cache and TLB: the cost of the call remains, without the gain of huge pages.
     const OBJECTS: usize = 400;
     const BATCHES: usize = 2_000;
     let mut nanos = Vec::with_capacity(BATCHES);
@@ -79,8 +78,8 @@ pub(crate) fn small_free() -> Result<Figures, Error> {
 /// Allocates an object and writes to each byte of it.
 fn object(size: u32) -> Result<Object, Error> {
     let mut bytes = Vec::new();
-    let had = bytes.try_reserve_exact(size as usize);
-    had.map_err(|_| Error::Malloc(Bytes(size.into())))?;
+    let reserved = bytes.try_reserve_exact(size as usize);
+    reserved.map_err(|_| Error::Malloc(Bytes(size.into())))?;
     bytes.resize(size as usize, 0x5a);
     Ok(black_box(bytes.into_boxed_slice()))
 }

@@ -26,8 +26,7 @@ use crate::{Error, Settings};
 /// Minimum size of the load: below, the bookkeeping of the measurement has a comparable size.
 pub const MIN_SIZE: Bytes = Bytes(32 << 20);
 
-/// Starts and frees per round: a start takes a millisecond and a `free` nanoseconds, so that single
-/// differences drown in noise.
+/// A start takes a millisecond and a `free` nanoseconds: single ones drown in noise.
 const STARTS_PER_ROUND: usize = 40;
 const FREES_PER_ROUND: usize = 5;
 

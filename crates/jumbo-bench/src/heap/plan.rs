@@ -8,12 +8,10 @@ use jumbo::units::Bytes;
 /// Sizes of half of the bytes, uniformly distributed: trees, strings, nodes.
 const SMALL_OBJECT_BYTES: std::ops::RangeInclusive<u32> = 16..=1024;
 
-/// Sizes of the other half, log-uniformly distributed: buffers, tables, images. The lower bound is
-/// glibc's mmap threshold.
+/// Sizes of the other half, log-uniformly distributed, from glibc's mmap threshold on.
 const LARGE_OBJECT_BYTES: std::ops::RangeInclusive<u32> = 128 << 10..=16 << 20;
 
-/// Distance of the stops in a large object: one per base page, as a program uses all of a large
-/// buffer.
+/// Distance of the stops in a large object: one per base page.
 const STOP_DISTANCE: u32 = 4096;
 
 /// Size and alignment of a stop; `malloc` aligns to 16 anyway.

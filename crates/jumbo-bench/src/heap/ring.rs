@@ -27,8 +27,7 @@ pub(super) struct Ring<'o> {
 }
 
 impl<'o> Ring<'o> {
-    /// Links `objects` in the order of `stops`; `None` without stops, or if one is outside of its
-    /// object.
+    /// Links `objects` in the order of `stops`; `None` without stops, or if one is outside.
     pub(super) fn link(objects: &'o mut [Object], stops: &[ChaseStop]) -> Option<Self> {
         let (&first, &last) = (stops.first()?, stops.last()?);
         let head = place(objects, first)?;
@@ -48,8 +47,7 @@ impl<'o> Ring<'o> {
         Some(Self { head, objects })
     }
 
-    /// Follows the ring for so many dependent steps. Returns the sum of the tags if the chase ends
-    /// where it began.
+    /// Follows the ring for so many steps. Returns the sum of the tags if that ends at the start.
     pub(super) fn chase(&self, steps: usize) -> Option<u64> {
         let mut node = self.head;
         let mut sum = 0u64;

@@ -16,8 +16,7 @@ const HUGE_PAGE: usize = 2 << 20;
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-/// An allocation or anonymous mapping, private unless stated otherwise. Not freed on drop: freeing
-/// is measured.
+/// An allocation or mapping, private unless stated otherwise. Not freed on drop.
 pub(crate) struct RawBlock {
     start: NonNull<u8>,
     length: usize,

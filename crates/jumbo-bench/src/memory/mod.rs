@@ -91,8 +91,7 @@ pub(crate) fn footprint(size: Bytes) -> Bytes {
     size + Bytes(size.0 / 50) + Bytes(64 << 20)
 }
 
-/// Checks that a measurement of `needed` bytes will not invoke the OOM killer, which could kill a
-/// bystander.
+/// Checks that a measurement of `needed` bytes will not invoke the OOM killer.
 pub(crate) fn check_available(needed: Bytes) -> Result<(), Error> {
     let available = available()?;
     if needed > available {

@@ -48,8 +48,7 @@ pub struct AfterAWhile {
     pub again: Duration,
 }
 
-/// Size of the touched memory: waiting for the host must take longer than a time slice of another
-/// process.
+/// Size of the touched memory: enough for more than a time slice of another process.
 const TOUCHED_BYTES: Bytes = Bytes(256 << 20);
 
 /// Pause after which the kernel has reported free memory to the host: it waits two seconds.
@@ -82,8 +81,7 @@ pub fn touch_after_a_while(progress: impl Fn(usize, usize)) -> Result<AfterAWhil
     })
 }
 
-/// Touches `size` bytes of new memory under an advice and returns the time. At least 7/8 of it must
-/// come in pages of the advised size.
+/// Times a touch of `size` bytes; at least 7/8 must come in pages of the advised size.
 fn touch(size: Bytes, advice: libc::c_int) -> Result<Duration, Error> {
     let mut memory = RawBlock::take(AllocCall::MapHuge, size)?;
     memory.advise(advice)?;

@@ -21,8 +21,7 @@ use crate::task::AllocCall;
 /// Maximum number of attempts at a sample that waits for the host.
 const MAX_ATTEMPTS: usize = 3;
 
-/// A sample waited for the host if its system time exceeds the minimum of its side by this factor
-/// and [`SLACK_MS`].
+/// Ratio to the minimum system time of a side above which a sample waited for the host.
 const MAX_SYSTEM_TIME_RATIO: f64 = 1.25;
 
 /// Variation of the start of a process: the host takes as long for some 30 MiB.

@@ -136,8 +136,7 @@ impl<'a> PoolBench<'a> {
         Group::new(self.settings, what).on(self.kernel)
     }
 
-    /// Base pages, base pages again, static arrays, and per kind of pool the preallocated and the
-    /// dynamic side.
+    /// Base pages, static arrays, and per kind of pool the preallocated and the dynamic side.
     fn streams(&self, size: Bytes, threads: usize) -> Group<'a> {
         let (small, scale) = match size {
             SMALL_ARRAYS => ("_small", "small"),
@@ -335,8 +334,7 @@ fn pool_of(size: Bytes) -> Bytes {
     (size + HEAP_OVERHEAD).whole_pages(PAGE_2M).bytes(PAGE_2M)
 }
 
-/// Suffix of the row names of a kind of pool; empty for the kernel's, for which the mechanism was
-/// made.
+/// Suffix of the row names of a kind of pool; empty for the kernel's.
 fn suffix(kind: PoolKind) -> &'static str {
     match kind {
         PoolKind::Hugetlb => "",

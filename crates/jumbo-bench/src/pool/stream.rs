@@ -18,8 +18,7 @@ const SCALAR: f64 = 0.4;
 
 const INITIAL_VALUES: [f64; 3] = [1.0, 2.0, 0.0];
 
-/// Numbers between two arrays: at a distance of a power of two they would share cache sets and
-/// memory banks.
+/// Gap between two arrays, in numbers: a power of two would make them share cache sets.
 const ARRAY_GAP: usize = 1160;
 
 #[derive(Clone, Copy, Debug)]

@@ -29,8 +29,7 @@ const BATCH: u64 = 32;
 /// Figure: 1 if the pool can split a page into folios.
 pub(crate) const FOLIOS: &str = "folios_of_a_page";
 
-/// [`Task::Stream`](crate::task::Task::Stream): the time until the arrays are initialised, the best
-/// pass of each kernel, and all minor page faults.
+/// [`Task::Stream`](crate::task::Task::Stream): time of the start and of the best passes, faults.
 pub(crate) fn stream(
     arrays: Arrays,
     size: Bytes,
@@ -76,8 +75,8 @@ pub(crate) fn stream(
     })?;
 
     let faults = own_usage()?.ru_minflt - before;
-    let had = own_memory_in(&[addresses])?;
-    let mut figures = add_origin(had, kernel.as_ref(), pool.as_ref())?;
+    let usage = own_memory_in(&[addresses])?;
+    let mut figures = add_origin(usage, kernel.as_ref(), pool.as_ref())?;
     let best = kernels::KERNELS.into_iter().zip(times.best);
     figures.extend(best.map(|(name, best)| (name.to_owned(), ms(best))));
     let start = ms(allocated + times.touch);
@@ -85,8 +84,7 @@ pub(crate) fn stream(
     Ok(with(figures, taken))
 }
 
-/// [`Task::FirstUse`](crate::task::Task::FirstUse): the time per page, and the memory of the
-/// process while it holds all pages.
+/// [`Task::FirstUse`](crate::task::Task::FirstUse): time per page, and memory with all pages.
 pub(crate) fn first_use(config: PoolConfig, pages: Pages, times: usize) -> Result<Figures, Error> {
     let kernel = kernel_pool()?;
     let (pool, _ballast) = supplied_pool(config, pages)?;
@@ -112,8 +110,7 @@ pub(crate) fn first_use(config: PoolConfig, pages: Pages, times: usize) -> Resul
     Ok(with(seen, [("page_us", median(&costs))]))
 }
 
-/// [`Task::Exchange`](crate::task::Task::Exchange): the time per page over all threads, and the
-/// memory of the process while it holds one page.
+/// [`Task::Exchange`](crate::task::Task::Exchange): time per page, and memory with one page.
 pub(crate) fn exchange(
     kind: PoolKind,
     cycle: PageCycle,
@@ -179,8 +176,7 @@ fn supplied_pool(config: PoolConfig, pages: Pages) -> Result<(Pool, Option<Pool>
     Ok((pool, ballast(config)?))
 }
 
-/// Occupies the unused pages of the kernel's pool, so that it must allocate surplus pages, if the
-/// configuration says so.
+/// Occupies unused pages of the kernel's pool, if it shall allocate surplus pages.
 fn ballast(config: PoolConfig) -> Result<Option<Pool>, Error> {
     let unused = kernel_pool()?.map_or(Pages(0), |pool| pool.unused());
     if config != PoolConfig(PoolKind::Hugetlb, Provision::Surplus) || unused == Pages(0) {
@@ -205,8 +201,7 @@ fn grow(pool: &Pool, pages: Pages) -> Result<(), Error> {
         .map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Adds the origin of the pages: counters of our pool, and the growth of the kernel's since
-/// `before`.
+/// Adds the origin of the pages: counters of our pool, and growth of the kernel's.
 fn add_origin(
     figures: Figures,
     before: Option<&hugetlb::Pool>,

@@ -8,8 +8,7 @@ use std::fs;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::process::tree;
 
-/// A socket table under /proc/PID/net: name, columns of state and inode, state of a listening
-/// socket.
+/// A table under /proc/PID/net: name, columns of state and inode, state of a listener.
 type SocketTable = (&'static str, usize, usize, &'static str);
 
 /// `0A` is TCP_LISTEN; bit 16 of the flags is `__SO_ACCEPTCON`.

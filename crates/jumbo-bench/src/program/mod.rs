@@ -60,8 +60,7 @@ pub struct Program {
     pub folder: Option<PathBuf>,
     /// Load of a program that does not end by itself.
     pub server: Option<Server>,
-    /// A failed run is an error ([`Error::Failed`]); else exit statuses are compared. Not for
-    /// servers.
+    /// A failed run is an error; else exit statuses are compared. Not for servers.
     pub must_succeed: bool,
 }
 
@@ -256,8 +255,7 @@ impl Program {
 }
 
 impl Observations {
-    /// Takes a sample. Memory is sampled in the first run of each side, and in each run of a server
-    /// with a load, and kept in `seen`.
+    /// Takes a sample. The first run of each side, and all of a loaded server, sample the memory.
     fn sample(
         &self,
         settings: &Settings,

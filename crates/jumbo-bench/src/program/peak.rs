@@ -61,8 +61,7 @@ impl MemoryPeak {
             let hugetlb = rollup.mappings().map(|mapping| mapping.hugetlb()).sum();
             now.hugetlb = now.hugetlb.max(hugetlb);
             for mapping in rollup.mappings() {
-                // The kernel does not report how many processes share a hugetlb page: assume all of
-                // them.
+                // The number of sharing processes is unknown: assume all of them.
                 shared_hugetlb = shared_hugetlb.max(mapping.shared_hugetlb);
                 now.bytes += mapping.pss + mapping.private_hugetlb;
                 resident += mapping.rss + mapping.hugetlb();

@@ -64,8 +64,7 @@ impl Served {
         (median != Self::default()).then_some(median)
     }
 
-    /// Figures of all matches of the named groups. A latency is in milliseconds unless there is a
-    /// group `unit`.
+    /// Figures of all named groups. A latency is in milliseconds unless there is a group `unit`.
     fn found(all: &[Regex], text: &str) -> Self {
         let (mut throughput, mut p50, mut p99) = (Vec::new(), Vec::new(), Vec::new());
         for captures in all.iter().flat_map(|regex| regex.captures_iter(text)) {
@@ -92,8 +91,7 @@ impl Served {
 }
 
 impl Pattern {
-    /// Figures of the named groups; without them, the first group is the latency of one request, in
-    /// milliseconds.
+    /// Figures of the named groups; without them, the first group is a latency in milliseconds.
     fn read(&self, text: &str) -> Served {
         let is_named = |name: &str| ["throughput", "p50", "p99"].contains(&name);
         if self.0.capture_names().flatten().any(is_named) {
@@ -114,8 +112,7 @@ impl Pattern {
     }
 }
 
-/// Lines of known tools: redis-benchmark, with `-q` and in its last table; pgbench; wrk; ab;
-/// latencies of wrk and ab.
+/// Lines of redis-benchmark, with `-q` and in its last table; pgbench; wrk; ab; both latencies.
 const KNOWN_LINES: [&str; 7] = [
     r"(?<throughput>[0-9.]+) requests per second(, p50=(?<p50>[0-9.]+))?",
     r"avg +min +p50 +p95 +p99 +max\s+[0-9.]+ +[0-9.]+ +(?<p50>[0-9.]+) +[0-9.]+ +(?<p99>[0-9.]+)",

@@ -29,8 +29,7 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 /// A program that does not end by itself, and its load. `sh -c` runs the commands, without jumbo.
 #[derive(Clone, Debug, Default)]
 pub struct Server {
-    /// Command that succeeds once the server is ready; repeated for up to a minute. `None`: the
-    /// load.
+    /// Command that succeeds once the server is ready, within a minute. `None`: the load.
     pub ready: Option<String>,
     /// Command that fills the server, unmeasured.
     pub setup: Option<String>,
@@ -103,8 +102,7 @@ impl Server {
         Ok((elapsed_ms, Served::median(&served)))
     }
 
-    /// Repeats the probe until it succeeds, for at most `ready_timeout`. Without a probe the load
-    /// serves.
+    /// Repeats the probe, or else the load, until it succeeds, for at most `ready_timeout`.
     fn wait_until_ready(
         &self,
         settings: &Settings,

@@ -77,8 +77,7 @@ pub enum Agreement {
 }
 
 impl Agreement {
-    /// Agreement of the values that `see` returns for plain and other runs; `Unknown` if one is
-    /// `None`.
+    /// Agreement of what `see` returns for plain and other runs; `Unknown` if one is `None`.
     pub(super) fn of<T: PartialEq>(
         plain: &[RunResult],
         others: &[RunResult],

@@ -135,8 +135,7 @@ impl Way {
         matches!(self.launch, Launch::Jumbo(_))
     }
 
-    /// Command that starts `program`, whose plain size is `size`; `as_set` keeps the user's
-    /// settings of `malloc`.
+    /// Command that starts `program` of that plain size; `as_set` keeps the user's variables.
     pub(super) fn command(
         &self,
         jumbo: &Path,

@@ -21,8 +21,7 @@ pub(super) const SIZED_FOLIO_BYTES: &str = "sized_folio_bytes";
 pub(super) const BLOAT: &str = "resident_x";
 
 impl ShmemMode {
-    /// Part of the row names, name of the side, and name of the method if it is missing. `{}` is
-    /// the block size.
+    /// Part of row names, name of the side, and of a missing method. `{}` is the block size.
     fn names(self) -> [&'static str; 3] {
         match self {
             Self::Base => ["base", "4 KiB pages", ""],

@@ -23,8 +23,7 @@ const SPARSE_BYTES: Bytes = Bytes(64 << 20);
 /// Distance of the touched bytes in it.
 const SPARSE_STEP: usize = 1 << 20;
 
-/// [`Task::Touch`](crate::task::Task::Touch): times of touch and unmap, page faults, the origin of
-/// the memory, and its bloat if sparsely touched.
+/// [`Task::Touch`](crate::task::Task::Touch): times, page faults, origin of the memory, bloat.
 pub(crate) fn touch(task: &TouchTask) -> Result<Figures, Error> {
     let TouchTask {
         by: mode,
@@ -126,9 +125,9 @@ fn bloat(mode: ShmemMode) -> Result<f64, Error> {
         step[0] = 1;
         touched += rustix::param::page_size() as f64;
     }
-    let had = own_memory_in(&[memory.addresses()])?;
+    let usage = own_memory_in(&[memory.addresses()])?;
     memory.give_back()?;
-    Ok(had["resident_bytes"] / touched)
+    Ok(usage["resident_bytes"] / touched)
 }
 
 /// Kernel counters of large folios in shared memory, by size, as bytes.

@@ -48,8 +48,7 @@ fn count(which: u64) -> io::Result<File> {
         0,
     ];
     let (any, close_on_exec) = (-1, 1 << 3);
-    // SAFETY: the kernel reads as many bytes of attributes as their size field says, and creates a
-    // descriptor.
+    // SAFETY: the kernel reads the attributes by their size field, and creates a descriptor.
     let opened = unsafe {
         let call = libc::SYS_perf_event_open;
         libc::syscall(call, attributes.as_ptr(), 0, any, any, close_on_exec)

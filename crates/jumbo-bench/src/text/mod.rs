@@ -122,8 +122,7 @@ impl<'a> TextBench<'a> {
         })
     }
 
-    /// Touches of all text in ascending order: the best case for base pages, of which one fault
-    /// maps 16.
+    /// Touches of all text in ascending order: the best case for base pages (16 per fault).
     fn faults(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "faults");
         let what = (self.whole[0].size, 0, false);

@@ -61,8 +61,7 @@ impl TextBench<'_> {
         self.run(program, method, what).map(drop)
     }
 
-    /// Moves the text of one process onto an image; if `beside`, another process has the image
-    /// already.
+    /// Moves the text of one process onto an image, which exists already if `beside`.
     pub(super) fn setup(&self, program: &TextProgram, beside: bool) -> Result<Figures, Error> {
         let method = TextMethod::SHARED;
         let _other = beside.then(|| self.stay(program, method)).transpose()?;
@@ -190,8 +189,7 @@ impl TextMethod {
         }
     }
 
-    /// Claims that the touched text is resident, and on no huge pages, or half on huge pages of the
-    /// method's kind.
+    /// Claims that the touched text is resident, and half or none of it on huge pages.
     pub(super) fn claims(self, touched: Bytes) -> Vec<Claim> {
         let mut claims = vec![nearly_all("text_resident_bytes", touched)];
         if self == Self::BASE {

@@ -20,12 +20,10 @@ struct Functions {
     count: u64,
 }
 
-/// Weyl constant, 2^64 divided by the golden ratio: the upper halves of its multiples have no
-/// pattern.
+/// 2^64 divided by the golden ratio: the upper halves of its multiples have no pattern.
 const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// [`Task::Text`](crate::task::Task::Text): times and faults of the calls, and the mapping of the
-/// functions.
+/// [`Task::Text`](crate::task::Task::Text): times and faults of the calls, page types.
 pub(crate) fn text(what: &TextTask) -> Result<Figures, Error> {
     let faults = || own_usage().map(|usage| (usage.ru_minflt + usage.ru_majflt) as f64);
     if what.base {

@@ -36,18 +36,15 @@ const ORDER_1G: u32 = 18;
 
 const DESCRIPTOR_BYTES: u64 = 64;
 
-/// 2 MiB pages to prepare, as in the published table; GiB to pin; and the maximum of pages in the
-/// kernel's pool. All without and with `--quick`.
+/// 2 MiB pages to prepare, GiB to pin, maximum of the kernel's pool; without and with `--quick`.
 const PAGES: [usize; 2] = [10_240, 2_560];
 const PINNED_GIB: [usize; 2] = [16, 4];
 const KERNEL_POOL: [Pages; 2] = [Pages(4096), Pages(256)];
 
-/// Figures of the series of 2021: 2.5 times as long to allocate a page, 2.6 times as long to free
-/// it.
+/// Figures of the series of 2021, which took 2.5 and 2.6 times as long.
 const PUBLISHED: [&str; 2] = ["0.40", "0.38"];
 
-/// Processes per sample of take and give, of which the fastest counts: half of the time depends on
-/// the placement of its memory.
+/// Processes per sample of take and give: the placement of memory takes half of the time.
 const LAPS: usize = 3;
 
 const EXCHANGE_POOL_PAGES: Pages = Pages(16);

@@ -61,8 +61,7 @@ impl DescriptorTable for Vmemmap {
     }
 }
 
-/// [`Task::Describe`](crate::task::Task::Describe): times of operations on a fully prepared table,
-/// and the memory that it keeps.
+/// [`Task::Describe`](crate::task::Task::Describe): times on a full table, and its memory.
 pub(crate) fn describe(huge: DescribeTask) -> Result<Figures, Error> {
     base_pages_only()?;
     // A first run touches code and files, which would count as memory of the table.
@@ -90,9 +89,9 @@ fn prepared<T: DescriptorTable>(
 ) -> Result<Figures, Error> {
     heads(huge).try_for_each(|head| table.prepare(head, huge.order))?;
     let kept = taken()? - before;
-    let had = [("kept_bytes", kept.max(1.0)), preload_figure()?];
+    let kept = [("kept_bytes", kept.max(1.0)), preload_figure()?];
     let work = if huge.pinned { pins } else { life };
-    Ok(with(work(huge, table)?, had))
+    Ok(with(work(huge, table)?, kept))
 }
 
 fn heads(huge: DescribeTask) -> impl Iterator<Item = usize> + Clone {
