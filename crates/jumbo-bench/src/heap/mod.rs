@@ -26,7 +26,7 @@ use crate::{Error, Settings};
 /// Minimum size of the load: below, the bookkeeping of the measurement has a comparable size.
 pub const MIN_SIZE: Bytes = Bytes(32 << 20);
 
-/// A start takes a millisecond and a `free` nanoseconds: single ones drown in noise.
+/// Laps per round. A start takes a millisecond, a `free` nanoseconds: one is lost in noise.
 const STARTS_PER_ROUND: usize = 40;
 const FREES_PER_ROUND: usize = 5;
 

@@ -33,7 +33,7 @@ use counters::TlbCounters;
 use process::{PROCESSES, PSS, TextBench, TextMethod, program_of};
 use program::{CacheState, TextProgram};
 
-/// Minimum size: the TLB holds half of much less.
+/// Minimum size: the TLB would cover half of a smaller text.
 pub const MIN_SIZE: Bytes = TOUCHED_BYTES;
 
 /// Text that a timed program touches: more than the TLB covers, less than the whole text.

@@ -20,7 +20,7 @@ struct Functions {
     count: u64,
 }
 
-/// 2^64 divided by the golden ratio: the upper halves of its multiples have no pattern.
+/// Weyl constant, 2^64 / golden ratio: the upper halves of its multiples have no pattern.
 const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// [`Task::Text`](crate::task::Task::Text): times and faults of the calls, page types.

@@ -41,10 +41,10 @@ const PAGES: [usize; 2] = [10_240, 2_560];
 const PINNED_GIB: [usize; 2] = [16, 4];
 const KERNEL_POOL: [Pages; 2] = [Pages(4096), Pages(256)];
 
-/// Figures of the series of 2021, which took 2.5 and 2.6 times as long.
+/// Ratios of the series of 2021: allocating and freeing took 2.5 and 2.6 times as long.
 const PUBLISHED: [&str; 2] = ["0.40", "0.38"];
 
-/// Processes per sample of take and give: the placement of memory takes half of the time.
+/// Processes per sample, of which the fastest counts: half of the time is memory placement.
 const LAPS: usize = 3;
 
 const EXCHANGE_POOL_PAGES: Pages = Pages(16);
