@@ -194,21 +194,17 @@ fn serve_knobs(
         .ok_or("the kernel has no such control (before Linux 6.12)")?;
     first.writable(root)?;
     let locked = journal.lock(&group, JOURNAL_NAME)?;
-    let steering = match pool.filter(|_| kept == KnobSet::Pool) {
+    let mut steering = match pool.filter(|_| kept == KnobSet::Pool) {
         Some(pool) => steer(root, &locked, &pool, JOURNAL_NAME)?,
         None => Steering::of(root, &locked, knobs, JOURNAL_NAME)?,
     };
-    Ok(until_the_end(root, kept, steering))
-}
-
-fn until_the_end(root: &Root, kept: KnobSet, mut steering: Steering<'_>) -> Result<(), String> {
     // Any failure ends the requests only: the knobs are restored below.
     let _ = serve_requests(root, &mut steering);
-    match steering.put_back(&mut ()) {
+    Ok(match steering.put_back(&mut ()) {
         Ok(undone) if undone.complete => Ok(()),
         Ok(_) => Err(kept.not_back()),
         Err(error) => Err(error.to_string()),
-    }
+    })
 }
 
 fn serve_requests(root: &Root, steering: &mut Steering<'_>) -> Result<(), Error> {

@@ -198,13 +198,9 @@ impl<'a> TextBench<'a> {
         if !self.methods.contains(&TextMethod::SHARED) {
             return group;
         }
-        let program = program_of(&self.whole, TextMethod::SHARED);
-        let mut side = |name: &str, beside: bool| {
-            group.side(name, program.size, move || {
-                program.cache(TextMethod::SHARED.cached)?;
-                self.setup(program, beside)
-            })
-        };
+        let size = self.whole[0].size;
+        let mut side =
+            |name: &str, beside: bool| group.side(name, size, move || self.setup(beside));
         let made = side("shared image, made", false);
         let found = side("shared image, found", true);
         let measure = "set-up of 100 MiB";
@@ -220,13 +216,9 @@ impl<'a> TextBench<'a> {
     /// Proportional memory (PSS) of the text of several processes of one program.
     fn memory(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "memory");
-        let mut side = |method: TextMethod| {
-            let program = program_of(&self.part, method);
-            group.side(method.name, program.size, move || {
-                program.cache(method.cached)?;
-                self.resident(program, method)
-            })
-        };
+        let size = self.part[0].size;
+        let mut side =
+            |method: TextMethod| group.side(method.name, size, move || self.resident(method));
         let base = side(TextMethod::BASE);
         let sides: Vec<_> = self
             .methods
@@ -234,7 +226,7 @@ impl<'a> TextBench<'a> {
             .map(|&method| (method, side(method)))
             .collect();
         for (processes, figure) in PROCESSES.into_iter().zip(PSS) {
-            let measure = &format!("text of {processes} x {}", self.part[0].size);
+            let measure = &format!("text of {processes} x {size}");
             let name = |of: &str| format!("memory_{processes}{of}");
             for &(method, side) in &sides {
                 let huge = if method == TextMethod::FILE {

@@ -62,8 +62,10 @@ impl TextBench<'_> {
     }
 
     /// Moves the text of one process onto an image, which exists already if `beside`.
-    pub(super) fn setup(&self, program: &TextProgram, beside: bool) -> Result<Figures, Error> {
+    pub(super) fn setup(&self, beside: bool) -> Result<Figures, Error> {
         let method = TextMethod::SHARED;
+        let program = program_of(&self.whole, method);
+        program.cache(method.cached)?;
         let _other = beside.then(|| self.stay(program, method)).transpose()?;
         let Launch::Jumbo(options) = method.launch() else {
             return Ok(Figures::new());
@@ -105,11 +107,9 @@ impl TextBench<'_> {
     }
 
     /// Proportional memory of the text of [`PROCESSES`].
-    pub(super) fn resident(
-        &self,
-        program: &TextProgram,
-        method: TextMethod,
-    ) -> Result<Figures, Error> {
+    pub(super) fn resident(&self, method: TextMethod) -> Result<Figures, Error> {
+        let program = program_of(&self.part, method);
+        program.cache(method.cached)?;
         let (root, mut all) = (Root::host(), Vec::new());
         let mut figures = Figures::new();
         for (count, figure) in PROCESSES.into_iter().zip(PSS) {
