@@ -6,7 +6,7 @@
 //! short.
 //!
 //! What a cgroup keeps of files counts as room, for it goes before anything is killed, and a group that has
-//! lived for a while is full of it; not so what has to be written first. One group is asked by `left`, which
+//! lived for a while is full of it; not so what has to be written first. One group is asked by `room_of_group`, which
 //! the sources of a pool share.
 //!
 //! Not covered: memory that was mapped before and is touched first while something is pending. Its page faults
@@ -21,30 +21,30 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 
 /// The longest path that is followed. Small, as all of this: the stack may be fresh.
-pub(crate) const PATH: usize = 1024;
+pub(crate) const MAX_PATH_BYTES: usize = 1024;
 /// How much of a file is read, at most: of /proc/self/cgroup a line for each v1 hierarchy.
-const TEXT: usize = 2048;
+const MAX_TEXT_BYTES: usize = 2048;
 /// MemAvailable is the third line of /proc/meminfo.
-const LINES: usize = 256;
+const MEMINFO_BYTES: usize = 256;
 /// A limit, or what is used.
-const DIGITS: usize = 32;
+const VALUE_BYTES: usize = 32;
 /// What memory.stat needs up to the lines that are read here, in both versions.
-const STAT: usize = 2048;
+const STAT_BYTES: usize = 2048;
 
 /// How many times what is freed later a memory cgroup has to have room for: threads of the program that
 /// touch memory may be faster than those that free it, and in a cgroup at its limit something is killed.
-const MARGIN: usize = 8;
+const GROUP_MARGIN: usize = 8;
 
 /// The bytes that this process could still allocate and touch.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct Headroom {
     host: usize,
     group: usize,
 }
 
-impl Room {
+impl Headroom {
     /// What may be allocated at all.
-    pub fn least(&self) -> usize {
+    pub fn min(&self) -> usize {
         self.host.min(self.group)
     }
 
@@ -59,36 +59,36 @@ impl Room {
     }
 
     /// Whether no memory cgroup has a limit.
-    pub const fn is_of_no_group(&self) -> bool {
+    pub const fn has_no_group_limit(&self) -> bool {
         self.group == usize::MAX
     }
 
     /// Whether so many bytes may be pending.
     pub const fn holds(&self, pending: usize) -> bool {
-        self.host >= pending && self.group / MARGIN >= pending
+        self.host >= pending && self.group / GROUP_MARGIN >= pending
     }
 }
 
 /// How much is to be pending or touched: what is more than that need not be known. Every look beyond what is simply
 /// free costs further calls.
 #[derive(Clone, Copy, Debug)]
-pub struct Enough {
+pub struct Needed {
     /// Of the host; `usize::MAX`: all that there is.
     pub host: usize,
     /// Of the tightest memory cgroup.
     pub group: usize,
 }
 
-impl Enough {
-    /// What [`Room::holds`] looks at.
+impl Needed {
+    /// What [`Headroom::holds`] looks at.
     pub const fn to_hold(pending: usize) -> Self {
         Self {
             host: pending,
-            group: pending.saturating_mul(MARGIN),
+            group: pending.saturating_mul(GROUP_MARGIN),
         }
     }
 
-    /// What [`Room::least`] needs to tell whether `bytes` can be allocated.
+    /// What [`Headroom::min_room`] needs to tell whether `bytes` can be allocated.
     pub const fn for_touching(bytes: usize) -> Self {
         Self {
             host: usize::MAX,
@@ -99,16 +99,16 @@ impl Enough {
 
 /// How much room there is; `None` where that cannot be known. Called with a lock held that keeps fork(2) away, so
 /// that no child has the descriptors.
-pub fn headroom(enough: Enough) -> Option<Room> {
-    Some(Room {
-        host: free(enough.host).or_else(available)?,
-        group: room(&MEMORY, enough.group)?,
+pub fn headroom(needed: Needed) -> Option<Headroom> {
+    Some(Headroom {
+        host: free(needed.host).or_else(available)?,
+        group: room(&MEMORY, needed.group)?,
     })
 }
 
 /// Whether `bytes` can be touched that the program did not touch.
 pub(crate) fn has_room(bytes: usize) -> bool {
-    headroom(Enough::for_touching(bytes)).is_some_and(|room| room.least() >= bytes)
+    headroom(Needed::for_touching(bytes)).is_some_and(|room| room.min() >= bytes)
 }
 
 /// Whether the kernel promises no more memory than there is (vm.overcommit_memory is 2), or may do so: then what is
@@ -119,10 +119,10 @@ pub fn is_promise_strict() -> bool {
     !text.is_ok_and(|text| matches!(number(text), Some(0 | 1)))
 }
 
-/// What is not used, not even for the contents of files, where that is more than `enough`: one call, where
+/// What is not used, not even for the contents of files, where that is more than `needed`: one call, where
 /// /proc/meminfo takes three.
-fn free(enough: usize) -> Option<usize> {
-    if enough == usize::MAX {
+fn free(needed: usize) -> Option<usize> {
+    if needed == usize::MAX {
         return None;
     }
     let info = rustix::system::sysinfo();
@@ -131,7 +131,7 @@ fn free(enough: usize) -> Option<usize> {
         usize::try_from(info.mem_unit),
     );
     let free = free.ok()?.checked_mul(unit.ok()?)?;
-    (free > enough).then_some(free)
+    (free > needed).then_some(free)
 }
 
 /// The host's memory, in bytes. sysinfo(2).
@@ -143,26 +143,28 @@ pub(crate) fn host_memory() -> usize {
 
 /// MemAvailable of /proc/meminfo (Linux 3.14).
 fn available() -> Option<usize> {
-    let mut text = [0u8; LINES];
-    let text = read(c"/proc/meminfo", &mut text).ok()?;
-    let key = b"MemAvailable:";
-    let line = text
-        .split(|byte| *byte == b'\n')
-        .find(|line| line.starts_with(key))?;
-    number(&line[key.len()..])?.checked_mul(1024)
+    let mut text = [0u8; MEMINFO_BYTES];
+    kib_field(read(c"/proc/meminfo", &mut text).ok()?, b"MemAvailable:")
+}
+
+/// Reads a field in kB of a file of /proc, in bytes.
+pub(crate) fn kib_field(text: &[u8], key: &[u8]) -> Option<usize> {
+    let mut lines = text.split(|byte| *byte == b'\n');
+    let value = lines.find_map(|line| line.strip_prefix(key))?;
+    number(value)?.checked_mul(1024)
 }
 
 /// The memory that is free in pieces of `bytes` and more, by /proc/buddyinfo: a first touch of such a piece need not wait
 /// until the kernel has moved other memory away. `None` where that cannot be known.
 pub(crate) fn free_in_pieces(bytes: usize) -> Option<usize> {
     // A host with more zones than this holds has more than is said.
-    let mut text = [0u8; TEXT];
+    let mut text = [0u8; MAX_TEXT_BYTES];
     let text = read(c"/proc/buddyinfo", &mut text).ok()?;
-    Some(pieces(text, bytes / rustix::param::page_size()) * rustix::param::page_size())
+    Some(pages_in_blocks(text, bytes / rustix::param::page_size()) * rustix::param::page_size())
 }
 
 /// The base pages in free pieces of so many and more. A line has a count for each order, from 0 on.
-fn pieces(text: &[u8], pages: usize) -> usize {
+fn pages_in_blocks(text: &[u8], pages: usize) -> usize {
     let order = pages.max(1).trailing_zeros() as usize;
     let lines = text.split(|byte| *byte == b'\n');
     let counts = |line: &[u8]| {
@@ -178,7 +180,7 @@ fn pieces(text: &[u8], pages: usize) -> usize {
     lines.map(counts).sum()
 }
 
-/// Whether a thread of ours would leave the program enough tasks.
+/// Whether a thread of ours would leave the program needed tasks.
 pub(crate) fn has_tasks() -> bool {
     const MIN_TASKS: usize = 16;
     tasks().is_none_or(|tasks| tasks >= MIN_TASKS)
@@ -191,23 +193,23 @@ pub fn tasks() -> Option<usize> {
 }
 
 /// What the groups of this process leave, and all above them.
-fn room(controller: &'static Controller, enough: usize) -> Option<usize> {
-    let mut text = [0u8; TEXT];
+fn room(controller: &'static Controller, needed: usize) -> Option<usize> {
+    let mut text = [0u8; MAX_TEXT_BYTES];
     let text = match read(c"/proc/self/cgroup", &mut text) {
         // Not all of it.
-        Ok(text) if text.len() == TEXT => return None,
+        Ok(text) if text.len() == MAX_TEXT_BYTES => return None,
         Ok(text) => text,
         // A kernel without cgroups has no such file.
-        Err(Errno::NOENT) => return exists(c"/proc/meminfo").then_some(usize::MAX),
+        Err(Errno::NOENT) => return rustix::fs::stat(c"/proc/meminfo").ok().map(|_| usize::MAX),
         Err(_) => return None,
     };
     let groups = Groups::parse(controller, text)?;
-    groups.room(enough, |path, buffer| read(path, buffer).map(<[u8]>::len))
+    groups.room(needed, |path, buffer| read(path, buffer).map(<[u8]>::len))
 }
 
 /// The files of a memory cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+enum CgroupFile {
     /// What may be used.
     Limit,
     /// What is used.
@@ -217,16 +219,16 @@ pub enum Part {
 }
 
 /// What one memory cgroup leaves, by the files that `read` puts the start of into a buffer; `usize::MAX` without a
-/// limit. What it keeps of files is looked at where there is less than `enough` without.
+/// limit. What it keeps of files is looked at where there is less than `needed` without.
 ///
 /// # Errors
 /// `read`'s for the limit; EIO where a file says nothing.
-pub fn left(
-    enough: usize,
-    mut read: impl FnMut(Part, &mut [u8]) -> Result<usize>,
+fn room_of_group(
+    needed: usize,
+    mut read: impl FnMut(CgroupFile, &mut [u8]) -> Result<usize>,
 ) -> Result<usize> {
-    let mut text = [0u8; DIGITS];
-    let length = read(Part::Limit, &mut text)?;
+    let mut text = [0u8; VALUE_BYTES];
+    let length = read(CgroupFile::Limit, &mut text)?;
     let limit = text.get(..length).ok_or(Errno::IO)?;
     // Near the largest number there is (v1), or `max`.
     if limit.starts_with(b"max") {
@@ -236,20 +238,20 @@ pub fn left(
     if limit >= 1 << 60 {
         return Ok(usize::MAX);
     }
-    let length = read(Part::Usage, &mut text).map_err(|_| Errno::IO)?;
+    let length = read(CgroupFile::Usage, &mut text).map_err(|_| Errno::IO)?;
     let usage = text.get(..length).and_then(number).ok_or(Errno::IO)?;
     let free = limit.saturating_sub(usage);
-    if free >= enough {
+    if free >= needed {
         return Ok(free);
     }
-    let files = read_clean_files(|text| read(Part::Stat, text)).unwrap_or(0);
+    let files = read_clean_files(|text| read(CgroupFile::Stat, text)).unwrap_or(0);
     Ok(limit.saturating_sub(usage.saturating_sub(files)))
 }
 
 /// [`clean_files`] of the start of a file. Not inlined, for the sake of the stack where it is not needed.
 #[inline(never)]
 fn read_clean_files(read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Option<usize> {
-    let mut text = [0u8; STAT];
+    let mut text = [0u8; STAT_BYTES];
     let length = read(&mut text).ok()?;
     clean_files(text.get(..length)?)
 }
@@ -257,7 +259,7 @@ fn read_clean_files(read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Option<usi
 /// What a group keeps of files and need not write before it gives that up, in bytes, by its memory.stat; `None`
 /// where that does not say it.
 pub fn clean_files(text: &[u8]) -> Option<usize> {
-    // The last line may be a part of one.
+    // The last line may be a file_kind of one.
     let end = text.iter().rposition(|byte| *byte == b'\n')?;
     let value = |wanted: &[u8]| {
         let mut lines = text[..end].split(|byte| *byte == b'\n');
@@ -283,8 +285,8 @@ struct Groups<'a> {
 #[derive(Debug)]
 struct Controller {
     name: &'static [u8],
-    first: Version,
-    second: Version,
+    v1: Version,
+    v2: Version,
 }
 
 /// Where a version of the controller is mounted, and how it names its files.
@@ -298,18 +300,18 @@ struct Version {
 }
 
 /// Where the second version of all controllers is.
-const UNIFIED: &[&[u8]] = &[b"/sys/fs/cgroup", b"/sys/fs/cgroup/unified"];
+const V2_MOUNTS: &[&[u8]] = &[b"/sys/fs/cgroup", b"/sys/fs/cgroup/unified"];
 
 static MEMORY: Controller = Controller {
     name: b"memory",
-    first: Version {
+    v1: Version {
         mounts: &[b"/sys/fs/cgroup/memory"],
         limit: b"/memory.limit_in_bytes\0",
         high: b"",
         usage: b"/memory.usage_in_bytes\0",
     },
-    second: Version {
-        mounts: UNIFIED,
+    v2: Version {
+        mounts: V2_MOUNTS,
         limit: b"/memory.max\0",
         high: b"/memory.high\0",
         usage: b"/memory.current\0",
@@ -318,14 +320,14 @@ static MEMORY: Controller = Controller {
 
 static PIDS: Controller = Controller {
     name: b"pids",
-    first: Version {
+    v1: Version {
         mounts: &[b"/sys/fs/cgroup/pids"],
         limit: b"/pids.max\0",
         high: b"",
         usage: b"/pids.current\0",
     },
-    second: Version {
-        mounts: UNIFIED,
+    v2: Version {
+        mounts: V2_MOUNTS,
         limit: b"/pids.max\0",
         high: b"",
         usage: b"/pids.current\0",
@@ -346,40 +348,40 @@ impl<'a> Groups<'a> {
                 .split(|byte| *byte == b',')
                 .any(|name| name == controller.name)
             {
-                let version = &controller.first;
+                let version = &controller.v1;
                 return Some(Self { version, path });
             }
             if number == b"0" && controllers.is_empty() {
-                let version = &controller.second;
+                let version = &controller.v2;
                 found = Some(Self { version, path });
             }
         }
         found
     }
 
-    /// The least room of this group and those above it, by the files that `read` reads. In a container
+    /// The min_room room of this group and those above it, by the files that `read` reads. In a container
     /// the path may be one that only the host knows: then the groups are those that can be found going up.
     fn room(
         &self,
-        enough: usize,
+        needed: usize,
         mut read: impl FnMut(&CStr, &mut [u8]) -> Result<usize>,
     ) -> Option<usize> {
         let version = self.version;
         let mut file = |mount: &[u8], folder: &[u8], name: &[u8], text: &mut [u8]| {
-            let mut path = [0u8; PATH];
+            let mut path = [0u8; MAX_PATH_BYTES];
             let path = joined(&mut path, [mount, folder, name]).ok_or(Errno::NAMETOOLONG)?;
             read(path, text)
         };
-        let (mut least, mut seen) = (usize::MAX, false);
+        let (mut min_room, mut seen) = (usize::MAX, false);
         for mount in version.mounts {
             let mut folder = self.path.strip_suffix(b"/").unwrap_or(self.path);
             loop {
-                let here = left(enough, |part, text| {
-                    let length = file(mount, folder, version.name(part), text)?;
-                    if part != Part::Limit || version.high.is_empty() {
+                let here = room_of_group(needed, |file_kind, text| {
+                    let length = file(mount, folder, version.name(file_kind), text)?;
+                    if file_kind != CgroupFile::Limit || version.high.is_empty() {
                         return Ok(length);
                     }
-                    let mut high = [0u8; DIGITS];
+                    let mut high = [0u8; VALUE_BYTES];
                     let read = file(mount, folder, version.high, &mut high).unwrap_or(0);
                     let high = high.get(..read).unwrap_or_default();
                     let limit = |text: &[u8]| number(text).unwrap_or(usize::MAX);
@@ -390,7 +392,7 @@ impl<'a> Groups<'a> {
                     Ok(read)
                 });
                 match here {
-                    Ok(room) => (seen, least) = (true, least.min(room)),
+                    Ok(room) => (seen, min_room) = (true, min_room.min(room)),
                     // There is no such file.
                     Err(Errno::NOENT) => {}
                     Err(_) => return None,
@@ -401,12 +403,12 @@ impl<'a> Groups<'a> {
                 folder = &folder[..above];
             }
             // The root of a v2 hierarchy has no limit file.
-            if !seen && version.mounts == UNIFIED && self.path == b"/" {
-                let mut there = |name| file(mount, b"", name, &mut [0; DIGITS]).is_ok();
+            if !seen && version.mounts == V2_MOUNTS && self.path == b"/" {
+                let mut there = |name| file(mount, b"", name, &mut [0; VALUE_BYTES]).is_ok();
                 seen = there(b"/cgroup.procs\0") || there(b"/cgroup.max.depth\0");
             }
             if seen {
-                return Some(least);
+                return Some(min_room);
             }
         }
         None
@@ -414,11 +416,11 @@ impl<'a> Groups<'a> {
 }
 
 impl Version {
-    const fn name(&self, part: Part) -> &'static [u8] {
-        match part {
-            Part::Limit => self.limit,
-            Part::Usage => self.usage,
-            Part::Stat => b"/memory.stat\0",
+    const fn name(&self, file_kind: CgroupFile) -> &'static [u8] {
+        match file_kind {
+            CgroupFile::Limit => self.limit,
+            CgroupFile::Usage => self.usage,
+            CgroupFile::Stat => b"/memory.stat\0",
         }
     }
 }
@@ -469,10 +471,6 @@ pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8]> {
     }
 }
 
-fn exists(path: &CStr) -> bool {
-    rustix::fs::stat(path).is_ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -481,10 +479,10 @@ mod tests {
     fn free_memory_counts_in_pieces_that_are_large_enough() {
         let text = b"Node 0, zone      DMA      1      0      0      1      0      0      0      0      0      1      3 \n\
             Node 0, zone   Normal   9999   9999      0      0      0      0      0      0      0      2      5 \n";
-        assert_eq!(pieces(text, 512), 3 * 512 + 8 * 1024);
-        assert_eq!(pieces(text, 1024), 8 * 1024);
-        assert_eq!(pieces(text, 2048), 0);
-        assert_eq!(pieces(b"", 512), 0);
+        assert_eq!(pages_in_blocks(text, 512), 3 * 512 + 8 * 1024);
+        assert_eq!(pages_in_blocks(text, 1024), 8 * 1024);
+        assert_eq!(pages_in_blocks(text, 2048), 0);
+        assert_eq!(pages_in_blocks(b"", 512), 0);
     }
 
     const ALL: usize = usize::MAX;
@@ -513,7 +511,7 @@ mod tests {
         assert_eq!(
             groups,
             Groups {
-                version: &MEMORY.first,
+                version: &MEMORY.v1,
                 path: b"/a/b"
             }
         );
@@ -596,7 +594,7 @@ mod tests {
             None,
             "the one above"
         );
-        let long = format!("0::/{}", "x".repeat(PATH));
+        let long = format!("0::/{}", "x".repeat(MAX_PATH_BYTES));
         let groups = Groups::parse(&MEMORY, long.as_bytes()).unwrap();
         let root = [("/sys/fs/cgroup/memory.max", "max")];
         assert_eq!(groups.room(ALL, files(&root)), None, "no room for the path");
@@ -627,9 +625,9 @@ mod tests {
             ),
         ] {
             let groups = Groups::parse(&MEMORY, text.as_bytes()).unwrap();
-            let room = |enough, stat: &[(&str, &str)]| {
+            let room = |needed, stat: &[(&str, &str)]| {
                 let known = [(limit, "1000\n"), (usage, "950\n")];
-                groups.room(enough, files(&[&known, stat].concat()))
+                groups.room(needed, files(&[&known, stat].concat()))
             };
             assert_eq!(room(ALL, &[(stat, memory)]), Some(50 + 250 - 30), "{text}");
             // It is not read where it does not matter.
@@ -641,27 +639,27 @@ mod tests {
             for unknown in ["denied", "", "active_file 100", &without] {
                 assert_eq!(room(ALL, &[(stat, unknown)]), Some(50), "{text}{unknown}");
             }
-            let long = format!("{memory}{}", "x 1\n".repeat(STAT));
+            let long = format!("{memory}{}", "x 1\n".repeat(STAT_BYTES));
             assert_eq!(room(ALL, &[(stat, &long)]), Some(270), "{text}");
-            let late = format!("{}{memory}", "x 1\n".repeat(STAT));
+            let late = format!("{}{memory}", "x 1\n".repeat(STAT_BYTES));
             assert_eq!(room(ALL, &[(stat, &late)]), Some(50), "{text}");
         }
     }
 
     #[test]
     fn this_host_has_some() {
-        let room = headroom(Enough::for_touching(ALL));
-        assert!(room.is_none_or(|room| room.least() > 1 << 20), "{room:?}");
+        let room = headroom(Needed::for_touching(ALL));
+        assert!(room.is_none_or(|room| room.min() > 1 << 20), "{room:?}");
     }
 
     #[test]
     fn a_group_has_to_have_much_more() {
-        let room = Room {
+        let room = Headroom {
             host: 100,
             group: 800,
         };
         assert!(room.holds(100) && !room.holds(101));
-        let tight = Room { group: 799, ..room };
+        let tight = Headroom { group: 799, ..room };
         assert!(!tight.holds(100));
     }
 }

@@ -11,18 +11,18 @@ use crate::units::{Bytes, SizeError};
 pub enum Keep {
     /// So many bytes.
     Size(usize),
-    /// So many percent of the most that the program had in large blocks so far; at most 100.
+    /// So many percent of the peak that the program had in large blocks so far; at peak 100.
     Percent(u32),
 }
 
 impl Keep {
-    /// In bytes, where the program had `most` bytes at once so far.
-    pub fn of(self, most: usize) -> usize {
+    /// In bytes, where the program had `peak` bytes at once so far.
+    pub fn of(self, peak: usize) -> usize {
         match self {
             Self::Size(bytes) => bytes,
             Self::Percent(percent) => {
                 let percent = usize::try_from(percent).unwrap_or(0);
-                most / 100 * percent + most % 100 * percent / 100
+                peak / 100 * percent + peak % 100 * percent / 100
             }
         }
     }

@@ -19,7 +19,7 @@ use crate::proc::{each_byte, open_at};
 use crate::sys::leave_descriptors;
 
 /// The lines of /proc/PID/status that have to agree; proc_pid_status(5).
-const LINES: [&[u8]; 5] = [b"Uid:", b"Gid:", b"Groups:", b"NoNewPrivs:", b"Seccomp:"];
+const STATUS_KEYS: [&[u8]; 5] = [b"Uid:", b"Gid:", b"Groups:", b"NoNewPrivs:", b"Seccomp:"];
 /// The namespaces that have to agree; namespaces(7).
 const NAMESPACES: [&core::ffi::CStr; 7] = [
     c"ns/cgroup",
@@ -51,7 +51,7 @@ pub(crate) fn begin(name: &core::ffi::CStr) -> Result<()> {
 }
 
 /// Does `work` with the permitted capabilities in effect: root's processes hide their descriptors from a thread without them.
-pub(crate) fn unshed<R>(work: impl FnOnce() -> R) -> R {
+pub(crate) fn with_capabilities<R>(work: impl FnOnce() -> R) -> R {
     set_effective(true);
     let result = work();
     set_effective(false);
@@ -92,7 +92,7 @@ pub(crate) fn compare() -> Leader {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Standing {
+struct ThreadStatus {
     is_zombie: bool,
     /// A hash of the lines of its status, and of the namespaces that it is in.
     hash: u64,
@@ -102,9 +102,9 @@ struct Standing {
 const fn mix(hash: u64, byte: u8) -> u64 {
     (hash ^ byte as u64).wrapping_mul(0x0100_0000_01b3)
 }
-const SEED: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 
-fn standing(folder: &core::ffi::CStr) -> Result<Standing> {
+fn standing(folder: &core::ffi::CStr) -> Result<ThreadStatus> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::openat(CWD, folder, flags, Mode::empty())?;
     let mut standing = status(&folder)?;
@@ -117,13 +117,13 @@ fn standing(folder: &core::ffi::CStr) -> Result<Standing> {
     Ok(standing)
 }
 
-fn status(folder: impl AsFd) -> Result<Standing> {
-    let mut standing = Standing {
+fn status(folder: impl AsFd) -> Result<ThreadStatus> {
+    let mut standing = ThreadStatus {
         is_zombie: false,
-        hash: SEED,
+        hash: FNV_OFFSET_BASIS,
     };
     // The line so far: its beginning, how long it is, and the hash with it.
-    let (mut head, mut length, mut line) = ([0u8; 16], 0, SEED);
+    let (mut head, mut length, mut line) = ([0u8; 16], 0, FNV_OFFSET_BASIS);
     each_byte(open_at(folder, c"status")?, |byte| {
         if byte != b'\n' {
             if let Some(place) = head.get_mut(length) {
@@ -135,10 +135,10 @@ fn status(folder: impl AsFd) -> Result<Standing> {
         }
         let begun = head.get(..length.min(head.len())).unwrap_or_default();
         standing.is_zombie |= begun.starts_with(b"State:\tZ");
-        if LINES.iter().any(|key| begun.starts_with(key)) {
+        if STATUS_KEYS.iter().any(|key| begun.starts_with(key)) {
             standing.hash = line.to_ne_bytes().into_iter().fold(standing.hash, mix);
         }
-        (length, line) = (0, SEED);
+        (length, line) = (0, FNV_OFFSET_BASIS);
         Ok(false)
     })?;
     Ok(standing)
@@ -168,7 +168,7 @@ mod tests {
             let before = capabilities(None).unwrap();
             begin(c"test").unwrap();
             let shed = capabilities(None).unwrap();
-            let needed = unshed(|| capabilities(None).unwrap());
+            let needed = with_capabilities(|| capabilities(None).unwrap());
             [before, shed, needed, capabilities(None).unwrap()]
         });
         let [before, shed, needed, after] = sets.join().unwrap();

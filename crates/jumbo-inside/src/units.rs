@@ -158,16 +158,17 @@ impl Order {
     }
 }
 
-const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
+/// Returns the largest unit that is at most `bytes`, and its binary logarithm.
+fn unit(bytes: u64) -> (&'static str, u32) {
+    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let found = units.into_iter().find(|(_, shift)| bytes >> shift != 0);
+    found.unwrap_or(("B", 0))
+}
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, shift) = UNITS
-            .iter()
-            .find(|(_, shift)| self.0 >> shift != 0)
-            .copied()
-            .unwrap_or(("B", 0));
-        let mut text = Text::new();
+        let (unit, shift) = unit(self.0);
+        let mut text = PaddedText::new();
         if self.0 & ((1 << shift) - 1) == 0 {
             write!(text, "{} {unit}", self.0 >> shift)?;
         } else {
@@ -192,23 +193,21 @@ impl fmt::Display for NodeId {
 /// The short form that users type: `4K`, `2M`, `1G`.
 impl fmt::Display for PageSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, shift) = [("T", 40), ("G", 30), ("M", 20), ("K", 10), ("", 0)]
-            .into_iter()
-            .find(|(_, shift)| self.0 >> shift != 0)
-            .unwrap_or(("", 0));
-        let mut text = Text::new();
+        let (unit, shift) = unit(self.0);
+        let unit = unit.strip_suffix("iB").unwrap_or_default();
+        let mut text = PaddedText::new();
         write!(text, "{}{unit}", self.0 >> shift)?;
         f.pad(text.as_str())
     }
 }
 
 /// A short text that is padded as a whole, without memory of its own to be had.
-struct Text {
+struct PaddedText {
     bytes: [u8; 32],
     length: usize,
 }
 
-impl Text {
+impl PaddedText {
     const fn new() -> Self {
         Self {
             bytes: [0; 32],
@@ -221,7 +220,7 @@ impl Text {
     }
 }
 
-impl fmt::Write for Text {
+impl fmt::Write for PaddedText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let end = self.length + text.len();
         let room = self.bytes.get_mut(self.length..end).ok_or(fmt::Error)?;

@@ -28,7 +28,7 @@ pub(crate) const ALIGN: usize = 16;
 
 /// Starts diverting.
 pub(crate) fn divert() {
-    LARGE_FROM.store(heap::LARGE, Ordering::Release);
+    LARGE_FROM.store(heap::LARGE_BLOCK_BYTES, Ordering::Release);
 }
 
 /// Whether the program's blocks may be ours.
@@ -303,7 +303,7 @@ unsafe fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
         unsafe { release(pointer) };
         return ptr::null_mut();
     }
-    let room = if size < heap::LARGE / 2 {
+    let room = if size < heap::LARGE_BLOCK_BYTES / 2 {
         // SAFETY: the caller's promise.
         unsafe { heap::room(pointer.addr()) }
     } else {

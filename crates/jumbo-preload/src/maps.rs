@@ -88,7 +88,7 @@ fn any(
 ) -> *mut c_void {
     watch::resume();
     let pmd = PMD.load(Ordering::Relaxed);
-    let large = len >= maps::SMALL && flags & MAP_ANONYMOUS != 0;
+    let large = len >= maps::MIN_PACKED_BYTES && flags & MAP_ANONYMOUS != 0;
     let map = |addr, flags| call(addr, len, prot, flags, fd, off);
     let mapped = if shmem::is_covered(len, flags) && sandbox::allows_advice() {
         shared(map, addr, len, prot, flags, fd, off)
@@ -304,8 +304,7 @@ pub(crate) unsafe fn remap(
             moved = moved_to(place.map_or(MAP_FAILED, with_exposed_provenance_mut));
         }
     }
-    let is_several =
-        || !ODDLY_ADVISED.load(Ordering::Relaxed) && maps::is_several(addr.addr(), old);
+    let is_split = || !ODDLY_ADVISED.load(Ordering::Relaxed) && maps::is_split(addr.addr(), old);
     let cut = |answer: Result<usize, Errno>| match answer {
         Ok(place) => moved_to(with_exposed_provenance_mut(place)),
         Err(error) => {
@@ -321,12 +320,12 @@ pub(crate) unsafe fn remap(
         let is_aligned = (from | to).is_multiple_of(page);
         is_aligned && (from.saturating_add(old) <= to || to.saturating_add(new) <= from)
     };
-    if flags == MREMAP_MAYMOVE | MREMAP_FIXED && new > 0 && is_apart() && is_several() {
+    if flags == MREMAP_MAYMOVE | MREMAP_FIXED && new > 0 && is_apart() && is_split() {
         // SAFETY: the caller's promise.
         moved = cut(unsafe { maps::move_cut(addr.addr(), old, new, Some(to.addr())) });
     } else if moved == MAP_FAILED {
         moved = remap(flags);
-        if moved == MAP_FAILED && next::errno() == libc::EFAULT && is_several() {
+        if moved == MAP_FAILED && next::errno() == libc::EFAULT && is_split() {
             moved = match flags {
                 // SAFETY: the caller's promise.
                 MREMAP_MAYMOVE => cut(unsafe { maps::move_cut(addr.addr(), old, new, None) }),
@@ -337,7 +336,7 @@ pub(crate) unsafe fn remap(
     }
     if moved != MAP_FAILED {
         if grows {
-            maps::advise_grown(moved.addr(), old, new);
+            maps::advise_mapping(moved.addr() + old, new - old, true);
         }
         next::set_errno(saved);
     }

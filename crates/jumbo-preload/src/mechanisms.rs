@@ -115,7 +115,7 @@ impl Mechanism for Reaper {
     fn mapped(mapping: &Mapping) {
         if mapping.flags & libc::MAP_ANONYMOUS == 0 {
             auto::mapped_file(mapping);
-        } else if mapping.length >= maps::SMALL {
+        } else if mapping.length >= maps::MIN_PACKED_BYTES {
             auto::mapped(mapping);
         }
     }

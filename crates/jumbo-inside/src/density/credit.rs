@@ -13,7 +13,7 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::PMD_BYTES;
-use crate::headroom::{Enough, free_in_pieces, headroom, host_memory};
+use crate::headroom::{Needed, free_in_pieces, headroom, host_memory};
 
 /// Minimum credit of a program of any size.
 pub(super) const FLOOR_BYTES: usize = 16 << 20;
@@ -144,7 +144,7 @@ pub(super) fn ignore_host() {
 
 /// Reads the available memory of the cgroups and the host.
 pub(super) fn read_room() {
-    let all = Enough {
+    let all = Needed {
         host: usize::MAX,
         group: usize::MAX,
     };

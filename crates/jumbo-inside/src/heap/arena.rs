@@ -10,23 +10,21 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::{ARENAS, LOCKED, PMD, memory};
-use crate::ledger::Slot;
-use crate::ledger::stats;
+use super::{ADVISES_ARENAS, LOCKS_FUTURE, PMD, memory};
+use crate::density;
+use crate::ledger::{Slot, stats};
 
-/// How much address space each look stands for.
-pub const REGION: usize = HEAP_MAX;
 /// glibc's HEAP_MAX_SIZE on 64 bits: twice DEFAULT_MMAP_THRESHOLD_MAX.
-const HEAP_MAX: usize = 64 << 20;
+pub const HEAP_MAX_BYTES: usize = 64 << 20;
 const NON_MAIN_ARENA: usize = 4;
 const IS_MMAPPED: usize = 2;
 
-const SHIFT: u32 = HEAP_MAX.trailing_zeros();
+const HEAP_MAX_SHIFT: u32 = HEAP_MAX_BYTES.trailing_zeros();
 /// One bit for each region of 2^47 bytes of address space: those that were looked at. It is zero pages
 /// but for the few around the regions in use.
-const WORDS: usize = (1 << (47 - SHIFT)) / 64;
+const SEEN_WORDS: usize = (1 << (47 - HEAP_MAX_SHIFT)) / 64;
 crate::one_page::table! {
-    static SEEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+    static SEEN: [AtomicU64; SEEN_WORDS] = [const { AtomicU64::new(0) }; SEEN_WORDS];
 }
 
 /// Looks at memory that glibc's malloc has just returned. Costs a comparison or two, but for the first
@@ -38,17 +36,17 @@ crate::one_page::table! {
 #[expect(unsafe_code, reason = "the caller vouches for the pointer")]
 pub unsafe fn seen(pointer: usize) -> bool {
     // The first 2 MiB of each region never matter: an arena that small is left as it is.
-    if pointer & (HEAP_MAX - (2 << 20)) == 0 {
+    if pointer & (HEAP_MAX_BYTES - (2 << 20)) == 0 {
         return false;
     }
-    let region = pointer >> SHIFT;
-    let (word, bit) = (&SEEN[region / 64 % WORDS], 1 << (region % 64));
+    let region = pointer >> HEAP_MAX_SHIFT;
+    let (word, bit) = (&SEEN[region / 64 % SEEN_WORDS], 1 << (region % 64));
     if word.load(Ordering::Relaxed) & bit != 0 {
         return false;
     }
     word.fetch_or(bit, Ordering::Relaxed);
     // SAFETY: the caller's promise.
-    unsafe { look(pointer) };
+    unsafe { advise_arena(pointer) };
     true
 }
 
@@ -57,10 +55,10 @@ pub unsafe fn seen(pointer: usize) -> bool {
 #[cold]
 #[inline(never)]
 #[expect(unsafe_code, reason = "reads the chunk's header")]
-unsafe fn look(pointer: usize) {
+unsafe fn advise_arena(pointer: usize) {
     let pmd = PMD.load(Ordering::Relaxed);
     // Locked memory is made resident as soon as it is accessible.
-    let off = !ARENAS.load(Ordering::Relaxed) || LOCKED.load(Ordering::Relaxed);
+    let off = !ADVISES_ARENAS.load(Ordering::Relaxed) || LOCKS_FUTURE.load(Ordering::Relaxed);
     if pmd == 0 || off || !pointer.is_multiple_of(2 * size_of::<usize>()) {
         return;
     }
@@ -69,14 +67,14 @@ unsafe fn look(pointer: usize) {
     if header & NON_MAIN_ARENA == 0 || header & IS_MMAPPED != 0 {
         return;
     }
-    let base = pointer & !(HEAP_MAX - 1);
+    let base = pointer & !(HEAP_MAX_BYTES - 1);
     // SAFETY: the heap of an arena is glibc's, which makes the rest of it accessible as it grows.
-    let unprotect = || unsafe { memory::unprotect(base, HEAP_MAX) };
+    let unprotect = || unsafe { memory::unprotect(base, HEAP_MAX_BYTES) };
     // ENOMEM: parts of it are not mapped, so it is no arena's heap after all.
     let filled = (pointer + 1).next_multiple_of(pmd);
     if unprotect().is_ok() {
-        memory::begin_on_base_pages(base, filled - base);
-        let _ = memory::advise(filled, base + HEAP_MAX - filled);
-        Slot::add(&stats::slot().arenas_advised, HEAP_MAX as u64);
+        density::begin_on_base_pages(&(base..filled));
+        let _ = memory::advise(filled, base + HEAP_MAX_BYTES - filled);
+        Slot::add(&stats::slot().arenas_advised, HEAP_MAX_BYTES as u64);
     }
 }

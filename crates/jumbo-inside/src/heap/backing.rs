@@ -17,16 +17,16 @@ pub(super) enum Backing {
 }
 
 impl Backing {
-    /// Maps `length` bytes at `address`, which must be free (`EEXIST`), and says whether they are
-    /// advised memory. The pool takes whole pages.
-    pub(super) fn map(self, address: usize, length: usize) -> Result<bool> {
+    /// Maps `length` bytes at `address`, which must be free (`EEXIST`): of the pool, whole pages.
+    pub(super) fn map(self, address: usize, length: usize) -> Result<()> {
         match self {
             Self::Advised => {
                 memory::map(address, length)?;
                 // A refusal is counted; the memory is as good as the program's own would be.
-                Ok(memory::advise(address, length).is_ok())
+                let _ = memory::advise(address, length);
+                Ok(())
             }
-            Self::Pool => SUPPLY.bring(address, length).map(|()| false),
+            Self::Pool => SUPPLY.map(address, length),
         }
     }
 
@@ -45,7 +45,7 @@ impl Backing {
         // SAFETY: the caller's promise.
         unsafe {
             if self == Self::Pool {
-                return SUPPLY.give(address, length);
+                return SUPPLY.unmap(address, length);
             }
             density::forget_private(&(address..address + length));
             if leaving.is_some_and(|leaving| leaving.take(address, length)) {

@@ -10,28 +10,28 @@ use core::time::Duration;
 
 use super::HEAP;
 use crate::density;
-use crate::headroom::{self, Enough, headroom};
+use crate::headroom::{self, Needed, headroom};
 use crate::sandbox;
 use crate::watch::{self, Job, Stop, Without};
 
 /// The wait between two looks.
-const TICK: Duration = Duration::from_millis(5);
+const SCAN_INTERVAL: Duration = Duration::from_millis(5);
 /// Memory that the process may have beyond its peak before all goes back.
 const SLACK_BYTES: usize = 4 << 20;
 /// Memory that the cgroups and the host leave at least.
 const MIN_ROOM_BYTES: usize = 32 << 20;
 /// Looks from one question for the room to the next, where no cgroup has a limit.
-const ROOM_LOOKS: u32 = 20;
+const SCANS_PER_ROOM_CHECK: u32 = 20;
 
-static JOB: Job = Job::new(3, look, without_thread);
+static JOB: Job = Job::new(3, scan, without_thread);
 crate::one_page! {
     /// The resident memory without what is free in the heap, at its peak, in bytes; 0: not known yet.
     static PEAK: AtomicUsize = AtomicUsize::new(0);
 }
 /// Looks until the next question for the room.
-static LOOKS_LEFT: AtomicU32 = AtomicU32::new(0);
+static SCANS_TO_ROOM_CHECK: AtomicU32 = AtomicU32::new(0);
 
-/// There is no thread that could look.
+/// There is no thread that could scan.
 static IS_OFF: AtomicBool = AtomicBool::new(false);
 
 /// Whether memory may stay by demand.
@@ -44,7 +44,7 @@ pub(super) fn is_on() -> bool {
 
 /// Something stays by demand from now on.
 pub(super) fn begin() {
-    watch::begin(&JOB, TICK);
+    watch::begin(&JOB, SCAN_INTERVAL);
 }
 
 /// In the child of a fork, which has a peak of its own.
@@ -66,9 +66,9 @@ fn without_thread(_why: Without) {
     while HEAP.window.with_soon(|window| window.age(true, None)) == Some(true) {}
 }
 
-fn look(stop: &Stop) -> Option<Duration> {
+fn scan(stop: &Stop) -> Option<Duration> {
     let Some(free) = HEAP.window.with_soon(|window| window.free()) else {
-        return Some(TICK);
+        return Some(SCAN_INTERVAL);
     };
     let is_over = has_grown(free) || is_short();
     loop {
@@ -78,10 +78,10 @@ fn look(stop: &Stop) -> Option<Duration> {
         });
         // Who has the lock may wait for this thread to end (setuid(2) in a signal handler).
         let Some((is_more, keeps)) = aged else {
-            return Some(TICK);
+            return Some(SCAN_INTERVAL);
         };
         if !is_more || stop.check_before_wait().is_err() {
-            return keeps.then_some(TICK);
+            return keeps.then_some(SCAN_INTERVAL);
         }
     }
 }
@@ -104,24 +104,22 @@ fn has_grown(free: usize) -> bool {
 fn peak() -> Option<usize> {
     let mut text = [0u8; 2048];
     let text = headroom::read(c"/proc/self/status", &mut text).ok()?;
-    let mut lines = text.split(|byte| *byte == b'\n');
-    let line = lines.find_map(|line| line.strip_prefix(b"VmHWM:"))?;
-    headroom::number(line)?.checked_mul(1024)
+    headroom::kib_field(text, b"VmHWM:")
 }
 
 /// Whether the cgroups or the host have little left.
 fn is_short() -> bool {
-    let left = LOOKS_LEFT.load(Ordering::Relaxed);
+    let left = SCANS_TO_ROOM_CHECK.load(Ordering::Relaxed);
     if left > 0 {
-        LOOKS_LEFT.store(left - 1, Ordering::Relaxed);
+        SCANS_TO_ROOM_CHECK.store(left - 1, Ordering::Relaxed);
         return false;
     }
-    let room = headroom(Enough {
+    let room = headroom(Needed {
         host: MIN_ROOM_BYTES,
         group: MIN_ROOM_BYTES,
     });
-    if room.is_some_and(|room| room.is_of_no_group()) {
-        LOOKS_LEFT.store(ROOM_LOOKS, Ordering::Relaxed);
+    if room.is_some_and(|room| room.has_no_group_limit()) {
+        SCANS_TO_ROOM_CHECK.store(SCANS_PER_ROOM_CHECK, Ordering::Relaxed);
     }
-    room.is_none_or(|room| room.least() < MIN_ROOM_BYTES)
+    room.is_none_or(|room| room.min() < MIN_ROOM_BYTES)
 }

@@ -1,6 +1,6 @@
 //! Which pages of the window are taken: [`Extents`], a segregated-fit index without memory of its own.
 //!
-//! An extent is a run of pages in one [`State`]. Its length and state stand in the [`Record`] of its
+//! An extent is a run of pages in one [`State`]. Its length and state stand in the [`PageRecord`] of its
 //! first and of its last page (boundary tags, kept outside of the pages so that a free page is never
 //! touched), and a free extent is linked into the bin of its size class. Taking and releasing are O(1):
 //! a bitmap names the bins that hold something.
@@ -27,7 +27,7 @@ pub(super) enum State {
 /// The record of one page; it means something at the first and the last page of an extent only.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(super) struct Record {
+pub(super) struct PageRecord {
     pages: u32,
     /// The [`State`], as the number that stands in memory: the program can write there.
     tag: u32,
@@ -35,7 +35,7 @@ pub(super) struct Record {
     prev: u32,
 }
 
-impl Record {
+impl PageRecord {
     /// The state. A number that is none means `Live`: nothing is handed out, merged or given back because of it.
     const fn state(self) -> State {
         match self.tag {
@@ -53,11 +53,11 @@ impl Record {
 }
 
 /// Where records are kept: one for each page below [`Extents::end`].
-pub(super) trait Table {
+pub(super) trait Records {
     /// The record of `page`.
-    fn get(&self, page: u32) -> Record;
+    fn get(&self, page: u32) -> PageRecord;
     /// Replaces the record of `page`.
-    fn set(&mut self, page: u32, record: Record);
+    fn set(&mut self, page: u32, record: PageRecord);
     /// The records of `pages` mean nothing any more, nor do any `within`, where `pages` lie: what they took is
     /// to be had for others.
     fn forget(&mut self, pages: Range<u32>, within: Range<u32>);
@@ -65,12 +65,12 @@ pub(super) trait Table {
 
 /// Where an extent must begin: `page % modulus == remainder`. The modulus is a power of two.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Placement {
+pub(super) struct Alignment {
     pub(super) modulus: u32,
     pub(super) remainder: u32,
 }
 
-impl Placement {
+impl Alignment {
     /// The first page at or after `page` that fits.
     pub(super) fn first_from(self, page: u32) -> Option<u32> {
         let off = self.remainder.wrapping_sub(page) & (self.modulus - 1);
@@ -78,17 +78,17 @@ impl Placement {
     }
 }
 
-const NONE: u32 = u32::MAX;
+const NO_PAGE: u32 = u32::MAX;
 /// Eight classes for each doubling: an extent is at most an eighth larger than its class says.
 const BINS: usize = 30 * 8;
 /// A bank of bins for each state that is free.
 const BANKS: usize = 3;
 /// How many extents of the request's own class are looked at before a larger class is taken.
-const TRIES: u32 = 16;
+const MAX_CANDIDATES: u32 = 16;
 
 /// What [`Extents::release`] made.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Freed {
+pub(super) struct FreedExtent {
     /// The free extent, neighbours included.
     pub(super) start: u32,
     pub(super) pages: u32,
@@ -115,12 +115,12 @@ fn class(pages: u32) -> usize {
     class as usize
 }
 
-impl<T: Table> Extents<T> {
+impl<T: Records> Extents<T> {
     pub(super) const fn new(table: T) -> Self {
         Self {
             table,
             end: 0,
-            bins: [[NONE; BINS]; BANKS],
+            bins: [[NO_PAGE; BINS]; BANKS],
             filled: [[0; BINS.div_ceil(64)]; BANKS],
         }
     }
@@ -164,17 +164,17 @@ impl<T: Table> Extents<T> {
     }
 
     /// Takes `pages` in a row out of the free extents in `state` and makes them live.
-    pub(super) fn take(&mut self, state: State, pages: u32, place: Placement) -> Option<u32> {
+    pub(super) fn take(&mut self, state: State, pages: u32, alignment: Alignment) -> Option<u32> {
         // An extent of this length holds a fitting run wherever it begins.
-        let sure = pages.checked_add(place.modulus - 1)?;
+        let sure = pages.checked_add(alignment.modulus - 1)?;
         let fits = |start: u32, length: u32| {
-            let at = place.first_from(start)?;
+            let at = alignment.first_from(start)?;
             (u64::from(at) + u64::from(pages) <= u64::from(start) + u64::from(length)).then_some(at)
         };
         let mut found = None;
         let mut candidate = self.bins[bank(state)][class(pages)];
-        for _ in 0..TRIES {
-            if candidate == NONE {
+        for _ in 0..MAX_CANDIDATES {
+            if candidate == NO_PAGE {
                 break;
             }
             let record = self.table.get(candidate);
@@ -237,8 +237,8 @@ impl<T: Table> Extents<T> {
 
     /// Frees the live extent at `start` into `state`, merged with neighbours that are in it too. `Dirty`
     /// takes `Clean` neighbours in as well: so what was one huge page becomes one extent again.
-    pub(super) fn release(&mut self, start: u32, pages: u32, state: State) -> Freed {
-        let mut freed = Freed {
+    pub(super) fn release(&mut self, start: u32, pages: u32, state: State) -> FreedExtent {
+        let mut freed = FreedExtent {
             start,
             pages,
             absorbed: 0,
@@ -267,7 +267,7 @@ impl<T: Table> Extents<T> {
 
     /// `pages` from `start` on were unmapped and are part of what was `freed`: gives back what held their records. Addresses are
     /// used once before they are used again, so without this each block would leave its records behind.
-    pub(super) fn forget(&mut self, freed: Freed, start: u32, pages: u32) {
+    pub(super) fn forget(&mut self, freed: FreedExtent, start: u32, pages: u32) {
         let within = freed.start + 1..freed.start + freed.pages - 1;
         // What the neighbours' ends said means nothing any more either.
         let first = start.saturating_sub(1).max(within.start);
@@ -277,7 +277,7 @@ impl<T: Table> Extents<T> {
         }
     }
 
-    fn absorb(&mut self, freed: &mut Freed, start: u32, neighbour: Record, state: State) {
+    fn absorb(&mut self, freed: &mut FreedExtent, start: u32, neighbour: PageRecord, state: State) {
         self.remove(start, neighbour.pages, neighbour.state());
         freed.pages += neighbour.pages;
         if neighbour.state() != state {
@@ -323,11 +323,11 @@ impl<T: Table> Extents<T> {
     }
 
     fn tag(&mut self, start: u32, pages: u32, state: State) {
-        let record = Record {
+        let record = PageRecord {
             pages,
             tag: state as u32,
-            next: NONE,
-            prev: NONE,
+            next: NO_PAGE,
+            prev: NO_PAGE,
         };
         self.table.set(start, record);
         self.table.set(start + pages - 1, record);
@@ -339,28 +339,28 @@ impl<T: Table> Extents<T> {
         self.filled[bank][class / 64] |= 1 << (class % 64);
         self.tag(start, pages, state);
         self.update(start, |record| record.next = head);
-        if head != NONE {
+        if head != NO_PAGE {
             self.update(head, |record| record.prev = start);
         }
     }
 
     fn remove(&mut self, start: u32, pages: u32, state: State) {
         let (bank, class) = (bank(state), class(pages));
-        let Record { next, prev, .. } = self.table.get(start);
-        if next != NONE {
+        let PageRecord { next, prev, .. } = self.table.get(start);
+        if next != NO_PAGE {
             self.update(next, |record| record.prev = prev);
         }
-        if prev != NONE {
+        if prev != NO_PAGE {
             self.update(prev, |record| record.next = next);
         } else {
             self.bins[bank][class] = next;
-            if next == NONE {
+            if next == NO_PAGE {
                 self.filled[bank][class / 64] &= !(1 << (class % 64));
             }
         }
     }
 
-    fn update(&mut self, page: u32, change: impl FnOnce(&mut Record)) {
+    fn update(&mut self, page: u32, change: impl FnOnce(&mut PageRecord)) {
         let mut record = self.table.get(page);
         change(&mut record);
         self.table.set(page, record);
@@ -382,43 +382,43 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ANY: Placement = Placement {
+    const ANY: Alignment = Alignment {
         modulus: 1,
         remainder: 0,
     };
 
     #[derive(Default, Debug)]
-    struct Pages(Vec<Record>);
+    struct Pages(Vec<PageRecord>);
 
     /// The program can write to the table: a number that is no state is none that makes memory free.
     #[test]
     fn a_tag_that_is_no_state_means_live() {
         let states = [State::Live, State::Dirty, State::Clean, State::Unmapped];
         for tag in (0..64).chain([u32::MAX, 1 << 31]) {
-            let record = Record {
+            let record = PageRecord {
                 tag,
-                ..Record::default()
+                ..PageRecord::default()
             };
             let expected = states.get(tag as usize).copied().unwrap_or(State::Live);
             assert_eq!(record.state(), expected, "{tag}");
         }
     }
 
-    impl Table for Pages {
-        fn get(&self, page: u32) -> Record {
+    impl Records for Pages {
+        fn get(&self, page: u32) -> PageRecord {
             self.0[page as usize]
         }
-        fn set(&mut self, page: u32, record: Record) {
+        fn set(&mut self, page: u32, record: PageRecord) {
             if self.0.len() <= page as usize {
-                self.0.resize(page as usize + 1, Record::default());
+                self.0.resize(page as usize + 1, PageRecord::default());
             }
             self.0[page as usize] = record;
         }
         fn forget(&mut self, pages: Range<u32>, within: Range<u32>) {
             assert!(within.start <= pages.start && pages.end <= within.end);
             // A reader of one of them finds nonsense.
-            let nonsense = Record {
-                pages: NONE,
+            let nonsense = PageRecord {
+                pages: NO_PAGE,
                 tag: State::Dirty as u32,
                 next: 1,
                 prev: 1,
@@ -458,11 +458,11 @@ mod tests {
                 let filled = extents.filled[bank(state)][bin / 64] >> (bin % 64) & 1 == 1;
                 assert_eq!(
                     filled,
-                    extents.bins[bank(state)][bin] != NONE,
+                    extents.bins[bank(state)][bin] != NO_PAGE,
                     "bitmap of bin {bin}"
                 );
                 let mut at = extents.bins[bank(state)][bin];
-                while at != NONE {
+                while at != NO_PAGE {
                     let record = extents.table.get(at);
                     assert_eq!((class(record.pages), record.state()), (bin, state));
                     binned.push((at, record.pages, state));
@@ -521,9 +521,9 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Take { free, pages, align } => {
-                        let place = Placement { modulus: 1 << align, remainder: (1 << align) / 2 };
-                        if let Some(start) = extents.take(free, pages, place) {
-                            prop_assert_eq!(start % place.modulus, place.remainder % place.modulus);
+                        let alignment = Alignment { modulus: 1 << align, remainder: (1 << align) / 2 };
+                        if let Some(start) = extents.take(free, pages, alignment) {
+                            prop_assert_eq!(start % alignment.modulus, alignment.remainder % alignment.modulus);
                             live.push((start, pages));
                         }
                     }

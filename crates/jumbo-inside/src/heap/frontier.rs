@@ -16,7 +16,7 @@ use core::ops::Range;
 use rustix::io::{Errno, Result};
 
 use super::backing::Backing;
-use super::memory;
+use crate::density;
 
 /// The growing end of a range of addresses.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct Frontier {
     limit: usize,
     pmd: usize,
     /// The last chunk has been handed out piece by piece, and stands on base pages.
-    pieces: bool,
+    is_partial: bool,
 }
 
 /// What [`Frontier::take`] mapped, to be able to undo it.
@@ -38,7 +38,7 @@ pub(super) struct Growth {
 }
 
 /// Gaps left when a mapping of the program's is in the way: room for what else may be around it.
-const SKIP: usize = 1 << 30;
+const DETOUR_BYTES: usize = 1 << 30;
 
 impl Frontier {
     pub(super) const fn new(backing: Backing) -> Self {
@@ -48,19 +48,18 @@ impl Frontier {
             mapped: 0,
             limit: 0,
             pmd: 0,
-            pieces: false,
+            is_partial: false,
         }
     }
 
     /// Sets where growth begins and ends. `start` is a multiple of `pmd`.
     pub(super) fn place(&mut self, start: usize, limit: usize, pmd: usize) {
         *self = Self {
-            backing: self.backing,
             next: start,
             mapped: start,
             limit,
             pmd,
-            pieces: false,
+            ..Self::new(self.backing)
         };
     }
 
@@ -81,14 +80,14 @@ impl Frontier {
             mapped: self.mapped,
         };
         if end > self.mapped {
-            let upto = if is_exact { end } else { whole };
-            self.backing.map(self.mapped, upto - self.mapped)?;
+            let to = if is_exact { end } else { whole };
+            self.backing.map(self.mapped, to - self.mapped)?;
             let chunk = self.mapped & !(self.pmd - 1);
-            if self.pieces && upto >= chunk + self.pmd {
-                memory::begin_on_base_pages(chunk, self.pmd);
+            if self.is_partial && to >= chunk + self.pmd {
+                density::begin_on_base_pages(&(chunk..chunk + self.pmd));
             }
-            self.pieces = !upto.is_multiple_of(self.pmd);
-            self.mapped = upto;
+            self.is_partial = !to.is_multiple_of(self.pmd);
+            self.mapped = to;
         }
         self.next = end;
         Ok(growth)
@@ -105,7 +104,7 @@ impl Frontier {
         let unmap = |new: &Range<usize>| unsafe { self.backing.unmap(new.start, new.len(), None) };
         if !new.is_empty() && unmap(&new).is_ok() {
             self.mapped = growth.mapped;
-            self.pieces = !self.mapped.is_multiple_of(self.pmd);
+            self.is_partial = !self.mapped.is_multiple_of(self.pmd);
         }
         self.next = growth.start;
     }
@@ -120,12 +119,12 @@ impl Frontier {
         debug_assert!(self.is_at_edge() && self.next <= to && to.is_multiple_of(self.pmd));
         self.next = to;
         self.mapped = self.next;
-        self.pieces = false;
+        self.is_partial = false;
     }
 
     /// Where [`Frontier::skip`] would go on.
     pub(super) fn beyond(&self) -> usize {
-        (self.mapped.next_multiple_of(self.pmd) + SKIP).min(self.limit)
+        (self.mapped.next_multiple_of(self.pmd) + DETOUR_BYTES).min(self.limit)
     }
 
     /// Leaves the present place for the one [`Frontier::beyond`], and gives the range that was mapped
@@ -134,7 +133,7 @@ impl Frontier {
         let left = (self.next, self.mapped);
         self.mapped = self.beyond();
         self.next = self.mapped;
-        self.pieces = false;
+        self.is_partial = false;
         left
     }
 }

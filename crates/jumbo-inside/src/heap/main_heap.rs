@@ -1,6 +1,6 @@
 //! Large blocks that are left to glibc's main heap: [`part`].
 //!
-//! glibc maps a block of [`LARGE`] bytes or more by itself at first. Once the program has freed one,
+//! glibc maps a block of [`LARGE_BLOCK_BYTES`] bytes or more by itself at first. Once the program has freed one,
 //! glibc serves blocks of up to that size from its main heap, which takes the best fit and keeps what
 //! is free between live blocks. A program whose blocks have many sizes reuses resident memory so. The
 //! holes of another layout fit other blocks: memory would go back and fault in anew, or stay beside
@@ -17,20 +17,20 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{BASE_PAGE, LARGE};
+use super::{BASE_PAGE, LARGE_BLOCK_BYTES};
 use crate::sync::thread_pointer;
 
 /// DEFAULT_MMAP_THRESHOLD_MAX of glibc on 64 bits: a block of that size or more is always mapped.
 const MAX_BLOCK_BYTES: usize = 32 << 20;
 /// The main heap is large with so much.
-const MIN_LARGE_BYTES: usize = 16 << 20;
+const MIN_HEAP_BYTES: usize = 16 << 20;
 /// The heap regained so much after it was given back, before that counts.
 const MIN_REGAINED_BYTES: usize = 64 << 20;
 /// After so many bytes of blocks, those before count half.
-const FORGET_BYTES: usize = 1 << 30;
+const DECAY_BYTES: usize = 1 << 30;
 
 /// Sizes that found no free memory are tried once in so many times, until the heap has served a block.
-const TRY_EACH: usize = 8;
+const TRY_INTERVAL: usize = 8;
 /// The header that glibc adds to a block, before it rounds up to 16 bytes.
 const HEADER_BYTES: usize = 8;
 
@@ -50,18 +50,18 @@ enum Rule {
 
 static RULE: AtomicUsize = AtomicUsize::new(Rule::Nothing as usize);
 /// The thread whose large blocks may be glibc's; 0: none.
-static FIRST: AtomicUsize = AtomicUsize::new(0);
-/// The largest block below [`MAX_BLOCK_BYTES`] that the window freed; less than [`LARGE`]: none.
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
+static FIRST_THREAD: AtomicUsize = AtomicUsize::new(0);
+/// The largest block below [`MAX_BLOCK_BYTES`] that the window freed; less than [`LARGE_BLOCK_BYTES`]: none.
+static LARGEST_FREED: AtomicUsize = AtomicUsize::new(0);
 
 /// Changed by the first thread alone: the end of the heap, at first and now; 0: no block was left to glibc.
-static BEGAN: AtomicUsize = AtomicUsize::new(0);
-static BREAK: AtomicUsize = AtomicUsize::new(0);
-static ASKED: AtomicUsize = AtomicUsize::new(0);
+static HEAP_START: AtomicUsize = AtomicUsize::new(0);
+static HEAP_END: AtomicUsize = AtomicUsize::new(0);
+static SERVED: AtomicUsize = AtomicUsize::new(0);
 static RETURNED: AtomicUsize = AtomicUsize::new(0);
 static REGAINED: AtomicUsize = AtomicUsize::new(0);
 /// The least size that found no free memory, and the blocks of such sizes since.
-static MISSED: AtomicUsize = AtomicUsize::new(usize::MAX);
+static MIN_MISSED: AtomicUsize = AtomicUsize::new(usize::MAX);
 static SKIPPED: AtomicUsize = AtomicUsize::new(0);
 
 fn is_rule(rule: Rule) -> bool {
@@ -74,7 +74,7 @@ pub fn start() {
     // A constructor of the program's may have set thresholds before.
     let relaxed = Ordering::Relaxed;
     let _ = RULE.compare_exchange(nothing, defaults, relaxed, relaxed);
-    FIRST.store(thread_pointer(), Ordering::Relaxed);
+    FIRST_THREAD.store(thread_pointer(), Ordering::Relaxed);
 }
 
 /// The program sets thresholds of its own by mallopt(3).
@@ -95,37 +95,37 @@ pub enum Part {
 
 /// The part of the main heap that the calling thread's block of `size` bytes may come from.
 pub fn part(size: usize) -> Part {
-    if FIRST.load(Ordering::Relaxed) != thread_pointer() {
+    if FIRST_THREAD.load(Ordering::Relaxed) != thread_pointer() {
         return Part::None;
     }
     let with_header = size.saturating_add(HEADER_BYTES).saturating_add(15) & !15;
-    if is_rule(Rule::Defaults) && with_header < grown_threshold() {
+    if is_rule(Rule::Defaults) && with_header < current_threshold() {
         return Part::All;
     }
-    let has_heap = BREAK.load(Ordering::Relaxed) != 0 || is_rule(Rule::Program);
-    match has_heap && is_to_be_tried(size) {
+    let has_heap = HEAP_END.load(Ordering::Relaxed) != 0 || is_rule(Rule::Program);
+    match has_heap && should_try(size) {
         true => Part::Free,
         false => Part::None,
     }
 }
 
-fn is_to_be_tried(size: usize) -> bool {
-    if size < MISSED.load(Ordering::Relaxed) {
+fn should_try(size: usize) -> bool {
+    if size < MIN_MISSED.load(Ordering::Relaxed) {
         return true;
     }
     let skipped = SKIPPED.load(Ordering::Relaxed).wrapping_add(1);
     SKIPPED.store(skipped, Ordering::Relaxed);
-    skipped.is_multiple_of(TRY_EACH)
+    skipped.is_multiple_of(TRY_INTERVAL)
 }
 
 /// A block of `size` bytes found no free memory of the heap, which ends at `end`; or some.
 pub fn tried(size: usize, has_found: bool, end: usize) {
     let missed = match has_found {
         true => usize::MAX,
-        false => MISSED.load(Ordering::Relaxed).min(size),
+        false => MIN_MISSED.load(Ordering::Relaxed).min(size),
     };
-    MISSED.store(missed, Ordering::Relaxed);
-    if has_found || BREAK.load(Ordering::Relaxed) != 0 {
+    MIN_MISSED.store(missed, Ordering::Relaxed);
+    if has_found || HEAP_END.load(Ordering::Relaxed) != 0 {
         reached(end);
     }
 }
@@ -133,39 +133,41 @@ pub fn tried(size: usize, has_found: bool, end: usize) {
 /// The size from which on glibc is to map a block by now; `None`: the program says it.
 pub fn threshold() -> Option<usize> {
     match is_rule(Rule::Rounds) {
-        true => Some(LARGE),
-        false => is_rule(Rule::Defaults).then(grown_threshold),
+        true => Some(LARGE_BLOCK_BYTES),
+        false => is_rule(Rule::Defaults).then(current_threshold),
     }
 }
 
-fn grown_threshold() -> usize {
-    LARGEST.load(Ordering::Relaxed) + BASE_PAGE
+fn current_threshold() -> usize {
+    LARGEST_FREED.load(Ordering::Relaxed) + BASE_PAGE
 }
 
 /// Whether the calling thread has its free memory in the main heap, and that is large.
 pub(super) fn is_used() -> bool {
-    let began = BEGAN.load(Ordering::Relaxed);
-    let grown = BREAK.load(Ordering::Relaxed).saturating_sub(began);
-    began != 0 && grown >= MIN_LARGE_BYTES && FIRST.load(Ordering::Relaxed) == thread_pointer()
+    let began = HEAP_START.load(Ordering::Relaxed);
+    let grown = HEAP_END.load(Ordering::Relaxed).saturating_sub(began);
+    began != 0
+        && grown >= MIN_HEAP_BYTES
+        && FIRST_THREAD.load(Ordering::Relaxed) == thread_pointer()
 }
 
 /// The largest block that glibc would keep at the end of its heap, in bytes.
 pub(super) fn largest() -> usize {
-    LARGEST.load(Ordering::Relaxed)
+    LARGEST_FREED.load(Ordering::Relaxed)
 }
 
 /// A block of `bytes`, whole pages, was freed that glibc would have mapped.
 pub(super) fn freed(bytes: usize) {
     if bytes < MAX_BLOCK_BYTES {
-        LARGEST.fetch_max(bytes, Ordering::Relaxed);
+        LARGEST_FREED.fetch_max(bytes, Ordering::Relaxed);
     }
 }
 
 /// The heap ends at `end`. Gives where it ended before, 0 where that is not known.
 fn reached(end: usize) -> usize {
-    let before = BREAK.swap(end, Ordering::Relaxed);
+    let before = HEAP_END.swap(end, Ordering::Relaxed);
     if before == 0 {
-        BEGAN.store(end, Ordering::Relaxed);
+        HEAP_START.store(end, Ordering::Relaxed);
     }
     before
 }
@@ -177,23 +179,23 @@ pub fn took(size: usize, end: usize) {
         count.store(sum, Ordering::Relaxed);
         sum
     };
-    MISSED.store(usize::MAX, Ordering::Relaxed);
+    MIN_MISSED.store(usize::MAX, Ordering::Relaxed);
     let before = reached(end);
-    let asked = add(&ASKED, size);
+    let served = add(&SERVED, size);
     let returned = add(&RETURNED, before.saturating_sub(end));
     let again = end.saturating_sub(before).min(returned);
     RETURNED.store(returned - again, Ordering::Relaxed);
     let regained = add(&REGAINED, if before == 0 { 0 } else { again });
-    if regained > MIN_REGAINED_BYTES && regained > asked / 2 {
+    if regained > MIN_REGAINED_BYTES && regained > served / 2 {
         RULE.store(Rule::Rounds as usize, Ordering::Relaxed);
     }
-    if asked > FORGET_BYTES {
-        ASKED.store(asked / 2, Ordering::Relaxed);
+    if served > DECAY_BYTES {
+        SERVED.store(served / 2, Ordering::Relaxed);
         REGAINED.store(regained / 2, Ordering::Relaxed);
     }
 }
 
-const _: () = assert!(LARGE < MAX_BLOCK_BYTES);
+const _: () = assert!(LARGE_BLOCK_BYTES < MAX_BLOCK_BYTES);
 
 #[cfg(test)]
 mod tests {
@@ -219,12 +221,12 @@ mod tests {
         // It grows by all that the program asks for, and is large then.
         for round in 0..100 {
             took(MIB, (100 + round) * MIB);
-            assert_eq!(is_used(), round * MIB >= MIN_LARGE_BYTES);
+            assert_eq!(is_used(), round * MIB >= MIN_HEAP_BYTES);
         }
         assert_eq!(part(2 * MIB), Part::Free);
         tried(2 * MIB, false, 199 * MIB);
         assert_eq!((part(MIB), part(2 * MIB)), (Part::All, Part::None));
-        let parts = (0..TRY_EACH).map(|_| part(2 * MIB));
+        let parts = (0..TRY_INTERVAL).map(|_| part(2 * MIB));
         assert_eq!(parts.filter(|part| *part == Part::Free).count(), 1);
         // The end goes back each round, and comes again.
         for round in 0..10 {
@@ -238,7 +240,7 @@ mod tests {
                 took(MIB, (100 + block) * MIB);
             }
         }
-        assert_eq!(threshold(), Some(LARGE));
+        assert_eq!(threshold(), Some(LARGE_BLOCK_BYTES));
         is_tuned();
         assert_eq!((part(MIB), threshold()), (Part::Free, None));
     }

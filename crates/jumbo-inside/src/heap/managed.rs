@@ -2,7 +2,7 @@
 //! [`commit`], [`uncommit`].
 //!
 //! The allocator asks for parts of the range before it uses them, and says when it uses them no more, in
-//! any pieces of at least `SLICE`. The pages under them are brought when the first piece of them is asked for;
+//! any pieces of at least `SLICE_BYTES`. The pages under them are brought when the first piece of them is asked for;
 //! while the pool holds more than its size, a page goes back when its last piece is given up.
 //!
 //! Invariant: of each page `USED` has a bit for each piece that the allocator may use.
@@ -14,9 +14,11 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 use rustix::io::{Errno, Result};
 use rustix::mm;
 
-use super::memory::Mapped;
+use super::memory::ZeroedTable;
 use super::supply::{self, SUPPLY};
-use super::{LOCKED, MANAGED_BASE, OWN_BASE, PMD, POOLED, RESERVED_BASE, RESERVED_END, memory};
+use super::{
+    LOCKS_FUTURE, MANAGED_BASE, OWN_BASE, PMD, POOL_IS_WINDOW, RESERVED_BASE, RESERVED_END, memory,
+};
 use crate::density;
 use crate::ledger::{Slot, stats};
 use crate::orders::PoolOrder;
@@ -24,15 +26,15 @@ use crate::sandbox;
 use crate::sync::Lock;
 
 /// What is asked for and given up at a time, at least.
-const SLICE: usize = 64 << 10;
+const SLICE_BYTES: usize = 64 << 10;
 /// Pages larger than that many slices are not given back: no user gives up all of one.
-const SLICES: usize = u32::BITS as usize;
+const MAX_SLICES: usize = u32::BITS as usize;
 
 /// Where addresses were reserved first, and where the next ones are.
-static BEGIN: AtomicUsize = AtomicUsize::new(RESERVED_BASE);
-static NEXT: AtomicUsize = AtomicUsize::new(RESERVED_BASE);
+static RESERVED_START: AtomicUsize = AtomicUsize::new(RESERVED_BASE);
+static RESERVED_NEXT: AtomicUsize = AtomicUsize::new(RESERVED_BASE);
 /// None is opened any more.
-static CLOSED: AtomicBool = AtomicBool::new(false);
+static IS_CLOSED: AtomicBool = AtomicBool::new(false);
 /// A bit for each huge page of them.
 type Bits = [AtomicU64; MAX_RESERVED_BYTES >> 27];
 crate::one_page::table! {
@@ -43,11 +45,11 @@ crate::one_page::table! {
 /// So many addresses are reserved, at most.
 const MAX_RESERVED_BYTES: usize = 512 << 30;
 /// Nothing was reserved yet. The first huge pages' worth is not advised.
-const FIRST_PMDS: usize = 2;
+const BASE_PAGE_PMDS: usize = 2;
 /// How often another place is tried when a mapping of the program's is in the way.
-const DETOURS: u32 = 8;
+const MAX_DETOURS: u32 = 8;
 
-static USED: Mapped<AtomicU32> = Mapped::new(supply::PAGES);
+static USED: ZeroedTable<AtomicU32> = ZeroedTable::new(supply::MAX_PAGES);
 
 crate::one_page! {
     /// Keeps threads from bringing the same page twice.
@@ -76,7 +78,8 @@ pub unsafe fn commit(start: usize, length: usize) -> bool {
         while at < last {
             let missing = missing(at, last);
             // What was brought before a failure stays for the next one who asks.
-            if missing > 0 && (LOCKED.load(Ordering::Relaxed) || SUPPLY.bring(at, missing).is_err())
+            if missing > 0
+                && (LOCKS_FUTURE.load(Ordering::Relaxed) || SUPPLY.map(at, missing).is_err())
             {
                 return false;
             }
@@ -99,7 +102,7 @@ pub unsafe fn uncommit(start: usize, length: usize) -> bool {
     LOCK.with(|()| {
         let page = SUPPLY.page();
         mark(start, length, |used, bits| used & !bits);
-        if page > SLICES * SLICE {
+        if page > MAX_SLICES * SLICE_BYTES {
             return true;
         }
         let pages = (start & !(page - 1)..start + length).step_by(page);
@@ -127,7 +130,7 @@ pub(super) fn warm(order: PoolOrder) {
                 let missing = missing(at, end).min(ask);
                 match missing {
                     0 => at += order.page,
-                    _ if SUPPLY.bring(at, missing).is_ok() => at += missing,
+                    _ if SUPPLY.map(at, missing).is_ok() => at += missing,
                     _ => ask = (missing / 2) & !(order.page - 1),
                 }
             }
@@ -137,7 +140,7 @@ pub(super) fn warm(order: PoolOrder) {
 
 /// Gives all pages back of which nothing is used.
 pub(super) fn give_up() {
-    if SUPPLY.page() <= SLICES * SLICE {
+    if SUPPLY.page() <= MAX_SLICES * SLICE_BYTES {
         LOCK.with(|()| SUPPLY.there().for_each(give_unused));
     }
 }
@@ -148,7 +151,7 @@ fn give_unused(at: usize) {
         // A refusal leaves it in the pool.
         #[expect(unsafe_code, reason = "unmaps memory")]
         // SAFETY: no slice of the page is in use, and the lock keeps any from being asked for.
-        let _ = unsafe { SUPPLY.give(at, SUPPLY.page()) };
+        let _ = unsafe { SUPPLY.unmap(at, SUPPLY.page()) };
     }
 }
 
@@ -164,7 +167,7 @@ fn missing(at: usize, end: usize) -> usize {
 /// The allocator has taken memory for itself, where the pool is its own.
 pub fn beyond(length: usize) {
     // Tables of its own are no matter.
-    let is_pooled = SUPPLY.page() != 0 && !POOLED.load(Ordering::Relaxed);
+    let is_pooled = SUPPLY.page() != 0 && !POOL_IS_WINDOW.load(Ordering::Relaxed);
     // More than there can be is no matter of the pool's.
     if is_pooled && length >= PMD.load(Ordering::Relaxed) && isize::try_from(length).is_ok() {
         Slot::add(&stats::slot().pool_beyond, length as u64);
@@ -180,7 +183,7 @@ pub fn beyond(length: usize) {
 /// The allocator mapped the range for itself, readable and writable, and nothing uses what it holds.
 #[expect(unsafe_code, reason = "drops what memory holds")]
 pub unsafe fn renew(address: usize, length: usize) -> Result<()> {
-    let pool = MANAGED_BASE..MANAGED_BASE + supply::SPAN;
+    let pool = MANAGED_BASE..MANAGED_BASE + supply::SPAN_BYTES;
     if SUPPLY.page() != 0 && pool.contains(&address) {
         return Err(Errno::PERM);
     }
@@ -189,18 +192,18 @@ pub unsafe fn renew(address: usize, length: usize) -> Result<()> {
 }
 
 /// The number of addresses that hold tables of the allocator's own, at most, from a random place on.
-const TABLES: usize = (MANAGED_BASE - OWN_BASE) / 2;
+const OWN_TABLE_BYTES: usize = (MANAGED_BASE - OWN_BASE) / 2;
 static NEXT_TABLE: AtomicUsize = AtomicUsize::new(OWN_BASE);
 
 /// The address at which the allocator's next mapping of its own is to be, which may not be free. The kernel's choice is the
 /// next place below the program's mappings: there a stack of the program's may be about to grow (MAP_GROWSDOWN).
 pub fn own_place(length: usize) -> Option<usize> {
     let pmd = PMD.load(Ordering::Relaxed);
-    if pmd == 0 || length > TABLES {
+    if pmd == 0 || length > OWN_TABLE_BYTES {
         return None;
     }
     // Side by side, so that they are one mapping.
-    let at = NEXT_TABLE.fetch_add(length.next_multiple_of(SLICE), Ordering::Relaxed);
+    let at = NEXT_TABLE.fetch_add(length.next_multiple_of(SLICE_BYTES), Ordering::Relaxed);
     (at + length <= MANAGED_BASE).then_some(at)
 }
 
@@ -213,12 +216,12 @@ pub const fn may_hold(address: usize) -> bool {
 
 pub(super) fn place(pmd: usize, random: usize) {
     // Not at the start of a huge page: tables of little more than one would be given one where THP is always on.
-    let tables = OWN_BASE + random % (TABLES / pmd) * pmd + pmd / 2;
+    let tables = OWN_BASE + random % (OWN_TABLE_BYTES / pmd) * pmd + pmd / 2;
     NEXT_TABLE.store(tables, Ordering::Relaxed);
     let chunks = (RESERVED_END - RESERVED_BASE) / 2 / pmd;
     let begin = RESERVED_BASE + random % chunks * pmd;
-    BEGIN.store(begin, Ordering::Relaxed);
-    NEXT.store(begin, Ordering::Relaxed);
+    RESERVED_START.store(begin, Ordering::Relaxed);
+    RESERVED_NEXT.store(begin, Ordering::Relaxed);
 }
 
 /// Asks for huge pages in memory of the allocator's.
@@ -266,21 +269,24 @@ pub fn reserve(length: usize) -> Option<usize> {
     if pmd == 0 || !length.is_multiple_of(pmd) {
         return None;
     }
-    let find = || (0..DETOURS).find_map(|_| reserve_next(length));
-    let is_closed = || CLOSED.load(Ordering::Relaxed);
+    let find = || (0..MAX_DETOURS).find_map(|_| reserve_next(length));
+    let is_closed = || IS_CLOSED.load(Ordering::Relaxed);
     LOCK.with(|()| if is_closed() { None } else { find() })
         .flatten()
 }
 
 /// Called with the lock held.
 fn reserve_next(length: usize) -> Option<usize> {
-    let (begin, address) = (BEGIN.load(Ordering::Relaxed), NEXT.load(Ordering::Relaxed));
+    let (begin, address) = (
+        RESERVED_START.load(Ordering::Relaxed),
+        RESERVED_NEXT.load(Ordering::Relaxed),
+    );
     let end = address
         .checked_add(length)
         .filter(|end| *end <= begin + MAX_RESERVED_BYTES)?;
     let reserved = memory::reserve(address, length);
     if reserved.is_ok() || reserved == Err(Errno::EXIST) {
-        NEXT.store(end, Ordering::Relaxed);
+        RESERVED_NEXT.store(end, Ordering::Relaxed);
     }
     reserved.ok()?;
     set(&RESERVED, address..end);
@@ -325,22 +331,27 @@ pub unsafe fn open(address: usize, length: usize) -> Result<()> {
         (address + length).next_multiple_of(pmd),
     );
     // What was opened stays so. The allocator asks for much less at a time.
-    let closed = || (start..end).step_by(pmd).filter(|page| !is_open(*page));
+    let closed = || {
+        (start..end)
+            .step_by(pmd)
+            .filter(|page| !is_set(&OPENED, *page))
+    };
     if closed().next().is_none() {
         return Ok(());
     }
     LOCK.with(|()| {
         let first = closed().next().unwrap_or(end);
-        if CLOSED.load(Ordering::Relaxed) {
+        if IS_CLOSED.load(Ordering::Relaxed) {
             return Err(Errno::NOMEM);
         }
         // SAFETY: the caller's promise; reservations are of whole huge pages.
         unsafe { memory::unprotect(first, end - first)? };
         set(&OPENED, first..end);
         // A program that needs little has it on base pages.
-        let few = (BEGIN.load(Ordering::Relaxed) + FIRST_PMDS * pmd).clamp(first, end);
-        memory::begin_on_base_pages(first, few - first);
-        let _ = memory::advise(few, end - few);
+        let advised =
+            (RESERVED_START.load(Ordering::Relaxed) + BASE_PAGE_PMDS * pmd).clamp(first, end);
+        density::begin_on_base_pages(&(first..advised));
+        let _ = memory::advise(advised, end - advised);
         beyond(end - first);
         Ok(())
     })
@@ -350,7 +361,8 @@ pub unsafe fn open(address: usize, length: usize) -> Result<()> {
 
 /// The bit of the huge page at an address.
 fn bit(of: &'static Bits, page: usize) -> Option<(&'static AtomicU64, u64)> {
-    let number = page.checked_sub(BEGIN.load(Ordering::Relaxed))? / PMD.load(Ordering::Relaxed);
+    let number =
+        page.checked_sub(RESERVED_START.load(Ordering::Relaxed))? / PMD.load(Ordering::Relaxed);
     Some((of.get(number / 64)?, 1 << (number % 64)))
 }
 
@@ -365,20 +377,16 @@ fn is_set(of: &'static Bits, page: usize) -> bool {
     bit(of, page).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
 }
 
-fn is_open(page: usize) -> bool {
-    is_set(&OPENED, page)
-}
-
 /// Gives addresses up that were not opened, for the allocator is not asked any more, and mlockall(2) would count them. To open
 /// them fails from now on.
 pub fn close() {
     let pmd = PMD.load(Ordering::Relaxed);
     LOCK.with(|()| {
-        if pmd == 0 || CLOSED.swap(true, Ordering::Relaxed) {
+        if pmd == 0 || IS_CLOSED.swap(true, Ordering::Relaxed) {
             return;
         }
-        let pages = BEGIN.load(Ordering::Relaxed)..NEXT.load(Ordering::Relaxed);
-        let is_closed = |page: &usize| is_set(&RESERVED, *page) && !is_open(*page);
+        let pages = RESERVED_START.load(Ordering::Relaxed)..RESERVED_NEXT.load(Ordering::Relaxed);
+        let is_closed = |page: &usize| is_set(&RESERVED, *page) && !is_set(&OPENED, *page);
         for page in pages.step_by(pmd).filter(is_closed) {
             #[expect(unsafe_code, reason = "unmaps memory")]
             // SAFETY: it was reserved here and never accessible, and is not opened any more.
@@ -395,14 +403,17 @@ pub fn is_reserved(address: usize) -> bool {
 /// Changes the bits of the slices that a range touches.
 fn mark(start: usize, length: usize, change: impl Fn(u32, u32) -> u32) {
     let page = SUPPLY.page();
-    if page > SLICES * SLICE {
+    if page > MAX_SLICES * SLICE_BYTES {
         return;
     }
     let (mut at, end) = (start, start + length);
     while at < end {
         let next = (at & !(page - 1)) + page;
-        let (first, last) = (at % page / SLICE, (next.min(end) - 1) % page / SLICE);
-        let bits = (u32::MAX >> (SLICES - 1 - last)) & (u32::MAX << first);
+        let (first, last) = (
+            at % page / SLICE_BYTES,
+            (next.min(end) - 1) % page / SLICE_BYTES,
+        );
+        let bits = (u32::MAX >> (MAX_SLICES - 1 - last)) & (u32::MAX << first);
         if let Some(used) = used(at) {
             used.store(
                 change(used.load(Ordering::Relaxed), bits),

@@ -17,23 +17,22 @@ use rustix::io::Errno;
 
 use super::backing::Backing;
 use super::frontier::Frontier;
-use super::{BASE_PAGE, LOCKED, MAPS_BASE, MAPS_END, PLACED, PMD, Settings, memory};
+use super::{BASE_PAGE, HeapSettings, IS_PLACED, LOCKS_FUTURE, MAPS_BASE, MAPS_END, PMD, memory};
 use crate::density::{self, Decision, Policy};
 use crate::gather;
-use crate::ledger::Slot;
-use crate::ledger::stats;
+use crate::ledger::{Slot, stats};
 use crate::proc;
 use crate::sandbox;
 use crate::sync::Lock;
 use crate::sys;
 
 /// Mappings below that are not packed: it is mostly files' buffers and stacks that are so small.
-pub const SMALL: usize = 256 << 10;
+pub const MIN_PACKED_BYTES: usize = 256 << 10;
 /// How many PMDs' worth of small mappings a program asks for before they are packed.
 const PACKED_AFTER_PMDS: usize = 4;
 
 #[derive(Debug)]
-pub(super) struct Pack {
+pub(super) struct PackedMappings {
     frontier: Frontier,
     asked: usize,
     pmd: usize,
@@ -65,7 +64,7 @@ impl Pieces {
             self.open = complete.end;
         }
         if self.left.len() < length {
-            let start = LARGE.take(PIECES_BYTES.max(pmd), usize::MAX)?;
+            let start = LARGE_CURSOR.take(PIECES_BYTES.max(pmd), usize::MAX)?;
             self.left = start..start + PIECES_BYTES.max(pmd);
             self.open = start;
         }
@@ -75,7 +74,7 @@ impl Pieces {
     }
 }
 
-impl Pack {
+impl PackedMappings {
     fn take(&mut self, length: usize) -> Option<usize> {
         match self.frontier.take(length, false) {
             Ok(growth) => Some(growth.start),
@@ -99,7 +98,7 @@ impl Pack {
 }
 
 crate::one_page! {
-    pub(super) static PACK: Lock<Pack> = Lock::new(Pack {
+    pub(super) static PACK: Lock<PackedMappings> = Lock::new(PackedMappings {
         frontier: Frontier::new(Backing::Advised),
         asked: 0,
         pmd: 0,
@@ -111,9 +110,9 @@ crate::one_page! {
     });
 }
 /// Where the next large mapping goes.
-static LARGE: Cursor = Cursor::new(PACK_END, LARGE_END);
+static LARGE_CURSOR: Cursor = Cursor::new(PACK_END, LARGE_END);
 /// Where the next large shared one goes: apart, since of those none is moved or copied here.
-static SHARED: Cursor = Cursor::new(LARGE_END, MAPS_END);
+static SHARED_CURSOR: Cursor = Cursor::new(LARGE_END, MAPS_END);
 
 /// Addresses for small mappings; those for large ones follow, and then those for shared ones.
 const PACK_END: usize = MAPS_BASE + (MAPS_END - MAPS_BASE) / 4;
@@ -141,9 +140,9 @@ impl Cursor {
         self.next.store(self.start + offset, Ordering::Relaxed);
     }
 
-    fn take(&self, length: usize, most: usize) -> Option<usize> {
+    fn take(&self, length: usize, max: usize) -> Option<usize> {
         let pmd = PMD.load(Ordering::Relaxed);
-        if !active() || length < pmd || length > most {
+        if !is_active() || length < pmd || length > max {
             return None;
         }
         let step = length.next_multiple_of(pmd);
@@ -157,7 +156,7 @@ impl Cursor {
     }
 }
 
-pub(super) fn place(settings: Settings, random: usize) {
+pub(super) fn place(settings: HeapSettings, random: usize) {
     let pmd = settings.pmd;
     let offset = |bytes: usize| random % (bytes / 2 / pmd) * pmd;
     PACK.with(|pack| {
@@ -165,8 +164,8 @@ pub(super) fn place(settings: Settings, random: usize) {
             .place(MAPS_BASE + offset(PACK_END - MAPS_BASE), PACK_END, pmd);
         pack.pmd = pmd;
     });
-    LARGE.place(random, pmd);
-    SHARED.place(random, pmd);
+    LARGE_CURSOR.place(random, pmd);
+    SHARED_CURSOR.place(random, pmd);
 }
 
 /// True where `address` is one that was given out here, for memory of the program's own.
@@ -177,7 +176,7 @@ pub const fn is_placed(address: usize) -> bool {
 /// Whether the mapping of the program's that a range is may be several to the kernel by our doing: advice has cut it, or it
 /// is packed behind others. And it is of one kind: readable, writable, private, without a file, a hole or a lock. Behind a
 /// filter of the program's own that cannot be looked at, and is taken for true of memory that advice may have cut.
-pub fn is_several(address: usize, length: usize) -> bool {
+pub fn is_split(address: usize, length: usize) -> bool {
     let length = length.next_multiple_of(BASE_PAGE);
     let Some(end) = address.checked_add(length).filter(|_| length > 0) else {
         return false;
@@ -201,19 +200,19 @@ pub fn is_several(address: usize, length: usize) -> bool {
 /// A good address for a mapping of `length` bytes, as a hint for mmap(2): the kernel takes another
 /// one where this is in use. `None` where the mapping is too small to be huge.
 pub fn place_large(length: usize) -> Option<usize> {
-    LARGE.take(length, (LARGE_END - PACK_END) / 8)
+    LARGE_CURSOR.take(length, (LARGE_END - PACK_END) / 8)
 }
 
 /// As [`place_large`], for memory that processes share: databases have all of theirs in one mapping.
 pub fn place_shared(length: usize) -> Option<usize> {
-    SHARED.take(length, (MAPS_END - LARGE_END) / 2)
+    SHARED_CURSOR.take(length, (MAPS_END - LARGE_END) / 2)
 }
 
 /// Fresh private memory of `length` bytes for a mapping that is too small to be huge alone, or `None`
 /// where it is not for us. It is mapped, readable and writable.
 pub fn take_small(length: usize) -> Option<usize> {
     let pmd = PMD.load(Ordering::Relaxed);
-    if !active() || !(SMALL..pmd).contains(&length) {
+    if !is_active() || !(MIN_PACKED_BYTES..pmd).contains(&length) {
         return None;
     }
     let length = length.next_multiple_of(BASE_PAGE);
@@ -235,12 +234,12 @@ pub fn take_small(length: usize) -> Option<usize> {
 /// V8 reserves its heap in pieces of 256 KiB at random addresses, where no huge page fits. To have a piece aligned, it
 /// asks for as much more, and unmaps the rest.
 pub fn place_piece(hint: usize, length: usize) -> Option<usize> {
-    let kept = length.checked_sub(SMALL - BASE_PAGE)?;
-    let is_piece = hint != 0 && hint.is_multiple_of(SMALL) && kept >= SMALL;
-    if !is_piece || !active() {
+    let kept = length.checked_sub(MIN_PACKED_BYTES - BASE_PAGE)?;
+    let is_piece = hint != 0 && hint.is_multiple_of(MIN_PACKED_BYTES) && kept >= MIN_PACKED_BYTES;
+    if !is_piece || !is_active() {
         return None;
     }
-    let kept = kept.next_multiple_of(SMALL);
+    let kept = kept.next_multiple_of(MIN_PACKED_BYTES);
     PACK.with_soon(|pack| pack.pieces.take(kept, pack.pmd))
         .flatten()
 }
@@ -262,13 +261,8 @@ pub fn advise_mapping(address: usize, length: usize, is_accessible: bool) {
 pub fn commit(address: usize, length: usize) -> bool {
     let range = address..address.saturating_add(length);
     // With a bound it is a mapping like any other.
-    let is_special = !LOCKED.load(Ordering::Relaxed) && !density::is_bounded();
+    let is_special = !LOCKS_FUTURE.load(Ordering::Relaxed) && !density::is_bounded();
     is_special && density::decide(&range, Policy::Committed).0 == Decision::BaseForNow
-}
-
-/// Advises what a mapping has grown by.
-pub fn advise_grown(address: usize, old: usize, new: usize) {
-    advise_mapping(address + old, new - old, true);
 }
 
 /// Advises text that the program has just mapped from a file, if a whole huge page fits in it: what is not cached yet is
@@ -315,7 +309,7 @@ pub unsafe fn move_grown(address: usize, old: usize, new: usize) -> Option<usize
     Some(target)
 }
 
-/// Does by hand what mremap(2) refuses because a mapping of the program's is several to the kernel ([`is_several`]): moves it
+/// Does by hand what mremap(2) refuses because a mapping of the program's is several to the kernel ([`is_split`]): moves it
 /// in units, and the last one to its new size. `to`: the place that the program wants, where what is mapped goes.
 ///
 /// # Errors
@@ -352,24 +346,24 @@ pub unsafe fn move_cut(
     };
     // What is packed meets anywhere.
     let unit = if old < pmd { BASE_PAGE } else { pmd };
-    let most = old - BASE_PAGE;
+    let body = old - BASE_PAGE;
     // SAFETY: the caller's promise; the target was reserved above, or is the caller's.
-    let answer = unsafe { sys::move_units(address, target, most, unit) }.and_then(|()| {
+    let result = unsafe { sys::move_units(address, target, body, unit) }.and_then(|()| {
         // The last page grows by the rest.
         let length = BASE_PAGE + new - old;
         // SAFETY: as above.
-        let last = unsafe { memory::move_grown(address + most, target + most, BASE_PAGE, length) };
+        let last = unsafe { memory::move_grown(address + body, target + body, BASE_PAGE, length) };
         if last.is_err() {
             // SAFETY: it came from there.
-            unsafe { sys::move_units(target, address, most, unit) }?;
+            unsafe { sys::move_units(target, address, body, unit) }?;
         }
         last
     });
-    if answer.is_err() && to.is_none() {
+    if result.is_err() && to.is_none() {
         // SAFETY: reserved above.
         let _ = unsafe { memory::unmap(target, new) };
     }
-    answer.map(|()| target)
+    result.map(|()| target)
 }
 
 /// Has such a mapping grow where it is, by its last page. Gives its address.
@@ -387,7 +381,7 @@ pub fn grow_cut(address: usize, old: usize, new: usize) -> Result<usize, Errno> 
     memory::grow(last, BASE_PAGE, BASE_PAGE + more).map(|()| address)
 }
 
-fn active() -> bool {
-    let advised = PLACED.load(Ordering::Acquire) && sandbox::allows_advice();
-    advised && !LOCKED.load(Ordering::Relaxed)
+fn is_active() -> bool {
+    let advised = IS_PLACED.load(Ordering::Acquire) && sandbox::allows_advice();
+    advised && !LOCKS_FUTURE.load(Ordering::Relaxed)
 }

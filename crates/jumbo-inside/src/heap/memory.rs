@@ -16,7 +16,7 @@ use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use super::BASE_PAGE;
-use super::extents::{Record, Table};
+use super::extents::{PageRecord, Records};
 use crate::density::{self, Policy};
 pub(super) use crate::sys::unmap;
 use crate::{pool, sandbox, sys};
@@ -103,21 +103,6 @@ pub(super) fn map_hugetlb(address: usize, length: usize, page: usize) -> Result<
     })
 }
 
-/// Leaves a range on base pages until it is dense.
-pub(super) fn begin_on_base_pages(address: usize, length: usize) {
-    density::begin_on_base_pages(&(address..address + length));
-}
-
-/// Asks for huge pages in a range of the pool.
-pub(super) fn advise_pool(address: usize, length: usize) -> Result<()> {
-    density::advise(&(address..address + length), Policy::Pool)
-}
-
-/// Replaces the base pages of a range of the pool by huge pages, now, where they are to be had.
-pub(super) fn collapse(address: usize, length: usize) -> Result<()> {
-    density::collapse(&(address..address + length), Policy::Pool)
-}
-
 /// Moves a mapping to `to`, where it has a length of `new`.
 ///
 /// # Safety
@@ -154,7 +139,7 @@ pub(super) unsafe fn zero(address: usize, length: usize) {
 
 /// A table of zeroes that is mapped when it is needed, so that who does not need it does without.
 #[derive(Debug)]
-pub(super) struct Mapped<T: 'static> {
+pub(super) struct ZeroedTable<T: 'static> {
     length: usize,
     start: AtomicPtr<T>,
 }
@@ -169,7 +154,7 @@ unsafe impl Zeroed for core::sync::atomic::AtomicU8 {}
 // SAFETY: as above.
 unsafe impl Zeroed for core::sync::atomic::AtomicU32 {}
 
-impl<T: Zeroed> Mapped<T> {
+impl<T: Zeroed> ZeroedTable<T> {
     /// A table of `length` elements, not there yet.
     pub(super) const fn new(length: usize) -> Self {
         Self {
@@ -208,17 +193,17 @@ pub(super) fn anywhere(length: usize) -> Result<usize> {
         .map(|start| start.expose_provenance())
 }
 
-/// The table of [`Record`]s behind a window, mapped as the window grows.
+/// The table of [`PageRecord`]s behind a window, mapped as the window grows.
 #[derive(Debug)]
-pub(super) struct PageTable {
+pub(super) struct RecordTable {
     base: usize,
     mapped: usize,
 }
 
 /// The table is mapped in multiples of that: records for 256 MiB of the window.
-const TABLE_STEP: usize = 1 << 20;
+const TABLE_STEP_BYTES: usize = 1 << 20;
 
-impl PageTable {
+impl RecordTable {
     /// A table without a place.
     pub(super) const fn new() -> Self {
         Self { base: 0, mapped: 0 }
@@ -231,7 +216,7 @@ impl PageTable {
 
     /// Makes sure that every page below `end` has a record.
     pub(super) fn reach(&mut self, end: u32) -> Result<()> {
-        let needed = (end as usize * size_of::<Record>()).next_multiple_of(TABLE_STEP);
+        let needed = (end as usize * size_of::<PageRecord>()).next_multiple_of(TABLE_STEP_BYTES);
         if needed > self.mapped {
             map(self.base + self.mapped, needed - self.mapped)?;
             self.mapped = needed;
@@ -239,22 +224,22 @@ impl PageTable {
         Ok(())
     }
 
-    /// Where the record of a page is, if [`PageTable::reach`] has come so far.
-    fn record(&self, page: u32) -> Option<*mut Record> {
-        let offset = page as usize * size_of::<Record>();
+    /// Where the record of a page is, if [`RecordTable::reach`] has come so far.
+    fn record(&self, page: u32) -> Option<*mut PageRecord> {
+        let offset = page as usize * size_of::<PageRecord>();
         debug_assert!(offset < self.mapped);
         (offset < self.mapped).then(|| at(self.base + offset).cast())
     }
 }
 
-impl Table for PageTable {
-    fn get(&self, page: u32) -> Record {
+impl Records for RecordTable {
+    fn get(&self, page: u32) -> PageRecord {
         // SAFETY: `reach` mapped it, for good; a record is four numbers, whatever stands there.
-        let read = |record: *mut Record| unsafe { record.read() };
-        self.record(page).map_or_else(Record::default, read)
+        let read = |record: *mut PageRecord| unsafe { record.read() };
+        self.record(page).map_or_else(PageRecord::default, read)
     }
 
-    fn set(&mut self, page: u32, record: Record) {
+    fn set(&mut self, page: u32, record: PageRecord) {
         if let Some(place) = self.record(page) {
             // SAFETY: as in `get`; `&mut self` under the heap's lock makes this the only access.
             unsafe { place.write(record) }
@@ -262,7 +247,7 @@ impl Table for PageTable {
     }
 
     fn forget(&mut self, pages: Range<u32>, within: Range<u32>) {
-        let bytes = |page: u32| self.base + page as usize * size_of::<Record>();
+        let bytes = |page: u32| self.base + page as usize * size_of::<PageRecord>();
         let (down, up) = (
             |at: usize| at & !(BASE_PAGE - 1),
             |at: usize| at.next_multiple_of(BASE_PAGE),
@@ -282,21 +267,21 @@ impl Table for PageTable {
 /// # Safety
 /// A live block begins at the page, and is the caller's: it has a record since it was handed out, and no other thread
 /// changes that.
-pub(super) unsafe fn peek(base: usize, page: usize) -> Record {
+pub(super) unsafe fn peek(base: usize, page: usize) -> PageRecord {
     // SAFETY: the caller's promise; the table is never unmapped. Any numbers are a record.
     unsafe {
-        at(base + page * size_of::<Record>())
-            .cast::<Record>()
+        at(base + page * size_of::<PageRecord>())
+            .cast::<PageRecord>()
             .read()
     }
 }
 
 /// Blocks freed where the lock could not be had: a stack threaded through the blocks themselves.
 #[derive(Debug)]
-pub(super) struct Deferred(AtomicPtr<Block>);
+pub(super) struct Deferred(AtomicPtr<FreedBlock>);
 
 #[derive(Debug)]
-struct Block {
+struct FreedBlock {
     next: *mut Self,
 }
 
@@ -310,11 +295,11 @@ impl Deferred {
     /// # Safety
     /// The block is at least a page, and the caller's; nothing uses it from now on.
     pub(super) unsafe fn push(&self, address: usize) {
-        let block = at(address).cast::<Block>();
+        let block = at(address).cast::<FreedBlock>();
         let mut head = self.0.load(Ordering::Relaxed);
         loop {
             // SAFETY: the caller's promise.
-            unsafe { block.write(Block { next: head }) };
+            unsafe { block.write(FreedBlock { next: head }) };
             match self
                 .0
                 .compare_exchange_weak(head, block, Ordering::Release, Ordering::Relaxed)

@@ -1,6 +1,6 @@
 //! Large allocations in an address window of their own; what the preload library calls.
 //!
-//! Allocations of at least [`LARGE`] bytes live in a window: a range of addresses that the kernel never
+//! Allocations of at least [`LARGE_BLOCK_BYTES`] bytes live in a window: a range of addresses that the kernel never
 //! chooses by itself, so that `free` knows in one comparison ([`is_ours`]) whether a pointer is ours.
 //! Smaller ones are mimalloc's or stay with the program's allocator. The window is not reserved: it is mapped as it is
 //! used, so that `ulimit -v`, mlockall(2), core dumps and the commit limit see what they would see
@@ -41,16 +41,16 @@ use crate::gather::{self, Leaving};
 use crate::keep::Keep;
 use crate::ledger::{Ledger, Slot, stats};
 use crate::orders::{MaxWaste, PoolOrder};
-use crate::sync::{Apart, Lock, thread_pointer};
+use crate::sync::{Apart, Lock};
 use crate::sys;
 use crate::watch;
 use backing::Backing;
 use memory::Deferred;
 use supply::{Before, SUPPLY};
-use window::{Site, Window};
+use window::{BlockWindow, Site};
 
 /// What counts as large: glibc's initial M_MMAP_THRESHOLD, from which on it would map by itself.
-pub const LARGE: usize = 128 << 10;
+pub const LARGE_BLOCK_BYTES: usize = 128 << 10;
 
 /// The base page that this module is written for. Elsewhere it stays out of the way.
 pub const BASE_PAGE: usize = 4096;
@@ -60,7 +60,7 @@ pub const BASE_PAGE: usize = 4096;
 /// between 32 and 48 TiB, where neither comes and where no sanitizer keeps its shadow.
 const HEAP_BASE: usize = 0x2000_0000_0000;
 const HEAP_END: usize = 0x2800_0000_0000;
-/// The end of the heap's part: blocks of the pool.
+/// The end of the heap's shared: blocks of the pool.
 const POOL_BASE: usize = 0x2700_0000_0000;
 const MAPS_BASE: usize = HEAP_END;
 const MAPS_END: usize = 0x2f00_0000_0000;
@@ -76,7 +76,7 @@ const RESERVED_END: usize = 0x3800_0000_0000;
 
 /// How the heap is to behave; see [`crate::orders::Orders`].
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct HeapSettings {
     /// What one PMD maps, in bytes.
     pub pmd: usize,
     /// The memory that may be huge and untouched.
@@ -106,9 +106,9 @@ pub enum Resize {
 
 /// A window, and what was freed into it while its lock was held.
 #[derive(Debug)]
-struct Part {
+struct SharedWindow {
     site: &'static Site,
-    window: Lock<Window, Apart>,
+    window: Lock<BlockWindow, Apart>,
     deferred: Deferred,
 }
 
@@ -123,7 +123,7 @@ static SITE: Site = Site {
 static POOL_SITE: Site = Site {
     backing: Backing::Pool,
     base: POOL_BASE,
-    end: POOL_BASE + supply::SPAN,
+    end: POOL_BASE + supply::SPAN_BYTES,
     tables: POOL_TABLE..OWN_BASE,
     table: AtomicUsize::new(0),
     start: AtomicUsize::new(0),
@@ -132,22 +132,22 @@ crate::one_page! {
     static HEAP_WORD: AtomicU32 = AtomicU32::new(0);
     static POOL_WORD: AtomicU32 = AtomicU32::new(0);
 }
-static HEAP: Part = Part::new(&SITE, &HEAP_WORD);
-static POOL: Part = Part::new(&POOL_SITE, &POOL_WORD);
+static HEAP: SharedWindow = SharedWindow::new(&SITE, &HEAP_WORD);
+static POOL: SharedWindow = SharedWindow::new(&POOL_SITE, &POOL_WORD);
 /// Large allocations ask the pool first.
-static POOLED: AtomicBool = AtomicBool::new(false);
+static POOL_IS_WINDOW: AtomicBool = AtomicBool::new(false);
 /// Set once the window has a place; before that, and where it has none, nothing is taken from it.
-static PLACED: AtomicBool = AtomicBool::new(false);
+static IS_PLACED: AtomicBool = AtomicBool::new(false);
 crate::one_page! {
     /// The program locks all future mappings (MCL_FUTURE): what is mapped beyond a request would be
     /// resident at once, so nothing is.
-    static LOCKED: AtomicBool = AtomicBool::new(false);
+    static LOCKS_FUTURE: AtomicBool = AtomicBool::new(false);
 }
 /// The program has locked or advised memory inside of blocks. That sticks to the pages, so what is freed
 /// is unmapped at once and not handed out again as it is.
-static STICKY: AtomicBool = AtomicBool::new(false);
+static HAS_STICKY_PAGES: AtomicBool = AtomicBool::new(false);
 /// glibc's thread arenas are advised.
-static ARENAS: AtomicBool = AtomicBool::new(false);
+static ADVISES_ARENAS: AtomicBool = AtomicBool::new(false);
 static PMD: AtomicUsize = AtomicUsize::new(0);
 
 /// Gives the window its place; false where it cannot have one here.
@@ -155,7 +155,7 @@ static PMD: AtomicUsize = AtomicUsize::new(0);
 /// # Safety
 /// Once in a process, before the first allocation.
 #[expect(unsafe_code, reason = "the records of blocks count from there")]
-pub unsafe fn start(settings: Settings) -> bool {
+pub unsafe fn start(settings: HeapSettings) -> bool {
     const WORD: usize = size_of::<usize>();
     let mut bytes = [0u8; 3 * WORD];
     let flags = rustix::rand::GetRandomFlags::NONBLOCK;
@@ -188,8 +188,8 @@ pub unsafe fn start(settings: Settings) -> bool {
             main_heap::start();
         }
         PMD.store(settings.pmd, Ordering::Relaxed);
-        ARENAS.store(settings.arenas, Ordering::Relaxed);
-        PLACED.store(true, Ordering::Release);
+        ADVISES_ARENAS.store(settings.arenas, Ordering::Relaxed);
+        IS_PLACED.store(true, Ordering::Release);
         if let Some(order) = settings.pool {
             start_pool(order, settings, random, pool_table);
         }
@@ -197,14 +197,14 @@ pub unsafe fn start(settings: Settings) -> bool {
     fits
 }
 
-fn start_pool(order: PoolOrder, settings: Settings, random: usize, table: usize) {
+fn start_pool(order: PoolOrder, settings: HeapSettings, random: usize, table: usize) {
     if settings.managed {
         let _ = SUPPLY.start(order, settings.pmd, MANAGED_BASE);
         return;
     }
     POOL.window
         .with(|pool| pool.place(order.page, usize::MAX, None, random, table));
-    POOLED.store(
+    POOL_IS_WINDOW.store(
         SUPPLY.start(order, settings.pmd, POOL_BASE),
         Ordering::Release,
     );
@@ -212,7 +212,7 @@ fn start_pool(order: PoolOrder, settings: Settings, random: usize, table: usize)
 
 /// Makes the pool resident (`--warm`), as far as there are pages. Before the program starts.
 pub fn warm(order: PoolOrder) {
-    if !POOLED.load(Ordering::Acquire) {
+    if !POOL_IS_WINDOW.load(Ordering::Acquire) {
         return managed::warm(order);
     }
     SUPPLY.in_parallel(|| {
@@ -252,7 +252,7 @@ pub fn add_flags(flags: u32) {
     stats::slot().flags.fetch_or(flags, Ordering::Relaxed);
 }
 
-/// True where `address` lies in the part of the window that blocks are in.
+/// True where `address` lies in the shared of the window that blocks are in.
 #[inline(always)]
 pub const fn is_ours(address: usize) -> bool {
     address.wrapping_sub(HEAP_BASE) < HEAP_END - HEAP_BASE
@@ -267,7 +267,7 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     }
     gather::about_to_allocate(size);
     let take = || {
-        (PLACED.load(Ordering::Acquire) && !LOCKED.load(Ordering::Relaxed))
+        (IS_PLACED.load(Ordering::Acquire) && !LOCKS_FUTURE.load(Ordering::Relaxed))
             .then(|| HEAP.with(|window, _| window.take_aligned(size, align)))
             .flatten()
     };
@@ -297,13 +297,13 @@ fn hand_out((address, zero): (usize, bool), size: usize, zeroed: bool) -> usize 
 
 /// A block from the pool, if there is one and it has room.
 fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
-    if !POOLED.load(Ordering::Acquire) {
+    if !POOL_IS_WINDOW.load(Ordering::Acquire) {
         return None;
     }
     // A program that asks for whole base pages may protect or drop some of them, which hugetlb pages refuse. What
     // sticks to pages would stick to those of the pool.
-    let left_alone = align >= BASE_PAGE || STICKY.load(Ordering::Relaxed);
-    let taken = (!left_alone && !LOCKED.load(Ordering::Relaxed))
+    let is_excluded = align >= BASE_PAGE || HAS_STICKY_PAGES.load(Ordering::Relaxed);
+    let taken = (!is_excluded && !LOCKS_FUTURE.load(Ordering::Relaxed))
         .then(|| POOL.with(|pool, _| pool.take(size, align)))
         .flatten();
     let Some(Ok(taken)) = taken else {
@@ -319,14 +319,15 @@ fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
 /// `address` is in the window ([`is_ours`]). Where a block begins there, nothing uses it from now on.
 #[expect(unsafe_code, reason = "takes memory away from under its pointers")]
 pub unsafe fn release(address: usize) -> bool {
-    let part = part_of(address);
-    let keep = part.keeps();
+    let shared = window_of(address);
+    let keep = shared.keeps();
     // SAFETY: the caller's promise.
-    part.with(|window, leaving| unsafe { window.release(address, keep, leaving) })
+    shared
+        .with(|window, leaving| unsafe { window.release(address, keep, leaving) })
         .unwrap_or_else(|| {
             // This thread holds the lock: we are in a signal handler. The thread that takes the lock next frees it.
             // SAFETY: the caller's promise.
-            unsafe { part.deferred.push(address) };
+            unsafe { shared.deferred.push(address) };
             true
         })
 }
@@ -337,10 +338,11 @@ pub unsafe fn release(address: usize) -> bool {
 /// In a signal handler, where the lock may not be had: a block begins at `address`.
 #[expect(unsafe_code, reason = "reads the block's record without the lock")]
 pub unsafe fn room(address: usize) -> Option<usize> {
-    let part = part_of(address);
+    let shared = window_of(address);
     // SAFETY: the caller's promise.
-    part.with(|window, _| window.room(address))
-        .unwrap_or_else(|| unsafe { window::peek(part.site, address) })
+    shared
+        .with(|window, _| window.room(address))
+        .unwrap_or_else(|| unsafe { window::peek(shared.site, address) })
 }
 
 /// Resizes the block at `address` without copying, where that can be done.
@@ -349,13 +351,14 @@ pub unsafe fn room(address: usize) -> Option<usize> {
 /// As for [`release`]: it may be elsewhere afterwards, or end earlier. In a signal handler a block begins there.
 #[expect(unsafe_code, reason = "takes memory away from under its pointers")]
 pub unsafe fn resize(address: usize, size: usize) -> Resize {
-    let part = part_of(address);
+    let shared = window_of(address);
     // SAFETY: the caller's promise.
-    part.with(|window, leaving| unsafe { window.resize(address, size, leaving) })
+    shared
+        .with(|window, leaving| unsafe { window.resize(address, size, leaving) })
         .unwrap_or_else(|| {
             // In a signal handler that interrupted us.
             // SAFETY: the caller's promise.
-            let room = unsafe { window::peek(part.site, address) };
+            let room = unsafe { window::peek(shared.site, address) };
             room.map_or(Resize::Unknown, Resize::Copy)
         })
 }
@@ -378,17 +381,18 @@ pub fn live() -> u64 {
 
 /// Gives all free memory back to the kernel: what malloc_trim(3) asks for. True if there was any.
 pub fn trim() -> bool {
-    let pool = POOLED.load(Ordering::Acquire) && POOL.with(Window::trim).unwrap_or(false);
-    HEAP.with(Window::give_up).unwrap_or(false) || pool
+    let pool =
+        POOL_IS_WINDOW.load(Ordering::Acquire) && POOL.with(BlockWindow::trim).unwrap_or(false);
+    HEAP.with(BlockWindow::give_up).unwrap_or(false) || pool
 }
 
 /// The program changed something about the pages at `address` that outlives what they hold: mlock(2),
 /// madvise(2).
 fn changed(address: usize) {
     // Programs that choose addresses at random (V8) have mappings of their own beyond the blocks.
-    let holds = |part: &Part| part.window.with(|window| window.holds(address));
-    if is_ours(address) && holds(part_of(address)).unwrap_or(true) {
-        STICKY.store(true, Ordering::Relaxed);
+    let holds = |shared: &SharedWindow| shared.window.with(|window| window.holds(address));
+    if is_ours(address) && holds(window_of(address)).unwrap_or(true) {
+        HAS_STICKY_PAGES.store(true, Ordering::Relaxed);
     }
 }
 
@@ -404,15 +408,15 @@ unsafe fn discard(address: usize, length: usize) -> bool {
     SUPPLY.page() != 0 && unsafe { SUPPLY.discard(address, length) }
 }
 
-/// An identity of the calling thread, unique among those that live.
-pub fn thread() -> usize {
-    thread_pointer()
-}
-
-/// Gives back what the pool has and the program does not use, so that it need not move.
-fn give_up() {
-    if POOLED.load(Ordering::Acquire) {
-        POOL.with(Window::give_up);
+/// Ends all threads before hugetlb pages move, and frees the pool's unused pages, which need not move then.
+fn prepare_move(before: Before) {
+    if !SUPPLY.will_move(before) {
+        return;
+    }
+    gather::end_workers();
+    watch::end();
+    if POOL_IS_WINDOW.load(Ordering::Acquire) {
+        POOL.with(BlockWindow::give_up);
     } else {
         managed::give_up();
     }
@@ -422,11 +426,7 @@ fn evacuate(before: Before) {
     if !SUPPLY.may_evacuate(before) {
         return;
     }
-    if SUPPLY.will_move(before) {
-        gather::end_workers();
-        watch::end();
-        give_up();
-    }
+    prepare_move(before);
     let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
     // Refused in a handler that interrupted one of them, where no thread should be made. What is there by
     // then cannot move any more.
@@ -456,28 +456,28 @@ pub fn thp_disabled() -> bool {
     sys::is_without_thp()
 }
 
-/// The part that an address of ours lies in.
-fn part_of(address: usize) -> &'static Part {
+/// The shared that an address of ours lies in.
+fn window_of(address: usize) -> &'static SharedWindow {
     if address < POOL_BASE { &HEAP } else { &POOL }
 }
 
-impl Part {
+impl SharedWindow {
     const fn new(site: &'static Site, word: &'static AtomicU32) -> Self {
         Self {
             site,
-            window: Lock::on(word, Window::new(site)),
+            window: Lock::on(word, BlockWindow::new(site)),
             deferred: Deferred::new(),
         }
     }
 
     /// Whether freed memory may stay mapped. The pool's pages stay where they are counted.
     fn keeps(&self) -> bool {
-        self.site.backing == Backing::Pool || !STICKY.load(Ordering::Relaxed)
+        self.site.backing == Backing::Pool || !HAS_STICKY_PAGES.load(Ordering::Relaxed)
     }
 
     /// Runs `work` on the window; what it takes out of it is freed afterwards, without the lock. `None` where
     /// this thread is inside of it already.
-    fn with<R>(&self, work: impl FnOnce(&mut Window, &mut Leaving) -> R) -> Option<R> {
+    fn with<R>(&self, work: impl FnOnce(&mut BlockWindow, &mut Leaving) -> R) -> Option<R> {
         let mut leaving = Leaving::new();
         let mut is_demand = false;
         let result = self.window.with(|window| {
@@ -554,7 +554,7 @@ impl Mechanism for Events {
     }
 
     fn locked_all(future: bool) {
-        LOCKED.store(future, Ordering::Relaxed);
+        LOCKS_FUTURE.store(future, Ordering::Relaxed);
     }
 
     // The last moment at which what hugetlb pages hold can move.
@@ -570,11 +570,7 @@ impl Mechanism for Events {
 
     // No thread of ours is left where what hugetlb pages hold has to move.
     fn about_to_fork() {
-        if SUPPLY.will_move(Before::Fork) {
-            gather::end_workers();
-            watch::end();
-            give_up();
-        }
+        prepare_move(Before::Fork);
         demand::end();
         gather::end_idle_workers();
     }
@@ -629,7 +625,7 @@ impl Mechanism for Events {
         // SAFETY: the caller's promise.
         unsafe { gather::forked(pid.cast_signed()) };
         SUPPLY.forked();
-        LOCKED.store(false, Ordering::Relaxed);
+        LOCKS_FUTURE.store(false, Ordering::Relaxed);
         demand::is_forked();
         let Some(ledger) = stats::ledger() else {
             return;

@@ -4,7 +4,7 @@ use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice};
 
 /// How often a collapse that the kernel asks to try again is tried.
-const TRIES: usize = 8;
+const MAX_COLLAPSE_ATTEMPTS: usize = 8;
 
 /// Makes memory resident, and answers where a touch would kill. What it holds does not change.
 ///
@@ -58,12 +58,12 @@ pub fn make_huge(
     for chunk in (address..address + length).step_by(pmd) {
         touch(chunk + pmd - page, page)?;
     }
-    let mut answer = Err(Errno::AGAIN);
-    for _ in 0..TRIES {
-        answer = collapse(address, length);
-        if answer != Err(Errno::AGAIN) {
+    let mut result = Err(Errno::AGAIN);
+    for _ in 0..MAX_COLLAPSE_ATTEMPTS {
+        result = collapse(address, length);
+        if result != Err(Errno::AGAIN) {
             break;
         }
     }
-    answer
+    result
 }

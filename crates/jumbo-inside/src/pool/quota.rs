@@ -2,34 +2,34 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// How much is charged to a group of users, and the most that may be. It may lie in memory that processes share.
+/// How much is charged to a group of users, and the limit that may be. It may lie in memory that processes share.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Quota {
-    most: AtomicU64,
+    limit: AtomicU64,
     charged: AtomicU64,
-    /// The most that ever was charged at a time.
+    /// The limit that ever was charged at a time.
     peak: AtomicU64,
 }
 
 impl Quota {
-    /// At most `most`.
-    pub const fn new(most: u64) -> Self {
+    /// At limit `limit`.
+    pub const fn new(limit: u64) -> Self {
         Self {
-            most: AtomicU64::new(most),
+            limit: AtomicU64::new(limit),
             charged: AtomicU64::new(0),
             peak: AtomicU64::new(0),
         }
     }
 
-    /// Sets the most. What is charged beyond it stays charged.
-    pub fn set(&self, most: u64) {
-        self.most.store(most, Ordering::Relaxed);
+    /// Sets the limit. What is charged beyond it stays charged.
+    pub fn set(&self, limit: u64) {
+        self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// The most that may be charged.
-    pub fn most(&self) -> u64 {
-        self.most.load(Ordering::Relaxed)
+    /// The limit that may be charged.
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
     }
 
     /// What is charged now.
@@ -37,15 +37,15 @@ impl Quota {
         self.charged.load(Ordering::Relaxed)
     }
 
-    /// The most that ever was charged at a time.
+    /// The limit that ever was charged at a time.
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
 
     /// Charges all of `more`, or nothing: false.
     pub fn charge(&self, more: u64) -> bool {
-        let most = self.most();
-        let fits = |charged: u64| charged.checked_add(more).filter(|sum| *sum <= most);
+        let limit = self.limit();
+        let fits = |charged: u64| charged.checked_add(more).filter(|sum| *sum <= limit);
         let relaxed = Ordering::Relaxed;
         let before = self.charged.fetch_update(relaxed, relaxed, fits);
         if let Ok(before) = before {

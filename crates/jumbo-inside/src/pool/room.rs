@@ -6,48 +6,52 @@
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::headroom::{self, Enough};
+use crate::headroom::{self, Needed};
 use crate::sandbox;
 
 /// How far one look at the headroom is trusted.
-const TRUSTED: usize = 64 << 20;
+const MAX_CREDIT_BYTES: usize = 64 << 20;
 
 /// What a look at the headroom has left to be used without another one, in bytes; and above those which look that was. A look
 /// that another one has overtaken leaves nothing: threads may have used what it saw.
 #[derive(Debug)]
-pub struct Credit(AtomicU64);
+pub(crate) struct Credit(AtomicU64);
 
-/// The bits that bytes have: [`TRUSTED`] is less.
-const BYTES: u32 = 40;
-const LOOK: u64 = 1 << BYTES;
+/// The bits that bytes have: [`MAX_CREDIT_BYTES`] is less.
+const CREDIT_BITS: u32 = 40;
+const GENERATION: u64 = 1 << CREDIT_BITS;
 
 impl Credit {
     /// None: there was no look yet.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
     /// Whether so many bytes may be used: by an earlier look, or by `look`, which says how many more than those there are. What
     /// threads use by earlier looks they have announced before `look` is called.
-    pub fn spend(&self, bytes: usize, look: impl FnOnce() -> Option<usize>) -> bool {
+    pub(crate) fn spend(&self, bytes: usize, measure: impl FnOnce() -> Option<usize>) -> bool {
         let bytes = bytes as u64;
         let (ordering, failed) = (Ordering::AcqRel, Ordering::Acquire);
-        let less = |credit: u64| (credit % LOOK >= bytes).then(|| credit - bytes);
+        let less = |credit: u64| (credit % GENERATION >= bytes).then(|| credit - bytes);
         if self.0.fetch_update(ordering, failed, less).is_ok() {
             return true;
         }
         let of_this = self.clear();
-        let Some(more) = look() else {
+        let Some(more) = measure() else {
             return false;
         };
-        let trusted = of_this + (more / 4).min(TRUSTED) as u64;
+        let trusted = of_this + (more / 4).min(MAX_CREDIT_BYTES) as u64;
         let _ = self.0.compare_exchange(of_this, trusted, ordering, failed);
         true
     }
 
     /// Leaves nothing to be used without another look, and gives what stands for that one.
     fn clear(&self) -> u64 {
-        let next = |credit: u64| (credit / LOOK).wrapping_add(1).wrapping_mul(LOOK);
+        let next = |credit: u64| {
+            (credit / GENERATION)
+                .wrapping_add(1)
+                .wrapping_mul(GENERATION)
+        };
         let cleared = self
             .0
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |credit| {
@@ -57,17 +61,11 @@ impl Credit {
     }
 }
 
-impl Default for Credit {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// The room of this process, in bytes.
 #[derive(Debug)]
 pub struct Room {
     /// What is left to the rest of the process, and to others.
-    left: usize,
+    reserve: usize,
     credit: Credit,
     /// What has room and is being touched: no other thread is to count on that room.
     touching: AtomicUsize,
@@ -90,9 +88,9 @@ impl Drop for Claim<'_> {
 
 impl Room {
     /// Leaves `left` bytes to the rest of the process, and to others.
-    pub const fn new(left: usize) -> Self {
+    pub const fn new(reserve: usize) -> Self {
         Self {
-            left,
+            reserve,
             credit: Credit::new(),
             touching: AtomicUsize::new(0),
         }
@@ -127,8 +125,8 @@ impl Room {
         !sandbox::is_entered_later()
             && self.credit.spend(bytes, || {
                 *counted = self.touching.load(Ordering::Acquire);
-                let needed = counted.saturating_add(self.left);
-                let room = headroom::headroom(Enough::for_touching(needed))?.least();
+                let needed = counted.saturating_add(self.reserve);
+                let room = headroom::headroom(Needed::for_touching(needed))?.min();
                 room.checked_sub(needed)
             })
     }

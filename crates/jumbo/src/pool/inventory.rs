@@ -3,7 +3,7 @@
 //! Plain code without threads in it: the holder of the lock calls it. It decides; making and unmaking pages
 //! is left to the caller, who must not hold the lock meanwhile.
 
-use jumbo_inside::pool::{Books, Overcommit};
+use jumbo_inside::pool::{Overcommit, PageCounts};
 
 use super::error::Exhausted;
 use super::frame::Frame;
@@ -17,7 +17,7 @@ pub(super) const NODES: usize = NodeSet::CAPACITY as usize;
 #[derive(Debug)]
 pub(super) struct Node {
     /// How many pages the pool has there.
-    pub(super) books: Books,
+    pub(super) books: PageCounts,
     /// Pages that reservations hold.
     held: u64,
     /// Free pages that are not promised.
@@ -41,7 +41,7 @@ pub(super) struct Inventory {
 impl Node {
     const fn new() -> Self {
         Self {
-            books: Books::new(),
+            books: PageCounts::new(),
             held: 0,
             free: Vec::new(),
             holes: Vec::new(),
@@ -135,7 +135,7 @@ impl Inventory {
             free: Pages(self.listed(nodes) + held),
             reserved: Pages(held),
             surplus: Pages(self.surplus(nodes)),
-            overcommit: Pages(self.overcommit.most),
+            overcommit: Pages(self.overcommit.max),
         }
     }
 
@@ -257,7 +257,7 @@ impl Inventory {
         Exhausted {
             wanted: Pages(wanted),
             persistent: Pages(self.persistent(all)),
-            overcommit: Pages(self.overcommit.most),
+            overcommit: Pages(self.overcommit.max),
             surplus: Pages(self.surplus(all) + self.overcommit.pending),
             used: Pages(self.total(all).saturating_sub(free + held)),
             reserved: Pages(held),

@@ -1,17 +1,19 @@
-//! Hugetlb pages that move to THPs, because a fork is about to be made: [`Supply::evacuate`].
+//! Hugetlb pages that move to THPs, because a fork is about to be made: [`PageSupply::evacuate`].
 //!
 //! After a fork, parent and child share private hugetlb pages copy-on-write, and a copy needs a page of the
 //! kernel's pool. Where there is none, the kernel takes the page from the child, which then dies of SIGBUS. So
 //! there are no hugetlb pages where a fork can happen: what they hold moves to THPs before a fork, and
 //! before the first further thread is made, because it can only move while no thread writes to it; and before a
 //! seccomp filter or a new root, behind which nothing could be asked any more. From then on the process takes THPs
-//! alone; its children begin anew. And none are taken where the move could be refused later
-//! ([`Supply::could_move`]). docs/design/heap.md says what was rejected.
+//! is_alone; its children begin anew. And none are taken where the move could be refused later
+//! ([`PageSupply::could_move`]). docs/design/heap.md says what was rejected.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use super::{BASE_PAGE, HUGETLB, LEFT, SPAN, Supply, THP, memory, reason, source_of};
-use crate::headroom::{self, Enough};
+use super::{
+    BASE_PAGE, HUGETLB, MIN_ROOM_BYTES, PageSupply, SPAN_BYTES, THP, memory, reason, source_of,
+};
+use crate::headroom::{self, Needed};
 use crate::ledger::{Slot, stats};
 use crate::pool::Credit;
 use crate::sys::{self, Blocked};
@@ -19,7 +21,7 @@ use crate::{proc, sandbox};
 
 /// Mappings that hold nothing, to be given up for those that a move makes, where the program has used up
 /// vm.max_map_count. mremap(2) wants six more than it makes.
-const SPARES: usize = 16;
+const SPARE_MAPPINGS: usize = 16;
 
 /// What hugetlb pages are moved before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +34,7 @@ pub enum Before {
     Confinement,
 }
 
-/// What [`Supply::evacuate`] has to know.
+/// What [`PageSupply::evacuate`] has to know.
 #[derive(Debug)]
 pub(super) struct Moves {
     /// The program has made a thread, through the C library. Never unset: when the last one of them is gone is not
@@ -42,7 +44,7 @@ pub(super) struct Moves {
     nofork: AtomicBool,
     /// What is trusted to have room, of hugetlb pages that could still be moved to THPs.
     credit: Credit,
-    /// There are [`SPARES`].
+    /// There are [`SPARE_MAPPINGS`].
     spared: AtomicBool,
 }
 
@@ -66,7 +68,7 @@ impl Moves {
     }
 }
 
-impl Supply {
+impl PageSupply {
     /// Whether so many more bytes of hugetlb pages could be moved to THPs, all others included, or will not have to be. Not so in a memory cgroup
     /// with a limit, however much room it has now: hugetlb pages are not charged to it, and the program may use
     /// up what there is before it forks. What other threads are just about to map is not counted yet.
@@ -78,23 +80,25 @@ impl Supply {
             return false;
         }
         self.moves.credit.spend(length, || {
-            let room = headroom::headroom(Enough::for_touching(0));
-            let room = room.filter(headroom::Room::is_of_no_group)?.least();
-            room.checked_sub(LEFT + self.count(HUGETLB) + length)
+            let room = headroom::headroom(Needed::for_touching(0));
+            let room = room.filter(headroom::Headroom::has_no_group_limit)?.min();
+            room.checked_sub(MIN_ROOM_BYTES + self.count(HUGETLB) + length)
         })
     }
 
-    /// Takes [`SPARES`], and address space for a page that moves (`ulimit -v`). The caller holds the locks of those who bring.
+    /// Takes [`SPARE_MAPPINGS`], and address space for a page that moves (`ulimit -v`). The caller holds the locks of those who bring.
     pub(super) fn keep_spares(&self) {
-        if !self.asking.load(Ordering::Acquire) || self.moves.spared.load(Ordering::Relaxed) {
+        if !self.uses_hugetlb.load(Ordering::Acquire) || self.moves.spared.load(Ordering::Relaxed) {
             return;
         }
         let reserve = |(at, length): &(usize, usize)| sys::reserve(*at, *length).is_ok();
         let made = self.spares().take_while(reserve).count();
-        if made < SPARES {
+        if made < SPARE_MAPPINGS {
             self.give_spares(made);
         }
-        self.moves.spared.store(made == SPARES, Ordering::Relaxed);
+        self.moves
+            .spared
+            .store(made == SPARE_MAPPINGS, Ordering::Relaxed);
     }
 
     /// Gives up the first so many, which were reserved.
@@ -107,21 +111,21 @@ impl Supply {
         }
     }
 
-    /// Address and length of each: [`Supply::scratch`], and base pages before the pool's own addresses, apart from each
+    /// Address and length of each: [`PageSupply::scratch`], and base pages before the pool's own addresses, apart from each
     /// other, so that each is a mapping of its own.
     fn spares(&self) -> impl Iterator<Item = (usize, usize)> {
         let base = self.base.load(Ordering::Relaxed);
-        let small = (1..SPARES).map(move |at| (base - 2 * at * BASE_PAGE, BASE_PAGE));
+        let small = (1..SPARE_MAPPINGS).map(move |at| (base - 2 * at * BASE_PAGE, BASE_PAGE));
         core::iter::once((self.scratch(), self.page())).chain(small)
     }
 
     /// Where content is copied to before it takes a place in the pool: behind the pool's own addresses, and as well
     /// aligned.
     fn scratch(&self) -> usize {
-        self.base.load(Ordering::Relaxed) + SPAN
+        self.base.load(Ordering::Relaxed) + SPAN_BYTES
     }
 
-    /// Whether [`Supply::evacuate`] would move anything: then threads of ours have to be gone before.
+    /// Whether [`PageSupply::evacuate`] would move anything: then threads of ours have to be gone before.
     pub(in crate::heap) fn will_move(&self, before: Before) -> bool {
         self.may_evacuate(before) && stats::slot().pool_hugetlb.load(Ordering::Relaxed) > 0
     }
@@ -129,12 +133,12 @@ impl Supply {
     /// Whether hugetlb pages are asked for, and what is about to be done would end that.
     pub(in crate::heap) fn may_evacuate(&self, before: Before) -> bool {
         let keeps = before == Before::Thread && self.moves.nofork.load(Ordering::Relaxed);
-        self.asking.load(Ordering::Acquire) && !keeps
+        self.uses_hugetlb.load(Ordering::Acquire) && !keeps
     }
 
     /// The program is about to make a thread.
     pub(in crate::heap) fn about_to_thread(&self) {
-        if self.asking.load(Ordering::Relaxed) {
+        if self.uses_hugetlb.load(Ordering::Relaxed) {
             self.moves.threaded.store(true, Ordering::Relaxed);
         }
     }
@@ -148,17 +152,17 @@ impl Supply {
         }
         // Another thread would write to the pages while they move. Where the program kept its promise there is
         // none, but for one made by a bare clone(2).
-        let alone = self.is_alone(before);
-        if !alone && self.moves.nofork.load(Ordering::Relaxed) {
+        let is_alone = self.is_alone(before);
+        if !is_alone && self.moves.nofork.load(Ordering::Relaxed) {
             return;
         }
-        self.asking.store(false, Ordering::Release);
+        self.uses_hugetlb.store(false, Ordering::Release);
         if self.moves.spared.load(Ordering::Relaxed) {
-            self.give_spares(SPARES);
+            self.give_spares(SPARE_MAPPINGS);
         }
         let blocked = Blocked::all();
         let (base, page) = (self.base.load(Ordering::Relaxed), self.page());
-        let sources = self.reached();
+        let sources = self.entries();
         let is_hugetlb = |at: usize| {
             let source = sources.get(at);
             source.is_some_and(|source| source_of(source) == HUGETLB)
@@ -167,7 +171,7 @@ impl Supply {
         while at < sources.len() {
             let pages = (at..).take_while(|at| is_hugetlb(*at)).count();
             if pages > 0 {
-                self.move_pages(base + at * page, pages * page, alone);
+                self.move_pages(base + at * page, pages * page, is_alone);
             }
             at += pages.max(1);
         }
@@ -181,8 +185,8 @@ impl Supply {
 
     /// Moves as many pages of a range at a time as there is room for. All of it is best: then there are no more mappings
     /// than before.
-    fn move_pages(&self, address: usize, length: usize, alone: bool) {
-        let moved = if alone {
+    fn move_pages(&self, address: usize, length: usize, is_alone: bool) {
+        let moved = if is_alone {
             self.move_range(address, length)
         } else {
             Err(reason::STUCK_THREADS)
@@ -194,10 +198,10 @@ impl Supply {
                 self.record(address, length, THP);
                 Slot::add(&stats::slot().pool_moved, length as u64);
             }
-            Err(_) if alone && length > page => {
+            Err(_) if is_alone && length > page => {
                 let first = (length / 2).next_multiple_of(page);
-                self.move_pages(address, first, alone);
-                self.move_pages(address + first, length - first, alone);
+                self.move_pages(address, first, is_alone);
+                self.move_pages(address + first, length - first, is_alone);
             }
             Err(why) => {
                 self.add_reason(why);
@@ -211,8 +215,8 @@ impl Supply {
         let scratch = self.scratch();
         // A touch at a cgroup's limit kills a process. Where the limit is not known there was none when the
         // pages were taken. Under a filter no call is made that the program does not make.
-        let room = headroom::headroom(Enough::for_touching(length));
-        let room = room.is_none_or(|room| room.least() >= length);
+        let room = headroom::headroom(Needed::for_touching(length));
+        let room = room.is_none_or(|room| room.min() >= length);
         if sandbox::is_entered_later() || !room {
             return Err(reason::STUCK_ROOM);
         }

@@ -1,4 +1,4 @@
-//! The pool's pages (`jumbo run --pool`): [`Supply::bring`] maps some, [`Supply::give`] gives them back.
+//! The pool's pages (`jumbo run --pool`): [`PageSupply::map`] maps some, [`PageSupply::unmap`] gives them back.
 //!
 //! A page comes from the first source that has it:
 //! 1. hugetlb: the kernel's pool, its surplus included. Mapping them reserves them, and they are made
@@ -15,7 +15,7 @@
 //! processes of a run share one bound ([`crate::ledger::Ledger::pool`]), unless each has its own. What must be so before a
 //! process forks is in `evacuate`.
 //!
-//! Invariant: `sources` says of each page where it came from, and the books count them. The caller that brings or gives a
+//! Invariant: `sources` says of each page where it came from, and the counts count them. The caller that brings or gives a
 //! range is its only user, and holds the lock of the window (or of the allocator) that the range lies in.
 
 mod evacuate;
@@ -24,50 +24,51 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering}
 
 use rustix::io::{Errno, Result};
 
-use super::memory::Mapped;
+use super::memory::ZeroedTable;
 use super::{BASE_PAGE, memory, warm};
+use crate::density::{self, Policy};
 use crate::ledger::{pool_reason as reason, stats};
 use crate::orders::PoolOrder;
-use crate::pool::{Books, Overcommit, Room, make_huge};
+use crate::pool::{Overcommit, PageCounts, Room, make_huge};
 use crate::sandbox;
 use crate::sync::{BackOff, Lock};
 
 pub use evacuate::Before;
 
 /// Addresses of the pool, for all of its users.
-pub const SPAN: usize = 512 << 30;
+pub const SPAN_BYTES: usize = 512 << 30;
 /// One entry a page, which is at least 2 MiB where there are that many.
-pub(super) const PAGES: usize = SPAN >> 21;
+pub(super) const MAX_PAGES: usize = SPAN_BYTES >> 21;
 
-const NOWHERE: u8 = 0;
+const ABSENT: u8 = 0;
 const HUGETLB: u8 = 1;
 const THP: u8 = 2;
-/// Beside the source: the page is shared with the parent that brought it, and charged to that one.
+/// Beside the source: the page is shared with the parent that mapped it, and charged to that one.
 const INHERITED: u8 = 1 << 7;
 
 /// What is left to others.
-const LEFT: usize = 64 << 20;
+const MIN_ROOM_BYTES: usize = 64 << 20;
 
 /// The pool of the heap.
-pub(super) static SUPPLY: Supply = Supply::new();
+pub(super) static SUPPLY: PageSupply = PageSupply::new();
 
 /// A pool's pages at addresses that its user chooses.
 #[derive(Debug)]
-pub struct Supply {
+pub struct PageSupply {
     /// Where each page came from.
-    sources: Mapped<AtomicU8>,
+    sources: ZeroedTable<AtomicU8>,
     base: AtomicUsize,
     page: AtomicUsize,
     pmd: AtomicUsize,
     /// What may stay, in pages.
     size: AtomicUsize,
-    books: Lock<(Books, Overcommit)>,
+    counts: Lock<(PageCounts, Overcommit)>,
     /// Each process has a bound of its own: none is shared through the ledger.
-    each: AtomicBool,
+    is_per_process: AtomicBool,
     /// Entries of `sources` beyond that were never written.
-    reached: AtomicUsize,
+    end: AtomicUsize,
     /// Hugetlb pages may be asked for.
-    asking: AtomicBool,
+    uses_hugetlb: AtomicBool,
     /// Several threads may fill a range: the pool is being made resident.
     parallel: AtomicBool,
     /// Bits of [`reason`], for whatever slot there is.
@@ -78,30 +79,24 @@ pub struct Supply {
     moves: evacuate::Moves,
 }
 
-impl Supply {
+impl PageSupply {
     /// None yet.
     #[expect(clippy::new_without_default, reason = "made once, in a static")]
     pub const fn new() -> Self {
         Self {
-            sources: Mapped::new(PAGES),
+            sources: ZeroedTable::new(MAX_PAGES),
             base: AtomicUsize::new(0),
             page: AtomicUsize::new(0),
             pmd: AtomicUsize::new(0),
             size: AtomicUsize::new(0),
-            books: Lock::new((
-                Books::new(),
-                Overcommit {
-                    most: 0,
-                    pending: 0,
-                },
-            )),
-            each: AtomicBool::new(true),
-            reached: AtomicUsize::new(0),
-            asking: AtomicBool::new(false),
+            counts: Lock::new((PageCounts::new(), Overcommit { max: 0, pending: 0 })),
+            is_per_process: AtomicBool::new(true),
+            end: AtomicUsize::new(0),
+            uses_hugetlb: AtomicBool::new(false),
             parallel: AtomicBool::new(false),
             reasons: AtomicU32::new(0),
             back_off: BackOff::new(),
-            room: Room::new(LEFT),
+            room: Room::new(MIN_ROOM_BYTES),
             moves: evacuate::Moves::new(),
         }
     }
@@ -117,11 +112,11 @@ impl Supply {
         self.page.store(order.page, relaxed);
         self.pmd.store(pmd, relaxed);
         self.size.store(order.size / order.page, relaxed);
-        self.each.store(order.each, relaxed);
-        self.books
-            .with(|(_, overcommit)| overcommit.most = (order.overcommit / order.page) as u64);
+        self.is_per_process.store(order.each, relaxed);
+        self.counts
+            .with(|(_, overcommit)| overcommit.max = (order.overcommit / order.page) as u64);
         self.moves.start(order.nofork);
-        self.asking.store(true, Ordering::Release);
+        self.uses_hugetlb.store(true, Ordering::Release);
         true
     }
 
@@ -133,7 +128,7 @@ impl Supply {
     /// Whether the page at `address` is there.
     pub(super) fn is_there(&self, address: usize) -> bool {
         let source = self.sources.get().get(self.index(address));
-        source.is_some_and(|source| source.load(Ordering::Relaxed) != NOWHERE)
+        source.is_some_and(|source| source.load(Ordering::Relaxed) != ABSENT)
     }
 
     /// Whether these are whole pages of the pool's addresses, and none of them is there.
@@ -145,34 +140,34 @@ impl Supply {
             let first = offset / page;
             self.sources.get().get(first..first + length / page)
         });
-        let nowhere = |source: &AtomicU8| source.load(Ordering::Relaxed) == NOWHERE;
+        let nowhere = |source: &AtomicU8| source.load(Ordering::Relaxed) == ABSENT;
         pages.is_some_and(|pages| pages.iter().all(nowhere))
     }
 
     /// The pages that are there.
     pub(super) fn there(&self) -> impl Iterator<Item = usize> {
         let (base, page) = (self.base.load(Ordering::Relaxed), self.page());
-        let all = self.reached().iter().enumerate();
-        all.filter(|(_, source)| source.load(Ordering::Relaxed) != NOWHERE)
+        let all = self.entries().iter().enumerate();
+        all.filter(|(_, source)| source.load(Ordering::Relaxed) != ABSENT)
             .map(move |(at, _)| base + at * page)
     }
 
     /// What there is, in pages.
-    pub fn books(&self) -> Books {
-        self.books.with(|(books, _)| *books).unwrap_or_default()
+    pub fn counts(&self) -> PageCounts {
+        self.counts.with(|(counts, _)| *counts).unwrap_or_default()
     }
 
     /// What there is beyond the pool's size in bytes, and is to go back as soon as it is free: of this process, and of all
     /// that share its bound.
     pub(super) fn surplus(&self) -> usize {
-        let books = self.books();
+        let counts = self.counts();
         let run = self.run().map_or(0, |ledger| {
             let size = (self.size.load(Ordering::Relaxed) * self.page()) as u64;
             let beyond = ledger.pool.charged().saturating_sub(size);
             usize::try_from(beyond).unwrap_or(usize::MAX)
         });
-        let held = usize::try_from(books.total()).unwrap_or(0) * self.page();
-        let own = usize::try_from(books.surplus()).unwrap_or(0) * self.page();
+        let held = usize::try_from(counts.total()).unwrap_or(0) * self.page();
+        let own = usize::try_from(counts.surplus()).unwrap_or(0) * self.page();
         own.max(run.min(held))
     }
 
@@ -181,7 +176,7 @@ impl Supply {
     /// # Errors
     /// `EINVAL` where that is not so; `EEXIST` where something is mapped there; `ENOMEM` where the pool, or its sources, have
     /// not enough. Nothing has changed then.
-    pub fn bring(&self, address: usize, length: usize) -> Result<()> {
+    pub fn map(&self, address: usize, length: usize) -> Result<()> {
         if !self.is_free(address, length) {
             return Err(Errno::INVAL);
         }
@@ -193,8 +188,8 @@ impl Supply {
         let pages = (length / self.page()) as u64;
         if !self.admit(pages) {
             let (size, page) = (self.size.load(Ordering::Relaxed) as u64, self.page() as u64);
-            let most = self.books.with(|(_, overcommit)| size + overcommit.most);
-            self.add_reason(if most.is_some_and(|most| length as u64 > most * page) {
+            let max = self.counts.with(|(_, overcommit)| size + overcommit.max);
+            self.add_reason(if max.is_some_and(|max| length as u64 > max * page) {
                 reason::LARGER
             } else {
                 reason::FULL
@@ -207,18 +202,18 @@ impl Supply {
             return Err(Errno::NOMEM);
         }
         self.keep_spares();
-        let brought = if self.parallel.load(Ordering::Relaxed) {
+        let mapped = if self.parallel.load(Ordering::Relaxed) {
             let fill = |at, length| self.fill(at, length);
             warm::in_parallel(&fill, self.page(), (address, length))
         } else {
             self.fill(address, length)
         };
-        if brought.is_err() {
+        if mapped.is_err() {
             // Pieces of it may be there; what is in the way of the others is not ours.
             let page = self.page();
             for piece in (address..address + length).step_by(page) {
                 #[expect(unsafe_code, reason = "unmaps memory")]
-                // SAFETY: none of the range was there before, so this call brought the piece.
+                // SAFETY: none of the range was there before, so this call mapped the piece.
                 let unmap = || unsafe { memory::unmap(piece, page) };
                 if self.is_there(piece) && unmap().is_ok() {
                     self.forget(piece, page);
@@ -227,19 +222,19 @@ impl Supply {
             self.leave(pages);
             self.uncharge(length);
         }
-        brought
+        mapped
     }
 
     /// Counts pages in that are being asked for: persistent ones up to the pool's size, then surplus. False where so many
     /// may not join.
     fn admit(&self, pages: u64) -> bool {
         let size = self.size.load(Ordering::Relaxed) as u64;
-        let admitted = self.books.with(|(books, overcommit)| {
-            let stay = size.saturating_sub(books.persistent()).min(pages);
-            let admitted = overcommit.admits(books.surplus(), pages - stay);
+        let admitted = self.counts.with(|(counts, overcommit)| {
+            let stay = size.saturating_sub(counts.persistent()).min(pages);
+            let admitted = overcommit.admits(counts.surplus(), pages - stay);
             if admitted {
-                books.join(stay);
-                books.join_surplus(pages - stay);
+                counts.join(stay);
+                counts.join_surplus(pages - stay);
             }
             admitted
         });
@@ -247,7 +242,7 @@ impl Supply {
     }
 
     fn leave(&self, pages: u64) {
-        let _ = self.books.with(|(books, _)| books.leave(pages));
+        let _ = self.counts.with(|(counts, _)| counts.leave(pages));
     }
 
     /// Gives pages back to where they came from.
@@ -256,9 +251,9 @@ impl Supply {
     /// munmap(2)'s, where nothing was given.
     ///
     /// # Safety
-    /// The pages are ones that [`Supply::bring`] brought, and no code refers to what they hold.
+    /// The pages are ones that [`PageSupply::map`] brought, and no code refers to what they hold.
     #[expect(unsafe_code, reason = "unmaps memory")]
-    pub unsafe fn give(&self, address: usize, length: usize) -> Result<()> {
+    pub unsafe fn unmap(&self, address: usize, length: usize) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { memory::unmap(address, length)? };
         let own = self.forget(address, length);
@@ -269,7 +264,7 @@ impl Supply {
 
     /// The ledger whose bound counts, if one does and this process counts in it.
     fn run(&self) -> Option<&'static crate::ledger::Ledger> {
-        if self.each.load(Ordering::Relaxed) {
+        if self.is_per_process.load(Ordering::Relaxed) {
             return None;
         }
         stats::ledger()
@@ -277,7 +272,7 @@ impl Supply {
 
     /// Charges the run with pages of this process; false where it has used its pool up, or knows nothing of this process.
     fn charge(&self, length: usize) -> bool {
-        if self.each.load(Ordering::Relaxed) {
+        if self.is_per_process.load(Ordering::Relaxed) {
             return true;
         }
         self.run()
@@ -302,14 +297,14 @@ impl Supply {
             self.page(),
             address.wrapping_sub(self.base.load(Ordering::Relaxed)),
         );
-        let is_within = offset < SPAN && (1..=SPAN - offset).contains(&length);
+        let is_within = offset < SPAN_BYTES && (1..=SPAN_BYTES - offset).contains(&length);
         if page == 0 || !is_within || !address.is_multiple_of(BASE_PAGE) {
             return false;
         }
         let length = length.next_multiple_of(BASE_PAGE);
         let pages = offset / page..=(offset + length - 1) / page;
         let sources = self.sources.get().get(pages).unwrap_or_default();
-        if sources.iter().any(|source| source_of(source) == NOWHERE)
+        if sources.iter().any(|source| source_of(source) == ABSENT)
             || !sources.iter().any(|source| source_of(source) == HUGETLB)
         {
             return false;
@@ -339,7 +334,7 @@ impl Supply {
 
     /// As many hugetlb pages as there are for the start of a range, in few mappings; gives their length.
     fn take_hugetlb(&self, address: usize, length: usize) -> Result<usize> {
-        if self.back_off.holds() || !self.asking.load(Ordering::Acquire) {
+        if self.back_off.holds() || !self.uses_hugetlb.load(Ordering::Acquire) {
             return Ok(0);
         }
         if !self.could_move(length) {
@@ -397,12 +392,15 @@ impl Supply {
     /// Makes fresh anonymous memory resident in huge pages. Where a fault brings none, the collapse does.
     fn make_huge(&self, address: usize, length: usize) -> bool {
         // Where the advice is refused (no THP in this kernel) the collapse will be, too.
-        let _ = memory::advise_pool(address, length);
+        let _ = density::advise(&(address..address + length), Policy::Pool);
         let pmd = self.pmd.load(Ordering::Relaxed);
-        make_huge(address, length, pmd, memory::collapse).is_ok()
+        make_huge(address, length, pmd, |address, length| {
+            density::collapse(&(address..address + length), Policy::Pool)
+        })
+        .is_ok()
     }
 
-    /// Has [`Supply::bring`] use several threads while `work` runs. Only while the process has one.
+    /// Has [`PageSupply::map`] use several threads while `work` runs. Only while the process has one.
     pub(super) fn in_parallel(&self, work: impl FnOnce()) {
         self.parallel.store(true, Ordering::Relaxed);
         work();
@@ -416,13 +414,13 @@ impl Supply {
             return;
         }
         let shares = self.count(HUGETLB) > 0;
-        for source in self.reached() {
-            if source_of(source) != NOWHERE {
+        for source in self.entries() {
+            if source_of(source) != ABSENT {
                 source.fetch_or(INHERITED, Ordering::Relaxed);
             }
         }
         self.moves.forked();
-        self.asking.store(!shares, Ordering::Release);
+        self.uses_hugetlb.store(!shares, Ordering::Release);
     }
 
     fn record(&self, address: usize, length: usize, source: u8) {
@@ -432,7 +430,7 @@ impl Supply {
             let inherited = entry.load(Ordering::Relaxed) & INHERITED;
             entry.store(source | inherited, Ordering::Relaxed);
         }
-        self.reached.fetch_max(last, Ordering::Relaxed);
+        self.end.fetch_max(last, Ordering::Relaxed);
         let slot = stats::slot();
         let (now, peak) = match source {
             HUGETLB => (&slot.pool_hugetlb, &slot.pool_hugetlb_peak),
@@ -452,7 +450,7 @@ impl Supply {
         let mut own = 0;
         let entries = self.sources.get().get(first..first + length / page);
         for entry in entries.into_iter().flatten() {
-            let source = entry.swap(NOWHERE, Ordering::Relaxed);
+            let source = entry.swap(ABSENT, Ordering::Relaxed);
             let now = match source & !INHERITED {
                 HUGETLB => &slot.pool_hugetlb,
                 THP => &slot.pool_thp,
@@ -483,15 +481,15 @@ impl Supply {
 
     /// How many bytes there are from a source.
     fn count(&self, wanted: u8) -> usize {
-        let there = self.reached().iter();
+        let there = self.entries().iter();
         there.filter(|source| source_of(source) == wanted).count() * self.page()
     }
 
     /// The entries that may say something.
-    fn reached(&self) -> &'static [AtomicU8] {
+    fn entries(&self) -> &'static [AtomicU8] {
         let sources = self.sources.get();
-        let reached = self.reached.load(Ordering::Relaxed).min(sources.len());
-        &sources[..reached]
+        let end = self.end.load(Ordering::Relaxed).min(sources.len());
+        &sources[..end]
     }
 
     fn index(&self, address: usize) -> usize {

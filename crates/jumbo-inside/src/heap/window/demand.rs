@@ -1,7 +1,7 @@
 //! Freed memory that the program wants again within a moment: [`Demand`].
 //!
 //! A program that works in rounds frees memory and allocates as much again. What was given back in
-//! between faults in anew, page by page. So memory that is wanted again within [`MOMENT_MILLIS`] of
+//! between faults in anew, page by page. So memory that is wanted again within [`REUSE_MILLIS`] of
 //! its return raises the amount that stays. A low-water mark lowers it: free memory that was not used
 //! for a whole [`WINDOW_MILLIS`] goes back.
 //!
@@ -9,7 +9,7 @@
 //! back and wanted again before.
 
 /// Memory that is wanted again so soon should have stayed.
-const MOMENT_MILLIS: u64 = 1000;
+const REUSE_MILLIS: u64 = 1000;
 /// Free memory that was not used for so long is given back.
 const WINDOW_MILLIS: u64 = 1000;
 /// Less is not worth a thread's looks.
@@ -22,9 +22,9 @@ pub(super) struct Demand {
     /// The bytes given back of late, and the time of the last return.
     returned: usize,
     returned_millis: u64,
-    /// The least free memory of this window, and when that began.
-    least: usize,
-    began_millis: u64,
+    /// The min_free free memory of this window, and when that began.
+    min_free: usize,
+    window_start_millis: u64,
 }
 
 impl Demand {
@@ -33,8 +33,8 @@ impl Demand {
             kept: 0,
             returned: 0,
             returned_millis: 0,
-            least: 0,
-            began_millis: 0,
+            min_free: 0,
+            window_start_millis: 0,
         }
     }
 
@@ -61,7 +61,7 @@ impl Demand {
         let again = bytes.min(self.returned);
         if again > 0 {
             if self.kept == 0 {
-                self.begin(0, now);
+                self.begin_window(0, now);
             }
             self.returned -= again;
             self.kept = self.kept.saturating_add(again);
@@ -70,21 +70,21 @@ impl Demand {
 
     /// Records that `free` bytes are left after an allocation from free memory.
     pub(super) fn used(&mut self, free: usize) {
-        self.least = self.least.min(free);
+        self.min_free = self.min_free.min(free);
     }
 
-    /// Lowers the bytes that stay, where `usual` would stay in any case and `free` are free. Now and then.
-    pub(super) fn age(&mut self, free: usize, usual: usize, now: u64) {
-        self.least = self.least.min(free);
-        if now.saturating_sub(self.began_millis) >= WINDOW_MILLIS {
-            let unused = self.least.saturating_sub(usual);
+    /// Lowers the bytes that stay, where `base_keep` would stay in any case and `free` are free. Now and then.
+    pub(super) fn age(&mut self, free: usize, base_keep: usize, now: u64) {
+        self.min_free = self.min_free.min(free);
+        if now.saturating_sub(self.window_start_millis) >= WINDOW_MILLIS {
+            let unused = self.min_free.saturating_sub(base_keep);
             // All that stays may be in use for a while, and not come back.
-            let most = free.saturating_sub(usual).max(self.kept / 2);
-            self.kept = self.kept.saturating_sub(unused).min(most);
+            let max = free.saturating_sub(base_keep).max(self.kept / 2);
+            self.kept = self.kept.saturating_sub(unused).min(max);
             if self.kept < MIN_KEPT_BYTES {
                 self.kept = 0;
             }
-            self.begin(free, now);
+            self.begin_window(free, now);
         }
     }
 
@@ -93,13 +93,13 @@ impl Demand {
         *self = Self::new();
     }
 
-    fn begin(&mut self, free: usize, now: u64) {
-        self.least = free;
-        self.began_millis = now;
+    fn begin_window(&mut self, free: usize, now: u64) {
+        self.min_free = free;
+        self.window_start_millis = now;
     }
 
     fn forget_old(&mut self, now: u64) {
-        if now.saturating_sub(self.returned_millis) > MOMENT_MILLIS {
+        if now.saturating_sub(self.returned_millis) > REUSE_MILLIS {
             self.returned = 0;
         }
     }
@@ -126,7 +126,7 @@ mod tests {
     fn what_is_wanted_later_does_not() {
         let mut demand = Demand::new();
         demand.returned(100 * MIB, 0);
-        demand.missed(100 * MIB, MOMENT_MILLIS + 1);
+        demand.missed(100 * MIB, REUSE_MILLIS + 1);
         assert_eq!(demand.kept(), 0);
     }
 
@@ -141,7 +141,7 @@ mod tests {
         demand.age(110 * MIB, 10 * MIB, 1 + WINDOW_MILLIS);
         demand.used(30 * MIB);
         demand.age(110 * MIB, 10 * MIB, 1 + 2 * WINDOW_MILLIS);
-        assert_eq!(demand.kept(), 80 * MIB, "20 of 30 are beyond the usual");
+        assert_eq!(demand.kept(), 80 * MIB, "20 of 30 are beyond the base");
         demand.age(90 * MIB, 10 * MIB, 1 + 3 * WINDOW_MILLIS);
         demand.age(10 * MIB, 10 * MIB, 1 + 4 * WINDOW_MILLIS);
         assert!(demand.kept() < 10 * MIB, "{}", demand.kept());

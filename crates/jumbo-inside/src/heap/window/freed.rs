@@ -3,7 +3,7 @@
 
 use core::ops::Range;
 
-use super::Window;
+use super::BlockWindow;
 use crate::gather::Leaving;
 use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
@@ -14,20 +14,20 @@ use crate::heap::supply::SUPPLY;
 use crate::sync::{millis, now};
 
 /// What is kept in any case: enough for a set of blocks that come and go.
-const KEEP_LEAST: usize = 16 << 20;
+const MIN_KEEP_BYTES: usize = 16 << 20;
 /// The freed memory that is kept beside glibc's heap.
-const KEEP_BESIDE: usize = 4 << 20;
+const KEEP_BESIDE_MAIN_HEAP_BYTES: usize = 4 << 20;
 /// The pieces that the watching thread gives back while it holds the lock once.
 const MAX_PIECES: usize = 8;
 
-impl Window {
-    /// Gives free memory back until at most `keep` bytes of it may be resident; true if any was. Large ranges are handed
+impl BlockWindow {
+    /// Gives free memory back until at max `keep` bytes of it may be resident; true if any was. Large ranges are handed
     /// to `leaving`, where there is one, to be freed without the heap's lock.
     pub(super) fn purge(&mut self, keep: usize, leaving: Option<&mut Leaving>) -> bool {
         self.purge_pieces(keep, usize::MAX, leaving)
     }
 
-    /// As [`Window::purge`], but no more than so many pieces.
+    /// As [`BlockWindow::purge`], but no more than so many pieces.
     fn purge_pieces(
         &mut self,
         keep: usize,
@@ -46,8 +46,8 @@ impl Window {
             let mut inner = self.whole_chunks(&range);
             if backing == Backing::Pool {
                 // No more of the pool than has to go.
-                let most = (self.dirty - keep).next_multiple_of(self.pmd);
-                inner.start = inner.start.max(inner.end.saturating_sub(most));
+                let max = (self.dirty - keep).next_multiple_of(self.pmd);
+                inner.start = inner.start.max(inner.end.saturating_sub(max));
             }
             self.dirty -= range.len();
             // SAFETY: the extent was free, and is this function's now.
@@ -124,7 +124,7 @@ impl Window {
         }
     }
 
-    /// Whether the program's demand says what stays, beside the usual.
+    /// Whether the program's demand says what stays, beside the base_keep.
     fn is_by_demand(&self) -> bool {
         self.site.backing == Backing::Advised
             && self.keep.is_none()
@@ -154,7 +154,7 @@ impl Window {
     pub(in crate::heap) fn age(&mut self, is_over: bool, leaving: Option<&mut Leaving>) -> bool {
         match is_over {
             true => self.demand.end(),
-            false => self.demand.age(self.dirty, self.usual(), millis(now())),
+            false => self.demand.age(self.dirty, self.base_keep(), millis(now())),
         }
         let keep = self.keep();
         self.purge_pieces(keep, MAX_PIECES, leaving) && self.dirty > keep
@@ -188,26 +188,26 @@ impl Window {
             kept if self.is_by_demand() => kept,
             _ => 0,
         };
-        self.usual().saturating_add(by_demand)
+        self.base_keep().saturating_add(by_demand)
     }
 
     /// The amount that the user says; else what glibc would keep (its trim threshold: twice the largest chunk it unmapped so far), and
     /// the allowed waste on top. Of the pool all but its surplus.
-    fn usual(&self) -> usize {
+    fn base_keep(&self) -> usize {
         match (self.site.backing, self.keep) {
             (Backing::Pool, _) => self.dirty.saturating_sub(SUPPLY.surplus()),
-            (Backing::Advised, Some(keep)) => keep.of(self.most_live),
+            (Backing::Advised, Some(keep)) => keep.of(self.peak_live),
             // glibc's heap has its own free memory then, and what glibc would map it would unmap at once.
-            (Backing::Advised, None) if main_heap::is_used() => KEEP_BESIDE,
+            (Backing::Advised, None) if main_heap::is_used() => KEEP_BESIDE_MAIN_HEAP_BYTES,
             (Backing::Advised, None) => {
-                (main_heap::largest() * 2).max(KEEP_LEAST) + self.allowed(0)
+                (main_heap::largest() * 2).max(MIN_KEEP_BYTES) + self.allowed(0)
             }
         }
     }
 
     /// How much may stay free when there is no room for so many pages more: nothing, but of the pool what is
     /// beyond them, and all where that would not help.
-    pub(super) fn spared(&self, pages: u32) -> usize {
+    pub(super) fn kept_on_retry(&self, pages: u32) -> usize {
         let needed = (pages as usize * BASE_PAGE).next_multiple_of(self.pmd);
         match self.site.backing {
             Backing::Pool => self.dirty.checked_sub(needed).unwrap_or(self.dirty),

@@ -1,10 +1,10 @@
-//! Large allocations: [`Window`], the extents and the frontier under one lock.
+//! Large allocations: [`BlockWindow`], the extents and the frontier under one lock.
 //!
 //! `place` says where a block comes from, `freed` what becomes of it.
 //!
 //! Every function here is called with the heap's lock held, but for [`peek`]. What is freed stays mapped
 //! for a while (`Dirty`), because the next allocation of its size would fault it in again. Past
-//! [`Window::keep`] it goes back to the kernel: whole huge pages are unmapped, so that freed memory is
+//! [`BlockWindow::keep`] it goes back to the kernel: whole huge pages are unmapped, so that freed memory is
 //! really free and a late access faults; what is smaller than one stays mapped (cutting a huge page would
 //! leave mappings behind that can never be huge again) and is given back with MADV_DONTNEED.
 //!
@@ -25,10 +25,10 @@ use rustix::io::Errno;
 use demand::Demand;
 
 use super::backing::Backing;
-use super::extents::{Extents, Placement, Record, State};
+use super::extents::{Alignment, Extents, PageRecord, State};
 use super::frontier::Frontier;
 use super::main_heap;
-use super::memory::{self, PageTable};
+use super::memory::{self, RecordTable};
 use super::{BASE_PAGE, Resize};
 use crate::density;
 use crate::gather::{self, Leaving};
@@ -37,7 +37,7 @@ use crate::ledger::stats;
 use crate::sys;
 
 /// Larger alignments are left to the program's allocator, which trims what it does not need.
-const MOST_ALIGN: usize = 1 << 30;
+const MAX_ALIGN_BYTES: usize = 1 << 30;
 
 /// Which part of the address space a window has, and what its memory is.
 #[derive(Debug)]
@@ -56,9 +56,9 @@ pub(super) struct Site {
 
 /// The state behind the heap's lock.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct BlockWindow {
     site: &'static Site,
-    extents: Extents<PageTable>,
+    extents: Extents<RecordTable>,
     frontier: Frontier,
     start: usize,
     pmd: usize,
@@ -70,11 +70,11 @@ pub(super) struct Window {
     is_exact: bool,
     /// Bytes handed out, and the most so far.
     live: usize,
-    most_live: usize,
+    peak_live: usize,
     /// Bytes in `Dirty` and in `Clean` extents.
     dirty: usize,
     clean: usize,
-    /// Free memory that stays by demand, beside [`Window::usual`].
+    /// Free memory that stays by demand, beside [`BlockWindow::usual`].
     demand: Demand,
 }
 
@@ -92,11 +92,11 @@ pub(super) unsafe fn peek(site: &Site, address: usize) -> Option<usize> {
         .map(|pages| pages as usize * BASE_PAGE)
 }
 
-impl Window {
+impl BlockWindow {
     pub(super) const fn new(site: &'static Site) -> Self {
         Self {
             site,
-            extents: Extents::new(PageTable::new()),
+            extents: Extents::new(RecordTable::new()),
             frontier: Frontier::new(site.backing),
             start: 0,
             pmd: 0,
@@ -104,7 +104,7 @@ impl Window {
             keep: None,
             is_exact: false,
             live: 0,
-            most_live: 0,
+            peak_live: 0,
             dirty: 0,
             clean: 0,
             demand: Demand::new(),
@@ -128,7 +128,7 @@ impl Window {
         self.keep = keep;
         self.frontier.place(self.start, self.site.end, pmd);
         // The records of all pages of the site fit behind it, and a page that is never mapped stays before it.
-        let records = (self.site.end - self.site.base) / BASE_PAGE * size_of::<Record>();
+        let records = (self.site.end - self.site.base) / BASE_PAGE * size_of::<PageRecord>();
         let places = (self.site.tables.len() - records) / BASE_PAGE - 1;
         let table = self.site.tables.start + (1 + random_table % places) * BASE_PAGE;
         self.extents.table_mut().place(table);
@@ -136,10 +136,10 @@ impl Window {
         self.site.start.store(self.start, Ordering::Release);
     }
 
-    /// As [`Window::take`], at a multiple of more than `align` where that helps to free it.
+    /// As [`BlockWindow::take`], at a multiple of more than `align` where that helps to free it.
     ///
     /// # Errors
-    /// As [`Window::take`].
+    /// As [`BlockWindow::take`].
     pub(super) fn take_aligned(
         &mut self,
         size: usize,
@@ -161,15 +161,15 @@ impl Window {
     /// `ENOMEM`, or that no place could be found (`EEXIST`, `ERANGE`).
     pub(super) fn take(&mut self, size: usize, align: usize) -> Result<(usize, bool), Errno> {
         let pages = page_count(size).ok_or(Errno::NOMEM)?;
-        if align > MOST_ALIGN {
+        if align > MAX_ALIGN_BYTES {
             return Err(Errno::RANGE);
         }
-        let place = self.placement(align, 0);
-        let mut taken = self.take_pages(pages, place);
-        if taken == Err(Errno::NOMEM) && self.dirty > self.spared(pages) {
+        let alignment = self.alignment(align, 0);
+        let mut taken = self.take_pages(pages, alignment);
+        if taken == Err(Errno::NOMEM) && self.dirty > self.kept_on_retry(pages) {
             // Freed at once, or it would be no help.
-            self.purge(self.spared(pages), None);
-            taken = self.take_pages(pages, place);
+            self.purge(self.kept_on_retry(pages), None);
+            taken = self.take_pages(pages, alignment);
         }
         let (page, zero) = taken?;
         self.count(pages, true);
@@ -286,8 +286,8 @@ impl Window {
             return None;
         }
         let from = self.address(page);
-        let place = self.placement(self.pmd, from % self.pmd);
-        let (target, _) = self.take_pages(new, place).ok()?;
+        let alignment = self.alignment(self.pmd, from % self.pmd);
+        let (target, _) = self.take_pages(new, alignment).ok()?;
         let to = self.address(target);
         density::moving(&(from..from + length));
         // SAFETY: the block's user asked for the move, and the target was taken for it; the heap's lock is held.
@@ -307,7 +307,7 @@ impl Window {
         } else {
             self.live - bytes
         };
-        self.most_live = self.most_live.max(self.live);
+        self.peak_live = self.peak_live.max(self.live);
         if self.site.backing == Backing::Advised {
             stats::live(self.live as u64);
         }
@@ -321,11 +321,11 @@ impl Window {
         Some((page, self.extents.live(page)?))
     }
 
-    /// Blocks at `offset` past a multiple of `align`, which is at most [`MOST_ALIGN`].
-    fn placement(&self, align: usize, offset: usize) -> Placement {
+    /// Blocks at `offset` past a multiple of `align`, which is at most [`MAX_ALIGN_BYTES`].
+    fn alignment(&self, align: usize, offset: usize) -> Alignment {
         let modulus = u32::try_from(align.div_ceil(BASE_PAGE)).unwrap_or(1);
         let pages = (offset.wrapping_sub(self.start) / BASE_PAGE) & (modulus as usize - 1);
-        Placement {
+        Alignment {
             modulus,
             remainder: u32::try_from(pages).unwrap_or(0),
         }

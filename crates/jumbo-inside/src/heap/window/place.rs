@@ -3,70 +3,71 @@
 
 use rustix::io::Errno;
 
-use super::Window;
+use super::BlockWindow;
 use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
-use crate::heap::extents::{Placement, State};
+use crate::heap::extents::{Alignment, State};
 
 /// So many addresses are used before any is used again that leaves something over; or twice what the program had at once.
-const FRESH: usize = 8 << 30;
+const MIN_FRESH_BYTES: usize = 8 << 30;
 /// How often another place is tried when a mapping of the program's is in the way.
-const DETOURS: u32 = 8;
+const MAX_DETOURS: u32 = 8;
 /// What is kept in any case of a program that grows.
-const KEEP_GROWING: usize = 8 << 20;
+const MIN_KEEP_GROWING_BYTES: usize = 8 << 20;
 
-/// What becomes of memory that is left over of a chunk beyond what may be.
+/// What becomes of memory that is left over of a chunk excess what may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Beyond {
+enum Excess {
     /// There is none: the chunk is not taken.
     Refuse,
     /// It is not mapped: a gap.
     Gap,
 }
 
-impl Window {
+impl BlockWindow {
     /// Pages for a block, and whether they are zero.
     pub(super) fn take_pages(
         &mut self,
         pages: u32,
-        place: Placement,
+        alignment: Alignment,
     ) -> Result<(u32, bool), Errno> {
         let bytes = pages as usize * BASE_PAGE;
-        if let Some(page) = self.extents.take(State::Dirty, pages, place) {
+        if let Some(page) = self.extents.take(State::Dirty, pages, alignment) {
             self.dirty -= bytes;
             self.demand.used(self.dirty);
             return Ok((page, false));
         }
         self.missed(bytes);
-        self.make_way(bytes);
-        self.take_zeroes(pages, place)
+        self.purge_for_growth(bytes);
+        self.take_zeroes(pages, alignment)
     }
 
     /// Pages that are mapped, or become so, and are zero.
-    fn take_zeroes(&mut self, pages: u32, place: Placement) -> Result<(u32, bool), Errno> {
-        if let Some(page) = self.extents.take(State::Clean, pages, place) {
+    fn take_zeroes(&mut self, pages: u32, alignment: Alignment) -> Result<(u32, bool), Errno> {
+        if let Some(page) = self.extents.take(State::Clean, pages, alignment) {
             self.clean -= pages as usize * BASE_PAGE;
             return Ok((page, true));
         }
         // One huge page may always be left over: it is used up by what comes next.
-        let most = match self.is_exact {
+        let max_surplus = match self.is_exact {
             true => 0,
             false => self.allowed(pages as usize * BASE_PAGE).max(self.pmd),
         };
-        // Fresh addresses are the most seamless, but their records stay: so there is an end to them.
+        // Fresh addresses are the max_surplus seamless, but their records stay: so there is an end to them.
         let used = self.extents.end() as usize * BASE_PAGE;
-        let beyond = match self.is_exact || used > FRESH.max(self.most_live.saturating_mul(2)) {
-            true => Beyond::Gap,
-            false => Beyond::Refuse,
-        };
-        if let Ok(page) = self.take_unmapped(pages, place, most, beyond) {
+        let excess =
+            match self.is_exact || used > MIN_FRESH_BYTES.max(self.peak_live.saturating_mul(2)) {
+                true => Excess::Gap,
+                false => Excess::Refuse,
+            };
+        if let Ok(page) = self.take_unmapped(pages, alignment, max_surplus, excess) {
             return Ok((page, true));
         }
-        let fresh = self.take_fresh(pages, place);
+        let fresh = self.take_fresh(pages, alignment);
         if fresh == Err(Errno::RANGE) {
             // All addresses have been used once.
             return self
-                .take_unmapped(pages, place, most, Beyond::Gap)
+                .take_unmapped(pages, alignment, max_surplus, Excess::Gap)
                 .map(|page| (page, true));
         }
         fresh
@@ -74,11 +75,11 @@ impl Window {
 
     /// So many bytes more are about to become resident: what is kept beside them goes where the program never had as much at once.
     /// A table that grows does not leave its smaller selves beside it.
-    fn make_way(&mut self, bytes: usize) {
+    fn purge_for_growth(&mut self, bytes: usize) {
         let is_ours = self.site.backing == Backing::Advised && self.keep.is_none();
-        let before = self.most_live.saturating_sub(self.live + bytes);
+        let before = self.peak_live.saturating_sub(self.live + bytes);
         // The allowed waste may be there: so little goes under the heap's lock, however large the program is.
-        let keep = before.max(KEEP_GROWING).max(self.allowed(bytes));
+        let keep = before.max(MIN_KEEP_GROWING_BYTES).max(self.allowed(bytes));
         if is_ours && self.dirty > keep {
             // At once: what comes is resident before another thread would be through.
             self.purge(keep, None);
@@ -88,22 +89,22 @@ impl Window {
     /// Takes whole chunks out of the unmapped extents, and frees again what is not needed of them.
     ///
     /// A clean extent in front (what was left over the last time) is used up first, so that blocks
-    /// follow each other as seamlessly as at the frontier. `most` bounds what may be left over; where it would be more, `beyond`
+    /// follow each other as seamlessly as at the frontier. `max_surplus` bounds what may be left over; where it would be more, `excess`
     /// says what becomes of it.
     fn take_unmapped(
         &mut self,
         pages: u32,
-        place: Placement,
-        most: usize,
-        beyond: Beyond,
+        alignment: Alignment,
+        max_surplus: usize,
+        excess: Excess,
     ) -> Result<u32, Errno> {
         let chunk = self.chunk_pages();
-        let lead = place.remainder % chunk;
+        let lead = alignment.remainder % chunk;
         let whole = |pages: u32| pages.checked_next_multiple_of(chunk).ok_or(Errno::NOMEM);
         // The block begins `lead` pages into the first chunk.
-        let from = Placement {
-            modulus: place.modulus.max(chunk),
-            remainder: place.remainder - lead,
+        let from = Alignment {
+            modulus: alignment.modulus.max(chunk),
+            remainder: alignment.remainder - lead,
         };
         let count = whole(pages.checked_add(lead).ok_or(Errno::NOMEM)?)?;
         let page = self
@@ -111,7 +112,7 @@ impl Window {
             .take(State::Unmapped, count, from)
             .ok_or(Errno::NOMEM)?;
         let front = match self.extents.claim_before(page, State::Clean) {
-            Some((start, length)) if place.modulus > 1 || length >= pages => {
+            Some((start, length)) if alignment.modulus > 1 || length >= pages => {
                 self.extents.release(start, length, State::Clean);
                 0
             }
@@ -120,15 +121,15 @@ impl Window {
         let exact = pages + lead - front;
         let mut needed = whole(exact)?;
         let surplus = (needed - exact) as usize * BASE_PAGE;
-        let is_beyond = surplus + self.clean - front as usize * BASE_PAGE > most;
-        if is_beyond && beyond == Beyond::Gap {
+        let is_excess = surplus + self.clean - front as usize * BASE_PAGE > max_surplus;
+        if is_excess && excess == Excess::Gap {
             needed = exact;
         }
         if needed < count {
             let rest = self.extents.split(page, count, needed);
             self.extents.release(rest, count - needed, State::Unmapped);
         }
-        let mapped = match is_beyond && beyond == Beyond::Refuse {
+        let mapped = match is_excess && excess == Excess::Refuse {
             true => Err(Errno::RANGE),
             false => self.map_again(page, needed),
         };
@@ -157,9 +158,9 @@ impl Window {
         Ok(block.0)
     }
 
-    fn take_fresh(&mut self, pages: u32, place: Placement) -> Result<(u32, bool), Errno> {
-        for _ in 0..DETOURS {
-            match self.take_at_frontier(pages, place) {
+    fn take_fresh(&mut self, pages: u32, alignment: Alignment) -> Result<(u32, bool), Errno> {
+        for _ in 0..MAX_DETOURS {
+            match self.take_at_frontier(pages, alignment) {
                 Err(Errno::EXIST) => self.detour()?,
                 other => return other.map(|page| (page, true)),
             }
@@ -167,9 +168,9 @@ impl Window {
         Err(Errno::EXIST)
     }
 
-    fn take_at_frontier(&mut self, pages: u32, place: Placement) -> Result<u32, Errno> {
+    fn take_at_frontier(&mut self, pages: u32, alignment: Alignment) -> Result<u32, Errno> {
         let end = self.extents.end();
-        let at = place.first_from(end).filter(|at| *at < 1 << 31);
+        let at = alignment.first_from(end).filter(|at| *at < 1 << 31);
         let at = at.ok_or(Errno::NOMEM)?;
         // What is left out is mapped only where it is already, or less than a chunk in front of the block.
         let chunk = at - at % self.chunk_pages();
@@ -245,9 +246,6 @@ impl Window {
 
     pub(super) fn map_again(&self, page: u32, pages: u32) -> Result<(), Errno> {
         let range = self.range(page, pages);
-        self.site
-            .backing
-            .map(range.start, range.len())
-            .map(|_advised| ())
+        self.site.backing.map(range.start, range.len())
     }
 }

@@ -1,16 +1,16 @@
-//! How many pages a pool has: [`Books`], and how many more it may have: [`Overcommit`].
+//! How many pages a pool has: [`PageCounts`], and how many more it may have: [`Overcommit`].
 
 /// The pages of a pool, or of one node of it, by the rules of the kernel's hugetlb pools
 /// (Documentation/mm/hugetlbfs_reserv.rst, mm/hugetlb.c).
 ///
 /// Invariant: `surplus <= total`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Books {
+pub struct PageCounts {
     total: u64,
     surplus: u64,
 }
 
-impl Books {
+impl PageCounts {
     /// No page.
     pub const fn new() -> Self {
         Self {
@@ -79,15 +79,15 @@ impl Books {
 /// How many surplus pages a pool may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overcommit {
-    /// The most of them.
-    pub most: u64,
-    /// Those that are just being asked of the source, and in no [`Books`] yet.
+    /// The max of them.
+    pub max: u64,
+    /// Those that are just being asked of the source, and in no [`PageCounts`] yet.
     pub pending: u64,
 }
 
 impl Overcommit {
     /// Whether `more` surplus pages may join where there are `surplus`.
     pub const fn admits(&self, surplus: u64, more: u64) -> bool {
-        more == 0 || surplus.saturating_add(self.pending).saturating_add(more) <= self.most
+        more == 0 || surplus.saturating_add(self.pending).saturating_add(more) <= self.max
     }
 }
