@@ -1,41 +1,40 @@
-//! How much memory can still be had, asked from inside a program: [`headroom`]; and how many tasks: [`tasks`].
+//! Available memory and tasks, seen from inside a program: [`headroom`], [`tasks`].
 //!
-//! By this process's limits, by its memory cgroup and all above it, and of the host. Code that lets freed memory
-//! count as used for a moment longer asks here first, and so does code that touches memory that the program did not
-//! touch: at a cgroup's limit a touch does not fail, it kills. Where a limit cannot be read it is taken to be
-//! short.
+//! The minimum of the memory cgroups of this process, up to the root, and of the host. It is
+//! checked before freed memory is held back, and before memory is touched that the program did not
+//! touch: at a cgroup's limit a touch kills. A limit that cannot be read counts as short.
 //!
-//! What a cgroup keeps of files counts as room, for it goes before anything is killed, and a group that has
-//! lived for a while is full of it; not so what has to be written first. One group is asked by `room_of_group`, which
-//! the sources of a pool share.
+//! Clean page cache of a cgroup counts as available, because it is reclaimed before an OOM kill and
+//! fills any cgroup in time. Dirty pages and writeback do not.
 //!
-//! Not covered: memory that was mapped before and is touched first while something is pending. Its page faults
-//! ask for no room, so a memory cgroup is asked for many times as much; on the host the kernel reclaims first.
+//! Not covered: the first touch of older mappings while memory is pending. Such page faults check
+//! nothing, so a memory cgroup needs many times as much room; on the host the kernel reclaims
+//! first.
 //!
-//! Files are read into a buffer on the stack; nothing is kept, because a limit can change at any time. It uses no other
-//! module; `gather`, `heap`, `pool`, `reaper` and `ledger` ask it.
+//! Files are read into stack buffers, and nothing is cached, because a limit can change at any
+//! time. It uses no other module; `gather`, `heap`, `pool`, `reaper` and `ledger` use it.
 
 use core::ffi::CStr;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 
-/// The longest path that is followed. Small, as all of this: the stack may be fresh.
+/// Longest path. All buffers here are small: the stack may be fresh.
 pub(crate) const MAX_PATH_BYTES: usize = 1024;
-/// How much of a file is read, at most: of /proc/self/cgroup a line for each v1 hierarchy.
+/// Longest text of a file: /proc/self/cgroup has a line per v1 hierarchy.
 const MAX_TEXT_BYTES: usize = 2048;
-/// MemAvailable is the third line of /proc/meminfo.
+/// Bytes of /proc/meminfo up to MemAvailable, its third line.
 const MEMINFO_BYTES: usize = 256;
-/// A limit, or what is used.
+/// Longest text of a limit or a usage.
 const VALUE_BYTES: usize = 32;
-/// What memory.stat needs up to the lines that are read here, in both versions.
+/// Bytes of memory.stat up to the lines that are read here, in both versions.
 const STAT_BYTES: usize = 2048;
 
-/// How many times what is freed later a memory cgroup has to have room for: threads of the program that
-/// touch memory may be faster than those that free it, and in a cgroup at its limit something is killed.
+/// Room of a memory cgroup per pending byte: threads that touch memory may be faster than those
+/// that free it, and at the limit of a cgroup a process is killed.
 const GROUP_MARGIN: usize = 8;
 
-/// The bytes that this process could still allocate and touch.
+/// Bytes that this process could still allocate and touch.
 #[derive(Clone, Copy, Debug)]
 pub struct Headroom {
     host: usize,
@@ -43,44 +42,44 @@ pub struct Headroom {
 }
 
 impl Headroom {
-    /// What may be allocated at all.
+    /// Returns the bytes that may be allocated at all.
     pub fn min(&self) -> usize {
         self.host.min(self.group)
     }
 
-    /// What the host has available, in bytes.
+    /// Returns the available bytes of the host.
     pub(crate) const fn host(&self) -> usize {
         self.host
     }
 
-    /// What the memory cgroups leave, in bytes; `usize::MAX`: no limit.
+    /// Returns the room of the memory cgroups in bytes; `usize::MAX`: no limit.
     pub(crate) const fn group(&self) -> usize {
         self.group
     }
 
-    /// Whether no memory cgroup has a limit.
+    /// Reports whether no memory cgroup has a limit.
     pub const fn has_no_group_limit(&self) -> bool {
         self.group == usize::MAX
     }
 
-    /// Whether so many bytes may be pending.
+    /// Reports whether `pending` bytes may be pending.
     pub const fn holds(&self, pending: usize) -> bool {
         self.host >= pending && self.group / GROUP_MARGIN >= pending
     }
 }
 
-/// How much is to be pending or touched: what is more than that need not be known. Every look beyond what is simply
-/// free costs further calls.
+/// Bytes to be pending or touched. Room beyond them need not be measured: each measure beyond free
+/// memory costs further calls.
 #[derive(Clone, Copy, Debug)]
 pub struct Needed {
-    /// Of the host; `usize::MAX`: all that there is.
+    /// Bytes of the host; `usize::MAX`: measure all.
     pub host: usize,
-    /// Of the tightest memory cgroup.
+    /// Bytes of the tightest memory cgroup.
     pub group: usize,
 }
 
 impl Needed {
-    /// What [`Headroom::holds`] looks at.
+    /// Returns the bytes for [`Headroom::holds`].
     pub const fn to_hold(pending: usize) -> Self {
         Self {
             host: pending,
@@ -88,7 +87,7 @@ impl Needed {
         }
     }
 
-    /// What [`Headroom::min_room`] needs to tell whether `bytes` can be allocated.
+    /// Returns the bytes for [`Headroom::min`], before an allocation of `bytes`.
     pub const fn for_touching(bytes: usize) -> Self {
         Self {
             host: usize::MAX,
@@ -97,8 +96,8 @@ impl Needed {
     }
 }
 
-/// How much room there is; `None` where that cannot be known. Called with a lock held that keeps fork(2) away, so
-/// that no child has the descriptors.
+/// Measures the headroom; `None` if it is unknown. Called with a lock held that delays fork(2), so
+/// that no child inherits the descriptors.
 pub fn headroom(needed: Needed) -> Option<Headroom> {
     Some(Headroom {
         host: free(needed.host).or_else(available)?,
@@ -106,21 +105,21 @@ pub fn headroom(needed: Needed) -> Option<Headroom> {
     })
 }
 
-/// Whether `bytes` can be touched that the program did not touch.
+/// Reports whether `bytes` can be touched that the program did not touch.
 pub(crate) fn has_room(bytes: usize) -> bool {
     headroom(Needed::for_touching(bytes)).is_some_and(|room| room.min() >= bytes)
 }
 
-/// Whether the kernel promises no more memory than there is (vm.overcommit_memory is 2), or may do so: then what is
-/// pending counts against what others are promised.
+/// Reports whether the kernel may limit its commitments (vm.overcommit_memory is 2, or unknown).
+/// Pending memory then counts against the limit.
 pub fn is_promise_strict() -> bool {
     let mut text = [0u8; 16];
     let text = read(c"/proc/sys/vm/overcommit_memory", &mut text);
     !text.is_ok_and(|text| matches!(number(text), Some(0 | 1)))
 }
 
-/// What is not used, not even for the contents of files, where that is more than `needed`: one call, where
-/// /proc/meminfo takes three.
+/// Returns the free memory, without page cache, if that is more than `needed`: one call instead of
+/// three for /proc/meminfo.
 fn free(needed: usize) -> Option<usize> {
     if needed == usize::MAX {
         return None;
@@ -134,14 +133,14 @@ fn free(needed: usize) -> Option<usize> {
     (free > needed).then_some(free)
 }
 
-/// The host's memory, in bytes. sysinfo(2).
+/// Returns the host's memory in bytes. sysinfo(2).
 pub(crate) fn host_memory() -> usize {
     let info = rustix::system::sysinfo();
     let bytes = u64::from(info.mem_unit).saturating_mul(info.totalram);
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// MemAvailable of /proc/meminfo (Linux 3.14).
+/// Reads MemAvailable of /proc/meminfo (Linux 3.14).
 fn available() -> Option<usize> {
     let mut text = [0u8; MEMINFO_BYTES];
     kib_field(read(c"/proc/meminfo", &mut text).ok()?, b"MemAvailable:")
@@ -154,16 +153,16 @@ pub(crate) fn kib_field(text: &[u8], key: &[u8]) -> Option<usize> {
     number(value)?.checked_mul(1024)
 }
 
-/// The memory that is free in pieces of `bytes` and more, by /proc/buddyinfo: a first touch of such a piece need not wait
-/// until the kernel has moved other memory away. `None` where that cannot be known.
+/// Returns the free memory in blocks of at least `bytes`, by /proc/buddyinfo: a first touch of such
+/// a block need not wait for compaction. `None` if it is unknown.
 pub(crate) fn free_in_pieces(bytes: usize) -> Option<usize> {
-    // A host with more zones than this holds has more than is said.
+    // A host with many zones may have more than the buffer holds.
     let mut text = [0u8; MAX_TEXT_BYTES];
     let text = read(c"/proc/buddyinfo", &mut text).ok()?;
     Some(pages_in_blocks(text, bytes / rustix::param::page_size()) * rustix::param::page_size())
 }
 
-/// The base pages in free pieces of so many and more. A line has a count for each order, from 0 on.
+/// Returns the base pages in free blocks of at least `pages`. A line has one count per order.
 fn pages_in_blocks(text: &[u8], pages: usize) -> usize {
     let order = pages.max(1).trailing_zeros() as usize;
     let lines = text.split(|byte| *byte == b'\n');
@@ -171,7 +170,7 @@ fn pages_in_blocks(text: &[u8], pages: usize) -> usize {
         let fields = line
             .split(|byte| *byte == b' ')
             .filter(|field| !field.is_empty());
-        // Behind "Node 0, zone Normal".
+        // The counts follow "Node 0, zone Normal".
         let counts = fields.skip(4).enumerate().skip(order);
         counts
             .map(|(order, count)| number(count).unwrap_or(0) << order)
@@ -180,26 +179,26 @@ fn pages_in_blocks(text: &[u8], pages: usize) -> usize {
     lines.map(counts).sum()
 }
 
-/// Whether a thread of ours would leave the program needed tasks.
+/// Reports whether enough tasks remain for the program beside a thread of ours.
 pub(crate) fn has_tasks() -> bool {
     const MIN_TASKS: usize = 16;
     tasks().is_none_or(|tasks| tasks >= MIN_TASKS)
 }
 
-/// How many more tasks the pids cgroups of this process leave; `usize::MAX` where there is no limit, `None` where that
-/// cannot be known.
+/// Returns the number of tasks that the pids cgroups of this process still allow; `usize::MAX`: no
+/// limit, `None`: unknown.
 pub fn tasks() -> Option<usize> {
     room(&PIDS, 0)
 }
 
-/// What the groups of this process leave, and all above them.
+/// Returns the room of the cgroups of this process, up to the root.
 fn room(controller: &'static Controller, needed: usize) -> Option<usize> {
     let mut text = [0u8; MAX_TEXT_BYTES];
     let text = match read(c"/proc/self/cgroup", &mut text) {
-        // Not all of it.
+        // Truncated.
         Ok(text) if text.len() == MAX_TEXT_BYTES => return None,
         Ok(text) => text,
-        // A kernel without cgroups has no such file.
+        // A kernel without cgroups lacks this file.
         Err(Errno::NOENT) => return rustix::fs::stat(c"/proc/meminfo").ok().map(|_| usize::MAX),
         Err(_) => return None,
     };
@@ -207,22 +206,22 @@ fn room(controller: &'static Controller, needed: usize) -> Option<usize> {
     groups.room(needed, |path, buffer| read(path, buffer).map(<[u8]>::len))
 }
 
-/// The files of a memory cgroup.
+/// Files of a memory cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CgroupFile {
-    /// What may be used.
+    /// The limit.
     Limit,
-    /// What is used.
+    /// The usage.
     Usage,
-    /// Of what kind that is.
+    /// The usage by kind.
     Stat,
 }
 
-/// What one memory cgroup leaves, by the files that `read` puts the start of into a buffer; `usize::MAX` without a
-/// limit. What it keeps of files is looked at where there is less than `needed` without.
+/// Returns the room of one cgroup, from files whose start `read` puts into a buffer; `usize::MAX`
+/// without a limit. Page cache is read only if the room is less than `needed` without it.
 ///
 /// # Errors
-/// `read`'s for the limit; EIO where a file says nothing.
+/// Those of `read` for the limit; EIO for a file without a number.
 fn room_of_group(
     needed: usize,
     mut read: impl FnMut(CgroupFile, &mut [u8]) -> Result<usize>,
@@ -230,7 +229,7 @@ fn room_of_group(
     let mut text = [0u8; VALUE_BYTES];
     let length = read(CgroupFile::Limit, &mut text)?;
     let limit = text.get(..length).ok_or(Errno::IO)?;
-    // Near the largest number there is (v1), or `max`.
+    // No limit is `max`, in v1 a number near 2^63.
     if limit.starts_with(b"max") {
         return Ok(usize::MAX);
     }
@@ -248,7 +247,7 @@ fn room_of_group(
     Ok(limit.saturating_sub(usage.saturating_sub(files)))
 }
 
-/// [`clean_files`] of the start of a file. Not inlined, for the sake of the stack where it is not needed.
+/// Reads [`clean_files`] from a file. Not inlined, to save stack where it is not needed.
 #[inline(never)]
 fn read_clean_files(read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Option<usize> {
     let mut text = [0u8; STAT_BYTES];
@@ -256,16 +255,16 @@ fn read_clean_files(read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Option<usi
     clean_files(text.get(..length)?)
 }
 
-/// What a group keeps of files and need not write before it gives that up, in bytes, by its memory.stat; `None`
-/// where that does not say it.
+/// Returns the clean page cache of a group in bytes, from its memory.stat; `None` if lines are
+/// missing.
 pub fn clean_files(text: &[u8]) -> Option<usize> {
-    // The last line may be a file_kind of one.
+    // The last line may be truncated.
     let end = text.iter().rposition(|byte| *byte == b'\n')?;
     let value = |wanted: &[u8]| {
         let mut lines = text[..end].split(|byte| *byte == b'\n');
         lines.find_map(|line| number(line.strip_prefix(wanted)?.strip_prefix(b" ")?))
     };
-    // Version 1 leaves the groups below out, unless `total_` is in front.
+    // In v1 only the lines with `total_` include the groups below.
     let either = |first: &[u8], second: &[u8]| value(first).or_else(|| value(second));
     let kept = either(b"total_inactive_file", b"inactive_file")?
         .checked_add(either(b"total_active_file", b"active_file")?)?;
@@ -274,14 +273,14 @@ pub fn clean_files(text: &[u8]) -> Option<usize> {
     Some(kept.saturating_sub(busy))
 }
 
-/// Where a controller is, as /proc/self/cgroup has it.
+/// Cgroup of this process for one controller, from /proc/self/cgroup.
 #[derive(Debug, PartialEq, Eq)]
 struct Groups<'a> {
     version: &'static Version,
     path: &'a [u8],
 }
 
-/// A controller, by its name, of the first version and of the second.
+/// A controller, by its name, in cgroup v1 and v2.
 #[derive(Debug)]
 struct Controller {
     name: &'static [u8],
@@ -289,17 +288,17 @@ struct Controller {
     v2: Version,
 }
 
-/// Where a version of the controller is mounted, and how it names its files.
+/// Mount points and file names of a controller in one version.
 #[derive(Debug, PartialEq, Eq)]
 struct Version {
     mounts: &'static [&'static [u8]],
     limit: &'static [u8],
-    /// From here on a task is slowed down until memory is reclaimed; empty: the version has none.
+    /// Throttling threshold, below the limit; empty: the version has none.
     high: &'static [u8],
     usage: &'static [u8],
 }
 
-/// Where the second version of all controllers is.
+/// Mount points of cgroup v2.
 const V2_MOUNTS: &[&[u8]] = &[b"/sys/fs/cgroup", b"/sys/fs/cgroup/unified"];
 
 static MEMORY: Controller = Controller {
@@ -359,8 +358,9 @@ impl<'a> Groups<'a> {
         found
     }
 
-    /// The min_room room of this group and those above it, by the files that `read` reads. In a container
-    /// the path may be one that only the host knows: then the groups are those that can be found going up.
+    /// Returns the least room of this group and those above it, from files that `read` reads. In a
+    /// container the path may be valid on the host only; then the groups that exist on the way up
+    /// count.
     fn room(
         &self,
         needed: usize,
@@ -393,7 +393,7 @@ impl<'a> Groups<'a> {
                 });
                 match here {
                     Ok(room) => (seen, min_room) = (true, min_room.min(room)),
-                    // There is no such file.
+                    // The file does not exist.
                     Err(Errno::NOENT) => {}
                     Err(_) => return None,
                 }
@@ -425,7 +425,7 @@ impl Version {
     }
 }
 
-/// `parts`, the last of which ends with a zero, as a path.
+/// Concatenates `parts` into a path; the last one ends with a zero byte.
 pub(crate) fn joined<'a>(buffer: &'a mut [u8], parts: [&[u8]; 3]) -> Option<&'a CStr> {
     let mut length = 0;
     for part in parts {
@@ -436,7 +436,7 @@ pub(crate) fn joined<'a>(buffer: &'a mut [u8], parts: [&[u8]; 3]) -> Option<&'a 
     CStr::from_bytes_with_nul(&buffer[..length]).ok()
 }
 
-/// A number as text.
+/// Formats a number.
 pub(crate) fn decimal(mut number: u32, buffer: &mut [u8; 10]) -> &[u8] {
     let mut first = buffer.len();
     for place in buffer.iter_mut().rev() {
@@ -449,7 +449,7 @@ pub(crate) fn decimal(mut number: u32, buffer: &mut [u8; 10]) -> &[u8] {
     buffer.get(first..).unwrap_or_default()
 }
 
-/// The number at the start of a text, behind blanks.
+/// Parses the number at the start of a text, after whitespace.
 pub(crate) fn number(text: &[u8]) -> Option<usize> {
     let text = text.trim_ascii_start();
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -463,7 +463,8 @@ pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8]> {
     loop {
         let more = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut buffer[length..]))?;
         length += more;
-        // The kernel makes the text of such a file in one piece, so whole lines are all that there are.
+        // The kernel produces the text of such a file at once, so a newline at the end is the end
+        // of the file.
         let text = &buffer[..length];
         if more == 0 || text.len() == buffer.len() || text.ends_with(b"\n") {
             return Ok(&buffer[..length]);
@@ -487,7 +488,7 @@ mod tests {
 
     const ALL: usize = usize::MAX;
 
-    /// Answers from a list of files.
+    /// Reads from a list of files.
     fn files<'a>(
         files: &'a [(&'a str, &'a str)],
     ) -> impl FnMut(&CStr, &mut [u8]) -> Result<usize> + 'a {
@@ -544,7 +545,7 @@ mod tests {
             ]),
         );
         assert_eq!(over, Some(0));
-        // Beyond memory.high a program is slowed down.
+        // Beyond memory.high a program is throttled.
         for (max, high, wanted) in [
             ("max\n", "1000\n", 900),
             ("600\n", "max\n", 500),
@@ -600,7 +601,7 @@ mod tests {
         assert_eq!(groups.room(ALL, files(&root)), None, "no room for the path");
     }
 
-    /// What a group of this version keeps, and the groups below it.
+    /// Page cache of this group, and of the groups below it.
     #[test]
     fn clean_page_cache_is_room() {
         let second = "anon 700\nfile 250\nfile_mapped 9\nfile_dirty 20\nfile_writeback 10\n\
@@ -630,11 +631,11 @@ mod tests {
                 groups.room(needed, files(&[&known, stat].concat()))
             };
             assert_eq!(room(ALL, &[(stat, memory)]), Some(50 + 250 - 30), "{text}");
-            // It is not read where it does not matter.
+            // The file is not read if it does not matter.
             assert_eq!(room(50, &[(stat, "denied")]), Some(50), "{text}");
             assert_eq!(room(50, &[(stat, memory)]), Some(50), "{text}");
             assert_eq!(room(51, &[(stat, memory)]), Some(270), "{text}");
-            // What it says counts only as a whole.
+            // Incomplete statistics do not count.
             let without = memory.replace("dirty 20", "dirt 20");
             for unknown in ["denied", "", "active_file 100", &without] {
                 assert_eq!(room(ALL, &[(stat, unknown)]), Some(50), "{text}{unknown}");

@@ -1,4 +1,4 @@
-//! Where a window's memory comes from: [`Backing`].
+//! Source of a window's memory: [`Backing`].
 
 use rustix::io::{Errno, Result};
 
@@ -7,22 +7,23 @@ use super::supply::SUPPLY;
 use crate::density;
 use crate::gather::Leaving;
 
-/// A source of fresh, private, zeroed memory at given addresses.
+/// Source of fresh, private, zeroed memory at given addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backing {
-    /// Mapped and advised; what it becomes is seen when it is touched.
+    /// Mapped and advised; the faults decide on huge pages.
     Advised,
-    /// Pages of the pool, of which there is a limited number.
+    /// Pages of the pool, limited in number.
     Pool,
 }
 
 impl Backing {
-    /// Maps `length` bytes at `address`, which must be free (`EEXIST`): of the pool, whole pages.
+    /// Maps `length` bytes at `address`; `EEXIST` if something is mapped there. The pool maps whole
+    /// pages.
     pub(super) fn map(self, address: usize, length: usize) -> Result<()> {
         match self {
             Self::Advised => {
                 memory::map(address, length)?;
-                // A refusal is counted; the memory is as good as the program's own would be.
+                // A refusal is counted; the memory is still usable.
                 let _ = memory::advise(address, length);
                 Ok(())
             }
@@ -30,11 +31,11 @@ impl Backing {
         }
     }
 
-    /// Unmaps what [`Backing::map`] mapped, or a part of it: whole pages of the pool. A large range is handed to
-    /// `leaving`, where there is one.
+    /// Unmaps a mapping of [`Backing::map`] or a part of it: whole pages of the pool. Hands a large
+    /// range to `leaving`, if given.
     ///
     /// # Safety
-    /// `map` mapped the range, and nothing uses what it holds.
+    /// `map` mapped the range, and nothing uses its content.
     #[expect(unsafe_code, reason = "unmaps memory")]
     pub(super) unsafe fn unmap(
         self,
@@ -55,14 +56,14 @@ impl Backing {
         }
     }
 
-    /// Gives the memory of a range back and keeps its addresses. The pool takes whole pages alone.
+    /// Discards the content of a range and keeps its addresses.
     ///
     /// # Errors
-    /// EINVAL of the pool; those of madvise(2), of locked memory for one.
+    /// EINVAL: the pool; else those of madvise(2), for example of locked memory.
     ///
     /// # Safety
     /// As for [`Backing::unmap`].
-    #[expect(unsafe_code, reason = "drops what memory holds")]
+    #[expect(unsafe_code, reason = "discards memory content")]
     pub(super) unsafe fn discard(self, address: usize, length: usize) -> Result<()> {
         match self {
             Self::Pool => Err(Errno::INVAL),

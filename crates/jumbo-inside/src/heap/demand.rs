@@ -1,9 +1,9 @@
-//! Gives back what stays in the heap by demand ([`super::window`]), once it is not used, and before it
-//! makes the process larger than it ever was: [`begin`], [`end`].
+//! Frees memory that the heap retains by demand ([`super::window`]) when it is unused, or before
+//! the process exceeds its former peak: [`begin`], [`end`].
 //!
-//! The heap itself never holds more than it once handed out. But the program may free blocks and fill
-//! other memory then. So while something stays by demand, a job of [`crate::watch`] compares the resident
-//! memory of the process with its peak, and looks at the room that cgroups and host leave.
+//! The heap never holds more than it once handed out, but the program may free blocks and fill
+//! other memory. So while memory is retained, a job of [`crate::watch`] compares the resident
+//! memory of the process with its peak, and checks the room in cgroups and on the host.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
@@ -14,27 +14,27 @@ use crate::headroom::{self, Needed, headroom};
 use crate::sandbox;
 use crate::watch::{self, Job, Stop, Without};
 
-/// The wait between two looks.
+/// Interval between two scans.
 const SCAN_INTERVAL: Duration = Duration::from_millis(5);
-/// Memory that the process may have beyond its peak before all goes back.
+/// Growth beyond the peak at which all retained memory is freed.
 const SLACK_BYTES: usize = 4 << 20;
-/// Memory that the cgroups and the host leave at least.
+/// Room in cgroups and on the host below which all retained memory is freed.
 const MIN_ROOM_BYTES: usize = 32 << 20;
-/// Looks from one question for the room to the next, where no cgroup has a limit.
+/// Scans between two checks of the room, where no cgroup has a limit.
 const SCANS_PER_ROOM_CHECK: u32 = 20;
 
 static JOB: Job = Job::new(3, scan, without_thread);
 crate::one_page! {
-    /// The resident memory without what is free in the heap, at its peak, in bytes; 0: not known yet.
+    /// Peak of the resident memory without the heap's free memory, in bytes; 0: unknown.
     static PEAK: AtomicUsize = AtomicUsize::new(0);
 }
-/// Looks until the next question for the room.
+/// Scans until the next check of the room.
 static SCANS_TO_ROOM_CHECK: AtomicU32 = AtomicU32::new(0);
 
-/// There is no thread that could scan.
+/// Set if no thread can scan.
 static IS_OFF: AtomicBool = AtomicBool::new(false);
 
-/// Whether memory may stay by demand.
+/// Reports whether memory may be retained by demand.
 pub(super) fn is_on() -> bool {
     density::is_bounded()
         && !IS_OFF.load(Ordering::Relaxed)
@@ -42,27 +42,28 @@ pub(super) fn is_on() -> bool {
         && !sandbox::is_entered()
 }
 
-/// Something stays by demand from now on.
+/// Starts the scans: memory is retained by demand.
 pub(super) fn begin() {
     watch::begin(&JOB, SCAN_INTERVAL);
 }
 
-/// In the child of a fork, which has a peak of its own.
+/// Resets the peak in the child of a fork.
 pub(super) fn is_forked() {
     PEAK.store(0, Ordering::Relaxed);
 }
 
-/// Nothing stays by demand any more.
+/// Frees all memory retained by demand.
 pub(super) fn end() {
     if HEAP.with(|window, _| window.keeps_by_demand()) == Some(true) {
         while HEAP.with(|window, leaving| window.age(true, Some(leaving))) == Some(true) {}
     }
 }
 
-/// Nothing looks at it, so nothing stays.
+/// Stops retention, because nothing scans it.
 fn without_thread(_why: Without) {
     IS_OFF.store(true, Ordering::Relaxed);
-    // This may be the watching thread. Where the lock is not to be had, the next free gives it back.
+    // The caller may be the watching thread, so it never waits for the lock. The next free purges
+    // then.
     while HEAP.window.with_soon(|window| window.age(true, None)) == Some(true) {}
 }
 
@@ -76,7 +77,7 @@ fn scan(stop: &Stop) -> Option<Duration> {
             let is_more = window.age(is_over, None);
             (is_more, window.keeps_by_demand())
         });
-        // Who has the lock may wait for this thread to end (setuid(2) in a signal handler).
+        // The holder of the lock may wait for this thread to end (setuid(2) in a signal handler).
         let Some((is_more, keeps)) = aged else {
             return Some(SCAN_INTERVAL);
         };
@@ -86,7 +87,7 @@ fn scan(stop: &Stop) -> Option<Duration> {
     }
 }
 
-/// Whether the process is larger than it would ever have been without the `free` bytes of the heap.
+/// Reports whether the process is larger than it ever was without the heap's `free` bytes.
 fn has_grown(free: usize) -> bool {
     let Some(resident) = density::resident_memory() else {
         return true;
@@ -100,14 +101,14 @@ fn has_grown(free: usize) -> bool {
     resident > peak + SLACK_BYTES
 }
 
-/// The resident memory of the process at its peak, in bytes: `VmHWM` of proc_pid_status(5).
+/// Returns the peak of the resident memory in bytes: `VmHWM` of proc_pid_status(5).
 fn peak() -> Option<usize> {
     let mut text = [0u8; 2048];
     let text = headroom::read(c"/proc/self/status", &mut text).ok()?;
     headroom::kib_field(text, b"VmHWM:")
 }
 
-/// Whether the cgroups or the host have little left.
+/// Reports whether the cgroups or the host have little room.
 fn is_short() -> bool {
     let left = SCANS_TO_ROOM_CHECK.load(Ordering::Relaxed);
     if left > 0 {

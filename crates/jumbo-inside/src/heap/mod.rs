@@ -1,24 +1,28 @@
-//! Large allocations in an address window of their own; what the preload library calls.
+//! Large allocations and mappings on huge pages; the interface of the preload library.
 //!
-//! Allocations of at least [`LARGE_BLOCK_BYTES`] bytes live in a window: a range of addresses that the kernel never
-//! chooses by itself, so that `free` knows in one comparison ([`is_ours`]) whether a pointer is ours.
-//! Smaller ones are mimalloc's or stay with the program's allocator. The window is not reserved: it is mapped as it is
-//! used, so that `ulimit -v`, mlockall(2), core dumps and the commit limit see what they would see
-//! without us.
+//! Allocations of at least [`LARGE_BLOCK_BYTES`] live in a window: an address range that the kernel
+//! never chooses by itself. So `free` detects our pointers by one comparison ([`is_ours`]).
+//! mimalloc or the program's allocator serves smaller ones.
 //!
-//! - `window` keeps the blocks, `extents` is its index, `frontier` its growing end, `backing` what it is made of;
-//! - `supply` has the pages of a pool (`--pool`), which a window of its own is made of, or [`managed`] for an
-//!   allocator with addresses of its own; `warm` makes them resident beforehand;
-//! - [`maps`] places and advises the program's own anonymous mappings;
-//! - [`main_heap`] says which large blocks are left to glibc, [`arena`] advises its thread arenas;
-//! - `demand` gives back what stayed for the program's next allocations;
+//! The window is mapped on demand and not reserved: `ulimit -v`, mlockall(2), core dumps and the
+//! commit limit count the same memory as without jumbo.
+//!
+//! - `window` has the blocks, `extents` their index, `frontier` the growing end, `backing` the
+//!   source of the memory.
+//! - `supply` has the pages of a pool (`--pool`), for a second window or for [`managed`]. `warm`
+//!   makes them resident in advance.
+//! - [`managed`] has addresses for mimalloc.
+//! - [`maps`] places and advises the program's own anonymous mappings.
+//! - [`main_heap`] selects the large blocks that glibc serves, [`arena`] advises glibc's thread
+//!   arenas.
+//! - `demand` frees memory that was retained for the program's next allocations.
 //! - `memory` is the one leaf that touches memory.
 //!
-//! Blocks are freed through [`gather`], pages counted by the rules of [`crate::pool`], and what was done is counted in
-//! the [`crate::ledger`].
+//! [`gather`] frees the blocks, [`crate::pool`] has the rules for counting pages, [`crate::ledger`]
+//! the counters.
 //!
-//! This code runs inside the wrapped program: no allocation, no thread-local, no call that could
-//! come back in, no panic. Where something cannot be done it says so and the program's allocator does it.
+//! The code runs inside the wrapped program: no allocation, no thread-local, no re-entrant call, no
+//! panic. Where it fails, the program's allocator serves the request.
 
 pub mod arena;
 mod backing;
@@ -49,62 +53,63 @@ use memory::Deferred;
 use supply::{Before, SUPPLY};
 use window::{BlockWindow, Site};
 
-/// What counts as large: glibc's initial M_MMAP_THRESHOLD, from which on it would map by itself.
+/// Smallest block of the window: glibc's initial M_MMAP_THRESHOLD, from which it maps each block.
 pub const LARGE_BLOCK_BYTES: usize = 128 << 10;
 
-/// The base page that this module is written for. Elsewhere it stays out of the way.
+/// Base page size that this module supports; with another one it stays off.
 pub const BASE_PAGE: usize = 4096;
 
-/// The window: 8 TiB of blocks, 7 TiB of mappings, then the table. The kernel places mappings from the
-/// top of the address space down and the program break at its bottom end; this is in the middle,
-/// between 32 and 48 TiB, where neither comes and where no sanitizer keeps its shadow.
+/// Address ranges: 8 TiB of blocks, 7 TiB of mappings, then the records. The kernel places mappings
+/// from the top of the address space downwards, and the program break near its bottom. Neither
+/// reaches the range of 32 to 48 TiB, and no sanitizer has its shadow there.
 const HEAP_BASE: usize = 0x2000_0000_0000;
 const HEAP_END: usize = 0x2800_0000_0000;
-/// The end of the heap's shared: blocks of the pool.
+/// End of the heap's blocks; the pool's blocks follow.
 const POOL_BASE: usize = 0x2700_0000_0000;
 const MAPS_BASE: usize = HEAP_END;
 const MAPS_END: usize = 0x2f00_0000_0000;
-/// Page records: each table begins at a random page of its range (more than 2^24), and no mapping of the kernel's choice comes near.
+/// Page records. Each table begins at one of more than 2^24 random pages, far from any mapping of
+/// the kernel's choice.
 const TABLE_BASE: usize = MAPS_END;
 const POOL_TABLE: usize = TABLE_BASE + (256 << 30);
-/// Tables of an allocator with addresses of its own.
+/// Tables of an allocator that manages its own addresses.
 const OWN_BASE: usize = TABLE_BASE + (384 << 30);
-/// What an allocator with addresses of its own gets: the pool's, and others.
+/// Memory of such an allocator: pages of the pool, then reserved addresses.
 const MANAGED_BASE: usize = 0x2f80_0000_0000;
 const RESERVED_BASE: usize = 0x3000_0000_0000;
 const RESERVED_END: usize = 0x3800_0000_0000;
 
-/// How the heap is to behave; see [`crate::orders::Orders`].
+/// Configuration of the heap; see [`crate::orders::Orders`].
 #[derive(Clone, Copy, Debug)]
 pub struct HeapSettings {
-    /// What one PMD maps, in bytes.
+    /// Bytes that one PMD maps.
     pub pmd: usize,
-    /// The memory that may be huge and untouched.
+    /// Bound on memory that is huge and untouched.
     pub max_waste: MaxWaste,
-    /// How much freed memory stays, where the user says so.
+    /// Bound on freed memory that stays resident, if the user set one.
     pub keep: Option<Keep>,
-    /// Whether the program's malloc is glibc's, with its own defaults.
+    /// The program's malloc is glibc's, with glibc's defaults.
     pub glibc: bool,
-    /// Whether glibc's thread arenas are laid out as [`arena`] knows them, and may grow at once.
+    /// glibc's thread arenas have the layout that [`arena`] expects.
     pub arenas: bool,
-    /// The pages of a pool.
+    /// Pool of huge pages (`--pool`).
     pub pool: Option<PoolOrder>,
-    /// They are for [`managed`], and not for large allocations.
+    /// The pool is for [`managed`] instead of large allocations.
     pub managed: bool,
 }
 
-/// What became of a request to resize a block.
+/// Result of a request to resize a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resize {
-    /// The block is this one now.
+    /// Resized; the block has this address now.
     Done(usize),
-    /// Nothing was changed; the block has room for so many bytes, and the caller copies.
+    /// Nothing changed. The block has room for this many bytes, and the caller copies.
     Copy(usize),
-    /// No block begins there.
+    /// The address begins no block.
     Unknown,
 }
 
-/// A window, and what was freed into it while its lock was held.
+/// A window behind its lock, and the blocks that were freed while the lock was held.
 #[derive(Debug)]
 struct SharedWindow {
     site: &'static Site,
@@ -134,32 +139,32 @@ crate::one_page! {
 }
 static HEAP: SharedWindow = SharedWindow::new(&SITE, &HEAP_WORD);
 static POOL: SharedWindow = SharedWindow::new(&POOL_SITE, &POOL_WORD);
-/// Large allocations ask the pool first.
+/// Large allocations try the pool first.
 static POOL_IS_WINDOW: AtomicBool = AtomicBool::new(false);
-/// Set once the window has a place; before that, and where it has none, nothing is taken from it.
+/// Set once the window has an address; nothing is allocated from it before.
 static IS_PLACED: AtomicBool = AtomicBool::new(false);
 crate::one_page! {
-    /// The program locks all future mappings (MCL_FUTURE): what is mapped beyond a request would be
-    /// resident at once, so nothing is.
+    /// The program locks all future mappings (MCL_FUTURE). Memory mapped in advance would be
+    /// resident at once, so the heap allocates nothing.
     static LOCKS_FUTURE: AtomicBool = AtomicBool::new(false);
 }
-/// The program has locked or advised memory inside of blocks. That sticks to the pages, so what is freed
-/// is unmapped at once and not handed out again as it is.
+/// The program has locked or advised memory inside blocks. That outlives the block, so freed blocks
+/// are unmapped at once instead of reused.
 static HAS_STICKY_PAGES: AtomicBool = AtomicBool::new(false);
 /// glibc's thread arenas are advised.
 static ADVISES_ARENAS: AtomicBool = AtomicBool::new(false);
 static PMD: AtomicUsize = AtomicUsize::new(0);
 
-/// Gives the window its place; false where it cannot have one here.
+/// Places the window; false if the host's page sizes are not supported.
 ///
 /// # Safety
-/// Once in a process, before the first allocation.
-#[expect(unsafe_code, reason = "the records of blocks count from there")]
+/// Called once in a process, before the first allocation.
+#[expect(unsafe_code, reason = "places the records of blocks")]
 pub unsafe fn start(settings: HeapSettings) -> bool {
     const WORD: usize = size_of::<usize>();
     let mut bytes = [0u8; 3 * WORD];
     let flags = rustix::rand::GetRandomFlags::NONBLOCK;
-    // Early in boot there may be no randomness yet; a fixed place is then better than none.
+    // Early in boot there may be no randomness yet; a fixed address is better than none.
     let _ = rustix::rand::getrandom(&mut bytes, flags);
     let mut words = bytes.as_chunks::<WORD>().0.iter().copied();
     let mut word = || words.next().map_or(0, usize::from_ne_bytes);
@@ -210,7 +215,7 @@ fn start_pool(order: PoolOrder, settings: HeapSettings, random: usize, table: us
     );
 }
 
-/// Makes the pool resident (`--warm`), as far as there are pages. Before the program starts.
+/// Makes the pool resident (`--warm`), as far as it has pages. Called before the program starts.
 pub fn warm(order: PoolOrder) {
     if !POOL_IS_WINDOW.load(Ordering::Acquire) {
         return managed::warm(order);
@@ -232,7 +237,7 @@ pub fn warm(order: PoolOrder) {
             }
             for block in blocks.into_iter().filter(|block| *block != 0) {
                 #[expect(unsafe_code, reason = "frees blocks")]
-                // SAFETY: they were taken above, for nothing else.
+                // SAFETY: the blocks were allocated above, and have no other user.
                 unsafe {
                     pool.release(block, true, leaving);
                 }
@@ -241,25 +246,26 @@ pub fn warm(order: PoolOrder) {
     });
 }
 
-/// Counts into `ledger` from now on, as process `pid`. Before [`start`], where the ledger has a bound for the pool.
+/// Counts into `ledger` from now on, as process `pid`. Called before [`start`] if the ledger bounds
+/// the pool.
 pub fn count_in(ledger: &'static Ledger, pid: u32) {
     stats::attach(ledger, pid);
     SUPPLY.recount();
 }
 
-/// Adds to the flags of this process.
+/// Sets flags of this process in the ledger.
 pub fn add_flags(flags: u32) {
     stats::slot().flags.fetch_or(flags, Ordering::Relaxed);
 }
 
-/// True where `address` lies in the shared of the window that blocks are in.
+/// Reports whether `address` lies in the address range of blocks.
 #[inline(always)]
 pub const fn is_ours(address: usize) -> bool {
     address.wrapping_sub(HEAP_BASE) < HEAP_END - HEAP_BASE
 }
 
-/// A block of `size` bytes at a multiple of `align` (a power of two), all zeroes if `zeroed`. `None` where
-/// the window cannot serve: the caller asks the program's allocator.
+/// Allocates `size` bytes at a multiple of `align` (a power of two), zeroed on request. `None`: the
+/// caller asks the program's allocator.
 pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     let slot = stats::slot();
     if let Some(block) = take_from_pool(size, align, zeroed) {
@@ -282,12 +288,12 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     Some(hand_out(taken, size, zeroed))
 }
 
-/// Counts a block that was taken, of which is known whether it is zero, and gives its address; zeroed if it is to be.
+/// Counts a new block, zeroes it on request unless it is zero already, and returns its address.
 fn hand_out((address, zero): (usize, bool), size: usize, zeroed: bool) -> usize {
     Slot::add(&stats::slot().large_calls, 1);
     if zeroed && !zero {
         #[expect(unsafe_code, reason = "writes by address")]
-        // SAFETY: the block has room for so many bytes, and its user does not know of it yet.
+        // SAFETY: the block has `size` bytes, and the caller does not know its address yet.
         unsafe {
             memory::zero(address, size);
         }
@@ -295,13 +301,13 @@ fn hand_out((address, zero): (usize, bool), size: usize, zeroed: bool) -> usize 
     address
 }
 
-/// A block from the pool, if there is one and it has room.
+/// Allocates a block from the pool, if there is one and it has room.
 fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     if !POOL_IS_WINDOW.load(Ordering::Acquire) {
         return None;
     }
-    // A program that asks for whole base pages may protect or drop some of them, which hugetlb pages refuse. What
-    // sticks to pages would stick to those of the pool.
+    // A program that requests page alignment may protect or drop single base pages, which hugetlb
+    // pages refuse. Locks and advice would stick to the pool's pages.
     let is_excluded = align >= BASE_PAGE || HAS_STICKY_PAGES.load(Ordering::Relaxed);
     let taken = (!is_excluded && !LOCKS_FUTURE.load(Ordering::Relaxed))
         .then(|| POOL.with(|pool, _| pool.take(size, align)))
@@ -313,11 +319,11 @@ fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     Some(hand_out(taken, size, zeroed))
 }
 
-/// Frees the block at `address`; false where no block begins there (a bug of the program's).
+/// Frees the block at `address`; false if no block begins there (a bug of the program).
 ///
 /// # Safety
-/// `address` is in the window ([`is_ours`]). Where a block begins there, nothing uses it from now on.
-#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+/// `address` is in the window ([`is_ours`]). Nothing uses a block that begins there from now on.
+#[expect(unsafe_code, reason = "invalidates pointers to the memory")]
 pub unsafe fn release(address: usize) -> bool {
     let shared = window_of(address);
     let keep = shared.keeps();
@@ -325,17 +331,18 @@ pub unsafe fn release(address: usize) -> bool {
     shared
         .with(|window, leaving| unsafe { window.release(address, keep, leaving) })
         .unwrap_or_else(|| {
-            // This thread holds the lock: we are in a signal handler. The thread that takes the lock next frees it.
+            // A signal handler interrupted a holder of the lock in this thread. The next holder
+            // frees the block.
             // SAFETY: the caller's promise.
             unsafe { shared.deferred.push(address) };
             true
         })
 }
 
-/// How many bytes the block at `address` has room for; `None` where no block begins there.
+/// Returns the usable bytes of the block at `address`; `None` if no block begins there.
 ///
 /// # Safety
-/// In a signal handler, where the lock may not be had: a block begins at `address`.
+/// In a signal handler, which may not get the lock, a block begins at `address`.
 #[expect(unsafe_code, reason = "reads the block's record without the lock")]
 pub unsafe fn room(address: usize) -> Option<usize> {
     let shared = window_of(address);
@@ -345,28 +352,29 @@ pub unsafe fn room(address: usize) -> Option<usize> {
         .unwrap_or_else(|| unsafe { window::peek(shared.site, address) })
 }
 
-/// Resizes the block at `address` without copying, where that can be done.
+/// Resizes the block at `address` without copying, if possible.
 ///
 /// # Safety
-/// As for [`release`]: it may be elsewhere afterwards, or end earlier. In a signal handler a block begins there.
-#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+/// As for [`release`]: the block may move or shrink. In a signal handler a block begins at
+/// `address`.
+#[expect(unsafe_code, reason = "invalidates pointers to the memory")]
 pub unsafe fn resize(address: usize, size: usize) -> Resize {
     let shared = window_of(address);
     // SAFETY: the caller's promise.
     shared
         .with(|window, leaving| unsafe { window.resize(address, size, leaving) })
         .unwrap_or_else(|| {
-            // In a signal handler that interrupted us.
+            // A signal handler interrupted a holder of the lock in this thread.
             // SAFETY: the caller's promise.
             let room = unsafe { window::peek(shared.site, address) };
             room.map_or(Resize::Unknown, Resize::Copy)
         })
 }
 
-/// Copies what a block holds into another one, for [`Resize::Copy`].
+/// Copies the content of a block into another one, for [`Resize::Copy`].
 ///
 /// # Safety
-/// Both were allocated and not freed, and are not one; each has room for `length` bytes. No other thread uses them
+/// Both are different live blocks of at least `length` bytes, and no other thread uses them
 /// meanwhile.
 #[expect(unsafe_code, reason = "writes by address")]
 pub unsafe fn copy(from: usize, to: usize, length: usize) {
@@ -374,41 +382,41 @@ pub unsafe fn copy(from: usize, to: usize, length: usize) {
     unsafe { memory::copy(from, to, length) };
 }
 
-/// Bytes in blocks that are now handed out.
+/// Returns the bytes in live blocks.
 pub fn live() -> u64 {
     stats::slot().large_live.load(Ordering::Relaxed)
 }
 
-/// Gives all free memory back to the kernel: what malloc_trim(3) asks for. True if there was any.
+/// Returns all free memory to the kernel, for malloc_trim(3); reports whether there was any.
 pub fn trim() -> bool {
     let pool =
         POOL_IS_WINDOW.load(Ordering::Acquire) && POOL.with(BlockWindow::trim).unwrap_or(false);
     HEAP.with(BlockWindow::give_up).unwrap_or(false) || pool
 }
 
-/// The program changed something about the pages at `address` that outlives what they hold: mlock(2),
-/// madvise(2).
+/// Notes a change of pages that outlives their content: mlock(2), madvise(2), mprotect(2).
 fn changed(address: usize) {
-    // Programs that choose addresses at random (V8) have mappings of their own beyond the blocks.
+    // Programs that choose random addresses (V8) have mappings of their own beyond the blocks.
     let holds = |shared: &SharedWindow| shared.window.with(|window| window.holds(address));
     if is_ours(address) && holds(window_of(address)).unwrap_or(true) {
         HAS_STICKY_PAGES.store(true, Ordering::Relaxed);
     }
 }
 
-/// The program drops what a range holds: MADV_DONTNEED, MADV_FREE. True where that was done here, because the kernel
-/// does not do it as it would without us.
+/// Discards the content of a range (MADV_DONTNEED, MADV_FREE) if it has hugetlb pages of the pool,
+/// for which the kernel behaves differently; reports whether it did.
 ///
 /// # Safety
-/// What the range holds is the caller's to lose.
+/// The content of the range is the caller's to lose.
 #[inline(always)]
-#[expect(unsafe_code, reason = "drops what memory holds")]
+#[expect(unsafe_code, reason = "discards memory content")]
 unsafe fn discard(address: usize, length: usize) -> bool {
     // SAFETY: the caller's promise.
     SUPPLY.page() != 0 && unsafe { SUPPLY.discard(address, length) }
 }
 
-/// Ends all threads before hugetlb pages move, and frees the pool's unused pages, which need not move then.
+/// Ends jumbo's threads before hugetlb pages move, and frees unused pages of the pool, which need
+/// not move then.
 fn prepare_move(before: Before) {
     if !SUPPLY.will_move(before) {
         return;
@@ -428,13 +436,13 @@ fn evacuate(before: Before) {
     }
     prepare_move(before);
     let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
-    // Refused in a handler that interrupted one of them, where no thread should be made. What is there by
-    // then cannot move any more.
+    // Refused in a signal handler that interrupted a holder of one of the locks. No thread should
+    // be created there, and hugetlb pages that exist cannot move any more.
     if pool && managed {
         SUPPLY.evacuate(before);
     }
-    #[expect(unsafe_code, reason = "gives locks back")]
-    // SAFETY: this thread took them above.
+    #[expect(unsafe_code, reason = "releases locks")]
+    // SAFETY: this thread acquired them above.
     unsafe {
         if managed {
             managed::LOCK.release();
@@ -446,17 +454,17 @@ fn evacuate(before: Before) {
 }
 
 crate::one_page! {
-    /// The locks that a fork holds, a bit each, in the order in which they are taken: heap, mappings, pool, mimalloc's arenas,
-    /// and the two of [`crate::gather`].
+    /// Locks that a fork holds, one bit each, in lock order: heap, mappings, pool, mimalloc's
+    /// arenas, and the two of [`crate::gather`].
     static HELD: Held = Held::new();
 }
 
-/// True where this process was told not to use THP.
+/// Reports whether THP is disabled for this process (PR_SET_THP_DISABLE).
 pub fn thp_disabled() -> bool {
     sys::is_without_thp()
 }
 
-/// The shared that an address of ours lies in.
+/// Returns the window that contains an address of ours.
 fn window_of(address: usize) -> &'static SharedWindow {
     if address < POOL_BASE { &HEAP } else { &POOL }
 }
@@ -470,13 +478,13 @@ impl SharedWindow {
         }
     }
 
-    /// Whether freed memory may stay mapped. The pool's pages stay where they are counted.
+    /// Reports whether freed memory may stay mapped. The pool's pages always may.
     fn keeps(&self) -> bool {
         self.site.backing == Backing::Pool || !HAS_STICKY_PAGES.load(Ordering::Relaxed)
     }
 
-    /// Runs `work` on the window; what it takes out of it is freed afterwards, without the lock. `None` where
-    /// this thread is inside of it already.
+    /// Runs `work` on the window; memory that `work` removes from it is freed afterwards, without
+    /// the lock. `None` if this thread holds the lock already.
     fn with<R>(&self, work: impl FnOnce(&mut BlockWindow, &mut Leaving) -> R) -> Option<R> {
         let mut leaving = Leaving::new();
         let mut is_demand = false;
@@ -502,12 +510,12 @@ impl SharedWindow {
     }
 }
 
-/// The kernel is about to make much memory resident in one call, during which nothing can be given back.
+/// Frees retained memory before the kernel makes much memory resident in one call.
 pub fn about_to_populate() {
     demand::end();
 }
 
-/// Whether advice changes pages for longer than the call (madvise(2)).
+/// Reports whether advice changes pages beyond the call (madvise(2)).
 pub fn sticks(advice: i32) -> bool {
     let passing = [
         libc::MADV_DONTNEED,
@@ -518,13 +526,13 @@ pub fn sticks(advice: i32) -> bool {
     !passing.contains(&advice)
 }
 
-/// The events that concern the heap.
+/// Events that concern the heap.
 #[derive(Debug)]
 pub struct Events;
 
 impl Mechanism for Events {
     fn protected(address: usize, _length: usize, protection: i32) {
-        // As advice does, it sticks to the pages of a block when that is freed.
+        // The protection outlives the block.
         let all = libc::PROT_READ | libc::PROT_WRITE;
         if protection & all != all {
             changed(address);
@@ -535,13 +543,13 @@ impl Mechanism for Events {
         if advice == libc::MADV_POPULATE_WRITE {
             about_to_populate();
         }
-        // It sticks to the pages of a block when that is freed.
+        // The advice outlives the block.
         if sticks(advice) {
             changed(address);
         }
     }
 
-    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    #[expect(unsafe_code, reason = "forwards the caller's promise")]
     unsafe fn advise(address: usize, length: usize, advice: i32) -> Option<Result<(), i32>> {
         let drops = [libc::MADV_DONTNEED, libc::MADV_FREE].contains(&advice);
         // SAFETY: the caller's promise.
@@ -549,7 +557,7 @@ impl Mechanism for Events {
     }
 
     fn locking(address: usize, _length: usize) {
-        // The lock would stick to the pages of a block when it is freed.
+        // The lock outlives the block.
         changed(address);
     }
 
@@ -557,18 +565,18 @@ impl Mechanism for Events {
         LOCKS_FUTURE.store(future, Ordering::Relaxed);
     }
 
-    // The last moment at which what hugetlb pages hold can move.
+    // Hugetlb pages can move only before the first further thread.
     fn before_thread() {
         SUPPLY.about_to_thread();
         evacuate(Before::Thread);
     }
 
-    // Behind a filter nothing can be asked, and so nothing can move.
+    // Behind a filter no request is possible, so no page can move.
     fn before_confinement() {
         evacuate(Before::Confinement);
     }
 
-    // No thread of ours is left where what hugetlb pages hold has to move.
+    // No thread of ours may run while hugetlb pages move.
     fn about_to_fork() {
         prepare_move(Before::Fork);
         demand::end();
@@ -577,12 +585,12 @@ impl Mechanism for Events {
 
     // No other thread is inside the heap or [`crate::gather`] while the address space is copied.
     fn lock_for_fork() {
-        // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
-        // call goes on in both processes, and gives the lock back in each.
+        // The lock order. Refused if a signal handler forks that interrupted a holder: the
+        // interrupted call continues in both processes, and each releases the lock.
         let (heap, maps) = (HEAP.window.acquire(), maps::PACK.acquire());
         let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
         let [staging, queue] = gather::before_fork();
-        // Where they are refused, pages are being brought: then nothing can be said about them.
+        // Refused: pages of the pool are being mapped, and their state is unknown.
         if pool && managed {
             SUPPLY.evacuate(Before::Fork);
         }
@@ -594,13 +602,13 @@ impl Mechanism for Events {
         HELD.took(bits);
     }
 
-    #[expect(unsafe_code, reason = "gives locks back")]
+    #[expect(unsafe_code, reason = "releases locks")]
     #[inline(always)]
     unsafe fn unlock_after_fork(_side: Side) {
         let bits = HELD.give_back();
         let [heap, maps, pool, managed, staging, queue] =
             core::array::from_fn(|at| bits >> at & 1 != 0);
-        // SAFETY: the caller's promise: this thread holds what the bits say.
+        // SAFETY: the caller's promise: this thread holds the locks in `bits`.
         unsafe {
             gather::after_fork([staging, queue]);
             if managed {
@@ -618,9 +626,9 @@ impl Mechanism for Events {
         }
     }
 
-    // Its memory is not locked, whatever the parent did (mlockall(2)); it counts as a process of its own from now on, with what
-    // it inherited.
-    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    // A child's memory is not locked (mlockall(2)). It counts as a process of its own, with the
+    // inherited memory.
+    #[expect(unsafe_code, reason = "forwards the caller's promise")]
     unsafe fn is_forked(pid: u32) {
         // SAFETY: the caller's promise.
         unsafe { gather::forked(pid.cast_signed()) };

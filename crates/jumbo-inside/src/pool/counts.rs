@@ -1,6 +1,6 @@
-//! How many pages a pool has: [`PageCounts`], and how many more it may have: [`Overcommit`].
+//! Numbers of pages: [`PageCounts`], [`Overcommit`].
 
-/// The pages of a pool, or of one node of it, by the rules of the kernel's hugetlb pools
+/// Pages of a pool or of one of its nodes, counted as in the kernel's hugetlb pools
 /// (Documentation/mm/hugetlbfs_reserv.rst, mm/hugetlb.c).
 ///
 /// Invariant: `surplus <= total`.
@@ -11,7 +11,7 @@ pub struct PageCounts {
 }
 
 impl PageCounts {
-    /// No page.
+    /// Creates the counts of an empty pool.
     pub const fn new() -> Self {
         Self {
             total: 0,
@@ -19,33 +19,33 @@ impl PageCounts {
         }
     }
 
-    /// Every page, in use or free.
+    /// Returns all pages, in use or free.
     pub const fn total(&self) -> u64 {
         self.total
     }
 
-    /// Pages that go when demand is gone.
+    /// Returns the pages that leave once they are free.
     pub const fn surplus(&self) -> u64 {
         self.surplus
     }
 
-    /// Pages that stay.
+    /// Returns the pages that stay when they are free.
     pub const fn persistent(&self) -> u64 {
         self.total - self.surplus
     }
 
-    /// Pages join that stay.
+    /// Adds persistent pages.
     pub const fn join(&mut self, pages: u64) {
         self.total += pages;
     }
 
-    /// Pages join that go when demand is gone.
+    /// Adds surplus pages.
     pub const fn join_surplus(&mut self, pages: u64) {
         self.total += pages;
         self.surplus += pages;
     }
 
-    /// A page is given back. True where it leaves the pool, because the pool has a surplus; else it is free now.
+    /// Counts a page that becomes free. True if it leaves the pool, because there is a surplus.
     pub const fn give(&mut self) -> bool {
         let leaves = self.surplus > 0;
         if leaves {
@@ -54,39 +54,39 @@ impl PageCounts {
         leaves
     }
 
-    /// Pages leave the pool: surplus ones as far as there are any.
+    /// Removes pages, surplus ones first.
     pub const fn leave(&mut self, pages: u64) {
         self.total -= pages;
         self.surplus = self.surplus.saturating_sub(pages);
     }
 
-    /// A persistent page leaves.
+    /// Removes a persistent page.
     pub const fn shed(&mut self) {
         self.total -= 1;
     }
 
-    /// A surplus page becomes persistent.
+    /// Turns a surplus page into a persistent one.
     pub const fn keep(&mut self) {
         self.surplus -= 1;
     }
 
-    /// A persistent page becomes surplus.
+    /// Turns a persistent page into a surplus one.
     pub const fn unkeep(&mut self) {
         self.surplus += 1;
     }
 }
 
-/// How many surplus pages a pool may have.
+/// Bound on the surplus pages of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overcommit {
-    /// The max of them.
+    /// Maximum number of surplus pages.
     pub max: u64,
-    /// Those that are just being asked of the source, and in no [`PageCounts`] yet.
+    /// Pages requested from the source, and in no [`PageCounts`] yet.
     pub pending: u64,
 }
 
 impl Overcommit {
-    /// Whether `more` surplus pages may join where there are `surplus`.
+    /// Reports whether `more` surplus pages may join `surplus` ones.
     pub const fn admits(&self, surplus: u64, more: u64) -> bool {
         more == 0 || surplus.saturating_add(self.pending).saturating_add(more) <= self.max
     }

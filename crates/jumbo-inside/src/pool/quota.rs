@@ -1,19 +1,19 @@
-//! A bound that several users share: [`Quota`].
+//! Bound that several users share: [`Quota`].
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// How much is charged to a group of users, and the limit that may be. It may lie in memory that processes share.
+/// Bound on the charge of a group of users. It may lie in memory that processes share.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Quota {
     limit: AtomicU64,
     charged: AtomicU64,
-    /// The limit that ever was charged at a time.
+    /// Highest charge so far.
     peak: AtomicU64,
 }
 
 impl Quota {
-    /// At limit `limit`.
+    /// Creates a quota of `limit`.
     pub const fn new(limit: u64) -> Self {
         Self {
             limit: AtomicU64::new(limit),
@@ -22,27 +22,27 @@ impl Quota {
         }
     }
 
-    /// Sets the limit. What is charged beyond it stays charged.
+    /// Sets the limit. A charge beyond it stays.
     pub fn set(&self, limit: u64) {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// The limit that may be charged.
+    /// Returns the limit.
     pub fn limit(&self) -> u64 {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// What is charged now.
+    /// Returns the present charge.
     pub fn charged(&self) -> u64 {
         self.charged.load(Ordering::Relaxed)
     }
 
-    /// The limit that ever was charged at a time.
+    /// Returns the highest charge so far.
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// Charges all of `more`, or nothing: false.
+    /// Charges all of `more`, or nothing and returns false.
     pub fn charge(&self, more: u64) -> bool {
         let limit = self.limit();
         let fits = |charged: u64| charged.checked_add(more).filter(|sum| *sum <= limit);
@@ -54,10 +54,10 @@ impl Quota {
         before.is_ok()
     }
 
-    /// Gives back what was charged.
+    /// Reverts a charge.
     pub fn uncharge(&self, less: u64) {
         let relaxed = Ordering::Relaxed;
-        // In shared memory another process can write anything.
+        // In shared memory another process can write any number.
         let down = |charged: u64| Some(charged.saturating_sub(less));
         let _ = self.charged.fetch_update(relaxed, relaxed, down);
     }

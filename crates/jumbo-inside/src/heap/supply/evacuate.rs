@@ -1,12 +1,14 @@
-//! Hugetlb pages that move to THPs, because a fork is about to be made: [`PageSupply::evacuate`].
+//! Moves hugetlb pages to THPs before a fork: [`PageSupply::evacuate`].
 //!
-//! After a fork, parent and child share private hugetlb pages copy-on-write, and a copy needs a page of the
-//! kernel's pool. Where there is none, the kernel takes the page from the child, which then dies of SIGBUS. So
-//! there are no hugetlb pages where a fork can happen: what they hold moves to THPs before a fork, and
-//! before the first further thread is made, because it can only move while no thread writes to it; and before a
-//! seccomp filter or a new root, behind which nothing could be asked any more. From then on the process takes THPs
-//! is_alone; its children begin anew. And none are taken where the move could be refused later
-//! ([`PageSupply::could_move`]). docs/design/heap.md says what was rejected.
+//! After a fork, parent and child share private hugetlb pages copy-on-write, and a copy needs a
+//! page of the kernel's pool. Without a free page the kernel unmaps the child's page, and the child
+//! dies of SIGBUS. So no process that can fork has hugetlb pages. Their content moves to THPs
+//! before a fork, before the first further thread (which could write to them meanwhile), and before
+//! a seccomp filter or a new root, behind which no move is possible.
+//!
+//! From then on the process takes THPs only; its children start again. No hugetlb pages are taken
+//! where a later move could fail ([`PageSupply::could_move`]). docs/design/heap.md has the rejected
+//! alternatives.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,32 +21,32 @@ use crate::pool::Credit;
 use crate::sys::{self, Blocked};
 use crate::{proc, sandbox};
 
-/// Mappings that hold nothing, to be given up for those that a move makes, where the program has used up
-/// vm.max_map_count. mremap(2) wants six more than it makes.
+/// Empty mappings that are unmapped to make room for those of a move, when the program has reached
+/// vm.max_map_count. mremap(2) needs six more than it creates.
 const SPARE_MAPPINGS: usize = 16;
 
-/// What hugetlb pages are moved before.
+/// Events before which hugetlb pages move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
-    /// A fork, of a process that has one thread.
+    /// A fork of a process that has one thread.
     Fork,
-    /// The first further thread.
+    /// Creation of the first further thread.
     Thread,
     /// A seccomp filter, or a new root.
     Confinement,
 }
 
-/// What [`PageSupply::evacuate`] has to know.
+/// State of [`PageSupply::evacuate`].
 #[derive(Debug)]
 pub(super) struct Moves {
-    /// The program has made a thread, through the C library. Never unset: when the last one of them is gone is not
-    /// known.
+    /// The program has created a thread through the C library. Never unset: the end of the last
+    /// thread is unknown.
     threaded: AtomicBool,
-    /// The program promised not to fork while it has threads.
+    /// The user promised that the program does not fork while it has threads.
     nofork: AtomicBool,
-    /// What is trusted to have room, of hugetlb pages that could still be moved to THPs.
+    /// Checked room for moving hugetlb pages to THPs.
     credit: Credit,
-    /// There are [`SPARE_MAPPINGS`].
+    /// The [`SPARE_MAPPINGS`] are reserved.
     spared: AtomicBool,
 }
 
@@ -62,16 +64,17 @@ impl Moves {
         self.nofork.store(nofork, Ordering::Relaxed);
     }
 
-    /// In the child of a fork, which has one thread.
+    /// Resets the state in the child of a fork, which has one thread.
     pub(super) fn forked(&self) {
         self.threaded.store(false, Ordering::Relaxed);
     }
 }
 
 impl PageSupply {
-    /// Whether so many more bytes of hugetlb pages could be moved to THPs, all others included, or will not have to be. Not so in a memory cgroup
-    /// with a limit, however much room it has now: hugetlb pages are not charged to it, and the program may use
-    /// up what there is before it forks. What other threads are just about to map is not counted yet.
+    /// Reports whether `length` more bytes of hugetlb pages could move to THPs with all others, or
+    /// never need to. False in a memory cgroup with a limit, whatever its room: hugetlb pages are
+    /// not charged to it, so the program may use up the room before it forks. Pages that other
+    /// threads are about to map do not count yet.
     pub(super) fn could_move(&self, length: usize) -> bool {
         if self.moves.nofork.load(Ordering::Relaxed) {
             return true;
@@ -86,7 +89,8 @@ impl PageSupply {
         })
     }
 
-    /// Takes [`SPARE_MAPPINGS`], and address space for a page that moves (`ulimit -v`). The caller holds the locks of those who bring.
+    /// Reserves [`SPARE_MAPPINGS`], and address space for a moving page (`ulimit -v`). The caller
+    /// holds the lock of the mapped range.
     pub(super) fn keep_spares(&self) {
         if !self.uses_hugetlb.load(Ordering::Acquire) || self.moves.spared.load(Ordering::Relaxed) {
             return;
@@ -101,57 +105,60 @@ impl PageSupply {
             .store(made == SPARE_MAPPINGS, Ordering::Relaxed);
     }
 
-    /// Gives up the first so many, which were reserved.
+    /// Unmaps the first `count` spare mappings.
     fn give_spares(&self, count: usize) {
         self.moves.spared.store(false, Ordering::Relaxed);
         for (at, length) in self.spares().take(count) {
             #[expect(unsafe_code, reason = "unmaps memory")]
-            // SAFETY: `keep_spares` reserved them, and they hold nothing.
+            // SAFETY: `keep_spares` reserved them, and they have no content.
             let _ = unsafe { memory::unmap(at, length) };
         }
     }
 
-    /// Address and length of each: [`PageSupply::scratch`], and base pages before the pool's own addresses, apart from each
-    /// other, so that each is a mapping of its own.
+    /// Returns address and length of each spare mapping: [`PageSupply::scratch`], and base pages
+    /// before the pool. Gaps keep each a mapping of its own.
     fn spares(&self) -> impl Iterator<Item = (usize, usize)> {
         let base = self.base.load(Ordering::Relaxed);
         let small = (1..SPARE_MAPPINGS).map(move |at| (base - 2 * at * BASE_PAGE, BASE_PAGE));
         core::iter::once((self.scratch(), self.page())).chain(small)
     }
 
-    /// Where content is copied to before it takes a place in the pool: behind the pool's own addresses, and as well
+    /// Returns the address of the copy before it replaces pages: behind the pool, and as well
     /// aligned.
     fn scratch(&self) -> usize {
         self.base.load(Ordering::Relaxed) + SPAN_BYTES
     }
 
-    /// Whether [`PageSupply::evacuate`] would move anything: then threads of ours have to be gone before.
+    /// Reports whether [`PageSupply::evacuate`] would move anything. Threads of ours must end
+    /// before.
     pub(in crate::heap) fn will_move(&self, before: Before) -> bool {
         self.may_evacuate(before) && stats::slot().pool_hugetlb.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether hugetlb pages are asked for, and what is about to be done would end that.
+    /// Reports whether the process uses hugetlb pages and `before` would end that.
     pub(in crate::heap) fn may_evacuate(&self, before: Before) -> bool {
         let keeps = before == Before::Thread && self.moves.nofork.load(Ordering::Relaxed);
         self.uses_hugetlb.load(Ordering::Acquire) && !keeps
     }
 
-    /// The program is about to make a thread.
+    /// Notes that the program is about to create a thread.
     pub(in crate::heap) fn about_to_thread(&self) {
         if self.uses_hugetlb.load(Ordering::Relaxed) {
             self.moves.threaded.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Moves what hugetlb pages hold to THPs, and takes no more of them. The caller holds the locks of those who bring and give.
+    /// Moves the content of hugetlb pages to THPs, and takes no more of them. The caller holds all
+    /// locks of the pool's ranges.
     ///
-    /// What cannot be moved (no room, or another thread that could write to it) stays, and is counted.
+    /// Pages that cannot move (no room, or another thread could write to them) stay, and are
+    /// counted.
     pub fn evacuate(&self, before: Before) {
         if !self.may_evacuate(before) {
             return;
         }
-        // Another thread would write to the pages while they move. Where the program kept its promise there is
-        // none, but for one made by a bare clone(2).
+        // Another thread would write to moving pages. If the user's promise holds, only a bare
+        // clone(2) has created one.
         let is_alone = self.is_alone(before);
         if !is_alone && self.moves.nofork.load(Ordering::Relaxed) {
             return;
@@ -183,8 +190,8 @@ impl PageSupply {
         });
     }
 
-    /// Moves as many pages of a range at a time as there is room for. All of it is best: then there are no more mappings
-    /// than before.
+    /// Moves a range in the largest parts for which there is room. A move in one part adds no
+    /// mapping.
     fn move_pages(&self, address: usize, length: usize, is_alone: bool) {
         let moved = if is_alone {
             self.move_range(address, length)
@@ -210,24 +217,25 @@ impl PageSupply {
         }
     }
 
-    /// Puts anonymous memory with the same content in the place of hugetlb pages. Else says why not.
+    /// Replaces hugetlb pages by anonymous memory with the same content; returns the reason if that
+    /// fails.
     fn move_range(&self, address: usize, length: usize) -> core::result::Result<(), u32> {
         let scratch = self.scratch();
-        // A touch at a cgroup's limit kills a process. Where the limit is not known there was none when the
-        // pages were taken. Under a filter no call is made that the program does not make.
+        // A touch at a cgroup's limit kills a process. An unknown limit was absent when the pages
+        // were taken. Under a filter jumbo makes no calls that the program does not make.
         let room = headroom::headroom(Needed::for_touching(length));
         let room = room.is_none_or(|room| room.min() >= length);
         if sandbox::is_entered_later() || !room {
             return Err(reason::STUCK_ROOM);
         }
         memory::map(scratch, length).map_err(|_| reason::STUCK_MAPPINGS)?;
-        // Whether it is huge is second to its being safe.
+        // The move must succeed even without huge pages.
         let _ = self.make_huge(scratch, length);
         let populated =
             memory::populate(scratch, length, self.page()).map_err(|_| reason::STUCK_ROOM);
-        #[expect(unsafe_code, reason = "moves what memory holds")]
-        // SAFETY: the pages at `address` are the pool's, and no other thread writes to them meanwhile; what is at `scratch`
-        // was mapped above, and takes their place with the same content.
+        #[expect(unsafe_code, reason = "moves memory content")]
+        // SAFETY: the pages at `address` are the pool's, and no other thread writes to them
+        // meanwhile. `scratch` was mapped above, and replaces them with the same content.
         unsafe {
             let moved = populated.and_then(|()| {
                 memory::copy(address, scratch, length);
@@ -240,10 +248,11 @@ impl PageSupply {
         }
     }
 
-    /// Whether no other thread could write to the pages.
+    /// Reports whether no other thread could write to the pages.
     fn is_alone(&self, before: Before) -> bool {
-        // Where we may not look (a filter that the program installed), or cannot, by what the C library made. The
-        // thread that is about to be made is the first: another one would have had them moved.
+        // If /proc may not be read (a filter of the program) or cannot, the threads of the C
+        // library decide. Before a thread, the new thread is the first: an earlier one would have
+        // moved the pages.
         let made = before != Before::Thread && self.moves.threaded.load(Ordering::Relaxed);
         let seen = (!sandbox::is_entered_later()).then(proc::is_alone);
         seen.flatten().unwrap_or(!made)

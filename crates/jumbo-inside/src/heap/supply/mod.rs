@@ -1,22 +1,23 @@
-//! The pool's pages (`jumbo run --pool`): [`PageSupply::map`] maps some, [`PageSupply::unmap`] gives them back.
+//! Pages of the pool (`jumbo run --pool`): [`PageSupply::map`], [`PageSupply::unmap`].
 //!
-//! A page comes from the first source that has it:
-//! 1. hugetlb: the kernel's pool, its surplus included. Mapping them reserves them, and they are made
-//!    resident with MADV_POPULATE_WRITE at once, so that a cgroup's hugetlb limit is an error here and not a
-//!    SIGBUS later.
-//! 2. THP: advised anonymous memory, of which one base page is touched, and which is then collapsed, so
-//!    that it is huge and not just asked to be. Asked for only while the memory cgroup and the host have
-//!    room: at a cgroup's limit a touch kills, while a collapse fails. Only for a pool in pages of that size: of
-//!    larger ones the first block would make a whole page resident, whatever it uses of it.
+//! A page comes from the first source that has one:
+//! 1. hugetlb: the kernel's pool, with its surplus. The mapping reserves the pages, and
+//!   MADV_POPULATE_WRITE makes them resident at once. So a cgroup's hugetlb limit is an error here
+//!   instead of a later SIGBUS.
+//! 2. THP: advised anonymous memory. One base page is touched, then the range is collapsed, so that
+//!   it is certainly huge. Used only while the memory cgroup and the host have room: at a cgroup's
+//!   limit a touch kills, a collapse fails. Used only for pools of PMD-sized pages: the first block
+//!   of a larger page would make all of it resident.
 //!
-//! Where neither has enough nothing changes and the caller takes memory as it would without a pool.
+//! If neither has enough, nothing changes, and the caller takes memory as without a pool.
 //!
-//! The rules are those of [`crate::pool`]: persistent pages up to the pool's size, then surplus up to its overcommit. All
-//! processes of a run share one bound ([`crate::ledger::Ledger::pool`]), unless each has its own. What must be so before a
-//! process forks is in `evacuate`.
+//! The rules are those of [`crate::pool`]: persistent pages up to the pool's size, then surplus up
+//! to its overcommit. All processes of a run share one bound ([`crate::ledger::Ledger::pool`]),
+//! unless each has its own. `evacuate` prepares for a fork.
 //!
-//! Invariant: `sources` says of each page where it came from, and the counts count them. The caller that brings or gives a
-//! range is its only user, and holds the lock of the window (or of the allocator) that the range lies in.
+//! Invariant: `sources` has the source of each page, and `counts` their number. The caller that
+//! maps or unmaps a range is its only user, and holds the lock of the window (or allocator) around
+//! it.
 
 mod evacuate;
 
@@ -35,52 +36,52 @@ use crate::sync::{BackOff, Lock};
 
 pub use evacuate::Before;
 
-/// Addresses of the pool, for all of its users.
+/// Address range of the pool, for all of its users.
 pub const SPAN_BYTES: usize = 512 << 30;
-/// One entry a page, which is at least 2 MiB where there are that many.
+/// Entries of the table: one per page, of at least 2 MiB.
 pub(super) const MAX_PAGES: usize = SPAN_BYTES >> 21;
 
 const ABSENT: u8 = 0;
 const HUGETLB: u8 = 1;
 const THP: u8 = 2;
-/// Beside the source: the page is shared with the parent that mapped it, and charged to that one.
+/// Flag beside the source: the page is shared with the parent, which mapped it and is charged.
 const INHERITED: u8 = 1 << 7;
 
-/// What is left to others.
+/// Memory left to others.
 const MIN_ROOM_BYTES: usize = 64 << 20;
 
-/// The pool of the heap.
+/// The heap's pool.
 pub(super) static SUPPLY: PageSupply = PageSupply::new();
 
-/// A pool's pages at addresses that its user chooses.
+/// Pages of a pool, mapped at addresses that the user chooses.
 #[derive(Debug)]
 pub struct PageSupply {
-    /// Where each page came from.
+    /// Source of each page.
     sources: ZeroedTable<AtomicU8>,
     base: AtomicUsize,
     page: AtomicUsize,
     pmd: AtomicUsize,
-    /// What may stay, in pages.
+    /// Persistent pages at most.
     size: AtomicUsize,
     counts: Lock<(PageCounts, Overcommit)>,
-    /// Each process has a bound of its own: none is shared through the ledger.
+    /// Each process has a bound of its own instead of the ledger's.
     is_per_process: AtomicBool,
-    /// Entries of `sources` beyond that were never written.
+    /// End of the entries of `sources` that were ever written.
     end: AtomicUsize,
-    /// Hugetlb pages may be asked for.
+    /// Hugetlb pages may be taken.
     uses_hugetlb: AtomicBool,
     /// Several threads may fill a range: the pool is being made resident.
     parallel: AtomicBool,
-    /// Bits of [`reason`], for whatever slot there is.
+    /// Bits of [`reason`], for the present and later slots.
     reasons: AtomicU32,
-    /// After the kernel's pool had nothing, some takes do not ask it.
+    /// Skips some attempts after the kernel's pool had no page.
     back_off: BackOff,
     room: Room,
     moves: evacuate::Moves,
 }
 
 impl PageSupply {
-    /// None yet.
+    /// Creates a supply without pages.
     #[expect(clippy::new_without_default, reason = "made once, in a static")]
     pub const fn new() -> Self {
         Self {
@@ -101,8 +102,8 @@ impl PageSupply {
         }
     }
 
-    /// Sets the pool up, with its addresses from `base` on. Once, while there is one thread. False where there is
-    /// no memory for its table.
+    /// Sets up the pool, with addresses from `base` on; false if its table cannot be mapped. Called
+    /// once, while the process has one thread.
     pub fn start(&self, order: PoolOrder, pmd: usize, base: usize) -> bool {
         if !self.sources.map() {
             return false;
@@ -120,18 +121,18 @@ impl PageSupply {
         true
     }
 
-    /// The size of a page in bytes; 0 where there is no pool.
+    /// Returns the size of a page in bytes; 0 without a pool.
     pub fn page(&self) -> usize {
         self.page.load(Ordering::Relaxed)
     }
 
-    /// Whether the page at `address` is there.
+    /// Reports whether the page at `address` is present.
     pub(super) fn is_there(&self, address: usize) -> bool {
         let source = self.sources.get().get(self.index(address));
         source.is_some_and(|source| source.load(Ordering::Relaxed) != ABSENT)
     }
 
-    /// Whether these are whole pages of the pool's addresses, and none of them is there.
+    /// Reports whether the range consists of whole, absent pages of the pool.
     fn is_free(&self, address: usize, length: usize) -> bool {
         let page = self.page();
         let whole = address.is_multiple_of(page) && length.is_multiple_of(page);
@@ -144,7 +145,7 @@ impl PageSupply {
         pages.is_some_and(|pages| pages.iter().all(nowhere))
     }
 
-    /// The pages that are there.
+    /// Returns the addresses of the present pages.
     pub(super) fn there(&self) -> impl Iterator<Item = usize> {
         let (base, page) = (self.base.load(Ordering::Relaxed), self.page());
         let all = self.entries().iter().enumerate();
@@ -152,13 +153,13 @@ impl PageSupply {
             .map(move |(at, _)| base + at * page)
     }
 
-    /// What there is, in pages.
+    /// Returns the page counts.
     pub fn counts(&self) -> PageCounts {
         self.counts.with(|(counts, _)| *counts).unwrap_or_default()
     }
 
-    /// What there is beyond the pool's size in bytes, and is to go back as soon as it is free: of this process, and of all
-    /// that share its bound.
+    /// Returns the bytes beyond the pool's size, of this process or of all that share its bound,
+    /// that return to their source as soon as they are free.
     pub(super) fn surplus(&self) -> usize {
         let counts = self.counts();
         let run = self.run().map_or(0, |ledger| {
@@ -171,16 +172,16 @@ impl PageSupply {
         own.max(run.min(held))
     }
 
-    /// Maps the pool's pages at `address`: zeroed and resident. Whole pages, none of which is there already.
+    /// Maps pages of the pool at `address`, zeroed and resident.
     ///
     /// # Errors
-    /// `EINVAL` where that is not so; `EEXIST` where something is mapped there; `ENOMEM` where the pool, or its sources, have
-    /// not enough. Nothing has changed then.
+    /// `EINVAL`: not whole, absent pages; `EEXIST`: something is mapped there; `ENOMEM`: the pool
+    /// or its sources have too few pages. Nothing has changed then.
     pub fn map(&self, address: usize, length: usize) -> Result<()> {
         if !self.is_free(address, length) {
             return Err(Errno::INVAL);
         }
-        // A filter that the program installed may not let us read files, or populate.
+        // A filter of the program may forbid reading files or populating.
         if sandbox::is_entered_later() || !sandbox::allows_advice() {
             self.add_reason(reason::CONFINED);
             return Err(Errno::NOMEM);
@@ -209,11 +210,11 @@ impl PageSupply {
             self.fill(address, length)
         };
         if mapped.is_err() {
-            // Pieces of it may be there; what is in the way of the others is not ours.
+            // Parts may be present; mappings in the way of the others are not ours.
             let page = self.page();
             for piece in (address..address + length).step_by(page) {
                 #[expect(unsafe_code, reason = "unmaps memory")]
-                // SAFETY: none of the range was there before, so this call mapped the piece.
+                // SAFETY: no page of the range was present before, so this call mapped it.
                 let unmap = || unsafe { memory::unmap(piece, page) };
                 if self.is_there(piece) && unmap().is_ok() {
                     self.forget(piece, page);
@@ -225,8 +226,8 @@ impl PageSupply {
         mapped
     }
 
-    /// Counts pages in that are being asked for: persistent ones up to the pool's size, then surplus. False where so many
-    /// may not join.
+    /// Counts new pages: persistent ones up to the pool's size, then surplus; false if there may
+    /// not be so many.
     fn admit(&self, pages: u64) -> bool {
         let size = self.size.load(Ordering::Relaxed) as u64;
         let admitted = self.counts.with(|(counts, overcommit)| {
@@ -245,13 +246,13 @@ impl PageSupply {
         let _ = self.counts.with(|(counts, _)| counts.leave(pages));
     }
 
-    /// Gives pages back to where they came from.
+    /// Returns pages to their source.
     ///
     /// # Errors
-    /// munmap(2)'s, where nothing was given.
+    /// Those of munmap(2), with nothing changed.
     ///
     /// # Safety
-    /// The pages are ones that [`PageSupply::map`] brought, and no code refers to what they hold.
+    /// [`PageSupply::map`] mapped the pages, and nothing uses their content.
     #[expect(unsafe_code, reason = "unmaps memory")]
     pub unsafe fn unmap(&self, address: usize, length: usize) -> Result<()> {
         // SAFETY: the caller's promise.
@@ -262,7 +263,7 @@ impl PageSupply {
         Ok(())
     }
 
-    /// The ledger whose bound counts, if one does and this process counts in it.
+    /// Returns the ledger with the shared bound, if there is one and this process counts in it.
     fn run(&self) -> Option<&'static crate::ledger::Ledger> {
         if self.is_per_process.load(Ordering::Relaxed) {
             return None;
@@ -270,7 +271,8 @@ impl PageSupply {
         stats::ledger()
     }
 
-    /// Charges the run with pages of this process; false where it has used its pool up, or knows nothing of this process.
+    /// Charges pages to the run; false if its pool is used up or the ledger does not have this
+    /// process.
     fn charge(&self, length: usize) -> bool {
         if self.is_per_process.load(Ordering::Relaxed) {
             return true;
@@ -285,13 +287,13 @@ impl PageSupply {
         }
     }
 
-    /// MADV_DONTNEED and MADV_FREE of a range with hugetlb pages in it: zeroes it, and true. The kernel would refuse a
-    /// part of such a page; and a whole one it would give to the process that comes first, so that the next touch could
-    /// be SIGBUS.
+    /// Handles MADV_DONTNEED and MADV_FREE of a range with hugetlb pages: zeroes it and returns
+    /// true. The kernel refuses a part of a hugetlb page. A whole one it would return to its pool,
+    /// from which another process may take it, and the next touch could be SIGBUS.
     ///
     /// # Safety
-    /// What the range holds is the caller's to lose.
-    #[expect(unsafe_code, reason = "drops what memory holds")]
+    /// The content of the range is the caller's to lose.
+    #[expect(unsafe_code, reason = "discards memory content")]
     pub(super) unsafe fn discard(&self, address: usize, length: usize) -> bool {
         let (page, offset) = (
             self.page(),
@@ -309,12 +311,12 @@ impl PageSupply {
         {
             return false;
         }
-        // SAFETY: its pages are there, and the caller's promise.
+        // SAFETY: its pages are present, and the caller's promise.
         unsafe { memory::zero(address, length) };
         true
     }
 
-    /// Maps pages from whatever source has them. All or nothing.
+    /// Maps pages from any source, all or nothing.
     pub(super) fn fill(&self, address: usize, length: usize) -> Result<()> {
         let taken = self.take_hugetlb(address, length)?;
         let rest = length - taken;
@@ -322,7 +324,7 @@ impl PageSupply {
             && let Err(errno) = self.take_thp(address + taken, rest)
         {
             #[expect(unsafe_code, reason = "unmaps memory")]
-            // SAFETY: `take_hugetlb` has just mapped it, for this call.
+            // SAFETY: `take_hugetlb` mapped it for this call.
             let unmap = || unsafe { memory::unmap(address, taken) };
             if taken > 0 && unmap().is_ok() {
                 self.forget(address, taken);
@@ -332,7 +334,8 @@ impl PageSupply {
         Ok(())
     }
 
-    /// As many hugetlb pages as there are for the start of a range, in few mappings; gives their length.
+    /// Maps as many hugetlb pages as are free at the start of a range, in few mappings; returns
+    /// their length.
     fn take_hugetlb(&self, address: usize, length: usize) -> Result<usize> {
         if self.back_off.holds() || !self.uses_hugetlb.load(Ordering::Acquire) {
             return Ok(0);
@@ -351,7 +354,7 @@ impl PageSupply {
                     self.record(address + taken, part, HUGETLB);
                     taken += part;
                 }
-                // In the way at the start: the caller goes round. Later on the rest finds out.
+                // At the start: the caller tries other addresses. Later, the rest fails by itself.
                 Err(Errno::EXIST) if taken == 0 => return Err(Errno::EXIST),
                 Err(Errno::EXIST) => break,
                 Err(errno) if part <= page => {
@@ -384,14 +387,15 @@ impl PageSupply {
         }
         self.add_reason(reason::FRAGMENTED);
         #[expect(unsafe_code, reason = "unmaps memory")]
-        // SAFETY: mapped above, for this call. A refusal (too many mappings) leaves advised memory without a user.
+        // SAFETY: mapped above, for this call. A refusal (too many mappings) leaves unused advised
+        // memory.
         let _ = unsafe { memory::unmap(address, length) };
         Err(Errno::NOMEM)
     }
 
-    /// Makes fresh anonymous memory resident in huge pages. Where a fault brings none, the collapse does.
+    /// Makes fresh anonymous memory resident in huge pages, by fault or by collapse.
     fn make_huge(&self, address: usize, length: usize) -> bool {
-        // Where the advice is refused (no THP in this kernel) the collapse will be, too.
+        // If the advice is refused (no THP in the kernel), the collapse fails too.
         let _ = density::advise(&(address..address + length), Policy::Pool);
         let pmd = self.pmd.load(Ordering::Relaxed);
         make_huge(address, length, pmd, |address, length| {
@@ -400,15 +404,16 @@ impl PageSupply {
         .is_ok()
     }
 
-    /// Has [`PageSupply::map`] use several threads while `work` runs. Only while the process has one.
+    /// Lets [`PageSupply::map`] use several threads during `work`. Only while the process has one
+    /// thread.
     pub(super) fn in_parallel(&self, work: impl FnOnce()) {
         self.parallel.store(true, Ordering::Relaxed);
         work();
         self.parallel.store(false, Ordering::Relaxed);
     }
 
-    /// In the child of a fork, which has one thread and may never fork: it may ask for hugetlb pages of its own,
-    /// unless it shares some with its parent. What it shares is charged to the parent.
+    /// Updates the state in the child of a fork. The child has one thread and may never fork, so it
+    /// may take hugetlb pages, unless it shares some with its parent, which is charged for them.
     pub(super) fn forked(&self) {
         if self.page() == 0 {
             return;
@@ -443,7 +448,8 @@ impl PageSupply {
         );
     }
 
-    /// The pages of a range are not there any more. Gives how many bytes of them this process was charged with.
+    /// Marks the pages of a range as absent, and returns the bytes for which this process was
+    /// charged.
     fn forget(&self, address: usize, length: usize) -> usize {
         let (first, page) = (self.index(address), self.page());
         let slot = stats::slot();
@@ -464,7 +470,8 @@ impl PageSupply {
         own
     }
 
-    /// Counts what is there into a slot that knows nothing of it: of a forked child, or when the ledger is joined.
+    /// Counts the present pages into a new slot: of a forked child, or when the process joins the
+    /// ledger.
     pub(super) fn recount(&self) {
         let slot = stats::slot();
         for (now, peak, source) in [
@@ -479,13 +486,13 @@ impl PageSupply {
             .store(self.reasons.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// How many bytes there are from a source.
+    /// Returns the bytes from a source.
     fn count(&self, wanted: u8) -> usize {
         let there = self.entries().iter();
         there.filter(|source| source_of(source) == wanted).count() * self.page()
     }
 
-    /// The entries that may say something.
+    /// Returns the entries that were ever written.
     fn entries(&self) -> &'static [AtomicU8] {
         let sources = self.sources.get();
         let end = self.end.load(Ordering::Relaxed).min(sources.len());
@@ -496,7 +503,7 @@ impl PageSupply {
         (address - self.base.load(Ordering::Relaxed)) / self.page()
     }
 
-    /// Why a page was not what it could have been.
+    /// Records a reason for missing or smaller pages.
     fn add_reason(&self, reason: u32) {
         let all = self.reasons.fetch_or(reason, Ordering::Relaxed) | reason;
         stats::slot().pool_reasons.store(all, Ordering::Relaxed);

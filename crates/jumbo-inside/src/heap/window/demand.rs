@@ -1,28 +1,28 @@
-//! Freed memory that the program wants again within a moment: [`Demand`].
+//! Retention of freed memory that the program soon allocates again: [`Demand`].
 //!
-//! A program that works in rounds frees memory and allocates as much again. What was given back in
-//! between faults in anew, page by page. So memory that is wanted again within [`REUSE_MILLIS`] of
-//! its return raises the amount that stays. A low-water mark lowers it: free memory that was not used
-//! for a whole [`WINDOW_MILLIS`] goes back.
+//! A program that works in rounds frees memory and allocates as much again; memory returned to the
+//! kernel in between faults in again. So memory that is allocated again within [`REUSE_MILLIS`] of
+//! its return raises the retained bytes. A low-water mark lowers them: free memory that stays
+//! unused for a whole [`WINDOW_MILLIS`] is returned.
 //!
-//! Pure: times are arguments, in milliseconds. Invariant: nothing stays by demand that was not given
-//! back and wanted again before.
+//! Pure: times are arguments, in milliseconds. Invariant: only memory that was returned and
+//! allocated again is retained.
 
-/// Memory that is wanted again so soon should have stayed.
+/// Memory allocated again within this time should have been retained.
 const REUSE_MILLIS: u64 = 1000;
-/// Free memory that was not used for so long is given back.
+/// Interval of the low-water mark.
 const WINDOW_MILLIS: u64 = 1000;
-/// Less is not worth a thread's looks.
+/// Fewer retained bytes do not justify a thread's scans.
 const MIN_KEPT_BYTES: usize = 1 << 20;
 
-/// The freed memory that stays by demand, in bytes.
+/// Freed memory retained by demand, in bytes.
 #[derive(Debug)]
 pub(super) struct Demand {
     kept: usize,
-    /// The bytes given back of late, and the time of the last return.
+    /// Bytes returned recently, and the time of the last return.
     returned: usize,
     returned_millis: u64,
-    /// The min_free free memory of this window, and when that began.
+    /// Low-water mark of free memory in this window, and the start of the window.
     min_free: usize,
     window_start_millis: u64,
 }
@@ -38,12 +38,12 @@ impl Demand {
         }
     }
 
-    /// The bytes that stay.
+    /// Returns the retained bytes.
     pub(super) const fn kept(&self) -> usize {
         self.kept
     }
 
-    /// Whether anything was given back, ever so long ago.
+    /// Reports whether any memory was returned.
     pub(super) const fn has_returned(&self) -> bool {
         self.returned > 0
     }
@@ -73,12 +73,13 @@ impl Demand {
         self.min_free = self.min_free.min(free);
     }
 
-    /// Lowers the bytes that stay, where `base_keep` would stay in any case and `free` are free. Now and then.
+    /// Lowers the retained bytes at the end of a window, with `free` bytes free, of which
+    /// `base_keep` are kept anyway.
     pub(super) fn age(&mut self, free: usize, base_keep: usize, now: u64) {
         self.min_free = self.min_free.min(free);
         if now.saturating_sub(self.window_start_millis) >= WINDOW_MILLIS {
             let unused = self.min_free.saturating_sub(base_keep);
-            // All that stays may be in use for a while, and not come back.
+            // All retained memory may be in use for a while and never return.
             let max = free.saturating_sub(base_keep).max(self.kept / 2);
             self.kept = self.kept.saturating_sub(unused).min(max);
             if self.kept < MIN_KEPT_BYTES {
@@ -88,7 +89,7 @@ impl Demand {
         }
     }
 
-    /// Nothing stays by demand until there is a new one.
+    /// Resets the demand: nothing is retained.
     pub(super) fn end(&mut self) {
         *self = Self::new();
     }

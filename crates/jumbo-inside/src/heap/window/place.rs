@@ -1,4 +1,5 @@
-//! Where a block comes from: what was freed and is resident or mapped, then addresses that were unmapped, then new ones.
+//! Memory for a block: freed memory that is resident or mapped, then unmapped addresses, then new
+//! ones.
 #![expect(unsafe_code, reason = "unmaps a block that it could not make")]
 
 use rustix::io::Errno;
@@ -8,24 +9,24 @@ use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
 use crate::heap::extents::{Alignment, State};
 
-/// So many addresses are used before any is used again that leaves something over; or twice what the program had at once.
+/// Addresses used before reuse may leave gaps; twice the program's peak, if that is more.
 const MIN_FRESH_BYTES: usize = 8 << 30;
-/// How often another place is tried when a mapping of the program's is in the way.
+/// Places tried when a mapping of the program is in the way.
 const MAX_DETOURS: u32 = 8;
-/// What is kept in any case of a program that grows.
+/// Freed memory that a growing program keeps at least.
 const MIN_KEEP_GROWING_BYTES: usize = 8 << 20;
 
-/// What becomes of memory that is left over of a chunk excess what may be.
+/// Treatment of the rest of a chunk beyond the allowed surplus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Excess {
-    /// There is none: the chunk is not taken.
+    /// The chunk is not used.
     Refuse,
-    /// It is not mapped: a gap.
+    /// The rest stays unmapped: a gap.
     Gap,
 }
 
 impl BlockWindow {
-    /// Pages for a block, and whether they are zero.
+    /// Allocates pages for a block, and reports whether they are zero.
     pub(super) fn take_pages(
         &mut self,
         pages: u32,
@@ -42,18 +43,18 @@ impl BlockWindow {
         self.take_zeroes(pages, alignment)
     }
 
-    /// Pages that are mapped, or become so, and are zero.
+    /// Allocates zero pages, mapped already or now.
     fn take_zeroes(&mut self, pages: u32, alignment: Alignment) -> Result<(u32, bool), Errno> {
         if let Some(page) = self.extents.take(State::Clean, pages, alignment) {
             self.clean -= pages as usize * BASE_PAGE;
             return Ok((page, true));
         }
-        // One huge page may always be left over: it is used up by what comes next.
+        // One huge page of surplus is always allowed: the next block uses it up.
         let max_surplus = match self.is_exact {
             true => 0,
             false => self.allowed(pages as usize * BASE_PAGE).max(self.pmd),
         };
-        // Fresh addresses are the max_surplus seamless, but their records stay: so there is an end to them.
+        // New addresses leave no gaps, but their records stay, so they are bounded.
         let used = self.extents.end() as usize * BASE_PAGE;
         let excess =
             match self.is_exact || used > MIN_FRESH_BYTES.max(self.peak_live.saturating_mul(2)) {
@@ -65,7 +66,7 @@ impl BlockWindow {
         }
         let fresh = self.take_fresh(pages, alignment);
         if fresh == Err(Errno::RANGE) {
-            // All addresses have been used once.
+            // All addresses were used once.
             return self
                 .take_unmapped(pages, alignment, max_surplus, Excess::Gap)
                 .map(|page| (page, true));
@@ -73,24 +74,23 @@ impl BlockWindow {
         fresh
     }
 
-    /// So many bytes more are about to become resident: what is kept beside them goes where the program never had as much at once.
-    /// A table that grows does not leave its smaller selves beside it.
+    /// Frees unused memory before `bytes` more become resident beyond the program's peak. A growing
+    /// table does not keep its former copies resident.
     fn purge_for_growth(&mut self, bytes: usize) {
         let is_ours = self.site.backing == Backing::Advised && self.keep.is_none();
         let before = self.peak_live.saturating_sub(self.live + bytes);
-        // The allowed waste may be there: so little goes under the heap's lock, however large the program is.
+        // Within the allowed waste nothing is freed, which bounds the work under the heap's lock.
         let keep = before.max(MIN_KEEP_GROWING_BYTES).max(self.allowed(bytes));
         if is_ours && self.dirty > keep {
-            // At once: what comes is resident before another thread would be through.
+            // At once: deferred frees would come after the new memory is resident.
             self.purge(keep, None);
         }
     }
 
-    /// Takes whole chunks out of the unmapped extents, and frees again what is not needed of them.
+    /// Allocates whole chunks of the unmapped extents, and frees the unused rest.
     ///
-    /// A clean extent in front (what was left over the last time) is used up first, so that blocks
-    /// follow each other as seamlessly as at the frontier. `max_surplus` bounds what may be left over; where it would be more, `excess`
-    /// says what becomes of it.
+    /// A clean extent in front (an earlier surplus) is used up first, so that blocks are as
+    /// contiguous as at the frontier. `max_surplus` bounds the rest; beyond it, `excess` decides.
     fn take_unmapped(
         &mut self,
         pages: u32,
@@ -134,7 +134,7 @@ impl BlockWindow {
             false => self.map_again(page, needed),
         };
         if let Err(errno) = mapped {
-            // Where a mapping of the program's is there, those addresses are lost to us, for good.
+            // A mapping of the program is there: the addresses are lost for good.
             if errno != Errno::EXIST {
                 self.extents.release(page, needed, State::Unmapped);
             }
@@ -172,7 +172,8 @@ impl BlockWindow {
         let end = self.extents.end();
         let at = alignment.first_from(end).filter(|at| *at < 1 << 31);
         let at = at.ok_or(Errno::NOMEM)?;
-        // What is left out is mapped only where it is already, or less than a chunk in front of the block.
+        // Skipped pages are mapped only if they are mapped already, or less than a chunk before the
+        // block.
         let chunk = at - at % self.chunk_pages();
         let from = match self.frontier.is_at_edge() {
             true => end,
@@ -194,7 +195,7 @@ impl BlockWindow {
         self.append(pages, |_, _, _| ())
     }
 
-    /// Lets the window grow by `pages`, which become a live extent for `and` to do with as it likes.
+    /// Grows the window by `pages`, which become a live extent, and calls `and` with it.
     pub(super) fn append(
         &mut self,
         pages: u32,
@@ -219,7 +220,7 @@ impl BlockWindow {
         Ok(page)
     }
 
-    /// Goes round a mapping of the program's. The addresses in between stay taken for good.
+    /// Passes a mapping of the program. The addresses in between are lost for good.
     fn detour(&mut self) -> Result<(), Errno> {
         let beyond = (self.frontier.beyond() - self.start) / BASE_PAGE;
         let beyond = u32::try_from(beyond)
