@@ -1,16 +1,15 @@
 //! Available memory and tasks, seen from inside a program: [`headroom`], [`tasks`].
 //!
 //! The minimum of the memory cgroups of this process, up to the root, and of the host. It is
-//! checked before freed memory is held back, and before memory is touched that the program did not
-//! touch: at a cgroup's limit a touch kills. A limit that cannot be read counts as short.
+//! checked before freed memory is held back, and before jumbo touches more than the program: at a
+//! cgroup's limit a touch kills. A limit that cannot be read counts as short.
 //!
 //! Clean page cache of a cgroup counts as available, because it is reclaimed before an OOM kill and
 //! fills any cgroup in time. Dirty pages and writeback do not.
 //!
 //! Not covered: the first touch of older mappings while memory is pending. Such page faults check
-//! nothing, so a memory cgroup needs many times as much room; on the host the kernel reclaims
-//! first.
-//!
+//! Not covered: the first touch of older mappings while memory is pending. So a memory cgroup needs
+//! many times as much room; on the host the kernel reclaims first.
 //! Files are read into stack buffers, and nothing is cached, because a limit can change at any
 //! time. It uses no other module; `gather`, `heap`, `pool`, `reaper` and `ledger` use it.
 
@@ -37,24 +36,16 @@ const GROUP_MARGIN: usize = 8;
 /// Bytes that this process could still allocate and touch.
 #[derive(Clone, Copy, Debug)]
 pub struct Headroom {
-    host: usize,
-    group: usize,
+    /// Available bytes of the host.
+    pub(crate) host: usize,
+    /// Room of the memory cgroups; `usize::MAX`: no limit.
+    pub(crate) group: usize,
 }
 
 impl Headroom {
     /// Returns the bytes that may be allocated at all.
     pub fn min(&self) -> usize {
         self.host.min(self.group)
-    }
-
-    /// Returns the available bytes of the host.
-    pub(crate) const fn host(&self) -> usize {
-        self.host
-    }
-
-    /// Returns the room of the memory cgroups in bytes; `usize::MAX`: no limit.
-    pub(crate) const fn group(&self) -> usize {
-        self.group
     }
 
     /// Reports whether no memory cgroup has a limit.
@@ -68,8 +59,7 @@ impl Headroom {
     }
 }
 
-/// Bytes to be pending or touched. Room beyond them need not be measured: each measure beyond free
-/// memory costs further calls.
+/// Bytes to be pending or touched. Room beyond them is not measured, which saves calls.
 #[derive(Clone, Copy, Debug)]
 pub struct Needed {
     /// Bytes of the host; `usize::MAX`: measure all.
@@ -96,8 +86,8 @@ impl Needed {
     }
 }
 
-/// Measures the headroom; `None` if it is unknown. Called with a lock held that delays fork(2), so
-/// that no child inherits the descriptors.
+/// Measures the headroom; `None` if unknown. The caller holds a lock that delays fork(2), so that
+/// no child inherits the descriptors.
 pub fn headroom(needed: Needed) -> Option<Headroom> {
     Some(Headroom {
         host: free(needed.host).or_else(available)?,
@@ -118,8 +108,7 @@ pub fn is_promise_strict() -> bool {
     !text.is_ok_and(|text| matches!(number(text), Some(0 | 1)))
 }
 
-/// Returns the free memory, without page cache, if that is more than `needed`: one call instead of
-/// three for /proc/meminfo.
+/// Returns free memory without page cache, if more than `needed`: one call instead of three.
 fn free(needed: usize) -> Option<usize> {
     if needed == usize::MAX {
         return None;
@@ -185,8 +174,7 @@ pub(crate) fn has_tasks() -> bool {
     tasks().is_none_or(|tasks| tasks >= MIN_TASKS)
 }
 
-/// Returns the number of tasks that the pids cgroups of this process still allow; `usize::MAX`: no
-/// limit, `None`: unknown.
+/// Returns the tasks that the pids cgroups still allow; `usize::MAX`: no limit, `None`: unknown.
 pub fn tasks() -> Option<usize> {
     room(&PIDS, 0)
 }
@@ -206,44 +194,39 @@ fn room(controller: &'static Controller, needed: usize) -> Option<usize> {
     groups.room(needed, |path, buffer| read(path, buffer).map(<[u8]>::len))
 }
 
-/// Files of a memory cgroup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CgroupFile {
-    /// The limit.
-    Limit,
-    /// The usage.
-    Usage,
-    /// The usage by kind.
-    Stat,
-}
-
 /// Returns the room of one cgroup, from files whose start `read` puts into a buffer; `usize::MAX`
 /// without a limit. Page cache is read only if the room is less than `needed` without it.
 ///
 /// # Errors
 /// Those of `read` for the limit; EIO for a file without a number.
 fn room_of_group(
+    version: &Version,
     needed: usize,
-    mut read: impl FnMut(CgroupFile, &mut [u8]) -> Result<usize>,
+    mut read: impl FnMut(&[u8], &mut [u8]) -> Result<usize>,
 ) -> Result<usize> {
-    let mut text = [0u8; VALUE_BYTES];
-    let length = read(CgroupFile::Limit, &mut text)?;
-    let limit = text.get(..length).ok_or(Errno::IO)?;
-    // No limit is `max`, in v1 a number near 2^63.
-    if limit.starts_with(b"max") {
-        return Ok(usize::MAX);
+    let mut value = |name: &[u8]| {
+        let mut text = [0u8; VALUE_BYTES];
+        let length = read(name, &mut text)?;
+        let text = text.get(..length).ok_or(Errno::IO)?;
+        match text.starts_with(b"max") {
+            true => Ok(usize::MAX),
+            false => number(text).ok_or(Errno::IO),
+        }
+    };
+    let mut limit = value(version.limit)?;
+    if !version.high.is_empty() {
+        limit = limit.min(value(version.high).unwrap_or(usize::MAX));
     }
-    let limit = number(limit).ok_or(Errno::IO)?;
+    // In v1 no limit is a number near 2^63.
     if limit >= 1 << 60 {
         return Ok(usize::MAX);
     }
-    let length = read(CgroupFile::Usage, &mut text).map_err(|_| Errno::IO)?;
-    let usage = text.get(..length).and_then(number).ok_or(Errno::IO)?;
+    let usage = value(version.usage).map_err(|_| Errno::IO)?;
     let free = limit.saturating_sub(usage);
     if free >= needed {
         return Ok(free);
     }
-    let files = read_clean_files(|text| read(CgroupFile::Stat, text)).unwrap_or(0);
+    let files = read_clean_files(|text| read(b"/memory.stat\0", text)).unwrap_or(0);
     Ok(limit.saturating_sub(usage.saturating_sub(files)))
 }
 
@@ -255,8 +238,7 @@ fn read_clean_files(read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Option<usi
     clean_files(text.get(..length)?)
 }
 
-/// Returns the clean page cache of a group in bytes, from its memory.stat; `None` if lines are
-/// missing.
+/// Returns the clean page cache of a group in bytes, by its memory.stat; `None` if unknown.
 pub fn clean_files(text: &[u8]) -> Option<usize> {
     // The last line may be truncated.
     let end = text.iter().rposition(|byte| *byte == b'\n')?;
@@ -359,8 +341,7 @@ impl<'a> Groups<'a> {
     }
 
     /// Returns the least room of this group and those above it, from files that `read` reads. In a
-    /// container the path may be valid on the host only; then the groups that exist on the way up
-    /// count.
+    /// container the path may exist on the host only; then its existing ancestors count.
     fn room(
         &self,
         needed: usize,
@@ -376,24 +357,11 @@ impl<'a> Groups<'a> {
         for mount in version.mounts {
             let mut folder = self.path.strip_suffix(b"/").unwrap_or(self.path);
             loop {
-                let here = room_of_group(needed, |file_kind, text| {
-                    let length = file(mount, folder, version.name(file_kind), text)?;
-                    if file_kind != CgroupFile::Limit || version.high.is_empty() {
-                        return Ok(length);
-                    }
-                    let mut high = [0u8; VALUE_BYTES];
-                    let read = file(mount, folder, version.high, &mut high).unwrap_or(0);
-                    let high = high.get(..read).unwrap_or_default();
-                    let limit = |text: &[u8]| number(text).unwrap_or(usize::MAX);
-                    match limit(high) < text.get(..length).map_or(usize::MAX, limit) {
-                        true => text.get_mut(..read).ok_or(Errno::IO)?.copy_from_slice(high),
-                        false => return Ok(length),
-                    }
-                    Ok(read)
+                let here = room_of_group(version, needed, |name, text| {
+                    file(mount, folder, name, text)
                 });
                 match here {
                     Ok(room) => (seen, min_room) = (true, min_room.min(room)),
-                    // The file does not exist.
                     Err(Errno::NOENT) => {}
                     Err(_) => return None,
                 }
@@ -412,16 +380,6 @@ impl<'a> Groups<'a> {
             }
         }
         None
-    }
-}
-
-impl Version {
-    const fn name(&self, file_kind: CgroupFile) -> &'static [u8] {
-        match file_kind {
-            CgroupFile::Limit => self.limit,
-            CgroupFile::Usage => self.usage,
-            CgroupFile::Stat => b"/memory.stat\0",
-        }
     }
 }
 
@@ -463,8 +421,7 @@ pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8]> {
     loop {
         let more = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut buffer[length..]))?;
         length += more;
-        // The kernel produces the text of such a file at once, so a newline at the end is the end
-        // of the file.
+        // A newline at the end is the end of such a file: the kernel produces its text at once.
         let text = &buffer[..length];
         if more == 0 || text.len() == buffer.len() || text.ends_with(b"\n") {
             return Ok(&buffer[..length]);

@@ -21,7 +21,7 @@ refused! {
     SEEN: "heap::arena::seen(4096)",
     COMMIT: "heap::managed::commit(4096, 4096)",
     UNCOMMIT: "heap::managed::uncommit(4096, 4096)",
-    RENEW: "heap::managed::renew(4096, 4096)",
+    DISCARD: "heap::managed::discard(4096, 4096)",
     UNRESERVE: "heap::managed::unreserve(4096, 4096)",
     OPEN: "heap::managed::open(4096, 4096)",
     AFTER_FORK: "events::after_fork::<heap::Events>()",

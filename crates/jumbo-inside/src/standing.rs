@@ -40,21 +40,18 @@ pub(crate) enum Leader {
     Same,
     /// The first thread has another user or confinement, or its attributes are unknown.
     Different,
-    /// The first thread has exited by a system call. The process ends with its last thread, which
-    /// may be this one.
+    /// The first thread has exited by a system call; the process ends with its last thread.
     Gone,
 }
 
-/// Initializes the calling thread, one of jumbo's: no effective capability (capset(2), Linux 2.2),
-/// no descriptors, and a name.
+/// Initializes a thread of jumbo: no effective capability (capset(2), Linux 2.2), no descriptors.
 pub(crate) fn begin(name: &core::ffi::CStr) -> Result<()> {
     set_effective(false);
     let _ = rustix::thread::set_name(name);
     leave_descriptors()
 }
 
-/// Runs `work` with effective capabilities: root's processes hide their descriptors from a thread
-/// without them.
+/// Runs `work` with effective capabilities: without them root's processes hide descriptors.
 pub(crate) fn with_capabilities<R>(work: impl FnOnce() -> R) -> R {
     set_effective(true);
     let result = work();

@@ -6,8 +6,7 @@
 use core::fmt::{self, Write as _};
 use core::str::FromStr;
 
-/// A number of bytes. Displays in binary units (`1.5 GiB`); parses `2M`, `2MiB`, `64k`, `1g`,
-/// `4096`.
+/// A number of bytes: displays as `1.5 GiB`; parses `2M`, `2MiB`, `64k`, `1g`, `4096`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(transparent))]

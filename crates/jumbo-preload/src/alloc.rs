@@ -140,7 +140,7 @@ fn in_main_heap(size: usize, ask: impl Fn() -> *mut c_void) -> *mut c_void {
         false => ask(),
         true => behind_pending(&ask),
     });
-    main_heap::took(size, heap_end());
+    main_heap::record_block(size, heap_end());
     block
 }
 
@@ -157,7 +157,7 @@ fn between(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
     let block = from_glibc(|| unsafe { (next::memalign.get())(align, size) });
     let end = heap_end();
     let has_found = program_break::is_below(block.addr(), end);
-    main_heap::tried(size, has_found, end);
+    main_heap::record_attempt(size, has_found, end);
     if !has_found {
         // SAFETY: the block has just been allocated, and nothing uses it.
         unsafe { (next::free.get())(block) };
@@ -573,7 +573,7 @@ pub unsafe extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
         parameter,
         libc::M_MMAP_THRESHOLD | libc::M_TRIM_THRESHOLD | libc::M_TOP_PAD | libc::M_MMAP_MAX
     ) {
-        main_heap::is_tuned();
+        main_heap::set_tuned();
     }
     // SAFETY: the same call.
     unsafe { (next::mallopt.get())(parameter, value) }

@@ -149,7 +149,7 @@ pub(super) fn read_room() {
         group: usize::MAX,
     };
     // An unknown amount counts as none.
-    let (group, host) = headroom(all).map_or((0, 0), |room| (room.group(), room.host()));
+    let (group, host) = headroom(all).map_or((0, 0), |room| (room.group, room.host));
     GROUP_ROOM_BYTES.store(group, Ordering::Relaxed);
     HOST_ROOM_BYTES.store(host, Ordering::Relaxed);
     let free = free_in_pieces(PMD_BYTES.load(Ordering::Relaxed));

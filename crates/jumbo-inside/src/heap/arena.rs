@@ -20,15 +20,13 @@ const NON_MAIN_ARENA: usize = 4;
 const IS_MMAPPED: usize = 2;
 
 const HEAP_MAX_SHIFT: u32 = HEAP_MAX_BYTES.trailing_zeros();
-/// One bit per region of the address space of 2^47 bytes: set once checked. Untouched parts of the
-/// table take no memory.
+/// One bit per region of 2^47 bytes of addresses, set once checked. Unused parts take no memory.
 const SEEN_WORDS: usize = (1 << (47 - HEAP_MAX_SHIFT)) / 64;
 crate::one_page::table! {
     static SEEN: [AtomicU64; SEEN_WORDS] = [const { AtomicU64::new(0) }; SEEN_WORDS];
 }
 
-/// Checks the region of memory that glibc's malloc returned: true at the first time. Later calls
-/// cost a comparison or two.
+/// Checks memory that glibc's malloc returned: true for the first of a region, else cheap.
 ///
 /// # Safety
 /// `pointer` is null, or was returned by glibc's malloc and is still allocated.

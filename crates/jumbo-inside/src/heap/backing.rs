@@ -17,8 +17,7 @@ pub(super) enum Backing {
 }
 
 impl Backing {
-    /// Maps `length` bytes at `address`; `EEXIST` if something is mapped there. The pool maps whole
-    /// pages.
+    /// Maps `length` bytes at `address`, of the pool whole pages; `EEXIST` if something is there.
     pub(super) fn map(self, address: usize, length: usize) -> Result<()> {
         match self {
             Self::Advised => {
@@ -31,8 +30,7 @@ impl Backing {
         }
     }
 
-    /// Unmaps a mapping of [`Backing::map`] or a part of it: whole pages of the pool. Hands a large
-    /// range to `leaving`, if given.
+    /// Unmaps memory of [`Backing::map`], of the pool whole pages. `leaving` frees large ranges.
     ///
     /// # Safety
     /// `map` mapped the range, and nothing uses its content.

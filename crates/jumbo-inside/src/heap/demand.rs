@@ -48,7 +48,7 @@ pub(super) fn begin() {
 }
 
 /// Resets the peak in the child of a fork.
-pub(super) fn is_forked() {
+pub(super) fn reset_peak() {
     PEAK.store(0, Ordering::Relaxed);
 }
 
@@ -62,8 +62,7 @@ pub(super) fn end() {
 /// Stops retention, because nothing scans it.
 fn without_thread(_why: Without) {
     IS_OFF.store(true, Ordering::Relaxed);
-    // The caller may be the watching thread, so it never waits for the lock. The next free purges
-    // then.
+    // The caller may be the watching thread, which never waits; the next free purges then.
     while HEAP.window.with_soon(|window| window.age(true, None)) == Some(true) {}
 }
 

@@ -36,8 +36,7 @@ pub(super) struct PageRecord {
 }
 
 impl PageRecord {
-    /// Decodes the state. An invalid number counts as `Live`: no memory is reused, merged or freed
-    /// because of it.
+    /// Decodes the state. An invalid number counts as `Live`, so that it frees no memory.
     const fn state(self) -> State {
         match self.tag {
             1 => State::Dirty,
@@ -55,17 +54,13 @@ impl PageRecord {
 
 /// Storage of the records: one for each page below [`Extents::end`].
 pub(super) trait Records {
-    /// Returns the record of `page`.
     fn get(&self, page: u32) -> PageRecord;
-    /// Replaces the record of `page`.
     fn set(&mut self, page: u32, record: PageRecord);
-    /// Invalidates the records of `pages`; all others in `within`, which contains `pages`, are
-    /// invalid already. Their memory may be freed.
+    /// Invalidates the records of `pages`: the last valid ones in `within`, which may be freed.
     fn forget(&mut self, pages: Range<u32>, within: Range<u32>);
 }
 
-/// Constraint on the first page of an extent: `page % modulus == remainder`. The modulus is a power
-/// of two.
+/// Constraint on an extent's first page: `page % modulus == remainder`. `modulus`: a power of two.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Alignment {
     pub(super) modulus: u32,
@@ -148,14 +143,12 @@ impl<T: Records> Extents<T> {
             .then_some(record.pages)
     }
 
-    /// Reports whether the extent that begins at `page` is in `state`; an extent ends before
-    /// `page`.
+    /// Reports whether an extent in `state` begins at `page`, where another one ends.
     pub(super) fn begins(&self, page: u32, state: State) -> bool {
         page < self.end && self.table.get(page).state() == state
     }
 
-    /// Adds `pages` in `state` at the end, and returns the first. The caller has extended the
-    /// table.
+    /// Appends `pages` in `state`, and returns the first. The caller has extended the table.
     pub(super) fn append(&mut self, pages: u32, state: State) -> u32 {
         let start = self.end;
         self.end += pages;
@@ -205,8 +198,7 @@ impl<T: Records> Extents<T> {
         Some(at)
     }
 
-    /// Extends the live extent at `start` by `extra` pages of the free extent behind it, if that is
-    /// in `state` and large enough.
+    /// Extends the live extent at `start` by `extra` pages, if a free one in `state` follows it.
     pub(super) fn grow(&mut self, start: u32, extra: u32, state: State) -> bool {
         let Some(pages) = self.live(start) else {
             return false;
@@ -232,8 +224,7 @@ impl<T: Records> Extents<T> {
         self.tag(start, pages + extra, State::Live);
     }
 
-    /// Splits the live extent at `start` after `keep` pages, and returns the start of the second
-    /// part.
+    /// Splits the live extent at `start` after `keep` pages; returns the start of the second part.
     pub(super) fn split(&mut self, start: u32, pages: u32, keep: u32) -> u32 {
         self.tag(start, keep, State::Live);
         self.tag(start + keep, pages - keep, State::Live);

@@ -78,7 +78,7 @@ pub fn start() {
 }
 
 /// Notes that the program sets its own thresholds by mallopt(3).
-pub fn is_tuned() {
+pub fn set_tuned() {
     RULE.store(Rule::Program as usize, Ordering::Relaxed);
 }
 
@@ -119,7 +119,7 @@ fn should_try(size: usize) -> bool {
 }
 
 /// Records whether a block of `size` bytes found free memory in the heap, which ends at `end`.
-pub fn tried(size: usize, has_found: bool, end: usize) {
+pub fn record_attempt(size: usize, has_found: bool, end: usize) {
     let missed = match has_found {
         true => usize::MAX,
         false => MIN_MISSED.load(Ordering::Relaxed).min(size),
@@ -173,7 +173,7 @@ fn reached(end: usize) -> usize {
 }
 
 /// Records that glibc served a block of `size` bytes, and the new end of its heap.
-pub fn took(size: usize, end: usize) {
+pub fn record_block(size: usize, end: usize) {
     let add = |count: &AtomicUsize, bytes: usize| {
         let sum = count.load(Ordering::Relaxed).saturating_add(bytes);
         count.store(sum, Ordering::Relaxed);
@@ -220,28 +220,28 @@ mod tests {
         );
         // The heap grows by each block, until it is large.
         for round in 0..100 {
-            took(MIB, (100 + round) * MIB);
+            record_block(MIB, (100 + round) * MIB);
             assert_eq!(is_used(), round * MIB >= MIN_HEAP_BYTES);
         }
         assert_eq!(part(2 * MIB), Part::Free);
-        tried(2 * MIB, false, 199 * MIB);
+        record_attempt(2 * MIB, false, 199 * MIB);
         assert_eq!((part(MIB), part(2 * MIB)), (Part::All, Part::None));
         let parts = (0..TRY_INTERVAL).map(|_| part(2 * MIB));
         assert_eq!(parts.filter(|part| *part == Part::Free).count(), 1);
         // In each round the heap is trimmed and grows again.
         for round in 0..10 {
-            took(MIB, 100 * MIB);
+            record_block(MIB, 100 * MIB);
             assert_eq!(
                 part(MIB),
                 if round <= 2 { Part::All } else { Part::Free },
                 "{round}"
             );
             for block in 1..50 {
-                took(MIB, (100 + block) * MIB);
+                record_block(MIB, (100 + block) * MIB);
             }
         }
         assert_eq!(threshold(), Some(LARGE_BLOCK_BYTES));
-        is_tuned();
+        set_tuned();
         assert_eq!((part(MIB), threshold()), (Part::Free, None));
     }
 }

@@ -1,9 +1,8 @@
 //! Memory for an allocator that manages its own addresses (mimalloc): [`reserve`] and [`open`];
 //! pages of the pool: [`range`], [`commit`], [`uncommit`].
 //!
-//! The allocator commits and uncommits parts of the range in multiples of `SLICE_BYTES`. A page is
-//! mapped when its first slice is committed. While the pool has a surplus, a page is unmapped when
-//! its last slice is uncommitted.
+//! The allocator commits and uncommits parts of at least `SLICE_BYTES`. A page is mapped with its
+//! first slice, and while the pool has a surplus, unmapped with its last slice.
 //!
 //! Invariant: `USED` has a bit for each committed slice of each page.
 
@@ -56,8 +55,7 @@ crate::one_page! {
     pub(super) static LOCK: Lock<()> = Lock::new(());
 }
 
-/// Returns the addresses that may be committed: the size of the pool, rounded up to `unit`. Empty
-/// if there is no pool.
+/// Returns the addresses to commit: the pool's size, rounded up to `unit`; empty without a pool.
 pub fn range(order: PoolOrder, unit: usize) -> Range<usize> {
     if SUPPLY.page() == 0 || !USED.map() {
         return 0..0;
@@ -92,8 +90,7 @@ pub unsafe fn commit(start: usize, length: usize) -> bool {
     .unwrap_or(false)
 }
 
-/// Records that `length` bytes at `start` are unused. True if they must be committed again before
-/// use.
+/// Records unused bytes; true if they must be committed again before use.
 ///
 /// # Safety
 /// The caller committed them, and nothing uses them from now on.
@@ -106,9 +103,9 @@ pub unsafe fn uncommit(start: usize, length: usize) -> bool {
             return true;
         }
         let pages = (start & !(page - 1)..start + length).step_by(page);
-        for at in pages.filter(|at| SUPPLY.is_there(*at)) {
+        for at in pages.filter(|at| SUPPLY.is_present(*at)) {
             if SUPPLY.surplus() >= page {
-                give_unused(at);
+                unmap_if_unused(at);
             }
         }
         true
@@ -119,7 +116,6 @@ pub unsafe fn uncommit(start: usize, length: usize) -> bool {
 /// Makes the pool resident from its start on, as far as there are pages.
 pub(super) fn warm(order: PoolOrder) {
     if SUPPLY.page() == 0 {
-        // The pool could not start.
         return;
     }
     SUPPLY.in_parallel(|| {
@@ -139,14 +135,14 @@ pub(super) fn warm(order: PoolOrder) {
 }
 
 /// Unmaps all pages of which nothing is used.
-pub(super) fn give_up() {
+pub(super) fn unmap_unused() {
     if SUPPLY.page() <= MAX_SLICES * SLICE_BYTES {
-        LOCK.with(|()| SUPPLY.there().for_each(give_unused));
+        LOCK.with(|()| SUPPLY.present().for_each(unmap_if_unused));
     }
 }
 
 /// Unmaps a present page if none of its slices is used. Called with the lock held.
-fn give_unused(at: usize) {
+fn unmap_if_unused(at: usize) {
     if used(at).is_some_and(|used| used.load(Ordering::Relaxed) == 0) {
         // A page that cannot be unmapped stays in the pool.
         #[expect(unsafe_code, reason = "unmaps memory")]
@@ -160,15 +156,14 @@ fn missing(at: usize, end: usize) -> usize {
     let page = SUPPLY.page();
     let missing = (at..end)
         .step_by(page)
-        .take_while(|page| !SUPPLY.is_there(*page));
+        .take_while(|page| !SUPPLY.is_present(*page));
     missing.count() * page
 }
 
 /// Counts memory that the allocator mapped itself although the pool is for it.
-pub fn beyond(length: usize) {
+pub fn count_beyond_pool(length: usize) {
     // Smaller mappings are the allocator's own tables.
     let is_pooled = SUPPLY.page() != 0 && !POOL_IS_WINDOW.load(Ordering::Relaxed);
-    // Impossible sizes say nothing about the pool.
     if is_pooled && length >= PMD.load(Ordering::Relaxed) && isize::try_from(length).is_ok() {
         Slot::add(&stats::slot().pool_beyond, length as u64);
     }
@@ -182,7 +177,7 @@ pub fn beyond(length: usize) {
 /// # Safety
 /// The allocator mapped the range, readable and writable, and nothing needs its content.
 #[expect(unsafe_code, reason = "discards memory content")]
-pub unsafe fn renew(address: usize, length: usize) -> Result<()> {
+pub unsafe fn discard(address: usize, length: usize) -> Result<()> {
     let pool = MANAGED_BASE..MANAGED_BASE + supply::SPAN_BYTES;
     if SUPPLY.page() != 0 && pool.contains(&address) {
         return Err(Errno::PERM);
@@ -195,10 +190,9 @@ pub unsafe fn renew(address: usize, length: usize) -> Result<()> {
 const OWN_TABLE_BYTES: usize = (MANAGED_BASE - OWN_BASE) / 2;
 static NEXT_TABLE: AtomicUsize = AtomicUsize::new(OWN_BASE);
 
-/// Returns an address for the allocator's next table, which may be in use. The kernel would choose
-/// the next address below the program's mappings, where a stack may be about to grow
-/// (MAP_GROWSDOWN).
-pub fn own_place(length: usize) -> Option<usize> {
+/// Returns an address for the allocator's next table, maybe in use. The kernel would choose one
+/// just below the program's mappings, where a stack may be about to grow (MAP_GROWSDOWN).
+pub fn table_hint(length: usize) -> Option<usize> {
     let pmd = PMD.load(Ordering::Relaxed);
     if pmd == 0 || length > OWN_TABLE_BYTES {
         return None;
@@ -208,8 +202,7 @@ pub fn own_place(length: usize) -> Option<usize> {
     (at + length <= MANAGED_BASE).then_some(at)
 }
 
-/// Reports whether an address is where the allocator has its memory as a rule: the pool, the
-/// reservations, and its [tables](own_place).
+/// Reports whether an address is in the pool, the reservations or the [tables](table_hint).
 #[inline(always)]
 pub const fn may_hold(address: usize) -> bool {
     address.wrapping_sub(OWN_BASE) < RESERVED_END - OWN_BASE
@@ -246,15 +239,14 @@ pub fn dropped(address: usize, length: usize) {
 /// # Safety
 /// They were [opened](open) for the caller, and nothing needs their content.
 #[expect(unsafe_code, reason = "discards memory content")]
-pub unsafe fn thin(address: usize, length: usize) -> Result<()> {
+pub unsafe fn discard_base_pages(address: usize, length: usize) -> Result<()> {
     if !sandbox::allows_advice() || sandbox::is_entered_later() || sandbox::is_entered() {
         return Err(Errno::PERM);
     }
     let pmd = PMD.load(Ordering::Relaxed).max(1);
     let start = address & !(pmd - 1);
     dropped(start, (address + length).next_multiple_of(pmd) - start);
-    // The kernel defers the split of a partly unmapped huge page until memory is short. MADV_COLD
-    // for one base page splits it now.
+    // The kernel splits the huge page only once memory is short; MADV_COLD splits it now.
     let first = with_exposed_provenance_mut(address);
     // SAFETY: advice changes the backing of memory, never its content.
     let _ = unsafe { mm::madvise(first, rustix::param::page_size(), mm::Advice::LinuxCold) };
@@ -262,9 +254,8 @@ pub unsafe fn thin(address: usize, length: usize) -> Result<()> {
     unsafe { memory::discard(address, length) }
 }
 
-/// Reserves whole huge pages of addresses for [`open`], which count as memory nowhere yet
-/// (RLIMIT_DATA, vm.overcommit_memory, core dumps). `None` if `length` is no multiple of a huge
-/// page, or no addresses are free.
+/// Reserves whole huge pages for [`open`], which count as no memory yet (RLIMIT_DATA,
+/// vm.overcommit_memory, core dumps). `None` for other lengths or without free addresses.
 pub fn reserve(length: usize) -> Option<usize> {
     let pmd = PMD.load(Ordering::Relaxed);
     if pmd == 0 || !length.is_multiple_of(pmd) {
@@ -353,7 +344,7 @@ pub unsafe fn open(address: usize, length: usize) -> Result<()> {
             (RESERVED_START.load(Ordering::Relaxed) + UNADVISED_PMDS * pmd).clamp(first, end);
         density::begin_on_base_pages(&(first..advised));
         let _ = memory::advise(advised, end - advised);
-        beyond(end - first);
+        count_beyond_pool(end - first);
         Ok(())
     })
     // A signal handler interrupted a holder of the lock in this thread.

@@ -53,7 +53,6 @@ struct Pieces {
 const PIECES_BYTES: usize = 64 << 20;
 
 impl Pieces {
-    /// Returns the address of the next `length` bytes.
     fn take(&mut self, length: usize, pmd: usize) -> Option<usize> {
         self.asked = self.asked.saturating_add(length);
         if self.asked < PACKED_AFTER_PMDS * pmd {
@@ -80,8 +79,7 @@ impl PackedMappings {
     fn take(&mut self, length: usize) -> Option<usize> {
         match self.frontier.take(length, false) {
             Ok(growth) => Some(growth.start),
-            // This mapping gets an address of the kernel's choice; the next one is placed
-            // elsewhere.
+            // The kernel chooses this address; the next mapping is placed elsewhere.
             Err(Errno::EXIST) => {
                 let (left, right) = self.frontier.skip();
                 if left < right {
@@ -207,14 +205,12 @@ pub fn place_large(length: usize) -> Option<usize> {
     LARGE_CURSOR.take(length, (LARGE_END - PACK_END) / 8)
 }
 
-/// Returns a good address for shared memory, else like [`place_large`]: a database has all of its
-/// own in one mapping.
+/// Returns a good address for shared memory: a database has all of its own in one mapping.
 pub fn place_shared(length: usize) -> Option<usize> {
     SHARED_CURSOR.take(length, (MAPS_END - LARGE_END) / 2)
 }
 
-/// Maps `length` bytes of private, readable and writable memory for a mapping that is too small to
-/// be huge alone. `None` if it is not to be packed.
+/// Maps private read-write memory for a mapping too small to be huge alone; `None` if not packed.
 pub fn take_small(length: usize) -> Option<usize> {
     let pmd = PMD.load(Ordering::Relaxed);
     if !is_active() || !(MIN_PACKED_BYTES..pmd).contains(&length) {
@@ -270,8 +266,7 @@ pub fn commit(address: usize, length: usize) -> bool {
     is_special && density::decide(&range, Policy::Committed).0 == Decision::BaseForNow
 }
 
-/// Advises new text mapped from a file, if a whole huge page fits in it. The kernel then reads
-/// uncached parts in huge folios.
+/// Advises new text mapped from a file: the kernel reads uncached parts in huge folios.
 pub fn advise_text(address: usize, length: usize) {
     let _ = density::advise(&whole(address, length), Policy::Text);
 }

@@ -39,8 +39,7 @@ pub(super) fn reserve(address: usize, length: usize) -> Result<()> {
     sys::map_at(address, length, ProtFlags::empty(), MapFlags::NORESERVE)
 }
 
-/// Discards the content of pages and keeps them mapped. Where advice is not allowed, maps them
-/// anew.
+/// Discards pages and keeps them mapped; maps them anew where advice is not allowed.
 ///
 /// # Safety
 /// The pages are private, readable and writable, and nothing needs their content.
@@ -165,12 +164,8 @@ impl<T: Zeroed> ZeroedTable<T> {
 
     /// Maps the table, once; reports success.
     pub(super) fn map(&self) -> bool {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        let length = self.length * size_of::<T>();
-        // SAFETY: a mapping at an address of the kernel's choice replaces none.
-        let got = unsafe { mm::mmap_anonymous(ptr::null_mut(), length, prot, flags) };
-        got.map(|start| self.start.store(start.cast(), Ordering::Release))
+        map_anywhere(self.length * size_of::<T>(), MapFlags::NORESERVE)
+            .map(|start| self.start.store(start.cast(), Ordering::Release))
             .is_ok()
     }
 
@@ -187,10 +182,13 @@ impl<T: Zeroed> ZeroedTable<T> {
 
 /// Maps memory at an address of the kernel's choice, until [`unmap`].
 pub(super) fn anywhere(length: usize) -> Result<usize> {
+    map_anywhere(length, MapFlags::empty()).map(|start| start.expose_provenance())
+}
+
+fn map_anywhere(length: usize, flags: MapFlags) -> Result<*mut core::ffi::c_void> {
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a mapping at an address of the kernel's choice replaces none.
-    unsafe { mm::mmap_anonymous(ptr::null_mut(), length, prot, MapFlags::PRIVATE) }
-        .map(|start| start.expose_provenance())
+    unsafe { mm::mmap_anonymous(ptr::null_mut(), length, prot, MapFlags::PRIVATE | flags) }
 }
 
 /// Table of the [`PageRecord`]s of a window, mapped as the window grows.
@@ -204,7 +202,6 @@ pub(super) struct RecordTable {
 const TABLE_STEP_BYTES: usize = 1 << 20;
 
 impl RecordTable {
-    /// Creates a table without an address.
     pub(super) const fn new() -> Self {
         Self { base: 0, mapped: 0 }
     }
@@ -267,8 +264,7 @@ impl Records for RecordTable {
 /// # Safety
 /// A live block of the caller begins at the page: it has a record, and no other thread changes it.
 pub(super) unsafe fn peek(base: usize, page: usize) -> PageRecord {
-    // SAFETY: the caller's promise; the table is never unmapped. Every bit pattern is a valid
-    // record.
+    // SAFETY: the caller's promise; the table is never unmapped; every bit pattern is valid.
     unsafe {
         at(base + page * size_of::<PageRecord>())
             .cast::<PageRecord>()

@@ -68,8 +68,7 @@ const HEAP_END: usize = 0x2800_0000_0000;
 const POOL_BASE: usize = 0x2700_0000_0000;
 const MAPS_BASE: usize = HEAP_END;
 const MAPS_END: usize = 0x2f00_0000_0000;
-/// Page records. Each table begins at one of more than 2^24 random pages, far from any mapping of
-/// the kernel's choice.
+/// Page records: each table begins at one of 2^24 random pages, far from the kernel's mappings.
 const TABLE_BASE: usize = MAPS_END;
 const POOL_TABLE: usize = TABLE_BASE + (256 << 30);
 /// Tables of an allocator that manages its own addresses.
@@ -144,12 +143,10 @@ static POOL_IS_WINDOW: AtomicBool = AtomicBool::new(false);
 /// Set once the window has an address; nothing is allocated from it before.
 static IS_PLACED: AtomicBool = AtomicBool::new(false);
 crate::one_page! {
-    /// The program locks all future mappings (MCL_FUTURE). Memory mapped in advance would be
-    /// resident at once, so the heap allocates nothing.
+    /// All future mappings are locked (MCL_FUTURE): a block would be resident at once, so none is.
     static LOCKS_FUTURE: AtomicBool = AtomicBool::new(false);
 }
-/// The program has locked or advised memory inside blocks. That outlives the block, so freed blocks
-/// are unmapped at once instead of reused.
+/// The program locked or advised memory in blocks, which outlives them: freed blocks are unmapped.
 static HAS_STICKY_PAGES: AtomicBool = AtomicBool::new(false);
 /// glibc's thread arenas are advised.
 static ADVISES_ARENAS: AtomicBool = AtomicBool::new(false);
@@ -246,8 +243,7 @@ pub fn warm(order: PoolOrder) {
     });
 }
 
-/// Counts into `ledger` from now on, as process `pid`. Called before [`start`] if the ledger bounds
-/// the pool.
+/// Counts into `ledger` as process `pid`. Precedes [`start`] if the ledger bounds the pool.
 pub fn count_in(ledger: &'static Ledger, pid: u32) {
     stats::attach(ledger, pid);
     SUPPLY.recount();
@@ -301,7 +297,6 @@ fn hand_out((address, zero): (usize, bool), size: usize, zeroed: bool) -> usize 
     address
 }
 
-/// Allocates a block from the pool, if there is one and it has room.
 fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     if !POOL_IS_WINDOW.load(Ordering::Acquire) {
         return None;
@@ -331,8 +326,7 @@ pub unsafe fn release(address: usize) -> bool {
     shared
         .with(|window, leaving| unsafe { window.release(address, keep, leaving) })
         .unwrap_or_else(|| {
-            // A signal handler interrupted a holder of the lock in this thread. The next holder
-            // frees the block.
+            // In a handler that interrupted a holder of the lock: the next holder frees it.
             // SAFETY: the caller's promise.
             unsafe { shared.deferred.push(address) };
             true
@@ -355,8 +349,7 @@ pub unsafe fn room(address: usize) -> Option<usize> {
 /// Resizes the block at `address` without copying, if possible.
 ///
 /// # Safety
-/// As for [`release`]: the block may move or shrink. In a signal handler a block begins at
-/// `address`.
+/// As for [`release`]. In a signal handler a block begins at `address`.
 #[expect(unsafe_code, reason = "invalidates pointers to the memory")]
 pub unsafe fn resize(address: usize, size: usize) -> Resize {
     let shared = window_of(address);
@@ -364,7 +357,7 @@ pub unsafe fn resize(address: usize, size: usize) -> Resize {
     shared
         .with(|window, leaving| unsafe { window.resize(address, size, leaving) })
         .unwrap_or_else(|| {
-            // A signal handler interrupted a holder of the lock in this thread.
+            // In a handler that interrupted a holder of the lock.
             // SAFETY: the caller's promise.
             let room = unsafe { window::peek(shared.site, address) };
             room.map_or(Resize::Unknown, Resize::Copy)
@@ -374,8 +367,7 @@ pub unsafe fn resize(address: usize, size: usize) -> Resize {
 /// Copies the content of a block into another one, for [`Resize::Copy`].
 ///
 /// # Safety
-/// Both are different live blocks of at least `length` bytes, and no other thread uses them
-/// meanwhile.
+/// Both are different live blocks of at least `length` bytes, used by no other thread meanwhile.
 #[expect(unsafe_code, reason = "writes by address")]
 pub unsafe fn copy(from: usize, to: usize, length: usize) {
     // SAFETY: the caller's promise; different blocks never overlap.
@@ -403,8 +395,7 @@ fn changed(address: usize) {
     }
 }
 
-/// Discards the content of a range (MADV_DONTNEED, MADV_FREE) if it has hugetlb pages of the pool,
-/// for which the kernel behaves differently; reports whether it did.
+/// Discards a range of the program as [`supply::PageSupply::discard`] does.
 ///
 /// # Safety
 /// The content of the range is the caller's to lose.
@@ -415,8 +406,7 @@ unsafe fn discard(address: usize, length: usize) -> bool {
     SUPPLY.page() != 0 && unsafe { SUPPLY.discard(address, length) }
 }
 
-/// Ends jumbo's threads before hugetlb pages move, and frees unused pages of the pool, which need
-/// not move then.
+/// Ends jumbo's threads and frees unused pages of the pool, before hugetlb pages move.
 fn prepare_move(before: Before) {
     if !SUPPLY.will_move(before) {
         return;
@@ -426,7 +416,7 @@ fn prepare_move(before: Before) {
     if POOL_IS_WINDOW.load(Ordering::Acquire) {
         POOL.with(BlockWindow::give_up);
     } else {
-        managed::give_up();
+        managed::unmap_unused();
     }
 }
 
@@ -436,8 +426,8 @@ fn evacuate(before: Before) {
     }
     prepare_move(before);
     let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
-    // Refused in a signal handler that interrupted a holder of one of the locks. No thread should
-    // be created there, and hugetlb pages that exist cannot move any more.
+    // Refused in a handler that interrupted a holder: no thread should be created there, and no
+    // page can move any more.
     if pool && managed {
         SUPPLY.evacuate(before);
     }
@@ -464,7 +454,6 @@ pub fn thp_disabled() -> bool {
     sys::is_without_thp()
 }
 
-/// Returns the window that contains an address of ours.
 fn window_of(address: usize) -> &'static SharedWindow {
     if address < POOL_BASE { &HEAP } else { &POOL }
 }
@@ -532,7 +521,6 @@ pub struct Events;
 
 impl Mechanism for Events {
     fn protected(address: usize, _length: usize, protection: i32) {
-        // The protection outlives the block.
         let all = libc::PROT_READ | libc::PROT_WRITE;
         if protection & all != all {
             changed(address);
@@ -543,7 +531,6 @@ impl Mechanism for Events {
         if advice == libc::MADV_POPULATE_WRITE {
             about_to_populate();
         }
-        // The advice outlives the block.
         if sticks(advice) {
             changed(address);
         }
@@ -557,7 +544,6 @@ impl Mechanism for Events {
     }
 
     fn locking(address: usize, _length: usize) {
-        // The lock outlives the block.
         changed(address);
     }
 
@@ -626,15 +612,14 @@ impl Mechanism for Events {
         }
     }
 
-    // A child's memory is not locked (mlockall(2)). It counts as a process of its own, with the
-    // inherited memory.
+    // A child's memory is not locked (mlockall(2)); it has a slot of its own for inherited memory.
     #[expect(unsafe_code, reason = "forwards the caller's promise")]
     unsafe fn is_forked(pid: u32) {
         // SAFETY: the caller's promise.
         unsafe { gather::forked(pid.cast_signed()) };
         SUPPLY.forked();
         LOCKS_FUTURE.store(false, Ordering::Relaxed);
-        demand::is_forked();
+        demand::reset_peak();
         let Some(ledger) = stats::ledger() else {
             return;
         };

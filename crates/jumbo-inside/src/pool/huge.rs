@@ -8,11 +8,9 @@ const MAX_COLLAPSE_ATTEMPTS: usize = 8;
 
 /// Makes memory resident; fails where a touch would kill the process. The content does not change.
 ///
-/// A huge page, of `huge` bytes, is touched at its last base page. The kernel zeroes the touched
-/// base page last, for the caches. A touch of the first one makes it zero all of it backwards,
-/// which takes 1.5 to 2 times as long as forwards (`process_huge_page` in mm/memory.c, Linux 4.14
-/// to 6.18).
-///
+/// A huge page, of `huge` bytes, is touched at its last base page, which the kernel zeroes last for
+/// the caches. A touch of the first one makes it zero the page backwards, 1.5 to 2 times as slow
+/// (`process_huge_page` in mm/memory.c, Linux 4.14 to 6.18).
 /// `address` and `length` are multiples of a base page, and of `huge` in hugetlb memory.
 ///
 /// # References

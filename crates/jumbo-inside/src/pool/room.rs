@@ -13,9 +13,8 @@ use crate::sandbox;
 /// Maximum credit of one measurement.
 const MAX_CREDIT_BYTES: usize = 64 << 20;
 
-/// Bytes that may be used without another measurement of the headroom; above those bits, the number
-/// of the measurement. A measurement that another one has overtaken yields no credit: threads may
-/// have used the room that it saw.
+/// Bytes that may be used without another measurement of the headroom, and above them its number.
+/// An overtaken measurement yields no credit: threads may have used the room that it saw.
 #[derive(Debug)]
 pub(crate) struct Credit(AtomicU64);
 

@@ -385,7 +385,7 @@ extern "C" fn jumbo_mimalloc_allowance() -> usize {
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_thin(addr: *mut c_void, len: usize) -> bool {
     // SAFETY: mimalloc drops memory of its own, without blocks in it.
-    unsafe { managed::thin(addr.addr(), len) }.is_ok()
+    unsafe { managed::discard_base_pages(addr.addr(), len) }.is_ok()
 }
 
 /// A block of another size than mimalloc's: from what mimalloc keeps, where it can be had there; else null.
@@ -443,7 +443,7 @@ fn aligned(size: usize, align: usize) -> *mut c_void {
         // SAFETY: a power of two.
         return unsafe { jumbo_mimalloc_aligned(align, size) };
     }
-    managed::beyond(size);
+    managed::count_beyond_pool(size);
     null_mut()
 }
 
@@ -510,7 +510,7 @@ extern "C" fn jumbo_mimalloc_map(
     let prot = ProtFlags::from_bits_retain(prot.cast_unsigned());
     // The bit says what rustix's function says itself.
     let flags = MapFlags::from_bits_retain((flags & !libc::MAP_ANONYMOUS).cast_unsigned());
-    let hint = addr.is_null().then(|| managed::own_place(len)).flatten();
+    let hint = addr.is_null().then(|| managed::table_hint(len)).flatten();
     let addr = hint.map_or(addr, with_exposed_provenance_mut);
     // SAFETY: mimalloc maps at addresses of the kernel's choice, or over memory of its own. A hint replaces nothing.
     match unsafe { mm::mmap_anonymous(addr, len, prot, flags) } {
@@ -520,7 +520,7 @@ extern "C" fn jumbo_mimalloc_map(
             }
             // Its tables, at the start, are no matter.
             if prot.contains(ProtFlags::WRITE) && STARTED.load(Ordering::Relaxed) {
-                managed::beyond(len);
+                managed::count_beyond_pool(len);
             }
             address.expose_provenance().cast_signed()
         }
@@ -551,7 +551,7 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
     managed::dropped(addr.addr(), len);
     if !sandbox::allows_advice() {
         // SAFETY: mimalloc drops memory of its own, without blocks in it.
-        return answer(unsafe { managed::renew(addr.addr(), len) });
+        return answer(unsafe { managed::discard(addr.addr(), len) });
     }
     if advice == mm::Advice::LinuxDontNeed && gather::is_large(len) {
         // A freed block's: no lock is held.

@@ -1,14 +1,12 @@
 //! Moves hugetlb pages to THPs before a fork: [`PageSupply::evacuate`].
 //!
 //! After a fork, parent and child share private hugetlb pages copy-on-write, and a copy needs a
-//! page of the kernel's pool. Without a free page the kernel unmaps the child's page, and the child
-//! dies of SIGBUS. So no process that can fork has hugetlb pages. Their content moves to THPs
-//! before a fork, before the first further thread (which could write to them meanwhile), and before
-//! a seccomp filter or a new root, behind which no move is possible.
+//! page of the kernel's pool. Without a free one the child loses its page, and dies of SIGBUS. So
+//! the content moves to THPs before a fork. It also moves before the first further thread, which
+//! could write to it, and before a seccomp filter or a new root, which could forbid the move.
 //!
-//! From then on the process takes THPs only; its children start again. No hugetlb pages are taken
-//! where a later move could fail ([`PageSupply::could_move`]). docs/design/heap.md has the rejected
-//! alternatives.
+//! From then on the process takes THPs only; its children start again. Hugetlb pages are not taken
+//! where a later move could fail ([`PageSupply::could_move`]). Rejected: see docs/design/heap.md.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -39,11 +37,10 @@ pub enum Before {
 /// State of [`PageSupply::evacuate`].
 #[derive(Debug)]
 pub(super) struct Moves {
-    /// The program has created a thread through the C library. Never unset: the end of the last
-    /// thread is unknown.
-    threaded: AtomicBool,
+    /// The program created a thread, maybe gone by now, through the C library.
+    pub(super) threaded: AtomicBool,
     /// The user promised that the program does not fork while it has threads.
-    nofork: AtomicBool,
+    pub(super) nofork: AtomicBool,
     /// Checked room for moving hugetlb pages to THPs.
     credit: Credit,
     /// The [`SPARE_MAPPINGS`] are reserved.
@@ -59,22 +56,12 @@ impl Moves {
             spared: AtomicBool::new(false),
         }
     }
-
-    pub(super) fn start(&self, nofork: bool) {
-        self.nofork.store(nofork, Ordering::Relaxed);
-    }
-
-    /// Resets the state in the child of a fork, which has one thread.
-    pub(super) fn forked(&self) {
-        self.threaded.store(false, Ordering::Relaxed);
-    }
 }
 
 impl PageSupply {
-    /// Reports whether `length` more bytes of hugetlb pages could move to THPs with all others, or
-    /// never need to. False in a memory cgroup with a limit, whatever its room: hugetlb pages are
-    /// not charged to it, so the program may use up the room before it forks. Pages that other
-    /// threads are about to map do not count yet.
+    /// Reports whether `length` more bytes of hugetlb pages could move to THPs, or never need to.
+    /// False in a memory cgroup with a limit: hugetlb pages are not charged to it, so the program
+    /// may use up its room before a fork. Pages that other threads map now do not count yet.
     pub(super) fn could_move(&self, length: usize) -> bool {
         if self.moves.nofork.load(Ordering::Relaxed) {
             return true;
@@ -89,16 +76,15 @@ impl PageSupply {
         })
     }
 
-    /// Reserves [`SPARE_MAPPINGS`], and address space for a moving page (`ulimit -v`). The caller
-    /// holds the lock of the mapped range.
-    pub(super) fn keep_spares(&self) {
+    /// Reserves [`SPARE_MAPPINGS`] and the scratch addresses (`ulimit -v`). The lock is held.
+    pub(super) fn reserve_spares(&self) {
         if !self.uses_hugetlb.load(Ordering::Acquire) || self.moves.spared.load(Ordering::Relaxed) {
             return;
         }
         let reserve = |(at, length): &(usize, usize)| sys::reserve(*at, *length).is_ok();
         let made = self.spares().take_while(reserve).count();
         if made < SPARE_MAPPINGS {
-            self.give_spares(made);
+            self.unmap_spares(made);
         }
         self.moves
             .spared
@@ -106,11 +92,11 @@ impl PageSupply {
     }
 
     /// Unmaps the first `count` spare mappings.
-    fn give_spares(&self, count: usize) {
+    fn unmap_spares(&self, count: usize) {
         self.moves.spared.store(false, Ordering::Relaxed);
         for (at, length) in self.spares().take(count) {
             #[expect(unsafe_code, reason = "unmaps memory")]
-            // SAFETY: `keep_spares` reserved them, and they have no content.
+            // SAFETY: `reserve_spares` reserved them, and they have no content.
             let _ = unsafe { memory::unmap(at, length) };
         }
     }
@@ -123,14 +109,12 @@ impl PageSupply {
         core::iter::once((self.scratch(), self.page())).chain(small)
     }
 
-    /// Returns the address of the copy before it replaces pages: behind the pool, and as well
-    /// aligned.
+    /// Returns the address of copies: behind the pool, and as well aligned.
     fn scratch(&self) -> usize {
         self.base.load(Ordering::Relaxed) + SPAN_BYTES
     }
 
-    /// Reports whether [`PageSupply::evacuate`] would move anything. Threads of ours must end
-    /// before.
+    /// Reports whether [`PageSupply::evacuate`] would move pages. Threads of ours must end before.
     pub(in crate::heap) fn will_move(&self, before: Before) -> bool {
         self.may_evacuate(before) && stats::slot().pool_hugetlb.load(Ordering::Relaxed) > 0
     }
@@ -149,9 +133,7 @@ impl PageSupply {
     }
 
     /// Moves the content of hugetlb pages to THPs, and takes no more of them. The caller holds all
-    /// locks of the pool's ranges.
-    ///
-    /// Pages that cannot move (no room, or another thread could write to them) stay, and are
+    /// locks of the pool's ranges. Pages that cannot move (no room, another thread) stay and are
     /// counted.
     pub fn evacuate(&self, before: Before) {
         if !self.may_evacuate(before) {
@@ -165,7 +147,7 @@ impl PageSupply {
         }
         self.uses_hugetlb.store(false, Ordering::Release);
         if self.moves.spared.load(Ordering::Relaxed) {
-            self.give_spares(SPARE_MAPPINGS);
+            self.unmap_spares(SPARE_MAPPINGS);
         }
         let blocked = Blocked::all();
         let (base, page) = (self.base.load(Ordering::Relaxed), self.page());
@@ -190,8 +172,7 @@ impl PageSupply {
         });
     }
 
-    /// Moves a range in the largest parts for which there is room. A move in one part adds no
-    /// mapping.
+    /// Moves a range in the largest parts that have room. One part adds no mapping.
     fn move_pages(&self, address: usize, length: usize, is_alone: bool) {
         let moved = if is_alone {
             self.move_range(address, length)
@@ -217,8 +198,7 @@ impl PageSupply {
         }
     }
 
-    /// Replaces hugetlb pages by anonymous memory with the same content; returns the reason if that
-    /// fails.
+    /// Replaces hugetlb pages by a copy in anonymous memory, or returns the reason of the failure.
     fn move_range(&self, address: usize, length: usize) -> core::result::Result<(), u32> {
         let scratch = self.scratch();
         // A touch at a cgroup's limit kills a process. An unknown limit was absent when the pages
@@ -250,9 +230,8 @@ impl PageSupply {
 
     /// Reports whether no other thread could write to the pages.
     fn is_alone(&self, before: Before) -> bool {
-        // If /proc may not be read (a filter of the program) or cannot, the threads of the C
-        // library decide. Before a thread, the new thread is the first: an earlier one would have
-        // moved the pages.
+        // Without /proc (missing, or a filter of the program) the C library's threads count. A
+        // thread about to be created is the first: an earlier one would have moved the pages.
         let made = before != Before::Thread && self.moves.threaded.load(Ordering::Relaxed);
         let seen = (!sandbox::is_entered_later()).then(proc::is_alone);
         seen.flatten().unwrap_or(!made)

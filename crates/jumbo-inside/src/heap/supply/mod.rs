@@ -102,8 +102,7 @@ impl PageSupply {
         }
     }
 
-    /// Sets up the pool, with addresses from `base` on; false if its table cannot be mapped. Called
-    /// once, while the process has one thread.
+    /// Sets up the pool at `base`, once and single-threaded; false if its table cannot be mapped.
     pub fn start(&self, order: PoolOrder, pmd: usize, base: usize) -> bool {
         if !self.sources.map() {
             return false;
@@ -116,7 +115,7 @@ impl PageSupply {
         self.is_per_process.store(order.each, relaxed);
         self.counts
             .with(|(_, overcommit)| overcommit.max = (order.overcommit / order.page) as u64);
-        self.moves.start(order.nofork);
+        self.moves.nofork.store(order.nofork, relaxed);
         self.uses_hugetlb.store(true, Ordering::Release);
         true
     }
@@ -127,7 +126,7 @@ impl PageSupply {
     }
 
     /// Reports whether the page at `address` is present.
-    pub(super) fn is_there(&self, address: usize) -> bool {
+    pub(super) fn is_present(&self, address: usize) -> bool {
         let source = self.sources.get().get(self.index(address));
         source.is_some_and(|source| source.load(Ordering::Relaxed) != ABSENT)
     }
@@ -141,12 +140,12 @@ impl PageSupply {
             let first = offset / page;
             self.sources.get().get(first..first + length / page)
         });
-        let nowhere = |source: &AtomicU8| source.load(Ordering::Relaxed) == ABSENT;
-        pages.is_some_and(|pages| pages.iter().all(nowhere))
+        let is_absent = |source: &AtomicU8| source.load(Ordering::Relaxed) == ABSENT;
+        pages.is_some_and(|pages| pages.iter().all(is_absent))
     }
 
     /// Returns the addresses of the present pages.
-    pub(super) fn there(&self) -> impl Iterator<Item = usize> {
+    pub(super) fn present(&self) -> impl Iterator<Item = usize> {
         let (base, page) = (self.base.load(Ordering::Relaxed), self.page());
         let all = self.entries().iter().enumerate();
         all.filter(|(_, source)| source.load(Ordering::Relaxed) != ABSENT)
@@ -202,7 +201,7 @@ impl PageSupply {
             self.add_reason(reason::FULL);
             return Err(Errno::NOMEM);
         }
-        self.keep_spares();
+        self.reserve_spares();
         let mapped = if self.parallel.load(Ordering::Relaxed) {
             let fill = |at, length| self.fill(at, length);
             warm::in_parallel(&fill, self.page(), (address, length))
@@ -216,7 +215,7 @@ impl PageSupply {
                 #[expect(unsafe_code, reason = "unmaps memory")]
                 // SAFETY: no page of the range was present before, so this call mapped it.
                 let unmap = || unsafe { memory::unmap(piece, page) };
-                if self.is_there(piece) && unmap().is_ok() {
+                if self.is_present(piece) && unmap().is_ok() {
                     self.forget(piece, page);
                 }
             }
@@ -226,8 +225,7 @@ impl PageSupply {
         mapped
     }
 
-    /// Counts new pages: persistent ones up to the pool's size, then surplus; false if there may
-    /// not be so many.
+    /// Counts new pages, persistent ones before surplus; false if the pool may not have so many.
     fn admit(&self, pages: u64) -> bool {
         let size = self.size.load(Ordering::Relaxed) as u64;
         let admitted = self.counts.with(|(counts, overcommit)| {
@@ -263,7 +261,7 @@ impl PageSupply {
         Ok(())
     }
 
-    /// Returns the ledger with the shared bound, if there is one and this process counts in it.
+    /// Returns the ledger with the shared bound, if this process counts in it.
     fn run(&self) -> Option<&'static crate::ledger::Ledger> {
         if self.is_per_process.load(Ordering::Relaxed) {
             return None;
@@ -271,8 +269,7 @@ impl PageSupply {
         stats::ledger()
     }
 
-    /// Charges pages to the run; false if its pool is used up or the ledger does not have this
-    /// process.
+    /// Charges pages to the run; false beyond its bound, or without a slot in the ledger.
     fn charge(&self, length: usize) -> bool {
         if self.is_per_process.load(Ordering::Relaxed) {
             return true;
@@ -334,8 +331,7 @@ impl PageSupply {
         Ok(())
     }
 
-    /// Maps as many hugetlb pages as are free at the start of a range, in few mappings; returns
-    /// their length.
+    /// Maps free hugetlb pages at the start of a range, in few mappings; returns their length.
     fn take_hugetlb(&self, address: usize, length: usize) -> Result<usize> {
         if self.back_off.holds() || !self.uses_hugetlb.load(Ordering::Acquire) {
             return Ok(0);
@@ -387,8 +383,7 @@ impl PageSupply {
         }
         self.add_reason(reason::FRAGMENTED);
         #[expect(unsafe_code, reason = "unmaps memory")]
-        // SAFETY: mapped above, for this call. A refusal (too many mappings) leaves unused advised
-        // memory.
+        // SAFETY: mapped above, for this call. After a refusal (too many mappings) it stays unused.
         let _ = unsafe { memory::unmap(address, length) };
         Err(Errno::NOMEM)
     }
@@ -404,8 +399,7 @@ impl PageSupply {
         .is_ok()
     }
 
-    /// Lets [`PageSupply::map`] use several threads during `work`. Only while the process has one
-    /// thread.
+    /// Lets [`PageSupply::map`] use several threads in `work`, while the process has one.
     pub(super) fn in_parallel(&self, work: impl FnOnce()) {
         self.parallel.store(true, Ordering::Relaxed);
         work();
@@ -424,7 +418,7 @@ impl PageSupply {
                 source.fetch_or(INHERITED, Ordering::Relaxed);
             }
         }
-        self.moves.forked();
+        self.moves.threaded.store(false, Ordering::Relaxed);
         self.uses_hugetlb.store(!shares, Ordering::Release);
     }
 
@@ -448,8 +442,7 @@ impl PageSupply {
         );
     }
 
-    /// Marks the pages of a range as absent, and returns the bytes for which this process was
-    /// charged.
+    /// Marks a range as absent; returns the bytes that this process was charged for.
     fn forget(&self, address: usize, length: usize) -> usize {
         let (first, page) = (self.index(address), self.page());
         let slot = stats::slot();
@@ -470,8 +463,7 @@ impl PageSupply {
         own
     }
 
-    /// Counts the present pages into a new slot: of a forked child, or when the process joins the
-    /// ledger.
+    /// Counts the present pages into a new slot: of a forked child, or of a joined ledger.
     pub(super) fn recount(&self) {
         let slot = stats::slot();
         for (now, peak, source) in [

@@ -38,12 +38,10 @@ impl Demand {
         }
     }
 
-    /// Returns the retained bytes.
     pub(super) const fn kept(&self) -> usize {
         self.kept
     }
 
-    /// Reports whether any memory was returned.
     pub(super) const fn has_returned(&self) -> bool {
         self.returned > 0
     }
@@ -73,8 +71,7 @@ impl Demand {
         self.min_free = self.min_free.min(free);
     }
 
-    /// Lowers the retained bytes at the end of a window, with `free` bytes free, of which
-    /// `base_keep` are kept anyway.
+    /// Lowers the retained bytes at the end of a window; of `free` bytes, `base_keep` stay anyway.
     pub(super) fn age(&mut self, free: usize, base_keep: usize, now: u64) {
         self.min_free = self.min_free.min(free);
         if now.saturating_sub(self.window_start_millis) >= WINDOW_MILLIS {
@@ -89,7 +86,6 @@ impl Demand {
         }
     }
 
-    /// Resets the demand: nothing is retained.
     pub(super) fn end(&mut self) {
         *self = Self::new();
     }

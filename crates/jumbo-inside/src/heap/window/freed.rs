@@ -27,7 +27,6 @@ impl BlockWindow {
         self.purge_pieces(keep, usize::MAX, leaving)
     }
 
-    /// Purges like [`BlockWindow::purge`], at most `pieces` extents.
     fn purge_pieces(
         &mut self,
         keep: usize,
@@ -60,12 +59,10 @@ impl BlockWindow {
                     // The edges, smaller than a huge page, stay resident.
                     self.carve(page, pages, &inner, Self::add_dirty);
                 } else if backing.discard(range.start, range.len()).is_ok() {
-                    // Smaller than a huge page, or too many mappings (vm.max_map_count): it stays
-                    // mapped.
+                    // Smaller than a huge page, or too many mappings (vm.max_map_count).
                     self.add_clean(page, pages);
                 } else {
-                    // A refusal (locked memory, the pool) leaves it resident, so `Clean` would be
-                    // wrong.
+                    // A refusal (locked memory, the pool): `Clean` would be wrong.
                     self.add_dirty(page, pages);
                     break;
                 }
@@ -74,8 +71,7 @@ impl BlockWindow {
         self.dirty < before
     }
 
-    /// Marks `inner`, unmapped whole chunks of a live extent, as `Unmapped`, and hands the rest to
-    /// `edge`.
+    /// Marks `inner`, unmapped chunks of a live extent, as `Unmapped`; `edge` gets the rest.
     pub(super) fn carve(
         &mut self,
         page: u32,
@@ -126,7 +122,6 @@ impl BlockWindow {
         }
     }
 
-    /// Reports whether memory may be retained by demand.
     fn is_by_demand(&self) -> bool {
         self.site.backing == Backing::Advised
             && self.keep.is_none()
@@ -146,13 +141,11 @@ impl BlockWindow {
         self.dirty
     }
 
-    /// Reports whether memory is retained by demand.
     pub(in crate::heap) fn keeps_by_demand(&self) -> bool {
         self.demand.kept() > 0
     }
 
-    /// Lowers the memory retained by demand, to zero with `is_over`, and frees a part of the
-    /// excess. Reports whether more is left.
+    /// Lowers the demand, with `is_over` to zero, and frees a part; reports whether more is left.
     pub(in crate::heap) fn age(&mut self, is_over: bool, leaving: Option<&mut Leaving>) -> bool {
         match is_over {
             true => self.demand.end(),
@@ -168,8 +161,7 @@ impl BlockWindow {
         self.clean -= freed.absorbed as usize * BASE_PAGE;
     }
 
-    /// Frees mapped pages that are not resident. Whole chunks are unmapped, so that they can be
-    /// huge again.
+    /// Frees mapped pages that are not resident, and unmaps whole chunks, which can be huge again.
     pub(super) fn add_clean(&mut self, page: u32, pages: u32) {
         let freed = self.extents.release(page, pages, State::Clean);
         self.clean += pages as usize * BASE_PAGE;
@@ -185,12 +177,9 @@ impl BlockWindow {
 
     /// Returns the bytes of free memory that are kept.
     pub(super) fn keep(&self) -> usize {
-        let by_demand = match self.demand.kept() {
-            0 => 0,
-            kept if self.is_by_demand() => kept,
-            _ => 0,
-        };
-        self.base_keep().saturating_add(by_demand)
+        let by_demand = self.keeps_by_demand() && self.is_by_demand();
+        let kept = if by_demand { self.demand.kept() } else { 0 };
+        self.base_keep().saturating_add(kept)
     }
 
     /// Returns the bytes kept without demand: the user's bound, else glibc's trim threshold (twice

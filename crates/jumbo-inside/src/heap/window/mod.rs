@@ -78,8 +78,7 @@ pub(super) struct BlockWindow {
     demand: Demand,
 }
 
-/// Returns the usable bytes of the block at `address` without the lock, for a signal handler that
-/// interrupted a call of the heap.
+/// Returns the usable bytes of a block without the lock, for a handler that interrupted a holder.
 ///
 /// # Safety
 /// A block of the caller begins at `address`: no other thread changes its record.
@@ -126,8 +125,7 @@ impl BlockWindow {
         self.max_waste = max_waste;
         self.keep = keep;
         self.frontier.place(self.start, self.site.end, pmd);
-        // The range has room for the records of all pages, and for a page before them that is never
-        // mapped.
+        // The range has room for the records of all pages, and an unmapped page before them.
         let records = (self.site.end - self.site.base) / BASE_PAGE * size_of::<PageRecord>();
         let places = (self.site.tables.len() - records) / BASE_PAGE - 1;
         let table = self.site.tables.start + (1 + random_table % places) * BASE_PAGE;
@@ -138,9 +136,6 @@ impl BlockWindow {
 
     /// Allocates like [`BlockWindow::take`], with a larger alignment if that makes the block
     /// cheaper to free.
-    ///
-    /// # Errors
-    /// Those of [`BlockWindow::take`].
     pub(super) fn take_aligned(
         &mut self,
         size: usize,
@@ -177,8 +172,7 @@ impl BlockWindow {
         Ok((self.address(page), zero))
     }
 
-    /// Frees the block at `address`: keeps it for the next one, or unmaps it at once. False if no
-    /// block begins there.
+    /// Frees the block at `address`, or keeps it for the next one; false if no block begins there.
     ///
     /// # Safety
     /// Nothing uses a block that begins there from now on.
@@ -279,8 +273,7 @@ impl BlockWindow {
         false
     }
 
-    /// Moves a block by its page tables. Both places have the same offset within a huge page, so
-    /// that huge pages move whole.
+    /// Moves a block by its page tables, to the same offset within a huge page.
     fn relocate(&mut self, page: u32, old: u32, new: u32) -> Option<usize> {
         let length = old as usize * BASE_PAGE;
         // The pool counts its pages by address.
@@ -292,9 +285,9 @@ impl BlockWindow {
         let (target, _) = self.take_pages(new, alignment).ok()?;
         let to = self.address(target);
         density::moving(&(from..from + length));
-        // SAFETY: the block's user requested the move, and the target was allocated for it; the
-        // heap's lock is held. After a refusal the target may be unmapped (mremap(2) unmaps it
-        // first), so it stays allocated for good.
+        // SAFETY: the block's user requested the move to the target, which was allocated for it;
+        // the lock is held. After a refusal the target may be unmapped (mremap(2)), so it stays
+        // allocated.
         unsafe { sys::move_units(from, to, length, self.pmd) }.ok()?;
         density::moved(from, to, length);
         self.count(new - old, true);
@@ -323,8 +316,7 @@ impl BlockWindow {
         Some((page, self.extents.live(page)?))
     }
 
-    /// Constrains blocks to `offset` past a multiple of `align`, which is at most
-    /// [`MAX_ALIGN_BYTES`].
+    /// Constrains blocks to `offset` past a multiple of `align`, at most [`MAX_ALIGN_BYTES`].
     fn alignment(&self, align: usize, offset: usize) -> Alignment {
         let modulus = u32::try_from(align.div_ceil(BASE_PAGE)).unwrap_or(1);
         let pages = (offset.wrapping_sub(self.start) / BASE_PAGE) & (modulus as usize - 1);
@@ -334,8 +326,7 @@ impl BlockWindow {
         }
     }
 
-    /// Returns the chunks that lie entirely in `range`; the last one may be partial if a gap
-    /// follows.
+    /// Returns the whole chunks of `range`; the last may be partial if a gap follows.
     fn whole_chunks(&self, range: &Range<usize>) -> Range<usize> {
         let end = match self.extents.begins(self.page(range.end), State::Unmapped) {
             true => range.end,

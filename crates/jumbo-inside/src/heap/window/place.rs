@@ -1,5 +1,4 @@
-//! Memory for a block: freed memory that is resident or mapped, then unmapped addresses, then new
-//! ones.
+//! Memory for a block: freed memory, then unmapped addresses, then new ones.
 #![expect(unsafe_code, reason = "unmaps a block that it could not make")]
 
 use rustix::io::Errno;
@@ -172,8 +171,7 @@ impl BlockWindow {
         let end = self.extents.end();
         let at = alignment.first_from(end).filter(|at| *at < 1 << 31);
         let at = at.ok_or(Errno::NOMEM)?;
-        // Skipped pages are mapped only if they are mapped already, or less than a chunk before the
-        // block.
+        // Skipped pages are mapped only if mapped already, or less than a chunk before the block.
         let chunk = at - at % self.chunk_pages();
         let from = match self.frontier.is_at_edge() {
             true => end,
