@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_known() {
+    fn unreadable_files_yield_no_room() {
         assert_eq!(Groups::parse(&MEMORY, b""), None);
         let groups = Groups::parse(&MEMORY, b"4:memory:/a/b\n").unwrap();
         assert_eq!(groups.room(ALL, files(&[])), None);
@@ -611,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_has_to_have_much_more() {
+    fn a_group_needs_a_margin() {
         let room = Headroom {
             host: 100,
             group: 800,

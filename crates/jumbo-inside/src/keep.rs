@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_percentage_is_of_the_most() {
+    fn a_percentage_is_of_the_peak() {
         assert_eq!(Keep::Percent(10).of(1055), 105);
         assert_eq!(Keep::Percent(100).of(usize::MAX), usize::MAX);
         assert_eq!(Keep::Size(7).of(0), 7);

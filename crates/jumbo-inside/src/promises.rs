@@ -18,7 +18,7 @@ refused! {
     RESIZE: "heap::resize(4096, 8192)",
     ROOM: "heap::room(4096)",
     MOVE_GROWN: "heap::maps::move_grown(4096, 4096, 8192)",
-    SEEN: "heap::arena::seen(4096)",
+    CHECK_ARENA: "heap::arena::check(4096)",
     COMMIT: "heap::managed::commit(4096, 4096)",
     UNCOMMIT: "heap::managed::uncommit(4096, 4096)",
     DISCARD: "heap::managed::discard(4096, 4096)",

@@ -65,7 +65,7 @@ fn small(pointer: *mut c_void) -> *mut c_void {
         }
         // SAFETY: glibc's malloc has just returned it (another allocator leaves LARGE_FROM at its start), and the
         // program has not seen it yet.
-        if unsafe { heap::arena::seen(pointer.addr()) } {
+        if unsafe { heap::arena::check(pointer.addr()) } {
             auto::region();
         }
     }

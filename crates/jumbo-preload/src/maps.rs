@@ -209,7 +209,7 @@ fn anonymous(
     // Stacks grow into what is never touched; hugetlb is huge; 32-bit addresses and code are special.
     let special = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT;
     if flags & special != 0 || prot & PROT_EXEC != 0 {
-        maps::left_alone(len);
+        maps::count_unmodified(len);
         return map(addr, flags);
     }
     let writable = prot == PROT_READ | PROT_WRITE;
@@ -227,12 +227,12 @@ fn anonymous(
         if is_reserved && let Some(place) = maps::place_piece(addr.addr(), len) {
             return map(with_exposed_provenance_mut(place), flags);
         }
-        maps::left_alone(len);
+        maps::count_unmodified(len);
         return map(addr, flags);
     }
     // A reservation (PROT_NONE) is heard as well: the program makes it accessible later.
     if !writable && prot != PROT_NONE {
-        maps::left_alone(len);
+        maps::count_unmodified(len);
         return map(addr, flags);
     }
     let hint = if anywhere {

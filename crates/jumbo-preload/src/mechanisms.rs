@@ -92,7 +92,7 @@ pub(crate) static ODDLY_ADVISED: AtomicBool = AtomicBool::new(false);
 
 impl Mechanism for Mappings {
     fn advising(address: usize, _length: usize, advice: c_int) {
-        if heap::sticks(advice) && maps::is_placed(address) {
+        if heap::is_sticky(advice) && maps::is_placed(address) {
             ODDLY_ADVISED.store(true, Ordering::Relaxed);
         }
     }

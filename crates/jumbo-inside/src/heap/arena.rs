@@ -1,4 +1,4 @@
-//! glibc's thread arenas on huge pages: [`seen`].
+//! glibc's thread arenas on huge pages: [`check`].
 //!
 //! glibc's `hugetlb=1` tunable advises the main heap only. A thread's arena grows by mprotect(2) in
 //! small steps, and the kernel forms no huge page across the end of accessible memory. So an arena
@@ -32,7 +32,7 @@ crate::one_page::table! {
 /// `pointer` is null, or was returned by glibc's malloc and is still allocated.
 #[inline(always)]
 #[expect(unsafe_code, reason = "reads behind the pointer")]
-pub unsafe fn seen(pointer: usize) -> bool {
+pub unsafe fn check(pointer: usize) -> bool {
     // The first 2 MiB of a region: an arena that small stays as it is.
     if pointer & (HEAP_MAX_BYTES - (2 << 20)) == 0 {
         return false;
@@ -49,7 +49,7 @@ pub unsafe fn seen(pointer: usize) -> bool {
 }
 
 /// # Safety
-/// As for [`seen`].
+/// As for [`check`].
 #[cold]
 #[inline(never)]
 #[expect(unsafe_code, reason = "reads the chunk's header")]

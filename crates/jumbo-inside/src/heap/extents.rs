@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_free_in_the_right_size_is_found() {
+    fn free_extents_of_the_right_size_are_found() {
         let mut extents = Extents::new(Pages::default());
         let starts: Vec<u32> = (0..20).map(|_| extents.append(100, State::Live)).collect();
         for start in starts.iter().step_by(2) {

@@ -126,7 +126,7 @@ pub fn record_attempt(size: usize, has_found: bool, end: usize) {
     };
     MIN_MISSED.store(missed, Ordering::Relaxed);
     if has_found || HEAP_END.load(Ordering::Relaxed) != 0 {
-        reached(end);
+        set_end(end);
     }
 }
 
@@ -164,7 +164,7 @@ pub(super) fn freed(bytes: usize) {
 }
 
 /// Records the end of the heap, and returns the previous one; 0 if unknown.
-fn reached(end: usize) -> usize {
+fn set_end(end: usize) -> usize {
     let before = HEAP_END.swap(end, Ordering::Relaxed);
     if before == 0 {
         HEAP_START.store(end, Ordering::Relaxed);
@@ -180,7 +180,7 @@ pub fn record_block(size: usize, end: usize) {
         sum
     };
     MIN_MISSED.store(usize::MAX, Ordering::Relaxed);
-    let before = reached(end);
+    let before = set_end(end);
     let served = add(&SERVED, size);
     let returned = add(&RETURNED, before.saturating_sub(end));
     let again = end.saturating_sub(before).min(returned);

@@ -121,13 +121,13 @@ pub(super) fn warm(order: PoolOrder) {
     SUPPLY.in_parallel(|| {
         LOCK.with(|()| {
             let (mut at, end) = (MANAGED_BASE, MANAGED_BASE + order.size);
-            let mut ask = order.size;
-            while at < end && ask >= order.page {
-                let missing = missing(at, end).min(ask);
+            let mut request = order.size;
+            while at < end && request >= order.page {
+                let missing = missing(at, end).min(request);
                 match missing {
                     0 => at += order.page,
                     _ if SUPPLY.map(at, missing).is_ok() => at += missing,
-                    _ => ask = (missing / 2) & !(order.page - 1),
+                    _ => request = (missing / 2) & !(order.page - 1),
                 }
             }
         });

@@ -36,7 +36,7 @@ const PACKED_AFTER_PMDS: usize = 4;
 #[derive(Debug)]
 pub(super) struct PackedMappings {
     frontier: Frontier,
-    asked: usize,
+    requested: usize,
     pmd: usize,
     pieces: Pieces,
 }
@@ -44,7 +44,7 @@ pub(super) struct PackedMappings {
 /// Addresses for the pieces of a heap, and the first block of them that is not scanned yet.
 #[derive(Debug)]
 struct Pieces {
-    asked: usize,
+    requested: usize,
     left: Range<usize>,
     open: usize,
 }
@@ -54,8 +54,8 @@ const PIECES_BYTES: usize = 64 << 20;
 
 impl Pieces {
     fn take(&mut self, length: usize, pmd: usize) -> Option<usize> {
-        self.asked = self.asked.saturating_add(length);
-        if self.asked < PACKED_AFTER_PMDS * pmd {
+        self.requested = self.requested.saturating_add(length);
+        if self.requested < PACKED_AFTER_PMDS * pmd {
             return None;
         }
         // All pieces before the next one are mapped by now, as far as this thread requested them.
@@ -101,10 +101,10 @@ impl PackedMappings {
 crate::one_page! {
     pub(super) static PACK: Lock<PackedMappings> = Lock::new(PackedMappings {
         frontier: Frontier::new(Backing::Advised),
-        asked: 0,
+        requested: 0,
         pmd: 0,
         pieces: Pieces {
-            asked: 0,
+            requested: 0,
             left: 0..0,
             open: 0,
         },
@@ -219,8 +219,8 @@ pub fn take_small(length: usize) -> Option<usize> {
     let length = length.next_multiple_of(BASE_PAGE);
     // mmap(2) never waits for another thread, and a suspended thread may hold this lock.
     PACK.with_soon(|pack| {
-        pack.asked = pack.asked.saturating_add(length);
-        if pack.asked < PACKED_AFTER_PMDS * pack.pmd {
+        pack.requested = pack.requested.saturating_add(length);
+        if pack.requested < PACKED_AFTER_PMDS * pack.pmd {
             return None;
         }
         pack.take(length)
@@ -283,7 +283,7 @@ pub fn populate(address: usize, length: usize) {
 }
 
 /// Counts a mapping that stays as the program made it.
-pub fn left_alone(length: usize) {
+pub fn count_unmodified(length: usize) {
     Slot::add(&stats::slot().maps_left, length as u64);
 }
 

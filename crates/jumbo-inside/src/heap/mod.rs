@@ -219,17 +219,17 @@ pub fn warm(order: PoolOrder) {
     }
     SUPPLY.in_parallel(|| {
         POOL.with(|pool, leaving| {
-            let (mut warmed, mut ask) = (0, order.size);
+            let (mut warmed, mut request) = (0, order.size);
             let mut blocks = [0; 64];
             let mut free = blocks.iter_mut();
-            while warmed < order.size && ask >= order.page {
+            while warmed < order.size && request >= order.page {
                 let Some(block) = free.next() else { break };
-                match pool.take(ask.min(order.size - warmed), order.page) {
+                match pool.take(request.min(order.size - warmed), order.page) {
                     Ok((address, _)) => {
                         *block = address;
-                        warmed += ask.min(order.size - warmed);
+                        warmed += request.min(order.size - warmed);
                     }
-                    Err(_) => ask = (ask / 2) & !(order.page - 1),
+                    Err(_) => request = (request / 2) & !(order.page - 1),
                 }
             }
             for block in blocks.into_iter().filter(|block| *block != 0) {
@@ -321,7 +321,7 @@ fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
 #[expect(unsafe_code, reason = "invalidates pointers to the memory")]
 pub unsafe fn release(address: usize) -> bool {
     let shared = window_of(address);
-    let keep = shared.keeps();
+    let keep = shared.may_retain();
     // SAFETY: the caller's promise.
     shared
         .with(|window, leaving| unsafe { window.release(address, keep, leaving) })
@@ -383,11 +383,11 @@ pub fn live() -> u64 {
 pub fn trim() -> bool {
     let pool =
         POOL_IS_WINDOW.load(Ordering::Acquire) && POOL.with(BlockWindow::trim).unwrap_or(false);
-    HEAP.with(BlockWindow::give_up).unwrap_or(false) || pool
+    HEAP.with(BlockWindow::purge_all).unwrap_or(false) || pool
 }
 
 /// Notes a change of pages that outlives their content: mlock(2), madvise(2), mprotect(2).
-fn changed(address: usize) {
+fn mark_sticky(address: usize) {
     // Programs that choose random addresses (V8) have mappings of their own beyond the blocks.
     let holds = |shared: &SharedWindow| shared.window.with(|window| window.holds(address));
     if is_ours(address) && holds(window_of(address)).unwrap_or(true) {
@@ -414,7 +414,7 @@ fn prepare_move(before: Before) {
     gather::end_workers();
     watch::end();
     if POOL_IS_WINDOW.load(Ordering::Acquire) {
-        POOL.with(BlockWindow::give_up);
+        POOL.with(BlockWindow::purge_all);
     } else {
         managed::unmap_unused();
     }
@@ -468,7 +468,7 @@ impl SharedWindow {
     }
 
     /// Reports whether freed memory may stay mapped. The pool's pages always may.
-    fn keeps(&self) -> bool {
+    fn may_retain(&self) -> bool {
         self.site.backing == Backing::Pool || !HAS_STICKY_PAGES.load(Ordering::Relaxed)
     }
 
@@ -478,7 +478,7 @@ impl SharedWindow {
         let mut leaving = Leaving::new();
         let mut is_demand = false;
         let result = self.window.with(|window| {
-            let keep = self.keeps();
+            let keep = self.may_retain();
             self.deferred.drain(|address| {
                 #[expect(unsafe_code, reason = "frees a block")]
                 // SAFETY: its user freed it, in `release`.
@@ -505,7 +505,7 @@ pub fn about_to_populate() {
 }
 
 /// Reports whether advice changes pages beyond the call (madvise(2)).
-pub fn sticks(advice: i32) -> bool {
+pub fn is_sticky(advice: i32) -> bool {
     let passing = [
         libc::MADV_DONTNEED,
         libc::MADV_FREE,
@@ -523,7 +523,7 @@ impl Mechanism for Events {
     fn protected(address: usize, _length: usize, protection: i32) {
         let all = libc::PROT_READ | libc::PROT_WRITE;
         if protection & all != all {
-            changed(address);
+            mark_sticky(address);
         }
     }
 
@@ -531,8 +531,8 @@ impl Mechanism for Events {
         if advice == libc::MADV_POPULATE_WRITE {
             about_to_populate();
         }
-        if sticks(advice) {
-            changed(address);
+        if is_sticky(advice) {
+            mark_sticky(address);
         }
     }
 
@@ -544,7 +544,7 @@ impl Mechanism for Events {
     }
 
     fn locking(address: usize, _length: usize) {
-        changed(address);
+        mark_sticky(address);
     }
 
     fn locked_all(future: bool) {

@@ -35,43 +35,43 @@ impl PageCounts {
     }
 
     /// Adds persistent pages.
-    pub const fn join(&mut self, pages: u64) {
+    pub const fn add_persistent(&mut self, pages: u64) {
         self.total += pages;
     }
 
     /// Adds surplus pages.
-    pub const fn join_surplus(&mut self, pages: u64) {
+    pub const fn add_surplus(&mut self, pages: u64) {
         self.total += pages;
         self.surplus += pages;
     }
 
     /// Counts a page that becomes free. True if it leaves the pool, because there is a surplus.
-    pub const fn give(&mut self) -> bool {
-        let leaves = self.surplus > 0;
-        if leaves {
-            self.leave(1);
+    pub const fn release_one(&mut self) -> bool {
+        let is_surplus = self.surplus > 0;
+        if is_surplus {
+            self.remove(1);
         }
-        leaves
+        is_surplus
     }
 
     /// Removes pages, surplus ones first.
-    pub const fn leave(&mut self, pages: u64) {
+    pub const fn remove(&mut self, pages: u64) {
         self.total -= pages;
         self.surplus = self.surplus.saturating_sub(pages);
     }
 
     /// Removes a persistent page.
-    pub const fn shed(&mut self) {
+    pub const fn remove_persistent(&mut self) {
         self.total -= 1;
     }
 
     /// Turns a surplus page into a persistent one.
-    pub const fn keep(&mut self) {
+    pub const fn make_persistent(&mut self) {
         self.surplus -= 1;
     }
 
     /// Turns a persistent page into a surplus one.
-    pub const fn unkeep(&mut self) {
+    pub const fn make_surplus(&mut self) {
         self.surplus += 1;
     }
 }

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_or_nothing_up_to_the_most() {
+    fn all_or_nothing_up_to_the_limit() {
         let quota = Quota::new(5);
         assert!(quota.charge(3) && !quota.charge(3) && quota.charge(2));
         assert!(!quota.charge(u64::MAX));

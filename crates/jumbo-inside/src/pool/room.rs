@@ -98,7 +98,7 @@ impl Room {
     }
 
     /// Forces the next claim to measure.
-    pub fn look_again(&self) {
+    pub fn remeasure(&self) {
         self.credit.clear();
     }
 
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_look_is_trusted_for_a_quarter_of_what_it_saw() {
+    fn a_measurement_yields_a_quarter_of_its_room_as_credit() {
         let credit = Credit::new();
         assert!(credit.spend(10, || Some(400)));
         assert!(credit.spend(99, || None) && credit.spend(1, || None));
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_that_another_has_overtaken_leaves_nothing() {
+    fn an_overtaken_measurement_yields_no_credit() {
         let credit = Credit::new();
         let overtaken = || {
             assert!(credit.spend(10, || Some(0)));

@@ -161,7 +161,7 @@ impl PageSupply {
     /// that return to their source as soon as they are free.
     pub(super) fn surplus(&self) -> usize {
         let counts = self.counts();
-        let run = self.run().map_or(0, |ledger| {
+        let run = self.shared_ledger().map_or(0, |ledger| {
             let size = (self.size.load(Ordering::Relaxed) * self.page()) as u64;
             let beyond = ledger.pool.charged().saturating_sub(size);
             usize::try_from(beyond).unwrap_or(usize::MAX)
@@ -197,7 +197,7 @@ impl PageSupply {
             return Err(Errno::NOMEM);
         }
         if !self.charge(length) {
-            self.leave(pages);
+            self.uncount(pages);
             self.add_reason(reason::FULL);
             return Err(Errno::NOMEM);
         }
@@ -219,7 +219,7 @@ impl PageSupply {
                     self.forget(piece, page);
                 }
             }
-            self.leave(pages);
+            self.uncount(pages);
             self.uncharge(length);
         }
         mapped
@@ -232,16 +232,16 @@ impl PageSupply {
             let stay = size.saturating_sub(counts.persistent()).min(pages);
             let admitted = overcommit.admits(counts.surplus(), pages - stay);
             if admitted {
-                counts.join(stay);
-                counts.join_surplus(pages - stay);
+                counts.add_persistent(stay);
+                counts.add_surplus(pages - stay);
             }
             admitted
         });
         admitted == Some(true)
     }
 
-    fn leave(&self, pages: u64) {
-        let _ = self.counts.with(|(counts, _)| counts.leave(pages));
+    fn uncount(&self, pages: u64) {
+        let _ = self.counts.with(|(counts, _)| counts.remove(pages));
     }
 
     /// Returns pages to their source.
@@ -256,13 +256,13 @@ impl PageSupply {
         // SAFETY: the caller's promise.
         unsafe { memory::unmap(address, length)? };
         let own = self.forget(address, length);
-        self.leave((length / self.page()) as u64);
+        self.uncount((length / self.page()) as u64);
         self.uncharge(own);
         Ok(())
     }
 
     /// Returns the ledger with the shared bound, if this process counts in it.
-    fn run(&self) -> Option<&'static crate::ledger::Ledger> {
+    fn shared_ledger(&self) -> Option<&'static crate::ledger::Ledger> {
         if self.is_per_process.load(Ordering::Relaxed) {
             return None;
         }
@@ -274,12 +274,12 @@ impl PageSupply {
         if self.is_per_process.load(Ordering::Relaxed) {
             return true;
         }
-        self.run()
+        self.shared_ledger()
             .is_some_and(|ledger| ledger.charge(stats::slot(), length as u64))
     }
 
     fn uncharge(&self, length: usize) {
-        if let Some(ledger) = self.run() {
+        if let Some(ledger) = self.shared_ledger() {
             ledger.uncharge(stats::slot(), length as u64);
         }
     }
@@ -342,9 +342,9 @@ impl PageSupply {
             return Ok(0);
         }
         let page = self.page();
-        let (mut taken, mut ask) = (0, length);
+        let (mut taken, mut request) = (0, length);
         while taken < length {
-            let part = ask.min(length - taken);
+            let part = request.min(length - taken);
             match memory::map_hugetlb(address + taken, part, page) {
                 Ok(()) => {
                     self.record(address + taken, part, HUGETLB);
@@ -362,7 +362,7 @@ impl PageSupply {
                     self.back_off.begin();
                     break;
                 }
-                Err(_) => ask = (part / 2).next_multiple_of(page),
+                Err(_) => request = (part / 2).next_multiple_of(page),
             }
         }
         Ok(taken)

@@ -109,7 +109,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
-    fn what_is_wanted_again_at_once_stays() {
+    fn memory_allocated_again_at_once_is_retained() {
         let mut demand = Demand::new();
         demand.missed(100 * MIB, 0);
         assert_eq!(demand.kept(), 0, "it was never given back");
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_later_does_not() {
+    fn memory_allocated_later_is_not() {
         let mut demand = Demand::new();
         demand.returned(100 * MIB, 0);
         demand.missed(100 * MIB, REUSE_MILLIS + 1);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_for_a_window_goes() {
+    fn memory_unused_for_a_window_is_returned() {
         let mut demand = Demand::new();
         demand.returned(100 * MIB, 0);
         demand.missed(100 * MIB, 1);

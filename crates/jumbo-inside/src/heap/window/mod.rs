@@ -250,7 +250,7 @@ impl BlockWindow {
     }
 
     /// Frees all unused memory; reports whether there was any.
-    pub(super) fn give_up(&mut self, leaving: &mut Leaving) -> bool {
+    pub(super) fn purge_all(&mut self, leaving: &mut Leaving) -> bool {
         self.purge(0, Some(leaving))
     }
 

@@ -15,15 +15,6 @@ const MAX_DETOURS: u32 = 8;
 /// Freed memory that a growing program keeps at least.
 const MIN_KEEP_GROWING_BYTES: usize = 8 << 20;
 
-/// Treatment of the rest of a chunk beyond the allowed surplus.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Excess {
-    /// The chunk is not used.
-    Refuse,
-    /// The rest stays unmapped: a gap.
-    Gap,
-}
-
 impl BlockWindow {
     /// Allocates pages for a block, and reports whether they are zero.
     pub(super) fn take_pages(
@@ -39,14 +30,14 @@ impl BlockWindow {
         }
         self.missed(bytes);
         self.purge_for_growth(bytes);
-        self.take_zeroes(pages, alignment)
+        Ok((self.take_zeroes(pages, alignment)?, true))
     }
 
     /// Allocates zero pages, mapped already or now.
-    fn take_zeroes(&mut self, pages: u32, alignment: Alignment) -> Result<(u32, bool), Errno> {
+    fn take_zeroes(&mut self, pages: u32, alignment: Alignment) -> Result<u32, Errno> {
         if let Some(page) = self.extents.take(State::Clean, pages, alignment) {
             self.clean -= pages as usize * BASE_PAGE;
-            return Ok((page, true));
+            return Ok(page);
         }
         // One huge page of surplus is always allowed: the next block uses it up.
         let max_surplus = match self.is_exact {
@@ -55,22 +46,17 @@ impl BlockWindow {
         };
         // New addresses leave no gaps, but their records stay, so they are bounded.
         let used = self.extents.end() as usize * BASE_PAGE;
-        let excess =
-            match self.is_exact || used > MIN_FRESH_BYTES.max(self.peak_live.saturating_mul(2)) {
-                true => Excess::Gap,
-                false => Excess::Refuse,
-            };
-        if let Ok(page) = self.take_unmapped(pages, alignment, max_surplus, excess) {
-            return Ok((page, true));
+        let leaves_gap =
+            self.is_exact || used > MIN_FRESH_BYTES.max(self.peak_live.saturating_mul(2));
+        let reused = self.take_unmapped(pages, alignment, max_surplus, leaves_gap);
+        if reused.is_ok() {
+            return reused;
         }
-        let fresh = self.take_fresh(pages, alignment);
-        if fresh == Err(Errno::RANGE) {
+        match self.take_fresh(pages, alignment) {
             // All addresses were used once.
-            return self
-                .take_unmapped(pages, alignment, max_surplus, Excess::Gap)
-                .map(|page| (page, true));
+            Err(Errno::RANGE) => self.take_unmapped(pages, alignment, max_surplus, true),
+            fresh => fresh,
         }
-        fresh
     }
 
     /// Frees unused memory before `bytes` more become resident beyond the program's peak. A growing
@@ -89,13 +75,14 @@ impl BlockWindow {
     /// Allocates whole chunks of the unmapped extents, and frees the unused rest.
     ///
     /// A clean extent in front (an earlier surplus) is used up first, so that blocks are as
-    /// contiguous as at the frontier. `max_surplus` bounds the rest; beyond it, `excess` decides.
+    /// contiguous as at the frontier. Mapped surplus beyond `max_surplus` stays unmapped with
+    /// `leaves_gap`; else it is `ERANGE`.
     fn take_unmapped(
         &mut self,
         pages: u32,
         alignment: Alignment,
         max_surplus: usize,
-        excess: Excess,
+        leaves_gap: bool,
     ) -> Result<u32, Errno> {
         let chunk = self.chunk_pages();
         let lead = alignment.remainder % chunk;
@@ -121,14 +108,14 @@ impl BlockWindow {
         let mut needed = whole(exact)?;
         let surplus = (needed - exact) as usize * BASE_PAGE;
         let is_excess = surplus + self.clean - front as usize * BASE_PAGE > max_surplus;
-        if is_excess && excess == Excess::Gap {
+        if is_excess && leaves_gap {
             needed = exact;
         }
         if needed < count {
             let rest = self.extents.split(page, count, needed);
             self.extents.release(rest, count - needed, State::Unmapped);
         }
-        let mapped = match is_excess && excess == Excess::Refuse {
+        let mapped = match is_excess && !leaves_gap {
             true => Err(Errno::RANGE),
             false => self.map_again(page, needed),
         };
@@ -157,11 +144,11 @@ impl BlockWindow {
         Ok(block.0)
     }
 
-    fn take_fresh(&mut self, pages: u32, alignment: Alignment) -> Result<(u32, bool), Errno> {
+    fn take_fresh(&mut self, pages: u32, alignment: Alignment) -> Result<u32, Errno> {
         for _ in 0..MAX_DETOURS {
             match self.take_at_frontier(pages, alignment) {
                 Err(Errno::EXIST) => self.detour()?,
-                other => return other.map(|page| (page, true)),
+                other => return other,
             }
         }
         Err(Errno::EXIST)
@@ -199,12 +186,8 @@ impl BlockWindow {
         pages: u32,
         and: impl FnOnce(&mut Self, u32, u32),
     ) -> Result<u32, Errno> {
-        let end = self
-            .extents
-            .end()
-            .checked_add(pages)
-            .filter(|end| *end < 1 << 31);
-        let end = end.ok_or(Errno::NOMEM)?;
+        let end = self.extents.end().checked_add(pages);
+        let end = end.filter(|end| *end < 1 << 31).ok_or(Errno::NOMEM)?;
         let size = pages as usize * BASE_PAGE;
         let growth = self.frontier.take(size, self.is_exact)?;
         if let Err(errno) = self.reach(end) {
