@@ -7,11 +7,11 @@
 //! Clean page cache of a cgroup counts as available, because it is reclaimed before an OOM kill and
 //! fills any cgroup in time. Dirty pages and writeback do not.
 //!
-//! Not covered: the first touch of older mappings while memory is pending. Such page faults check
 //! Not covered: the first touch of older mappings while memory is pending. So a memory cgroup needs
 //! many times as much room; on the host the kernel reclaims first.
+//!
 //! Files are read into stack buffers, and nothing is cached, because a limit can change at any
-//! time. It uses no other module; `gather`, `heap`, `pool`, `reaper` and `ledger` use it.
+//! time.
 
 use core::ffi::CStr;
 
@@ -195,10 +195,8 @@ fn room(controller: &'static Controller, needed: usize) -> Option<usize> {
 }
 
 /// Returns the room of one cgroup, from files whose start `read` puts into a buffer; `usize::MAX`
-/// without a limit. Page cache is read only if the room is less than `needed` without it.
-///
-/// # Errors
-/// Those of `read` for the limit; EIO for a file without a number.
+/// without a limit. Page cache is read only if the room is less than `needed` without it. An error
+/// of `read` for the limit is passed on; a file without a number is EIO.
 fn room_of_group(
     version: &Version,
     needed: usize,
@@ -256,7 +254,7 @@ pub fn clean_files(text: &[u8]) -> Option<usize> {
 }
 
 /// Cgroup of this process for one controller, from /proc/self/cgroup.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 struct Groups<'a> {
     version: &'static Version,
     path: &'a [u8],
@@ -445,12 +443,12 @@ mod tests {
 
     const ALL: usize = usize::MAX;
 
-    /// Reads from a list of files.
+    /// Reads from a list of files below /sys/fs/cgroup.
     fn files<'a>(
         files: &'a [(&'a str, &'a str)],
     ) -> impl FnMut(&CStr, &mut [u8]) -> Result<usize> + 'a {
         move |path, buffer| {
-            let path = path.to_str().unwrap();
+            let path = path.to_str().unwrap().trim_start_matches("/sys/fs/cgroup/");
             let found = files.iter().find(|(name, _)| *name == path);
             let (_, text) = found.ok_or(Errno::NOENT)?;
             if *text == "denied" {
@@ -462,77 +460,61 @@ mod tests {
         }
     }
 
+    /// Measures the memory cgroups of /proc/self/cgroup.
+    fn memory(text: &str, list: &[(&str, &str)]) -> Option<usize> {
+        Groups::parse(&MEMORY, text.as_bytes())?.room(ALL, files(list))
+    }
+
     #[test]
     fn the_tightest_group_counts() {
-        let text = b"4:memory,x:/a/b\n1:cpu:/\n0::/c\n";
-        let groups = Groups::parse(&MEMORY, text).unwrap();
-        assert_eq!(
-            groups,
-            Groups {
-                version: &MEMORY.v1,
-                path: b"/a/b"
-            }
-        );
-        let room = groups.room(
-            ALL,
-            files(&[
-                (
-                    "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
-                    "9223372036854771712\n",
-                ),
-                ("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1000\n"),
-                ("/sys/fs/cgroup/memory/a/memory.usage_in_bytes", "400\n"),
-                ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n"),
-                ("/sys/fs/cgroup/memory/memory.usage_in_bytes", "400\n"),
-            ]),
+        let room = memory(
+            "4:memory,x:/a/b\n1:cpu:/\n0::/c\n",
+            &[
+                ("memory/a/b/memory.limit_in_bytes", "9223372036854771712\n"),
+                ("memory/a/memory.limit_in_bytes", "1000\n"),
+                ("memory/a/memory.usage_in_bytes", "400\n"),
+                ("memory/memory.limit_in_bytes", "5000\n"),
+                ("memory/memory.usage_in_bytes", "400\n"),
+                ("c/memory.max", "10\n"),
+                ("c/memory.current", "10\n"),
+            ],
         );
         assert_eq!(room, Some(600));
     }
 
     #[test]
     fn a_group_without_a_limit_has_all_room() {
-        let groups = Groups::parse(&MEMORY, b"0::/a\n").unwrap();
-        let none = groups.room(ALL, files(&[("/sys/fs/cgroup/a/memory.max", "max\n")]));
-        assert_eq!(none, Some(usize::MAX));
-        let over = groups.room(
-            ALL,
-            files(&[
-                ("/sys/fs/cgroup/a/memory.max", "10"),
-                ("/sys/fs/cgroup/a/memory.current", "11"),
-            ]),
-        );
-        assert_eq!(over, Some(0));
+        let none = [("a/memory.max", "max\n")];
+        assert_eq!(memory("0::/a\n", &none), Some(ALL));
+        let over = [("a/memory.max", "10"), ("a/memory.current", "11")];
+        assert_eq!(memory("0::/a\n", &over), Some(0));
         // Beyond memory.high a program is throttled.
-        for (max, high, wanted) in [
+        for (max, high, room) in [
             ("max\n", "1000\n", 900),
             ("600\n", "max\n", 500),
             ("600", "550", 450),
         ] {
             let files = [
-                ("/sys/fs/cgroup/a/memory.max", max),
-                ("/sys/fs/cgroup/a/memory.high", high),
-                ("/sys/fs/cgroup/a/memory.current", "100"),
+                ("a/memory.max", max),
+                ("a/memory.high", high),
+                ("a/memory.current", "100"),
             ];
-            assert_eq!(groups.room(ALL, self::files(&files)), Some(wanted));
+            assert_eq!(memory("0::/a\n", &files), Some(room));
         }
-        let root = Groups::parse(&MEMORY, b"0::/\n").unwrap();
-        let files = [("/sys/fs/cgroup/cgroup.procs", "1")];
-        assert_eq!(root.room(ALL, self::files(&files)), Some(usize::MAX));
+        let root = [("cgroup.procs", "1")];
+        assert_eq!(memory("0::/\n", &root), Some(ALL));
     }
 
     #[test]
     fn tasks_are_counted_in_the_groups_of_their_own_controller() {
         let text = b"8:pids:/a\n4:memory:/b\n0::/c\n";
         let room = |text, files: &[_]| Groups::parse(&PIDS, text)?.room(0, self::files(files));
-        let first = [
-            ("/sys/fs/cgroup/pids/a/pids.max", "20\n"),
-            ("/sys/fs/cgroup/pids/a/pids.current", "6\n"),
-        ];
+        let first = [("pids/a/pids.max", "20\n"), ("pids/a/pids.current", "6\n")];
         assert_eq!(room(text, &first), Some(14));
         let second = [
-            ("/sys/fs/cgroup/c/pids.max", "max\n"),
-            ("/sys/fs/cgroup/pids.max", "100\n"),
-            ("/sys/fs/cgroup/pids.current", "1\n"),
+            ("c/pids.max", "max\n"),
+            ("pids.max", "100\n"),
+            ("pids.current", "1\n"),
         ];
         assert_eq!(room(b"0::/c\n", &second), Some(99));
         assert_eq!(room(b"0::/c\n", &second[..1]), Some(usize::MAX));
@@ -540,46 +522,44 @@ mod tests {
 
     #[test]
     fn unreadable_files_yield_no_room() {
-        assert_eq!(Groups::parse(&MEMORY, b""), None);
-        let groups = Groups::parse(&MEMORY, b"4:memory:/a/b\n").unwrap();
-        assert_eq!(groups.room(ALL, files(&[])), None);
-        let limit = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "1000\n");
-        assert_eq!(groups.room(ALL, files(&[limit])), None, "no usage");
-        let above = ("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "denied");
-        let below = ("/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "max");
-        assert_eq!(
-            groups.room(ALL, files(&[below, above])),
-            None,
-            "the one above"
-        );
+        assert!(Groups::parse(&MEMORY, b"").is_none());
+        let text = "4:memory:/a/b\n";
+        assert_eq!(memory(text, &[]), None);
+        let limit = ("memory/memory.limit_in_bytes", "1000\n");
+        assert_eq!(memory(text, &[limit]), None, "no usage");
+        let above = ("memory/a/memory.limit_in_bytes", "denied");
+        let below = ("memory/a/b/memory.limit_in_bytes", "max");
+        assert_eq!(memory(text, &[below, above]), None, "the one above");
         let long = format!("0::/{}", "x".repeat(MAX_PATH_BYTES));
-        let groups = Groups::parse(&MEMORY, long.as_bytes()).unwrap();
-        let root = [("/sys/fs/cgroup/memory.max", "max")];
-        assert_eq!(groups.room(ALL, files(&root)), None, "no room for the path");
+        assert_eq!(
+            memory(&long, &[("memory.max", "max")]),
+            None,
+            "no room for the path"
+        );
     }
 
     /// Page cache of this group, and of the groups below it.
     #[test]
     fn clean_page_cache_is_room() {
-        let second = "anon 700\nfile 250\nfile_mapped 9\nfile_dirty 20\nfile_writeback 10\n\
+        let v2 = "anon 700\nfile 250\nfile_mapped 9\nfile_dirty 20\nfile_writeback 10\n\
                       inactive_anon 300\nactive_anon 400\ninactive_file 150\nactive_file 100\n";
-        let first = "cache 250\nrss 700\nmapped_file 9\ndirty 0\nwriteback 0\ninactive_anon 300\n\
+        let v1 = "cache 250\nrss 700\nmapped_file 9\ndirty 0\nwriteback 0\ninactive_anon 300\n\
                      inactive_file 5\nactive_file 0\ntotal_cache 250\ntotal_dirty 20\ntotal_writeback 10\n\
                      total_inactive_file 150\ntotal_active_file 100\n";
         for (text, stat, limit, usage, memory) in [
             (
                 "0::/a\n",
-                "/sys/fs/cgroup/a/memory.stat",
-                "/sys/fs/cgroup/a/memory.max",
-                "/sys/fs/cgroup/a/memory.current",
-                second,
+                "a/memory.stat",
+                "a/memory.max",
+                "a/memory.current",
+                v2,
             ),
             (
                 "4:memory:/a\n",
-                "/sys/fs/cgroup/memory/a/memory.stat",
-                "/sys/fs/cgroup/memory/a/memory.limit_in_bytes",
-                "/sys/fs/cgroup/memory/a/memory.usage_in_bytes",
-                first,
+                "memory/a/memory.stat",
+                "memory/a/memory.limit_in_bytes",
+                "memory/a/memory.usage_in_bytes",
+                v1,
             ),
         ] {
             let groups = Groups::parse(&MEMORY, text.as_bytes()).unwrap();

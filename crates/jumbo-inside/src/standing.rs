@@ -1,9 +1,9 @@
 //! Comparison of jumbo's threads with the program's first thread: [`begin`], [`compare`].
 //!
 //! Credentials, namespaces and CPUs are attributes of a thread. The C library changes them in all
-//! threads that it knows, and jumbo's threads have exited by then. A bare system call changes the
-//! calling thread only, so a thread of jumbo would keep the old ones. It compares itself with the
-//! first thread at each scan, and exits if they differ.
+//! threads that it knows, after jumbo's threads have exited. A bare system call changes the calling
+//! thread only. So a thread of jumbo compares itself with the first one at each scan, and exits if
+//! they differ.
 //!
 //! A thread has no effective capabilities from its first instruction on. It keeps the permitted
 //! ones: otherwise a process of the same user without them could attach by ptrace(2), and reach the

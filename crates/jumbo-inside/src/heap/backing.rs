@@ -54,10 +54,7 @@ impl Backing {
         }
     }
 
-    /// Discards the content of a range and keeps its addresses.
-    ///
-    /// # Errors
-    /// EINVAL: the pool; else those of madvise(2), for example of locked memory.
+    /// Discards the content of a range, but not the pool's (`EINVAL`), and keeps its addresses.
     ///
     /// # Safety
     /// As for [`Backing::unmap`].

@@ -1,13 +1,10 @@
 //! The growing end of the window: [`Frontier`], which maps whole huge pages.
 //!
-//! Memory is handed out contiguously, page by page, without gaps or alignment: a block on advised
-//! memory is huge wherever it begins. Only the last chunk (one PMD) is partly handed out, and a
-//! touch on a huge page makes all of it resident: [`crate::density`] decides whether it may be
-//! huge. Where memory is locked, it is mapped only as far as it is handed out, and the kernel forms
-//! no huge page across the end.
-//!
-//! The rest of a chunk before a block that is aligned to chunks is not mapped either, so the ends
-//! of such blocks stay on base pages.
+//! Memory is handed out contiguously, without alignment: a block on advised memory is huge wherever
+//! it begins. Only the last chunk (one PMD) is partly handed out, and a touch on a huge page makes
+//! all of it resident: [`crate::density`] decides whether it may be huge. Locked memory is mapped
+//! only as far as it is handed out; the kernel forms no huge page across its end. The rest of a
+//! chunk before a block that is aligned to chunks is not mapped either.
 //!
 //! Invariant: `next <= mapped`; `[next, mapped)` was never handed out; `mapped` ends a chunk or
 //! equals `next`.

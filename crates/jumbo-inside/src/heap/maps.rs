@@ -294,11 +294,8 @@ pub fn count_unmodified(length: usize) {
 /// The caller may move the `old` bytes at `address`: nothing uses them there from now on.
 #[expect(unsafe_code, reason = "invalidates pointers to the memory")]
 pub unsafe fn move_grown(address: usize, old: usize, new: usize) -> Option<usize> {
-    let pmd = PMD.load(Ordering::Relaxed);
-    let off = address % pmd.max(1);
-    let target = place_large(new.checked_add(pmd)?)? + off;
-    let length = new.next_multiple_of(BASE_PAGE);
-    sys::reserve(target, length).ok()?;
+    let length = new.checked_next_multiple_of(BASE_PAGE)?;
+    let target = reserve_aligned(address, length)?;
     // SAFETY: the caller's promise; this thread reserved the target above.
     unsafe {
         if memory::move_grown(address, target, old, new).is_err() {
@@ -307,6 +304,13 @@ pub unsafe fn move_grown(address: usize, old: usize, new: usize) -> Option<usize
         }
     }
     Some(target)
+}
+
+/// Reserves `length` bytes at an address with the alignment of `address`.
+fn reserve_aligned(address: usize, length: usize) -> Option<usize> {
+    let pmd = PMD.load(Ordering::Relaxed);
+    let target = place_large(length.checked_add(pmd)?)? + address % pmd.max(1);
+    sys::reserve(target, length).ok().map(|()| target)
 }
 
 /// Does an mremap(2) that the kernel refuses because the mapping is split ([`is_split`]): moves it
@@ -335,15 +339,8 @@ pub unsafe fn move_cut(
     }
     let old = old.min(new);
     let pmd = PMD.load(Ordering::Relaxed);
-    let target = match to {
-        Some(to) => to,
-        None => {
-            let place = new.checked_add(pmd).and_then(place_large);
-            let target = place.ok_or(Errno::NOMEM)? + address % pmd;
-            sys::reserve(target, new).map_err(|_| Errno::NOMEM)?;
-            target
-        }
-    };
+    let target = to.or_else(|| reserve_aligned(address, new));
+    let target = target.ok_or(Errno::NOMEM)?;
     // Packed mappings are cut at any page.
     let unit = if old < pmd { BASE_PAGE } else { pmd };
     let body = old - BASE_PAGE;

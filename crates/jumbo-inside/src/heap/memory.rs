@@ -73,10 +73,7 @@ pub(super) unsafe fn unprotect(address: usize, length: usize) -> Result<()> {
     }
 }
 
-/// Makes memory resident; `EPERM` behind a filter that forbids advice.
-///
-/// # Errors
-/// As [`pool::populate`].
+/// Makes memory resident like [`pool::populate`]; `EPERM` behind a filter that forbids advice.
 pub(super) fn populate(address: usize, length: usize, huge: usize) -> Result<()> {
     if !sandbox::allows_advice() {
         return Err(Errno::PERM);
@@ -84,11 +81,9 @@ pub(super) fn populate(address: usize, length: usize, huge: usize) -> Result<()>
     pool::populate(address, length, huge)
 }
 
-/// Maps zeroed hugetlb pages of `page` bytes at `address`, reserved and resident: a later touch
-/// cannot fail. On an error nothing is mapped. MAP_HUGETLB with a size, Linux 3.8;
-/// MADV_POPULATE_WRITE, 5.14.
+/// Maps zeroed hugetlb pages of `page` bytes, reserved and resident: a later touch cannot fail. On
+/// an error nothing is mapped. MAP_HUGETLB with a size: Linux 3.8.
 ///
-/// # Errors
 /// `EEXIST`: something is mapped there; `EINVAL`, `ENODEV`, `ENOSYS`: the kernel lacks that page
 /// size; `EFAULT`: a cgroup limit; `ENOMEM` and others: no free page and no surplus page.
 pub(super) fn map_hugetlb(address: usize, length: usize, page: usize) -> Result<()> {

@@ -7,19 +7,14 @@
 //! The window is mapped on demand and not reserved: `ulimit -v`, mlockall(2), core dumps and the
 //! commit limit count the same memory as without jumbo.
 //!
-//! - `window` has the blocks, `extents` their index, `frontier` the growing end, `backing` the
-//!   source of the memory.
-//! - `supply` has the pages of a pool (`--pool`), for a second window or for [`managed`]. `warm`
-//!   makes them resident in advance.
-//! - [`managed`] has addresses for mimalloc.
+//! - `window` has the blocks, `extents` indexes and `frontier` grows them, `backing` is their
+//!   source.
+//! - `supply` has the pages of a pool (`--pool`); `warm` makes them resident in advance.
+//! - [`managed`] has addresses for mimalloc, and the pool's pages if they are for it.
 //! - [`maps`] places and advises the program's own anonymous mappings.
-//! - [`main_heap`] selects the large blocks that glibc serves, [`arena`] advises glibc's thread
-//!   arenas.
+//! - [`main_heap`] selects large blocks for glibc, [`arena`] advises glibc's thread arenas.
 //! - `demand` frees memory that was retained for the program's next allocations.
 //! - `memory` is the one leaf that touches memory.
-//!
-//! [`gather`] frees the blocks, [`crate::pool`] has the rules for counting pages, [`crate::ledger`]
-//! the counters.
 //!
 //! The code runs inside the wrapped program: no allocation, no thread-local, no re-entrant call, no
 //! panic. Where it fails, the program's allocator serves the request.
@@ -425,22 +420,9 @@ fn evacuate(before: Before) {
         return;
     }
     prepare_move(before);
-    let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
     // Refused in a handler that interrupted a holder: no thread should be created there, and no
     // page can move any more.
-    if pool && managed {
-        SUPPLY.evacuate(before);
-    }
-    #[expect(unsafe_code, reason = "releases locks")]
-    // SAFETY: this thread acquired them above.
-    unsafe {
-        if managed {
-            managed::LOCK.release();
-        }
-        if pool {
-            POOL.window.release();
-        }
-    }
+    let _ = (POOL.window).with(|_| managed::LOCK.with(|()| SUPPLY.evacuate(before)));
 }
 
 crate::one_page! {

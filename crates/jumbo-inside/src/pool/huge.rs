@@ -11,6 +11,7 @@ const MAX_COLLAPSE_ATTEMPTS: usize = 8;
 /// A huge page, of `huge` bytes, is touched at its last base page, which the kernel zeroes last for
 /// the caches. A touch of the first one makes it zero the page backwards, 1.5 to 2 times as slow
 /// (`process_huge_page` in mm/memory.c, Linux 4.14 to 6.18).
+///
 /// `address` and `length` are multiples of a base page, and of `huge` in hugetlb memory.
 ///
 /// # References

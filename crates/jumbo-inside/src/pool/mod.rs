@@ -3,10 +3,9 @@
 //! `jumbo::pool::Pool` hands out pages of a window of its own; [`heap::supply`](crate::heap) maps
 //! pages at the addresses that the heap of a wrapped program requests. The shared parts:
 //!
-//! - [`PageCounts`]: the number of pages, persistent and surplus, and the rules by which they
-//!   change.
+//! - [`PageCounts`]: persistent and surplus pages, and the rules by which they change.
 //! - [`Quota`]: a bound that several users share: all processes of a run, or users of one pool.
-//! - [`Room`], [`Credit`]: memory that may be touched without an OOM kill.
+//! - [`Room`], `Credit`: memory that may be touched without an OOM kill.
 //! - [`populate`]: resident memory or an error; [`make_huge`]: the same on THPs.
 //!
 //! It uses [`headroom`](crate::headroom), [`sandbox`](crate::sandbox) and [`sys`](crate::sys).

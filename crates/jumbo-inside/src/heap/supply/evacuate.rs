@@ -132,9 +132,8 @@ impl PageSupply {
         }
     }
 
-    /// Moves the content of hugetlb pages to THPs, and takes no more of them. The caller holds all
-    /// locks of the pool's ranges. Pages that cannot move (no room, another thread) stay and are
-    /// counted.
+    /// Moves the content of hugetlb pages to THPs, and takes no more of them. All locks of the pool
+    /// are held. Pages that cannot move (no room, another thread) stay and are counted.
     pub fn evacuate(&self, before: Before) {
         if !self.may_evacuate(before) {
             return;

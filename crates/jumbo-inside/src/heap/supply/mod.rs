@@ -2,12 +2,11 @@
 //!
 //! A page comes from the first source that has one:
 //! 1. hugetlb: the kernel's pool, with its surplus. The mapping reserves the pages, and
-//!   MADV_POPULATE_WRITE makes them resident at once. So a cgroup's hugetlb limit is an error here
-//!   instead of a later SIGBUS.
+//!    MADV_POPULATE_WRITE makes them resident at once. So a cgroup's hugetlb limit is an error here
+//!    instead of a later SIGBUS.
 //! 2. THP: advised anonymous memory. One base page is touched, then the range is collapsed, so that
-//!   it is certainly huge. Used only while the memory cgroup and the host have room: at a cgroup's
-//!   limit a touch kills, a collapse fails. Used only for pools of PMD-sized pages: the first block
-//!   of a larger page would make all of it resident.
+//!    it is certainly huge. Only for PMD-sized pages, and while the memory cgroup and the host have
+//!    room: at a cgroup's limit a touch kills, a collapse fails.
 //!
 //! If neither has enough, nothing changes, and the caller takes memory as without a pool.
 //!
@@ -16,8 +15,7 @@
 //! unless each has its own. `evacuate` prepares for a fork.
 //!
 //! Invariant: `sources` has the source of each page, and `counts` their number. The caller that
-//! maps or unmaps a range is its only user, and holds the lock of the window (or allocator) around
-//! it.
+//! maps or unmaps a range is its only user, and holds the lock around it.
 
 mod evacuate;
 

@@ -152,9 +152,6 @@ impl BlockWindow {
     }
 
     /// Allocates `size` bytes at a multiple of `align`, and reports whether they are zero.
-    ///
-    /// # Errors
-    /// `ENOMEM`; `EEXIST`, `ERANGE`: no free address.
     pub(super) fn take(&mut self, size: usize, align: usize) -> Result<(usize, bool), Errno> {
         let pages = page_count(size).ok_or(Errno::NOMEM)?;
         if align > MAX_ALIGN_BYTES {
@@ -285,9 +282,8 @@ impl BlockWindow {
         let (target, _) = self.take_pages(new, alignment).ok()?;
         let to = self.address(target);
         density::moving(&(from..from + length));
-        // SAFETY: the block's user requested the move to the target, which was allocated for it;
-        // the lock is held. After a refusal the target may be unmapped (mremap(2)), so it stays
-        // allocated.
+        // SAFETY: the block's user requested the move, and the target was allocated for it. A
+        // refusal may leave the target unmapped (mremap(2)), so it stays allocated.
         unsafe { sys::move_units(from, to, length, self.pmd) }.ok()?;
         density::moved(from, to, length);
         self.count(new - old, true);
