@@ -15,7 +15,7 @@
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use rustix::io::Errno;
+use rustix::io::{Errno, Result};
 
 use super::backing::Backing;
 use super::frontier::Frontier;
@@ -323,12 +323,7 @@ fn reserve_aligned(address: usize, length: usize) -> Option<usize> {
 /// The caller may move the `old` bytes at `address`: nothing uses them there from now on. The
 /// memory at `to` is the caller's to lose.
 #[expect(unsafe_code, reason = "invalidates pointers to the memory")]
-pub unsafe fn move_cut(
-    address: usize,
-    old: usize,
-    new: usize,
-    to: Option<usize>,
-) -> Result<usize, Errno> {
+pub unsafe fn move_cut(address: usize, old: usize, new: usize, to: Option<usize>) -> Result<usize> {
     let (old, new) = (
         old.next_multiple_of(BASE_PAGE),
         new.next_multiple_of(BASE_PAGE),
@@ -367,7 +362,7 @@ pub unsafe fn move_cut(
 ///
 /// # Errors
 /// Those of mremap(2).
-pub fn grow_cut(address: usize, old: usize, new: usize) -> Result<usize, Errno> {
+pub fn grow_cut(address: usize, old: usize, new: usize) -> Result<usize> {
     let old = old.next_multiple_of(BASE_PAGE);
     let more = new
         .next_multiple_of(BASE_PAGE)

@@ -161,37 +161,29 @@ pub unsafe fn start(settings: HeapSettings) -> bool {
     let mut words = bytes.as_chunks::<WORD>().0.iter().copied();
     let mut word = || words.next().map_or(0, usize::from_ne_bytes);
     let (random, table, pool_table) = (word(), word(), word());
-    let fits = rustix::param::page_size() == BASE_PAGE
-        && settings.pmd.is_power_of_two()
-        && (BASE_PAGE..=1 << 30).contains(&settings.pmd);
-    if fits {
-        HEAP.window.with(|window| {
-            window.place(
-                settings.pmd,
-                settings.max_waste.percent(),
-                settings.keep,
-                random,
-                table,
-            );
-        });
-        maps::place(settings, random >> 32);
-        managed::place(settings.pmd, random >> 16);
-        density::start(settings.pmd, settings.max_waste);
-        if settings.glibc
-            && settings.keep.is_none()
-            && settings.pool.is_none()
-            && density::is_bounded()
-        {
-            main_heap::start();
-        }
-        PMD.store(settings.pmd, Ordering::Relaxed);
-        ADVISES_ARENAS.store(settings.arenas, Ordering::Relaxed);
-        IS_PLACED.store(true, Ordering::Release);
-        if let Some(order) = settings.pool {
-            start_pool(order, settings, random, pool_table);
-        }
+    let HeapSettings { pmd, keep, .. } = settings;
+    if rustix::param::page_size() != BASE_PAGE
+        || !pmd.is_power_of_two()
+        || !(BASE_PAGE..=1 << 30).contains(&pmd)
+    {
+        return false;
     }
-    fits
+    let max_waste = settings.max_waste.percent();
+    HEAP.window
+        .with(|window| window.place(pmd, max_waste, keep, random, table));
+    maps::place(settings, random >> 32);
+    managed::place(pmd, random >> 16);
+    density::start(pmd, settings.max_waste);
+    if settings.glibc && keep.is_none() && settings.pool.is_none() && density::is_bounded() {
+        main_heap::start();
+    }
+    PMD.store(pmd, Ordering::Relaxed);
+    ADVISES_ARENAS.store(settings.arenas, Ordering::Relaxed);
+    IS_PLACED.store(true, Ordering::Release);
+    if let Some(order) = settings.pool {
+        start_pool(order, settings, random, pool_table);
+    }
+    true
 }
 
 fn start_pool(order: PoolOrder, settings: HeapSettings, random: usize, table: usize) {
@@ -201,10 +193,8 @@ fn start_pool(order: PoolOrder, settings: HeapSettings, random: usize, table: us
     }
     POOL.window
         .with(|pool| pool.place(order.page, usize::MAX, None, random, table));
-    POOL_IS_WINDOW.store(
-        SUPPLY.start(order, settings.pmd, POOL_BASE),
-        Ordering::Release,
-    );
+    let is_started = SUPPLY.start(order, settings.pmd, POOL_BASE);
+    POOL_IS_WINDOW.store(is_started, Ordering::Release);
 }
 
 /// Makes the pool resident (`--warm`), as far as it has pages. Called before the program starts.

@@ -20,7 +20,7 @@ mod place;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use rustix::io::Errno;
+use rustix::io::{Errno, Result};
 
 use demand::Demand;
 
@@ -136,11 +136,7 @@ impl BlockWindow {
 
     /// Allocates like [`BlockWindow::take`], with a larger alignment if that makes the block
     /// cheaper to free.
-    pub(super) fn take_aligned(
-        &mut self,
-        size: usize,
-        align: usize,
-    ) -> Result<(usize, bool), Errno> {
+    pub(super) fn take_aligned(&mut self, size: usize, align: usize) -> Result<(usize, bool)> {
         self.is_exact = align >= self.pmd;
         let better = gather::alignment(size).max(align);
         let taken = match self.take(size, better) {
@@ -152,7 +148,7 @@ impl BlockWindow {
     }
 
     /// Allocates `size` bytes at a multiple of `align`, and reports whether they are zero.
-    pub(super) fn take(&mut self, size: usize, align: usize) -> Result<(usize, bool), Errno> {
+    pub(super) fn take(&mut self, size: usize, align: usize) -> Result<(usize, bool)> {
         let pages = page_count(size).ok_or(Errno::NOMEM)?;
         if align > MAX_ALIGN_BYTES {
             return Err(Errno::RANGE);
@@ -165,7 +161,7 @@ impl BlockWindow {
             taken = self.take_pages(pages, alignment);
         }
         let (page, zero) = taken?;
-        self.count(pages, true);
+        self.count(0, pages);
         Ok((self.address(page), zero))
     }
 
@@ -182,7 +178,7 @@ impl BlockWindow {
         let Some((page, pages)) = self.block(address) else {
             return false;
         };
-        self.count(pages, false);
+        self.count(pages, 0);
         let length = pages as usize * BASE_PAGE;
         if self.site.backing == Backing::Advised {
             main_heap::freed(length);
@@ -228,13 +224,13 @@ impl BlockWindow {
         if new <= old {
             if new < old {
                 let tail = self.extents.split(page, old, new);
-                self.count(old - new, false);
+                self.count(old, new);
                 self.release_pages(tail, old - new, leaving);
             }
             return Resize::Done(address);
         }
         if self.grow(page, old, new - old) {
-            self.count(new - old, true);
+            self.count(old, new);
             return Resize::Done(address);
         }
         self.relocate(page, old, new)
@@ -286,18 +282,14 @@ impl BlockWindow {
         // refusal may leave the target unmapped (mremap(2)), so it stays allocated.
         unsafe { sys::move_units(from, to, length, self.pmd) }.ok()?;
         density::moved(from, to, length);
-        self.count(new - old, true);
+        self.count(old, new);
         self.unmapped(page, old);
         Some(to)
     }
 
-    fn count(&mut self, pages: u32, more: bool) {
-        let bytes = pages as usize * BASE_PAGE;
-        self.live = if more {
-            self.live + bytes
-        } else {
-            self.live - bytes
-        };
+    /// Counts a block of `old` pages that has `new` pages now.
+    fn count(&mut self, old: u32, new: u32) {
+        self.live = self.live + new as usize * BASE_PAGE - old as usize * BASE_PAGE;
         self.peak_live = self.peak_live.max(self.live);
         if self.site.backing == Backing::Advised {
             stats::live(self.live as u64);

@@ -1,7 +1,7 @@
 //! Memory for a block: freed memory, then unmapped addresses, then new ones.
 #![expect(unsafe_code, reason = "unmaps a block that it could not make")]
 
-use rustix::io::Errno;
+use rustix::io::{Errno, Result};
 
 use super::BlockWindow;
 use crate::heap::BASE_PAGE;
@@ -17,11 +17,7 @@ const MIN_KEEP_GROWING_BYTES: usize = 8 << 20;
 
 impl BlockWindow {
     /// Allocates pages for a block, and reports whether they are zero.
-    pub(super) fn take_pages(
-        &mut self,
-        pages: u32,
-        alignment: Alignment,
-    ) -> Result<(u32, bool), Errno> {
+    pub(super) fn take_pages(&mut self, pages: u32, alignment: Alignment) -> Result<(u32, bool)> {
         let bytes = pages as usize * BASE_PAGE;
         if let Some(page) = self.extents.take(State::Dirty, pages, alignment) {
             self.dirty -= bytes;
@@ -34,7 +30,7 @@ impl BlockWindow {
     }
 
     /// Allocates zero pages, mapped already or now.
-    fn take_zeroes(&mut self, pages: u32, alignment: Alignment) -> Result<u32, Errno> {
+    fn take_zeroes(&mut self, pages: u32, alignment: Alignment) -> Result<u32> {
         if let Some(page) = self.extents.take(State::Clean, pages, alignment) {
             self.clean -= pages as usize * BASE_PAGE;
             return Ok(page);
@@ -83,7 +79,7 @@ impl BlockWindow {
         alignment: Alignment,
         max_surplus: usize,
         leaves_gap: bool,
-    ) -> Result<u32, Errno> {
+    ) -> Result<u32> {
         let chunk = self.chunk_pages();
         let lead = alignment.remainder % chunk;
         let whole = |pages: u32| pages.checked_next_multiple_of(chunk).ok_or(Errno::NOMEM);
@@ -144,7 +140,7 @@ impl BlockWindow {
         Ok(block.0)
     }
 
-    fn take_fresh(&mut self, pages: u32, alignment: Alignment) -> Result<u32, Errno> {
+    fn take_fresh(&mut self, pages: u32, alignment: Alignment) -> Result<u32> {
         for _ in 0..MAX_DETOURS {
             match self.take_at_frontier(pages, alignment) {
                 Err(Errno::EXIST) => self.detour()?,
@@ -154,7 +150,7 @@ impl BlockWindow {
         Err(Errno::EXIST)
     }
 
-    fn take_at_frontier(&mut self, pages: u32, alignment: Alignment) -> Result<u32, Errno> {
+    fn take_at_frontier(&mut self, pages: u32, alignment: Alignment) -> Result<u32> {
         let end = self.extents.end();
         let at = alignment.first_from(end).filter(|at| *at < 1 << 31);
         let at = at.ok_or(Errno::NOMEM)?;
@@ -185,7 +181,7 @@ impl BlockWindow {
         &mut self,
         pages: u32,
         and: impl FnOnce(&mut Self, u32, u32),
-    ) -> Result<u32, Errno> {
+    ) -> Result<u32> {
         let end = self.extents.end().checked_add(pages);
         let end = end.filter(|end| *end < 1 << 31).ok_or(Errno::NOMEM)?;
         let size = pages as usize * BASE_PAGE;
@@ -202,7 +198,7 @@ impl BlockWindow {
     }
 
     /// Passes a mapping of the program. The addresses in between are lost for good.
-    fn detour(&mut self) -> Result<(), Errno> {
+    fn detour(&mut self) -> Result<()> {
         let beyond = (self.frontier.beyond() - self.start) / BASE_PAGE;
         let beyond = u32::try_from(beyond)
             .ok()
@@ -222,11 +218,11 @@ impl BlockWindow {
         Ok(())
     }
 
-    fn reach(&mut self, end: u32) -> Result<(), Errno> {
+    fn reach(&mut self, end: u32) -> Result<()> {
         self.extents.table_mut().reach(end)
     }
 
-    pub(super) fn map_again(&self, page: u32, pages: u32) -> Result<(), Errno> {
+    pub(super) fn map_again(&self, page: u32, pages: u32) -> Result<()> {
         let range = self.range(page, pages);
         self.site.backing.map(range.start, range.len())
     }
