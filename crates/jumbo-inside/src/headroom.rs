@@ -168,7 +168,7 @@ fn pages_in_blocks(text: &[u8], pages: usize) -> usize {
     lines.map(counts).sum()
 }
 
-/// Reports whether enough tasks remain for the program beside a thread of ours.
+/// Reports whether enough tasks remain for the program beside a thread of jumbo.
 pub(crate) fn has_tasks() -> bool {
     const MIN_TASKS: usize = 16;
     tasks().is_none_or(|tasks| tasks >= MIN_TASKS)

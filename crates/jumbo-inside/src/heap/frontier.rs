@@ -24,7 +24,7 @@ pub(super) struct Frontier {
     mapped: usize,
     limit: usize,
     pmd: usize,
-    /// The last chunk is handed out in parts, and is on base pages.
+    /// The last chunk is mapped in parts, on base pages.
     is_partial: bool,
 }
 

@@ -85,7 +85,7 @@ pub fn set_tuned() {
 /// Part of the main heap that may serve a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// No part: the window serves it.
+    /// Nothing: the window serves the block.
     None,
     /// Free memory only: glibc would map a block that does not fit.
     Free,

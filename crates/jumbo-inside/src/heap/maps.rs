@@ -287,7 +287,7 @@ pub fn count_unmodified(length: usize) {
     Slot::add(&stats::slot().maps_left, length as u64);
 }
 
-/// Moves a growing mapping of ours to a place with room, with the same alignment. For mremap(2)
+/// Moves a growing mapping of jumbo to a place with room, with the same alignment. For mremap(2)
 /// with MREMAP_MAYMOVE, after growth in place has failed.
 ///
 /// # Safety

@@ -1,7 +1,7 @@
 //! Large allocations and mappings on huge pages; the interface of the preload library.
 //!
 //! Allocations of at least [`LARGE_BLOCK_BYTES`] live in a window: an address range that the kernel
-//! never chooses by itself. So `free` detects our pointers by one comparison ([`is_ours`]).
+//! never chooses by itself. So `free` detects its pointers by one comparison ([`is_ours`]).
 //! mimalloc or the program's allocator serves smaller ones.
 //!
 //! The window is mapped on demand and not reserved: `ulimit -v`, mlockall(2), core dumps and the
@@ -138,7 +138,7 @@ static POOL_IS_WINDOW: AtomicBool = AtomicBool::new(false);
 /// Set once the window has an address; nothing is allocated from it before.
 static IS_PLACED: AtomicBool = AtomicBool::new(false);
 crate::one_page! {
-    /// All future mappings are locked (MCL_FUTURE): a block would be resident at once, so none is.
+    /// Future mappings are locked (MCL_FUTURE), resident at once: the heap allocates no blocks.
     static LOCKS_FUTURE: AtomicBool = AtomicBool::new(false);
 }
 /// The program locked or advised memory in blocks, which outlives them: freed blocks are unmapped.
@@ -534,7 +534,7 @@ impl Mechanism for Events {
         evacuate(Before::Confinement);
     }
 
-    // No thread of ours may run while hugetlb pages move.
+    // No thread of jumbo may run while hugetlb pages move.
     fn about_to_fork() {
         prepare_move(Before::Fork);
         demand::end();

@@ -114,7 +114,7 @@ impl PageSupply {
         self.base.load(Ordering::Relaxed) + SPAN_BYTES
     }
 
-    /// Reports whether [`PageSupply::evacuate`] would move pages. Threads of ours must end before.
+    /// Reports whether [`PageSupply::evacuate`] would move pages. Jumbo's threads must end first.
     pub(in crate::heap) fn will_move(&self, before: Before) -> bool {
         self.may_evacuate(before) && stats::slot().pool_hugetlb.load(Ordering::Relaxed) > 0
     }
