@@ -13,7 +13,7 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::PMD_BYTES;
-use crate::headroom::{Enough, free_in_pieces, headroom, host_memory};
+use crate::headroom::{Needed, free_in_pieces, headroom, host_memory};
 
 /// Minimum credit of a program of any size.
 pub(super) const FLOOR_BYTES: usize = 16 << 20;
@@ -138,12 +138,12 @@ pub(super) fn ignore_host() {
 }
 
 pub(super) fn read_room() {
-    let all = Enough {
+    let all = Needed {
         host: usize::MAX,
         group: usize::MAX,
     };
     // An unknown amount counts as none.
-    let (group, host) = headroom(all).map_or((0, 0), |room| (room.group(), room.host()));
+    let (group, host) = headroom(all).map_or((0, 0), |room| (room.group, room.host));
     GROUP_ROOM_BYTES.store(group, Ordering::Relaxed);
     HOST_ROOM_BYTES.store(host, Ordering::Relaxed);
     let free = free_in_pieces(PMD_BYTES.load(Ordering::Relaxed));

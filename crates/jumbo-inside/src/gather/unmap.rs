@@ -13,7 +13,7 @@ use super::{
     BACKGROUND, HANDOVER, HAS_MERGED_PAGES, MAX_THREADS, SMALL_PAGES, is_large, is_own, staging,
     workers,
 };
-use crate::headroom::{self, Enough};
+use crate::headroom::{self, Needed};
 use crate::ledger::{Slot, stats};
 use crate::sandbox;
 use crate::sync::{Linux, Platform};
@@ -248,9 +248,9 @@ fn allows_later(bytes: usize) -> bool {
     let pending = HANDOVER.pending();
     let all = bytes.saturating_add(pending);
     let room = staging::STAGING
-        .with(|_| headroom::headroom(Enough::to_hold(all)))
+        .with(|_| headroom::headroom(Needed::to_hold(all)))
         .flatten();
-    BUDGET_BYTES.store(room.map_or(0, |room| room.least()), Ordering::Relaxed);
+    BUDGET_BYTES.store(room.map_or(0, |room| room.min()), Ordering::Relaxed);
     room.is_some_and(|room| room.holds(all))
 }
 
