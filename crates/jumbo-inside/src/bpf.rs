@@ -57,7 +57,7 @@ impl Call {
 }
 
 /// Reports whether a call is harmless under a filter: it passes, fails with an errno, or is logged.
-pub fn lets(filter: &[Instruction], call: &Call) -> bool {
+pub fn allows(filter: &[Instruction], call: &Call) -> bool {
     let harmless = [
         libc::SECCOMP_RET_ALLOW,
         libc::SECCOMP_RET_LOG,
@@ -170,8 +170,8 @@ mod tests {
             ]
         };
         let kill = libc::SECCOMP_RET_KILL_PROCESS;
-        assert!(lets(&filter(libc::SYS_madvise, kill), &madvise(14)));
-        assert!(!lets(&filter(libc::SYS_brk, kill), &madvise(14)));
+        assert!(allows(&filter(libc::SYS_madvise, kill), &madvise(14)));
+        assert!(!allows(&filter(libc::SYS_brk, kill), &madvise(14)));
         for (action, passes) in [
             (libc::SECCOMP_RET_ERRNO | 1, true),
             (libc::SECCOMP_RET_LOG, true),
@@ -180,7 +180,7 @@ mod tests {
             (libc::SECCOMP_RET_USER_NOTIF, false),
         ] {
             let filter = filter(libc::SYS_brk, action);
-            assert_eq!(lets(&filter, &madvise(14)), passes, "{action:x}");
+            assert_eq!(allows(&filter, &madvise(14)), passes, "{action:x}");
         }
     }
 
@@ -213,7 +213,7 @@ mod tests {
             &[step(LOAD, 0, 0, 0)],
         ];
         for filter in none {
-            assert!(!lets(filter, &madvise(14)));
+            assert!(!allows(filter, &madvise(14)));
         }
     }
 }

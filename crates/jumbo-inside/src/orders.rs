@@ -88,7 +88,7 @@ orders! {
     /// Advise and pack anonymous mappings (`--maps`).
     maps: bool = true, flag;
     /// Maximum memory that is huge and untouched (`--max-waste`).
-    max_waste: MaxWaste = MaxWaste::USUAL, number;
+    max_waste: MaxWaste = MaxWaste::DEFAULT, number;
     /// Maximum freed memory kept for later large allocations (`--keep`); `None`: the heap's own
     /// rule.
     keep: Option<Keep> = None, some;
@@ -105,7 +105,7 @@ orders! {
     free_workers: u32 = 0, number;
     /// Mode of the reaper process, which frees memory after the program's end (`--reaper`).
     reaper: ReaperMode = ReaperMode::Auto, mode;
-    /// A subreaper adopts the program's orphans: see [`Orders::ORPHANS`].
+    /// A subreaper adopts the program's orphans: see [`Orders::ORPHANS_KEY`].
     orphans: bool = false, flag;
     /// Number of inherited seccomp filters, if the launcher found that frees are harmless under
     /// them.
@@ -129,7 +129,7 @@ orders! {
     /// Method for its data and bss (`--data`).
     data: DataMode = DataMode::Auto, mode;
     /// Libraries whose text is covered too (`--libs`): patterns of file names, separated by
-    /// [`Orders::BETWEEN`].
+    /// [`Orders::LIBS_SEPARATOR`].
     libs: Option<&'a str> = None, text;
     /// Method for shared memory (`--shm`).
     shm: ShmMode = ShmMode::Auto, mode;
@@ -156,14 +156,14 @@ impl MaxWaste {
     /// Maximum percentage: as much untouched memory as touched.
     pub const MAX_PERCENT: u32 = 100;
     const UNBOUNDED: &str = "unbounded";
-    /// The default.
-    pub const USUAL: Self = Self::Percent(5);
+    /// Default bound.
+    pub const DEFAULT: Self = Self::Percent(5);
 
     /// Returns the percentage; the default one without a bound.
     pub fn percent(self) -> usize {
         match self {
             Self::Percent(percent) => usize::try_from(percent).unwrap_or(usize::MAX),
-            Self::Unbounded => Self::USUAL.percent(),
+            Self::Unbounded => Self::DEFAULT.percent(),
         }
     }
 }
@@ -320,18 +320,18 @@ pub trait Mode: Copy + PartialEq + 'static {
 
 impl Orders<'_> {
     /// Separator of the patterns in [`Orders::libs`]: no file name contains it.
-    pub const BETWEEN: char = '/';
+    pub const LIBS_SEPARATOR: char = '/';
     /// Maximum length of [`Orders::libs`].
-    pub const LONGEST_LIBS: usize = 256;
+    pub const MAX_LIBS_BYTES: usize = 256;
     /// The environment variable of the orders.
     pub const VARIABLE: &'static str = "JUMBO_ORDERS";
     /// Text before the digit of [`Orders::orphans`], which a program that adopts orphans
     /// overwrites.
-    pub const ORPHANS: &'static str = ",orphans=";
+    pub const ORPHANS_KEY: &'static str = ",orphans=";
 
     /// Returns the index of that digit in `text`.
     pub fn orphans_digit(text: &str) -> Option<usize> {
-        let at = text.find(Self::ORPHANS)? + Self::ORPHANS.len();
+        let at = text.find(Self::ORPHANS_KEY)? + Self::ORPHANS_KEY.len();
         text.as_bytes()
             .get(at)
             .is_some_and(u8::is_ascii_digit)

@@ -14,7 +14,7 @@ unsafe impl<T> Sync for Once<T> {}
 static SETTINGS: Once<SegmentSettings> = Once(UnsafeCell::new(MaybeUninit::uninit()));
 static LIBS: Once<[u8; LONGEST]> = Once(UnsafeCell::new(MaybeUninit::uninit()));
 /// Longer lists of patterns are not taken by the launcher.
-const LONGEST: usize = Orders::LONGEST_LIBS;
+const LONGEST: usize = Orders::MAX_LIBS_BYTES;
 
 /// Does what the orders say.
 ///

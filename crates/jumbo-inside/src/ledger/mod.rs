@@ -24,8 +24,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::pool::Quota;
 
-/// Number of slots in a ledger; [`Ledger::claimed`] also counts the processes without one.
-pub const SLOTS: usize = 1000;
+/// Maximum number of slots in a ledger; [`Ledger::claimed`] also counts the processes without one.
+pub const MAX_SLOTS: usize = 1000;
 
 /// Version of the layout of [`Ledger`] and [`Slot`].
 const MAGIC: u32 = 0x6a6d_6239;
@@ -39,7 +39,7 @@ pub struct Ledger {
     /// Quota of pool bytes for all processes of the run; 0 if each process has its own pool.
     pub pool: Quota,
     _pad: [u64; 12],
-    slots: [Slot; SLOTS],
+    slots: [Slot; MAX_SLOTS],
 }
 
 counters! {
@@ -310,14 +310,16 @@ impl Ledger {
         Some(slot)
     }
 
-    /// Returns the number of claims; those beyond [`SLOTS`] got no slot.
+    /// Returns the number of claims; those beyond [`MAX_SLOTS`] got no slot.
     pub fn claimed(&self) -> u32 {
         self.claimed.load(Ordering::Relaxed)
     }
 
     /// Returns the claimed slots, in the order of the claims.
     pub fn slots(&self) -> impl Iterator<Item = &Slot> {
-        let used = usize::try_from(self.claimed()).unwrap_or(SLOTS).min(SLOTS);
+        let used = usize::try_from(self.claimed())
+            .unwrap_or(MAX_SLOTS)
+            .min(MAX_SLOTS);
         self.slots[..used]
             .iter()
             .filter(|slot| slot.pid.load(Ordering::Acquire) != 0)
@@ -368,11 +370,11 @@ mod tests {
             ),
             (7, 42)
         );
-        for _ in 0..SLOTS {
+        for _ in 0..MAX_SLOTS {
             let _ = ledger.claim(8);
         }
         assert!(ledger.claim(9).is_none());
-        assert_eq!(ledger.slots().count(), SLOTS);
+        assert_eq!(ledger.slots().count(), MAX_SLOTS);
     }
 
     #[test]

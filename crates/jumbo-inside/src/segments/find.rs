@@ -154,7 +154,7 @@ pub(super) fn find(
 
 /// Reports whether one of the patterns matches a name.
 fn matches_any(patterns: &str, name: &[u8]) -> bool {
-    let mut patterns = patterns.split(crate::orders::Orders::BETWEEN);
+    let mut patterns = patterns.split(crate::orders::Orders::LIBS_SEPARATOR);
     patterns.any(|pattern| matches(pattern.as_bytes(), name))
 }
 

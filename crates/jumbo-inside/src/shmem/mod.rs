@@ -89,14 +89,14 @@ fn mode() -> ShmMode {
 
 /// Properties of a new shared mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct SharedMapping {
     /// Bytes from the start that this process may populate and collapse. Another process's memory
     /// would be charged to this one's control group. So the process writes to them and was the
     /// first to map them, and mincore(2) reports their pages. (For a file that it may not write,
     /// mincore(2) reports all pages present.)
-    pub ours: usize,
+    pub own_bytes: usize,
     /// The memory has no name: only the program's own processes can punch holes in it.
-    pub nameless: bool,
+    pub is_anonymous: bool,
     /// The file system has room for all of it, so untouched pages may be populated too.
     pub has_room: bool,
 }
@@ -106,7 +106,7 @@ pub struct Known {
 ///
 /// Only memfds and files on tmpfs and hugetlbfs have seals: no other file system is queried,
 /// because it may not reply.
-pub fn look_at(file: BorrowedFd<'_>, offset: usize, length: usize) -> Option<Known> {
+pub fn inspect(file: BorrowedFd<'_>, offset: usize, length: usize) -> Option<SharedMapping> {
     if sandbox::is_entered() || rustix::fs::fcntl_get_seals(file).is_err() {
         return None;
     }
@@ -118,15 +118,15 @@ pub fn look_at(file: BorrowedFd<'_>, offset: usize, length: usize) -> Option<Kno
     // An unlimited mount, such as that of memfds, reports no blocks.
     let free = mount.f_bavail.saturating_mul(mount.f_bsize.cast_unsigned());
     let has_room = mount.f_blocks == 0 || free >= within as u64;
-    (mount.f_type as libc::c_long == TMPFS_MAGIC).then_some(Known {
-        ours: if ours { within } else { 0 },
-        nameless: false,
+    (mount.f_type as libc::c_long == TMPFS_MAGIC).then_some(SharedMapping {
+        own_bytes: if ours { within } else { 0 },
+        is_anonymous: false,
         has_room,
     })
 }
 
 /// Returns an address hint for mmap(2) at which PMDs can map `length` bytes of a file at `offset`.
-pub fn place(length: usize, offset: usize) -> Option<usize> {
+pub fn address_hint(length: usize, offset: usize) -> Option<usize> {
     let past = offset & (MIN_BYTES.load(Ordering::Relaxed).checked_sub(1)?);
     let address = heap::maps::place_shared(length.checked_add(past)?)?;
     Some(address + past)
@@ -186,7 +186,7 @@ fn map_populated(length: usize, bit: u32) -> Option<usize> {
 }
 
 /// Puts shared memory that the program has mapped on huge pages, by the best available method.
-pub fn mapped(address: usize, length: usize, known: Known) {
+pub fn mapped(address: usize, length: usize, known: SharedMapping) {
     let slot = stats::slot();
     Slot::add(&slot.shm, length as u64);
     let length = length.next_multiple_of(rustix::param::page_size());
@@ -194,7 +194,7 @@ pub fn mapped(address: usize, length: usize, known: Known) {
         return record_reason(reason::REFUSED);
     }
     Slot::add(&slot.shm_advised, length as u64);
-    let ours = known.ours.min(length) & !(rustix::param::page_size() - 1);
+    let ours = known.own_bytes.min(length) & !(rustix::param::page_size() - 1);
     // Only where mincore(2) reports missing pages can `touch` populate them before a system call.
     if ours > 0 && mode() == ShmMode::User {
         let registered = match known.has_room {
@@ -208,7 +208,7 @@ pub fn mapped(address: usize, length: usize, known: Known) {
         }
     }
     if ours >= MIN_SCANNED_BYTES {
-        density::share(&(address..address + ours), known.nameless);
+        density::share(&(address..address + ours), known.is_anonymous);
     }
 }
 
