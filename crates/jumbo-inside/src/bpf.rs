@@ -1,4 +1,4 @@
-//! Evaluation of seccomp filters: [`evaluate`], an interpreter of classic BPF as in seccomp(2).
+//! Evaluation of seccomp filters: [`allows`], by an interpreter of classic BPF as in seccomp(2).
 //!
 //! A program passes its filter to jumbo before the kernel installs it. So jumbo finds out which of
 //! its system calls the filter allows without making one. [`crate::sandbox`] uses it. Pure: no
