@@ -62,7 +62,6 @@ impl Name {
 }
 
 impl MapsLine {
-    /// Returns the file's own name.
     pub(crate) fn last_name(&self) -> Name {
         self.name
     }

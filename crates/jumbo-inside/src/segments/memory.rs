@@ -65,7 +65,6 @@ impl StagingArea {
         Ok(())
     }
 
-    /// Maps `file` at `offset` there.
     pub(super) fn map_file(
         &self,
         file: impl AsFd,
@@ -192,13 +191,11 @@ pub(super) unsafe fn map_over(range: &Range<usize>, file: impl AsFd, offset: u64
     })
 }
 
-/// Returns words as bytes.
 pub(super) fn bytes(words: &[usize]) -> &[u8] {
     // SAFETY: a word has no padding, and the borrow is the same.
     unsafe { core::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
 }
 
-/// Advises huge pages for a range.
 pub(super) fn advise(range: &Range<usize>) -> Result<()> {
     density::advise(range, Policy::Segment)
 }

@@ -32,7 +32,6 @@ fn get(time: &AtomicU64) -> Duration {
     Duration::from_millis(time.load(Ordering::Relaxed))
 }
 
-/// Starts the scans.
 pub(super) fn begin(settings: &'static SegmentSettings) {
     SETTINGS.store(core::ptr::from_ref(settings).cast_mut(), Ordering::Release);
     watch::begin(&JOB, Duration::ZERO);

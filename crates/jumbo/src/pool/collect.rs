@@ -9,7 +9,6 @@ use super::inventory::Inventory;
 use super::{NodeSet, Placement, Pool, lock};
 use crate::units::NodeId;
 
-/// Purpose of collected pages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Use: the pages are not free any more.
@@ -18,7 +17,6 @@ pub(super) enum Purpose {
     Promise,
 }
 
-/// Collected pages.
 pub(super) struct Collected {
     pub(super) frames: Vec<Frame>,
     /// Number of new pages at the end of `frames`: they are zeroed.

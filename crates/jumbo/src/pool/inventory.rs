@@ -10,7 +10,6 @@ use super::frame::Frame;
 use super::{Counters, NodeSet, Placement};
 use crate::units::{NodeId, Pages};
 
-/// Maximum number of nodes.
 pub(super) const NODES: usize = NodeSet::CAPACITY as usize;
 
 /// One node's pages.
@@ -104,7 +103,6 @@ impl Inventory {
         self.sum(nodes, Node::listed)
     }
 
-    /// Returns the number of promised pages.
     pub(super) fn held(&self, nodes: NodeSet) -> u64 {
         self.sum(nodes, |node| node.held)
     }
@@ -170,7 +168,6 @@ impl Inventory {
         None
     }
 
-    /// Removes a lost page.
     pub(super) fn lose(&mut self, frame: Frame) {
         let node = self.node_mut(frame.node());
         node.books.leave(1);
@@ -250,7 +247,6 @@ impl Inventory {
         Some(frame)
     }
 
-    /// Returns the counters for an error.
     pub(super) fn exhausted(&self, wanted: u64, allowed: NodeSet) -> Exhausted {
         let all = self.present;
         let (free, held) = (self.listed(all), self.held(all));

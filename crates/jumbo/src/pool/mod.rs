@@ -129,7 +129,7 @@ impl Pool {
     /// `placement` has the allowed nodes; [`Placement::of_thread`] is the kernel's choice.
     pub fn new(source: impl Source + 'static, placement: Placement) -> Self {
         let window = source.window();
-        let folios = Folios::new(window.first_address(), window.length(), window.size());
+        let folios = Folios::new(window.mapping().address, window.length(), window.size());
         let mut pool = Self::without_folios(source, placement);
         pool.folios = folios;
         pool

@@ -172,14 +172,8 @@ impl Window {
         Pages(self.per_node.into())
     }
 
-    /// Returns the whole range.
     pub(super) fn mapping(&self) -> &OwnedRange {
         &self.mapping
-    }
-
-    /// Returns the first address.
-    pub(super) fn first_address(&self) -> usize {
-        self.mapping.address
     }
 
     /// Returns the length for all nodes, in bytes.
@@ -204,7 +198,6 @@ impl Window {
         (row + frame.index() as usize) * self.bytes
     }
 
-    /// Returns the address of a frame's page.
     pub(super) fn address(&self, frame: &Frame) -> usize {
         self.mapping.address + self.offset(frame)
     }

@@ -39,7 +39,6 @@ impl Addresses {
         self.part(0..self.length)
     }
 
-    /// Returns the addresses of a part.
     pub(super) fn part(&self, range: Range<usize>) -> Range<usize> {
         debug_assert!(range.end <= self.length);
         let first = self.reserved.address;

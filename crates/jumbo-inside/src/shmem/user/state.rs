@@ -49,7 +49,6 @@ impl State {
         (stack.map_or(0, <*const _>::expose_provenance), STACK_BYTES)
     }
 
-    /// Returns the address of the doorbell.
     pub(super) fn doorbell(&self) -> usize {
         core::ptr::from_ref(&self.doorbell).expose_provenance()
     }

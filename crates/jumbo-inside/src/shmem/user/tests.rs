@@ -133,7 +133,6 @@ fn pages_that_a_child_touched_are_kept() {
     });
 }
 
-/// Returns the result of write(2).
 fn write(address: usize, length: usize) -> isize {
     // SAFETY: write(2) reads the range, or fails.
     unsafe {
