@@ -1,15 +1,17 @@
-//! What a seccomp filter would answer: [`answer`], an interpreter of classic BPF as seccomp(2) takes it.
+//! Evaluation of seccomp filters: [`allows`], by an interpreter of classic BPF as in seccomp(2).
 //!
-//! A program hands its filter over before the kernel has it. So which of our calls it lets pass can be found out
-//! without making one. [`crate::sandbox`] asks it. Pure: no call, no memory but the caller's.
+//! A program passes its filter to jumbo before the kernel installs it. So jumbo finds out which of
+//! its system calls the filter allows without making one. [`crate::sandbox`] uses it. Pure: no
+//! system call, no memory of its own.
 
-type Step = libc::sock_filter;
+type Instruction = libc::sock_filter;
 
-/// The longest program (BPF_MAXINSNS), and the cells of its scratch memory (BPF_MEMWORDS).
-const LONGEST: usize = 4096;
-const CELLS: usize = 16;
+/// Maximum length of a filter: BPF_MAXINSNS.
+const MAX_INSTRUCTIONS: usize = 4096;
+/// Words of scratch memory: BPF_MEMWORDS.
+const SCRATCH_WORDS: usize = 16;
 
-/// Of one system call: what a filter looks at.
+/// Input of a filter: one system call (`struct seccomp_data`).
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Call {
@@ -25,7 +27,7 @@ const ARCHITECTURE: u32 = 0xc000_003e;
 const ARCHITECTURE: u32 = 0xc000_00b7;
 
 impl Call {
-    /// A call of this machine's, made by code at `instruction`.
+    /// Creates a native call by code at address `instruction`.
     pub fn new(number: libc::c_long, instruction: usize, arguments: [usize; 6]) -> Self {
         Self {
             number: i32::try_from(number).unwrap_or(-1),
@@ -35,7 +37,7 @@ impl Call {
         }
     }
 
-    /// The word at an offset of `struct seccomp_data`.
+    /// Returns the word at an offset of `struct seccomp_data`.
     fn word(&self, offset: u32) -> Option<u32> {
         let half = |whole: u64| {
             let bytes = whole.to_ne_bytes();
@@ -54,39 +56,39 @@ impl Call {
     }
 }
 
-/// Whether a filter lets a call be made: it passes, or fails with an errno, and at most a log hears of it.
-pub fn lets(filter: &[Step], call: &Call) -> bool {
+/// Reports whether a call is harmless under a filter: it passes, fails with an errno, or is logged.
+pub fn allows(filter: &[Instruction], call: &Call) -> bool {
     let harmless = [
         libc::SECCOMP_RET_ALLOW,
         libc::SECCOMP_RET_LOG,
         libc::SECCOMP_RET_ERRNO,
     ];
-    answer(filter, call)
-        .is_some_and(|answer| harmless.contains(&(answer & libc::SECCOMP_RET_ACTION_FULL)))
+    evaluate(filter, call)
+        .is_some_and(|action| harmless.contains(&(action & libc::SECCOMP_RET_ACTION_FULL)))
 }
 
-/// What a filter answers to a call; `None` where it is none that the kernel would take.
-pub fn answer(filter: &[Step], call: &Call) -> Option<u32> {
+/// Returns a filter's action for a call; `None` if the kernel would reject the filter.
+fn evaluate(filter: &[Instruction], call: &Call) -> Option<u32> {
     /// `sizeof(struct seccomp_data)`.
     const SIZE: u32 = 64;
     const _: () = assert!(size_of::<Call>() == SIZE as usize);
-    let (mut a, mut x, mut cells) = (0u32, 0u32, [0u32; CELLS]);
+    let (mut a, mut x, mut scratch) = (0u32, 0u32, [0u32; SCRATCH_WORDS]);
     let mut at = 0usize;
-    // It only ever jumps forward.
-    for _ in 0..LONGEST {
-        let step = filter.get(at)?;
+    // All jumps are forward.
+    for _ in 0..MAX_INSTRUCTIONS {
+        let instruction = filter.get(at)?;
         at += 1;
-        let (code, k) = (u32::from(step.code), step.k);
+        let (code, k) = (u32::from(instruction.code), instruction.k);
         let operand = if code & libc::BPF_X == 0 { k } else { x };
         match code & 7 {
             libc::BPF_RET => return Some(if code & 0x18 == libc::BPF_A { a } else { k }),
-            libc::BPF_ST => *cells.get_mut(k as usize)? = a,
-            libc::BPF_STX => *cells.get_mut(k as usize)? = x,
+            libc::BPF_ST => *scratch.get_mut(k as usize)? = a,
+            libc::BPF_STX => *scratch.get_mut(k as usize)? = x,
             libc::BPF_LD | libc::BPF_LDX => {
                 let value = match code & 0xe0 {
                     libc::BPF_IMM => k,
                     libc::BPF_LEN => SIZE,
-                    libc::BPF_MEM => *cells.get(k as usize)?,
+                    libc::BPF_MEM => *scratch.get(k as usize)?,
                     libc::BPF_ABS if code & 7 == libc::BPF_LD => call.word(k)?,
                     _ => return None,
                 };
@@ -101,7 +103,7 @@ pub fn answer(filter: &[Step], call: &Call) -> Option<u32> {
                     libc::BPF_ADD => a.wrapping_add(operand),
                     libc::BPF_SUB => a.wrapping_sub(operand),
                     libc::BPF_MUL => a.wrapping_mul(operand),
-                    // By zero the kernel answers 0, which is to kill the thread.
+                    // The kernel returns 0 for a division by zero: it kills the thread.
                     libc::BPF_DIV => a.checked_div(operand)?,
                     libc::BPF_OR => a | operand,
                     libc::BPF_AND => a & operand,
@@ -124,7 +126,11 @@ pub fn answer(filter: &[Step], call: &Call) -> Option<u32> {
                     libc::BPF_JSET => a & operand != 0,
                     _ => return None,
                 };
-                at += usize::from(if is_met { step.jt } else { step.jf });
+                at += usize::from(if is_met {
+                    instruction.jt
+                } else {
+                    instruction.jf
+                });
             }
             // BPF_MISC: TAX is 0, TXA is not.
             _ if code & 0x80 == 0 => x = a,
@@ -138,10 +144,10 @@ pub fn answer(filter: &[Step], call: &Call) -> Option<u32> {
 mod tests {
     use super::*;
 
-    const fn step(code: u32, k: u32, jt: u8, jf: u8) -> Step {
+    const fn step(code: u32, k: u32, jt: u8, jf: u8) -> Instruction {
         #[expect(clippy::cast_possible_truncation, reason = "codes have 16 bits")]
         let code = code as u16;
-        Step { code, jt, jf, k }
+        Instruction { code, jt, jf, k }
     }
 
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
@@ -154,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allow_list_lets_what_it_names() {
+    fn an_allow_list_allows_its_calls() {
         let filter = |number: i64, otherwise| {
             [
                 step(LOAD, 0, 0, 0),
@@ -164,23 +170,24 @@ mod tests {
             ]
         };
         let kill = libc::SECCOMP_RET_KILL_PROCESS;
-        assert!(lets(&filter(libc::SYS_madvise, kill), &madvise(14)));
-        assert!(!lets(&filter(libc::SYS_brk, kill), &madvise(14)));
-        for (answer, passes) in [
+        assert!(allows(&filter(libc::SYS_madvise, kill), &madvise(14)));
+        assert!(!allows(&filter(libc::SYS_brk, kill), &madvise(14)));
+        for (action, passes) in [
             (libc::SECCOMP_RET_ERRNO | 1, true),
             (libc::SECCOMP_RET_LOG, true),
             (libc::SECCOMP_RET_TRAP, false),
             (libc::SECCOMP_RET_TRACE, false),
             (libc::SECCOMP_RET_USER_NOTIF, false),
         ] {
-            let filter = filter(libc::SYS_brk, answer);
-            assert_eq!(lets(&filter, &madvise(14)), passes, "{answer:x}");
+            let filter = filter(libc::SYS_brk, action);
+            assert_eq!(allows(&filter, &madvise(14)), passes, "{action:x}");
         }
     }
 
     #[test]
-    fn arguments_and_arithmetic_are_the_kernels() {
-        // The advice, times three, by way of X and of the memory; then the high half of the first argument.
+    fn arguments_and_arithmetic_match_the_kernel() {
+        // The advice times three, through X and the scratch memory; then the high half of the first
+        // argument.
         let filter = [
             step(LOAD, 32, 0, 0),
             step(libc::BPF_MISC | libc::BPF_TAX, 0, 0, 0),
@@ -193,20 +200,20 @@ mod tests {
             step(LOAD, 20, 0, 0),
             step(libc::BPF_RET | libc::BPF_A, 0, 0, 0),
         ];
-        assert_eq!(answer(&filter, &madvise(14)), Some(5));
-        assert_eq!(answer(&filter, &madvise(4)), Some(1));
+        assert_eq!(evaluate(&filter, &madvise(14)), Some(5));
+        assert_eq!(evaluate(&filter, &madvise(4)), Some(1));
     }
 
     #[test]
-    fn what_is_no_filter_lets_nothing() {
-        let none: [&[Step]; 4] = [
+    fn an_invalid_filter_allows_nothing() {
+        let none: [&[Instruction]; 4] = [
             &[],
             &[step(LOAD, 64, 0, 0)],
             &[step(libc::BPF_JMP | libc::BPF_JA, u32::MAX, 0, 0)],
             &[step(LOAD, 0, 0, 0)],
         ];
         for filter in none {
-            assert!(!lets(filter, &madvise(14)));
+            assert!(!allows(filter, &madvise(14)));
         }
     }
 }

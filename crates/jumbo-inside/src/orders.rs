@@ -1,10 +1,11 @@
-//! [`Orders`]: what the launcher tells the preload library, in one environment variable.
+//! [`Orders`]: the configuration that the launcher passes to the preload library, in one
+//! environment variable.
 //!
-//! The text is `key=value` pairs with commas between them. It is written by the launcher with
-//! its [`fmt::Display`] and read inside the program with [`Orders::decode`], which allocates nothing. `jumbo::policy` makes
-//! them of its plan; `heap`, `reaper` and the constructor of the preload library obey them.
+//! The text is `key=value` pairs, separated by commas. The launcher writes it by [`fmt::Display`],
+//! and the program reads it by [`Orders::decode`], which allocates nothing. `jumbo::policy` derives
+//! the orders from its plan; `heap`, `reaper` and the constructor of the preload library obey them.
 //!
-//! Invariant: what is encoded is decoded to the same orders.
+//! Invariant: decoding an encoded configuration returns the same one.
 
 use core::fmt;
 use core::ops::Range;
@@ -12,14 +13,14 @@ use core::ops::Range;
 pub use crate::keep::{Keep, KeepError};
 use crate::units::Bytes;
 
-/// The most a pool can be, its overcommit included: what the addresses set aside for it have room for.
+/// Maximum size of a pool with its overcommit: the size of the reserved address range.
 pub const MAX_POOL: Bytes = Bytes(256 << 30);
 
-/// Makes [`Orders`] of lines `name: type = default, form;`. The name is the key in the text, and `form` is how the value is
-/// read and shown there; what is shown as `None` is left out.
+/// Defines [`Orders`] from lines `name: type = default, form;`. The name is the key in the text,
+/// and `form` the format of the value; a value shown as `None` is omitted.
 macro_rules! orders {
     ($($(#[$doc:meta])* $name:ident: $type:ty = $default:expr, $form:ident;)*) => {
-        /// What the preload library is to do.
+        /// Configuration of the preload library.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct Orders<'a> {
             $($(#[$doc])* pub $name: $type,)*
@@ -32,8 +33,8 @@ macro_rules! orders {
         }
 
         impl<'a> Orders<'a> {
-            /// The orders in `text`. A key that is not known, or a value that does not parse, keeps the default:
-            /// a program must run whatever its environment says.
+            /// Parses `text`. An unknown key is ignored, and an invalid value keeps the default: a
+            /// program must run with any environment.
             pub fn decode(text: &'a str) -> Self {
                 let mut orders = Self::default();
                 for (key, value) in text.split(',').filter_map(|pair| pair.split_once('=')) {
@@ -62,16 +63,18 @@ macro_rules! orders {
     };
     (read number $text:ident) => { $text.parse().ok() };
     (show number $value:expr) => { Some($value) };
-    // Written over in place, so always of ten digits.
+    // Overwritten in place, so always ten digits.
     (read digits $text:ident) => { $text.parse().ok() };
     (show digits $value:expr) => { Some(format_args!("{:010}", $value)) };
     (read flag $text:ident) => { Some($text != "0") };
     (show flag $value:expr) => { Some(u8::from($value)) };
-        (read mark $text:ident) => { Some($text != "0") };
+    (read mark $text:ident) => { Some($text != "0") };
     (show mark $value:expr) => { $value.then_some(1) };
     (read mode $text:ident) => { Mode::decode($text) };
     (show mode $value:expr) => { $value.encode() };
-    (read pmd $text:ident) => { $text.parse().ok().filter(|pmd: &usize| pmd.is_power_of_two() && *pmd >= 1 << 16) };
+    (read pmd $text:ident) => {
+        $text.parse().ok().filter(|pmd: &usize| pmd.is_power_of_two() && *pmd >= 1 << 16)
+    };
     (show pmd $value:expr) => { Some($value) };
     (read some $text:ident) => { $text.parse().ok().map(Some) };
     (read pool $text:ident) => { PoolOrder::decode($text).map(Some) };
@@ -80,84 +83,87 @@ macro_rules! orders {
 }
 
 orders! {
-    /// Who serves `malloc`, and on what (`--heap`).
+    /// Allocator behind `malloc` (`--heap`).
     heap: HeapMode = HeapMode::On, mode;
-    /// Anonymous mappings are advised and packed (`--maps`).
+    /// Advise and pack anonymous mappings (`--maps`).
     maps: bool = true, flag;
-    /// The memory that may be huge and untouched (`--max-waste`).
-    max_waste: MaxWaste = MaxWaste::USUAL, number;
-    /// How much freed memory stays for the next large allocations (`--keep`); by the heap's own rule if nothing is said.
+    /// Maximum memory that is huge and untouched (`--max-waste`).
+    max_waste: MaxWaste = MaxWaste::DEFAULT, number;
+    /// Maximum freed memory kept for later large allocations (`--keep`); `None`: the heap's own
+    /// rule.
     keep: Option<Keep> = None, some;
-    /// Children are covered too (`--follow`); otherwise the library takes itself out of the environment.
+    /// Cover child processes (`--follow`); otherwise the library removes itself from the
+    /// environment.
     follow: bool = true, flag;
-    /// The launcher added `glibc.malloc.hugetlb=1` to GLIBC_TUNABLES (so it is to be taken out again
-    /// where children are not covered).
+    /// The launcher added `glibc.malloc.hugetlb=1` to GLIBC_TUNABLES, so the library removes it
+    /// again if children are not covered.
     tunable: bool = false, flag;
-    /// How large frees are done (`--free`).
+    /// Mode of large frees (`--free`).
     free: FreeMode = FreeMode::Sync, mode;
-    /// How many threads may free at once, the caller among them (`--free-workers`); 0: as many as the
-    /// process has CPUs, at most 4.
+    /// Maximum number of threads that free at once, the caller included (`--free-workers`); 0: the
+    /// CPUs of the process, at most 4.
     free_workers: u32 = 0, number;
-    /// Whether a sibling gives the memory back after the program's end (`--reaper`).
+    /// Mode of the reaper process, which frees memory after the program's end (`--reaper`).
     reaper: ReaperMode = ReaperMode::Auto, mode;
-    /// Orphans below the program go to a subreaper: see [`Orders::ORPHANS`].
+    /// A subreaper adopts the program's orphans: see [`Orders::ORPHANS_KEY`].
     orphans: bool = false, flag;
-    /// How many seccomp filters the program inherits, if the launcher found that giving memory back is
-    /// harmless under them.
+    /// Number of inherited seccomp filters, if the launcher found that frees are harmless under
+    /// them.
     filters: u32 = 0, number;
-    /// The PMD size in bytes, so that the program need not open files in /sys to learn it.
+    /// PMD size in bytes: the program does not read it from /sys.
     pmd: usize = 2 << 20, pmd;
-    /// How many the launcher itself runs under, tried out or not: a program that it started lives with our advice under
-    /// these as well as without, as far as is known. What comes later is another matter.
+    /// Number of seccomp filters of the launcher, tested or not: advice under these is assumed to
+    /// be harmless, but not under later ones.
     launched_under: u32 = 0, digits;
-    /// An engine starts the program in a container: see [`crate::sandbox::CONTAINER`].
+    /// A container engine starts the program: see [`crate::sandbox::CONTAINER`].
     container: bool = false, mark;
-    /// Memory comes in base pages here, whatever is advised (the host's THP `enabled` is `never`): so a smaller free
-    /// is worth a look.
+    /// The host's THP `enabled` is `never`, so memory has base pages despite advice: a smaller free
+    /// counts as large.
     small_pages: bool = false, mark;
-    /// From which size on a free is large, in bytes, where it is not the usual one. Not on the command
-    /// line: for tests.
+    /// Minimum size of a large free in bytes, for tests; `None`: the usual one.
     free_least: Option<usize> = None, some;
-    /// Pages set aside for the heap (`--pool`).
+    /// Huge page pool of the heap (`--pool`).
     pool: Option<PoolOrder> = None, pool;
-    /// How the program's text comes on huge pages (`--text`).
+    /// Method for the program's text (`--text`).
     text: TextMode = TextMode::Auto, mode;
-    /// Whether its data and bss do (`--data`).
+    /// Method for its data and bss (`--data`).
     data: DataMode = DataMode::Auto, mode;
-    /// The libraries whose text does too (`--libs`): patterns of file names, with [`Orders::BETWEEN`] between them.
+    /// Libraries whose text is covered too (`--libs`): patterns of file names, separated by
+    /// [`Orders::LIBS_SEPARATOR`].
     libs: Option<&'a str> = None, text;
-    /// How shared memory comes on huge pages (`--shm`).
+    /// Method for shared memory (`--shm`).
     shm: ShmMode = ShmMode::Auto, mode;
-    /// In which sizes (`--shm-sizes`): their sum in bytes, each a power of two. 0: what each way takes by itself.
+    /// Sizes for shared memory (`--shm-sizes`): the sum of powers of two, in bytes; 0: the method's
+    /// default.
     shm_sizes: usize = 0, number;
-    /// Where the ledger is mapped from, if the launcher wants one.
+    /// Path of the ledger, if the launcher has one.
     ledger: Option<&'a str> = None, text;
 }
 
-/// The most threads that can be asked for with `--free-workers`.
+/// Maximum of `--free-workers`.
 pub const MAX_FREE_WORKERS: u32 = 64;
 
-/// The memory that may be huge and untouched.
+/// Maximum memory that is huge and untouched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MaxWaste {
-    /// In percent of the resident memory, [`MaxWaste::MAX_PERCENT`] at most; 0: none at all.
+    /// Percentage of the resident memory, at most [`MaxWaste::MAX_PERCENT`].
     Percent(u32),
-    /// As much as there is: memory is advised as soon as the program has it.
+    /// No bound: memory is advised when the program maps it.
     Unbounded,
 }
 
 impl MaxWaste {
-    /// As much again as was touched.
+    /// Maximum percentage: as much untouched memory as touched.
     pub const MAX_PERCENT: u32 = 100;
     const UNBOUNDED: &str = "unbounded";
-    /// The default.
-    pub const USUAL: Self = Self::Percent(5);
+    /// Default bound.
+    pub const DEFAULT: Self = Self::Percent(5);
 
-    /// The percentage; the usual one where there is no bound.
+    /// Returns the percentage; the default one without a bound.
     pub fn percent(self) -> usize {
         match self {
             Self::Percent(percent) => usize::try_from(percent).unwrap_or(usize::MAX),
-            Self::Unbounded => Self::USUAL.percent(),
+            Self::Unbounded => Self::DEFAULT.percent(),
         }
     }
 }
@@ -171,7 +177,7 @@ impl fmt::Display for MaxWaste {
     }
 }
 
-/// A text that is no [`MaxWaste`].
+/// Error for a text that is not a [`MaxWaste`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "expected a percentage from 0 to {}, or `unbounded`",
@@ -192,7 +198,8 @@ impl core::str::FromStr for MaxWaste {
     }
 }
 
-/// Options that take one of a few words: each mode with its name, and its code in the orders where that is another one.
+/// Defines options with a few values: each with its name, and its code in the orders if that
+/// differs.
 macro_rules! modes {
     ($($(#[$doc:meta])* $mode:ident {
         $($(#[$variant_doc:meta])* $variant:ident $name:literal $(= $code:literal)?,)*
@@ -219,91 +226,92 @@ macro_rules! modes {
 }
 
 modes! {
-    /// The heap that serves `malloc`.
+    /// Allocator behind `malloc`.
     HeapMode {
-        /// Large allocations come from the window, small ones from mimalloc in threads that ask for much, the rest from glibc,
-        /// whose heap and arenas are advised.
+        /// The window for large allocations, mimalloc for small ones of threads that allocate much,
+        /// and glibc for the rest, with its heap and arenas advised.
         On "on" = "1",
-        /// The same without mimalloc.
+        /// Same as `On`, without mimalloc.
         Glibc "glibc",
-        /// As [`HeapMode::On`]; where there is a pool, all come from mimalloc, and it from the pool.
+        /// Same as `On`; with a pool, mimalloc serves all allocations from the pool.
         Mimalloc "mimalloc",
-        /// The program's allocator, as it is.
+        /// The program's own allocator.
         Off "off" = "0",
     }
 
-    /// When a large free returns.
+    /// Return time of a large free.
     FreeMode {
-        /// When all of it is free.
+        /// After all of the memory is free.
         Sync "sync",
-        /// At once; the memory follows.
+        /// At once; the memory is freed later.
         Background "background",
-        /// Large frees are the kernel's business, on the caller's thread.
+        /// The caller's thread frees, as without jumbo.
         Off "off",
     }
 
-    /// Whether a sibling process gives the memory back when the program has ended.
+    /// Start of the reaper process.
     ReaperMode {
-        /// Once the program has much memory of its own, and nothing that hangs on it outlives the program.
+        /// Once the program has much memory, unless a resource bound to the memory would outlive
+        /// the program.
         Auto "auto",
-        /// From the start, whatever hangs on the memory.
+        /// At the program's start, despite such resources.
         On "on",
         /// Never.
         Off "off",
     }
 
-    /// The way in which a program's text comes on huge pages: the highest rung of the ladder that is tried.
+    /// Last method to try for text.
     TextMode {
-        /// Free rungs at once; a copy once the program has lived for as long as makes it worth while.
+        /// The free methods at once, a copy once the program has used enough CPU time.
         Auto "auto",
-        /// The file's own mapping, where the page cache has it in huge folios.
+        /// The file's own mapping, by huge folios of the page cache.
         File "file",
         /// One copy for all processes of the user that run the file, at the start.
         Shared "shared",
-        /// As it is.
+        /// Unchanged.
         Off "off",
     }
 
-    /// The way in which a program's shared memory comes on huge pages.
+    /// Method for shared memory.
     ShmMode {
-        /// As with `Advise`; and what the program has touched is collapsed.
+        /// Same as `Advise`; touched memory is also collapsed.
         Auto "auto",
-        /// As the kernel's controls have it: the mappings are aligned and advised.
+        /// Aligned and advised mappings, subject to the kernel's controls.
         Advise "advise",
-        /// Hugetlb pages for anonymous mappings of whole ones, populated when they are made.
+        /// Populated hugetlb pages, for anonymous mappings of whole ones.
         Hugetlb "hugetlb",
-        /// The first touch of a block brings in the whole block, by userfaultfd(2).
+        /// Whole blocks, populated on first touch by userfaultfd(2).
         User "user",
-        /// As it is.
+        /// Unchanged.
         Off "off",
     }
 
-    /// Whether a program's data and bss come on huge pages.
+    /// Method for data and bss.
     DataMode {
-        /// Bss, and data that was written to before the program begins.
+        /// Bss, and data written before the program begins.
         Auto "auto",
-        /// All.
+        /// All data and bss.
         On "on",
-        /// As they are.
+        /// Unchanged.
         Off "off",
     }
 }
 
-/// One of the few words that an option takes.
+/// A value of an option with a few values.
 pub trait Mode: Copy + PartialEq + 'static {
-    /// All of them, as they are typed.
+    /// All values with their names on the command line.
     const ALL: &'static [(&'static str, Self)];
 
-    /// What is typed, as it stands in the orders.
+    /// Returns the code in the orders for a name.
     fn code(name: &'static str) -> &'static str;
 
-    /// The mode of that code.
+    /// Returns the value of a code.
     fn decode(code: &str) -> Option<Self> {
         let mut all = Self::ALL.iter();
         all.find_map(|(name, mode)| (Self::code(name) == code).then_some(*mode))
     }
 
-    /// Its code.
+    /// Returns the code of a value.
     fn encode(self) -> Option<&'static str> {
         let mut all = Self::ALL.iter();
         all.find_map(|(name, mode)| (*mode == self).then_some(Self::code(name)))
@@ -311,32 +319,34 @@ pub trait Mode: Copy + PartialEq + 'static {
 }
 
 impl Orders<'_> {
-    /// What stands between two patterns of [`Orders::libs`]. No file's name has it.
-    pub const BETWEEN: char = '/';
-    /// How long [`Orders::libs`] may be, in bytes.
-    pub const LONGEST_LIBS: usize = 256;
-    /// The environment variable that carries them.
+    /// Separator of the patterns in [`Orders::libs`]: no file name contains it.
+    pub const LIBS_SEPARATOR: char = '/';
+    /// Maximum length of [`Orders::libs`].
+    pub const MAX_LIBS_BYTES: usize = 256;
+    /// The environment variable of the orders.
     pub const VARIABLE: &'static str = "JUMBO_ORDERS";
-    /// How it says whether orphans are taken, before a digit that a program changes which takes them.
-    pub const ORPHANS: &'static str = ",orphans=";
+    /// Text before the digit of [`Orders::orphans`], which a program that adopts orphans
+    /// overwrites.
+    pub const ORPHANS_KEY: &'static str = ",orphans=";
 
-    /// Where in the text that digit stands.
+    /// Returns the index of that digit in `text`.
     pub fn orphans_digit(text: &str) -> Option<usize> {
-        let at = text.find(Self::ORPHANS)? + Self::ORPHANS.len();
+        let at = text.find(Self::ORPHANS_KEY)? + Self::ORPHANS_KEY.len();
         text.as_bytes()
             .get(at)
             .is_some_and(u8::is_ascii_digit)
             .then_some(at)
     }
 
-    /// Where in `text` the ten digits of [`Orders::launched_under`] are, to be written over.
+    /// Returns the range of the ten digits of [`Orders::launched_under`] in `text`, to overwrite
+    /// them.
     pub fn launched_digits(text: &str) -> Option<Range<usize>> {
         const KEY: &str = "launched_under=";
         digits(text, text.find(KEY)? + KEY.len())
     }
 }
 
-/// Where in `text` ten digits are, from `start` on.
+/// Returns the range of the ten digits at `start`.
 fn digits(text: &str, start: usize) -> Option<Range<usize>> {
     let range = start..start.checked_add(10)?;
     let digits = text.get(range.clone())?;
@@ -347,23 +357,23 @@ fn digits(text: &str, start: usize) -> Option<Range<usize>> {
 /// A pool for the program, in bytes. `size` and `overcommit` are multiples of `page`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolOrder {
-    /// What stays, once it is there.
+    /// Bytes that are kept once they are resident.
     pub size: usize,
-    /// The size of a page: at least what a PMD maps, and a power of two.
+    /// Page size: a power of two, at least the PMD size.
     pub page: usize,
-    /// What there may be beyond `size`, and goes back when it is free.
+    /// Maximum bytes beyond `size`, which are released when free.
     pub overcommit: usize,
-    /// All of `size` is made resident before the program starts: in the process that is launched, whatever
-    /// it execs, and not in its children. Which one that is the first to read it writes down: 0 before.
+    /// Make all of `size` resident before the program starts: in the launched process and after its
+    /// execs, not in its children. The first process that reads it writes its PID there: 0 before.
     pub warm: Option<u32>,
-    /// Hugetlb pages are kept although the program has several threads.
+    /// Keep hugetlb pages although the program has several threads.
     pub nofork: bool,
-    /// Each process may have so much; else all processes of the run together.
+    /// The sizes are for each process, else for all processes of the run together.
     pub each: bool,
 }
 
 impl PoolOrder {
-    /// Where in the text of the [`Orders`] the process stands that warms the pool: ten digits.
+    /// Returns the range of the ten digits of [`PoolOrder::warm`] in the text of [`Orders`].
     pub fn warm_digits(orders: &str) -> Option<Range<usize>> {
         let start = orders.find("pool=")?;
         let rest = &orders[start..];
@@ -371,7 +381,7 @@ impl PoolOrder {
         digits(orders, end.checked_sub(10)?)
     }
 
-    /// `None` for a text that no [`PoolOrder`] displays as.
+    /// Parses the text of a valid [`PoolOrder`].
     pub fn decode(text: &str) -> Option<Self> {
         let (numbers, warm) = text.rsplit_once(':')?;
         let mut fields = numbers.split(':').map(|field| field.parse::<usize>().ok());
@@ -392,13 +402,13 @@ impl PoolOrder {
             && (1 << 16..=1 << 30).contains(&order.page)
             && order.size.is_multiple_of(order.page)
             && order.overcommit.is_multiple_of(order.page);
-        // One page more than allowed may come of rounding up.
+        // Rounding up may add one page to each.
         let fits = whole as u64 <= MAX_POOL.0 + 2 * order.page as u64;
         (order.size > 0 && pages && fits).then_some(order)
     }
 }
 
-/// As it stands in [`Orders`].
+/// The text in [`Orders`].
 impl fmt::Display for PoolOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (nofork, each) = (u8::from(self.nofork), u8::from(self.each));
@@ -417,10 +427,11 @@ impl fmt::Display for PoolOrder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::option::of;
     use proptest::prelude::*;
 
     #[test]
-    fn nonsense_keeps_the_defaults() {
+    fn invalid_values_keep_the_defaults() {
         for text in [
             "",
             ",,",
@@ -439,19 +450,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_encoded_is_decoded(
-            heap in 0usize..3, maps: bool, follow: bool, tunable: bool, percent in proptest::option::of(0u32..101), shift in 16u32..30,
-            pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>(), any::<bool>())),
-            free_least: Option<usize>, small_pages: bool, orphans: bool, kept in proptest::option::of((any::<bool>(), 0usize..101)),
-            text in 0usize..4, data in 0usize..3, shm in 0usize..5, shm_sizes: usize, libs in proptest::option::of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"),
-            free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9, launched_under: u32, container: bool,
-            ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
+        fn decoding_inverts_encoding(
+            heap in 0usize..3, maps: bool, follow: bool, tunable: bool, percent in of(0u32..101),
+            pages in of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>())),
+            nofork: bool, each: bool, shift in 16u32..30, free_least: Option<usize>,
+            small_pages: bool, orphans: bool, kept in of((any::<bool>(), 0usize..101)),
+            text in 0usize..4, data in 0usize..3, shm in 0usize..5, shm_sizes: usize,
+            libs in of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"), free in 0usize..3,
+            free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9,
+            launched_under: u32, container: bool,
+            ledger in of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
             let (free, reaper) = (FreeMode::ALL[free].1, ReaperMode::ALL[reaper].1);
             let (heap, text) = (HeapMode::ALL[heap].1, TextMode::ALL[text].1);
             let (data, shm) = (DataMode::ALL[data].1, ShmMode::ALL[shm].1);
-            let pool = pages.map(|(size, overcommit, shift, warm, nofork, each)| PoolOrder {
-                size: size << shift, page: 1 << shift, overcommit: overcommit << shift, warm, nofork, each,
+            let pool = pages.map(|(size, overcommit, shift, warm)| PoolOrder {
+                size: size << shift,
+                page: 1 << shift,
+                overcommit: overcommit << shift,
+                warm,
+                nofork,
+                each,
             });
             let keep = kept.map(|(size, amount)| match size {
                 true => Keep::Size(amount << 20),
@@ -459,8 +478,9 @@ mod tests {
             });
             let max_waste = percent.map_or(MaxWaste::Unbounded, MaxWaste::Percent);
             let orders = Orders {
-                heap, pool, maps, max_waste, keep, follow, tunable, free, free_workers, free_least, small_pages, reaper,
-                orphans, filters, launched_under, container, text, data, shm, shm_sizes, libs: libs.as_deref(), pmd: 1 << shift, ledger: ledger.as_deref(),
+                heap, pool, maps, max_waste, keep, follow, tunable, free, free_workers, free_least,
+                small_pages, reaper, orphans, filters, launched_under, container, text, data, shm,
+                shm_sizes, libs: libs.as_deref(), pmd: 1 << shift, ledger: ledger.as_deref(),
             };
             let text = orders.to_string();
             prop_assert_eq!(Orders::decode(&text), orders.clone());
@@ -473,7 +493,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_survived(text in ".*") {
+        fn accepts_any_text(text in ".*") {
             let _ = Orders::decode(&text);
         }
     }

@@ -65,7 +65,7 @@ pub(crate) fn entered(filter: Option<&[libc::sock_filter]>) {
         let here = entered as *const () as usize;
         let thp = libc::PR_GET_THP_DISABLE.cast_unsigned() as usize;
         let mut calls = STARTING.iter();
-        calls.all(|call| bpf::lets(filter, &Call::new(*call, here, [thp, 0, 0, 0, 0, 0])))
+        calls.all(|call| bpf::allows(filter, &Call::new(*call, here, [thp, 0, 0, 0, 0, 0])))
     };
     if !sandbox::allows_advice() {
         if orders.tunable {

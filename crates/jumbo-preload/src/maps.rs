@@ -132,10 +132,10 @@ fn shared(
     let offset = usize::try_from(offset).ok();
     let known = match (file, offset) {
         _ if flags & special != 0 || prot & PROT_EXEC != 0 => None,
-        (Some(file), Some(offset)) => shmem::look_at(file, offset, len),
-        _ => anonymous.then_some(shmem::Known {
-            ours: len,
-            nameless: true,
+        (Some(file), Some(offset)) => shmem::inspect(file, offset, len),
+        _ => anonymous.then_some(shmem::SharedMapping {
+            own_bytes: len,
+            is_anonymous: true,
             has_room: true,
         }),
     };
@@ -143,7 +143,7 @@ fn shared(
         return map(addr, flags);
     };
     if prot & PROT_WRITE == 0 || flags & MAP_LOCKED != 0 {
-        known.ours = 0;
+        known.own_bytes = 0;
     }
     let writable = prot == PROT_READ | PROT_WRITE;
     let anywhere = addr.is_null() && flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) == 0;
@@ -157,7 +157,7 @@ fn shared(
     }
     let hint = offset
         .filter(|_| anywhere)
-        .and_then(|offset| shmem::place(len, offset));
+        .and_then(|offset| shmem::address_hint(len, offset));
     // What is populated by mmap itself would be in base pages before it could be advised.
     let populate = anonymous && writable && populates(flags);
     let kept = if populate { !MAP_POPULATE } else { !0 };

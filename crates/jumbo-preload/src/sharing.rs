@@ -81,7 +81,7 @@ pub(crate) unsafe fn attach(
     All::mapping_at(at.addr(), 1);
     let plain = at.is_null() && flags & !libc::SHM_RDONLY == 0;
     let known = if plain { segment(id) } else { None };
-    let hint = known.and_then(|(length, _)| shmem::place(length, 0));
+    let hint = known.and_then(|(length, _)| shmem::address_hint(length, 0));
     let hint = hint.map(core::ptr::with_exposed_provenance);
     let mut attached = call(id, hint.unwrap_or(at), flags);
     if attached == libc::MAP_FAILED && hint.is_some() {
@@ -91,7 +91,7 @@ pub(crate) unsafe fn attach(
         auto::acquire(State::SysvSegment);
         if let Some((length, mut known)) = known {
             if flags & libc::SHM_RDONLY != 0 {
-                known.ours = 0;
+                known.own_bytes = 0;
             }
             shmem::mapped(attached.addr(), length, known);
         }
@@ -100,7 +100,7 @@ pub(crate) unsafe fn attach(
 }
 
 /// How long a segment is, if it is one of base pages that is covered; and whether it is this process's.
-fn segment(id: c_int) -> Option<(usize, shmem::Known)> {
+fn segment(id: c_int) -> Option<(usize, shmem::SharedMapping)> {
     /// The bit in `shm_perm.mode` of a segment on hugetlb pages (SHM_HUGETLB, linux/shm.h).
     const HUGETLB_BIT: u32 = 11;
     if !shmem::covers(usize::MAX) {
@@ -122,9 +122,9 @@ fn segment(id: c_int) -> Option<(usize, shmem::Known)> {
     let segment = segment.filter(|segment| shmem::covers(segment.shm_segsz))?;
     let ours = segment.shm_nattch == 0
         && segment.shm_cpid == rustix::process::getpid().as_raw_nonzero().get();
-    let known = shmem::Known {
-        ours: if ours { segment.shm_segsz } else { 0 },
-        nameless: false,
+    let known = shmem::SharedMapping {
+        own_bytes: if ours { segment.shm_segsz } else { 0 },
+        is_anonymous: false,
         has_room: true,
     };
     Some((segment.shm_segsz, known))

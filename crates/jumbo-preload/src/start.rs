@@ -132,12 +132,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         maps::cover(orders.pmd);
         flags |= flag::MAPS;
     }
-    shmem::start(shmem::Settings {
-        mode: orders.shm,
-        sizes: orders.shm_sizes,
-        pmd: orders.pmd,
-        max_waste: orders.max_waste.percent(),
-    });
+    shmem::start(orders);
     let mode = match orders.free {
         FreeMode::Sync => Some(gather::Mode::Sync),
         FreeMode::Background => Some(gather::Mode::Background),

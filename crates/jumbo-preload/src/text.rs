@@ -4,17 +4,17 @@ use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 
 use jumbo_inside::orders::{DataMode, Orders, TextMode};
-use jumbo_inside::segments::{self, Program, Settings};
+use jumbo_inside::segments::{self, Program, SegmentSettings};
 
 /// Written once, by the constructor.
 struct Once<T>(UnsafeCell<MaybeUninit<T>>);
 // SAFETY: no other thread runs while it is written, and it is only read from then on.
 unsafe impl<T> Sync for Once<T> {}
 
-static SETTINGS: Once<Settings> = Once(UnsafeCell::new(MaybeUninit::uninit()));
+static SETTINGS: Once<SegmentSettings> = Once(UnsafeCell::new(MaybeUninit::uninit()));
 static LIBS: Once<[u8; LONGEST]> = Once(UnsafeCell::new(MaybeUninit::uninit()));
 /// Longer lists of patterns are not taken by the launcher.
-const LONGEST: usize = Orders::LONGEST_LIBS;
+const LONGEST: usize = Orders::MAX_LIBS_BYTES;
 
 /// Does what the orders say.
 ///
@@ -28,7 +28,7 @@ pub(crate) unsafe fn begin(orders: &Orders<'_>) {
         // SAFETY: getauxval(3) reads what the kernel passed at the start.
         usize::try_from(unsafe { libc::getauxval(kind) }).unwrap_or(0)
     };
-    let settings = Settings {
+    let settings = SegmentSettings {
         mode: orders.text,
         data: orders.data,
         // SAFETY: the caller's promise.

@@ -1,11 +1,12 @@
-//! Giving memory back with several threads, or later: [`Gather`].
+//! Frees by several threads, or in the background: [`Gather`].
 //!
-//! The kernel frees an address range on one thread. But MADV_DONTNEED takes the address space's lock shared, so several
-//! threads that each zap a part of a range do work at the same time, and one munmap(2) of what is empty then takes a moment.
-//! A [`Gather`] collects memory in a batch and frees it so: what a program owns as an [`OwnedMapping`] safely, and any
-//! range of addresses by [`Gather::add`], whose caller vouches for it. The work is that of `jumbo_inside::gather`.
+//! The kernel frees an address range on one thread. But MADV_DONTNEED takes the address space's
+//! lock shared, so several threads can zap parts of a range at the same time; one munmap(2) of the
+//! empty range is then fast. A [`Gather`] collects memory in a batch and frees it so: an
+//! [`OwnedMapping`] safely, and any range of addresses by the `unsafe` [`Gather::add`].
+//! `jumbo_inside::gather` does the work.
 //!
-//! Invariant: safe code reaches no memory that was handed to a [`Gather`]; it owned that memory, and gave it up.
+//! Invariant: safe code cannot reach memory after its owner has passed it to a [`Gather`].
 //!
 //! ```
 //! use jumbo::gather::{Gather, OwnedMapping, Tunables};
@@ -37,11 +38,11 @@ use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::units::Bytes;
 
-/// Waits until all that was handed over is free, and ends the threads that free. The next gather makes new ones. False where
-/// they have not ended within ten seconds.
+/// Waits until all pending memory is free, and ends the worker threads; false if they do not end
+/// within ten seconds. The next gather starts new ones.
 ///
-/// For a program that is about to change its user, its capabilities or its namespaces: a thread that frees would keep what
-/// the program gives up, and run in memory that the program can write.
+/// Call it before a change of user, capabilities or namespaces: a worker would keep the old ones,
+/// and run in memory that the program can write.
 ///
 /// ```
 /// assert!(jumbo::gather::end_workers());
@@ -52,39 +53,39 @@ pub fn end_workers() -> bool {
     gather::end_workers()
 }
 
-/// Memory to be freed: collected, merged with its neighbours, handed over in batches.
+/// A batch of memory to free, merged with its neighbours.
 ///
-/// Dropping it is [`Gather::finish`] without the answer.
+/// Drop does the same as [`Gather::finish`], without its result.
 #[derive(Debug)]
 pub struct Gather(gather::Gather);
 
 impl Gather {
-    /// An empty gather. The first one of a process makes the memory resident in which all of them keep
-    /// their ranges, 64 KiB, so that later none is needed.
+    /// Creates an empty gather. The first one of a process makes 64 KiB resident for the ranges of
+    /// all gathers, so that later ones need no memory.
     ///
-    /// The threads that free are none of the C library's: its setuid(3) does not reach them. A program that gives up
-    /// privilege calls [`end_workers`] before.
+    /// The C library does not know the worker threads: its setuid(3) does not change them. A
+    /// program that drops privilege calls [`end_workers`] first.
     pub fn new(tunables: Tunables) -> Self {
         Self(gather::Gather::new(tunables))
     }
 
-    /// Adds a mapping, and hands over what has been collected when it is enough.
+    /// Adds a mapping, and submits the batch when it is large enough.
     pub fn free(&mut self, mapping: OwnedMapping) {
         let mapping = ManuallyDrop::new(mapping);
-        // SAFETY: the mapping was its owner's alone, and its owner has given it up; nothing drops it.
+        // SAFETY: the mapping had one owner, who gave it up; nothing drops it.
         let added = unsafe { self.0.add(mapping.addresses(), Operation::Unmap) };
         // A mapping begins and ends at a page, and is not empty.
         debug_assert!(added.is_ok(), "{added:?}");
     }
 
-    /// Adds a range of addresses, and hands over what has been collected when it is enough.
+    /// Adds a range of addresses, and submits the batch when it is large enough.
     ///
     /// ```
     /// use jumbo::gather::{Gather, Operation, Tunables};
     /// use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let (length, prot) = (1 << 20, ProtFlags::READ | ProtFlags::WRITE);
-    /// // SAFETY: a new mapping where the kernel likes disturbs no other memory.
+    /// // SAFETY: a new mapping at an address of the kernel's choice replaces none.
     /// let start = unsafe { mmap_anonymous(std::ptr::null_mut(), length, prot, MapFlags::PRIVATE)? };
     /// let range = start.addr()..start.addr() + length;
     /// let mut gather = Gather::new(Tunables::default());
@@ -96,13 +97,13 @@ impl Gather {
     /// ```
     ///
     /// # Errors
-    /// EINVAL where the range does not begin and end at a page; nothing was added. What the kernel refuses
-    /// is told by [`Gather::finish`].
+    /// EINVAL if the range does not begin and end at a page; nothing was added. [`Gather::finish`]
+    /// returns the errors of the kernel.
     ///
     /// # Safety
-    /// What the range holds is the caller's to lose, and for [`Operation::Unmap`] its addresses. From now on, until
-    /// [`Gather::finish`] has returned, nothing uses it; in [`Mode::Background`], where the caller is not told when the
-    /// memory is free, nothing does any more.
+    /// The caller owns the content of the range, and for [`Operation::Unmap`] its addresses. No
+    /// code uses it until [`Gather::finish`] has returned; in [`Mode::Background`], where the
+    /// caller does not learn when the memory is free, never again.
     pub unsafe fn add(
         &mut self,
         range: Range<usize>,
@@ -112,17 +113,17 @@ impl Gather {
         unsafe { self.0.add(range, operation) }
     }
 
-    /// Has all of it freed, and in [`Mode::Sync`] waits until it is.
+    /// Frees all of it, and in [`Mode::Sync`] waits for that.
     ///
     /// # Errors
-    /// The first range that the kernel refused. The others are free all the same. In
-    /// [`Mode::Background`] refusals are not seen.
+    /// The first range that the kernel refused; the others are free. [`Mode::Background`] reports
+    /// none.
     pub fn finish(self) -> Result<Freed, FreeError> {
         self.0.finish()
     }
 }
 
-/// Private anonymous memory in a mapping of its own, zeroed at first; unmapped when dropped, or by [`Gather::free`].
+/// A private anonymous mapping, initially zeroed; unmapped by drop, or by [`Gather::free`].
 #[derive(Debug)]
 pub struct OwnedMapping {
     start: usize,
@@ -130,16 +131,16 @@ pub struct OwnedMapping {
 }
 
 impl OwnedMapping {
-    /// Maps `length` bytes, rounded up to whole base pages. Nothing is resident yet.
+    /// Maps `length` bytes, rounded up to whole base pages, without making them resident.
     ///
     /// # Errors
-    /// The errno of mmap(2): EINVAL for nothing at all, ENOMEM where that much cannot be had.
+    /// The errno of mmap(2): EINVAL for a length of 0, ENOMEM for lack of memory or addresses.
     pub fn new(length: Bytes) -> io::Result<Self> {
         let length = usize::try_from(length.0).map_err(|_| Errno::NOMEM)?;
         let length = length.checked_next_multiple_of(rustix::param::page_size());
         let length = length.ok_or(Errno::NOMEM)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping where the kernel likes disturbs no other memory.
+        // SAFETY: a new mapping at an address of the kernel's choice replaces none.
         let start =
             unsafe { mm::mmap_anonymous(ptr::null_mut(), length, prot, MapFlags::PRIVATE)? };
         Ok(Self {
@@ -148,7 +149,7 @@ impl OwnedMapping {
         })
     }
 
-    /// Asks for huge pages (MADV_HUGEPAGE), which touches bring from then on.
+    /// Advises huge pages for later touches (MADV_HUGEPAGE).
     ///
     /// # Errors
     /// EINVAL: a kernel without THP.
@@ -156,17 +157,17 @@ impl OwnedMapping {
         self.advise(Advice::LinuxHugepage)
     }
 
-    /// Asks for base pages (MADV_NOHUGEPAGE).
+    /// Advises base pages (MADV_NOHUGEPAGE).
     ///
     /// # Errors
-    /// As [`OwnedMapping::advise_huge`].
+    /// Same as [`OwnedMapping::advise_huge`].
     pub fn advise_base(&mut self) -> io::Result<()> {
         self.advise(Advice::LinuxNoHugepage)
     }
 
     fn advise(&mut self, advice: Advice) -> io::Result<()> {
         let start = with_exposed_provenance_mut(self.start);
-        // SAFETY: the mapping is this value's own, and which pages it is made of changes nothing that it holds.
+        // SAFETY: the mapping is this value's, and advice changes no byte.
         unsafe { mm::madvise(start, self.length, advice).map_err(Into::into) }
     }
 
@@ -179,7 +180,7 @@ impl Deref for OwnedMapping {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping is readable until the drop, and this value's own; its bytes are zeroes or were written.
+        // SAFETY: the mapping is this value's, readable until the drop, and initialized.
         unsafe { std::slice::from_raw_parts(with_exposed_provenance(self.start), self.length) }
     }
 }
@@ -194,7 +195,7 @@ impl DerefMut for OwnedMapping {
 
 impl Drop for OwnedMapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, all of it; what referred to it borrowed from it.
+        // SAFETY: the mapping is this value's; all references borrowed from it.
         let _ = unsafe { mm::munmap(with_exposed_provenance_mut(self.start), self.length) };
     }
 }
@@ -203,10 +204,10 @@ impl Drop for OwnedMapping {
 mod tests {
     use super::*;
 
-    /// Of this process alone: another test may have a mapping at the address by now.
+    /// A unique value: another test may have a mapping at the address by now.
     const MARK: usize = 0x6a75_6d62_6f2d_6d61;
 
-    fn is_there(at: usize) -> bool {
+    fn is_mapped(at: usize) -> bool {
         let mut word = [0];
         jumbo_inside::sys::copy_words(at, &mut word).is_ok() && word == [MARK]
     }
@@ -215,25 +216,25 @@ mod tests {
         let mut mapping = OwnedMapping::new(Bytes(length)).unwrap();
         mapping[..8].copy_from_slice(&MARK.to_ne_bytes());
         let start = mapping.addresses().start;
-        assert!(is_there(start));
+        assert!(is_mapped(start));
         (mapping, start)
     }
 
     #[test]
-    fn a_mapping_goes_with_its_owner_or_with_the_gather() {
+    fn drop_and_gather_unmap_a_mapping() {
         let ((mut dropped, one), (freed, other)) = (marked(5000), marked(1));
         assert_eq!((dropped.len(), dropped[4999]), (8192, 0));
         dropped[8191] = 1;
         drop(dropped);
-        assert!(!is_there(one));
+        assert!(!is_mapped(one));
         let mut gather = Gather::new(Tunables::default());
         gather.free(freed);
         assert_eq!(gather.finish().unwrap().bytes, 4096);
-        assert!(!is_there(other));
+        assert!(!is_mapped(other));
     }
 
     #[test]
-    fn what_cannot_be_mapped_is_refused() {
+    fn an_invalid_length_is_refused() {
         for length in [0, 1 << 60, u64::MAX] {
             assert!(OwnedMapping::new(Bytes(length)).is_err(), "{length}");
         }

@@ -1,15 +1,15 @@
-//! jumbo: huge pages for the whole life of a program's memory.
+//! jumbo: huge pages for the memory of Rust programs, from provisioning to the free.
 //!
-//! A page is provisioned, described, mapped and freed. Each stage is a module of its own, and all of them use [`units`]:
-//!
-//! - [`pool`]: huge pages provisioned ahead, on demand, and given back when idle.
-//! - [`vmemmap`]: metadata of pages that huge pages do not pay for.
+//! - [`pool`]: a pool of huge pages, provisioned ahead or on demand, released when idle.
+//! - [`vmemmap`]: page descriptors that cost nothing for huge pages.
 //! - [`shmem`]: anonymous shared memory on huge pages.
-//! - [`gather`]: memory given back with several threads, or later.
-//! - [`status`]: what of this process is huge, and what is not.
+//! - [`gather`]: frees by several threads, or in the background.
+//! - [`status`]: this process's memory by page size.
+//! - [`units`]: the types of sizes, which all modules use.
 //!
-//! [`Root`] is where the kernel's files are; a test may have a folder of its own. The feature `serde` has what is counted
-//! serialized. What the command `jumbo` does to a host and to other programs is in the crate `jumbo-host`.
+//! [`Root`] is the folder of the kernel's files; a test may use a fake tree. The feature `serde`
+//! serializes counters. The crate `jumbo-host` has the parts of the command `jumbo` that concern
+//! hosts and other programs.
 //!
 //! # Quickstart
 //!
@@ -23,12 +23,12 @@
 //! use jumbo::units::{Bytes, Pages};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // What of this process is huge, and what is not.
+//! // The huge part of this process's memory.
 //! let root = Root::host();
 //! let memory = usage(&root, std::process::id())?.total();
 //! println!("{} of {} are in huge pages", memory.huge, memory.bytes);
 //!
-//! // A pool of huge pages, made on demand, up to two of them. `Hugetlb` has those of the kernel's own pool.
+//! // A pool of up to two THPs, made on demand. `Hugetlb` has pages of the kernel's own pool.
 //! let pool = Pool::new(Thp::new()?, Placement::of_thread()?);
 //! pool.set_overcommit(Pages(2));
 //! let mut page = pool.take()?;
@@ -36,7 +36,7 @@
 //! drop(page);
 //! assert_eq!(pool.counters().total, Pages(0));
 //!
-//! // Memory that several threads give back.
+//! // Memory that several threads free.
 //! let mut table = OwnedMapping::new(Bytes(16 << 20))?;
 //! table.fill(1);
 //! let mut gather = Gather::new(Tunables::default());
@@ -46,8 +46,9 @@
 //! # }
 //! ```
 //!
-//! The examples `buffer_pool`, `gather`, `shared_buffers` and `status` are whole programs. No function here takes a promise that the compiler
-//! does not check, but for `Gather::add` and `shmem::Region::file`, which are `unsafe`: a program that forbids `unsafe` can use all the rest.
+//! The examples `buffer_pool`, `gather`, `shared_buffers` and `status` are complete programs. Only
+//! `Gather::add` and `shmem::Region::file` are `unsafe`: a program that forbids `unsafe` can use
+//! all the rest.
 
 pub mod gather;
 #[doc(hidden)]

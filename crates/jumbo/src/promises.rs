@@ -1,7 +1,7 @@
-//! What a program that forbids `unsafe` tries with memory by its address: none of it compiles.
+//! Misuse of memory that does not compile in a program that forbids `unsafe`.
 //!
-//! The one call that takes addresses is [`crate::gather::Gather::add`], beside which a program stands that compiles.
-//! [`crate::shmem::Region::file`] lends what can take memory away from under a region:
+//! [`crate::shmem::Region::file`] lends the file, through which a holder could remove a region's
+//! memory:
 //!
 //! ```compile_fail,E0133
 //! #![forbid(unsafe_code)]
@@ -10,7 +10,7 @@
 //! region.file();
 //! ```
 //!
-//! Nor does a call by address:
+//! [`crate::gather::Gather::add`], the one call that takes addresses:
 //!
 //! ```compile_fail,E0133
 //! #![forbid(unsafe_code)]
@@ -18,21 +18,21 @@
 //! Gather::new(Tunables::default()).add(4096..8192, Operation::Unmap);
 //! ```
 //!
-//! What runs inside wrapped programs is not to be had here:
+//! Code of wrapped programs:
 //!
 //! ```compile_fail,E0433
 //! #![forbid(unsafe_code)]
 //! jumbo::heap::copy(4096, 8192, 8);
 //! ```
 //!
-//! Nor are the bare system calls:
+//! Bare system calls:
 //!
 //! ```compile_fail,E0603
 //! #![forbid(unsafe_code)]
 //! jumbo::kernel::sys::collapse(4096, 4096);
 //! ```
 //!
-//! Memory that was given up is not used again:
+//! A mapping after its free:
 //!
 //! ```compile_fail,E0382
 //! #![forbid(unsafe_code)]
@@ -43,7 +43,7 @@
 //! mapping[0] = 1;
 //! ```
 //!
-//! Nor is a page that went back to its pool:
+//! A page after its return to the pool:
 //!
 //! ```compile_fail,E0505
 //! #![forbid(unsafe_code)]
@@ -55,7 +55,7 @@
 //! bytes[0] = 1;
 //! ```
 //!
-//! Nor are bytes of a region that was cut off:
+//! Bytes beyond the end of a shrunk region:
 //!
 //! ```compile_fail,E0502
 //! #![forbid(unsafe_code)]

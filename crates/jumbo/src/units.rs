@@ -1,8 +1,8 @@
-//! Units that live in types, those of `jumbo-inside`, and how many of what in words: [`counted`]. It uses no other module.
+//! Unit types, those of `jumbo-inside`, and numbers with their nouns: [`counted`].
 
 pub use jumbo_inside::units::{Bytes, NodeId, Order, PageSize, Pages, SizeError};
 
-/// `1 page`, `2 pages`; of a noun that takes an s, or es after one.
+/// Formats a number with its noun: `1 page`, `2 pages`, `2 processes`.
 pub fn counted(number: u64, noun: &str) -> String {
     let ending = match number {
         1 => "",

@@ -80,7 +80,7 @@ pub(crate) struct Args {
 
     /// The memory that blocks may be filled up with, in percent of the resident memory (16M at least; 0: none)
     /// or `unbounded`
-    #[arg(long, value_name = "PERCENT", default_value_t = MaxWaste::USUAL, conflicts_with = "undo",
+    #[arg(long, value_name = "PERCENT", default_value_t = MaxWaste::DEFAULT, conflicts_with = "undo",
         allow_negative_numbers = true)]
     max_waste: MaxWaste,
 

@@ -224,8 +224,8 @@ fn switch() -> impl TypedValueParser<Value = bool> {
 
 /// `"libLLVM*,libclang*"`, as the configuration of the library has it.
 fn libs(typed: &str) -> Result<String, String> {
-    let longest = Orders::LONGEST_LIBS;
-    if typed.contains(Orders::BETWEEN) {
+    let longest = Orders::MAX_LIBS_BYTES;
+    if typed.contains(Orders::LIBS_SEPARATOR) {
         return Err(String::from(
             "a pattern is of a file's name, without folders",
         ));
@@ -234,7 +234,7 @@ fn libs(typed: &str) -> Result<String, String> {
         return Err(format!("between 1 and {longest} characters"));
     }
     let names: Vec<_> = typed.split(',').filter(|name| !name.is_empty()).collect();
-    Ok(names.join(&Orders::BETWEEN.to_string()))
+    Ok(names.join(&Orders::LIBS_SEPARATOR.to_string()))
 }
 
 /// `"64K,2M"`: the sum of the sizes in bytes, as the configuration of the library has it.

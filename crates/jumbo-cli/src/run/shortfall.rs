@@ -3,7 +3,7 @@
 use jumbo::units::{self, Bytes};
 use jumbo_host::kernel::thp::Thp;
 use jumbo_host::policy::{HeapMode, MaxWaste, MemoryPlan, Tunable, variables::HUGETLB_TUNABLE};
-use jumbo_inside::ledger::{SLOTS, flag, pool_reason};
+use jumbo_inside::ledger::{MAX_SLOTS, flag, pool_reason};
 use jumbo_inside::sys::has_collapse;
 use rustix::io::Errno;
 use serde::Serialize;
@@ -158,7 +158,7 @@ pub(super) fn find(
         );
     }
     let images = usize::try_from(counted.images).unwrap_or(usize::MAX);
-    if let Some(more @ 1..) = images.checked_sub(SLOTS) {
+    if let Some(more @ 1..) = images.checked_sub(MAX_SLOTS) {
         let more = units::counted(more as u64, "process");
         let reason = format!("{more} more than it has room for");
         add("the ledger", reason);

@@ -17,7 +17,7 @@ use jumbo_host::kernel::Root;
 use jumbo_host::kernel::memory::Events;
 use jumbo_host::kernel::process::{Change, Child, ResourceUsage, Signal, Signals, tree};
 use jumbo_host::kernel::thp::Thp;
-use jumbo_inside::ledger::{Ledger, SLOTS};
+use jumbo_inside::ledger::{Ledger, MAX_SLOTS};
 use jumbo_inside::sandbox;
 use rustix::event::{PollFd, PollFlags};
 
@@ -280,7 +280,8 @@ impl Recipient<'_> {
             let pids = ledger.slots().map(|slot| slot.pid.load(Ordering::Relaxed));
             let pids: Vec<_> = pids.collect();
             // Where slots have run out, the last ones are not the latest any more.
-            let is_whole = usize::try_from(ledger.claimed()).is_ok_and(|claimed| claimed <= SLOTS);
+            let is_whole =
+                usize::try_from(ledger.claimed()).is_ok_and(|claimed| claimed <= MAX_SLOTS);
             is_whole && pids.iter().rev().take(LATELY).any(|late| *late == pid)
         };
         tree::is_within(self.root, pid, self.child.pid())

@@ -84,7 +84,7 @@ pub(super) fn look(pid: u32) -> News {
             heap: true,
             text: false,
             shm: false,
-            max_waste: MaxWaste::USUAL,
+            max_waste: MaxWaste::DEFAULT,
         };
         let plan =
             Target::open(&root, pid).and_then(|target| PromotePlan::new(&target, &wish, Bytes(0)));

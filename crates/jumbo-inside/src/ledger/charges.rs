@@ -1,8 +1,8 @@
-//! What each process of a run is charged with of the pool that all of them share: [`Ledger::charge`].
+//! Charges of the processes of a run against their common pool: [`Ledger::charge`].
 //!
-//! A process that ends gives nothing back by itself. So a charge that finds the pool used up looks whether processes are
-//! gone that were charged, and takes their part first. A process counts as gone when its memory is: at the latest when it
-//! has been waited for.
+//! A process that ends does not return its charge. So a charge that finds the pool exhausted first
+//! reclaims the charges of processes that are gone: their memory is freed, at the latest when they
+//! have been waited for.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -12,34 +12,35 @@ use crate::{headroom, sandbox, sync};
 
 const RELAXED: Ordering = Ordering::Relaxed;
 
-/// How long there is no look after one that found no process gone: it opens a file for each process that has pages, with
-/// the heap's lock held.
-const PAUSE: Duration = Duration::from_millis(100);
-/// Until when, in nanoseconds since the machine started.
-static PAUSED_UNTIL: AtomicU64 = AtomicU64::new(0);
+/// Minimum interval between futile reclaims: each opens a file for each charged process, with the
+/// heap's lock held.
+const RECLAIM_INTERVAL: Duration = Duration::from_millis(100);
+/// Time of the next reclaim, in nanoseconds since boot.
+static NEXT_RECLAIM: AtomicU64 = AtomicU64::new(0);
 
 impl Ledger {
-    /// Charges the process of `slot` with so many bytes more, all or none; false where the run's pool is used up. Called
-    /// with a lock held that keeps fork(2) away, so that no child has a descriptor of this.
+    /// Charges `bytes` to the process of `slot`, all or none; false if the run's pool is exhausted.
+    /// The caller holds a lock that excludes fork(2), so no child inherits a descriptor from here.
     pub(crate) fn charge(&self, slot: &Slot, bytes: u64) -> bool {
         let charged = self.pool.charge(bytes) || self.reclaim(slot) && self.pool.charge(bytes);
         if charged {
-            // Should the process end between these two, the run has a little less; never more.
+            // A process that ends between the two lowers the quota; it never raises it.
             slot.pool_charged.fetch_add(bytes, RELAXED);
         }
         charged
     }
 
-    /// The process of `slot` has given so many bytes back.
+    /// Returns `bytes` of the charge of `slot` to the pool.
     pub(crate) fn uncharge(&self, slot: &Slot, bytes: u64) {
         let less = |charged: u64| Some(charged.saturating_sub(bytes));
         let before = slot.pool_charged.fetch_update(RELAXED, RELAXED, less);
         self.pool.uncharge(before.unwrap_or(0).min(bytes));
     }
 
-    /// Begins to charge the process of `slot`. What an earlier image of it (execve(2)) was charged with is gone.
+    /// Starts charging the process of `slot`, and reclaims the charge of its image before
+    /// execve(2).
     pub(super) fn begin_charging(&self, slot: &Slot) {
-        // Behind a filter that the program installed no page is taken, and no file read.
+        // Under the program's own filter no page is taken, and no file read.
         if self.pool.limit() == 0 || sandbox::is_entered_later() {
             return;
         }
@@ -47,14 +48,14 @@ impl Ledger {
         let earlier = self
             .slots()
             .filter(|other| other.pool_owner.load(RELAXED) == owner);
-        earlier.for_each(|other| self.take_back(other));
+        earlier.for_each(|other| self.reclaim_slot(other));
         slot.pool_owner.store(owner, RELAXED);
     }
 
-    /// Takes back what processes were charged with that are gone; true where that was something.
+    /// Reclaims the charges of processes that are gone; false if there is none.
     fn reclaim(&self, own: &Slot) -> bool {
-        // A filter that the program installed may not let us read files.
-        if sandbox::is_entered_later() || nanoseconds(sync::now()) < PAUSED_UNTIL.load(RELAXED) {
+        // The program's own filter may forbid file access.
+        if sandbox::is_entered_later() || nanoseconds(sync::now()) < NEXT_RECLAIM.load(RELAXED) {
             return false;
         }
         let mut found = false;
@@ -63,19 +64,19 @@ impl Ledger {
             let same_namespace = slot.pid.load(RELAXED) == slot.pool_owner.load(RELAXED);
             let reaper =
                 Some(slot.reaper_pid.load(RELAXED)).filter(|pid| *pid != 0 && same_namespace);
-            // A reaper holds the memory of its process a little longer.
+            // A reaper holds the memory of its process longer.
             if !has_memory(slot.pool_owner.load(RELAXED)) && !reaper.is_some_and(has_memory) {
-                self.take_back(slot);
+                self.reclaim_slot(slot);
                 found = true;
             }
         }
         if !found {
-            PAUSED_UNTIL.store(nanoseconds(sync::now() + PAUSE), RELAXED);
+            NEXT_RECLAIM.store(nanoseconds(sync::now() + RECLAIM_INTERVAL), RELAXED);
         }
         found
     }
 
-    fn take_back(&self, slot: &Slot) {
+    fn reclaim_slot(&self, slot: &Slot) {
         self.pool.uncharge(slot.pool_charged.swap(0, RELAXED));
     }
 }
@@ -84,14 +85,14 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The PID of this process, as /proc has it; `None` where there is no /proc.
+/// Returns the PID of this process in the namespace of /proc; `None` without /proc.
 fn self_in_proc() -> Option<u32> {
     let mut buffer = [core::mem::MaybeUninit::uninit(); 16];
     let (link, _) = rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self", &mut buffer).ok()?;
     u32::try_from(headroom::number(link)?).ok()
 }
 
-/// Whether a process is there that has memory: neither ended nor about to be waited for. True where that cannot be seen.
+/// Reports whether a process has memory: it neither ended nor is a zombie. True if unknown.
 fn has_memory(process: u32) -> bool {
     let (mut path, mut digits) = ([0; headroom::MAX_PATH_BYTES], [0; 10]);
     let digits = headroom::decimal(process, &mut digits);
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_had_that_is_gone_can_be_charged_again() {
+    fn the_charge_of_a_dead_process_is_reclaimed() {
         let (ledger, _fd) = Ledger::create().unwrap();
         ledger.pool.set(10);
         let own = ledger.claim(std::process::id()).unwrap();
@@ -124,12 +125,12 @@ mod tests {
         other.pool_owner.store(child.id(), RELAXED);
         assert!(ledger.charge(other, 6) && !ledger.charge(own, 1));
         child.kill().unwrap();
-        // Not waited for yet: a zombie has no memory.
+        // A zombie has no memory.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while has_memory(child.id()) && std::time::Instant::now() < end {
             std::thread::yield_now();
         }
-        // The last look was in vain: the next one is due after the pause.
+        // The last reclaim was futile: the next one is due after the interval.
         while !ledger.charge(own, 5) && std::time::Instant::now() < end {
             std::thread::yield_now();
         }

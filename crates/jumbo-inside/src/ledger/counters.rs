@@ -1,30 +1,32 @@
-//! The one table of counters: [`Slot`](super::Slot), where a process counts, and [`Counts`](super::Counts), what was counted.
+//! Definition of [`Slot`](super::Slot), the counters of a process, and of
+//! [`Counts`](super::Counts), their values.
 
-/// A count that the program may have overwritten.
+/// A counter that the program may have overwritten.
 pub(super) trait Bounded {
-    /// The count, as far as it is believed: arithmetic on a few of them cannot overflow.
+    /// Limits the value, so that sums of several cannot overflow.
     fn bounded(self) -> Self;
 }
 
 impl Bounded for u64 {
-    /// At most 64 PiB: what a process can map with five levels of page tables (x86-64).
+    /// Limit: 64 PiB, the address space of five-level page tables (x86-64).
     fn bounded(self) -> Self {
         self.min(1 << 56)
     }
 }
 
 impl Bounded for u32 {
-    /// At most 2^24: a process has fewer images of text.
+    /// Limit: 2^24, more images of text than a process has.
     fn bounded(self) -> Self {
         self.min(1 << 24)
     }
 }
 
-/// Makes both of lines `name: Atomic as value, how;`, where `how` is how the values of several processes add up.
+/// Defines both from lines `name: Atomic as value, how;`, where `how` combines the values of
+/// several processes.
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident: $atomic:ident as $value:ident, $how:ident;)*) => {
-        /// What one process (one image of it: `exec` claims a new slot) asked for and got. All in bytes
-        /// unless named otherwise.
+        /// Counters of one process image (`exec` claims a new slot), in bytes unless stated
+        /// otherwise.
         #[repr(C, align(128))]
         #[derive(Debug, Default)]
         pub struct Slot {
@@ -32,13 +34,13 @@ macro_rules! counters {
         }
 
         impl Slot {
-            /// A slot of which nothing was counted yet.
+            /// A slot with all counters 0.
             pub const fn new() -> Self {
                 Self { $($name: $atomic::new(0),)* }
             }
         }
 
-        /// The values of a [`Slot`], or of several together.
+        /// Values of one or several [`Slot`]s.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Counts {
@@ -46,12 +48,12 @@ macro_rules! counters {
         }
 
         impl Counts {
-            /// What a slot holds now.
+            /// Reads a slot.
             pub fn of(slot: &Slot) -> Self {
                 Self { $($name: counters!(bound $how slot.$name.load(Ordering::Relaxed)),)* }
             }
 
-            /// What a slot holds whose memory was read; 0 for what is not in `bytes`.
+            /// Parses the memory of a slot; counters beyond the end of `bytes` are 0.
             pub fn read(bytes: &[u8]) -> Self {
                 Self {
                     $($name: counters!(bound $how bytes
@@ -61,7 +63,7 @@ macro_rules! counters {
                 }
             }
 
-            /// Both together.
+            /// Combines two processes.
             #[must_use]
             pub fn and(self, other: Self) -> Self {
                 Self { $($name: counters!($how self.$name, other.$name),)* }

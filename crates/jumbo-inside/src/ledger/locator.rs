@@ -1,29 +1,29 @@
-//! [`Locator`]: how another process finds the [`Slot`] of this one when no launcher has a ledger.
+//! [`Locator`]: the address of this process's [`Slot`], for readers without a ledger.
 //!
-//! The preload library exports one as a data symbol. A reader that may read this process's memory follows
-//! it to the slot; nothing inside the process looks at it.
+//! The preload library exports it as a data symbol. A process that may read this one's memory
+//! follows it to the slot; this process does not use it.
 
 use core::sync::atomic::AtomicPtr;
 
 use super::{MAGIC, Slot, stats};
 
-/// What stands behind [`Locator::SYMBOL`].
+/// Layout of the symbol [`Locator::SYMBOL`].
 #[repr(C)]
 #[derive(Debug)]
 pub struct Locator {
-    /// Which layout of [`Slot`] the process was built with.
+    /// Version of the layout of [`Slot`].
     pub magic: u32,
-    /// The size of that slot.
+    /// Size of a slot.
     pub size: u32,
-    /// Where the address of the slot is: it moves when the process joins a ledger, and when it forks.
+    /// Pointer to the slot: it changes when the process joins a ledger, and in a forked child.
     pub slot: &'static AtomicPtr<Slot>,
 }
 
 impl Locator {
-    /// The name under which the preload library exports it.
+    /// Name of the exported symbol.
     pub const SYMBOL: &'static str = "jumbo_slot";
 
-    /// The locator of this process's slot.
+    /// Creates the locator of this process's slot.
     #[expect(clippy::new_without_default, reason = "made once, in a static")]
     #[expect(
         clippy::cast_possible_truncation,

@@ -1,16 +1,15 @@
-//! The lines of /proc/PID/maps, byte by byte: [`Lines`] makes each a [`MapsLine`].
+//! Parser of /proc/PID/maps, byte by byte: [`Lines`] turns each line into a [`MapsLine`].
 //!
-//! A line can be longer than any buffer here and there can be more of them than any table holds, so
-//! nothing is kept but what is asked of a mapping. Pure: it allocates nothing and calls nothing. See
+//! A line can be longer than any buffer here, and the lines more than any table holds, so only the
+//! needed fields are kept. Pure: it allocates nothing and makes no system call. See
 //! proc_pid_maps(5).
 
-/// How much of the start of a name is kept.
-const NAME: usize = 16;
-/// How much of a file's own name is kept, which is what follows the last slash.
-const LAST: usize = 64;
+/// Kept bytes of a path's start.
+const MAX_PREFIX_BYTES: usize = 16;
+/// Kept bytes of a file name, the part of its path after the last slash.
+const MAX_NAME_BYTES: usize = 64;
 
-/// A file as the kernel names it in /proc/PID/maps and in /proc/locks: device (major and minor number) and
-/// inode.
+/// A file in /proc/PID/maps and /proc/locks: device (major and minor number) and inode.
 pub(crate) type File = ((u64, u64), u64);
 
 /// One mapping of an address space.
@@ -18,31 +17,30 @@ pub(crate) type File = ((u64, u64), u64);
 pub(crate) struct MapsLine {
     pub(crate) start: usize,
     pub(crate) end: usize,
-    /// Writable, and not shared.
     pub(crate) writable: bool,
     pub(crate) private: bool,
     pub(crate) executable: bool,
-    /// Where in the file it begins.
+    /// File offset.
     pub(crate) offset: u64,
-    /// The file: major and minor number of its device, and its inode; all 0 where there is none.
+    /// Major and minor number of the file's device; 0 without a file.
     pub(crate) device: (u64, u64),
     pub(crate) inode: u64,
-    name: [u8; NAME],
-    length: usize,
-    last: Name,
+    path_prefix: [u8; MAX_PREFIX_BYTES],
+    prefix_length: usize,
+    name: Name,
 }
 
-/// The last part of a path, as much of it as is kept.
+/// The last component of a path, truncated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
-    bytes: [u8; LAST],
+    bytes: [u8; MAX_NAME_BYTES],
     length: usize,
 }
 
 impl Default for Name {
     fn default() -> Self {
         Self {
-            bytes: [0; LAST],
+            bytes: [0; MAX_NAME_BYTES],
             length: 0,
         }
     }
@@ -64,33 +62,35 @@ impl Name {
 }
 
 impl MapsLine {
-    /// The file's own name.
     pub(crate) fn last_name(&self) -> Name {
-        self.last
+        self.name
     }
 
-    /// Whether its file's path, or the kernel's word for it, starts so.
-    pub(crate) fn is_named(&self, start: &[u8]) -> bool {
-        let known = self.name.get(..self.length).unwrap_or_default();
-        known.starts_with(start)
+    /// Reports whether its path or label starts with `prefix`.
+    pub(crate) fn is_named(&self, prefix: &[u8]) -> bool {
+        let known = self
+            .path_prefix
+            .get(..self.prefix_length)
+            .unwrap_or_default();
+        known.starts_with(prefix)
     }
 
     pub(crate) fn file(&self) -> File {
         (self.device, self.inode)
     }
 
-    /// Memory of this program alone, and of no file.
+    /// Reports whether it is private memory without a file.
     pub(crate) fn is_private_anonymous(&self) -> bool {
         self.private && self.inode == 0 && !self.is_kernels()
     }
 
-    /// `[vdso]`, `[vvar]`, `[vvar_vclock]`, `[vsyscall]`: the kernel's own.
+    /// Reports whether it is the kernel's: `[vdso]`, `[vvar]`, `[vvar_vclock]`, `[vsyscall]`.
     pub(crate) fn is_kernels(&self) -> bool {
         self.is_named(b"[v")
     }
 }
 
-/// Where in a line we are: what comes next.
+/// The field of a line that is parsed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Field {
     #[default]
@@ -104,7 +104,7 @@ enum Field {
     Name,
 }
 
-/// A reader of lines.
+/// A parser of lines.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     field: Field,
@@ -113,7 +113,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Takes the next byte; gives a mapping where it ends a line.
+    /// Takes the next byte; returns a mapping at the end of a line.
     pub(crate) fn push(&mut self, byte: u8) -> Option<MapsLine> {
         if byte == b'\n' {
             if self.field == Field::Inode {
@@ -146,7 +146,6 @@ impl Lines {
 
     fn end_field(&mut self) {
         let number = core::mem::take(&mut self.number);
-        // 64 bits, as everywhere here.
         let address = usize::try_from(number).unwrap_or(0);
         self.field = match self.field {
             Field::Start => {
@@ -178,14 +177,14 @@ impl Lines {
     }
 
     fn name(&mut self, byte: u8) {
-        // Blanks in front of it fill a column.
-        if byte == b' ' && self.mapping.length == 0 {
+        // Leading blanks are padding.
+        if byte == b' ' && self.mapping.prefix_length == 0 {
             return;
         }
-        self.mapping.last.push(byte);
-        if let Some(place) = self.mapping.name.get_mut(self.mapping.length) {
+        self.mapping.name.push(byte);
+        if let Some(place) = self.mapping.path_prefix.get_mut(self.mapping.prefix_length) {
             *place = byte;
-            self.mapping.length += 1;
+            self.mapping.prefix_length += 1;
         }
     }
 }
@@ -201,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lines_of_a_process_are_told_apart() {
+    fn parses_the_lines_of_a_process() {
         let maps = all("\
 200000000000-200000400000 rw-p 00000000 00:00 0 
 55d6a1e00000-55d6a1e21000 rw-p 00000000 00:00 0                          [heap]
@@ -232,13 +231,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn parses_any_line(
             start in 0usize..1 << 47, length in 1usize..1 << 40, writable: bool, private: bool,
             major in 0u64..4096, minor in 0u64..1 << 20, inode: u64, name in "(/[ -~]{0,4000})?",
         ) {
             let end = start + length;
             let (w, p) = (if writable { 'w' } else { '-' }, if private { 'p' } else { 's' });
-            let line = format!("{start:x}-{end:x} r{w}-{p} 0001f000 {major:02x}:{minor:02x} {inode} {name}\n");
+            let device = format!("{major:02x}:{minor:02x}");
+            let line = format!("{start:x}-{end:x} r{w}-{p} 0001f000 {device} {inode} {name}\n");
             let [mapping] = all(&line)[..] else { panic!("one line, one mapping") };
             prop_assert_eq!((mapping.start, mapping.end), (start, end));
             prop_assert_eq!((mapping.writable, mapping.private), (writable, private));
@@ -247,7 +247,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_survived(bytes: Vec<u8>) {
+        fn accepts_any_bytes(bytes: Vec<u8>) {
             let mut lines = Lines::default();
             for byte in bytes {
                 let _ = lines.push(byte);

@@ -1,5 +1,5 @@
-//! Reading /proc from inside the program, with buffers on the stack: lines, mappings ([`each_mapping`]), paths
-//! ([`Path`]).
+//! Reads /proc from inside the program, with buffers on the stack: lines, mappings
+//! ([`each_mapping`]), paths ([`Path`]).
 
 mod maps;
 
@@ -19,7 +19,7 @@ pub(crate) fn open_at(folder: impl AsFd, path: &core::ffi::CStr) -> Result<Owned
     rustix::fs::openat(folder, path, flags, Mode::empty())
 }
 
-/// Calls `each` with every byte of a file, until it says that it has seen enough.
+/// Calls `each` with every byte of a file until it returns true; false at the end of the file.
 pub(crate) fn each_byte(file: OwnedFd, mut each: impl FnMut(u8) -> Result<bool>) -> Result<bool> {
     let mut buffer = [0u8; 2048];
     loop {
@@ -38,7 +38,7 @@ pub(crate) fn each_byte(file: OwnedFd, mut each: impl FnMut(u8) -> Result<bool>)
     }
 }
 
-/// Calls `each` with the first 128 bytes of every line of a file, until it says that it has seen enough.
+/// Calls `each` with the first 128 bytes of every line of a file until it returns true.
 pub(crate) fn each_line(
     file: OwnedFd,
     mut each: impl FnMut(&[u8]) -> Result<bool>,
@@ -57,7 +57,7 @@ pub(crate) fn each_line(
     })
 }
 
-/// Calls `each` with every mapping of this process, until it says that it has seen enough.
+/// Calls `each` with every mapping of this process until it returns true.
 pub(crate) fn each_mapping(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bool> {
     let mut lines = Lines::default();
     each_byte(open(c"/proc/self/maps")?, |byte| {
@@ -65,7 +65,7 @@ pub(crate) fn each_mapping(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bo
     })
 }
 
-/// Room for `N` bytes of text, the last of which is a zero.
+/// Buffer for a C string of `N` bytes, the terminating zero included.
 #[derive(Debug)]
 pub(crate) struct Path<const N: usize> {
     bytes: [u8; N],
@@ -80,7 +80,7 @@ impl<const N: usize> Path<N> {
         }
     }
 
-    /// Puts `text` there. `None` where it does not fit.
+    /// Writes `text`; `None` if it does not fit.
     pub(crate) fn write(&mut self, text: core::fmt::Arguments<'_>) -> Option<&core::ffi::CStr> {
         self.length = 0;
         core::fmt::write(self, text).ok()?;
@@ -92,7 +92,7 @@ impl<const N: usize> Path<N> {
 impl<const N: usize> core::fmt::Write for Path<N> {
     fn write_str(&mut self, text: &str) -> core::fmt::Result {
         let end = self.length + text.len();
-        // One byte stays a zero.
+        // The last byte is for the terminating zero.
         let room = self.bytes.get_mut(self.length..end).filter(|_| end < N);
         room.ok_or(core::fmt::Error)?
             .copy_from_slice(text.as_bytes());
@@ -101,10 +101,10 @@ impl<const N: usize> core::fmt::Write for Path<N> {
     }
 }
 
-/// True where this process has one thread, by the entries of /proc/self/task; proc(5). `None` where that
-/// cannot be read.
+/// Reports whether this process has one thread, from /proc/self/task (proc(5)); `None` if
+/// unreadable.
 pub(crate) fn is_alone() -> Option<bool> {
-    // `.`, `..` and the entry in the folder above count as links, and each folder's own `..`.
+    // Links: `.`, the entry in the parent folder, and `..` of each thread's folder.
     let folder = rustix::fs::stat(c"/proc/self/task").ok()?;
     Some(folder.st_nlink <= 3)
 }

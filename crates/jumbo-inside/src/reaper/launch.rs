@@ -41,7 +41,7 @@ crate::one_page! {
 /// and where in the environment they say it, to be changed for what the program executes; or null.
 ///
 /// # Safety
-/// `digit` is null, or the address of the digit behind [`crate::orders::Orders::ORPHANS`] in the environment that the process was
+/// `digit` is null, or the address of the digit behind [`crate::orders::Orders::ORPHANS_KEY`] in the environment that the process was
 /// given.
 /// `image` is right. Within it are `memcpy`, `memmove`, `memset`, `memcmp` and `bcmp`: in the end the
 /// sibling unmaps everything else. The image stays mapped for as long as the process runs.

@@ -29,7 +29,7 @@ pub(super) fn are_taken() -> bool {
 /// What the orders say, and where in the environment they do.
 ///
 /// # Safety
-/// `digit` is null or the address of the digit, behind [`Orders::ORPHANS`], and stays readable and writable.
+/// `digit` is null or the address of the digit, behind [`Orders::ORPHANS_KEY`], and stays readable and writable.
 pub(super) unsafe fn told(taken: bool, digit: *mut u8) {
     DIGIT.store(digit, Ordering::Relaxed);
     TAKEN.store(taken, Ordering::Relaxed);
@@ -40,7 +40,7 @@ pub(super) unsafe fn told(taken: bool, digit: *mut u8) {
 pub fn set_taken() {
     TAKEN.store(true, Ordering::Relaxed);
     let digit = DIGIT.load(Ordering::Relaxed);
-    let name = Orders::ORPHANS.as_bytes();
+    let name = Orders::ORPHANS_KEY.as_bytes();
     // The program may have written something else there: its title.
     // SAFETY: null, or `told`'s promise: the name and the digit are readable, and the digit is writable.
     unsafe {

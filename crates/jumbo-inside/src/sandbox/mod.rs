@@ -97,7 +97,7 @@ fn lets_advice(filter: &[libc::sock_filter]) -> bool {
         let advice = advice.cast_unsigned() as usize;
         let here = lets_advice as *const () as usize;
         let call = Call::new(libc::SYS_madvise, here, [1 << 45, 2 << 20, advice, 0, 0, 0]);
-        bpf::lets(filter, &call)
+        bpf::allows(filter, &call)
     })
 }
 

@@ -1,21 +1,22 @@
-//! Data by copy, bss by advice: [`start`].
+//! Copies data, and advises bss: [`start`].
 //!
-//! `auto` copies a huge page of data only if half of its base pages were written to by then, as those are that relocations fill:
-//! the copy takes hardly more memory than they did. `on` copies all of it.
+//! `auto` copies a huge page of data only if half of its base pages were written, as relocations
+//! do: the copy then takes hardly more memory. `on` copies all data.
 
 use core::ops::Range;
 
 use super::find::blocks;
 use super::headers::Layout;
-use super::memory::{self, Staging};
-use super::{Looking, because, has_room};
+use super::memory::{self, StagingArea};
+use super::{count, has_room, record_reason};
 use crate::ledger::{Slot, stats, text_reason as reason};
 use crate::orders::DataMode;
 use crate::proc::{each_mapping, is_alone};
 use crate::sandbox;
-use crate::sys::{Blocked, Pages, is_mapped};
+use crate::sys::{Blocked, Pagemap, Pages, is_mapped};
 
-/// Copies what of the program's data fills PMDs, the first zeroes behind it among it, and advises the rest of its bss.
+/// Copies the PMD-sized blocks of the program's data, the first zeroes of bss included, and advises
+/// the rest of its bss.
 ///
 /// # Safety
 /// No other thread runs.
@@ -26,10 +27,10 @@ pub(super) unsafe fn start(layout: &Layout<'_>, mode: DataMode, pmd: usize) {
         if all.is_empty() {
             continue;
         }
-        // Up to the first block that is all zeroes.
+        // The first block that is all zeroes is not copied.
         let end = file.end.next_multiple_of(pmd).clamp(all.start, all.end);
         let copied = all.start..end;
-        // One at a time: there is never more than one of them twice.
+        // One block at a time: never more than one exists twice.
         for block in copied.step_by(pmd) {
             let block = block..block + pmd;
             // SAFETY: the caller's promise.
@@ -37,7 +38,7 @@ pub(super) unsafe fn start(layout: &Layout<'_>, mode: DataMode, pmd: usize) {
                 Ok(true) => Slot::add(&stats::slot().data_moved, pmd as u64),
                 Ok(false) => {}
                 Err(why) => {
-                    because(why);
+                    record_reason(why);
                     break;
                 }
             }
@@ -49,7 +50,7 @@ pub(super) unsafe fn start(layout: &Layout<'_>, mode: DataMode, pmd: usize) {
     }
 }
 
-/// Puts a copy in anonymous memory in the place of a huge page of data; false where it does not pay.
+/// Replaces a huge page of data by a copy in anonymous memory; false if that does not pay.
 ///
 /// # Safety
 /// No other thread runs.
@@ -59,8 +60,8 @@ unsafe fn copy(range: &Range<usize>, mode: DataMode, pmd: usize) -> Result<bool,
         return Err(reason::FILTER);
     }
     if mode == DataMode::Auto {
-        let looking = Looking::open().map_err(|_| reason::UNKNOWN)?;
-        if looking.pages(range.clone(), Pages::Changed)? < pmd / 2 {
+        let pagemap = Pagemap::open().map_err(|_| reason::UNKNOWN)?;
+        if count(&pagemap, range.clone(), Pages::Changed)? < pmd / 2 {
             return Ok(false);
         }
     }
@@ -73,24 +74,22 @@ unsafe fn copy(range: &Range<usize>, mode: DataMode, pmd: usize) -> Result<bool,
     if !has_room(range.len()) {
         return Err(reason::NO_MEMORY);
     }
-    let staging = Staging::reserve(range, pmd).map_err(|_| reason::NO_MEMORY)?;
+    let staging = StagingArea::reserve(range, pmd).map_err(|_| reason::NO_MEMORY)?;
     staging.map_anonymous().map_err(|_| reason::NO_MEMORY)?;
-    // A handler could write to what has been copied.
+    // A signal handler could write to data that is already copied.
     let _blocked = Blocked::all();
-    // SAFETY: the area stands in for the range and was mapped to be written; no thread and no handler writes to either, and no
-    // variable of this library is in the program's data.
+    // SAFETY: the area was reserved for the range and mapped writable; no thread and no handler
+    // writes to either, and no variable of this library is in the program's data.
     unsafe {
         staging
             .copy(range, 0..range.len())
             .map_err(|_| reason::GONE)?;
-        staging
-            .take_place_of(range)
-            .map_err(|_| reason::NO_MEMORY)?;
+        staging.move_over(range).map_err(|_| reason::NO_MEMORY)?;
     }
     Ok(true)
 }
 
-/// Whether all of a range is private, readable and writable, without a gap.
+/// Reports whether all of a range is private and writable, and not executable, without a gap.
 fn is_plain(range: &Range<usize>) -> bool {
     let mut next = range.start;
     let read = each_mapping(|mapping| {

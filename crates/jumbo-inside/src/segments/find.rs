@@ -1,21 +1,21 @@
-//! Which text there is: [`Segment`], [`program`], [`each`].
+//! The text segments of the process: [`Segment`], [`find`].
 
 use core::ops::Range;
 
 use crate::proc::{File, MapsLine, Name, each_mapping};
 
-/// How the names of images begin, as much of it as a [`MapsLine`] keeps.
-const IMAGE: &[u8] = b"/memfd:jumbo-tex";
+/// Prefix of the names of images, as long as a [`MapsLine`] keeps.
+const IMAGE_PREFIX: &[u8] = b"/memfd:jumbo-tex";
 
-/// The most segments that are looked at: a program has one or a few, and each library one.
-pub(super) const MOST: usize = 64;
+/// Maximum number of segments: a program has one or a few, and each library one.
+const MAX_SEGMENTS: usize = 64;
 
 /// An executable mapping of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) start: usize,
     pub(super) end: usize,
-    /// Where in the file it begins.
+    /// File offset.
     pub(super) offset: u64,
     pub(super) file: File,
     pub(super) name: Name,
@@ -30,67 +30,68 @@ impl Segment {
         self.end - self.start
     }
 
-    /// The whole PMDs in it.
+    /// Returns the part of whole PMDs.
     pub(super) fn blocks(&self, pmd: usize) -> Range<usize> {
         blocks(&self.range(), pmd)
     }
 
-    /// Whether the page cache can map it by PMDs.
+    /// Reports whether the page cache can map it by PMDs.
     pub(super) fn is_congruent(&self, pmd: usize) -> bool {
         is_congruent(self.start, self.offset, pmd)
     }
 
-    /// Whether it is as far from a PMD's bounds in each process, so that one image serves all: congruent to its place in the
-    /// file, or of a program that is linked to fixed addresses, which are low ones. A position-independent program that is not
-    /// aligned is somewhere else in each process.
-    pub(super) fn is_alike_everywhere(&self, pmd: usize) -> bool {
-        is_alike_everywhere(&self.range(), self.offset, pmd)
+    /// Reports whether its address modulo the PMD size is the same in each process, so that one
+    /// image serves all: it is congruent to its file offset, or in a program linked to fixed
+    /// addresses, which are low. A position-independent program that is not aligned differs in each
+    /// process.
+    pub(super) fn is_shareable(&self, pmd: usize) -> bool {
+        is_shareable(&self.range(), self.offset, pmd)
     }
 
-    /// Whether it is mapped as it was when it was found.
-    pub(super) fn is_there(&self) -> bool {
-        let is_this = |mapping: &MapsLine| of(mapping).is_some_and(|found| found == *self);
+    /// Reports whether the mapping is the same as when it was found.
+    pub(super) fn is_mapped(&self) -> bool {
+        let is_this =
+            |mapping: &MapsLine| text_segment(mapping).is_some_and(|segment| segment == *self);
         each_mapping(is_this).unwrap_or(false)
     }
 }
 
-/// Whether an address is as far from a PMD's bounds as its place in the file.
+/// Reports whether an address and a file offset are equal modulo the PMD size.
 pub(super) const fn is_congruent(start: usize, offset: u64, pmd: usize) -> bool {
     (start as u64).wrapping_sub(offset) & (pmd as u64 - 1) == 0
 }
 
-/// [`Segment::is_alike_everywhere`].
-pub(super) fn is_alike_everywhere(range: &Range<usize>, offset: u64, pmd: usize) -> bool {
+/// See [`Segment::is_shareable`].
+pub(super) fn is_shareable(range: &Range<usize>, offset: u64, pmd: usize) -> bool {
     is_congruent(range.start, offset, pmd) || u32::try_from(range.end).is_ok()
 }
 
-/// The whole blocks of `pmd` bytes in a range; empty where there is none.
+/// Returns the part of a range that has whole blocks of `pmd` bytes; may be empty.
 pub(super) fn blocks(range: &Range<usize>, pmd: usize) -> Range<usize> {
     let (start, end) = (range.start.next_multiple_of(pmd), range.end & !(pmd - 1));
     start..end.max(start)
 }
 
-/// The executable segments that are found, in the order of their addresses.
-pub(super) struct Found {
-    segments: [Segment; MOST],
+/// Executable segments in the order of their addresses.
+pub(super) struct Segments {
+    segments: [Segment; MAX_SEGMENTS],
     length: usize,
 }
 
-impl Found {
+impl Segments {
     pub(super) fn iter(&self) -> impl Iterator<Item = &Segment> {
         self.segments.iter().take(self.length)
     }
 }
 
-/// What must stay where it is: the file that an address lies in.
-fn holds(mapping: &MapsLine, address: usize) -> bool {
+fn contains(mapping: &MapsLine, address: usize) -> bool {
     (mapping.start..mapping.end).contains(&address)
 }
 
-fn of(mapping: &MapsLine) -> Option<Segment> {
+fn text_segment(mapping: &MapsLine) -> Option<Segment> {
     let is_text = mapping.executable && mapping.private && !mapping.writable && mapping.inode != 0;
-    // Text that was moved has arrived.
-    let is_image = mapping.is_named(IMAGE);
+    // An image is text that was already moved.
+    let is_image = mapping.is_named(IMAGE_PREFIX);
     (is_text && !is_image).then(|| Segment {
         start: mapping.start,
         end: mapping.end,
@@ -100,26 +101,32 @@ fn of(mapping: &MapsLine) -> Option<Segment> {
     })
 }
 
-/// Text of the file that `entry` lies in, the program's own, and of those files whose names `libs` matches; in segments that have a
-/// whole PMD. Never of the files that the addresses in `fixed` lie in: this library, which the reaper's sibling executes
-/// when all else is unmapped, and the dynamic loader, which may hold locks.
-pub(super) fn find(entry: usize, fixed: &[usize], libs: Option<&str>, pmd: usize) -> Option<Found> {
-    let mut found = Found {
-        segments: [Segment::default(); MOST],
+/// Finds text segments with a whole PMD of the program, whose file contains `entry`, and of files
+/// whose names match `libs`. Skips the files that contain an address in `fixed`: this library,
+/// which the reaper process executes when all else is unmapped, and the dynamic loader, which may
+/// hold locks.
+pub(super) fn find(
+    entry: usize,
+    fixed: &[usize],
+    libs: Option<&str>,
+    pmd: usize,
+) -> Option<Segments> {
+    let mut found = Segments {
+        segments: [Segment::default(); MAX_SEGMENTS],
         length: 0,
     };
-    let (mut program, mut kept) = (None, [None; 2]);
+    let (mut program, mut skipped) = (None, [None; 2]);
     each_mapping(|mapping| {
-        if holds(mapping, entry) {
+        if contains(mapping, entry) {
             program = Some(mapping.file());
         }
-        for (kept, fixed) in kept.iter_mut().zip(fixed) {
-            if holds(mapping, *fixed) {
-                *kept = Some(mapping.file());
+        for (file, fixed) in skipped.iter_mut().zip(fixed) {
+            if contains(mapping, *fixed) {
+                *file = Some(mapping.file());
             }
         }
-        let large = |segment: &Segment| !segment.blocks(pmd).is_empty();
-        if let Some(segment) = of(mapping).filter(large)
+        let is_large = |segment: &Segment| !segment.blocks(pmd).is_empty();
+        if let Some(segment) = text_segment(mapping).filter(is_large)
             && let Some(place) = found.segments.get_mut(found.length)
         {
             *place = segment;
@@ -130,8 +137,8 @@ pub(super) fn find(entry: usize, fixed: &[usize], libs: Option<&str>, pmd: usize
     .ok()?;
     let wanted = |segment: &Segment| {
         let is_program = Some(segment.file) == program;
-        let is_asked_for = || libs.is_some_and(|libs| matches_any(libs, segment.name.bytes()));
-        !kept.contains(&Some(segment.file)) && (is_program || is_asked_for())
+        let is_library = || libs.is_some_and(|libs| matches_any(libs, segment.name.bytes()));
+        !skipped.contains(&Some(segment.file)) && (is_program || is_library())
     };
     let mut length = 0;
     for at in 0..found.length {
@@ -145,32 +152,32 @@ pub(super) fn find(entry: usize, fixed: &[usize], libs: Option<&str>, pmd: usize
     Some(found)
 }
 
-/// Whether one of the patterns matches a name.
+/// Reports whether one of the patterns matches a name.
 fn matches_any(patterns: &str, name: &[u8]) -> bool {
-    let mut patterns = patterns.split(crate::orders::Orders::BETWEEN);
+    let mut patterns = patterns.split(crate::orders::Orders::LIBS_SEPARATOR);
     patterns.any(|pattern| matches(pattern.as_bytes(), name))
 }
 
-/// `*` stands for any bytes, `?` for one.
+/// Reports whether a pattern matches a name; `*` stands for any bytes, `?` for one.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
-    // Where the last star was, and how much of the name it stands for so far.
-    let (mut at, mut of) = (0, 0);
+    let (mut at, mut end) = (0, 0);
+    // Index of the last star, and end of the part of the name that it matches.
     let mut star = None;
-    while of < name.len() {
+    while end < name.len() {
         match pattern.get(at) {
             Some(b'*') => {
-                star = Some((at, of));
+                star = Some((at, end));
                 at += 1;
             }
-            Some(byte) if *byte == b'?' || name.get(of) == Some(byte) => {
-                (at, of) = (at + 1, of + 1)
+            Some(byte) if *byte == b'?' || name.get(end) == Some(byte) => {
+                (at, end) = (at + 1, end + 1)
             }
             _ => {
-                let Some((place, taken)) = star else {
+                let Some((place, matched)) = star else {
                     return false;
                 };
-                star = Some((place, taken + 1));
-                (at, of) = (place + 1, taken + 1);
+                star = Some((place, matched + 1));
+                (at, end) = (place + 1, matched + 1);
             }
         }
     }
@@ -204,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn this_program_is_found_and_what_must_stay_is_not() {
+    fn finds_this_program_and_skips_fixed_files() {
         let here = find as *const () as usize;
         let all = |entry: usize, fixed: &[usize], libs| {
             let found = find(entry, fixed, libs, 4096).unwrap();
@@ -215,7 +222,7 @@ mod tests {
             own.iter().any(|segment| segment.range().contains(&here)),
             "{own:?}"
         );
-        assert!(own.iter().all(Segment::is_there));
+        assert!(own.iter().all(Segment::is_mapped));
         assert_eq!(all(here, &[here], None), []);
         let libs = all(here, &[here], Some("libc.so*"));
         assert!(

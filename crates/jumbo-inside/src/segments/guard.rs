@@ -1,70 +1,72 @@
-//! Between the last look at a segment and the call that replaces it, no other thread may change what is mapped there: [`changing`].
+//! Exclusion of mapping changes while a segment is replaced: [`changing`].
 //!
-//! The mover never waits: where a thread is about to change mappings it gives up. The others wait for it, for as long as two looks
-//! and one call take. Calls that come past the C library are not seen.
+//! The mover never waits: it gives up if a thread is about to change mappings. Other threads wait
+//! for it, for two checks and one call. System calls that bypass the C library are not seen.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 
-use super::later;
+use super::scan;
 use crate::ledger::text_reason as reason;
 use crate::sys::{wait, wake};
 use crate::watch;
 
 crate::one_page! {
-    /// 1 while a segment is looked at for the last time and replaced.
+    /// 1 while a segment is checked for the last time and replaced.
     static MOVING: AtomicU32 = AtomicU32::new(0);
-    /// The threads that are changing mappings.
-    static CHANGING: AtomicU32 = AtomicU32::new(0);
+    /// Number of threads that are changing mappings.
+    static CHANGERS: AtomicU32 = AtomicU32::new(0);
 }
 
-/// Makes a call that may change what is mapped as text, and not while text is being replaced.
+/// Makes a call that may change text mappings, but not while text is being replaced.
 #[inline(always)]
-pub fn changing<T>(call: impl FnOnce() -> T) -> T {
-    if later::may_move() {
-        kept_out(call)
+pub(super) fn changing<T>(call: impl FnOnce() -> T) -> T {
+    if scan::may_move() {
+        wait_and_call(call)
     } else {
         call()
     }
 }
 
 #[cold]
-pub(super) fn kept_out<T>(call: impl FnOnce() -> T) -> T {
-    CHANGING.fetch_add(1, Ordering::SeqCst);
+pub(super) fn wait_and_call<T>(call: impl FnOnce() -> T) -> T {
+    CHANGERS.fetch_add(1, Ordering::SeqCst);
     while MOVING.load(Ordering::SeqCst) != 0 && has_mover() {
         wait(&MOVING, 1, Duration::from_millis(10));
     }
-    let answer = call();
-    // Not below 0: a signal handler may have forked amid the call, and `forked` has counted from 0 again.
+    let result = call();
+    // Saturating: a signal handler may have forked during the call, and `forked` has reset the
+    // count.
     let less = |threads: u32| Some(threads.saturating_sub(1));
-    let _ = CHANGING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
-    answer
+    let _ = CHANGERS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    result
 }
 
-/// Whether the thread that moves is there. A child has none, however it was made: also by a system call past the C library,
-/// where no handler of ours runs.
+/// Reports whether this process has the thread that moves text. A child has none, even one made by
+/// a system call that bypasses the C library, and so all handlers of jumbo.
 fn has_mover() -> bool {
     cfg!(test) || watch::is_watched()
 }
 
-/// Forgets the threads of the parent, in the child of a fork: one of them may have been moving text, others changing mappings.
+/// Resets the state in the child of a fork: threads of the parent may have been moving text or
+/// changing mappings.
 ///
 /// # Safety
 /// This is the child, with one thread.
-#[expect(unsafe_code, reason = "what it forgets must be another process's")]
-pub unsafe fn forked() {
+#[expect(unsafe_code, reason = "would drop the exclusion of running threads")]
+pub(super) unsafe fn forked() {
     MOVING.store(0, Ordering::SeqCst);
-    CHANGING.store(0, Ordering::SeqCst);
+    CHANGERS.store(0, Ordering::SeqCst);
 }
 
-/// Looks at a segment for the last time and replaces it, if no thread is changing mappings.
-pub(super) fn alone<T>(replace: impl FnOnce() -> Result<T, u32>) -> Result<T, u32> {
+/// Calls `replace`, unless a thread is changing mappings, and keeps such threads waiting meanwhile.
+pub(super) fn exclusively<T>(replace: impl FnOnce() -> Result<T, u32>) -> Result<T, u32> {
     MOVING.store(1, Ordering::SeqCst);
-    let answer = match CHANGING.load(Ordering::SeqCst) {
+    let result = match CHANGERS.load(Ordering::SeqCst) {
         0 => replace(),
         _ => Err(reason::NOT_YET),
     };
     MOVING.store(0, Ordering::SeqCst);
     wake(&MOVING);
-    answer
+    result
 }

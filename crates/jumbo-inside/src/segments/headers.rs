@@ -1,43 +1,43 @@
-//! What the kernel loaded, by the program headers in memory: [`Program`]. No system call, so that a program with little text
-//! pays nothing.
+//! The loaded segments of the program, from its program headers in memory: [`Program`]. It makes no
+//! system call, so a program with little text pays nothing.
 
 use core::ops::Range;
 use core::ptr::with_exposed_provenance;
 
 use super::find;
 
-/// Where the program's headers are: AT_PHDR, AT_PHNUM and AT_ENTRY of getauxval(3).
+/// Address of the program's headers: AT_PHDR, AT_PHNUM and AT_ENTRY of getauxval(3).
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    /// The address of the first.
+    /// Address of the first header.
     pub headers: usize,
-    /// How many there are.
+    /// Number of headers.
     pub count: usize,
-    /// Where the program begins: an address in its text.
+    /// Entry point: an address in the program's text.
     pub entry: usize,
 }
 
-/// A part of the program that was loaded, in whole base pages.
+/// A loaded segment of the program, in whole base pages.
 #[derive(Clone, Debug)]
 pub(super) struct Loaded {
     pub(super) range: Range<usize>,
-    /// Where it begins in the file.
+    /// File offset.
     offset: usize,
 }
 
 impl Loaded {
-    /// As of a [`Segment`](super::find::Segment).
-    pub(super) fn is_alike_everywhere(&self, pmd: usize) -> bool {
-        find::is_alike_everywhere(&self.range, self.offset as u64, pmd)
+    /// Same as [`Segment::is_shareable`](super::find::Segment::is_shareable).
+    pub(super) fn is_shareable(&self, pmd: usize) -> bool {
+        find::is_shareable(&self.range, self.offset as u64, pmd)
     }
 
-    /// Whether the page cache can map it by PMDs.
+    /// Reports whether the page cache can map it by PMDs.
     pub(super) fn is_congruent(&self, pmd: usize) -> bool {
         find::is_congruent(self.range.start, self.offset as u64, pmd)
     }
 }
 
-/// The headers, and what was added to the addresses in them.
+/// Program headers, and the load bias of their addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout<'a> {
     headers: &'a [libc::Elf64_Phdr],
@@ -45,10 +45,10 @@ pub(super) struct Layout<'a> {
 }
 
 impl Program {
-    /// The layout; `None` where it cannot be told.
+    /// Returns the layout; `None` if the headers do not describe the program.
     ///
     /// # Safety
-    /// The headers are there.
+    /// The headers are mapped.
     #[expect(unsafe_code, reason = "reads the program's headers")]
     pub(super) unsafe fn layout(&self) -> Option<Layout<'_>> {
         let headers = with_exposed_provenance::<libc::Elf64_Phdr>(self.headers);
@@ -57,7 +57,7 @@ impl Program {
         }
         // SAFETY: the caller's promise. The kernel maps them read-only.
         let headers = unsafe { core::slice::from_raw_parts(headers, self.count) };
-        // The table says where it was to be itself. Without that entry a program is where it was linked to be.
+        // PT_PHDR has the linked address of the headers. Without it the load bias is 0.
         let own = headers.iter().find(|header| header.p_type == libc::PT_PHDR);
         let base = own.map_or(Some(0), |own| self.headers.checked_sub(number(own.p_vaddr)))?;
         let layout = Layout { headers, base };
@@ -75,7 +75,7 @@ impl<'a> Layout<'a> {
         self.headers.iter().filter(loaded)
     }
 
-    /// What can be executed and not written.
+    /// Returns the executable read-only segments.
     pub(super) fn text(self) -> impl Iterator<Item = Loaded> {
         let page = rustix::param::page_size();
         self.loaded(libc::PF_R | libc::PF_X).map(move |header| {
@@ -88,8 +88,8 @@ impl<'a> Layout<'a> {
         })
     }
 
-    /// What can be written, each as the part that comes from the file and the zeroes behind it, to the byte, without what is
-    /// protected once it was relocated (PT_GNU_RELRO).
+    /// Returns the writable segments without PT_GNU_RELRO, each as the exact ranges of its file
+    /// data and of the zeroes after it.
     pub(super) fn data(self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         let at = move |address| self.base.wrapping_add(number(address));
         let relro = self
@@ -115,7 +115,7 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// Addresses have 64 bits here.
+/// Converts an ELF field: addresses have 64 bits on the supported targets.
 fn number(value: u64) -> usize {
     usize::try_from(value).unwrap_or(0)
 }

@@ -1,7 +1,8 @@
-//! The one leaf of the mechanism that touches memory: staging areas, copying, comparing, and the one call that puts a
-//! range in the place of text or data.
+//! The leaf that accesses memory: staging areas, copies, comparisons, and the one call that
+//! replaces a range of text or data.
 //!
-//! Everything here is a raw system call or a plain memory access. Sizes and addresses are bytes, multiples of the base page.
+//! All functions make raw system calls or plain accesses. Sizes and addresses are bytes, multiples
+//! of the base page.
 #![expect(unsafe_code, reason = "the leaf that maps and moves")]
 
 use core::ffi::c_void;
@@ -19,17 +20,17 @@ fn at(address: usize) -> *mut c_void {
     with_exposed_provenance_mut(address)
 }
 
-/// Addresses of our own, as far from a PMD's bounds as those of a range that they stand in for. What is mapped there is
-/// unmapped when this goes, but for what was moved away.
+/// Reserved addresses, congruent to a target range modulo the PMD size. Drop unmaps them, except
+/// for a mapping that was moved away.
 #[derive(Debug)]
-pub(super) struct Staging {
+pub(super) struct StagingArea {
     whole: Range<usize>,
     range: Range<usize>,
     is_moved: bool,
 }
 
-impl Staging {
-    /// Takes addresses for the stand-in of `like`.
+impl StagingArea {
+    /// Reserves addresses for the target range `like`.
     pub(super) fn reserve(like: &Range<usize>, pmd: usize) -> Result<Self> {
         let length = like.len() + pmd;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -45,27 +46,25 @@ impl Staging {
         })
     }
 
-    /// Where it is.
     pub(super) fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 
-    /// Maps fresh private memory there, to be written, and asks for huge pages.
+    /// Maps private writable memory there, and advises huge pages.
     pub(super) fn map_anonymous(&self) -> Result<()> {
         let (prot, flags) = (
             ProtFlags::READ | ProtFlags::WRITE,
             MapFlags::PRIVATE | MapFlags::FIXED,
         );
-        // SAFETY: the addresses are this value's, and nothing uses what is there.
+        // SAFETY: the addresses are this value's, and no code uses their content.
         unsafe {
             mm::mmap_anonymous(at(self.range.start), self.range.len(), prot, flags)?;
         }
-        // Where THP is not to be had, a collapse brings them, or nothing does.
+        // A failure leaves base pages.
         let _ = advise(&self.range);
         Ok(())
     }
 
-    /// Maps `file` there from `offset` on.
     pub(super) fn map_file(
         &self,
         file: impl AsFd,
@@ -78,7 +77,7 @@ impl Staging {
         } else {
             MapFlags::PRIVATE
         };
-        // SAFETY: the addresses are this value's, and nothing uses what is there.
+        // SAFETY: the addresses are this value's, and no code uses their content.
         unsafe {
             mm::mmap(
                 at(self.range.start),
@@ -92,51 +91,52 @@ impl Staging {
         }
     }
 
-    /// Copies a part of `from` to its place here, `part` counting from the start. EFAULT where it is not mapped any more.
+    /// Copies a part of `from`, by offsets from its start. EFAULT if it is not mapped any more.
     ///
     /// # Safety
-    /// `from` is the range that this stands in for; this is mapped to be written.
+    /// `from` is the target range; this area is mapped writable.
     pub(super) unsafe fn copy(&self, from: &Range<usize>, part: Range<usize>) -> Result<()> {
-        let (source, to) = (from.start + part.start, self.range.start + part.start);
+        let (source, target) = (from.start + part.start, self.range.start + part.start);
         // SAFETY: the caller's promise.
-        match unsafe { sys::copy_bytes(source, to, part.len())? } {
+        match unsafe { sys::copy_bytes(source, target, part.len())? } {
             copied if copied == part.len() => Ok(()),
             _ => Err(Errno::FAULT),
         }
     }
 
-    /// Whether a part of `other` and of this hold the same. EFAULT where the other is not mapped any more.
+    /// Reports whether a part of `other` and of this area are equal. EFAULT if `other` is not
+    /// mapped any more.
     ///
     /// # Safety
-    /// `other` is the range that this stands in for; this can be read, and does not change.
+    /// `other` is the target range; this area is readable and does not change.
     pub(super) unsafe fn equals(&self, other: &Range<usize>, part: Range<usize>) -> Result<bool> {
         const WORDS: usize = 2048;
         const STEP: usize = WORDS * size_of::<usize>();
         let mut words = [0usize; WORDS];
         for offset in part.clone().step_by(STEP) {
             let length = (part.end - offset).min(STEP) / size_of::<usize>();
-            let there = words.get_mut(..length).unwrap_or_default();
-            if sys::copy_words(other.start + offset, there)? != length {
+            let theirs = words.get_mut(..length).unwrap_or_default();
+            if sys::copy_words(other.start + offset, theirs)? != length {
                 return Err(Errno::FAULT);
             }
-            let here = with_exposed_provenance::<usize>(self.range.start + offset);
+            let ours = with_exposed_provenance::<usize>(self.range.start + offset);
             // SAFETY: the caller's promise. Base pages are whole words.
-            let here = unsafe { core::slice::from_raw_parts(here, length) };
-            // All of it, so that the compiler can take vectors.
-            let pairs = here.iter().zip(there.iter());
-            if pairs.fold(0, |found, (here, there)| found | here ^ there) != 0 {
+            let ours = unsafe { core::slice::from_raw_parts(ours, length) };
+            // No early exit, so that the compiler can vectorize.
+            let pairs = ours.iter().zip(theirs.iter());
+            if pairs.fold(0, |found, (one, other)| found | one ^ other) != 0 {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// Puts what is here in the place of `range`, by one mremap(2): at each moment a thread finds there either what was
-    /// or what is. Where the kernel cannot, all stays as it was.
+    /// Moves this area's mapping over `range` by one mremap(2): a thread finds either the old
+    /// mapping or the new one. On failure nothing changes.
     ///
     /// # Safety
-    /// `range` is the one that this stands in for, and both hold the same.
-    pub(super) unsafe fn take_place_of(mut self, range: &Range<usize>) -> Result<()> {
+    /// `range` is the target range, and both hold the same bytes.
+    pub(super) unsafe fn move_over(mut self, range: &Range<usize>) -> Result<()> {
         let (from, length) = (self.range.start, self.range.len());
         // SAFETY: the caller's promise.
         let moved = replace(range, || unsafe {
@@ -147,7 +147,7 @@ impl Staging {
     }
 }
 
-impl Drop for Staging {
+impl Drop for StagingArea {
     fn drop(&mut self) {
         let parts = if self.is_moved {
             // Another thread may have mapped something into the gap.
@@ -165,21 +165,21 @@ impl Drop for Staging {
     }
 }
 
-/// Makes a call that replaces what is mapped at `range`. The kernel takes away what was there before it maps what is to be
-/// there, and can lack memory for its own records in between: then only another call helps.
+/// Makes a call that replaces the mapping at `range`. The kernel unmaps the old mapping first, and
+/// can lack memory for the new one: then the call is repeated ([`sys::insist`]).
 fn replace(range: &Range<usize>, call: impl Fn() -> Result<()>) -> Result<()> {
-    let answer = call();
-    match answer.is_ok() || sys::is_mapped(range.start) {
-        true => answer,
+    let result = call();
+    match result.is_ok() || sys::is_mapped(range.start) {
+        true => result,
         false => sys::insist(call),
     }
 }
 
-/// Maps `file` from `offset` on over `range`, private, to be read and executed, by one mmap(2): at each moment a thread
-/// finds there either what was or what is.
+/// Maps `file` at `offset` over `range`, private, readable and executable, by one mmap(2): a thread
+/// finds either the old mapping or the new one.
 ///
 /// # Safety
-/// The file holds what the range holds.
+/// The file and the range hold the same bytes.
 pub(super) unsafe fn map_over(range: &Range<usize>, file: impl AsFd, offset: u64) -> Result<()> {
     let (prot, flags) = (
         ProtFlags::READ | ProtFlags::EXEC,
@@ -191,37 +191,35 @@ pub(super) unsafe fn map_over(range: &Range<usize>, file: impl AsFd, offset: u64
     })
 }
 
-/// Words as the bytes that they are.
 pub(super) fn bytes(words: &[usize]) -> &[u8] {
-    // SAFETY: each byte of a word is a byte, and they are borrowed for as long.
+    // SAFETY: a word has no padding, and the borrow is the same.
     unsafe { core::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
 }
 
-/// Asks for huge pages where `range` is mapped.
 pub(super) fn advise(range: &Range<usize>) -> Result<()> {
     density::advise(range, Policy::Segment)
 }
 
-/// The same for memory that may stay sparse: bss.
+/// Advises huge pages for memory that may stay sparse: bss.
 pub(super) fn advise_sparse(range: &Range<usize>) -> Result<()> {
     density::advise(range, Policy::Mapping)
 }
 
-/// Reads a word of each `step` of a range, where it is mapped, so that it is mapped by what the page cache has.
+/// Reads a word of each `step` bytes of a range, so that the page cache maps its folios there.
 pub(super) fn touch(range: &Range<usize>, step: usize) {
     for address in range.clone().step_by(step) {
         let _ = sys::copy_words(address, &mut [0]);
     }
 }
 
-/// Brings in a page of each `step` of a staging area that is mapped to be written, the last one, as
-/// [`populate`](crate::pool::populate) does. By advice, which fails where there is no memory and a touch would kill.
-/// MADV_POPULATE_WRITE, Linux 5.14.
-pub(super) fn bring_in(staging: &Staging, part: Range<usize>, step: usize) -> Result<()> {
+/// Populates the last page of each `step` bytes in a writable staging area, as
+/// [`populate`](crate::pool::populate) does. MADV_POPULATE_WRITE (Linux 5.14) fails without memory,
+/// where a touch would trigger the OOM killer.
+pub(super) fn populate_each(staging: &StagingArea, part: Range<usize>, step: usize) -> Result<()> {
     let page = rustix::param::page_size();
     for offset in part.clone().step_by(step) {
         let last = at(staging.range.start + (offset + step).min(part.end) - page);
-        // SAFETY: the addresses are the area's, and populating changes no byte that any thread can read.
+        // SAFETY: the addresses are the area's, and populating changes no byte.
         unsafe { mm::madvise(last, page, Advice::LinuxPopulateWrite)? };
     }
     Ok(())

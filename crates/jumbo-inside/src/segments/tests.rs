@@ -1,4 +1,4 @@
-//! Moves of code that runs.
+//! Tests that move running code.
 
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
@@ -9,21 +9,21 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 use super::*;
 
 const PMD: usize = 2 << 20;
-/// Functions of 16 bytes each: one whole PMD and both ends.
+/// Number of functions of 16 bytes: one whole PMD and both ends.
 const COUNT: usize = 2 * PMD / 16 + 1000;
 
-/// Where in the file they begin.
+/// File offset of the functions.
 const OFFSET: usize = 3 << 16;
 
-/// A file of functions, each of which returns its own number, mapped to be executed.
+/// A mapped file of functions that return their own numbers.
 struct Code {
     file: std::fs::File,
     range: Range<usize>,
-    // It keeps the addresses.
-    _place: Staging,
+    // Keeps the addresses reserved.
+    _area: StagingArea,
 }
 
-use super::memory::Staging;
+use super::memory::StagingArea;
 
 fn function(number: u32) -> [u8; 16] {
     let mut code = [0u8; 16];
@@ -46,7 +46,7 @@ fn function(number: u32) -> [u8; 16] {
 }
 
 impl Code {
-    /// At an address that is congruent to its place in the file, in shared memory, which has small folios here.
+    /// Maps code at an address congruent to its file offset, in shared memory with small folios.
     fn new() -> Self {
         let mut file = tempfile::tempfile_in("/dev/shm").unwrap();
         let functions = (0..u32::try_from(COUNT).unwrap()).flat_map(function);
@@ -54,17 +54,17 @@ impl Code {
         file.write_all(&bytes).unwrap();
         let length = (bytes.len() - OFFSET).next_multiple_of(4096);
         let like = OFFSET..OFFSET + length;
-        let place = Staging::reserve(&like, PMD).unwrap();
+        let area = StagingArea::reserve(&like, PMD).unwrap();
         let code = Self {
             file,
-            range: place.range(),
-            _place: place,
+            range: area.range(),
+            _area: area,
         };
         code.map();
         code
     }
 
-    /// As it was before it was moved.
+    /// Maps the file, as before a move.
     fn map(&self) {
         let (prot, flags) = (
             ProtFlags::READ | ProtFlags::EXEC,
@@ -77,14 +77,14 @@ impl Code {
 
     fn call(start: usize, number: usize) -> usize {
         let function = std::ptr::with_exposed_provenance::<()>(start + 16 * number);
-        // SAFETY: there is such a function.
+        // SAFETY: a function begins there.
         let function =
             unsafe { std::mem::transmute::<*const (), extern "C" fn() -> u32>(function) };
         function() as usize
     }
 
-    fn settings(&self, mode: TextMode) -> Settings {
-        Settings {
+    fn settings(&self, mode: TextMode) -> SegmentSettings {
+        SegmentSettings {
             mode,
             data: DataMode::Off,
             libs: None,
@@ -98,40 +98,38 @@ impl Code {
         }
     }
 
-    /// What a climb says of the last segment of it, and how much of it is huge then.
-    fn climb(&self, mode: TextMode) -> (Result<(), u32>, usize) {
+    /// Moves its last segment; returns the result, and the huge bytes of the code afterwards.
+    fn move_last(&self, mode: TextMode) -> (Result<(), u32>, usize) {
         let settings = self.settings(mode);
-        let looking = Looking::open().unwrap();
+        let pagemap = Pagemap::open().unwrap();
         let found = settings.find().unwrap();
         let segment = found.iter().last().copied().unwrap();
-        let climbed = climb(&segment, &looking, &settings, &Stop::never(), false);
+        let moved = move_one(&segment, &pagemap, &settings, &Stop::never(), false);
         memory::touch(&self.range, 4096);
         close_images();
-        (
-            climbed,
-            looking.pages(self.range.clone(), Pages::Huge).unwrap(),
-        )
+        let huge = pagemap.count(self.range.clone(), Pages::Huge).unwrap();
+        (moved, huge)
     }
 }
 
-/// The descriptors by which others would find images.
+/// Closes the descriptors at which other processes find images.
 fn close_images() {
     for number in 960..1000 {
         if rustix::fs::readlink(format!("/proc/self/fd/{number}"), Vec::new()).is_ok() {
-            // SAFETY: the descriptor of an image is used by its number alone.
+            // SAFETY: no value owns the descriptor of an image.
             drop(unsafe { OwnedFd::from_raw_fd(number) });
         }
     }
 }
 
-/// Whether this kernel can say how pages are mapped; and one test at a time, for the descriptors.
+/// Locks the descriptors for one test; `None` if the kernel cannot report how pages are mapped.
 fn is_ready() -> Option<std::sync::MutexGuard<'static, ()>> {
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let guard = ONE
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
-    let looked = Looking::open().unwrap().pages(0..4096, Pages::Present);
-    if looked.is_err() {
+    let counted = Pagemap::open().unwrap().count(0..4096, Pages::Present);
+    if counted.is_err() {
         eprintln!("skipped: no PAGEMAP_SCAN (Linux 6.7)");
         return None;
     }
@@ -181,24 +179,24 @@ fn code_is_moved_while_eight_threads_and_a_signal_handler_run_it() {
                             WRONG.fetch_add(1, Ordering::Relaxed);
                         }
                     }
-                    // There are more threads than CPUs.
+                    // More threads than CPUs.
                     std::thread::yield_now();
                 }
             });
         }
         for round in 0..500 {
-            assert_eq!(code.climb(TextMode::Shared), (Ok(()), PMD), "{round}");
+            assert_eq!(code.move_last(TextMode::Shared), (Ok(()), PMD), "{round}");
             code.map();
         }
         over.store(true, Ordering::Relaxed);
     });
-    // SAFETY: it ends the timer.
+    // SAFETY: stops the timer.
     unsafe { libc::setitimer(libc::ITIMER_PROF, &timer(0), std::ptr::null_mut()) };
     assert_eq!(WRONG.load(Ordering::Relaxed), 0);
     assert!(HANDLED.load(Ordering::Relaxed) > 100);
 }
 
-/// Writes a function as a debugger does, whatever the protection.
+/// Writes a function as a debugger does, despite the protection.
 fn poke(at: usize, number: u32) {
     let memory = std::fs::OpenOptions::new()
         .write(true)
@@ -208,26 +206,26 @@ fn poke(at: usize, number: u32) {
 }
 
 #[test]
-fn code_that_was_changed_stays_where_it_is() {
+fn changed_code_stays_in_place() {
     let Some(_one) = is_ready() else { return };
     let code = Code::new();
     poke(code.range.start + PMD / 2, 7);
     let number = PMD / 32;
-    assert_eq!(code.climb(TextMode::Shared), (Err(reason::CHANGED), 0));
+    assert_eq!(code.move_last(TextMode::Shared), (Err(reason::CHANGED), 0));
     assert_eq!(Code::call(code.range.start, number), 7);
     assert_eq!(Code::call(code.range.start, number + 1), number + 1);
 }
 
 #[test]
-fn what_is_mapped_anew_is_not_taken_for_what_was_found() {
+fn a_new_mapping_is_not_taken_for_the_found_segment() {
     let Some(_one) = is_ready() else { return };
     let code = Code::new();
     let settings = code.settings(TextMode::Shared);
     let found = settings.find().unwrap();
     let segment = *found.iter().next().unwrap();
     let other = Code::new();
-    let looking = Looking::open().unwrap();
-    looking.check(&segment).unwrap();
+    let pagemap = Pagemap::open().unwrap();
+    check(&pagemap, &segment).unwrap();
     let (prot, flags) = (
         ProtFlags::READ | ProtFlags::EXEC,
         MapFlags::PRIVATE | MapFlags::FIXED,
@@ -245,15 +243,15 @@ fn what_is_mapped_anew_is_not_taken_for_what_was_found() {
         )
     }
     .unwrap();
-    assert_eq!(looking.check(&segment), Err(reason::GONE));
+    assert_eq!(check(&pagemap, &segment), Err(reason::GONE));
 }
 
-/// What is moved can be changed by the program as before, and by a debugger; another mapping of the image does not see it.
+/// The program and a debugger can change moved text; other mappings of the image do not change.
 #[test]
 fn a_write_to_an_image_stays_in_its_process() {
     let Some(_one) = is_ready() else { return };
     let code = Code::new();
-    assert_eq!(code.climb(TextMode::Shared).0, Ok(()));
+    assert_eq!(code.move_last(TextMode::Shared).0, Ok(()));
     poke(code.range.start, 42);
     assert_eq!(Code::call(code.range.start, 0), 42);
     assert_eq!(Code::call(code.range.start, 1), 1);
@@ -261,7 +259,6 @@ fn a_write_to_an_image_stays_in_its_process() {
     assert_eq!(Code::call(code.range.start, 0), 0);
 }
 
-/// A sealed image with other bytes is refused, whichever process wrote them.
 #[test]
 fn an_image_that_holds_other_code_is_refused() {
     let Some(_one) = is_ready() else { return };
@@ -272,25 +269,26 @@ fn an_image_that_holds_other_code_is_refused() {
         let settings = code.settings(TextMode::Shared);
         *settings.find().unwrap().iter().last().unwrap()
     };
-    let (looking, stop) = (Looking::open().unwrap(), Stop::never());
+    let (pagemap, stop) = (Pagemap::open().unwrap(), Stop::never());
     let own = image::create(c"jumbo-text-test").unwrap();
-    let made = image::make(&own, &segment_of(&other), &looking, PMD, &stop).unwrap();
-    let refused = image::attach(&segment_of(&code), &made, &looking, PMD, &stop);
+    let made = image::make(&own, &segment_of(&other), &pagemap, PMD, &stop).unwrap();
+    let refused = image::attach(&segment_of(&code), &made, &pagemap, PMD, &stop);
     assert_eq!(refused, Err(reason::CHANGED));
     assert_eq!(Code::call(code.range.start, PMD / 32), PMD / 32);
 }
 
-/// Another process of the same user can open any descriptor of this one through /proc, and write until it is sealed.
+/// Another process of the same user can open any descriptor through /proc, and write until the
+/// seal.
 #[test]
 fn code_that_another_process_writes_into_an_image_never_runs() {
     let Some(_one) = is_ready() else { return };
     let code = Code::new();
     let over = AtomicBool::new(false);
     let writes = AtomicU32::new(0);
-    let climbed = std::thread::scope(|scope| {
+    let results = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                // An image is opened at a high number: see `OWN` in `image`.
+                // Images are opened at high numbers: `image::DESCRIPTORS`.
                 for number in 900..1000 {
                     let path = format!("/proc/self/fd/{number}");
                     let is_image = std::fs::read_link(&path)
@@ -298,7 +296,7 @@ fn code_that_another_process_writes_into_an_image_never_runs() {
                     let file =
                         is_image.then(|| std::fs::OpenOptions::new().write(true).open(&path));
                     let Some(Ok(file)) = file else { continue };
-                    // As often as there is time: before the copy, while it is made, and after it.
+                    // All the time: before, during and after the copy.
                     while !over.load(Ordering::Relaxed) {
                         let there = (OFFSET + PMD / 2) as u64;
                         match rustix::io::pwrite(&file, &function(7), there) {
@@ -309,35 +307,35 @@ fn code_that_another_process_writes_into_an_image_never_runs() {
                 }
             }
         });
-        let climb = |round: usize| {
-            let (climbed, _) = code.climb(TextMode::Shared);
+        let move_once = |round: usize| {
+            let (moved, _) = code.move_last(TextMode::Shared);
             for number in [0, PMD / 32, PMD / 16 - 1] {
                 assert_eq!(Code::call(code.range.start, number), number, "{round}");
             }
             code.map();
-            climbed
+            moved
         };
-        let climbed: Vec<_> = (0..20).map(climb).collect();
+        let results: Vec<_> = (0..20).map(move_once).collect();
         over.store(true, Ordering::Relaxed);
-        climbed
+        results
     });
     assert!(writes.load(Ordering::Relaxed) > 0);
-    // Where the image was spoilt, the text stays where it is.
-    let is_known = |climbed: &Result<(), u32>| matches!(climbed, Ok(()) | Err(reason::TAMPERED));
-    assert!(climbed.iter().all(is_known), "{climbed:?}");
+    // With a tampered image the text stays in place.
+    let is_known = |result: &Result<(), u32>| matches!(result, Ok(()) | Err(reason::TAMPERED));
+    assert!(results.iter().all(is_known), "{results:?}");
 }
 
-/// A child that the C library knows nothing of, copied while text was being moved.
+/// A child unknown to the C library, made while text is being moved.
 #[test]
-fn a_child_copied_amid_a_move_does_not_wait_for_it() {
+fn a_child_made_during_a_move_does_not_wait() {
     let Some(_one) = is_ready() else { return };
-    let waited = super::guard::alone(|| {
+    let waited = super::guard::exclusively(|| {
         // SAFETY: the child makes system calls alone, and exits.
         let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
         if child == 0 {
             // SAFETY: this is the child, with one thread.
-            unsafe { super::forked() };
-            let answer = super::guard::kept_out(|| 42);
+            unsafe { super::guard::forked() };
+            let answer = super::guard::wait_and_call(|| 42);
             // SAFETY: the child ends.
             unsafe { libc::_exit(answer) };
         }
@@ -361,15 +359,15 @@ fn a_child_copied_amid_a_move_does_not_wait_for_it() {
 }
 
 #[test]
-fn a_stop_leaves_all_as_it_was() {
+fn a_stop_changes_nothing() {
     static STOP: AtomicBool = AtomicBool::new(true);
     let Some(_one) = is_ready() else { return };
     let code = Code::new();
-    let looking = Looking::open().unwrap();
+    let pagemap = Pagemap::open().unwrap();
     let settings = code.settings(TextMode::Shared);
     let found = settings.find().unwrap();
     let segment = found.iter().next().unwrap();
-    let climbed = climb(segment, &looking, &settings, &Stop::at(&STOP, &STOP), false);
-    assert_eq!(climbed, Err(reason::ENDED));
-    assert!(segment.is_there());
+    let moved = move_one(segment, &pagemap, &settings, &Stop::at(&STOP, &STOP), false);
+    assert_eq!(moved, Err(reason::ENDED));
+    assert!(segment.is_mapped());
 }

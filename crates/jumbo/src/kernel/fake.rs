@@ -1,10 +1,10 @@
-//! Files in a folder that stands in for a host.
+//! Fake hosts for tests.
 
 use std::fs;
 
 use super::Root;
 
-/// A host with these files; gone when the folder is dropped.
+/// Creates a host with these files; drop of the folder removes it.
 pub(crate) fn host(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
     let folder = tempfile::tempdir().unwrap();
     let root = Root::at(folder.path());

@@ -1,6 +1,6 @@
-//! Which folio each resident page belongs to: /proc/PID/pagemap and /proc/kpageflags
-//! (Documentation/admin-guide/mm/pagemap.rst). It takes CAP_SYS_ADMIN: for others the kernel hides
-//! the page frame numbers.
+//! Folio sizes of resident pages, from /proc/PID/pagemap and /proc/kpageflags
+//! (Documentation/admin-guide/mm/pagemap.rst). Needs CAP_SYS_ADMIN: else the kernel hides the page
+//! frame numbers.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,31 +17,31 @@ const COMPOUND_HEAD: u64 = 1 << 15;
 const COMPOUND_TAIL: u64 = 1 << 16;
 const ZERO_PAGE: u64 = 1 << 24;
 
-/// How many pages are looked up at a time.
-const CHUNK: usize = 1 << 15;
-/// Flags of frames closer than this are read in one call.
-const NEAR: u64 = 64;
+/// Maximum number of pages of one read.
+const MAX_PAGES: usize = 1 << 15;
+/// Maximum distance of frames whose flags are read in one call.
+const MAX_GAP: u64 = 64;
 
-/// Open files to look folios up with. The cost is bounded: less than half a microsecond for each page,
-/// and none beyond [`Folios::BUDGET`] pages, whose size is then not known.
+/// Open files for folio sizes. The cost is bounded: less than half a microsecond for each of at
+/// most [`Folios::BUDGET`] pages; the size of later pages is unknown.
 #[derive(Debug)]
 pub struct Folios {
     root: Root,
     flags: File,
     base: PageSize,
-    /// The most base pages a folio can have.
+    /// Maximum number of base pages of a folio.
     block: u64,
     left: usize,
 }
 
 impl Folios {
-    /// How many base pages are looked up at most: 16 GiB of 4 KiB pages.
+    /// Maximum number of base pages: 16 GiB of 4 KiB pages.
     pub const BUDGET: usize = 1 << 22;
 
     /// Opens /proc/kpageflags.
     ///
     /// # Errors
-    /// [`FileError::Io`], EACCES where this process is not root.
+    /// [`FileError::Io`], EACCES if this process is not root.
     pub fn open(root: &Root, base: PageSize, pmd: PageSize) -> Result<Self, FileError> {
         Ok(Self {
             root: root.clone(),
@@ -52,11 +52,11 @@ impl Folios {
         })
     }
 
-    /// The resident bytes of `pid` between two addresses, by folio size. A folio that is mapped in
-    /// part counts with that part. Pages beyond the budget are left out.
+    /// Returns the resident bytes of `pid` between two addresses, by folio size. A partly mapped
+    /// folio counts with its mapped part. Pages beyond the budget are omitted.
     ///
     /// # Errors
-    /// [`FileError::Io`] where the process is gone.
+    /// [`FileError::Io`] if the process is gone.
     pub fn sizes(
         &mut self,
         pid: u32,
@@ -72,8 +72,8 @@ impl Folios {
         let (mut page, last) = (start / base, end / base);
         while page < last && self.left > 0 {
             let wanted = usize::try_from(last - page)
-                .unwrap_or(CHUNK)
-                .min(CHUNK)
+                .unwrap_or(MAX_PAGES)
+                .min(MAX_PAGES)
                 .min(self.left);
             let entries =
                 words(&pagemap, page, wanted).map_err(|error| unread(&relative, error))?;
@@ -98,7 +98,7 @@ impl Folios {
     /// Adds the folio sizes of ascending `frames`.
     fn tally(&self, frames: &[u64], sizes: &mut BTreeMap<PageSize, Bytes>) -> io::Result<()> {
         let mut block = Block::default();
-        for run in frames.chunk_by(|a, b| b - a < NEAR) {
+        for run in frames.chunk_by(|a, b| b - a < MAX_GAP) {
             let (Some(first), Some(last)) = (run.first(), run.last()) else {
                 continue;
             };
@@ -123,7 +123,7 @@ impl Folios {
     }
 }
 
-/// The flags of the frames that one huge page could cover.
+/// Flags of the frames that one huge page could cover.
 #[derive(Default)]
 struct Block {
     first: u64,
@@ -143,8 +143,8 @@ impl Block {
         Ok(self)
     }
 
-    /// How many base pages the folio around `frame` has: from its head to the last of the tails. One
-    /// whose head lies before the block fills it.
+    /// Returns the number of base pages of the folio around `frame`, from its head to its last
+    /// tail. A folio with its head before the block fills it.
     fn folio(&self, frame: u64) -> u64 {
         let index = usize::try_from(frame - self.first).unwrap_or(0);
         let up_to = self.flags.get(..=index).unwrap_or_default();
@@ -155,12 +155,12 @@ impl Block {
             .iter()
             .take_while(|flags| *flags & COMPOUND_TAIL != 0)
             .count() as u64;
-        // Folios are powers of two; another number is one that was split while it was looked at.
+        // Folios are powers of two: another number means a split during the read.
         1 << (tails + 1).ilog2()
     }
 }
 
-/// Up to `count` of a file's 64-bit words; fewer where it ends.
+/// Reads up to `count` 64-bit words of a file; fewer at its end.
 fn words(file: &File, first: u64, count: usize) -> io::Result<Vec<u64>> {
     let mut bytes = vec![0; count.saturating_mul(8)];
     let mut filled = 0;

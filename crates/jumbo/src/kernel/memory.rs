@@ -1,4 +1,4 @@
-//! The host's memory: /proc/{meminfo,vmstat,buddyinfo} and its nodes.
+//! Memory of the host: /proc/{meminfo,vmstat,buddyinfo} and its nodes.
 
 use std::collections::BTreeMap;
 
@@ -8,27 +8,27 @@ use super::thp::optional;
 use super::{FileError, Root, parse};
 use crate::units::{Bytes, NodeId, Order, PageSize, Pages};
 
-/// The size of `struct page`, of which there is one for each base page, on every 64-bit kernel.
+/// Size of `struct page`, one for each base page, on all 64-bit kernels.
 pub const DESCRIPTOR: Bytes = Bytes(64);
 
-/// What of /proc/meminfo tells about page sizes.
+/// Values of /proc/meminfo.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Memory {
-    /// What the kernel manages.
+    /// Memory managed by the kernel.
     pub total: Bytes,
-    /// What lies free.
+    /// Free memory.
     pub free: Bytes,
-    /// What could be had without swapping (3.14).
+    /// Memory available without swapping (Linux 3.14).
     pub available: Bytes,
     /// Anonymous memory of all processes.
     pub anon: Bytes,
-    /// Of that in THPs mapped by PMD.
+    /// Anonymous memory in THPs mapped by PMD.
     pub anon_huge: Bytes,
     /// Shared memory and tmpfs.
     pub shmem: Bytes,
-    /// Of that in huge folios.
+    /// Shared memory in huge folios.
     pub shmem_huge: Bytes,
     /// Page cache in huge folios.
     pub file_huge: Bytes,
@@ -36,13 +36,13 @@ pub struct Memory {
     pub page_tables: Bytes,
     /// All pages of all hugetlb pools.
     pub hugetlb: Bytes,
-    /// What may be promised under strict overcommit.
+    /// Commit limit under strict overcommit.
     pub commit_limit: Bytes,
-    /// What is promised.
+    /// Committed memory.
     pub committed: Bytes,
     /// Swap space.
     pub swap_total: Bytes,
-    /// Swap space not in use.
+    /// Free swap space.
     pub swap_free: Bytes,
 }
 
@@ -61,18 +61,18 @@ pub struct Zone {
     pub node: NodeId,
     /// `DMA`, `DMA32`, `Normal`, `Movable`.
     pub name: String,
-    /// How many free blocks there are of each order, from 0 up.
+    /// Number of free blocks of each order, from 0 up.
     pub blocks: Vec<u64>,
 }
 
-/// What one `struct page` for each base page costs now.
+/// Memory of page metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Metadata {
-    /// The memory it takes.
+    /// Bytes of it.
     pub bytes: Bytes,
-    /// True where the kernel counted it; else it is computed, 64 bytes a base page, and knows nothing
-    /// of what HVO saves.
+    /// True if the kernel counted it; else it is computed, 64 bytes per base page, without the
+    /// savings of HVO.
     pub counted: bool,
 }
 
@@ -80,7 +80,7 @@ impl Memory {
     /// Reads /proc/meminfo.
     ///
     /// # Errors
-    /// [`FileError`] where the file cannot be read or understood.
+    /// [`FileError`] if the file cannot be read or parsed.
     pub fn read(root: &Root) -> Result<Self, FileError> {
         let info: Meminfo = parse(root, "proc/meminfo")?;
         let optional = |bytes: Option<u64>| Bytes(bytes.unwrap_or(0));
@@ -107,20 +107,20 @@ impl Events {
     /// Reads /proc/vmstat.
     ///
     /// # Errors
-    /// [`FileError`] where the file cannot be read or understood.
+    /// [`FileError`] if the file cannot be read or parsed.
     pub fn read(root: &Root) -> Result<Self, FileError> {
         let VmStat(events) = parse(root, "proc/vmstat")?;
         let count = |(name, value)| (name, u64::try_from(value).unwrap_or(0));
         Ok(Self(events.into_iter().map(count).collect()))
     }
 
-    /// One counter; `None` where this kernel has none of that name.
+    /// Returns a counter; `None` if the kernel does not have it.
     pub fn get(&self, name: &str) -> Option<u64> {
         self.0.get(name).copied()
     }
 
-    /// What page metadata costs: nr_memmap_pages and nr_memmap_boot_pages (6.12), else computed from
-    /// the memory there is.
+    /// Returns the memory of page metadata: nr_memmap_pages and nr_memmap_boot_pages (Linux 6.12),
+    /// else computed from the total memory.
     pub fn metadata(&self, memory: &Memory, base: PageSize) -> Metadata {
         match (
             self.get("nr_memmap_pages"),
@@ -142,7 +142,7 @@ impl Zone {
     /// Reads /proc/buddyinfo.
     ///
     /// # Errors
-    /// [`FileError`] where the file cannot be read or understood.
+    /// [`FileError`] if the file cannot be read or parsed.
     pub fn read_all(root: &Root) -> Result<Vec<Self>, FileError> {
         let relative = "proc/buddyinfo";
         let zone = |line: &str| {
@@ -162,35 +162,35 @@ impl Zone {
         text.lines().map(parsed).collect()
     }
 
-    /// How many pages of `size` the free blocks hold. `None` where the allocator's largest block is
-    /// smaller than that, so that it is not known which blocks are neighbours.
+    /// Returns the number of pages of `size` in the free blocks. `None` if the allocator's largest
+    /// block is smaller: the adjacency of blocks is unknown.
     pub fn whole(&self, size: PageSize, base: PageSize) -> Option<Pages> {
         let wanted = usize::try_from(size.order(base).0).ok()?;
         let blocks = self.blocks.get(wanted..).filter(|b| !b.is_empty())?;
         Some(Pages(weighed(blocks)))
     }
 
-    /// The largest block there could be, free or not.
+    /// Returns the size of the largest possible block.
     pub fn largest(&self, base: PageSize) -> Option<PageSize> {
         let order = u32::try_from(self.blocks.len().checked_sub(1)?).ok()?;
         Some(Order(order).size(base))
     }
 
-    /// All of its free memory.
+    /// Returns its free memory.
     pub fn free(&self, base: PageSize) -> Bytes {
         Pages(weighed(&self.blocks)).bytes(base)
     }
 }
 
-/// How many of the first of these blocks all of them come to, each being twice as large as the one before it.
+/// Sums blocks in units of the first, each order twice as large as the one before.
 fn weighed(blocks: &[u64]) -> u64 {
     blocks.iter().zip(0..).map(|(n, order)| n << order).sum()
 }
 
-/// The nodes of this host, by ascending number; empty on kernels without NUMA.
+/// Returns the nodes of the host in ascending order; empty on kernels without NUMA.
 ///
 /// # Errors
-/// [`FileError`] where the folder is there and cannot be listed.
+/// [`FileError`] if the folder exists and cannot be listed.
 pub fn nodes(root: &Root) -> Result<Vec<NodeId>, FileError> {
     let names = optional(root.list("sys/devices/system/node"))?.unwrap_or_default();
     let mut nodes: Vec<_> = names

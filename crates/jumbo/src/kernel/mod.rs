@@ -1,11 +1,12 @@
-//! The files of /proc and /sys that the mechanisms read, and their system calls that rustix lacks.
+//! Files of /proc and /sys for the mechanisms, and system calls that rustix lacks.
 //!
-//! Every path starts at a [`Root`], which tests replace with a folder of their own. `jumbo-host` has the rest of the kernel's
-//! files, and reads these through the same functions; they are no part of the interface of this crate.
+//! Every path starts at a [`Root`], which tests replace with a folder of their own. `jumbo-host`
+//! has the rest of the kernel's files; these functions are not part of this crate's interface.
 //!
 //! - [`memory`], [`thp`]: the host. [`smaps`], [`folios`]: one process. `sys`: the system calls.
 //!
-//! Invariant: a file that is not there is no error where a kernel may lack it; a file that cannot be read is one, with its path.
+//! Invariant: a missing file is no error if a kernel may lack it; an unreadable file is one, with
+//! its path.
 
 #[cfg(test)]
 pub(crate) mod fake;
@@ -26,17 +27,17 @@ use procfs_core::FromRead;
 
 use crate::units::PageSize;
 
-/// A file whose format procfs-core knows.
+/// Parses a file with procfs-core.
 ///
 /// # Errors
-/// [`FileError`] where it cannot be read or understood.
+/// [`FileError`] if it cannot be read or parsed.
 pub fn parse<T: FromRead>(root: &Root, relative: &str) -> Result<T, FileError> {
     let bytes = root.read_bytes(relative)?;
     T::from_read(&bytes[..]).map_err(|error| root.misread(relative, error.to_string()))
 }
 
-/// The base page of the kernel behind `root`: `AT_PAGESZ` of the auxiliary vector (getauxval(3)),
-/// and that of this process where the file is not there.
+/// Returns the base page size of the kernel below `root`: `AT_PAGESZ` of the auxiliary vector
+/// (getauxval(3)), else that of this process.
 pub fn base_page(root: &Root) -> PageSize {
     const AT_PAGESZ: u64 = 6;
     let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).ok();
@@ -52,7 +53,7 @@ pub fn base_page(root: &Root) -> PageSize {
         .unwrap_or(PageSize::SIZE_4K)
 }
 
-/// A lock, whatever became of its last holder: no code panics while it has one.
+/// Locks a mutex, poisoned or not: no code panics with a lock held.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Addresses of this process's own, with no memory behind them: [`Reserved`].
+//! Reserved addresses without memory: [`Reserved`].
 
 #![expect(
     unsafe_code,
@@ -11,16 +11,16 @@ use std::ptr;
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
-/// A range of addresses, without access; its owner maps memory over parts of it. Unmapped when dropped.
+/// A range of addresses without access, for mappings of its owner; unmapped by drop.
 #[derive(Debug)]
 pub struct Reserved {
     start: usize,
     whole: usize,
-    /// The first address that is aligned as was asked.
+    /// First address with the requested alignment.
     pub address: usize,
 }
 
-/// The pointer to an address.
+/// Returns the pointer to an address.
 pub fn at(address: usize) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address)
 }
@@ -32,11 +32,11 @@ impl Reserved {
     /// mmap(2), MAP_NORESERVE.
     ///
     /// # Errors
-    /// ENOMEM: there are not that many addresses (or `ulimit -v` says so).
+    /// ENOMEM: not that many addresses, or beyond `ulimit -v`.
     pub fn new(length: usize, align: usize) -> Result<Self> {
         let whole = length.checked_add(align).ok_or(Errno::NOMEM)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
+        // SAFETY: a new mapping at an address of the kernel's choice replaces none.
         let start =
             unsafe { mm::mmap_anonymous(ptr::null_mut(), whole, ProtFlags::empty(), flags)? };
         let start = start.expose_provenance();
@@ -50,7 +50,7 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        // SAFETY: the range is this value's own, all of it; references into it borrow from its owner.
+        // SAFETY: the range is this value's; references into it borrow from its owner.
         let _ = unsafe { mm::munmap(at(self.start), self.whole) };
     }
 }

@@ -1,39 +1,39 @@
-//! Where /proc and /sys are: [`Root`], and how reading them fails: [`FileError`].
+//! Access to /proc and /sys: [`Root`], and its errors: [`FileError`].
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-/// The folder under which `proc/` and `sys/` are looked up: `/` on a host, a fake tree in a test.
+/// The folder of `proc/` and `sys/`: `/` on a host, a fake tree in a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root(PathBuf);
 
-/// A kernel file that could not be used: which one, and why.
+/// Error of a kernel file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
     /// The file cannot be opened, read or written.
     #[error("cannot {operation} {}: {source}", path.display())]
     Io {
-        /// What was tried: `read`, `write`, `list`.
+        /// The operation: `read`, `write`, `list`.
         operation: &'static str,
-        /// The whole path.
+        /// Path of the file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The error.
         source: io::Error,
     },
     /// The file's content is not what the kernel documents.
     #[error("cannot understand {}: {what}", path.display())]
     Content {
-        /// The whole path.
+        /// Path of the file.
         path: PathBuf,
-        /// What was found, and what was expected.
+        /// The found and the expected content.
         what: String,
     },
 }
 
 impl FileError {
-    /// What a failed operation on `path` is.
+    /// Returns a function that makes the error of an operation on `path`.
     pub fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io {
@@ -47,17 +47,18 @@ impl FileError {
         matches!(self, Self::Io { source, .. } if source.kind() == kind)
     }
 
-    /// True where the file does not exist: this kernel lacks the feature, or the process is gone.
+    /// Reports whether the file does not exist: the kernel lacks the feature, or the process is
+    /// gone.
     pub fn is_missing(&self) -> bool {
         self.is(io::ErrorKind::NotFound)
     }
 
-    /// True where the process that the file tells of kept it from being read.
+    /// Reports whether the process of the file blocked the read.
     pub fn is_held_back(&self) -> bool {
         self.is(io::ErrorKind::TimedOut)
     }
 
-    /// True where privilege is lacking.
+    /// Reports whether privilege is missing.
     pub fn is_denied(&self) -> bool {
         self.is(io::ErrorKind::PermissionDenied)
     }
@@ -70,41 +71,41 @@ impl Default for Root {
 }
 
 impl Root {
-    /// The kernel that runs this process.
+    /// Returns the root of the running kernel.
     pub fn host() -> Self {
         Self::default()
     }
 
-    /// A tree that stands in for `/`.
+    /// Returns a root at another folder.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
         Self(folder.into())
     }
 
-    /// The whole path of `relative` (such as `sys/kernel/mm/hugepages`).
+    /// Returns the whole path of `relative` (such as `sys/kernel/mm/hugepages`).
     pub fn path(&self, relative: impl AsRef<Path>) -> PathBuf {
         self.0.join(relative)
     }
 
-    /// That the content of `relative` is not what was expected there.
+    /// Returns an error for unexpected content of `relative`.
     pub fn misread(&self, relative: impl AsRef<Path>, what: impl Into<String>) -> FileError {
         let path = self.path(relative);
         let what = what.into();
         FileError::Content { path, what }
     }
 
-    /// The file, open to be read.
+    /// Opens a file for reading.
     pub fn open(&self, relative: impl AsRef<Path>) -> Result<File, FileError> {
         let path = self.path(relative);
         File::open(&path).map_err(FileError::io("read", &path))
     }
 
-    /// Text of bytes that may be no UTF-8: what is none is replaced.
+    /// Converts bytes to text, with invalid UTF-8 replaced.
     pub fn lossy(bytes: Vec<u8>) -> String {
         String::from_utf8(bytes)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
     }
 
-    /// The file's bytes.
+    /// Reads a file's bytes.
     ///
     /// # Errors
     /// [`FileError::Io`].
@@ -113,8 +114,8 @@ impl Root {
         fs::read(&path).map_err(FileError::io("read", &path))
     }
 
-    /// The file's text. What is no UTF-8 (a process may have any bytes in its name, and map files
-    /// with any name) is replaced.
+    /// Reads a file's text, with invalid UTF-8 replaced: names of processes and mapped files may
+    /// have any bytes.
     ///
     /// # Errors
     /// [`FileError::Io`].
@@ -122,10 +123,10 @@ impl Root {
         self.read_bytes(relative).map(Self::lossy)
     }
 
-    /// The file's text as one number, blanks around it ignored.
+    /// Reads a file as one number; blanks around it are ignored.
     ///
     /// # Errors
-    /// [`FileError::Io`]; [`FileError::Content`] where it is no number.
+    /// [`FileError::Io`]; [`FileError::Content`] if it is not a number.
     pub fn read_u64(&self, relative: impl AsRef<Path>) -> Result<u64, FileError> {
         let text = self.read(relative.as_ref())?;
         let text = text.trim();
@@ -133,14 +134,14 @@ impl Root {
         number.map_err(|_| self.misread(relative, format!("`{text}` where a number was expected")))
     }
 
-    /// Gives a kernel file a new value by one write(2). Nothing is written twice: a write that a signal
-    /// cut short has done a part of its work (a hugetlb pool stays at the pages it has got).
+    /// Writes a kernel file by one write(2), which is never repeated: an interrupted write has done
+    /// a part of its work (a hugetlb pool keeps the pages that it got).
     ///
     /// # Errors
     /// [`FileError::Io`].
     pub fn write(&self, relative: impl AsRef<Path>, text: &str) -> Result<(), FileError> {
         let path = self.path(relative);
-        // The kernel's files have no length; a test's have.
+        // Only files of tests have a length to truncate.
         let file = fs::OpenOptions::new()
             .write(true)
             .truncate(true)
@@ -152,7 +153,7 @@ impl Root {
         .map_err(FileError::io("write", &path))
     }
 
-    /// The names in a folder, sorted.
+    /// Lists the names in a folder, sorted.
     ///
     /// # Errors
     /// [`FileError::Io`].

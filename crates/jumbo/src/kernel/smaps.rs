@@ -1,24 +1,24 @@
 //! /proc/PID/smaps and smaps_rollup (proc_pid_smaps(5)): [`Mapping`], one at a time.
 //!
-//! A line parser of our own: the run report reads smaps of a whole process tree every few
-//! milliseconds, and procfs-core puts each of the 22 fields of each mapping into a hash map under an
-//! allocated name. For 325 mappings that took 970 µs on top of the 1480 µs the kernel needs to write
-//! the file; this takes a sixth of it and allocates nothing.
+//! It has its own line parser, because the run report reads smaps of a whole process tree every few
+//! milliseconds, and procfs-core puts the 22 fields of each mapping into a hash map under allocated
+//! names. For 325 mappings that took 970 µs, beside the 1480 µs of the kernel; this parser takes a
+//! sixth and allocates nothing.
 
 use super::{FileError, Root};
 use crate::units::{Bytes, PageSize};
 
-/// The text of one smaps file.
+/// Text of one smaps file.
 #[derive(Debug)]
 pub struct Smaps(String);
 
-/// One mapping, and how much of it is resident in what way. Fields are named as the kernel's.
+/// One mapping and its resident memory, with the field names of the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Mapping<'a> {
-    /// The first address.
+    /// First address.
     pub start: u64,
-    /// The first address behind it.
+    /// End address.
     pub end: u64,
     /// `r` of the permissions.
     pub read: bool,
@@ -26,17 +26,17 @@ pub struct Mapping<'a> {
     pub write: bool,
     /// `x` of the permissions.
     pub execute: bool,
-    /// `s` of the permissions: writes are seen by all processes that map it.
+    /// `s` of the permissions: shared.
     pub shared: bool,
-    /// Where in the file the mapping starts.
+    /// File offset.
     pub offset: u64,
-    /// The major and the minor number of the device that the file is on; 0 where there is no file.
+    /// Major and minor number of the file's device; 0 without a file.
     pub device: (u32, u32),
-    /// The file's inode; 0 where there is no file.
+    /// Inode of the file; 0 without a file.
     pub inode: u64,
-    /// The file, or a name in brackets, or nothing.
+    /// Path of the file, a name in brackets, or empty.
     pub path: &'a str,
-    /// The page size of the mapping: the base page, or that of hugetlb.
+    /// Page size of the mapping: the base page, or hugetlb's.
     pub kernel_page_size: Option<PageSize>,
     /// Resident, without hugetlb.
     pub rss: Bytes,
@@ -52,11 +52,11 @@ pub struct Mapping<'a> {
     pub file_pmd_mapped: Bytes,
     /// hugetlb pages that other processes map too.
     pub shared_hugetlb: Bytes,
-    /// hugetlb pages of this process alone.
+    /// hugetlb pages of only this process.
     pub private_hugetlb: Bytes,
     /// Anonymous memory in swap.
     pub swap: Bytes,
-    /// The kernel would put a THP here at a fault. It says no for file mappings that do get them.
+    /// A fault could allocate a THP. False for file mappings that do get them.
     pub thp_eligible: bool,
     /// `hg` of VmFlags: MADV_HUGEPAGE was given.
     pub advised: bool,
@@ -65,25 +65,24 @@ pub struct Mapping<'a> {
 }
 
 impl Smaps {
-    /// The mappings that a file of /proc says, whatever read it.
+    /// Wraps the text of a file that was read already.
     pub fn of(text: String) -> Self {
         Self(text)
     }
 
-    /// Reads /proc/PID/smaps of this process, or of a program of the caller's own: one that holds its mappings back holds
-    /// the caller up. Empty for kernel threads and zombies.
+    /// Reads /proc/PID/smaps of this process or a program of the caller: a process that holds its
+    /// lock of mappings blocks the caller. Empty for kernel threads and zombies.
     ///
     /// # Errors
-    /// [`FileError::Io`]: no such process, or one that this user may not look into.
+    /// [`FileError::Io`]: no such process, or no permission.
     pub fn read(root: &Root, pid: u32) -> Result<Self, FileError> {
         root.read(format!("proc/{pid}/smaps")).map(Self)
     }
 
-    /// Reads /proc/PID/maps, whose mappings have addresses, permissions and paths, and nothing that takes
-    /// a walk of the page tables to know.
+    /// Reads /proc/PID/maps: addresses, permissions and paths, without a walk of the page tables.
     ///
     /// # Errors
-    /// As [`Smaps::read`].
+    /// Same as [`Smaps::read`].
     pub fn read_maps(root: &Root, pid: u32) -> Result<Self, FileError> {
         root.read(format!("proc/{pid}/maps")).map(Self)
     }
@@ -91,13 +90,13 @@ impl Smaps {
     /// Reads /proc/PID/smaps_rollup (Linux 4.14), which has one [`Mapping`] with the sums.
     ///
     /// # Errors
-    /// As [`Smaps::read`]; ESRCH for kernel threads.
+    /// Same as [`Smaps::read`]; ESRCH for kernel threads.
     pub fn read_rollup(root: &Root, pid: u32) -> Result<Self, FileError> {
         root.read(format!("proc/{pid}/smaps_rollup")).map(Self)
     }
 
-    /// The mappings by ascending address. Lines that are not understood are passed over: kernels add
-    /// fields, and a file cut short by the end of its process is still worth what it holds.
+    /// Returns the mappings by ascending address. Unknown lines are ignored: kernels add fields,
+    /// and the end of a process can truncate the file.
     pub fn mappings(&self) -> impl Iterator<Item = Mapping<'_>> {
         let mut lines = self.0.lines().peekable();
         std::iter::from_fn(move || {
@@ -113,17 +112,17 @@ impl Smaps {
 }
 
 impl Mapping<'_> {
-    /// How much is mapped, resident or not.
+    /// Returns the mapped size, resident or not.
     pub fn size(&self) -> Bytes {
         Bytes(self.end - self.start)
     }
 
-    /// Resident hugetlb pages, which `Rss` leaves out.
+    /// Returns the resident hugetlb pages, which `Rss` excludes.
     pub fn hugetlb(&self) -> Bytes {
         self.shared_hugetlb + self.private_hugetlb
     }
 
-    /// Resident in THPs mapped by PMD.
+    /// Returns the resident THPs mapped by PMD.
     pub fn pmd_mapped(&self) -> Bytes {
         self.anon_huge_pages + self.shmem_pmd_mapped + self.file_pmd_mapped
     }
@@ -231,7 +230,7 @@ VmFlags: rd ex nh
     }
 
     #[test]
-    fn what_is_cut_short_or_no_smaps_at_all_is_survived() {
+    fn accepts_truncated_and_invalid_text() {
         for cut in 0..TEXT.len() {
             assert!(Smaps(TEXT[..cut].to_owned()).mappings().count() <= 2);
         }
@@ -243,7 +242,7 @@ VmFlags: rd ex nh
 
     proptest! {
         #[test]
-        fn any_text_is_survived(text in "([0-9a-f-]{0,20} [rwxsp-]{0,5} ?|[A-Z][a-z]{0,3}:| |[0-9]{1,22}|kB|\n|.){0,60}") {
+        fn accepts_any_text(text in "([0-9a-f-]{0,20} [rwxsp-]{0,5} ?|[A-Z][a-z]{0,3}:| |[0-9]{1,22}|kB|\n|.){0,60}") {
             for mapping in Smaps(text).mappings() {
                 prop_assert!(mapping.start <= mapping.end);
             }
@@ -251,7 +250,7 @@ VmFlags: rd ex nh
     }
 
     #[test]
-    fn the_kernel_agrees_with_itself() {
+    fn smaps_and_rollup_agree() {
         let root = Root::host();
         let pid = std::process::id();
         let sum: Bytes = Smaps::read(&root, pid)
@@ -261,7 +260,7 @@ VmFlags: rd ex nh
             .sum();
         let rollup = Smaps::read_rollup(&root, pid).unwrap();
         let rollup = rollup.mappings().next().unwrap().rss;
-        // Other tests of this process allocate between the two looks.
+        // Other tests of this process allocate between the two reads.
         assert!(
             sum.0.abs_diff(rollup.0) < 64 << 20,
             "{sum} against {rollup}"

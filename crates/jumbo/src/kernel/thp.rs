@@ -1,8 +1,8 @@
-//! /sys/kernel/mm/transparent_hugepage: which folio sizes the kernel may use for anonymous and for
-//! shared memory, and what came of it (Documentation/admin-guide/mm/transhuge.rst).
+//! /sys/kernel/mm/transparent_hugepage: folio sizes that the kernel may use for anonymous and
+//! shared memory, and their counters (Documentation/admin-guide/mm/transhuge.rst).
 //!
-//! Controls for each size came with Linux 6.8 (anonymous memory) and 6.12 (shared memory); before
-//! that the top-level ones are all there is, and rule the PMD size alone.
+//! Controls for each size exist since Linux 6.8 (anonymous memory) and 6.12 (shared memory);
+//! before, there are only the top-level ones, for the PMD size.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use super::{FileError, Root};
 use crate::units::PageSize;
 
-/// Where the tables are, below a [`Root`].
+/// Folder of the tables below a [`Root`].
 pub const FOLDER: &str = "sys/kernel/mm/transparent_hugepage";
 
 /// A knob that is one word out of several, as the kernel writes it: `always [madvise] never`.
@@ -30,12 +30,12 @@ static NEVER: LazyLock<Choice> = LazyLock::new(|| Choice {
     options: Vec::new(),
 });
 
-/// All of the folder.
+/// Content of the folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Thp {
-    /// What one PMD maps.
+    /// PMD size.
     pub pmd_size: PageSize,
     /// `enabled`, for anonymous memory.
     pub enabled: Choice,
@@ -47,27 +47,27 @@ pub struct Thp {
     pub use_zero_page: Option<bool>,
     /// Huge pages that hold mostly zeroes are split under memory pressure (6.12).
     pub shrink_underused: Option<bool>,
-    /// `khugepaged/`: what the collapsing thread does, by file name.
+    /// `khugepaged/`: settings and counters of the collapsing thread, by file name.
     pub khugepaged: BTreeMap<String, u64>,
     /// `hugepages-*kB/`, by size.
     pub sizes: BTreeMap<PageSize, SizeControl>,
 }
 
-/// What one folio size may be used for, and how often it was.
+/// Controls and counters of one folio size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct SizeControl {
-    /// For anonymous memory; `None` where that cannot have this size (8 KiB).
+    /// Control of anonymous memory; `None` if it cannot have this size (8 KiB).
     pub enabled: Option<Choice>,
-    /// For shared memory (6.12).
+    /// Control of shared memory (Linux 6.12).
     pub shmem_enabled: Option<Choice>,
     /// `stats/`, by file name (6.10).
     pub stats: BTreeMap<String, u64>,
 }
 
 impl Choice {
-    /// The kernel lists every word; a file that was written where there is no kernel (a test's) has the chosen one alone.
+    /// Parses a file. The kernel lists every word; a test's file has only the chosen one.
     fn parse(text: &str) -> Option<Self> {
         let strip = |word: &str| word.trim_matches(['[', ']']).to_owned();
         let words: Vec<_> = text.split_ascii_whitespace().collect();
@@ -88,25 +88,25 @@ impl Choice {
         Self::parse(&text).ok_or_else(|| root.misread(relative, none()))
     }
 
-    /// True where `word` is chosen.
+    /// Reports whether `word` is chosen.
     pub fn is(&self, word: &str) -> bool {
         self.current == word
     }
 }
 
 impl Thp {
-    /// Reads the folder; `None` where this kernel has no THP.
+    /// Reads the folder; `None` if the kernel has no THP.
     ///
     /// # Errors
-    /// [`FileError`] where the folder is there and cannot be read or understood.
+    /// [`FileError`] if the folder exists and cannot be read or parsed.
     pub fn read(root: &Root) -> Result<Option<Self>, FileError> {
         Self::look(root, counters)
     }
 
-    /// [`Thp::read`] without what is counted (`stats`, `khugepaged`): a tenth of the files.
+    /// Same as [`Thp::read`], without counters (`stats`, `khugepaged`): a tenth of the files.
     ///
     /// # Errors
-    /// As [`Thp::read`].
+    /// Same as [`Thp::read`].
     pub fn read_controls(root: &Root) -> Result<Option<Self>, FileError> {
         Self::look(root, |_, _| Ok(BTreeMap::new()))
     }
@@ -142,7 +142,7 @@ impl Thp {
         }))
     }
 
-    /// What `enabled` says for anonymous memory of that size, `inherit` resolved.
+    /// Returns `enabled` of a size, with `inherit` resolved.
     pub fn anon(&self, size: PageSize) -> Option<&Choice> {
         let own = self.sizes.get(&size);
         match own.and_then(|control| control.enabled.as_ref()) {
@@ -152,8 +152,8 @@ impl Thp {
         }
     }
 
-    /// What `shmem_enabled` says for anonymous shared memory of that size: `inherit` resolved, and overruled by the
-    /// top-level `deny`, and by `force`, which leaves the sizes at `inherit` alone.
+    /// Returns `shmem_enabled` of a size, with `inherit` resolved, and overruled by the top-level
+    /// `deny`, and by `force`, which allows only sizes at `inherit`.
     pub fn shared(&self, size: PageSize) -> Option<&Choice> {
         let top = self.shmem_enabled.as_ref();
         let own = self.sizes.get(&size);
@@ -169,8 +169,8 @@ impl Thp {
     }
 }
 
-/// True where faults of anonymous memory bring no huge page of `size`, whatever a program advises: `enabled` is
-/// `never` for it. What cannot be read is taken to bring some.
+/// Reports whether `enabled` is `never` for a size: faults of anonymous memory allocate no such
+/// page, despite advice. False if unreadable.
 pub fn is_never(root: &Root, size: PageSize) -> bool {
     let read = |folder: &str| Choice::read(root, &format!("{FOLDER}{folder}/enabled")).ok();
     let own = read(&format!("/hugepages-{}kB", size.kib()));
@@ -178,16 +178,16 @@ pub fn is_never(root: &Root, size: PageSize) -> bool {
     choice.is_some_and(|choice| choice.is("never"))
 }
 
-/// What one PMD maps over base pages of `base`: the reach of one page of 8-byte entries.
+/// Returns the PMD size for a base page size: the reach of one page of 8-byte entries.
 pub fn reach_of_pmd(base: PageSize) -> PageSize {
     let entries = base.bytes() / 8;
     PageSize::new(base.bytes() * entries).unwrap_or(PageSize::SIZE_2M)
 }
 
-/// What one PMD maps: `hpage_pmd_size`, and where the kernel has no THP [`reach_of_pmd`].
+/// Returns the PMD size: `hpage_pmd_size`, or [`reach_of_pmd`] on a kernel without THP.
 ///
 /// # Errors
-/// [`FileError`] where the file is there and cannot be read or understood.
+/// [`FileError`] if the file exists and cannot be read or parsed.
 pub fn pmd_size(root: &Root) -> Result<PageSize, FileError> {
     let relative = format!("{FOLDER}/hpage_pmd_size");
     let bytes = match optional(root.read_u64(&relative))? {
@@ -197,14 +197,14 @@ pub fn pmd_size(root: &Root) -> Result<PageSize, FileError> {
     PageSize::new(bytes).map_err(|error| root.misread(relative, error.to_string()))
 }
 
-/// The size in `hugepages-2048kB`.
+/// Parses the size in `hugepages-2048kB`.
 pub fn size_of_folder(name: &str) -> Option<PageSize> {
     let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
     let kib: u64 = kib.parse().ok()?;
     PageSize::new(kib.checked_mul(1024)?).ok()
 }
 
-/// The `hugepages-*kB` of a folder, by size.
+/// Returns the `hugepages-*kB` folders by size.
 pub fn size_folders(root: &Root, folder: &str) -> Result<BTreeMap<PageSize, String>, FileError> {
     let names = root.list(folder)?;
     Ok(names
@@ -213,7 +213,7 @@ pub fn size_folders(root: &Root, folder: &str) -> Result<BTreeMap<PageSize, Stri
         .collect())
 }
 
-/// Every file of a folder that holds a number; empty where the folder is not there.
+/// Reads all files with a number in a folder; empty if the folder does not exist.
 pub fn counters(root: &Root, folder: &str) -> Result<BTreeMap<String, u64>, FileError> {
     let names = optional(root.list(folder))?.unwrap_or_default();
     names
@@ -226,13 +226,13 @@ pub fn counters(root: &Root, folder: &str) -> Result<BTreeMap<String, u64>, File
         .collect()
 }
 
-/// A feature's folder is not there. Every kernel has the one above, so where that is missing too it is
-/// /sys that is hidden, as in some containers, and what the kernel has is not known.
+/// Handles a missing feature's folder. All kernels have its parent: if that is missing too, /sys is
+/// hidden, as in some containers, and the feature is unknown: an error.
 pub fn absent(root: &Root) -> Result<(), FileError> {
     root.list("sys/kernel/mm").map(drop)
 }
 
-/// A file that is not there is a feature that is not there.
+/// Maps a missing file, and so a missing feature, to `None`.
 pub fn optional<T>(result: Result<T, FileError>) -> Result<Option<T>, FileError> {
     match result {
         Ok(value) => Ok(Some(value)),

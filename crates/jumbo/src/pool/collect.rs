@@ -1,6 +1,7 @@
-//! How pages leave the pool and come back: [`Pool::collect_pages`], [`Pool::give_frame`].
+//! Takes pages from the pool and returns them: [`Pool::collect_pages`], [`Pool::give_frame`].
 //!
-//! The source is asked with no lock held; what came is counted in under the lock, or goes back when it is not needed any more.
+//! The source makes pages without the lock. They are added under the lock, or released if they are
+//! not needed any more.
 
 use super::error::{Error, SourceError};
 use super::frame::Frame;
@@ -8,27 +9,25 @@ use super::inventory::Inventory;
 use super::{NodeSet, Placement, Pool, lock};
 use crate::units::NodeId;
 
-/// What pages are collected for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// To be used: they are not free any more.
+    /// Use: the pages are not free any more.
     Use,
-    /// To be promised: they are free and reserved.
+    /// Promise: the pages are free and reserved.
     Promise,
 }
 
-/// Pages that were collected.
 pub(super) struct Collected {
     pub(super) frames: Vec<Frame>,
-    /// How many of them, from the top, the source has just made: they are zeroed.
+    /// Number of new pages at the end of `frames`: they are zeroed.
     pub(super) fresh: u64,
 }
 
 impl Pool {
-    /// A free page, or one more surplus page; and whether the source has just made it.
+    /// Takes a free page, or a new surplus page; true for a new one.
     pub(super) fn take_frame(&self, placement: Placement) -> Result<(Frame, bool), Error> {
         if self.source.is_here() {
-            // Without an allocation.
+            // No allocation.
             let free = lock(&self.inventory).pop_placed(placement);
             if let Some(frame) = free {
                 return Ok((frame, false));
@@ -41,7 +40,7 @@ impl Pool {
             .ok_or(Error::Placement)
     }
 
-    /// `wanted` pages at once or none: free ones, and for the rest surplus pages.
+    /// Collects all of the `wanted` pages or none: free ones first, then surplus pages.
     pub(super) fn collect_pages(
         &self,
         wanted: u64,
@@ -54,7 +53,7 @@ impl Pool {
         if allowed.is_empty() {
             return Err(Error::Placement);
         }
-        // Made by the source for this call, and counted in `pending`.
+        // New pages of this call, counted in `pending`.
         let mut made = Vec::new();
         let mut stopped = None;
         loop {
@@ -75,7 +74,7 @@ impl Pool {
             let refused = match stopped {
                 Some(error) => Some(error),
                 None if beyond(&inventory) => {
-                    // What this call has made itself is no part of the error.
+                    // The error does not count the pages of this call.
                     inventory.overcommit.pending -= made.len() as u64;
                     let counters = inventory.exhausted(wanted, allowed);
                     inventory.overcommit.pending += made.len() as u64;
@@ -96,7 +95,7 @@ impl Pool {
                     Ok(frame) => made.push(frame),
                     Err(error) => {
                         lock(&self.inventory).overcommit.pending -= missing;
-                        // One more look at what was given back meanwhile, and then the error.
+                        // Other threads may have returned pages: check once more before the error.
                         stopped = Some(error);
                         break;
                     }
@@ -105,7 +104,7 @@ impl Pool {
         }
     }
 
-    /// Takes what is free, then what was made, which joins the pool by that.
+    /// Takes free pages, then new ones, which so join the pool.
     fn commit(
         &self,
         inventory: &mut Inventory,
@@ -138,7 +137,7 @@ impl Pool {
         collected
     }
 
-    /// Has the source make one page, on the nodes of the placement in their order.
+    /// Makes a page on the first possible node of the placement.
     pub(super) fn make(&self, placement: Placement) -> Result<Frame, Error> {
         let mut last = None;
         for node in placement
@@ -160,7 +159,7 @@ impl Pool {
         ))
     }
 
-    /// Has the source make one page on a node; `None` where the node's window is full.
+    /// Makes a page on a node; `None` if the node's window is full.
     pub(super) fn make_on(&self, node: NodeId) -> Option<Result<Frame, SourceError>> {
         let frame = lock(&self.inventory).pop_hole(node)?;
         Some(match self.populate(&frame) {
@@ -172,7 +171,7 @@ impl Pool {
         })
     }
 
-    /// Gives pages that are in no list and no count any more back to the source.
+    /// Releases pages that are in no list and no counter.
     pub(super) fn return_made(&self, mut frames: Vec<Frame>) {
         while let Some(frame) = frames.pop() {
             self.return_one(frame);
@@ -184,7 +183,7 @@ impl Pool {
         lock(&self.inventory).push_hole(frame);
     }
 
-    /// Takes a page back: to the lists, or where its node has surplus on to the source.
+    /// Returns a page to the lists, or releases it if its node has surplus.
     pub(super) fn give_frame(&self, frame: Frame) {
         let leaves = lock(&self.inventory).give(frame);
         if let Some(frame) = leaves {
@@ -192,7 +191,7 @@ impl Pool {
         }
     }
 
-    /// Takes back pages that were promised and not used.
+    /// Returns promised pages that were not used.
     pub(super) fn give_held(&self, mut frames: Vec<Frame>) {
         let mut surplus = Vec::new();
         let mut inventory = lock(&self.inventory);
@@ -206,7 +205,7 @@ impl Pool {
         self.return_made(surplus);
     }
 
-    /// An error for more pages than could ever be, before they are added to anything.
+    /// Checks that a number of pages fits the window, so that sums cannot overflow.
     pub(super) fn check_fits(&self, wanted: u64) -> Result<(), Error> {
         let capacity = self.source.window().capacity();
         if wanted <= capacity.0 * u64::from(self.nodes().len()) {
@@ -216,7 +215,7 @@ impl Pool {
         }
     }
 
-    /// An error in a child of fork(2) that has not inherited the pages.
+    /// Fails in a child of fork(2) that has not inherited the pages.
     pub(super) fn check_here(&self) -> Result<(), Error> {
         if self.source.is_here() {
             Ok(())

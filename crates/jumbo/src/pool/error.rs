@@ -1,18 +1,18 @@
-//! Why a pool could not do as asked: [`Error`], [`SourceError`].
+//! Errors of a pool: [`Error`], [`SourceError`], [`SetupError`].
 
 use rustix::io::Errno;
 
 use crate::units::{Bytes, NodeId, Order, Pages};
 use crate::vmemmap;
 
-/// Why a page, a reservation or a region could not be had. Nothing changed hands.
+/// Error for a page, a reservation or a region. The pool is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No free page, and no surplus page may be made any more.
+    /// No free page, and the overcommit limit is reached.
     #[error("pool exhausted: {0}")]
     Exhausted(Exhausted),
-    /// A page could be made by the pool's rules, but the source had none.
+    /// The source had no page.
     #[error("the pool's source has no page: {0}")]
     Source(#[from] SourceError),
     /// The placement allows none of the pool's nodes.
@@ -21,40 +21,40 @@ pub enum Error {
     /// The address window of the pool is full.
     #[error("the pool's address window is full: {capacity} pages on each node")]
     Window {
-        /// The pages for which each node has addresses.
+        /// Maximum number of pages on each node.
         capacity: Pages,
     },
-    /// Pages of the pool have no folios of that order.
+    /// The order is not less than that of a page.
     #[error("the pool's pages have no folios of order {}", order.0)]
     Order {
-        /// The order asked for.
+        /// The requested order.
         order: Order,
     },
-    /// The pool has whole pages only: [`Pool::without_folios`](super::Pool::without_folios) made it.
+    /// [`Pool::without_folios`](super::Pool::without_folios) made the pool.
     #[error("the pool was made without folios")]
     WithoutFolios,
-    /// The pool has whole pages only: there is no table to describe their parts in.
+    /// The pool has no table to describe parts of pages.
     #[error("the pool has no folios: {0}")]
     Undescribed(vmemmap::Error),
-    /// A page that was to be split stays whole.
+    /// A page could not be split, and stays whole.
     #[error("a page cannot be split: {0}")]
     Split(#[from] vmemmap::Error),
-    /// This process is a fork of the one that made the pool, and the pages are still that one's.
+    /// The pages belong to the parent of this forked process.
     #[error("the pool belongs to the process that this one was forked from")]
     Forked,
 }
 
-/// The counters of an exhausted pool, as they were when it said so.
+/// Counters of an exhausted pool at the time of the error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Exhausted {
-    /// What was asked for.
+    /// Requested pages.
     pub wanted: Pages,
-    /// Pages that stay when demand is gone.
+    /// Pages that stay when idle.
     pub persistent: Pages,
-    /// How many surplus pages there may be.
+    /// Maximum number of surplus pages.
     pub overcommit: Pages,
-    /// Surplus pages there are, or that other threads are just making.
+    /// Surplus pages, including those that other threads are making.
     pub surplus: Pages,
     /// Pages taken.
     pub used: Pages,
@@ -88,40 +88,40 @@ impl std::fmt::Display for Exhausted {
     }
 }
 
-/// Why a source had no page.
+/// Error of a source without a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("node {node}: {operation}: {errno}: {why}")]
 #[non_exhaustive]
 pub struct SourceError {
-    /// Where a page was wanted.
+    /// Node of the requested page.
     pub node: NodeId,
-    /// What the source tried: `MADV_POPULATE_WRITE`, `MADV_COLLAPSE`, `memory cgroup`.
+    /// Failed operation: `MADV_POPULATE_WRITE`, `MADV_COLLAPSE`, `memory cgroup`.
     pub operation: &'static str,
-    /// What the kernel answered.
+    /// The errno.
     pub errno: Errno,
-    /// What that means there.
+    /// Meaning of the errno.
     pub why: &'static str,
 }
 
-/// Why a source could not be set up.
+/// Error of a source's setup.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
     /// A system call failed.
     #[error("{operation}: {errno}")]
     Call {
-        /// Which one, and on what.
+        /// The call and its object.
         operation: &'static str,
-        /// The kernel's answer.
+        /// The errno.
         errno: Errno,
     },
     /// A kernel file could not be used.
     #[error(transparent)]
     File(#[from] crate::kernel::FileError),
-    /// Addresses for that much memory cannot be had.
+    /// No addresses for that much memory.
     #[error("no address window of {0}")]
     Window(Bytes),
-    /// The size is none that this source has.
+    /// The source does not have this size.
     #[error("{0}")]
     Size(String),
 }

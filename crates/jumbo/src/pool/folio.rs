@@ -1,12 +1,13 @@
-//! Folios smaller than a page of the pool: [`Folio`], a part of a page that was split.
+//! Folios smaller than a page of the pool: [`Folio`], a part of a split page.
 //!
-//! The pool describes its pages ([`vmemmap`](crate::vmemmap)). A page that is split for folios is taken, like any other: of the
-//! counters `used` counts it once, however many of its folios are out. Within it folios are had as from the kernel's buddy
-//! allocator: the smallest free part that is large enough is halved until it fits, and a folio that is given back becomes one
-//! with its buddy if that is free. When all of a page is free it is whole again, its descriptors are given back, and the pool
-//! takes it back.
+//! The pool describes its pages ([`vmemmap`](crate::vmemmap)). A page that is split for folios is
+//! taken like any other: `used` counts it once. Folios are allocated as in the kernel's buddy
+//! allocator: the smallest free part that is large enough is halved until it fits, and a returned
+//! folio merges with its buddy if that is free. When all of a page is free it is whole again: its
+//! descriptors are freed, and it returns to the pool.
 //!
-//! Invariant: each base page of a split page is in exactly one folio that is out or in one free part; no two free parts are buddies.
+//! Invariant: each base page of a split page is in exactly one taken folio or one free part; no two
+//! free parts are buddies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
@@ -16,7 +17,7 @@ use super::{Error, Pool, lock};
 use crate::units::{NodeId, Order, PageSize, Pages};
 use crate::vmemmap::{self, Compound, Geometry, Vmemmap};
 
-/// A part of a split page. Dropping it gives it back; nothing can use it after that.
+/// A part of a split page; drop returns it.
 #[derive(Debug)]
 pub struct Folio<'p> {
     pool: &'p Pool,
@@ -24,50 +25,50 @@ pub struct Folio<'p> {
     node: NodeId,
 }
 
-/// A part of a page: where it is in the window, and its order. The holder owns it: it is neither copied nor cloned.
+/// The token of a part of a page, neither copied nor cloned. The holder owns the part.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// In base pages.
+    /// First base page in the window.
     first: usize,
     order: u32,
     base: usize,
 }
 
 impl Part {
-    /// From the start of the window, in bytes.
+    /// Returns its offset in the window, in bytes.
     pub(super) fn offset(&self) -> usize {
         self.first * self.base
     }
 
-    /// In bytes.
+    /// Returns its length in bytes.
     pub(super) fn length(&self) -> usize {
         self.base << self.order
     }
 }
 
-/// How pages are split.
+/// Counters of split pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Split {
-    /// Pages that are split, each of them counted as used.
+    /// Split pages, each counted as used.
     pub pages: Pages,
-    /// Base pages of them in folios that are out.
+    /// Their base pages in taken folios.
     pub used: Pages,
-    /// Base pages of them that are free.
+    /// Their free base pages.
     pub free: Pages,
 }
 
-/// The pages of a pool, described, and what is free of those that are split.
+/// Descriptors of a pool's pages.
 #[derive(Debug)]
 pub(super) struct Folios {
     vmemmap: Vmemmap,
-    /// The order of a whole page.
+    /// Order of a whole page.
     whole: u32,
     base: usize,
 }
 
-/// The free parts by order, and the pages that they are of. By the number of the first base page.
+/// Free parts by order, and the split pages, by their first base pages.
 #[derive(Debug, Default)]
 pub(super) struct Buddies {
     free: Vec<BTreeSet<usize>>,
@@ -76,16 +77,17 @@ pub(super) struct Buddies {
 }
 
 impl Folios {
-    /// For pages of `size` in a window.
+    /// Creates the descriptors for pages of `size` in a window.
     ///
     /// # Errors
-    /// [`Error::Undescribed`] where such pages have no smaller folios, or addresses for their descriptors are not to be had.
+    /// [`Error::Undescribed`] if such pages have no smaller folios, or without addresses for
+    /// descriptors.
     pub(super) fn new(start: usize, length: usize, size: PageSize) -> Result<Self, Error> {
         Self::describe(start, length, size).map_err(Error::Undescribed)
     }
 
     fn describe(start: usize, length: usize, size: PageSize) -> Result<Self, vmemmap::Error> {
-        // A larger page is split into what a PMD maps first, which takes no memory.
+        // A larger page is first split into PMD-sized ones, which takes no memory.
         let host = Geometry::of_host()?;
         let section = host.section().size(host.base());
         let geometry = Geometry::new(host.base(), size.min(section))?;
@@ -103,7 +105,7 @@ impl Folios {
 
     pub(super) fn prepare(&self, offset: usize) {
         let at = self.vmemmap.range().start + offset as u64;
-        // A page that was lost and is made anew is described still.
+        // A page that was lost and made again still has its descriptors.
         let _ = self.vmemmap.prepare(at, Order(self.whole));
     }
 
@@ -126,7 +128,8 @@ impl Buddies {
         &mut self.free[order]
     }
 
-    /// The smallest free part that is large enough, halved until it fits. What could not be halved is free as before.
+    /// Takes the smallest free part that is large enough, halved until it fits; on an error it
+    /// stays free.
     fn take(&mut self, folios: &Folios, order: u32) -> Result<Option<usize>, Error> {
         let fits = (order..folios.whole).find(|order| !self.at(*order).is_empty());
         let found = fits.and_then(|order| Some((order, self.at(order).pop_first()?)));
@@ -142,11 +145,11 @@ impl Buddies {
         }
     }
 
-    /// Halves a part of order `has`, which is in no list, until it is of `order`. On an error it is whole.
+    /// Halves a part of order `has`, which is in no list, down to `order`. On an error it is whole.
     fn halve(&mut self, folios: &Folios, first: usize, has: u32, order: u32) -> Result<(), Error> {
         for half in (order..has).rev() {
             if let Err(error) = folios.split(first, half) {
-                // Its other halves are free: all of it comes together again.
+                // The other halves are free: merge all of them again.
                 for half in half + 1..has {
                     self.at(half).remove(&(first + (1 << half)));
                     let at = folios.address(first);
@@ -159,7 +162,7 @@ impl Buddies {
         Ok(())
     }
 
-    /// Takes a part back; gives the page where all of it is free.
+    /// Returns a part; returns its page if all of it is free.
     fn give(&mut self, folios: &Folios, mut first: usize, mut order: u32) -> Option<Frame> {
         while order < folios.whole {
             let buddy = first ^ (1 << order);
@@ -186,12 +189,13 @@ impl Buddies {
 }
 
 impl Pool {
-    /// Takes a folio of `order`, in base pages: a free part of a page that is split already, else of one that is taken and split now.
-    /// What it holds is unspecified.
+    /// Takes a folio of `order`, in base pages: a free part of a split page, else of a page that is
+    /// taken and split now. Its content is unspecified.
     ///
     /// # Errors
-    /// [`Error::Order`] where that is no less than a page; [`Error::WithoutFolios`], [`Error::Undescribed`]; those of [`Pool::take`]; [`Error::Split`] where the page that was
-    /// taken cannot be split: it is whole, and in the pool again.
+    /// [`Error::Order`] if that is not less than a page; [`Error::WithoutFolios`],
+    /// [`Error::Undescribed`]; those of [`Pool::take`]; [`Error::Split`] if the taken page cannot
+    /// be split: it returns to the pool.
     pub fn take_folio(&self, order: Order) -> Result<Folio<'_>, Error> {
         self.check_here()?;
         let folios = self.folios.as_ref().map_err(|error| *error)?;
@@ -216,7 +220,7 @@ impl Pool {
         Ok(Folio { pool, part, node })
     }
 
-    /// Takes a page and splits it; gives the first part of it.
+    /// Takes a page and splits it; returns its first part.
     fn split_page(&self, folios: &Folios, order: u32) -> Result<usize, Error> {
         let (frame, _) = self.take_frame(self.placement)?;
         let first = self.source.window().offset(&frame) / folios.base;
@@ -247,7 +251,7 @@ impl Pool {
         }
     }
 
-    /// How pages are split now.
+    /// Returns the counters of split pages.
     pub fn split(&self) -> Split {
         let buddies = lock(&self.buddies);
         let pages = Pages(buddies.split.len() as u64);
@@ -260,7 +264,7 @@ impl Pool {
         }
     }
 
-    /// The page or folio of the pool that an address is in; `None` where no page is there. Lock-free.
+    /// Returns the page or folio at an address; `None` without a page there. Lock-free.
     pub fn compound_of(&self, address: NonNull<u8>) -> Option<Compound> {
         let folios = self.folios.as_ref().ok()?;
         folios.vmemmap.head_of(address.addr().get() as u64)
@@ -268,27 +272,27 @@ impl Pool {
 }
 
 impl Folio<'_> {
-    /// Its order, in base pages.
+    /// Returns its order, in base pages.
     pub fn order(&self) -> Order {
         Order(self.part.order)
     }
 
-    /// The node that it is on.
+    /// Returns its node.
     pub fn node(&self) -> NodeId {
         self.node
     }
 
-    /// Its bytes.
+    /// Returns its bytes.
     pub fn bytes(&self) -> &[u8] {
         self.pool.source.window().folio(&self.part)
     }
 
-    /// Its bytes, to write.
+    /// Returns its bytes, writable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.pool.source.window().folio_mut(&mut self.part)
     }
 
-    /// Its address, for what is given to the kernel or to C. It is good for as long as the folio is.
+    /// Returns its address, for the kernel or C code; valid for the life of the folio.
     pub fn as_ptr(&mut self) -> NonNull<u8> {
         NonNull::from(self.bytes_mut()).cast()
     }

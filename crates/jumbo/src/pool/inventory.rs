@@ -1,7 +1,7 @@
-//! What a pool has on each node, and what it owes: [`Inventory`].
+//! Pages of a pool on each node, and promises of them: [`Inventory`].
 //!
-//! Plain code without threads in it: the holder of the lock calls it. It decides; making and unmaking pages
-//! is left to the caller, who must not hold the lock meanwhile.
+//! Single-threaded code, called under the lock. It decides; the caller makes and releases pages
+//! without the lock.
 
 use jumbo_inside::pool::{Overcommit, PageCounts};
 
@@ -10,31 +10,30 @@ use super::frame::Frame;
 use super::{Counters, NodeSet, Placement};
 use crate::units::{NodeId, Pages};
 
-/// How many nodes there can be, as an array's length.
 pub(super) const NODES: usize = NodeSet::CAPACITY as usize;
 
 /// One node's pages.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// How many pages the pool has there.
+    /// Numbers of pages.
     pub(super) books: PageCounts,
     /// Pages that reservations hold.
     held: u64,
     /// Free pages that are not promised.
     pub(super) free: Vec<Frame>,
-    /// Places whose page went back to the source.
+    /// Frames whose pages were released.
     holes: Vec<Frame>,
-    /// Places from this one on were never used.
+    /// Index of the first frame that was never used.
     fresh: u32,
 }
 
-/// What there is, and what is owed.
+/// Pages of all nodes, and promises.
 #[derive(Debug)]
 pub(super) struct Inventory {
     nodes: [Node; NODES],
     present: NodeSet,
     capacity: u32,
-    /// How many surplus pages there may be, on all nodes together.
+    /// Surplus pages of all nodes: their limit and pending ones.
     pub(super) overcommit: Overcommit,
 }
 
@@ -53,7 +52,7 @@ impl Node {
         self.free.len() as u64
     }
 
-    /// Has room for all its pages, so that a give allocates nothing.
+    /// Reserves room in the list for all its pages, so that returning one allocates nothing.
     fn make_room(&mut self) {
         let all = usize::try_from(self.books.total()).unwrap_or(0);
         self.free.reserve(all.saturating_sub(self.free.len()));
@@ -99,27 +98,26 @@ impl Inventory {
         self.sum(nodes, |node| node.books.persistent())
     }
 
-    /// Free pages that are not promised.
+    /// Returns the number of free pages that are not promised.
     pub(super) fn listed(&self, nodes: NodeSet) -> u64 {
         self.sum(nodes, Node::listed)
     }
 
-    /// The pages of `nodes` that reservations hold.
     pub(super) fn held(&self, nodes: NodeSet) -> u64 {
         self.sum(nodes, |node| node.held)
     }
 
-    /// A page that is on no list is promised.
+    /// Promises a page that is on no list.
     pub(super) fn hold(&mut self, node: NodeId) {
         self.node_mut(node).held += 1;
     }
 
-    /// A page is promised no more.
+    /// Ends the promise of a page.
     pub(super) fn unhold(&mut self, node: NodeId) {
         self.node_mut(node).held -= 1;
     }
 
-    /// The counters of `nodes`, by the kernel's names.
+    /// Returns the counters of `nodes`, by the kernel's names.
     pub(super) fn counters(&self, nodes: NodeSet) -> Counters {
         for node in nodes.and(self.present).iter().map(|node| self.node(node)) {
             let (free, total) = (node.listed() + node.held, node.books.total());
@@ -139,28 +137,28 @@ impl Inventory {
         }
     }
 
-    /// Of `nodes` the one with the most of something, if any has some.
+    /// Returns the node with the greatest value; `None` if all are 0.
     fn richest(&self, nodes: NodeSet, of: impl Fn(&Node) -> u64) -> Option<NodeId> {
         let nodes = nodes.and(self.present).iter();
         let counted = nodes.map(|node| (of(self.node(node)), node));
-        let most = counted.max_by_key(|(count, node)| (*count, std::cmp::Reverse(*node)));
-        most.and_then(|(count, node)| (count > 0).then_some(node))
+        let max = counted.max_by_key(|(count, node)| (*count, std::cmp::Reverse(*node)));
+        max.and_then(|(count, node)| (count > 0).then_some(node))
     }
 
-    /// A free page, from the node that has most of them.
+    /// Takes a free page from the node with the most of them.
     pub(super) fn pop_free(&mut self, nodes: NodeSet) -> Option<Frame> {
         let node = self.richest(nodes, Node::listed)?;
         self.node_mut(node).free.pop()
     }
 
-    /// A free page where the placement would have it.
+    /// Takes a free page by a placement.
     pub(super) fn pop_placed(&mut self, placement: Placement) -> Option<Frame> {
         let [first, rest] = placement.tiers(self.present);
         self.pop_free(first).or_else(|| self.pop_free(rest))
     }
 
-    /// A page is given back: `Some` where it is surplus of its node, leaves the pool and goes on to the
-    /// source; else it is free now.
+    /// Returns a page to the lists. If its node has surplus, the page leaves the pool: returns it
+    /// for release.
     pub(super) fn give(&mut self, frame: Frame) -> Option<Frame> {
         let node = self.node_mut(frame.node());
         if node.books.release_one() {
@@ -170,21 +168,20 @@ impl Inventory {
         None
     }
 
-    /// A page of the pool is lost; its place is empty.
     pub(super) fn lose(&mut self, frame: Frame) {
         let node = self.node_mut(frame.node());
         node.books.remove(1);
         node.holes.push(frame);
     }
 
-    /// A page that the source made joins the pool as surplus, in use.
+    /// Adds a new page as surplus, in use.
     pub(super) fn join_surplus(&mut self, node: NodeId) {
         let node = self.node_mut(node);
         node.books.add_surplus(1);
         node.make_room();
     }
 
-    /// A page that the source made joins the pool for good, free.
+    /// Adds a new page as persistent, free.
     pub(super) fn join_persistent(&mut self, frame: Frame) {
         let node = self.node_mut(frame.node());
         node.books.add_persistent(1);
@@ -192,7 +189,7 @@ impl Inventory {
         node.free.push(frame);
     }
 
-    /// An empty place on a node, for the source to put a page there.
+    /// Takes an unused frame of a node, for a new page.
     pub(super) fn pop_hole(&mut self, node: NodeId) -> Option<Frame> {
         if !self.present.contains(node) {
             return None;
@@ -210,28 +207,28 @@ impl Inventory {
         self.node_mut(frame.node()).holes.push(frame);
     }
 
-    /// The nodes in the order in which persistent pages are added: the one with the fewest first.
+    /// Returns the node with the fewest persistent pages, which gets the next one.
     pub(super) fn poorest(&self, nodes: NodeSet) -> Option<NodeId> {
         let nodes = nodes.and(self.present).iter();
         nodes.min_by_key(|node| (self.node(*node).books.persistent(), *node))
     }
 
-    /// Makes a surplus page persistent; false where there is none.
+    /// Makes a surplus page persistent; false if there is none.
     pub(super) fn keep_surplus(&mut self, nodes: NodeSet) -> bool {
         let node = self.richest(nodes, |node| node.books.surplus());
         node.inspect(|node| self.node_mut(*node).books.make_persistent())
             .is_some()
     }
 
-    /// Makes a persistent page surplus; false where there is none.
+    /// Makes a persistent page surplus; false if there is none.
     pub(super) fn make_surplus(&mut self, nodes: NodeSet) -> bool {
         let node = self.richest(nodes, |node| node.books.persistent());
         node.inspect(|node| self.node_mut(*node).books.make_surplus())
             .is_some()
     }
 
-    /// A free page leaves the pool, and with it a persistent one: of a node that has both, if there is
-    /// one; else of any, and the surplus that it was is left to another node.
+    /// Removes a free page and counts a persistent page less: both of one node if possible. Else
+    /// the free page was surplus, and a persistent page of another node becomes surplus.
     pub(super) fn shed(&mut self, nodes: NodeSet) -> Option<Frame> {
         let both = |node: &Node| node.listed().min(node.books.persistent());
         if let Some(node) = self.richest(nodes, both) {
@@ -250,7 +247,6 @@ impl Inventory {
         Some(frame)
     }
 
-    /// The counters for an error.
     pub(super) fn exhausted(&self, wanted: u64, allowed: NodeSet) -> Exhausted {
         let all = self.present;
         let (free, held) = (self.listed(all), self.held(all));

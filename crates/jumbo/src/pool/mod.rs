@@ -1,17 +1,19 @@
-//! Provision: huge pages that grow on demand and shrink when idle.
+//! A pool of huge pages that grows on demand and shrinks when idle: [`Pool`].
 //!
-//! A [`Pool`] keeps pages of one size, with the words and the rules of the kernel's own hugetlb pools:
+//! It keeps pages of one size, with the terms and the rules of the kernel's own hugetlb pools:
 //!
-//! - *persistent* pages stay, *surplus* pages come on demand, up to the *overcommit* limit, and go as soon
-//!   as they are given back; *free* pages are not taken, *reserved* ones are those of the free pages that
-//!   are promised;
-//! - [`Pool::take`] gives a [`Page`], an owned handle that goes back when it is dropped; [`Pool::take_owned`] an [`OwnedPage`],
-//!   which keeps the pool, for a program that has it in an `Arc`;
+//! - *persistent* pages stay; *surplus* pages are made on demand, up to the *overcommit* limit, and
+//!   are released when they are returned; *free* pages are not taken; *reserved* ones are the
+//!   promised part of the free pages;
+//! - [`Pool::take`] returns a [`Page`], an owned handle, which drop returns to the pool;
+//!   [`Pool::take_owned`] an [`OwnedPage`], which keeps the pool alive, for a pool in an `Arc`;
 //! - [`Pool::reserve`] promises pages, all or none ([`Reservation`]);
-//! - a [`Quota`] bounds what several users of a pool may have of it;
-//! - [`Pool::resize`] changes how many pages are persistent;
-//! - [`Pool::take_folio`] gives a part of a page, of any order ([`Folio`]); pages are split for that and merged again;
-//! - [`Pool::region`] puts pages side by side ([`Region`]). Memory that processes share is [`shmem`](crate::shmem)'s.
+//! - a [`Quota`] limits the share of each user of a pool;
+//! - [`Pool::resize`] sets the number of persistent pages;
+//! - [`Pool::take_folio`] returns a part of a page, of any order ([`Folio`]): pages are split for
+//!   it, and merged again;
+//! - [`Pool::region`] maps pages side by side ([`Region`]). [`shmem`](crate::shmem) has memory that
+//!   processes share.
 //!
 //! ```
 //! use jumbo::pool::{Placement, Pool, Thp};
@@ -31,15 +33,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The kernel's own pools are steered by `jumbo_host::host_pools`.
+//! `jumbo_host::host_pools` resizes the kernel's own pools.
 //!
-//! Pages come from a [`Source`] (`source`). What there is on each node is in `inventory`, the way to the source in
-//! `collect`; `frame` is the token that a page is in exactly one place, `folio` the parts of pages that are split, `window` the one leaf that touches memory. See `docs/design/pool.md`.
+//! Pages come from a [`Source`] (`source`). `inventory` has the pages of each node, `collect` the
+//! calls of the source; a `frame` is the token of a page, `folio` has the parts of split pages,
+//! `window` is the leaf that accesses memory. See `docs/design/pool.md`.
 //!
-//! Invariant, whenever no thread is inside: `reserved <= free <= total`, `surplus <= total` on each node and
-//! altogether, and the counters equal the lists that they count. A take of a free page and a give allocate nothing; no
-//! lock is held while the source is asked but the one that keeps two resizes apart; and a shortage is an
-//! error at the call, never a SIGBUS.
+//! Invariant, whenever no thread is inside: `reserved <= free <= total`, `surplus <= total` on each
+//! node and in all, and the counters equal the lists. Taking a free page and returning one allocate
+//! nothing. No lock is held during calls of the source, except the one that serializes resizes. A
+//! shortage is an error of a call, never a SIGBUS.
 
 mod collect;
 mod error;
@@ -77,62 +80,62 @@ use inventory::Inventory;
 
 /// Pages of one size.
 ///
-/// All methods take `&self` and may be called from any thread; not from a signal handler, which could
-/// find its own thread inside.
+/// All methods may be called from any thread, but not from a signal handler, which could interrupt
+/// its own thread inside.
 #[derive(Debug)]
 pub struct Pool {
     inventory: Mutex<Inventory>,
-    /// Held by the one that resizes the pool.
+    /// Serializes resizes.
     resizing: Mutex<()>,
     placement: Placement,
     source: Box<dyn Source>,
-    /// What describes its pages, or why they have no smaller folios.
+    /// Descriptors of its pages, or the reason why they have no smaller folios.
     folios: Result<Folios, Error>,
     buddies: Mutex<Buddies>,
 }
 
-/// A pool's counters, by the kernel's names.
+/// Counters of a pool, by the kernel's names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Counters {
-    /// Every page of the pool.
+    /// All pages of the pool.
     pub total: Pages,
-    /// Those that are not taken.
+    /// Pages that are not taken.
     pub free: Pages,
-    /// Those of the free ones that are promised.
+    /// Free pages that are promised.
     pub reserved: Pages,
-    /// Those that go when demand is gone.
+    /// Pages that are released when idle.
     pub surplus: Pages,
-    /// How many surplus pages there may be.
+    /// Maximum number of surplus pages.
     pub overcommit: Pages,
 }
 
 impl Counters {
-    /// Pages that stay when demand is gone.
+    /// Returns the number of pages that stay when idle.
     pub fn persistent(&self) -> Pages {
         Pages(self.total.0.saturating_sub(self.surplus.0))
     }
 
-    /// Pages that are taken.
+    /// Returns the number of pages that are taken.
     pub fn used(&self) -> Pages {
         Pages(self.total.0.saturating_sub(self.free.0))
     }
 }
 
 impl Pool {
-    /// An empty pool: no page, and none to be had until [`Pool::resize`] or [`Pool::set_overcommit`].
+    /// Creates an empty pool, without pages until [`Pool::resize`] or [`Pool::set_overcommit`].
     ///
-    /// `placement` is where its pages may be; [`Placement::of_thread`] is what the kernel would do.
+    /// `placement` has the allowed nodes; [`Placement::of_thread`] is the kernel's choice.
     pub fn new(source: impl Source + 'static, placement: Placement) -> Self {
         let window = source.window();
-        let folios = Folios::new(window.first_address(), window.length(), window.size());
+        let folios = Folios::new(window.mapping().address, window.length(), window.size());
         let mut pool = Self::without_folios(source, placement);
         pool.folios = folios;
         pool
     }
 
-    /// The same, but that its pages are not described: it takes no addresses for their descriptors, and has no folios.
+    /// Creates a pool without descriptors of its pages, and so without folios.
     pub fn without_folios(source: impl Source + 'static, placement: Placement) -> Self {
         let window = source.window();
         let capacity = u32::try_from(window.capacity().0).unwrap_or(frame::MAX_FRAMES);
@@ -146,37 +149,37 @@ impl Pool {
         }
     }
 
-    /// The size of its pages.
+    /// Returns the page size.
     pub fn page_size(&self) -> PageSize {
         self.source.window().size()
     }
 
-    /// The nodes that it can have pages on.
+    /// Returns the nodes with addresses for pages.
     pub fn nodes(&self) -> NodeSet {
         self.source.window().nodes()
     }
 
-    /// Where its pages may be unless a call says otherwise.
+    /// Returns the default placement.
     pub fn placement(&self) -> Placement {
         self.placement
     }
 
-    /// Sets how many surplus pages there may be. Those beyond a lowered limit stay until they are given back.
+    /// Sets the maximum number of surplus pages. Pages beyond a lowered limit stay until returned.
     pub fn set_overcommit(&self, pages: Pages) {
         lock(&self.inventory).overcommit.max = pages.0;
     }
 
-    /// The counters of all nodes, as of one moment.
+    /// Returns a snapshot of the counters of all nodes.
     pub fn counters(&self) -> Counters {
         lock(&self.inventory).counters(NodeSet::ALL)
     }
 
-    /// The counters of one node. The overcommit limit is the pool's.
+    /// Returns the counters of one node, with the overcommit limit of the pool.
     pub fn node_counters(&self, node: NodeId) -> Counters {
         lock(&self.inventory).counters(NodeSet::of(node))
     }
 
-    /// Has the source make a page, and describes it.
+    /// Makes a page in the source, and describes it.
     fn populate(&self, frame: &Frame) -> Result<(), SourceError> {
         self.source.populate(frame)?;
         if let Ok(folios) = &self.folios {
@@ -185,7 +188,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives a page back to the source.
+    /// Returns a page to the source.
     fn let_go(&self, frame: &Frame) {
         if let Ok(folios) = &self.folios {
             folios.release(self.source.window().offset(frame));
@@ -195,7 +198,7 @@ impl Pool {
 }
 
 impl Drop for Pool {
-    /// Every page goes back to the source. None is out: a page borrows its pool, or keeps it.
+    /// Returns all pages to the source. None is taken: a page borrows its pool, or keeps it alive.
     fn drop(&mut self) {
         let mut inventory = lock(&self.inventory);
         while let Some(frame) = inventory.pop_free(NodeSet::ALL) {

@@ -1,21 +1,21 @@
-//! Where pages may lie: [`NodeSet`] and [`Placement`].
+//! Nodes of pages: [`NodeSet`] and [`Placement`].
 
 use crate::kernel::sys::{self, PolicyMode};
 use crate::units::NodeId;
 
-/// A set of nodes, of the first [`NodeSet::CAPACITY`] of the host.
+/// A set of nodes with numbers below [`NodeSet::CAPACITY`].
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeSet(u64);
 
 impl NodeSet {
-    /// Nodes from this number on cannot be told apart here. The largest hosts sold have 32.
+    /// Maximum number of nodes. The largest hosts sold have 32.
     pub const CAPACITY: u32 = u64::BITS;
     /// No node.
     pub const NONE: Self = Self(0);
-    /// Every node there could be.
+    /// All nodes.
     pub const ALL: Self = Self(u64::MAX);
 
-    /// That node alone; nothing where its number is beyond the capacity.
+    /// Returns the set of one node; empty if its number is beyond the capacity.
     pub const fn of(node: NodeId) -> Self {
         if node.0 < Self::CAPACITY {
             Self(1 << node.0)
@@ -24,47 +24,47 @@ impl NodeSet {
         }
     }
 
-    /// Whether `node` belongs to it.
+    /// Reports whether it contains `node`.
     pub const fn contains(self, node: NodeId) -> bool {
         Self::of(node).0 & self.0 != 0
     }
 
-    /// The nodes in both.
+    /// Returns the intersection.
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// The nodes in either.
+    /// Returns the union.
     pub const fn or(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// The nodes that are not in `other`.
+    /// Returns the difference.
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// True where no node belongs to it.
+    /// Reports whether it is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// How many nodes belong to it.
+    /// Returns the number of nodes.
     pub const fn len(self) -> u32 {
         self.0.count_ones()
     }
 
-    /// How many nodes of it come before `node`.
+    /// Returns the number of nodes before `node`.
     pub(super) const fn rank(self, node: NodeId) -> u32 {
         (self.0 & (Self::of(node).0.wrapping_sub(1))).count_ones()
     }
 
-    /// As the words of the kernel's nodemask.
+    /// Returns the kernel's nodemask.
     pub(super) const fn mask(self) -> u64 {
         self.0
     }
 
-    /// Its nodes, by ascending number.
+    /// Returns its nodes in ascending order.
     pub fn iter(self) -> impl Iterator<Item = NodeId> {
         let mut left = self.0;
         std::iter::from_fn(move || {
@@ -91,16 +91,16 @@ impl std::fmt::Debug for NodeSet {
     }
 }
 
-/// Which of the allowed nodes comes first.
+/// Nodes to try first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Preferred {
-    /// The one that the calling thread runs on.
+    /// The node of the calling thread.
     Local,
-    /// These, the fullest first, so that pages spread over them.
+    /// These nodes, the one with the most free pages first, so that pages spread over them.
     Nodes(NodeSet),
 }
 
-/// On which nodes a page may be, and which of them are tried first.
+/// Allowed nodes of a page, and those to try first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     allowed: NodeSet,
@@ -108,10 +108,10 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Any node, the local one first.
+    /// All nodes, the local one first.
     pub const ANYWHERE: Self = Self::on(NodeSet::ALL);
 
-    /// These nodes and no others, the local one first.
+    /// Allows these nodes, the local one first.
     pub const fn on(allowed: NodeSet) -> Self {
         Self {
             allowed,
@@ -119,7 +119,7 @@ impl Placement {
         }
     }
 
-    /// The same nodes, with those of `preferred` first.
+    /// Puts the nodes of `preferred` first.
     #[must_use]
     pub const fn preferring(self, preferred: NodeSet) -> Self {
         Self {
@@ -128,11 +128,12 @@ impl Placement {
         }
     }
 
-    /// What the calling thread's cpuset and memory policy allow now. As in the kernel only
-    /// MPOL_BIND keeps pages from other nodes of the cpuset; the other policies say what is tried first.
+    /// Reads the cpuset and memory policy of the calling thread. Same as in the kernel, only
+    /// MPOL_BIND excludes nodes of the cpuset; the other policies set the order.
     ///
     /// # Errors
-    /// The errno of get_mempolicy(2); a kernel without NUMA answers ENOSYS, which means anywhere.
+    /// The errno of get_mempolicy(2), except ENOSYS of a kernel without NUMA: all nodes are allowed
+    /// then.
     pub fn of_thread() -> std::io::Result<Self> {
         let cpuset = match sys::allowed_nodes() {
             Ok(mask) => NodeSet(mask),
@@ -150,15 +151,15 @@ impl Placement {
         })
     }
 
-    /// The nodes that are allowed.
+    /// Returns the allowed nodes.
     pub const fn allowed(self) -> NodeSet {
         self.allowed
     }
 
-    /// Of `nodes`, those that are allowed: the ones to try first, and the rest.
+    /// Returns the allowed part of `nodes`: the nodes to try first, and the rest.
     pub(super) fn tiers(self, nodes: NodeSet) -> [NodeSet; 2] {
         let allowed = self.allowed.and(nodes);
-        // One node: nothing to choose, so nothing to ask the kernel.
+        // With one node there is no choice: no system call.
         if allowed.len() <= 1 {
             return [allowed, NodeSet::NONE];
         }
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn tiers_part_what_is_allowed() {
+    fn tiers_split_the_allowed_nodes() {
         let nodes: NodeSet = (0..4).map(NodeId).collect();
         let odd: NodeSet = [1, 3, 5].map(NodeId).into_iter().collect();
         let [first, rest] = Placement::on(nodes.without(NodeSet::of(NodeId(3))))

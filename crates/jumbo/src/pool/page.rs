@@ -1,4 +1,4 @@
-//! A page in use: [`Page`], which borrows its pool, and [`OwnedPage`], which keeps it.
+//! Taken pages: [`Page`], which borrows its pool, and [`OwnedPage`], which keeps it alive.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -8,7 +8,7 @@ use super::frame::Frame;
 use super::{Error, Placement, Pool};
 use crate::units::{NodeId, PageSize};
 
-/// A huge page, taken out of a pool. Dropping it gives it back; nothing can use it after that. `P` is what has the pool.
+/// A huge page, taken from a pool; drop returns it. `P` is the reference to the pool.
 #[derive(Debug)]
 pub struct Taken<P: Deref<Target = Pool>> {
     pub(super) frame: Frame,
@@ -18,7 +18,7 @@ pub struct Taken<P: Deref<Target = Pool>> {
 /// A page that borrows its pool.
 pub type Page<'p> = Taken<&'p Pool>;
 
-/// A page that keeps its pool for as long as it lives, so that it may be stored beside the pool and go to any thread.
+/// A page that keeps its pool alive, so it can be stored beside the pool and sent to any thread.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -35,38 +35,39 @@ pub type Page<'p> = Taken<&'p Pool>;
 pub type OwnedPage = Taken<Arc<Pool>>;
 
 impl Pool {
-    /// Takes a page: a free one, else a surplus page. What it holds is unspecified: zeroes, or what
-    /// another user in this process left there.
+    /// Takes a free page, else a surplus page. Its content is unspecified: zeroes, or data of an
+    /// earlier user in this process.
     ///
     /// # Errors
-    /// [`Error::Exhausted`], [`Error::Source`], [`Error::Placement`], [`Error::Window`], [`Error::Forked`].
+    /// [`Error::Exhausted`], [`Error::Source`], [`Error::Placement`], [`Error::Window`],
+    /// [`Error::Forked`].
     pub fn take(&self) -> Result<Page<'_>, Error> {
         self.take_placed(self.placement)
     }
 
-    /// The same, from the nodes of a placement of its own.
+    /// Same as [`Pool::take`], with its own placement.
     ///
     /// # Errors
-    /// As [`Pool::take`].
+    /// Same as [`Pool::take`].
     pub fn take_placed(&self, placement: Placement) -> Result<Page<'_>, Error> {
         let (frame, _) = self.take_frame(placement)?;
         Ok(Taken { pool: self, frame })
     }
 
-    /// Takes a page as by [`Pool::take`] that keeps the pool.
+    /// Same as [`Pool::take`]; the page keeps the pool alive.
     ///
     /// # Errors
-    /// As [`Pool::take`].
+    /// Same as [`Pool::take`].
     pub fn take_owned(self: &Arc<Self>) -> Result<OwnedPage, Error> {
         let (frame, _) = self.take_frame(self.placement)?;
         let pool = Arc::clone(self);
         Ok(Taken { pool, frame })
     }
 
-    /// Takes a page that holds zeroes.
+    /// Takes a zeroed page.
     ///
     /// # Errors
-    /// As [`Pool::take`].
+    /// Same as [`Pool::take`].
     pub fn take_zeroed(&self) -> Result<Page<'_>, Error> {
         let (frame, fresh) = self.take_frame(self.placement)?;
         let mut page = Taken { pool: self, frame };
@@ -78,32 +79,32 @@ impl Pool {
 }
 
 impl<P: Deref<Target = Pool>> Taken<P> {
-    /// The pool that it is of.
+    /// Returns its pool.
     pub fn pool(&self) -> &P {
         &self.pool
     }
 
-    /// The node that it is on.
+    /// Returns its node.
     pub fn node(&self) -> NodeId {
         self.frame.node()
     }
 
-    /// Its size.
+    /// Returns its size.
     pub fn size(&self) -> PageSize {
         self.pool.page_size()
     }
 
-    /// Its bytes.
+    /// Returns its bytes.
     pub fn bytes(&self) -> &[u8] {
         self.pool.source.window().bytes(&self.frame)
     }
 
-    /// Its bytes, to write.
+    /// Returns its bytes, writable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.pool.source.window().bytes_mut(&mut self.frame)
     }
 
-    /// Its address, for what is given to the kernel or to C. It is good for as long as the page is.
+    /// Returns its address, for the kernel or C code; valid for the life of the page.
     pub fn as_ptr(&mut self) -> NonNull<u8> {
         NonNull::from(self.bytes_mut()).cast()
     }
@@ -125,7 +126,7 @@ mod tests {
     use crate::units::Pages;
 
     #[test]
-    fn owned_pages_go_to_a_thread_and_outlive_who_took_them() {
+    fn owned_pages_go_to_a_thread_and_keep_the_pool_alive() {
         let model = Model::new(&[16]).unwrap();
         let pool = Arc::new(Pool::new(model, Placement::of_thread().unwrap()));
         pool.resize(Pages(2));
@@ -141,7 +142,7 @@ mod tests {
             last.last()
         });
         for at in 0..8 {
-            // A page that the reader has not given back yet may be the one that is missing.
+            // The reader may not have returned the missing page yet.
             let mut page = loop {
                 match pool.take_owned() {
                     Ok(page) => break page,

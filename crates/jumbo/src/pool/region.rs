@@ -1,4 +1,4 @@
-//! Pages side by side, for this process alone: [`Region`].
+//! Pages at consecutive addresses, private to this process: [`Region`].
 
 use std::ops::Range;
 
@@ -8,20 +8,20 @@ use super::window::OwnedRange;
 use super::{Error, Pool, Reservation, lock};
 use crate::units::{NodeId, Pages};
 
-/// When the pages of a region come into it.
+/// Time at which a region's pages are mapped into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Populate {
-    /// All at once, when it is made.
+    /// All pages, when the region is created.
     UpFront,
-    /// Each when it is asked for first. They are reserved when the region is made, so they are there then.
+    /// Each page at its first use. All are reserved when the region is created.
     OnTake,
 }
 
-/// Pages of a pool at consecutive addresses. What they hold at first is unspecified.
+/// Pages of a pool at consecutive addresses. Their initial content is unspecified.
 ///
-/// Every page of it is reserved when it is made and comes into place by a call, not by a fault, so there is
-/// no touch that could fail.
+/// All pages are reserved when the region is created, and mapped by a call, not by a fault: no
+/// touch can fail.
 #[derive(Debug)]
 pub struct Region<'p> {
     reservation: Reservation<'p>,
@@ -34,7 +34,8 @@ impl Pool {
     /// Reserves `pages` and addresses for them.
     ///
     /// # Errors
-    /// As [`Pool::reserve`]; [`Error::Source`] where addresses cannot be had or a page cannot be placed.
+    /// Same as [`Pool::reserve`]; [`Error::Source`] without addresses, or if a page cannot be
+    /// mapped.
     pub fn region(&self, pages: Pages, populate: Populate) -> Result<Region<'_>, Error> {
         self.reserve(pages)?.into_region(populate)
     }
@@ -59,10 +60,11 @@ impl Pool {
 }
 
 impl<'p> Reservation<'p> {
-    /// Puts what is left of it side by side.
+    /// Maps the pages that are left at consecutive addresses.
     ///
     /// # Errors
-    /// [`Error::Source`] where addresses cannot be had or a page cannot be placed; the reservation is gone then.
+    /// [`Error::Source`] without addresses, or if a page cannot be mapped; the reservation is gone
+    /// then.
     pub fn into_region(self, populate: Populate) -> Result<Region<'p>, Error> {
         let pages = self.left();
         let mapping = self.pool().addresses(pages)?;
@@ -80,16 +82,16 @@ impl<'p> Reservation<'p> {
 }
 
 impl Region<'_> {
-    /// How many pages it has.
+    /// Returns the number of pages.
     pub fn pages(&self) -> Pages {
         Pages(self.frames.len() as u64)
     }
 
-    /// Puts the pages of `range` into place.
+    /// Maps the pages of `range`.
     ///
     /// # Errors
-    /// [`Error::Source`] where the kernel cannot map a page (it has no memory for page tables); those before it
-    /// are in place.
+    /// [`Error::Source`] if the kernel cannot map a page, for lack of memory for page tables; the
+    /// pages before it are mapped.
     pub fn populate(&mut self, range: Range<usize>) -> Result<(), Error> {
         let pool = self.reservation.pool();
         let Some(mapping) = &self.mapping else {
@@ -112,13 +114,13 @@ impl Region<'_> {
         Ok(())
     }
 
-    /// The bytes of the pages of `range`, which come into place where they were not.
+    /// Returns the bytes of the pages of `range`, after mapping missing ones.
     ///
     /// # Errors
-    /// As [`Region::populate`].
+    /// Same as [`Region::populate`].
     ///
     /// # Panics
-    /// Where `range` is not within the region, as slices do.
+    /// Panics if `range` is not within the region.
     #[expect(unsafe_code, reason = "references into the region's own mapping")]
     pub fn bytes_mut(&mut self, range: Range<usize>) -> Result<&mut [u8], Error> {
         assert!(
@@ -129,8 +131,8 @@ impl Region<'_> {
         self.populate(range.clone())?;
         let (offset, length) = (range.start * self.page, range.len() * self.page);
         match &self.mapping {
-            // SAFETY: the pages of the range are in place, readable and writable, until the drop; the region
-            // is borrowed mutably, and no other code knows their addresses.
+            // SAFETY: the pages of the range are mapped, readable and writable, until the drop; the
+            // region is borrowed mutably, and no other code knows their addresses.
             Some(mapping) => Ok(unsafe { mapping.bytes_mut(offset, length) }),
             None => Ok(&mut []),
         }
@@ -143,17 +145,17 @@ impl Drop for Region<'_> {
         let Some(mapping) = self.mapping.take() else {
             return;
         };
-        let mut home = Vec::new();
+        let mut returned = Vec::new();
         for (at, frame) in self.frames.iter_mut().enumerate() {
             let Some(frame) = frame.take() else { continue };
             match pool.source.unplace(&frame, &mapping, at * self.page) {
-                Ok(()) => home.push(frame),
-                // Its memory goes with the region's addresses.
+                Ok(()) => returned.push(frame),
+                // Unmapping the region frees its memory.
                 Err(_) => lock(&pool.inventory).lose(frame),
             }
         }
         drop(mapping);
-        while let Some(frame) = home.pop() {
+        while let Some(frame) = returned.pop() {
             pool.give_frame(frame);
         }
     }

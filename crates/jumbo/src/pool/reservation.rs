@@ -1,12 +1,12 @@
-//! Pages that are promised: [`Reservation`].
+//! Promised pages: [`Reservation`].
 
 use super::collect::Purpose;
 use super::frame::Frame;
 use super::{Error, Page, Placement, Pool, lock};
 use crate::units::Pages;
 
-/// Pages that are set aside. Taking one cannot fail; what is left goes back when this is
-/// dropped, and the surplus among it at once to the source.
+/// Promised pages: taking one cannot fail. Drop returns the rest, and releases surplus pages at
+/// once.
 #[derive(Debug)]
 pub struct Reservation<'p> {
     pool: &'p Pool,
@@ -14,18 +14,19 @@ pub struct Reservation<'p> {
 }
 
 impl Pool {
-    /// Reserves `pages`, all or none. What is not free is made as surplus pages.
+    /// Reserves `pages`, all or none. Missing pages are made as surplus pages.
     ///
     /// # Errors
-    /// [`Error::Exhausted`], [`Error::Source`], [`Error::Placement`], [`Error::Window`], [`Error::Forked`].
+    /// [`Error::Exhausted`], [`Error::Source`], [`Error::Placement`], [`Error::Window`],
+    /// [`Error::Forked`].
     pub fn reserve(&self, pages: Pages) -> Result<Reservation<'_>, Error> {
         self.reserve_placed(pages, self.placement)
     }
 
-    /// The same, on the nodes of a placement of its own.
+    /// Same as [`Pool::reserve`], with its own placement.
     ///
     /// # Errors
-    /// As [`Pool::reserve`].
+    /// Same as [`Pool::reserve`].
     pub fn reserve_placed(
         &self,
         pages: Pages,
@@ -40,17 +41,17 @@ impl Pool {
 }
 
 impl<'p> Reservation<'p> {
-    /// How many pages are left.
+    /// Returns the number of pages left.
     pub fn left(&self) -> Pages {
         Pages(self.held.len() as u64)
     }
 
-    /// The pool that they are of.
+    /// Returns the pool.
     pub fn pool(&self) -> &'p Pool {
         self.pool
     }
 
-    /// Takes one of the pages; `None` once all are taken. What it holds is unspecified.
+    /// Takes a page; `None` once all are taken. Its content is unspecified.
     pub fn take(&mut self) -> Option<Page<'p>> {
         let frame = self.take_frame()?;
         Some(Page {
@@ -65,13 +66,13 @@ impl<'p> Reservation<'p> {
         Some(frame)
     }
 
-    /// Puts a page that was taken back where it was; it is promised again.
+    /// Returns a taken page to the reservation.
     pub(super) fn put_back(&mut self, frame: Frame) {
         lock(&self.pool.inventory).hold(frame.node());
         self.held.push(frame);
     }
 
-    /// Parts it, so that each thread has a part of its own: up to `pages` of it.
+    /// Splits off up to `pages`, so that each thread can have its own part.
     #[must_use]
     pub fn split_off(&mut self, pages: Pages) -> Self {
         let pages = usize::try_from(pages.0).unwrap_or(usize::MAX);

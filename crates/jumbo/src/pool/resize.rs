@@ -1,34 +1,35 @@
-//! How many pages are persistent: [`Pool::resize`].
+//! Changes of the number of persistent pages: [`Pool::resize`].
 
 use super::{Error, NodeSet, Pool, lock};
 use crate::units::{NodeId, Pages};
 
-/// What became of a resize.
+/// Result of a resize.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Resized {
     /// Persistent pages before.
     pub before: Pages,
-    /// What was asked for.
+    /// Requested persistent pages.
     pub asked: Pages,
     /// Persistent pages after.
     pub persistent: Pages,
-    /// Surplus pages after: those that a shrink could not free go when they are given back.
+    /// Surplus pages after: pages that a shrink could not free are released when returned.
     pub surplus: Pages,
-    /// Why a pool that was to grow has fewer pages than asked for; it keeps those it got.
+    /// Reason for fewer pages than requested by a grow, which keeps the pages that it got.
     pub stopped: Option<Error>,
 }
 
 impl Pool {
-    /// Makes `persistent` pages persistent.
+    /// Sets the number of persistent pages.
     ///
-    /// Growing makes surplus pages persistent first and asks the source for the rest. Shrinking frees
-    /// free pages, but none that is reserved, and turns the rest of the difference into surplus.
+    /// A grow makes surplus pages persistent first, and gets the rest from the source. A shrink
+    /// releases free pages that are not reserved, and turns the rest of the difference into
+    /// surplus.
     pub fn resize(&self, persistent: Pages) -> Resized {
         self.resize_in(self.nodes(), persistent)
     }
 
-    /// The same for the pages of one node.
+    /// Sets the number of persistent pages of one node.
     pub fn resize_node(&self, node: NodeId, persistent: Pages) -> Resized {
         self.resize_in(NodeSet::of(node).and(self.nodes()), persistent)
     }
@@ -90,7 +91,7 @@ impl Pool {
         let mut inventory = lock(&self.inventory);
         let promised = inventory.held(nodes);
         let used = inventory.total(nodes) - inventory.listed(nodes) - promised;
-        // As in the kernel: what is promised counts as if it were in use.
+        // Same as in the kernel: promised pages count as used.
         let floor = asked.max(promised + used);
         while inventory.persistent(nodes) > floor {
             match inventory.shed(nodes) {

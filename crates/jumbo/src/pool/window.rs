@@ -1,10 +1,9 @@
-//! The one leaf of the pool that touches memory: [`Window`], the addresses of a source's pages.
+//! The leaf of the pool that accesses memory: [`Window`], the addresses of a source's pages.
 //!
-//! A window is a range of addresses in which each frame has its place for good, node after node. It is
-//! reserved once, without memory behind it; a source puts memory there ([`super::Source::populate`]) and
-//! takes it away again. What is done to a frame's memory is done by the holder of the [`Frame`], so no two
-//! callers can disagree about a page. Every call is raw: no libc wrapper that could be interposed, and
-//! errno stays as it was.
+//! A window is a range of addresses with a fixed address for each frame, node by node. It is
+//! reserved once, without memory; a source maps memory there ([`super::Source::populate`]) and
+//! frees it. Only the holder of a [`Frame`] accesses its memory, so no two callers share a page.
+//! All calls are raw: no interposed libc function, and errno stays unchanged.
 #![expect(
     unsafe_code,
     reason = "the leaf that maps and touches the pool's memory"
@@ -27,19 +26,19 @@ use super::frame::{Frame, MAX_FRAMES};
 use crate::kernel::{Reserved, at, sys};
 use crate::units::{Bytes, PageSize, Pages};
 
-/// A range of addresses of its own; unmapped when dropped, but for one with parts that a child of fork(2) has not
-/// inherited, in such a child.
+/// An owned range of addresses; unmapped by drop, except in a child of fork(2) that has not
+/// inherited parts of it.
 #[derive(Debug)]
 pub struct OwnedRange {
     reserved: Option<Reserved>,
-    /// The first address that is aligned as was asked.
+    /// First address with the requested alignment.
     pub(super) address: usize,
-    /// The number of the process out of whose children parts of it are kept; 0 where none are. In a child
-    /// those addresses are the program's.
+    /// [`Origin`] of the process whose children do not inherit parts of it; 0 if all is inherited.
+    /// In a child those addresses belong to the program.
     kept_in: AtomicU32,
 }
 
-/// The places of a source's pages.
+/// Addresses of a source's pages.
 #[derive(Debug)]
 pub struct Window {
     mapping: OwnedRange,
@@ -50,7 +49,7 @@ pub struct Window {
 }
 
 impl OwnedRange {
-    /// Reserves `length` bytes at a multiple of `align`, with no access and no memory behind them.
+    /// Reserves `length` bytes at a multiple of `align`, without access and without memory.
     pub(super) fn reserve(length: usize, align: usize) -> Result<Self> {
         let reserved = Reserved::new(length, align)?;
         Ok(Self {
@@ -60,15 +59,15 @@ impl OwnedRange {
         })
     }
 
-    /// Puts a file over the mapping, from its aligned start on, shared: a window, in which pages are opened one by one.
+    /// Maps a file shared at the aligned start, without access: pages are opened one by one.
     pub(super) fn map_file(&self, length: usize, file: BorrowedFd<'_>) -> Result<()> {
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
-        // SAFETY: the range lies in this reservation, to which no reference exists: the
-        // callers do this once, before they hand out any address.
+        // SAFETY: the range lies in this reservation, without references: callers do this once,
+        // before they lend any address.
         unsafe { mm::mmap(at(self.address), length, ProtFlags::empty(), flags, file, 0) }.map(drop)
     }
 
-    /// Puts a part of a file over a part of the mapping, readable and writable, shared; no reservation.
+    /// Maps a part of a file over a part of the range, shared, readable and writable, unreserved.
     pub(super) fn map_part(
         &self,
         offset: usize,
@@ -80,14 +79,14 @@ impl OwnedRange {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let start = at(self.address + offset);
         self.keep_in(Origin::mark()?)?;
-        // SAFETY: the range lies in this reservation; its owner asks, who has handed nothing of it out yet.
+        // SAFETY: the range lies in this reservation, and its owner has lent nothing of it yet.
         unsafe { mm::mmap(start, length, prot, flags, file, at_offset)? };
         // SAFETY: the advice changes nothing in this process.
         unsafe { mm::madvise(start, length, Advice::LinuxDontFork) }
     }
 
-    /// Remembers that parts of it are for this process alone. EFAULT where that was said in a parent of this
-    /// process: other memory may be there by now.
+    /// Records that children do not inherit parts of it. EFAULT if a parent of this process
+    /// recorded that: other memory may be there by now.
     fn keep_in(&self, here: Origin) -> Result<()> {
         let first = self
             .kept_in
@@ -98,17 +97,19 @@ impl OwnedRange {
         }
     }
 
-    /// Makes memory resident in pages of `page` bytes, and reports failure where a touch would kill. Linux 5.14.
+    /// Populates a part in pages of `page` bytes; fails where a touch would kill. Linux 5.14.
     pub(super) fn populate(&self, offset: usize, length: usize, page: usize) -> Result<()> {
         populate(self.address + offset, length, page)
     }
 
-    /// The bytes of a part of it that is mapped, readable and writable.
+    /// Returns the bytes of a part.
     ///
     /// # Safety
-    /// The part is mapped so, and stays so for `'a`; there is no other reference to it in this process.
+    /// The part is mapped, readable and writable for `'a`, and this process has no other reference
+    /// to it.
     pub(super) unsafe fn bytes_mut<'a>(&self, offset: usize, length: usize) -> &'a mut [u8] {
-        // SAFETY: the caller's contract; the mapping is anonymous or a file that only we can truncate.
+        // SAFETY: the caller's contract; the mapping is anonymous, or a file that only the pool can
+        // truncate.
         unsafe { std::slice::from_raw_parts_mut(at(self.address + offset).cast(), length) }
     }
 }
@@ -117,14 +118,14 @@ impl Drop for OwnedRange {
     fn drop(&mut self) {
         let kept_in = *self.kept_in.get_mut();
         if kept_in != 0 && !Origin(kept_in).is_here() {
-            // What is left of it here are addresses without memory; between them may be what the child has
-            // mapped since.
+            // Only addresses without memory are left, and mappings of the child may lie between
+            // them.
             std::mem::forget(self.reserved.take());
         }
     }
 }
 
-/// Names the first `length` bytes of a mapping in /proc/PID/maps, where the kernel can.
+/// Names the first `length` bytes of a mapping in /proc/PID/maps, if the kernel supports that.
 pub(super) fn name(mapping: &OwnedRange, length: usize, name: &CStr) {
     sys::name(mapping.address, length, name);
 }
@@ -133,7 +134,7 @@ impl Window {
     /// Reserves addresses for `capacity` pages of `size` on each of `nodes`.
     ///
     /// # Errors
-    /// [`SetupError::Window`] where there are not that many addresses (or `ulimit -v` says so).
+    /// [`SetupError::Window`] without that many addresses, or beyond `ulimit -v`.
     pub(super) fn reserve(
         size: PageSize,
         nodes: NodeSet,
@@ -156,113 +157,106 @@ impl Window {
         })
     }
 
-    /// The size of its pages.
+    /// Returns the page size.
     pub fn size(&self) -> PageSize {
         self.size
     }
 
-    /// The nodes that have places in it.
+    /// Returns the nodes.
     pub fn nodes(&self) -> NodeSet {
         self.nodes
     }
 
-    /// How many places each node has.
+    /// Returns the number of frames of each node.
     pub fn capacity(&self) -> Pages {
         Pages(self.per_node.into())
     }
 
-    /// All of it.
     pub(super) fn mapping(&self) -> &OwnedRange {
         &self.mapping
     }
 
-    /// Its first address.
-    pub(super) fn first_address(&self) -> usize {
-        self.mapping.address
-    }
-
-    /// In bytes, of all nodes.
+    /// Returns the length for all nodes, in bytes.
     pub(super) fn length(&self) -> usize {
         self.nodes.len() as usize * self.per_node as usize * self.bytes
     }
 
-    /// The part of one node: offset and length.
+    /// Returns the offset and length of a node's part.
     pub(super) fn part(&self, node: crate::units::NodeId) -> (usize, usize) {
         let length = self.per_node as usize * self.bytes;
         (self.nodes.rank(node) as usize * length, length)
     }
 
-    /// In bytes, of one page.
+    /// Returns the page size in bytes.
     pub(super) fn page(&self) -> usize {
         self.bytes
     }
 
-    /// Where a frame's page is, from the start of the window.
+    /// Returns the offset of a frame's page in the window.
     pub(super) fn offset(&self, frame: &Frame) -> usize {
         let row = self.nodes.rank(frame.node()) as usize * self.per_node as usize;
         (row + frame.index() as usize) * self.bytes
     }
 
-    /// Where a frame's page is.
     pub(super) fn address(&self, frame: &Frame) -> usize {
         self.mapping.address + self.offset(frame)
     }
 
-    /// The bytes of a populated page.
+    /// Returns the bytes of a populated page.
     pub(super) fn bytes<'a>(&'a self, frame: &'a Frame) -> &'a [u8] {
-        // SAFETY: the page is populated, readable and writable from `Source::populate` until its frame
-        // goes back there, and the frame is borrowed; bytes of mapped memory are always initialised.
+        // SAFETY: the page is populated, readable and writable from `Source::populate` to
+        // `Source::release`, and the frame is borrowed; mapped memory is always initialized.
         unsafe { std::slice::from_raw_parts(at(self.address(frame)).cast(), self.bytes) }
     }
 
-    /// The bytes of a populated page, to write.
+    /// Returns the bytes of a populated page, writable.
     pub(super) fn bytes_mut<'a>(&'a self, frame: &'a mut Frame) -> &'a mut [u8] {
-        // SAFETY: as for `bytes`; the frame is the only one of its number and borrowed mutably.
+        // SAFETY: as for `bytes`; the frame is unique and borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(at(self.address(frame)).cast(), self.bytes) }
     }
 
-    /// The bytes of a part of a populated page.
+    /// Returns the bytes of a part of a populated page.
     pub(super) fn folio<'a>(&'a self, part: &'a Part) -> &'a [u8] {
         let at = at(self.mapping.address + part.offset());
-        // SAFETY: the page that it is a part of is held for as long as the part is, so it is populated as for `bytes`; the part is
-        // borrowed, and no other part has any of its bytes.
+        // SAFETY: its page is held for the life of the part, so it is populated as for `bytes`; the
+        // part is borrowed, and no other part has any of its bytes.
         unsafe { std::slice::from_raw_parts(at.cast(), part.length()) }
     }
 
-    /// The bytes of a part of a populated page, to write.
+    /// Returns the bytes of a part of a populated page, writable.
     pub(super) fn folio_mut<'a>(&'a self, part: &'a mut Part) -> &'a mut [u8] {
         let at = at(self.mapping.address + part.offset());
         // SAFETY: as for `folio`; the part is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(at.cast(), part.length()) }
     }
 
-    /// Makes the place readable and writable.
+    /// Makes a frame's addresses readable and writable.
     pub(super) fn open(&self, frame: &Frame) -> Result<()> {
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
-        // SAFETY: more access to the pool's own memory takes nothing away.
+        // SAFETY: more access to the pool's own memory changes no byte.
         unsafe { mm::mprotect(at(self.address(frame)), self.bytes, access) }
     }
 
-    /// Takes the access to an empty place away, so that mlockall(2) does not fill it. Where that fails (too many
-    /// mappings) the place stays open, and nothing else is different.
+    /// Removes the access to the addresses of an empty frame, so that mlockall(2) does not fill
+    /// them. A failure (too many mappings) is harmless.
     pub(super) fn close(&self, frame: &Frame) {
-        // SAFETY: the frame is held by the caller, so there is no other reference to the page's bytes.
+        // SAFETY: the caller holds the frame, so no other reference to the page's bytes exists.
         let _ =
             unsafe { mm::mprotect(at(self.address(frame)), self.bytes, MprotectFlags::empty()) };
     }
 
-    /// Makes the first `length` bytes resident, and reports failure where a touch would kill.
+    /// Populates the first `length` bytes of a page; fails where a touch would kill.
     pub(super) fn populate(&self, frame: &Frame, length: usize) -> Result<()> {
         populate(self.address(frame), length.min(self.bytes), self.bytes)
     }
 
-    /// Gives anonymous memory back to the kernel; the place stays.
+    /// Frees the anonymous memory of a frame; its addresses stay mapped.
     pub(super) fn discard(&self, frame: &Frame) -> Result<()> {
-        // SAFETY: the frame is held by the caller, so there is no other reference to the page's bytes.
+        // SAFETY: the caller holds the frame, so no other reference to the page's bytes exists.
         unsafe { sys::discard(self.address(frame), self.bytes) }
     }
 
-    /// Keeps the whole window out of the children of fork(2).
+    /// Excludes the whole window from children of fork(2).
     pub(super) fn keep_from_children(&self) -> Result<()> {
         self.mapping.keep_in(Origin::mark()?)?;
         let start = at(self.mapping.address);
@@ -270,8 +264,8 @@ impl Window {
         unsafe { mm::madvise(start, self.length(), Advice::LinuxDontFork) }
     }
 
-    /// Moves a page's memory between its place and `offset` of `region`, huge page and all; what it
-    /// leaves is still mapped, and empty. mremap(2) with MREMAP_DONTUNMAP, Linux 5.7.
+    /// Moves a huge page between the window and `offset` of `region`; the old addresses stay
+    /// mapped, and empty. mremap(2) with MREMAP_DONTUNMAP, Linux 5.7.
     pub(super) fn relocate(
         &self,
         frame: &Frame,
@@ -282,26 +276,26 @@ impl Window {
         let (home, away) = (at(self.address(frame)), at(region.address + offset));
         let (from, to) = if out { (home, away) } else { (away, home) };
         let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
-        // SAFETY: the caller holds the frame, whose place and whose part of the region both ranges are.
+        // SAFETY: the caller holds the frame, to which both ranges belong.
         unsafe { mm::mremap_fixed(from, self.bytes, self.bytes, flags, to) }.map(drop)
     }
 }
 
-/// The process that something was made in. Not its ID: a grandchild may have that one again.
+/// The process that created an object, not by its PID: a grandchild may reuse that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Origin(u32);
 
-/// How many fork(2)s lie between the first process that counted them and this one, and one more: 0 is no process.
+/// Number of forks from the first process that counted them to this one, plus one: 0 is no process.
 static FORKS: AtomicU32 = AtomicU32::new(1);
 
 impl Origin {
-    /// This process, which counts its forks from now on (pthread_atfork(3)).
+    /// Returns this process, and starts counting its forks (pthread_atfork(3)).
     pub(super) fn mark() -> Result<Self> {
         static REGISTERED: OnceLock<i32> = OnceLock::new();
         extern "C" fn forked() {
             FORKS.fetch_add(1, Ordering::Relaxed);
         }
-        // SAFETY: the handler adds to a number, which may be done at any point of a child.
+        // SAFETY: the handler only increments an atomic, which is allowed anywhere in a child.
         let register = || unsafe { libc::pthread_atfork(None, None, Some(forked)) };
         match REGISTERED.get_or_init(register) {
             0 => Ok(Self(FORKS.load(Ordering::Relaxed))),
@@ -309,7 +303,7 @@ impl Origin {
         }
     }
 
-    /// True in the process that this is.
+    /// Reports whether this is the current process.
     pub(super) fn is_here(self) -> bool {
         FORKS.load(Ordering::Relaxed) == self.0
     }

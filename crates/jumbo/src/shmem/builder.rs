@@ -1,11 +1,11 @@
-//! What a region is to be: [`Builder`].
+//! Configuration of a region: [`Builder`].
 
 use super::ladder::no_pages;
 use super::{Error, Region, Rung, Why};
 use crate::kernel::{Root, base_page, thp};
 use crate::units::{Bytes, PageSize};
 
-/// What a region is to be: [`Region::builder`].
+/// Configuration of a region, from [`Region::builder`].
 #[derive(Clone, Debug)]
 pub struct Builder {
     pub(super) size: Bytes,
@@ -24,40 +24,40 @@ impl Builder {
         }
     }
 
-    /// For how much it has addresses: it grows to that and no further. Its size, unless that is more.
+    /// Sets the maximum size, for which addresses are reserved. The default is the size.
     pub fn capacity(mut self, capacity: Bytes) -> Self {
         self.capacity = Some(capacity);
         self
     }
 
-    /// Which page sizes it is to have, where there is a choice: any, unless told otherwise. On [`Rung::Kernel`] the kernel chooses
-    /// by its controls: the region is advised so that a first touch tries one of these first, or none; smaller ones come
-    /// where memory is fragmented.
+    /// Sets the page sizes to use; the default is any. On [`Rung::Kernel`] the kernel selects by
+    /// its controls: advice makes a first touch try one of these first, or none; it gets a smaller
+    /// one if memory is fragmented.
     pub fn sizes(mut self, sizes: &[PageSize]) -> Self {
         self.sizes = Some(sizes.to_vec());
         self
     }
 
-    /// The highest rung that is tried: [`Rung::Collapse`], unless told otherwise.
+    /// Sets the highest method to try; the default is [`Rung::Collapse`].
     pub fn up_to(mut self, rung: Rung) -> Self {
         self.up_to = rung;
         self
     }
 
-    /// Makes it, of zeroes.
+    /// Creates the region, zeroed.
     ///
     /// # Errors
-    /// [`Error::Empty`]; [`Error::Capacity`] where the size is larger; [`Error::Call`] where addresses or a file cannot be
-    /// had; [`Error::Host`] where the PMD size cannot be read. What keeps it from a rung is no error: see
-    /// [`Region::standing`].
+    /// [`Error::Empty`]; [`Error::Capacity`] if the size is larger; [`Error::Call`] without
+    /// addresses or a file; [`Error::Host`] if the PMD size cannot be read. An unavailable method
+    /// is no error: see [`Region::standing`].
     pub fn build(self) -> Result<Region, Error> {
         self.build_at(&Root::host())
     }
 
-    /// The same on a host whose files are behind `root`.
+    /// Same as [`Builder::build`], with the kernel's files below `root`.
     ///
     /// # Errors
-    /// As [`Builder::build`].
+    /// Same as [`Builder::build`].
     pub fn build_at(self, root: &Root) -> Result<Region, Error> {
         if self.size == Bytes(0) {
             return Err(Error::Empty);

@@ -13,61 +13,64 @@ use super::{Error, Region, Rung, call};
 use crate::kernel::lock;
 use crate::units::{Bytes, PageSize};
 
-/// What is left to others when a block is collapsed: the kernel takes the huge page before it gives the base pages back.
-const LEFT: usize = 64 << 20;
-static ROOM: Room = Room::new(LEFT);
+/// Memory left to other users during a collapse: the kernel allocates the huge page before it frees
+/// the base pages.
+const MIN_FREE_BYTES: usize = 64 << 20;
+static ROOM: Room = Room::new(MIN_FREE_BYTES);
 
-/// Which blocks of the PMD size are collapsed. One with a hole that [`Region::punch`] made is left alone in any case, until all of
-/// it was written again: a collapse would fill the hole.
+/// PMD-sized blocks to collapse. A block with a hole of [`Region::punch`] is always left, until all
+/// of it was written again: a collapse would fill the hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocks {
-    /// Those of which every page is there: no memory is added.
+    /// Fully present blocks: no memory is added.
     Whole,
-    /// Those of which a page is there.
+    /// Blocks with at least one present page.
     Touched,
-    /// All of them.
+    /// All blocks.
     All,
 }
 
-/// What came of [`Region::collapse`], in blocks of the PMD size.
+/// Result of [`Region::collapse`], in PMD-sized blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Collapsed {
     /// Made huge.
     pub collapsed: u64,
-    /// Huge before; a kernel before Linux 6.7 does not tell, and they count as made huge.
+    /// Huge before. A kernel before Linux 6.7 does not report them: they count as made huge.
     pub already: u64,
-    /// Left as they were: not touched, or not enough, as was asked.
+    /// Left: not touched, or not enough for the requested [`Blocks`].
     pub untouched: u64,
-    /// Left as they were: with a hole.
+    /// Left: with a hole.
     pub holes: u64,
-    /// Left as they were: no huge page could be formed, or no memory is left for one.
+    /// Left: no huge page was available, or no memory for one.
     pub failed: u64,
 }
 
-/// What a region got of one page size, as the kernel names it (Documentation/admin-guide/mm/transhuge.rst). What a first touch brings
-/// is the kernel's to count, for the host: `hugepages-*kB/stats`.
+/// Counters of a region for one page size, by the kernel's names
+/// (Documentation/admin-guide/mm/transhuge.rst). The kernel counts the pages of first touches for
+/// the whole host: `hugepages-*kB/stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Counts {
-    /// Pages that it got.
+    /// Allocated pages.
     pub shmem_alloc: u64,
-    /// Pages that could not be had.
+    /// Failed allocations.
     pub shmem_fallback: u64,
-    /// Of these, those that the memory control group did not allow.
+    /// Failed allocations because of the memory cgroup.
     pub shmem_fallback_charge: u64,
 }
 
 impl Region {
-    /// Has the kernel put blocks that are on base pages, or on smaller folios, on pages of the PMD size: one touch for each
-    /// block, then MADV_COLLAPSE (Linux 6.1). Works on [`Rung::Collapse`] and [`Rung::Kernel`], and does nothing on [`Rung::Hugetlb`].
-    /// No byte changes; other threads may write meanwhile. A block at the end that is no whole one is left out.
+    /// Collapses blocks onto pages of the PMD size: one touch for each block, then MADV_COLLAPSE
+    /// (Linux 6.1). Works on [`Rung::Collapse`] and [`Rung::Kernel`]; does nothing on
+    /// [`Rung::Hugetlb`]. No byte changes; other threads may write meanwhile. An incomplete block
+    /// at the end is left.
     ///
     /// # Errors
-    /// [`Error::Call`] with EINVAL where the kernel refuses to collapse the first block, and so this memory: [`Region::standing`]
-    /// says why, where the controls do.
+    /// [`Error::Call`] with EINVAL if the kernel refuses the first block, and so all of this
+    /// memory: [`Region::standing`] has the reason if a control causes it.
     pub fn collapse(&self, which: Blocks) -> Result<Collapsed, Error> {
         let mut done = Collapsed::default();
         let block = self.block();
@@ -89,7 +92,7 @@ impl Region {
                 done.already += 1;
                 continue;
             }
-            let asked = match extent {
+            let is_requested = match extent {
                 Extent::All => true,
                 _ if self.holes.contains(&index) => {
                     done.holes += 1;
@@ -98,11 +101,11 @@ impl Region {
                 Extent::Part => which != Blocks::Whole,
                 Extent::Nothing => which == Blocks::All,
             };
-            if !asked {
+            if !is_requested {
                 done.untouched += 1;
                 continue;
             }
-            // The huge page, the base page that is touched for it, and page tables.
+            // The huge page, the touched base page, and page tables.
             let Some(_claim) = ROOM.claim(block + (64 << 10)) else {
                 self.count(self.pmd, 0, 1, 1);
                 done.failed += 1;
@@ -113,7 +116,7 @@ impl Region {
                     self.count(self.pmd, 1, 0, 0);
                     done.collapsed += 1;
                 }
-                // Later ones may be refused for what another thread is doing to them.
+                // A later block may be refused because another thread changes it.
                 Err(Errno::INVAL) if done.collapsed + done.failed == 0 => {
                     return Err(call("MADV_COLLAPSE", block as u64)(Errno::INVAL));
                 }
@@ -126,7 +129,8 @@ impl Region {
         Ok(done)
     }
 
-    /// How much of it this process has mapped in huge pages: PAGEMAP_SCAN, Linux 6.7; `None` where the kernel does not tell.
+    /// Returns the bytes that this process maps by huge pages; `None` before Linux 6.7
+    /// (PAGEMAP_SCAN).
     pub fn huge(&self) -> Option<Bytes> {
         if self.standing.rung == Rung::Hugetlb {
             return Some(self.size());
@@ -136,7 +140,7 @@ impl Region {
         Some(Bytes(huge as u64))
     }
 
-    /// What it asked for itself and got, by page size.
+    /// Returns the counters of its own allocations, by page size.
     pub fn counts(&self) -> BTreeMap<PageSize, Counts> {
         lock(&self.counts).clone()
     }

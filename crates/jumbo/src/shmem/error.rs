@@ -1,4 +1,4 @@
-//! Why something could not be done with a region: [`Error`].
+//! Errors of a region: [`Error`].
 
 use std::ops::Range;
 
@@ -8,29 +8,30 @@ use super::ladder::no_pages;
 use crate::kernel::FileError;
 use crate::units::{Bytes, PageSize};
 
-/// Why something could not be done with a region. It is as it was; but for [`Error::Call`] of [`Region::shrink`](super::Region::shrink) and
-/// [`Region::punch`](super::Region::punch), after which a part of the range may be zeroes.
+/// Error of a region, which is unchanged, except after [`Error::Call`] of
+/// [`Region::shrink`](super::Region::shrink) or [`Region::punch`](super::Region::punch): a part of
+/// the range may be zeroes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A system call failed.
     #[error("{operation} of {bytes} of shared memory: {errno}")]
     Call {
-        /// Which.
+        /// The system call.
         operation: &'static str,
-        /// On how much.
+        /// Length of the range.
         bytes: Bytes,
-        /// The kernel's answer.
+        /// The errno.
         errno: Errno,
     },
-    /// Pages of the kernel's pool are not to be had for all of it.
+    /// The kernel's pool has too few pages.
     #[error("no {size} pages of the kernel's pool for {bytes}: {}; hint: `jumbo pool set {size} --overcommit SIZE`", no_pages(*errno))]
     NoPages {
-        /// Their size.
+        /// The page size.
         size: PageSize,
-        /// For how much they were wanted.
+        /// The requested bytes.
         bytes: Bytes,
-        /// The kernel's answer.
+        /// The errno.
         errno: Errno,
     },
     /// The range is not in the region.
@@ -41,21 +42,21 @@ pub enum Error {
         /// The size of the region.
         size: Bytes,
     },
-    /// More than the region has addresses for.
+    /// The size exceeds the addresses of the region.
     #[error("{to} in a region with addresses for {capacity}; hint: `Builder::capacity`")]
     Capacity {
-        /// What was asked for.
+        /// The requested size.
         to: Bytes,
-        /// For how much there are addresses.
+        /// The maximum size.
         capacity: Bytes,
     },
-    /// A region of no bytes.
+    /// The size is 0.
     #[error("a region has a byte at least")]
     Empty,
-    /// The region was sealed: it keeps its size.
+    /// The region is sealed.
     #[error("the region is sealed, and keeps its size")]
     Sealed,
-    /// What the host has cannot be read.
+    /// A kernel file cannot be read.
     #[error(transparent)]
     Host(#[from] FileError),
 }

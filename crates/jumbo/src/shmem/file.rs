@@ -13,7 +13,7 @@ use crate::units::PageSize;
 #[derive(Debug)]
 pub(super) struct File(OwnedFd);
 
-/// The part of a range that has pages, in memory or in swap.
+/// Share of a range that has pages, in memory or in swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
     Nothing,
@@ -30,7 +30,7 @@ impl File {
         fs::ftruncate(&self.0, length as u64)
     }
 
-    /// Whether no seal keeps it from being cut. F_GET_SEALS, Linux 3.17; of huge pages 4.16.
+    /// Fails with EPERM if a seal forbids truncation. F_GET_SEALS, Linux 3.17; of huge pages 4.16.
     pub(super) fn may_cut(&self) -> Result<()> {
         match fs::fcntl_get_seals(&self.0)?.contains(SealFlags::SHRINK) {
             true => Err(Errno::PERM),
@@ -38,16 +38,16 @@ impl File {
         }
     }
 
-    /// Gives the pages of a range back, and fills the rest of those that are in it in part with zeroes. fallocate(2) with
+    /// Frees the pages of a range, and zeroes the parts of incomplete pages. fallocate(2) with
     /// FALLOC_FL_PUNCH_HOLE, Linux 3.5; hugetlb 4.3.
     pub(super) fn punch(&self, range: Range<usize>) -> Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let (start, length) = (range.start as u64, range.len() as u64);
-        // A signal cuts it short, and what was done stays done.
+        // A repeated call after a signal is harmless.
         rustix::io::retry_on_intr(|| fs::fallocate(&self.0, flags, start, length))
     }
 
-    /// The part of a range that has pages. lseek(2) with SEEK_DATA, Linux 3.1.
+    /// Returns the share of a range that has pages. lseek(2) with SEEK_DATA, Linux 3.1.
     pub(super) fn extent(&self, range: Range<usize>) -> Result<Extent> {
         let (start, end) = (range.start as u64, range.end as u64);
         match fs::seek(&self.0, SeekFrom::Data(start)) {
@@ -62,7 +62,7 @@ impl File {
         }
     }
 
-    /// It keeps its length for good. F_ADD_SEALS, Linux 3.17; of huge pages 4.16.
+    /// Seals the length. F_ADD_SEALS, Linux 3.17; of huge pages 4.16.
     pub(super) fn seal(&self) -> Result<()> {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         fs::fcntl_add_seals(&self.0, seals)

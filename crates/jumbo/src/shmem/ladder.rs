@@ -1,77 +1,77 @@
-//! How shared memory comes onto huge pages: [`Rung`], and why not on a higher one: [`Standing`].
+//! Methods for shared memory on huge pages: [`Rung`], and their selection: [`Standing`].
 
 use rustix::io::Errno;
 
 use super::policy::{Advice, Controls, Mapped, Refusal};
 use crate::units::PageSize;
 
-/// A way onto huge pages. Higher ones are larger.
+/// A method for huge pages; a better one is greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Rung {
-    /// None: base pages.
+    /// Base pages.
     Base,
-    /// The kernel's controls as they are: what a first touch brings.
+    /// First touches, subject to the kernel's controls.
     Kernel,
     /// Touch and collapse ([`super::Region::collapse`]): pages of the PMD size, without privilege.
     Collapse,
-    /// Pages of the kernel's hugetlb pool, all of them there.
+    /// Populated pages of the kernel's hugetlb pool.
     Hugetlb,
 }
 
-/// Why memory is not on a rung.
+/// Reason against a method.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Why {
-    /// Pages of the kernel's pool are not to be had.
+    /// The kernel's pool has too few pages.
     #[error(
         "no {size} pages of the kernel's pool: {errno}; hint: `jumbo pool set {size} --overcommit SIZE`"
     )]
     NoPages {
-        /// Their size.
+        /// The page size.
         size: PageSize,
-        /// The kernel's answer, in words.
+        /// The errno, in words.
         errno: String,
     },
-    /// The region is no whole number of pages.
+    /// The region is not a multiple of the page size.
     #[error("it is no whole number of {0} pages")]
     NotWhole(PageSize),
-    /// The size is none of those that were asked for.
+    /// The size is not among the requested ones.
     #[error("{0} is not among the sizes asked for")]
     Size(PageSize),
-    /// A first touch brings the PMD size already.
+    /// A first touch allocates the PMD size already.
     #[error("a first touch brings {0} without it")]
     Needless(PageSize),
-    /// The controls allow no huge folio, or none of the sizes that were asked for.
+    /// The controls allow no huge folio, or none of the requested sizes.
     #[error(
         "the kernel's controls give no such size to a first touch; hint: `jumbo thp show --shmem`"
     )]
     Controls,
-    /// A control keeps the kernel from collapsing.
+    /// A control forbids the collapse.
     #[error("{0}")]
     Refused(#[from] Refusal),
-    /// The controls cannot be read, or have a word that is not known here.
+    /// The controls cannot be read, or have an unknown word.
     #[error("what the kernel allows to shared memory is not known: {0}")]
     Unknown(String),
 }
 
-/// Where a region stands, and why not higher.
+/// The method that a region uses, and the reasons against better ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Standing {
-    /// The rung.
+    /// The method in use.
     pub rung: Rung,
-    /// The folio sizes that a first touch tries there, the first one first; of hugetlb, its page.
+    /// Folio sizes that a first touch tries, in order; on hugetlb its page size.
     pub sizes: Vec<PageSize>,
-    /// Those that were asked for and could not be had, from the highest down.
+    /// Requested methods that were not available, from the highest down.
     pub refused: Vec<(Rung, Why)>,
 }
 
-/// What the kernel's answer means to a touch of hugetlb pages.
+/// Describes the errno of a failed hugetlb population.
 pub(super) fn no_pages(errno: Errno) -> String {
     let why = match errno {
         Errno::FAULT | Errno::NOMEM => {
@@ -83,7 +83,8 @@ pub(super) fn no_pages(errno: Errno) -> String {
     format!("{why} ({errno})")
 }
 
-/// The rung below hugetlb, and the advice that it takes. `mapped` has the first block; `sizes` are those asked for, `None`: any.
+/// Selects the method below hugetlb, and its advice. `mapped` has the first block; `sizes` are the
+/// requested ones, `None`: any.
 pub(super) fn stand(
     controls: Result<&Controls, &str>,
     mapped: &Mapped,
@@ -92,7 +93,7 @@ pub(super) fn stand(
     mut refused: Vec<(Rung, Why)>,
 ) -> (Standing, Advice) {
     let wanted = |size: PageSize| sizes.is_none_or(|sizes| sizes.contains(&size));
-    // What was not asked for is not to come either.
+    // Sizes that were not requested must not be allocated.
     let advice = match (up_to, sizes) {
         (Rung::Base, _) | (_, Some(_)) => Advice::NoHuge,
         (_, None) => Advice::Huge,
@@ -111,7 +112,7 @@ pub(super) fn stand(
                 ..mapped.clone()
             };
             let tries = |advice| controls.tried(&with(advice), start);
-            // The advice under which a first touch brings a size that was asked for.
+            // The advice with which a first touch allocates a requested size.
             let fits = |advice: &Advice| tries(*advice).first().is_some_and(|size| wanted(*size));
             let touch = [Advice::Huge, Advice::None].into_iter().find(fits);
             let brings_pmd = touch.is_some_and(|advice| tries(advice).first() == Some(&pmd));

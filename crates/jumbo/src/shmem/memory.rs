@@ -1,6 +1,6 @@
-//! The one leaf of shared memory that touches addresses: [`Addresses`], a range of them with a file over it.
+//! The leaf of shared memory that accesses addresses: [`Addresses`], a range with a file over it.
 //!
-//! What is lent are atomics: threads of this process and other processes may write the same bytes at any time.
+//! Bytes are lent as atomics: other threads and processes may write them at any time.
 #![expect(unsafe_code, reason = "the leaf that maps and lends memory")]
 
 use std::ops::Range;
@@ -15,7 +15,7 @@ use super::policy::Advice;
 use crate::kernel::{Reserved, at};
 use crate::units::PageSize;
 
-/// A range of addresses; unmapped when dropped.
+/// A range of addresses with a file over it; unmapped by drop.
 #[derive(Debug)]
 pub(super) struct Addresses {
     reserved: Reserved,
@@ -23,8 +23,8 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// `length` bytes at a multiple of `align`, with a file over all of it. Nothing is reserved for it: a page of a hugetlb
-    /// file comes when it is populated.
+    /// Maps `length` bytes of a file at a multiple of `align`. Reserves no memory: a page of a
+    /// hugetlb file is allocated when it is populated.
     pub(super) fn map(length: usize, align: usize, file: BorrowedFd<'_>) -> Result<Self> {
         let reserved = Reserved::new(length, align)?;
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
@@ -34,19 +34,18 @@ impl Addresses {
         Ok(Self { reserved, length })
     }
 
-    /// The addresses of all of it, whole huge pages.
+    /// Returns all addresses, in whole huge pages.
     pub(super) fn all(&self) -> Range<usize> {
         self.part(0..self.length)
     }
 
-    /// The addresses of a part.
     pub(super) fn part(&self, range: Range<usize>) -> Range<usize> {
         debug_assert!(range.end <= self.length);
         let first = self.reserved.address;
         first + range.start..first + range.end
     }
 
-    /// MADV_HUGEPAGE, or the opposite.
+    /// Advises all of the range: MADV_HUGEPAGE or MADV_NOHUGEPAGE.
     ///
     /// # Errors
     /// EINVAL: a kernel without THP.
@@ -56,24 +55,26 @@ impl Addresses {
             Advice::Huge => mm::Advice::LinuxHugepage,
             Advice::NoHuge => mm::Advice::LinuxNoHugepage,
         };
-        // SAFETY: the advice changes nothing that the memory holds.
+        // SAFETY: the advice changes no byte.
         unsafe { mm::madvise(at(self.all().start), self.length, value) }
     }
 
-    /// Makes memory resident in pages of this size, and reports failure where a touch would kill. Linux 5.14.
+    /// Populates a part in pages of `size`; fails where a touch would kill. Linux 5.14.
     pub(super) fn populate(&self, range: Range<usize>, size: PageSize) -> Result<()> {
         let part = self.part(range);
         let huge = usize::try_from(size.bytes()).unwrap_or(0);
         populate(part.start, part.len(), huge)
     }
 
-    /// The bytes of a part.
+    /// Returns the bytes of a part.
     ///
     /// # Safety
-    /// The part is mapped, and has pages, or gets them when it is touched, for as long as it is lent.
+    /// For the life of the borrow the part is mapped, and its pages are present or allocated by a
+    /// touch.
     pub(super) unsafe fn bytes(&self, range: Range<usize>) -> &[AtomicU8] {
         let part = self.part(range);
-        // SAFETY: the caller's contract; an AtomicU8 is a byte that other threads and processes may write at any time.
+        // SAFETY: the caller's contract; other threads and processes may write an AtomicU8 at any
+        // time.
         unsafe { std::slice::from_raw_parts(at(part.start).cast(), part.len()) }
     }
 }

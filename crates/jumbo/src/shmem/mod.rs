@@ -1,17 +1,17 @@
-//! Anonymous shared memory on huge pages: [`Region`], for one program, with a policy of its own.
+//! Anonymous shared memory on huge pages: [`Region`], with a policy for one program.
 //!
-//! The kernel's controls for shared memory are the host's: for all programs, and most hosts have them off. A region has huge
-//! pages by whichever way is open to it ([`Rung`]), without a change to the host, and says which way that is and why it is no higher
-//! one ([`Standing`]).
+//! The kernel's controls for shared memory apply to all programs of a host, and most hosts have
+//! them off. A region gets huge pages by the best available method ([`Rung`]), without a change to
+//! the host, and reports that method and the reasons against better ones ([`Standing`]).
 //!
-//! It is a memfd, mapped at a range of addresses that does not move. Children of fork(2) share it, and other processes that
-//! are handed its file. So its bytes are lent as atomics.
+//! It is a memfd, mapped at fixed addresses. Children of fork(2) and other processes with its file
+//! share it, so its bytes are lent as atomics.
 //!
-//! - `ladder`: rungs. `collapse`: touch and collapse. `file`: the memfd. `memory`: the addresses.
-//! - [`policy`] says what the kernel's controls allow.
+//! - `ladder`: methods. `collapse`: touch and collapse. `file`: the memfd. `memory`: the addresses.
+//! - [`policy`]: the sizes that the kernel's controls allow.
 //!
-//! Invariant: each byte of a region, from 0 to its size, is mapped, and in the file; a byte that was not written
-//! since the region grew over it or a hole was punched there is zero.
+//! Invariant: each byte of a region is mapped, and in the file; a byte that was not written since
+//! the region grew over it, or since a hole was punched there, is zero.
 //!
 //! ```
 //! use jumbo::shmem::{Blocks, Region};
@@ -58,7 +58,7 @@ use ladder::stand;
 use memory::Addresses;
 use policy::{Advice, Controls, Mapped};
 
-/// Anonymous shared memory; what no other process has mapped any more is freed when it is dropped.
+/// Anonymous shared memory. Drop frees the memory that no other process has mapped.
 #[derive(Debug)]
 pub struct Region {
     root: Root,
@@ -66,7 +66,7 @@ pub struct Region {
     file: File,
     size: usize,
     capacity: usize,
-    /// The unit of its file's length.
+    /// Unit of the file's length.
     unit: PageSize,
     pmd: PageSize,
     hugetlb: Option<PageSize>,
@@ -75,18 +75,18 @@ pub struct Region {
     refused: Vec<(Rung, Why)>,
     standing: Standing,
     sealed: bool,
-    /// Blocks of the PMD size that a hole was punched in.
+    /// PMD-sized blocks with a punched hole.
     holes: BTreeSet<usize>,
     counts: Mutex<BTreeMap<PageSize, Counts>>,
 }
 
 impl Region {
-    /// A region of so many bytes, to be made by [`Builder::build`].
+    /// Returns a builder of a region of `size` bytes.
     pub fn builder(size: Bytes) -> Builder {
         Builder::new(size)
     }
 
-    /// Addresses and a file without memory.
+    /// Reserves addresses and creates an empty file.
     fn reserve(
         builder: &Builder,
         root: &Root,
@@ -127,41 +127,43 @@ impl Region {
         })
     }
 
-    /// Its size.
+    /// Returns the size.
     pub fn size(&self) -> Bytes {
         Bytes(self.size as u64)
     }
 
-    /// For how much it has addresses.
+    /// Returns the maximum size, for which it has addresses.
     pub fn capacity(&self) -> Bytes {
         Bytes(self.capacity as u64)
     }
 
-    /// On which rung it stands, by the kernel's controls when it last grew, and why not on a higher one.
+    /// Returns the method in use, by the kernel's controls when the region last grew.
     pub fn standing(&self) -> &Standing {
         &self.standing
     }
 
-    /// Its file, for another process to map.
+    /// Returns the file, for another process to map.
     ///
     /// # Safety
-    /// As long as the region is there, none that has the file, in this process or another, cuts it short, which a seal
-    /// ([`Region::seal`]) sees to; nor, on [`Rung::Hugetlb`], punches holes in it, which no seal sees to. A touch there is answered by SIGBUS:
-    /// beyond the end of the file always, in a hole of hugetlb where no page is to be had.
-    #[expect(unsafe_code, reason = "what a holder of the file must not do")]
+    /// During the life of the region no holder of the file, in any process, truncates it (a seal
+    /// prevents that: [`Region::seal`]), or on [`Rung::Hugetlb`] punches holes in it (no seal
+    /// prevents that). A touch would cause SIGBUS: always beyond the end of the file, and in a hole
+    /// of hugetlb without a free page.
+    #[expect(unsafe_code, reason = "lends the file under mapped memory")]
     pub unsafe fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Makes it larger, by zeroes. Its bytes stay where they are. On [`Rung::Hugetlb`] the new pages are there when this returns.
-    /// A size that is not larger changes nothing.
+    /// Grows the region by zeroes; its bytes do not move. On [`Rung::Hugetlb`] the new pages are
+    /// populated when this returns. A size that is not larger changes nothing.
     ///
-    /// On the other rungs a page comes when it is first touched, and a touch that gets none ends the program: by the OOM killer; by SIGBUS
-    /// with `vm.overcommit_memory=2`, where the kernel counts such pages as they come, and has no more to commit. Only
-    /// [`Rung::Hugetlb`] says so here, by an error.
+    /// On other rungs the first touch allocates a page, and a touch without memory kills the
+    /// program: by the OOM killer, or by SIGBUS with `vm.overcommit_memory=2`, where the kernel
+    /// charges such pages at the touch. Only [`Rung::Hugetlb`] returns an error instead.
     ///
     /// # Errors
-    /// [`Error::Capacity`], [`Error::Sealed`], [`Error::Call`]; [`Error::NoPages`] on [`Rung::Hugetlb`].
+    /// [`Error::Capacity`], [`Error::Sealed`], [`Error::Call`]; [`Error::NoPages`] on
+    /// [`Rung::Hugetlb`].
     pub fn grow(&mut self, to: Bytes) -> Result<(), Error> {
         let before = self.size;
         let to = self.may_be(to)?;
@@ -169,7 +171,7 @@ impl Region {
             return Ok(());
         }
         if let Err(error) = self.grow_to(to) {
-            // What was added is not seen: the size is as before. A file that is longer is cut when that can be.
+            // The size is unchanged; the file is truncated if possible.
             let _ = self.file.set_length(self.whole(before));
             return Err(error);
         }
@@ -200,7 +202,7 @@ impl Region {
         Ok(())
     }
 
-    /// Finds the rung for a region of so many bytes, and gives the advice for it.
+    /// Selects the method for a region of `size` bytes, and gives its advice.
     fn advise(&mut self, size: usize) {
         let base = base_page(&self.root);
         let controls = match Thp::read_controls(&self.root) {
@@ -222,16 +224,16 @@ impl Region {
         let refused = self.refused.clone();
         let (standing, advice) = stand(controls, &mapped, sizes, self.up_to, refused);
         self.standing = standing;
-        // A kernel without THP refuses, and the rung says so.
+        // A kernel without THP refuses; `standing` reports that.
         let _ = self.memory.advise(advice);
     }
 
-    /// Makes it smaller, and gives what is cut off back. Another process that has it mapped does not survive a touch there. A
-    /// size that is not smaller changes nothing.
+    /// Shrinks the region, and frees the rest. A touch of the rest kills other processes that have
+    /// it mapped. A size that is not smaller changes nothing.
     ///
     /// # Errors
-    /// [`Error::Sealed`], [`Error::Empty`]; [`Error::Call`], with EPERM and nothing changed where another process has sealed the
-    /// file. After any other one, what was to be cut off may be zeroes.
+    /// [`Error::Sealed`], [`Error::Empty`]; [`Error::Call`], with EPERM and no change if another
+    /// process has sealed the file. After any other error the rest may be zeroes.
     pub fn shrink(&mut self, to: Bytes) -> Result<(), Error> {
         let to = match to {
             Bytes(0) => return Err(Error::Empty),
@@ -243,22 +245,22 @@ impl Region {
         }
         let failed = |operation| call(operation, cut.len() as u64);
         let whole = self.whole(to);
-        // Another process may have sealed the file; asked before anything is lost.
+        // Another process may have sealed the file: check before any byte is lost.
         if whole < self.whole(self.size) {
             self.file.may_cut().map_err(failed("ftruncate"))?;
         }
-        // Whatever fails from here on, what is in the region yet may have holes.
+        // After any failure below, the blocks may have holes.
         let block = self.block();
         let has_hole = self.holes.contains(&(to / block));
         self.punched(&cut);
-        // The rest of the last page would be there again when it grows.
+        // The rest of the last page would reappear after a grow.
         let rest = to..whole.min(self.size);
         if !rest.is_empty() {
             self.file.punch(rest).map_err(failed("fallocate"))?;
         }
         self.file.set_length(whole).map_err(failed("ftruncate"))?;
         self.size = to;
-        // What grows over the rest of the last block has no hole.
+        // A later grow over the rest of the last block makes no hole.
         let end = if has_hole {
             to.div_ceil(block)
         } else {
@@ -268,9 +270,9 @@ impl Region {
         Ok(())
     }
 
-    /// Gives the pages of a range back. Its bytes are zeroes from now on, here and in every process that has it mapped. Of pages
-    /// that are in the range in part the bytes are written, and the pages stay; before Linux 5.19 a part of a hugetlb page keeps
-    /// its bytes.
+    /// Frees the pages of a range, whose bytes become zeroes in all processes. Pages that are only
+    /// partly in the range stay, with zeroes written; before Linux 5.19 a part of a hugetlb page
+    /// keeps its bytes.
     ///
     /// # Errors
     /// [`Error::Beyond`]; [`Error::Call`], after which a part of the range may be zeroes.
@@ -280,20 +282,20 @@ impl Region {
             return Ok(());
         }
         let failed = call("fallocate", range.len() as u64);
-        // First: where the kernel refuses, a part of it may have holes.
+        // First: after a failure a part of the range may have holes.
         self.punched(&range);
         self.file.punch(range).map_err(failed)
     }
 
-    /// Blocks of this range may have holes from now on.
+    /// Records that blocks of a range may have holes.
     fn punched(&mut self, range: &Range<usize>) {
         let block = self.block();
         let blocks = range.start / block..range.end.div_ceil(block);
         self.holes.extend(blocks);
     }
 
-    /// It keeps its size from now on, here and in every process that has its file. Those can punch holes all the same: a seal
-    /// against that forbids writing too.
+    /// Seals the size for all processes with the file. They can still punch holes: a seal against
+    /// that would forbid writes too.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -307,10 +309,11 @@ impl Region {
         Ok(())
     }
 
-    /// The bytes of a range. Other threads and processes may change them at any time.
+    /// Returns the bytes of a range. Other threads and processes may change them at any time.
     ///
     /// # Errors
-    /// [`Error::Beyond`]; [`Error::NoPages`] on [`Rung::Hugetlb`] where a hole was punched, and no page is to be had for it.
+    /// [`Error::Beyond`]; [`Error::NoPages`] on [`Rung::Hugetlb`] for a punched hole without a free
+    /// page.
     pub fn bytes(&self, range: Range<usize>) -> Result<&[AtomicU8], Error> {
         self.within(&range)?;
         if let Some(size) = self.hugetlb
@@ -321,13 +324,14 @@ impl Region {
             made.map_err(|errno| Error::NoPages { size, bytes, errno })?;
         }
         #[expect(unsafe_code, reason = "lends the region's own memory")]
-        // SAFETY: the range is mapped, and in a file that is as long, until the region shrinks, which it does not while it is
-        // borrowed, and no holder of the file does (`file`). Pages of shared memory come when they are touched; those of hugetlb are there:
-        // only `punch` and `shrink` take them away, and they are had again above.
+        // SAFETY: the range is mapped, and the file is long enough until the region shrinks: the
+        // borrow excludes that here, and `file` for other holders. A touch allocates pages of
+        // shared memory. Hugetlb pages are present: only `punch` and `shrink` free them, and they
+        // are populated above.
         Ok(unsafe { self.memory.bytes(range) })
     }
 
-    /// The hugetlb pages of a range, where some of them may be in a hole.
+    /// Returns the hugetlb pages of a range if some of them may be in a hole.
     fn may_lack(&self, range: &Range<usize>, size: PageSize) -> Option<Range<usize>> {
         let page = usize::try_from(size.bytes()).unwrap_or(usize::MAX);
         let pages = range.start / page * page..range.end.next_multiple_of(page);
@@ -336,10 +340,10 @@ impl Region {
         has_hole.then_some(pages)
     }
 
-    /// Copies the bytes from `at` on.
+    /// Copies bytes at `at` into a buffer.
     ///
     /// # Errors
-    /// As [`Region::bytes`].
+    /// Same as [`Region::bytes`].
     pub fn read(&self, at: usize, into: &mut [u8]) -> Result<(), Error> {
         let bytes = self.bytes(at..at.saturating_add(into.len()))?;
         for (to, from) in into.iter_mut().zip(bytes) {
@@ -348,10 +352,10 @@ impl Region {
         Ok(())
     }
 
-    /// Copies bytes to `at` and on.
+    /// Copies bytes of a buffer to `at`.
     ///
     /// # Errors
-    /// As [`Region::bytes`].
+    /// Same as [`Region::bytes`].
     pub fn write(&self, at: usize, from: &[u8]) -> Result<(), Error> {
         let bytes = self.bytes(at..at.saturating_add(from.len()))?;
         for (to, from) in bytes.iter().zip(from) {
@@ -360,11 +364,11 @@ impl Region {
         Ok(())
     }
 
-    /// Gives all of it back now, whichever process has it mapped: those read zeroes. Dropping it leaves its memory to others that
-    /// have it mapped.
+    /// Frees all memory now, even if other processes have it mapped: they then read zeroes. Drop
+    /// leaves them their memory.
     ///
     /// # Errors
-    /// [`Error::Call`]; it is freed all the same when no other process has it.
+    /// [`Error::Call`]; the memory is still freed after the last process has unmapped it.
     pub fn free(self) -> Result<(), Error> {
         let failed = call("fallocate", self.size as u64);
         self.file.punch(0..self.whole(self.size)).map_err(failed)
@@ -391,7 +395,7 @@ impl Region {
         })
     }
 
-    /// The length of the file for a region of so many bytes.
+    /// Returns the length of the file for a region of `size` bytes.
     fn whole(&self, size: usize) -> usize {
         let unit = usize::try_from(self.unit.bytes()).unwrap_or(1);
         size.next_multiple_of(unit)

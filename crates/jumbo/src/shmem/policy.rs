@@ -1,23 +1,24 @@
-//! Which folio sizes the kernel may use for shared memory, and in which order it tries them: [`Controls`].
+//! Folio sizes that the kernel may use for shared memory, in the order that it tries: [`Controls`].
 //!
-//! The words are those of `shmem_enabled` (Documentation/admin-guide/mm/transhuge.rst, "Hugepages in tmpfs/shmem"); what
-//! follows from them is that of Linux 6.12 to 6.18, and the kernel is asked whether it holds: `tests/shmem_policy.rs`
-//! compares each combination with what the kernel counts.
+//! The words are those of `shmem_enabled` (Documentation/admin-guide/mm/transhuge.rst), the rules
+//! those of Linux 6.12 to 6.18. `tests/shmem_policy.rs` compares each combination with the kernel's
+//! counters.
 //!
-//! It is about what a [`Region`](super::Region) is: a memfd that is mapped, or `mmap(MAP_SHARED|MAP_ANONYMOUS)`. Such a mapping
-//! obeys the table of sizes, in which `inherit` is the top-level value. What other shared memory obeys is in `docs/design/shmem.md`.
+//! The rules are for a mapped memfd, as in a [`Region`](super::Region), and for
+//! `mmap(MAP_SHARED|MAP_ANONYMOUS)`. Such a mapping obeys the table of sizes, in which `inherit` is
+//! the top-level value. `docs/design/shmem.md` has the rules of other shared memory.
 //!
-//! Invariant: of the sizes that are tried each is allowed, fits the mapping, and is larger than the next.
+//! Invariant: each tried size is allowed, fits the mapping, and is larger than the next.
 
 use std::ops::Range;
 
 use crate::kernel::thp::{SizeControl, Thp};
 use crate::units::{Bytes, PageSize};
 
-/// What was advised for the mapping.
+/// Advice for a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
-    /// Nothing.
+    /// No advice.
     None,
     /// MADV_HUGEPAGE.
     Huge,
@@ -32,20 +33,20 @@ pub struct Mapped {
     pub size: Bytes,
     /// The addresses of the mapping.
     pub range: Range<u64>,
-    /// Where in the object it begins, in bytes.
+    /// Offset in the object, in bytes.
     pub offset: u64,
-    /// What was advised for it.
+    /// Advice for the mapping.
     pub advice: Advice,
 }
 
-/// The controls of a host for shared memory: the words of its THP tables, all of them known here.
+/// Controls of a host for shared memory: the words of its THP tables, all known here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Controls {
     thp: Thp,
     base: PageSize,
 }
 
-/// The words of `shmem_enabled`, at the top and of a size (6.12).
+/// Words of `shmem_enabled`, at the top level and for a size (Linux 6.12).
 const WORDS: [&str; 7] = [
     "always",
     "within_size",
@@ -56,43 +57,43 @@ const WORDS: [&str; 7] = [
     "force",
 ];
 
-/// Why MADV_COLLAPSE makes no huge folio, by the control that says so.
+/// Reason for a refused MADV_COLLAPSE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The top-level value.
+    /// The top-level value is `deny`.
     #[error("shmem_enabled is `deny`")]
     Deny,
-    /// The value of the PMD size.
+    /// The value of the PMD size is `never`.
     #[error("shmem_enabled of {0} is `never`")]
     Never(PageSize),
-    /// The value of the PMD size, where `force` leaves those that inherit.
+    /// The top-level value is `force`, which allows only sizes at `inherit`.
     #[error("shmem_enabled is `force`, and that of {0} is not `inherit`")]
     NotInherited(PageSize),
-    /// The value of the PMD size is `advise`.
+    /// The value of the PMD size is `advise`, without advice.
     #[error("shmem_enabled of {0} is `advise`, and nothing was advised")]
     NotAdvised(PageSize),
-    /// The value of the PMD size is `within_size`.
+    /// The value of the PMD size is `within_size`, and the object is smaller.
     #[error("shmem_enabled of {0} is `within_size`, and the object is smaller")]
     Small(PageSize),
-    /// The mapping.
+    /// The mapping has MADV_NOHUGEPAGE.
     #[error("MADV_NOHUGEPAGE was advised")]
     NoHuge,
-    /// The mapping and the place in the object.
+    /// No whole block of the object is aligned in the mapping.
     #[error("no whole {0} of the object lies at a multiple of it in the mapping")]
     Misaligned(PageSize),
 }
 
 impl Mapped {
-    /// Where in the object the byte at `address` is.
-    fn place(&self, address: u64) -> u64 {
+    /// Returns the offset in the object of the byte at `address`.
+    fn object_offset(&self, address: u64) -> u64 {
         self.offset + (address - self.range.start)
     }
 
-    /// True where the folio of `size` that has `address` can be mapped as a whole: it is within the mapping, and begins at
-    /// a multiple of its size in the object and in memory.
+    /// Reports whether the folio of `size` at `address` can be mapped as a whole: it is within the
+    /// mapping, and aligned in the object and in memory.
     fn suits(&self, size: PageSize, address: u64) -> bool {
         let start = size.align_down(address);
         let end = start.saturating_add(size.bytes());
@@ -102,8 +103,8 @@ impl Mapped {
 }
 
 impl Controls {
-    /// Those of a table that was read on a host with base pages of `base`. `None` where the kernel has no huge folios for
-    /// shared memory, or a word that is not known here.
+    /// Creates the controls from a THP table and the base page size. `None` if the kernel has no
+    /// huge folios for shared memory, or an unknown word.
     pub fn of(thp: &Thp, base: PageSize) -> Option<Self> {
         let sizes = thp
             .sizes
@@ -115,32 +116,32 @@ impl Controls {
         known.then_some(Self { thp, base })
     }
 
-    /// The bytes that one PMD maps.
+    /// Returns the PMD size.
     pub fn pmd(&self) -> PageSize {
         self.thp.pmd_size
     }
 
-    /// The value of the PMD size, or of another one that the kernel has a file for. Before 6.12 the top-level value rules the
-    /// PMD size, and there is no other.
+    /// Returns the value of a size with a control. Before Linux 6.12 the top-level value applies to
+    /// the PMD size, the only one.
     fn own(&self, size: PageSize) -> &str {
         let of = self.thp.sizes.get(&size);
         let own = of.and_then(|of| of.shmem_enabled.as_ref());
         own.map_or("inherit", |own| &own.current)
     }
 
-    /// True where a folio of `size` with the byte at this place lies within the object, whose last base page counts as a
-    /// whole one.
-    fn holds(&self, mapped: &Mapped, size: PageSize, place: u64) -> bool {
-        let end = size.align_down(place).saturating_add(size.bytes());
+    /// Reports whether the folio of `size` at an offset lies within the object, with its last base
+    /// page counted as a whole one.
+    fn holds(&self, mapped: &Mapped, size: PageSize, offset: u64) -> bool {
+        let end = size.align_down(offset).saturating_add(size.bytes());
         end <= self.base.align_up(mapped.size.0).unwrap_or(u64::MAX)
     }
 
-    /// Whether the controls allow a folio of `size` where the byte at `address` is touched first; whether it fits there is
-    /// another matter.
+    /// Reports whether the controls allow a folio of `size` for a first touch at `address`, whether
+    /// or not it fits there.
     pub fn allows(&self, mapped: &Mapped, size: PageSize, address: u64) -> bool {
         let advised = mapped.advice == Advice::Huge;
-        // The top-level value is about the PMD size alone, whichever size inherits it; and it takes advice for an object that
-        // is too small, which a size does not.
+        // The top-level value concerns only the PMD size, whichever size inherits it. Unlike a
+        // size's own value, it accepts advice for an object that is too small.
         let inherits = self.own(size) == "inherit";
         let of = if inherits { self.pmd() } else { size };
         let rule = self.thp.shared(size).map(|rule| rule.current.as_str());
@@ -148,16 +149,16 @@ impl Controls {
             _ if mapped.advice == Advice::NoHuge => false,
             Some("always" | "force") => true,
             Some("within_size") => {
-                (inherits && advised) || self.holds(mapped, of, mapped.place(address))
+                (inherits && advised) || self.holds(mapped, of, mapped.object_offset(address))
             }
             Some("advise") => advised,
             _ => false,
         }
     }
 
-    /// The sizes that a fault at `address` tries, the first one first. It takes the first for which memory is free in one piece,
-    /// and a base page where none is, or where the memory control group does not allow the folio that was found.
-    /// A folio begins where the object has no page yet.
+    /// Returns the sizes that a fault at `address` tries, in order. It uses the first with free
+    /// contiguous memory, or a base page: without such memory, or if the memory cgroup refuses the
+    /// folio. A folio covers only offsets at which the object has no page yet.
     pub fn tried(&self, mapped: &Mapped, address: u64) -> Vec<PageSize> {
         let sized =
             |(size, of): (&PageSize, &SizeControl)| of.shmem_enabled.as_ref().map(|_| *size);
@@ -169,16 +170,17 @@ impl Controls {
         sizes
     }
 
-    /// Whether MADV_COLLAPSE (6.1) makes a huge folio of the block that has `address`, where at least one page of it is
-    /// there. It makes the PMD size and no other, and takes `inherit` for allowed, whatever the top-level value says but `deny`.
+    /// Checks whether MADV_COLLAPSE (Linux 6.1) makes a PMD-sized folio of the block at `address`,
+    /// if one page of it is present. It treats `inherit` as allowed, unless the top-level value is
+    /// `deny`.
     ///
     /// # Errors
-    /// [`Refusal`]: the kernel answers EINVAL.
+    /// [`Refusal`]: the kernel returns EINVAL.
     pub fn collapses(&self, mapped: &Mapped, address: u64) -> Result<(), Refusal> {
         let (pmd, own) = (self.pmd(), self.own(self.pmd()));
         let top = self.thp.shmem_enabled.as_ref();
         let is_top = |word| top.is_some_and(|top| top.is(word));
-        // A collapse of any block of a mapping counts as one at its beginning.
+        // The kernel checks the start of the mapping for a collapse of any of its blocks.
         let within = self.holds(mapped, pmd, mapped.offset);
         Err(match own {
             _ if mapped.advice == Advice::NoHuge => Refusal::NoHuge,
@@ -201,7 +203,7 @@ mod tests {
     const FOLDER: &str = "sys/kernel/mm/transparent_hugepage";
     const PMD: PageSize = PageSize::SIZE_2M;
 
-    /// The controls of a host with these values, those of sizes by KiB.
+    /// Returns the controls of a fake host; `sizes` are in KiB.
     fn controls<'a>(top: &'a str, sizes: &[(u64, &'a str)]) -> Option<Controls> {
         let files = [
             (format!("{FOLDER}/enabled"), "never"),
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_that_fits_is_tried_first_and_no_size_that_is_not_configured() {
+    fn configured_sizes_are_tried_from_the_largest_that_fits() {
         let controls = controls(
             "advise",
             &[
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_a_block_from_being_collapsed_is_named() {
+    fn a_refusal_names_its_control() {
         let why = |top, of_pmd, size, advice| {
             let controls = controls(top, &[(2048, of_pmd)]).unwrap();
             let mapped = mapped(size, advice);

@@ -1,9 +1,9 @@
 //! The memory of this process: the part on huge pages, and the rest.
 //!
 //! - [`Usage`] and [`Kind`]: memory by kind and folio size.
-//! - [`process`]: how they are read.
+//! - [`process`]: the functions that read them.
 //!
-//! The host and other processes are `jumbo-host`'s. Invariant: it changes nothing.
+//! `jumbo-host` reads the host and other processes. Invariant: the module changes nothing.
 
 pub mod process;
 mod usage;

@@ -1,9 +1,9 @@
 //! One process's memory by kind and folio size: [`Observer`] and [`usage`].
 //!
-//! smaps says how much is mapped by PMD and how much is hugetlb. The rest has a folio size that only
-//! the kernel's page flags know, and those are for root: a THP of which a part was unmapped or got
-//! other permissions is still one folio, mapped by base pages. Without the flags the answer is
-//! *unknown*, except where the kernel's controls leave the base page as the only size.
+//! smaps has the memory mapped by PMD, and hugetlb. Only the kernel's page flags, for root, have
+//! the folio sizes of the rest: a THP of which a part was unmapped or got other permissions is
+//! still one folio, mapped by base pages. Without the flags the size is *unknown*, unless the
+//! kernel's controls allow only the base page.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use super::{Kind, Usage};
 /// The function that reads the mappings of a process.
 pub type Read = fn(&Root, u32) -> Result<Smaps, FileError>;
 
-/// Looks at processes, again and again: what does not change between two looks is read once.
+/// Reads the memory of processes repeatedly; constant data is read once.
 #[derive(Clone, Debug)]
 pub struct Observer {
     root: Root,
@@ -29,16 +29,15 @@ pub struct Observer {
     read: Read,
 }
 
-/// Where folios larger than the base page can be, of whatever size, as the controls stand.
+/// Memory that can have folios larger than the base page under the current controls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Larger {
     anon: Where,
-    /// Whether advised or not: the folios are those of every process that maps them, and it takes the
-    /// advice of one.
+    /// Independent of advice: processes share the folios, and the advice of one suffices.
     shared: bool,
 }
 
-/// What `enabled` says, the most generous size first.
+/// Reach of `enabled`, of the most permissive size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Where {
     Nowhere,
@@ -46,19 +45,19 @@ enum Where {
     Anywhere,
 }
 
-/// The usage of this process, or of one of the caller's own; see [`Observer`] to look more than once.
+/// Returns the usage of this process or a program of the caller; for repeated use see [`Observer`].
 ///
 /// # Errors
-/// As [`Observer::usage`].
+/// Same as [`Observer::usage`].
 pub fn usage(root: &Root, pid: u32) -> Result<Usage, FileError> {
     Observer::new(root)?.usage(pid)
 }
 
 impl Observer {
-    /// An observer of this process, and of programs of the caller's own, behind `root`.
+    /// Creates an observer of this process and programs of the caller, below `root`.
     ///
     /// # Errors
-    /// [`FileError`] where the PMD size cannot be told.
+    /// [`FileError`] if the PMD size cannot be read.
     pub fn new(root: &Root) -> Result<Self, FileError> {
         Ok(Self {
             root: root.clone(),
@@ -69,16 +68,16 @@ impl Observer {
         })
     }
 
-    /// The same with mappings that come another way than by [`Smaps::read`], which a process can hold up.
+    /// Replaces the reader, [`Smaps::read`], which a process can block.
     #[must_use]
     pub fn reading(self, read: Read) -> Self {
         Self { read, ..self }
     }
 
-    /// The memory of `pid`, by kind and folio size. Nothing for a kernel thread or zombie.
+    /// Returns the memory of `pid`, by kind and folio size; empty for a kernel thread or zombie.
     ///
     /// # Errors
-    /// [`FileError::Io`]: no such process, or one that this user may not look into.
+    /// [`FileError::Io`]: no such process, or no permission.
     pub fn usage(&self, pid: u32) -> Result<Usage, FileError> {
         let mut usage = Usage::default();
         self.each(pid, |kind, mapping| {
@@ -87,10 +86,10 @@ impl Observer {
         Ok(usage)
     }
 
-    /// The same with every folio size looked up: exact, slower, and for root alone.
+    /// Same as [`Observer::usage`], with all folio sizes: exact, slower, and only for root.
     ///
     /// # Errors
-    /// As [`Observer::usage`].
+    /// Same as [`Observer::usage`].
     pub fn usage_with_folios(&self, pid: u32, folios: &mut Folios) -> Result<Usage, FileError> {
         let mut usage = Usage::default();
         let mut failed = None;
@@ -105,15 +104,15 @@ impl Observer {
         failed.map_or(Ok(usage), Err)
     }
 
-    /// What one PMD maps.
+    /// Returns the PMD size.
     pub fn pmd_size(&self) -> PageSize {
         self.pmd
     }
 
-    /// What it takes to look folio sizes up.
+    /// Opens the files for folio sizes.
     ///
     /// # Errors
-    /// [`FileError::Io`], EACCES where this process is not root.
+    /// [`FileError::Io`], EACCES if this process is not root.
     pub fn folios(&self) -> Result<Folios, FileError> {
         Folios::open(&self.root, self.base, self.pmd)
     }
@@ -121,13 +120,13 @@ impl Observer {
     /// Calls `visit` with every mapping and its kind, by ascending address.
     ///
     /// # Errors
-    /// As [`Observer::usage`].
+    /// Same as [`Observer::usage`].
     pub fn each(&self, pid: u32, visit: impl FnMut(Kind, &Mapping<'_>)) -> Result<(), FileError> {
         self.visit(&(self.read)(&self.root, pid)?, visit);
         Ok(())
     }
 
-    /// Calls `visit` with every mapping of a text that was read already, as [`Observer::each`].
+    /// Same as [`Observer::each`], for smaps that were read already.
     pub fn visit(&self, smaps: &Smaps, mut visit: impl FnMut(Kind, &Mapping<'_>)) {
         let mut data_end = None;
         for mapping in smaps.mappings() {
@@ -138,7 +137,7 @@ impl Observer {
         }
     }
 
-    /// `data_end` is where the data segment right before it ends: anonymous memory there is bss.
+    /// `data_end` is the end of the data segment right before: anonymous memory there is bss.
     fn kind(&self, mapping: &Mapping<'_>, data_end: Option<u64>) -> Kind {
         let hugetlb = mapping
             .kernel_page_size
@@ -149,7 +148,7 @@ impl Observer {
             (true, _) if mapping.shmem_pmd_mapped > Bytes(0) => Kind::Shared,
             (false, "[stack]") => Kind::Stack,
             (false, "") if mapping.write && data_end == Some(mapping.start) => Kind::Data,
-            // Text that `jumbo run` moved, and what a compiler inside the program wrote and protected.
+            // Text that `jumbo run` moved, and code of a JIT compiler.
             (false, "") if mapping.execute && !mapping.write => Kind::Text,
             (false, _) if path.starts_with("[anon:jumbo text ") => Kind::Text,
             (false, "" | "[heap]") => Kind::Heap,
@@ -195,7 +194,7 @@ impl Observer {
             }
         };
         match looked_up {
-            // What was looked up a moment after smaps may differ from it: smaps has the last word.
+            // The flags were read after smaps and may differ: smaps takes precedence.
             Some(sizes) => {
                 for (size, bytes) in sizes {
                     let counted = if size == self.pmd { pmd_mapped.0 } else { 0 };
@@ -208,12 +207,12 @@ impl Observer {
         entry.unknown += Bytes(rest);
     }
 
-    /// What cannot be in larger folios, as the kernel's controls stand.
+    /// Returns the memory that the kernel's controls keep on base pages.
     ///
-    /// Whether a whole huge page fits into the mapping does not matter: mprotect(2) of half a THP
-    /// leaves two mappings that are both too small for the folio they share.
+    /// The size of the mapping does not matter: mprotect(2) of half a THP leaves two mappings that
+    /// are both too small for their common folio.
     fn surely_base_pages(&self, kind: Kind, mapping: &Mapping<'_>) -> Bytes {
-        // Where there are some, however the controls stand, there may be parts of others.
+        // A mapping with some larger folios may have parts of others, whatever the controls are.
         let some = mapping.pmd_mapped() > Bytes(0);
         let anon = match self.larger.anon {
             Where::Nowhere => some,
@@ -224,8 +223,8 @@ impl Observer {
             Kind::Heap | Kind::Stack if anon => Bytes(0),
             Kind::Shared if some || self.larger.shared => Bytes(0),
             Kind::Heap | Kind::Stack | Kind::Shared => mapping.rss,
-            // Page cache comes in folios of the file system's choice; what was copied on write out of
-            // it is in base pages, and so is bss unless it may have larger folios.
+            // The file system selects the folios of the page cache; copies on write have base
+            // pages, and so has bss unless it may have larger folios.
             Kind::Data if mapping.inode == 0 && anon => Bytes(0),
             Kind::Text | Kind::Data | Kind::File => Bytes(
                 mapping
@@ -246,7 +245,7 @@ impl Larger {
             // Controls that cannot be read rule nothing out.
             Err(_) => return of(Where::Anywhere, true),
         };
-        // Kernels without a control for each size have the PMD size all the same.
+        // Kernels without a control for each size still have the PMD size.
         let sizes = || thp.sizes.keys().copied().chain([thp.pmd_size]);
         let place = |choice: &thp::Choice| match choice.current.as_str() {
             "never" => Where::Nowhere,
@@ -262,8 +261,8 @@ impl Larger {
     }
 }
 
-/// The names under which the kernel shows shared memory: shared anonymous mappings, memfd_create(2),
-/// shm_open(3), shmget(2), and the hugetlb kinds of the first and last.
+/// The names under which the kernel shows shared memory: shared anonymous mappings,
+/// memfd_create(2), shm_open(3), shmget(2), and the hugetlb kinds of the first and last.
 fn is_shared_memory(path: &str) -> bool {
     [
         "/dev/zero",

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use crate::units::{Bytes, PageSize};
 
-/// Folios of at least this count as huge, whatever one PMD maps: 2 MiB on x86-64, 32 or 512 MiB where
-/// base pages are larger.
+/// Minimum size of a huge folio, independent of the PMD size: 2 MiB on x86-64, 32 or 512 MiB with
+/// larger base pages.
 pub const HUGE: PageSize = PageSize::SIZE_2M;
 
-/// What a mapping is to the program.
+/// Purpose of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
@@ -19,7 +19,8 @@ pub enum Kind {
     Text,
     /// Private writable file mappings and the bss behind them.
     Data,
-    /// Shared memory: shared anonymous mappings, memfd, /dev/shm, System V segments, shared hugetlb.
+    /// Shared memory: shared anonymous mappings, memfd, /dev/shm, System V segments, shared
+    /// hugetlb.
     Shared,
     /// The main thread's stack.
     Stack,
@@ -28,7 +29,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// One word, as reports have it.
+    /// Returns its name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Heap => "heap",
@@ -50,25 +51,25 @@ pub struct KindUsage {
     pub mapped: Bytes,
     /// Resident, hugetlb included.
     pub bytes: Bytes,
-    /// Resident in folios of at least 2 MiB: hugetlb, THPs mapped by PMD, and, where folio sizes were
-    /// looked up, huge folios mapped by base pages, as a THP is of which a part was unmapped. Where they
-    /// were not, those are in `unknown`, and this is a lower bound.
+    /// Resident in folios of at least 2 MiB: hugetlb, THPs mapped by PMD, and huge folios mapped by
+    /// base pages (a partly unmapped THP) if folio sizes were read. Else those are in `unknown`,
+    /// and this is a lower bound.
     pub huge: Bytes,
-    /// Resident by folio size, where it is known.
+    /// Resident by folio size, if known.
     pub folios: BTreeMap<PageSize, Bytes>,
-    /// Resident, not mapped by PMD, of a folio size that was not looked up: it takes CAP_SYS_ADMIN to
-    /// read /proc/kpageflags, and time.
+    /// Resident, not mapped by PMD, of unknown folio size: /proc/kpageflags needs CAP_SYS_ADMIN,
+    /// and time.
     pub unknown: Bytes,
 }
 
-/// The memory of a process, or of several added up.
+/// The memory of a process, or the sum of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Usage(pub BTreeMap<Kind, KindUsage>);
 
 impl KindUsage {
-    /// [`KindUsage::huge`] divided by [`KindUsage::bytes`]; `None` where nothing is resident.
+    /// Returns [`KindUsage::huge`] divided by [`KindUsage::bytes`]; `None` if nothing is resident.
     pub fn huge_share(&self) -> Option<f64> {
         (self.bytes.0 > 0).then(|| self.huge.0 as f64 / self.bytes.0 as f64)
     }
@@ -85,7 +86,7 @@ impl KindUsage {
 }
 
 impl Usage {
-    /// The usage of one kind; all zero where there is none.
+    /// Returns the usage of one kind; all zeroes without one.
     pub fn kind(&self, kind: Kind) -> KindUsage {
         self.0.get(&kind).cloned().unwrap_or_default()
     }
@@ -97,7 +98,7 @@ impl Usage {
         }
     }
 
-    /// All kinds added up.
+    /// Returns the sum of all kinds.
     pub fn total(&self) -> KindUsage {
         let mut total = KindUsage::default();
         for usage in self.0.values() {

@@ -1,13 +1,13 @@
-//! What writers do: pages prepared and released, optimised and restored, split and merged.
+//! Writers: they prepare and release pages, optimise and restore, split and merge.
 //!
-//! A writer holds the lock of the 1 GiB that it works in, which no compound page reaches out of. It asks for memory before it
-//! changes anything, freezes the heads of all pages that it changes, publishes, and unfreezes the page that holds the first of
-//! them last. Memory is given back after that, so no reader waits for a system call. Why readers are right meanwhile:
-//! [`table`](super::table).
+//! A writer holds the lock of its 1 GiB, which contains the whole compound page. It allocates
+//! memory before it changes anything, freezes the heads of all changed pages, publishes, and
+//! unfreezes the page with the first head last. Memory is freed after that, so no reader waits for
+//! a system call. [`table`](super::table) has the argument for concurrent readers.
 //!
-//! Invariants: a head that ends, or becomes a tail, stays frozen, or is cleared; it is live again when it is a head again. Whenever
-//! a section becomes described, all words of its descriptors are written: nothing depends on what the memory held, also where
-//! the kernel refused to take it back.
+//! Invariants: a head that ends or becomes a tail stays frozen, or is cleared; it is live again
+//! when it is a head again. When a section becomes described, all words of its descriptors are
+//! written: nothing depends on the earlier content, even if the kernel refused to free it.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ use super::table::{Place, Seen, Store, Table};
 use super::words::{Counts, Kind, Mark, Section, State, Word};
 use crate::units::{Order, Pages};
 
-/// Stores what is not there yet: a line of the cache that is only read stays shared.
+/// Stores a value if it differs: a cache line that is only read stays shared.
 fn set(word: &impl Word, value: u64) {
     if word.load(Ordering::Relaxed) != value {
         word.store(value, Ordering::Release);
@@ -58,7 +58,7 @@ impl<S: Store> Table<S> {
         Error::Taken { address }
     }
 
-    /// The compound page of which this is the head.
+    /// Looks up the compound page with its head at `page`.
     fn headed(&self, page: usize) -> Result<Seen, Error> {
         let seen = self.look(page).ok_or_else(|| self.absent(page))?;
         if seen.head != page {
@@ -90,11 +90,12 @@ impl<S: Store> Table<S> {
         }
     }
 
-    /// Describes `pages` as compound pages of order `to`. Of the first head only the counts are left: it is frozen, or not to
-    /// be seen yet, until all is written.
+    /// Describes `pages` as compound pages of order `to`, except the counts of the first head: it
+    /// stays frozen or invisible until all is written.
     ///
-    /// A reader that finds the mark of a head twice takes the owner it read in between for true. So a head has its words before
-    /// its mark, and a page that becomes a tail loses them after it has the tail's mark.
+    /// A reader that finds the same mark of a head twice accepts the owner that it read in between.
+    /// So the words of a head are written before its mark, and those of a new tail cleared after
+    /// its mark.
     fn write(&self, pages: Range<usize>, to: u32, owner: u64) {
         let first = pages.start;
         for page in pages {
@@ -122,7 +123,7 @@ impl<S: Store> Table<S> {
         }
     }
 
-    /// Gives back the memory behind the descriptors of sections that are not described any more.
+    /// Frees the descriptors of sections that are not described any more.
     fn forget(&self, sections: Range<usize>, order: u32) -> Saving {
         for at in sections.clone() {
             let mut times = 0;
@@ -142,7 +143,7 @@ impl<S: Store> Table<S> {
         }
     }
 
-    /// Makes a compound page: optimised, if it can be.
+    /// Makes a compound page, optimised if possible.
     pub(super) fn prepare(&self, page: usize, order: u32) -> Result<Saving, Error> {
         let pages = page..page + (1 << order);
         self.alone(page, || {
@@ -206,7 +207,7 @@ impl<S: Store> Table<S> {
                 }
                 return Ok(());
             };
-            // All of each section, or a part of one.
+            // Whole sections, or a part of one.
             let count = 1 << seen.order.min(self.section_order());
             let left = state_of(self.store.section(sections.start)).present() - count;
             if left > 0 {
@@ -218,13 +219,13 @@ impl<S: Store> Table<S> {
             for at in sections.clone() {
                 publish(self.store.section(at), State::absent);
             }
-            // Where the kernel refuses, the memory stays for the next page that is described there.
+            // If the kernel refuses, the memory stays for the next described page.
             let _ = self.forget(sections, seen.order);
             Ok(())
         })
     }
 
-    /// Gives back what the descriptors of a compound page fill.
+    /// Frees the descriptors of a compound page.
     pub(super) fn optimise(&self, page: usize) -> Result<Saving, Error> {
         self.alone(page, || {
             let seen = self.headed(page)?;
@@ -243,7 +244,7 @@ impl<S: Store> Table<S> {
         })
     }
 
-    /// Puts memory behind the descriptors of a compound page, and describes it there.
+    /// Allocates the descriptors of a compound page, and describes it.
     pub(super) fn restore(&self, page: usize) -> Result<(), Error> {
         self.alone(page, || {
             let seen = self.headed(page)?;
@@ -268,7 +269,7 @@ impl<S: Store> Table<S> {
         }
         self.write(seen.pages(), to, self.owner_of(seen.place));
         self.set_counts(Place::Descriptor(seen.head), Counts::OWNED);
-        // The head's section is the first of them: a reader that sees a later one finds its head.
+        // The head's section is published first: a reader of a later one finds the head.
         for at in sections {
             publish(self.store.section(at), |state| {
                 state.described(1 << self.section_order())
@@ -277,7 +278,7 @@ impl<S: Store> Table<S> {
         Ok(())
     }
 
-    /// Makes compound pages of order `to` of one.
+    /// Splits a compound page into pages of order `to`.
     pub(super) fn split(&self, page: usize, to: u32) -> Result<(), Error> {
         self.alone(page, || {
             let seen = self.headed(page)?;
@@ -309,7 +310,7 @@ impl<S: Store> Table<S> {
         })
     }
 
-    /// Makes one compound page of those that fill its place, with the owner word of the first; optimised, if it can be.
+    /// Merges compound pages, with the owner word of the first; optimised if possible.
     pub(super) fn merge(&self, page: usize, order: u32) -> Result<Saving, Error> {
         let pages = page..page + (1 << order);
         self.alone(page, || {
@@ -338,7 +339,7 @@ impl<S: Store> Table<S> {
         })
     }
 
-    /// Freezes all compound pages of `pages`, which are to become one; or none.
+    /// Freezes all compound pages of `pages`, or none.
     fn freeze_parts(&self, pages: &Range<usize>, order: u32) -> Result<(), Error> {
         let mut page = pages.start;
         while page < pages.end {

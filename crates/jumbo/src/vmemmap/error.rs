@@ -1,91 +1,91 @@
-//! [`Error`]: why a table could not do as asked.
+//! Errors of a table: [`Error`].
 
 use rustix::io::Errno;
 
 use crate::units::{Bytes, Order, PageSize};
 
-/// Why a table could not do as asked. The compound page is as it was.
+/// Error of a table. The compound page is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The table cannot have such pages.
+    /// No table is possible for these page sizes.
     #[error("no table of base pages of {base} and huge pages of {huge}")]
     Geometry {
-        /// The base page asked for.
+        /// Requested base page size.
         base: PageSize,
-        /// The huge page asked for.
+        /// Requested huge page size.
         huge: PageSize,
     },
-    /// A table of that range cannot be mapped.
+    /// The table cannot be mapped.
     #[error("cannot map a table of {bytes}: {operation}: {errno}")]
     Setup {
-        /// The addresses that it takes.
+        /// Length of the mapping.
         bytes: Bytes,
-        /// What failed.
+        /// The failed system call.
         operation: &'static str,
-        /// The kernel's answer.
+        /// The errno.
         errno: Errno,
     },
-    /// The address, or a part of the page there, is not in the range of the table.
+    /// The address or a part of the page is outside the table's range.
     #[error("{address:#x}: not in the range of the table")]
     Outside {
         /// The address.
         address: u64,
     },
-    /// A compound page of that order cannot be there.
+    /// No compound page of that order is possible there.
     #[error("{address:#x}: no compound page of order {} can begin there", order.0)]
     Order {
         /// The address.
         address: u64,
-        /// The order asked for.
+        /// Requested order.
         order: Order,
     },
-    /// There is no compound page, or not at all of the addresses.
+    /// A part of the addresses has no compound page.
     #[error("{address:#x}: no page is prepared there")]
     Absent {
-        /// The first address without one.
+        /// First address without a page.
         address: u64,
     },
     /// A page is prepared there already.
     #[error("{address:#x}: a page is prepared there already")]
     Taken {
-        /// The first address of one.
+        /// First address with a page.
         address: u64,
     },
-    /// The page is a tail of another.
+    /// The page is a tail.
     #[error("{address:#x}: a tail of the compound page at {head:#x}")]
     Tail {
         /// The address.
         address: u64,
-        /// Its head's.
+        /// Address of its head.
         head: u64,
     },
-    /// The page has users, or a `get` is looking whether it is still there.
+    /// The page has users, or a concurrent `get`.
     #[error("{address:#x}: the page is in use: {references} references, {pins} of them pins")]
     Busy {
-        /// Its address.
+        /// Address of the page.
         address: u64,
-        /// References beside the owner's.
+        /// References except the owner's.
         references: u64,
-        /// Those of them that are pins.
+        /// References that are pins.
         pins: u64,
     },
-    /// The page has as many references as can be counted.
+    /// The counter of references is full.
     #[error("{address:#x}: the page has too many references")]
     Overflow {
-        /// Its address.
+        /// Address of the page.
         address: u64,
     },
-    /// There is no memory for the descriptors.
+    /// No memory for the descriptors.
     #[error(
         "no memory for {bytes} of descriptors: {operation}: {errno}: the memory cgroup or the host is at its limit"
     )]
     Memory {
-        /// What they fill.
+        /// Length of the descriptors.
         bytes: Bytes,
-        /// What was tried.
+        /// The failed operation.
         operation: &'static str,
-        /// The answer.
+        /// The errno.
         errno: Errno,
     },
 }

@@ -1,71 +1,78 @@
-//! The arithmetic of a table: [`Geometry`], and what a huge page's descriptors can save: [`Saving`].
+//! Arithmetic of a table: [`Geometry`], and savings of a huge page's descriptors: [`Saving`].
 //!
-//! Invariant: the descriptors of a section fill whole base pages, at least one. So a section's memory can be given back
-//! without a neighbour's descriptors in it.
+//! Invariant: the descriptors of a section fill whole base pages, at least one. So a section's
+//! memory can be freed without a neighbour's descriptors.
 
 use rustix::io::Errno;
 
 use super::Error;
 use crate::units::{Bytes, Order, PageSize, Pages};
 
-/// Of one descriptor.
-pub(super) const DESCRIPTOR: u64 = 64;
-/// The largest compound page: what a PUD maps where the base page is 4 KiB.
-const LARGEST: PageSize = PageSize::SIZE_1G;
+/// Size of a descriptor.
+pub(super) const DESCRIPTOR_BYTES: u64 = 64;
+/// The largest compound page: the PUD size with 4 KiB base pages.
+const MAX_COMPOUND: PageSize = PageSize::SIZE_1G;
 
-/// The size of the pages that are described, and of a *section*: the least huge page whose descriptors can be given back.
+/// Size of the described pages, and of a *section*: the smallest huge page whose descriptors can be
+/// freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     base: PageSize,
     section: Order,
 }
 
-/// What of a compound page's descriptors is given back, in base pages of the table.
+/// Saved memory of a compound page's descriptors, in base pages of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Saving {
-    /// Given back.
+    /// Freed base pages.
     pub pages: Pages,
-    /// What they fill, in whole base pages.
+    /// Whole base pages of the descriptors.
     pub of: Pages,
-    /// Why not all of it, where that is so.
+    /// Reason if not all of them are freed.
     pub why: Option<Unsaved>,
 }
 
-/// Why the descriptors of a compound page keep their memory.
+/// Reason for descriptors that keep their memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unsaved {
-    /// They share a base page of the table with their neighbours'.
+    /// They share a base page of the table with other descriptors.
     #[error("its descriptors fill {0}, less than one base page of {1}")]
     LessThanAPage(Bytes, Bytes),
     /// The table was made for larger huge pages.
     #[error("it is smaller than the huge pages of the table, {0}")]
     LessThanASection(PageSize),
-    /// The kernel refused to take the memory back.
+    /// The kernel refused to free the memory.
     #[error("the kernel did not take their memory back: {0}")]
     Refused(Errno),
 }
 
 impl Geometry {
-    /// Base pages of `base`, and huge pages of `huge` and more, up to 1 GiB. Where the descriptors of such a huge page fill less
-    /// than one base page, only larger ones are optimised.
+    /// Creates the geometry of base pages of `base` and huge pages from `huge` to 1 GiB. If the
+    /// descriptors of such a huge page fill less than one base page, only larger ones are
+    /// optimised.
     ///
     /// # Errors
-    /// [`Error::Geometry`] where there is no such huge page, or none up to 1 GiB that could be optimised.
+    /// [`Error::Geometry`] without such huge pages, or if none up to 1 GiB can be optimised.
     pub fn new(base: PageSize, huge: PageSize) -> Result<Self, Error> {
-        let fills_a_page = Order((base.bytes() / DESCRIPTOR).checked_ilog2().unwrap_or(0));
+        let fills_a_page = Order(
+            (base.bytes() / DESCRIPTOR_BYTES)
+                .checked_ilog2()
+                .unwrap_or(0),
+        );
         let section = Ord::max(huge.order(base), fills_a_page);
-        let fits = base.bytes() > DESCRIPTOR && base < huge && section <= LARGEST.order(base);
+        let fits =
+            base.bytes() > DESCRIPTOR_BYTES && base < huge && section <= MAX_COMPOUND.order(base);
         let geometry = Self { base, section };
         fits.then_some(geometry)
             .ok_or(Error::Geometry { base, huge })
     }
 
-    /// That of this host: its base page, and the huge page that a PMD maps.
+    /// Creates the geometry of this host: its base page and PMD sizes.
     ///
     /// # Errors
-    /// As [`Geometry::new`].
+    /// Same as [`Geometry::new`].
     pub fn of_host() -> Result<Self, Error> {
         let base = PageSize::SIZE_4K
             .bytes()
@@ -81,27 +88,27 @@ impl Geometry {
         }
     }
 
-    /// The size of a base page.
+    /// Returns the size of a base page.
     pub const fn base(self) -> PageSize {
         self.base
     }
 
-    /// The order of the least compound page that is optimised.
+    /// Returns the order of the smallest optimised compound page.
     pub const fn section(self) -> Order {
         self.section
     }
 
-    /// The order of the largest compound page.
+    /// Returns the order of the largest compound page.
     pub const fn largest(self) -> Order {
-        LARGEST.order(self.base)
+        MAX_COMPOUND.order(self.base)
     }
 
-    /// What the descriptors of a compound page of `order` fill.
+    /// Returns the length of the descriptors of a compound page.
     pub const fn descriptors(self, order: Order) -> Bytes {
-        Bytes(DESCRIPTOR << order.0)
+        Bytes(DESCRIPTOR_BYTES << order.0)
     }
 
-    /// What optimising a compound page of `order` saves, and why no more.
+    /// Returns the saved memory of an optimised compound page of `order`.
     pub fn saving(self, order: Order) -> Saving {
         let fill = self.descriptors(order);
         let of = fill.whole_pages(self.base);
@@ -129,7 +136,7 @@ mod tests {
         Geometry::new(PageSize::new(base).unwrap(), PageSize::new(huge).unwrap())
     }
 
-    /// What is saved of a huge page of that size, and of how many.
+    /// Returns the saved pages of a huge page, their total, and the reason.
     fn saved(base: u64, section: u64, huge: u64) -> (u64, u64, Option<Unsaved>) {
         let geometry = geometry(base, section).unwrap();
         let order = PageSize::new(huge).unwrap().order(geometry.base());
@@ -139,7 +146,7 @@ mod tests {
 
     #[test]
     fn all_of_a_huge_page_is_saved_at_any_base_page_size() {
-        // What a PMD maps has eight base pages of descriptors, whatever the base page is.
+        // A PMD-sized page has eight base pages of descriptors for any base page size.
         for (base, pmd) in [(4 * K, 2 * M), (16 * K, 32 * M), (64 * K, 512 * M)] {
             assert_eq!(saved(base, pmd, pmd), (8, 8, None), "{base}");
         }
@@ -158,7 +165,7 @@ mod tests {
             assert_eq!(why, Some(Unsaved::LessThanAPage(Bytes(fill), Bytes(base))));
             assert!(why.unwrap().to_string().contains("less than one base page"));
         }
-        // Larger ones of the same table are optimised all the same.
+        // Larger pages of the same table are optimised.
         assert_eq!(saved(16 * K, 2 * M, 4 * M), (1, 1, None));
         assert_eq!(saved(64 * K, 2 * M, 64 * M), (1, 1, None));
         assert_eq!(saved(64 * K, 2 * M, 512 * M), (8, 8, None));

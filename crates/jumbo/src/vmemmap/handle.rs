@@ -1,4 +1,4 @@
-//! What keeps a compound page as it is: [`Reference`], and [`Pinned`] over many.
+//! References to compound pages: [`Reference`] to one, [`Pinned`] to many.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -7,9 +7,9 @@ use super::table::Seen;
 use super::words::Counts;
 use super::{Compound, Error, Vmemmap};
 
-/// A reference to a compound page, by its head. Dropping it puts it.
+/// A reference to a compound page, through its head; drop releases it.
 ///
-/// While it is there the page is neither split nor merged, optimised, restored or released.
+/// During its life the page is not split, merged, optimised, restored or released.
 #[derive(Debug)]
 #[must_use = "dropping it puts the reference"]
 pub struct Reference<'v> {
@@ -17,19 +17,19 @@ pub struct Reference<'v> {
     seen: Seen,
 }
 
-/// Pages that are pinned: each of their compound pages has a reference for each of them. Dropping it unpins.
+/// Pinned pages: their compound pages have a reference for each of them. Drop unpins them.
 #[derive(Debug)]
 #[must_use = "dropping it unpins the pages"]
 pub struct Pinned<'v> {
     vmemmap: &'v Vmemmap,
-    /// By number.
+    /// Numbers of the pages.
     pages: Range<usize>,
 }
 
 impl Vmemmap {
-    /// Gets a reference to the compound page that the address is in; on a tail, to its head.
+    /// Gets a reference to the compound page at an address; for a tail, to its head.
     ///
-    /// Where another thread is just changing the page it waits for that, which takes no system call.
+    /// Waits while another thread changes the page, which takes no system call.
     ///
     /// # Errors
     /// [`Error::Absent`], [`Error::Outside`], [`Error::Overflow`].
@@ -40,10 +40,10 @@ impl Vmemmap {
         Ok(Reference { vmemmap, seen })
     }
 
-    /// Pins all base pages that the addresses are of: with one step for each compound page, whatever its size.
+    /// Pins all base pages of an address range, in one step for each compound page of any size.
     ///
     /// # Errors
-    /// As [`Vmemmap::get`], for the first page that cannot be pinned. Nothing is pinned then.
+    /// Same as [`Vmemmap::get`], for the first page that cannot be pinned. No page is pinned then.
     pub fn pin(&self, addresses: Range<u64>) -> Result<Pinned<'_>, Error> {
         if addresses.is_empty() {
             let address = addresses.start;
@@ -66,19 +66,19 @@ impl Vmemmap {
 }
 
 impl Reference<'_> {
-    /// The page.
+    /// Returns the page.
     pub fn compound(&self) -> Compound {
         self.vmemmap.compound(&self.seen)
     }
 
-    /// The owner word of the page.
+    /// Returns the owner word of the page.
     pub fn owner(&self) -> u64 {
         let (_, owner) = self.vmemmap.table.words(self.seen.place);
         owner.load(Ordering::Acquire)
     }
 
-    /// Sets the owner word, which means what the user has it mean. It stays with the page; of a split each part has it, of a merger
-    /// the first one's counts.
+    /// Sets the owner word, a value for the user. Each part of a split page has it; a merged page
+    /// has that of its first part.
     pub fn set_owner(&self, word: u64) {
         let (_, owner) = self.vmemmap.table.words(self.seen.place);
         owner.store(word, Ordering::Release);
@@ -93,7 +93,7 @@ impl Drop for Reference<'_> {
 }
 
 impl Pinned<'_> {
-    /// The addresses of the base pages.
+    /// Returns the addresses of the base pages.
     pub fn addresses(&self) -> Range<u64> {
         let table = &self.vmemmap.table;
         table.address(self.pages.start)..table.address(self.pages.end)
@@ -103,7 +103,7 @@ impl Pinned<'_> {
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
         let table = &self.vmemmap.table;
-        // None of the pages can change or go while it is pinned.
+        // Pinned pages cannot change.
         while self.pages.start < self.pages.end
             && let Some(seen) = table.look(self.pages.start)
         {

@@ -1,11 +1,12 @@
-//! The one leaf of the table that maps memory and gives it back: [`Mapped`].
+//! The leaf of the table that maps and frees memory: [`Mapped`].
 //!
-//! Two mappings: the section table, and one descriptor for each base page, found by address arithmetic. Both are addresses alone until
-//! they are written to. A third is the reserve: memory that is held so that it can be let go right before descriptors need as much.
-//! None has huge pages, whatever the host's `enabled` says: a huge page there would undo what is saved.
+//! Two mappings: the section table, and one descriptor for each base page, found by address
+//! arithmetic. Both are only addresses until they are written. A third mapping is the reserve:
+//! memory that is released right before descriptors need as much. None has huge pages, whatever the
+//! host's `enabled` is: they would undo the savings.
 //!
-//! At the limit of a memory cgroup a touch does not fail, it kills. So memory for descriptors is asked for before ([`Room`]), with a
-//! look at the limits each time, and put there by MADV_POPULATE_WRITE (Linux 5.14) while no thread knows of it.
+//! At the limit of a memory cgroup a touch kills. So the room for descriptors is checked first
+//! ([`Room`]), and MADV_POPULATE_WRITE (Linux 5.14) allocates them before any thread uses them.
 #![expect(
     unsafe_code,
     reason = "the leaf that maps the table and gives its memory back"
@@ -26,18 +27,19 @@ use rustix::mm::{self, Advice, MprotectFlags};
 
 use super::table::Store;
 use super::words::{Descriptor, Section};
-use super::{Error, Geometry, RESERVE_MOST};
+use super::{Error, Geometry, MAX_RESERVE_SECTIONS};
 use crate::kernel::{Reserved, at, lock, sys};
 use crate::units::Bytes;
 
-/// Writers of different GiB meet in a lock where their numbers are alike.
+/// Number of writer locks; the GiB of a page selects one.
 const LOCKS: usize = 64;
-/// What is left to the rest of the cgroup wherever no reserve is let go first: its other threads do not ask.
-const LEFT: usize = 1 << 20;
-/// How often a thread that waits looks before it lets others run.
-const SPINS: u32 = 100;
+/// Room left for other threads in the cgroup, unless the reserve is released.
+const MIN_FREE_BYTES: usize = 1 << 20;
+/// Maximum number of spins of a waiting thread before it yields.
+const MAX_SPINS: u32 = 100;
 
-/// Private anonymous memory between two pages without access, so that the kernel merges it with no neighbour.
+/// Private anonymous memory between two pages without access, so that the kernel merges it with no
+/// neighbour.
 #[derive(Debug)]
 pub(super) struct Mapping {
     _reserved: Reserved,
@@ -45,21 +47,20 @@ pub(super) struct Mapping {
     length: usize,
 }
 
-/// A table's memory.
 pub(super) struct Mapped {
-    // The slices are of the mappings, and private to this value.
+    // The slices point into the mappings, and stay private to this value.
     sections: &'static [Section<AtomicU64>],
     descriptors: &'static [Descriptor<AtomicU64>],
-    /// The section table and the descriptors, which are unmapped with this value.
+    /// The section table and the descriptors, unmapped by drop.
     mappings: [Mapping; 2],
-    /// What the descriptors of a section fill.
+    /// Bytes of the descriptors of a section.
     section: usize,
     reserve: Mutex<Reserve>,
     room: Room,
     locks: [Mutex<()>; LOCKS],
 }
 
-/// Memory at hand: the first `filled` bytes of its mapping are resident.
+/// The reserve: the first `filled` bytes of its mapping are resident.
 #[derive(Debug)]
 struct Reserve {
     mapping: Mapping,
@@ -85,8 +86,8 @@ impl Mapping {
         };
         let at = at(mapping.address);
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
-        // SAFETY: the range is the mapping just made, which no other code knows of. It was locked if the program locks all that
-        // is to come, and access would fill it then.
+        // SAFETY: the range is the new mapping, unknown to other code. The munlock prevents that
+        // access populates it after mlockall(MCL_FUTURE).
         unsafe {
             let _ = mm::munlock(at, length);
             match mm::madvise(at, length, Advice::LinuxNoHugepage) {
@@ -104,37 +105,39 @@ impl Mapping {
         self.address as u64..(self.address + self.length) as u64
     }
 
-    /// Makes bytes of it resident, or leaves it as it was.
+    /// Populates bytes; changes nothing on failure.
     fn populate(&self, bytes: Range<usize>) -> Result<()> {
         let at = at(self.address + bytes.start);
-        // SAFETY: populating changes no byte that can be read.
+        // SAFETY: populating changes no byte.
         let populated = unsafe { mm::madvise(at, bytes.len(), Advice::LinuxPopulateWrite) };
         populated.inspect_err(|_| {
             let _ = self.discard(bytes);
         })
     }
 
-    /// Gives back what bytes of it hold; they are zeroes from then on.
+    /// Frees bytes, which then read as zeroes.
     fn discard(&self, bytes: Range<usize>) -> Result<()> {
         debug_assert!(bytes.end <= self.length);
-        // SAFETY: the range is of this mapping, which is atomic words that may be any number at any time: they only count for what
-        // the state of their section says.
+        // SAFETY: the range is in this mapping of atomic words, which may have any value: the state
+        // of their section decides whether they are used.
         unsafe { sys::discard(self.address + bytes.start, bytes.len()) }
     }
 
-    /// All of it as zeroed entries.
+    /// Returns all of it as zeroed entries.
     ///
     /// # Safety
-    /// Zeroes are a `T`, of which every byte may change at any time. The slice is not used after the mapping's end.
+    /// Zeroes are a valid `T`, of which every byte may change at any time. The slice is not used
+    /// after the unmap.
     unsafe fn entries<T>(&self) -> &'static [T] {
         let count = self.length / size_of::<T>();
-        // SAFETY: readable and writable memory of that length, aligned to a page; the rest is the caller's promise.
+        // SAFETY: the memory is readable, writable, of that length and page-aligned; the rest is
+        // the caller's promise.
         unsafe { std::slice::from_raw_parts(with_exposed_provenance(self.address), count) }
     }
 }
 
 impl Mapped {
-    /// For so many sections.
+    /// Maps the memory for that many sections.
     pub(super) fn new(geometry: Geometry, sections: usize) -> std::result::Result<Self, Error> {
         let bytes = |count: usize, size: u64| {
             let bytes = Bytes((count as u64).saturating_mul(size));
@@ -153,14 +156,14 @@ impl Mapped {
             Mapping::new(table, c"jumbo-vmemmap-sections")?,
             Mapping::new(bytes(sections, section as u64)?, c"jumbo-vmemmap")?,
         ];
-        let most = usize::try_from(RESERVE_MOST).unwrap_or(0) * needed(section);
+        let max = usize::try_from(MAX_RESERVE_SECTIONS).unwrap_or(0) * needed(section);
         let reserve = Reserve {
-            mapping: Mapping::new(most, c"jumbo-vmemmap-reserve")?,
+            mapping: Mapping::new(max, c"jumbo-vmemmap-reserve")?,
             filled: 0,
             wanted: 0,
         };
-        // SAFETY: zeroes are entries of both kinds, which are atomic words. The slices go with the mappings, in this value, which
-        // lends them out for no longer than itself.
+        // SAFETY: zeroes are valid entries of both types, which are atomic words. The slices and
+        // the mappings are in this value, which lends them only for its own life.
         let (sections, descriptors) = unsafe { (mappings[0].entries(), mappings[1].entries()) };
         Ok(Self {
             sections,
@@ -173,20 +176,20 @@ impl Mapped {
         })
     }
 
-    /// Where it is: the section table, the descriptors, the reserve.
+    /// Returns the addresses of the section table, the descriptors and the reserve.
     pub(super) fn addresses(&self) -> [Range<u64>; 3] {
         let [sections, descriptors] = &self.mappings;
         let reserve = lock(&self.reserve).mapping.addresses();
         [sections.addresses(), descriptors.addresses(), reserve]
     }
 
-    /// Holds memory for the descriptors of so many sections; says how many bytes there are.
+    /// Reserves memory for the descriptors of that many sections; returns its size.
     pub(super) fn hold(&self, sections: u64) -> Bytes {
         let mut reserve = lock(&self.reserve);
-        let sections = usize::try_from(sections.min(RESERVE_MOST)).unwrap_or(0);
+        let sections = usize::try_from(sections.min(MAX_RESERVE_SECTIONS)).unwrap_or(0);
         reserve.wanted = sections * needed(self.section);
         let beyond = reserve.filled.saturating_sub(reserve.wanted);
-        reserve.let_go(beyond);
+        reserve.release(beyond);
         self.fill(&mut reserve);
         Bytes(reserve.filled as u64)
     }
@@ -194,7 +197,7 @@ impl Mapped {
     fn fill(&self, reserve: &mut Reserve) {
         let (filled, wanted) = (reserve.filled, reserve.wanted);
         if filled < wanted
-            && let Some(_claim) = self.claim(needed(wanted - filled) + LEFT)
+            && let Some(_claim) = self.claim(needed(wanted - filled) + MIN_FREE_BYTES)
             && reserve.mapping.populate(filled..wanted).is_ok()
         {
             reserve.filled = wanted;
@@ -202,18 +205,18 @@ impl Mapped {
     }
 
     fn claim(&self, bytes: usize) -> Option<Claim<'_>> {
-        // A touch for which there was room a moment ago may be one too many now.
+        // The room may have changed since the last check.
         self.room.remeasure();
         self.room.claim(bytes)
     }
 
-    /// Room for so many bytes: what the cgroup has, else what the reserve has.
-    fn claim_or_let_go(&self, bytes: usize) -> Option<Claim<'_>> {
-        if let Some(claim) = self.claim(bytes + LEFT) {
+    /// Claims room for `bytes`: of the cgroup, else of the reserve.
+    fn claim_or_release(&self, bytes: usize) -> Option<Claim<'_>> {
+        if let Some(claim) = self.claim(bytes + MIN_FREE_BYTES) {
             return Some(claim);
         }
         let mut reserve = lock(&self.reserve);
-        reserve.let_go(bytes).then(|| self.claim(bytes)).flatten()
+        reserve.release(bytes).then(|| self.claim(bytes)).flatten()
     }
 
     fn bytes_of(&self, sections: &Range<usize>) -> Range<usize> {
@@ -222,8 +225,8 @@ impl Mapped {
 }
 
 impl Reserve {
-    /// Gives so many bytes back to the kernel; false where it has less than that.
-    fn let_go(&mut self, bytes: usize) -> bool {
+    /// Releases `bytes` to the kernel; false if it has less.
+    fn release(&mut self, bytes: usize) -> bool {
         let Some(left) = self.filled.checked_sub(bytes) else {
             return false;
         };
@@ -235,7 +238,8 @@ impl Reserve {
     }
 }
 
-/// What `bytes` of descriptors take with their page tables: one of each level, and one for each 2 MiB (with 4 KiB base pages).
+/// Returns the memory of `bytes` of descriptors with their page tables: one of each level, and one
+/// for each 2 MiB (with 4 KiB base pages).
 fn needed(bytes: usize) -> usize {
     let page = rustix::param::page_size();
     let tables = bytes.div_ceil(page / 8 * page) + 1;
@@ -265,9 +269,9 @@ impl Store for Mapped {
                 errno,
             }
         };
-        let claim = self.claim_or_let_go(needed(bytes.len()));
+        let claim = self.claim_or_release(needed(bytes.len()));
         let Some(_claim) = claim else {
-            return Err(error("a look at the limits")(Errno::NOMEM));
+            return Err(error("check of the limits")(Errno::NOMEM));
         };
         let populated = self.mappings[1].populate(bytes.clone());
         populated.map_err(error("MADV_POPULATE_WRITE"))
@@ -285,7 +289,7 @@ impl Store for Mapped {
     }
 
     fn relax(&self, times: u32) {
-        if times < SPINS {
+        if times < MAX_SPINS {
             std::hint::spin_loop();
         } else {
             std::thread::yield_now();

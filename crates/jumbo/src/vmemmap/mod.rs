@@ -1,8 +1,8 @@
-//! Describe: a descriptor for each base page, of which huge pages need none.
+//! Page descriptors that cost nothing for huge pages: [`Vmemmap`].
 //!
-//! [`Vmemmap`] describes a range of addresses by 64 bytes for each base page, as the kernel's vmemmap does: flags and order, counts of references
-//! and pins, and an owner word. For 4 KiB base pages that is 16 GiB for each TiB, and of a huge page all but one descriptor say
-//! the same: who the head is. So a huge page keeps none of them:
+//! Like the kernel's vmemmap, it has 64 bytes for each base page: order, counts of references and
+//! pins, and an owner word. For 4 KiB base pages that is 16 GiB per TiB, and all descriptors of a
+//! huge page but one hold only its head. So a huge page keeps none of them:
 //!
 //! ```text
 //!   described                                      optimised
@@ -13,12 +13,14 @@
 //!     32 bytes          8 base pages                     32 bytes                   0 base pages
 //! ```
 //!
-//! - [`Vmemmap::prepare`] makes a compound page of any order up to 1 GiB, optimised where its descriptors fill base pages of their own
-//!   ([`Saving`] says what that saves, and why not more); [`Vmemmap::release`] ends it.
-//! - [`Vmemmap::restore`] puts the descriptors' memory back, [`Vmemmap::optimise`] gives it away again; [`Vmemmap::split`] and [`Vmemmap::merge`] do so as
-//!   the new order asks. A huge page that is split into huge pages needs no memory.
-//! - [`Vmemmap::head_of`] and [`Vmemmap::order_of`] answer for any page, without a lock and without a look at a tail that has no memory;
-//!   [`Vmemmap::get`] and [`Vmemmap::pin`] hold compound pages by their heads.
+//! - [`Vmemmap::prepare`] makes a compound page of any order up to 1 GiB, optimised if its
+//!   descriptors fill whole base pages ([`Saving`] has the saved memory, or the reason);
+//!   [`Vmemmap::release`] ends it.
+//! - [`Vmemmap::restore`] allocates the descriptors' memory, [`Vmemmap::optimise`] frees it;
+//!   [`Vmemmap::split`] and [`Vmemmap::merge`] do so as the new order requires. A split into huge
+//!   pages needs no memory.
+//! - [`Vmemmap::head_of`] and [`Vmemmap::order_of`] return the head and order of any page, without
+//!   a lock and without reading a tail; [`Vmemmap::get`] and [`Vmemmap::pin`] hold compound pages.
 //!
 //! ```
 //! #![forbid(unsafe_code)]
@@ -45,9 +47,11 @@
 //! # Ok::<(), jumbo::vmemmap::Error>(())
 //! ```
 //!
-//! The arithmetic is in `geometry`, the words in `words`, what readers do in `table` (with the reasons why that is right) and writers in `change`;
-//! `memory` is the one leaf that maps. Invariant: no thread writes to a descriptor that has no memory, nor reads one but as
-//! zeroes; and what fails leaves the page as it was.
+//! `geometry` has the arithmetic, `words` the words, `table` the readers and the argument for them,
+//! `change` the writers; `memory` is the leaf that maps.
+//!
+//! Invariant: no thread writes to a descriptor without memory, or reads one except as zeroes; a
+//! failure leaves the page unchanged.
 
 mod change;
 mod error;
@@ -71,15 +75,16 @@ use crate::units::{Bytes, Order};
 use memory::Mapped;
 use table::{Seen, Table};
 
-/// For the descriptors of how many sections memory is held from the start.
-const RESERVE: u64 = 2;
-/// For how many it can be held.
-const RESERVE_MOST: u64 = 64;
+/// Initial reserve, as a number of sections.
+const DEFAULT_RESERVE_SECTIONS: u64 = 2;
+/// Maximum reserve, as a number of sections.
+const MAX_RESERVE_SECTIONS: u64 = 64;
 
-/// A table of descriptors for a range of addresses. These need not be mapped: a guest's, a device's or a file's do as well.
+/// A table of descriptors for a range of addresses, which need not be mapped: of a guest, a device
+/// or a file.
 ///
-/// All methods take `&self` and may be called from any thread, but not in a signal handler. A child of fork(2) has a copy of
-/// its own, which is whole if no other thread was changing a page.
+/// All methods may be called from any thread, but not from a signal handler. A child of fork(2) has
+/// its own copy, which is consistent if no other thread was changing a page.
 #[derive(Debug)]
 pub struct Vmemmap {
     table: Table<Mapped>,
@@ -90,23 +95,23 @@ pub struct Vmemmap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compound {
-    /// The address of its head.
+    /// Address of its head.
     pub head: u64,
-    /// Its order.
+    /// Order of the page.
     pub order: Order,
 }
 
-/// What holds a compound page.
+/// References to a compound page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Users {
-    /// References beside the owner's.
+    /// References except the owner's.
     pub references: u64,
-    /// Those of them that are pins.
+    /// References that are pins.
     pub pins: u64,
 }
 
-/// What a table takes of memory, as the kernel counts it, without page tables.
+/// Resident memory of a table, without page tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Resident {
@@ -114,24 +119,25 @@ pub struct Resident {
     pub sections: Bytes,
     /// The descriptors.
     pub descriptors: Bytes,
-    /// Memory held for descriptors.
+    /// The reserve for descriptors.
     pub reserve: Bytes,
 }
 
 impl Resident {
-    /// All of it.
+    /// Returns the sum.
     pub fn total(&self) -> Bytes {
         self.sections + self.descriptors + self.reserve
     }
 }
 
 impl Vmemmap {
-    /// A table for `range`, without any page. It takes addresses, and memory only for pages that are prepared, beside a small
-    /// reserve ([`Vmemmap::hold`]).
+    /// Creates a table for `range`, without pages. It reserves addresses, and uses memory only for
+    /// prepared pages and a small reserve ([`Vmemmap::hold`]).
     ///
     /// # Errors
-    /// [`Error::Setup`] where there are not that many addresses (`ulimit -v`, or strict overcommit, where addresses count as memory);
-    /// [`Error::Outside`] for an empty range; [`Error::Geometry`] where the base pages are smaller than this host's.
+    /// [`Error::Setup`] without that many addresses (`ulimit -v`, or strict overcommit, which
+    /// charges addresses); [`Error::Outside`] for an empty range; [`Error::Geometry`] if the base
+    /// pages are smaller than this host's.
     pub fn new(range: Range<u64>, geometry: Geometry) -> Result<Self, Error> {
         let base = geometry.base();
         if base.bytes() < rustix::param::page_size() as u64 {
@@ -140,14 +146,14 @@ impl Vmemmap {
         }
         let address = range.start;
         let outside = || Error::Outside { address };
-        // Compound pages are aligned by their addresses, so their numbers begin where the largest could.
+        // Compound pages are aligned by address: page 0 has the alignment of the largest one.
         let origin = geometry.largest().size(base).align_down(range.start);
         let bytes = range.end.checked_sub(origin).filter(|_| !range.is_empty());
         let section = geometry.section().size(base).bytes();
         let sections = bytes.ok_or_else(outside)?.div_ceil(section);
         let sections = usize::try_from(sections).map_err(|_| outside())?;
         let store = Mapped::new(geometry, sections)?;
-        store.hold(RESERVE);
+        store.hold(DEFAULT_RESERVE_SECTIONS);
         let table = Table {
             store,
             geometry,
@@ -156,33 +162,34 @@ impl Vmemmap {
         Ok(Self { table, range })
     }
 
-    /// Its arithmetic.
+    /// Returns the geometry.
     pub fn geometry(&self) -> Geometry {
         self.table.geometry
     }
 
-    /// The addresses that it describes.
+    /// Returns the described addresses.
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
     }
 
-    /// Holds memory for restoring so many sections, up to 64: it is let go when descriptors need as much and nothing else is to be had, as
-    /// at the limit of a memory cgroup, and filled up again when descriptors are given back. Gives what is held now: less where
-    /// there is no room for it.
+    /// Reserves memory to restore that many sections, at most 64, and returns its size: less
+    /// without room for it. The reserve is released when descriptors need memory and none is
+    /// available, as at the limit of a memory cgroup, and filled again when descriptors are freed.
     pub fn hold(&self, sections: u64) -> Bytes {
         self.table.store.hold(sections)
     }
 
-    /// Makes a compound page of `order` at `address`, with the owner's reference, and 0 as its owner word. Says what of its descriptors needs
-    /// no memory.
+    /// Makes a compound page of `order` at `address`, with the owner's reference and the owner word
+    /// 0. Returns the saved memory of its descriptors.
     ///
     /// # Errors
-    /// [`Error::Taken`], [`Error::Order`], [`Error::Outside`]; [`Error::Memory`] where it is smaller than a section, and the first there.
+    /// [`Error::Taken`], [`Error::Order`], [`Error::Outside`]; [`Error::Memory`] for the first page
+    /// of a section that is smaller than it.
     pub fn prepare(&self, address: u64, order: Order) -> Result<Saving, Error> {
         self.table.prepare(self.block(address, order)?, order.0)
     }
 
-    /// Ends the compound page whose head is at `address`.
+    /// Ends the compound page with its head at `address`.
     ///
     /// # Errors
     /// [`Error::Busy`], [`Error::Absent`], [`Error::Tail`], [`Error::Outside`].
@@ -190,56 +197,57 @@ impl Vmemmap {
         self.table.release(self.page(address)?)
     }
 
-    /// Gives back the descriptors' memory of the compound page whose head is at `address`. Says what that saves; nothing, where the page
-    /// is smaller than a section.
+    /// Frees the descriptors of the compound page with its head at `address`. Returns the saved
+    /// memory: none if the page is smaller than a section.
     ///
     /// # Errors
-    /// As [`Vmemmap::release`].
+    /// Same as [`Vmemmap::release`].
     pub fn optimise(&self, address: u64) -> Result<Saving, Error> {
         self.table.optimise(self.page(address)?)
     }
 
-    /// Describes each base page of the compound page whose head is at `address` by a descriptor of its own.
+    /// Allocates a descriptor for each base page of the compound page with its head at `address`.
     ///
     /// # Errors
-    /// As [`Vmemmap::release`]; [`Error::Memory`]. The page is whole and usable then.
+    /// Same as [`Vmemmap::release`]; [`Error::Memory`]. The page stays usable.
     pub fn restore(&self, address: u64) -> Result<(), Error> {
         self.table.restore(self.page(address)?)
     }
 
-    /// Makes compound pages of `order` of the one whose head is at `address`. Each has the owner's reference, and the owner word. Those that
-    /// are no smaller than a section stay as they were, optimised or not; smaller ones are described.
+    /// Splits the compound page with its head at `address` into pages of `order`, each with the
+    /// owner's reference and the owner word. Pages of at least a section stay optimised or
+    /// described; smaller ones are described.
     ///
     /// # Errors
-    /// As [`Vmemmap::restore`]; [`Error::Order`] where the page is no larger than that.
+    /// Same as [`Vmemmap::restore`]; [`Error::Order`] if the page is not larger than `order`.
     pub fn split(&self, address: u64, order: Order) -> Result<(), Error> {
         self.table.split(self.page(address)?, order.0)
     }
 
-    /// Makes one compound page of `order` of those that fill its place from `address` on; optimised, if it is no smaller than a section. Says
-    /// what that saves.
+    /// Merges the compound pages from `address` on into one of `order`, optimised if it is at least
+    /// a section. Returns the saved memory.
     ///
     /// # Errors
-    /// [`Error::Busy`], [`Error::Absent`] where a part is in use or missing; [`Error::Order`] where a part is no smaller; [`Error::Tail`],
-    /// [`Error::Outside`].
+    /// [`Error::Busy`], [`Error::Absent`] if a part is in use or missing; [`Error::Order`] if a
+    /// part is not smaller; [`Error::Tail`], [`Error::Outside`].
     pub fn merge(&self, address: u64, order: Order) -> Result<Saving, Error> {
         self.table.merge(self.block(address, order)?, order.0)
     }
 
-    /// The compound page that the address is in; `None` where there is none. Lock-free.
+    /// Returns the compound page at an address; `None` without one. Lock-free.
     #[inline]
     pub fn head_of(&self, address: u64) -> Option<Compound> {
         let seen = self.table.look(self.page(address).ok()?)?;
         Some(self.compound(&seen))
     }
 
-    /// The order of the compound page that the address is in; `None` where there is none. Lock-free.
+    /// Returns the order of the compound page at an address; `None` without one. Lock-free.
     #[inline]
     pub fn order_of(&self, address: u64) -> Option<Order> {
         self.head_of(address).map(|compound| compound.order)
     }
 
-    /// What holds the compound page that the address is in. Lock-free.
+    /// Returns the references to the compound page at an address. Lock-free.
     pub fn users(&self, address: u64) -> Option<Users> {
         let (_, counts, _) = self.table.read(self.page(address).ok()?)?;
         Some(Users {
@@ -248,16 +256,17 @@ impl Vmemmap {
         })
     }
 
-    /// The owner word of the compound page that the address is in. Lock-free. [`Reference::set_owner`] sets it.
+    /// Returns the owner word of the compound page at an address. Lock-free.
+    /// [`Reference::set_owner`] sets it.
     pub fn owner(&self, address: u64) -> Option<u64> {
         let (_, _, owner) = self.table.read(self.page(address).ok()?)?;
         Some(owner)
     }
 
-    /// What it takes of memory, as smaps has it.
+    /// Returns its resident memory, from smaps.
     ///
     /// # Errors
-    /// [`FileError`] where /proc/self/smaps cannot be read.
+    /// [`FileError`] if /proc/self/smaps cannot be read.
     pub fn resident(&self, root: &Root) -> Result<Resident, FileError> {
         let smaps = Smaps::read(root, std::process::id())?;
         let [sections, descriptors, reserve] = self.table.store.addresses().map(|range| {
@@ -272,7 +281,7 @@ impl Vmemmap {
         })
     }
 
-    /// The number of the page that an address is in.
+    /// Returns the number of the page at an address.
     #[inline]
     fn page(&self, address: u64) -> Result<usize, Error> {
         let outside = Error::Outside { address };
@@ -283,7 +292,7 @@ impl Vmemmap {
         usize::try_from(page).map_err(|_| outside)
     }
 
-    /// The number of the first page of a compound page that could be there.
+    /// Returns the number of the first page of a possible compound page.
     fn block(&self, address: u64, order: Order) -> Result<usize, Error> {
         let page = self.page(address)?;
         if order > self.geometry().largest() {

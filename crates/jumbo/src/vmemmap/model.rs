@@ -1,8 +1,8 @@
-//! The table under a scheduler that searches its interleavings (shuttle): the same [`Table`], on words that the scheduler
-//! knows, and on memory that says when it is written to without being there.
+//! The [`Table`] under a scheduler that searches its interleavings (shuttle), on words of the
+//! scheduler and memory that detects writes after its free.
 //!
-//! What is looked for: an answer that was true at no moment of the question, a reference that does not hold its page together, a write
-//! to a descriptor that has no memory, and a thread that waits for ever (which shuttle finds by itself).
+//! The tests search for a look-up whose result was never true, a reference that does not keep its
+//! page whole, a write to a descriptor without memory, and a deadlock (which shuttle detects).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,12 +27,12 @@ const PAGES: usize = 1 << WHOLE;
 #[derive(Debug, Default)]
 struct Number {
     value: AtomicU64,
-    /// Not of the scheduler's: it changes together with the value.
+    /// Unknown to the scheduler: it changes together with the value.
     is_gone: AtomicBool,
 }
 
 impl Number {
-    /// Called right after an operation: the scheduler lets other threads run before each, and none after it.
+    /// Checks an operation. The scheduler switches threads before an operation, not after it.
     #[track_caller]
     fn written(&self) {
         assert!(
@@ -77,9 +77,9 @@ struct Model {
     sections: Vec<Section<Number>>,
     descriptors: Vec<Descriptor<Number>>,
     lock: Mutex<()>,
-    /// Else descriptors are refused memory.
+    /// False: allocations fail.
     has_memory: AtomicBool,
-    /// Memory that is given back is not taken.
+    /// True: frees fail.
     is_locked: AtomicBool,
 }
 
@@ -137,7 +137,7 @@ impl Store for Model {
     }
 }
 
-/// A table with one optimised page over both sections.
+/// Returns a table with one optimised page over both sections.
 fn table() -> Arc<Table<Model>> {
     let size = |bytes| PageSize::new(bytes).unwrap();
     let geometry = Geometry::new(size(BASE), size(BASE << SECTION)).unwrap();
@@ -167,10 +167,10 @@ fn search(scenario: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_pct(scenario, 2000, 3);
 }
 
-/// What a writer does, and the order of page 5's compound page after it.
+/// A writer's operation, and the order of page 5's compound page after it.
 type Step = (fn(&Table<Model>) -> bool, u32);
 
-/// All of them, one after the other: each way into and out of the descriptors.
+/// A sequence with each transition into and out of descriptors.
 const STEPS: [Step; 9] = [
     (|table| table.restore(0).is_ok(), WHOLE),
     (|table| table.optimise(0).is_ok(), WHOLE),
@@ -184,7 +184,7 @@ const STEPS: [Step; 9] = [
 ];
 
 #[test]
-fn each_answer_was_true_while_it_was_asked_for() {
+fn each_look_up_was_true_at_some_time() {
     search(|| {
         let table = table();
         let [begun, done] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
@@ -204,7 +204,7 @@ fn each_answer_was_true_while_it_was_asked_for() {
         };
         for (step, _) in STEPS {
             begun.fetch_add(1, Ordering::SeqCst);
-            assert!(step(&table), "no reader is in the way");
+            assert!(step(&table), "readers do not block writers");
             done.fetch_add(1, Ordering::SeqCst);
         }
         reader.join().unwrap();
@@ -212,7 +212,7 @@ fn each_answer_was_true_while_it_was_asked_for() {
 }
 
 #[test]
-fn an_owner_that_is_read_without_a_reference_is_one_that_the_page_had() {
+fn an_owner_read_without_a_reference_was_the_pages() {
     search(|| {
         let table = table();
         table.words(Place::Section(0)).1.store(7, Ordering::Relaxed);
@@ -226,13 +226,13 @@ fn an_owner_that_is_read_without_a_reference_is_one_that_the_page_had() {
             })
         };
         for (step, _) in STEPS {
-            assert!(step(&table), "no reader is in the way");
+            assert!(step(&table), "readers do not block writers");
         }
         reader.join().unwrap();
     });
 }
 
-/// Gets a page, looks at it while it has it, and puts it.
+/// Gets a page, checks it, and puts it.
 fn hold(table: &Table<Model>, page: usize) {
     let seen = table.raise(page, |_| 1).unwrap();
     for other in [page, seen.head] {
@@ -249,7 +249,7 @@ fn hold(table: &Table<Model>, page: usize) {
 }
 
 #[test]
-fn references_hold_pages_together_and_bring_no_memory_back() {
+fn references_keep_pages_whole_and_allocate_no_memory() {
     search(|| {
         let table = table();
         table.words(Place::Section(0)).1.store(7, Ordering::Relaxed);
@@ -260,7 +260,7 @@ fn references_hold_pages_together_and_bring_no_memory_back() {
             })
             .into();
         for (step, _) in STEPS {
-            // It may be refused: the page is in use.
+            // May fail: the page is in use.
             step(&table);
         }
         for reader in readers {
@@ -271,7 +271,7 @@ fn references_hold_pages_together_and_bring_no_memory_back() {
 }
 
 #[test]
-fn writers_exclude_each_other_and_a_refusal_leaves_all_as_it_was() {
+fn writers_exclude_each_other_and_a_failure_changes_nothing() {
     search(|| {
         let table = table();
         table.words(Place::Section(0)).1.store(7, Ordering::Relaxed);
@@ -298,7 +298,7 @@ fn writers_exclude_each_other_and_a_refusal_leaves_all_as_it_was() {
 }
 
 #[test]
-fn what_memory_holds_that_was_not_taken_back_counts_for_nothing() {
+fn content_of_memory_that_was_not_freed_is_ignored() {
     let scenario = || {
         let table = table();
         table.split(0, 0).unwrap();
@@ -323,7 +323,7 @@ fn what_memory_holds_that_was_not_taken_back_counts_for_nothing() {
     shuttle::check_random(scenario, 1);
 }
 
-/// All pages of the table, counted once each, with no reference but the owner's; and no memory but of described sections.
+/// Checks that each page has only the owner's reference, and only described sections have memory.
 fn at_rest(table: &Table<Model>) {
     let mut page = 0;
     while page < PAGES {

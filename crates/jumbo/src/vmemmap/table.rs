@@ -1,30 +1,36 @@
-//! [`Table`]: which compound page a page is in, and references to it, while other threads change that.
+//! [`Table`]: the compound page of each page, and references to it, during changes by other
+//! threads.
 //!
-//! A section is *optimised* or *described* ([`Kind`](super::words::Kind)). Of an optimised huge page all is in the section table; its
-//! descriptors have no memory. In a described section each descriptor holds its page's [`Mark`]. Everything here is generic over the
-//! [`Store`], so that tests search the interleavings of the code that runs.
+//! A section is *optimised* or *described* ([`Kind`](super::words::Kind)). The section table has
+//! all data of an optimised huge page; its descriptors have no memory. In a described section each
+//! descriptor holds its page's [`Mark`]. All code here is generic over the [`Store`], so that tests
+//! search the interleavings of the code that runs.
 //!
-//! # Why a reader is right without a lock
+//! # Correctness of lock-free readers
 //!
-//! - **One word answers.** The section's [`State`] gives order and head of an optimised page; the page's own [`Mark`] those of any
-//!   other. A compound page is aligned to its size, so the head is the page's number with its low bits cleared. No tail of an
-//!   optimised page is read.
-//! - **A mark counts only within one state.** A reader loads the state (Acquire), the mark (Acquire), and the state again; the Acquire on
-//!   the mark keeps the second load behind it. Marks are stored with Release, and only after the state that ends the one
-//!   before. So a reader that saw a mark of a later time sees a later state as well, and begins again. Zeroes that the kernel put there are
-//!   no store; but the state is stored before the system call, which has interrupted each processor that had the page by the
-//!   time the zeroes can be seen. States never repeat ([`State`]), so no change in between goes unseen, and a reader that begins
-//!   again knows that another thread has finished a change: readers are lock-free.
-//! - **A reference holds the page together.** A writer *freezes* a page: it replaces the owner's count of one by [`Counts::FROZEN`], which fails
-//!   while any reference is out. Freezing and `get` are replacements of one word, so one of them is first. A `get` that is second
-//!   finds no live count and looks again. A `get` that raised the count looks again as well: if the page is in another
-//!   compound page by now, it lowers the count and begins again. Its raise (Acquire) saw the writer's last store to that word
-//!   (Release), so the look sees what the writer published before.
-//! - **No descriptor is written to once its memory is given back**, because even a replacement that fails would bring the memory back.
-//!   Before a reader looks at a count in a descriptor, to raise it, it counts itself among the section's `users`; it replaces none but a
-//!   live count. A writer freezes all heads of what it gives back, and then waits for `users` to be 0. All four are SeqCst: either
-//!   the reader sees no live count, or the writer sees the reader. No head is live in a section that is not described. A put
-//!   needs none of that: until it is done its reference keeps the section described.
+//! - **One word suffices.** The section's [`State`] has the order of an optimised page, the page's
+//!   own [`Mark`] that of any other. A compound page is aligned to its size, so the head is the
+//!   page's number with its low bits cleared. No tail of an optimised page is read.
+//! - **A mark is valid within one state only.** A reader loads the state (Acquire), the mark
+//!   (Acquire), and the state again; the Acquire on the mark orders the second load after it. Marks
+//!   are stored with Release, after the state that ends the previous one. So a reader of a later
+//!   mark sees a later state, and restarts. Zeroes of the kernel are no store; but the state is
+//!   stored before the system call, which has interrupted all processors with the page before its
+//!   zeroes become visible. States never repeat ([`State`]), so no change is missed. A restart
+//!   means that another thread has finished a change: readers are lock-free.
+//! - **A reference keeps the page whole.** A writer *freezes* a page: it replaces the owner's count
+//!   of one by [`Counts::FROZEN`], which fails while other references exist. Freeze and `get`
+//!   replace the same word, so one comes first. A second `get` finds no live count and retries. A
+//!   `get` that raised the count checks the page again: if it is in another compound page by now,
+//!   the `get` lowers the count and restarts. Its raise (Acquire) saw the writer's last store to
+//!   that word (Release), so the check sees the writer's earlier stores.
+//! - **No descriptor is written after its memory is freed**: even a failed replacement would
+//!   allocate the memory again. Before a reader loads a count in a descriptor to raise it, it
+//!   increments the section's `users`; it replaces only a live count. A writer freezes all heads of
+//!   the freed descriptors, and then waits for `users` to be 0. All four operations are SeqCst:
+//!   either the reader sees no live count, or the writer sees the reader. No head in a descriptor
+//!   is live unless its section is described. A put needs none of that: its reference keeps the
+//!   section described.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -35,52 +41,51 @@ use super::words::{Counts, Descriptor, Kind, Mark, Section, State, Word};
 use super::{Error, Geometry};
 use crate::units::Order;
 
-/// The memory of a table: the mapped one, or in tests a model.
+/// Memory of a table: mapped, or in tests a model.
 pub(super) trait Store {
     type Word: Word;
 
     fn section(&self, section: usize) -> &Section<Self::Word>;
     fn descriptor(&self, page: usize) -> &Descriptor<Self::Word>;
-    /// Puts memory behind the descriptors of sections, or fails with nothing changed.
+    /// Allocates the descriptors of sections; changes nothing on failure.
     fn populate(&self, sections: Range<usize>) -> Result<(), Error>;
-    /// Takes it away: they hold zeroes from then on.
+    /// Frees the descriptors of sections, which then read as zeroes.
     fn give_back(&self, sections: Range<usize>) -> Result<(), Errno>;
-    /// Runs `work` with all other writers of the same lock kept away.
+    /// Runs `work` under a lock of writers.
     fn alone<R>(&self, lock: usize, work: impl FnOnce() -> R) -> R;
-    /// Waits a moment for another thread, the longer the more often it was called.
+    /// Waits for another thread; `times` is the number of earlier calls.
     fn relax(&self, times: u32);
 }
 
-/// Pages by number, from the first one of the table's first 1 GiB on.
+/// A table of pages, numbered from the start of its first 1 GiB.
 #[derive(Debug)]
 pub(super) struct Table<S> {
     pub(super) store: S,
     pub(super) geometry: Geometry,
-    /// The address of page 0.
+    /// Address of page 0.
     pub(super) origin: u64,
 }
 
-/// Where the words of a head are.
+/// Location of a head's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// In the section table: an optimised page.
+    /// The section table: an optimised page.
     Section(usize),
-    /// In its descriptor.
+    /// The descriptor of a page.
     Descriptor(usize),
 }
 
-/// The compound page that a page was seen in.
+/// The compound page of a page at the time of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) head: usize,
     pub(super) order: u32,
     pub(super) place: Place,
-    /// Of the page's section, not the head's.
+    /// State of the page's section, not the head's.
     state: State,
 }
 
 impl Seen {
-    /// All of its pages.
     pub(super) fn pages(&self) -> Range<usize> {
         self.head..self.head + (1 << self.order)
     }
@@ -95,7 +100,6 @@ impl<S: Store> Table<S> {
         self.geometry.section().0
     }
 
-    /// The section that a page is in.
     pub(super) fn section_of(&self, page: usize) -> usize {
         page >> self.section_order()
     }
@@ -116,7 +120,7 @@ impl<S: Store> Table<S> {
         }
     }
 
-    /// The compound page that a page is in.
+    /// Looks up the compound page of a page.
     #[inline]
     pub(super) fn look(&self, page: usize) -> Option<Seen> {
         let at = self.section_of(page);
@@ -148,7 +152,7 @@ impl<S: Store> Table<S> {
         }
     }
 
-    /// The counts and the owner word of a head.
+    /// Returns the counts and the owner word of a head.
     pub(super) fn words(&self, place: Place) -> (&S::Word, &S::Word) {
         match place {
             Place::Section(at) => {
@@ -162,7 +166,8 @@ impl<S: Store> Table<S> {
         }
     }
 
-    /// Counts and owner word of the compound page that a page is in, each as of a moment at which it was in it.
+    /// Reads the counts and the owner word of a page's compound page, each at a time when the page
+    /// was in it.
     pub(super) fn read(&self, page: usize) -> Option<(Seen, Counts, u64)> {
         loop {
             let seen = self.look(page)?;
@@ -171,15 +176,15 @@ impl<S: Store> Table<S> {
                 counts.load(Ordering::Acquire),
                 owner.load(Ordering::Acquire),
             );
-            // The state too is the same, so no memory was given back in between.
+            // The state is the same too, so no memory was freed in between.
             if self.look(page) == Some(seen) {
                 return Some((seen, Counts(counts), owner));
             }
         }
     }
 
-    /// Raises the counts of the compound page that a page is in, by `more` as it is for that one. It stays one until
-    /// [`Table::lower`].
+    /// Raises the counts of a page's compound page, by the value of `more` for it. The page stays
+    /// whole until [`Table::lower`].
     #[inline]
     pub(super) fn raise(&self, page: usize, more: impl Fn(&Seen) -> u64) -> Result<Seen, Error> {
         let mut times = 0;
@@ -215,7 +220,7 @@ impl<S: Store> Table<S> {
         raised
     }
 
-    /// Raises a head's counts, if the page is still in the compound page that it was seen in. False: look again.
+    /// Raises a head's counts, if the page is still in that compound page; false to retry.
     fn raise_at(
         &self,
         page: usize,
@@ -245,7 +250,7 @@ impl<S: Store> Table<S> {
         Ok(false)
     }
 
-    /// Takes back what [`Table::raise`] did, and gave.
+    /// Reverts [`Table::raise`].
     #[inline]
     pub(super) fn lower(&self, place: Place, less: u64) {
         self.words(place).0.fetch_sub(less, Ordering::Release);

@@ -1,14 +1,14 @@
-//! The words of the table, and what they mean: [`State`] of a section, [`Mark`] of a descriptor, [`Counts`] of a head.
+//! Words of the table: [`State`] of a section, [`Mark`] of a descriptor, [`Counts`] of a head.
 //!
-//! Each is one atomic word, so each is read and written whole. What can be read of a page from one word needs no lock.
+//! Each is one atomic word, read and written whole, so a reader of one word needs no lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An atomic word: the processor's, or in tests that of a model which searches the interleavings.
+/// An atomic word: of the processor, or in tests of a model that searches the interleavings.
 pub(super) trait Word {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
-    /// Replaces `current` by `new` ; the value that was there instead is the error. SeqCst.
+    /// Replaces `current` by `new`; the error is the value found instead. SeqCst.
     fn replace(&self, current: u64, new: u64) -> Result<u64, u64>;
     fn fetch_add(&self, more: u64, order: Ordering) -> u64;
     fn fetch_sub(&self, less: u64, order: Ordering) -> u64;
@@ -36,17 +36,18 @@ impl Word for AtomicU64 {
     }
 }
 
-/// A section's entry in the section table: all that is known of an optimised huge page.
+/// Entry of the section table, with all data of an optimised huge page.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Section<W> {
     /// A [`State`].
     pub(super) state: W,
-    /// Where the section is the head of an optimised page: its [`Counts`]. Else not live.
+    /// [`Counts`] of an optimised page with its head here. Else not live.
     pub(super) counts: W,
-    /// The owner word of that page.
+    /// Owner word of that page.
     pub(super) owner: W,
-    /// How many threads are about to write to descriptors of the section. Their memory stays for so long.
+    /// Number of threads that may write to the section's descriptors, which keep their memory
+    /// meanwhile.
     pub(super) users: W,
 }
 
@@ -56,27 +57,28 @@ pub(super) struct Section<W> {
 pub(super) struct Descriptor<W> {
     /// A [`Mark`].
     pub(super) mark: W,
-    /// Of a head: its [`Counts`].
+    /// [`Counts`] of a head.
     pub(super) counts: W,
-    /// Of a head: the owner word.
+    /// Owner word of a head.
     pub(super) owner: W,
-    /// Zeroes: a descriptor is as large as the kernel's, and no two share a line of the cache.
+    /// Padding: a descriptor has the kernel's size, and its own cache line.
     _rest: [W; 5],
 }
 
-/// What a section's descriptors are.
+/// State of a section's descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// There is no page in the section, and no memory behind its descriptors.
+    /// No page in the section, and no memory for descriptors.
     Absent,
-    /// It is one, or a part of one, optimised huge page: there is no memory behind its descriptors.
+    /// One optimised huge page or a part of one, without memory for descriptors.
     Optimised,
-    /// Each page has its descriptor.
+    /// A descriptor for each page.
     Described,
 }
 
-/// The state of a section: its kind, the order of the optimised page, how many of its base pages are described, and a
-/// number that every change counts up, so that a reader who sees the same word twice knows that nothing was in between.
+/// State of a section: its kind, the order of the optimised page, the number of described base
+/// pages, and a change counter: a reader that sees the same word twice knows that no change came
+/// between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct State(pub(super) u64);
 
@@ -124,13 +126,14 @@ impl State {
     }
 }
 
-/// What a descriptor says of its page: the order of the compound page that it is in, or that it is in none. The head follows
-/// from that, because a compound page is aligned to its size. It is the same for all pages of a compound page.
+/// Content of a descriptor: the order of its compound page, or none. The head follows from the
+/// order, because a compound page is aligned to its size. All pages of a compound page have the
+/// same mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mark(pub(super) u64);
 
 impl Mark {
-    /// No page, and what memory holds that was given back: zeroes.
+    /// No page: zeroes, which freed memory reads as.
     pub(super) const NONE: Self = Self(0);
 
     pub(super) fn of(order: u32) -> Self {
@@ -142,28 +145,28 @@ impl Mark {
     }
 }
 
-/// A head's counts: references, and how many of them are pins. The owner's own reference is one; 0 is no head.
+/// Counts of a head: references, and pins among them. The owner has one reference; 0 is no head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Counts(pub(super) u64);
 
 const PINS: u32 = 32;
-/// Each of both counts stays below.
-const MOST: u64 = 1 << 31;
+/// Limit of each of both counts.
+const MAX_COUNT: u64 = 1 << 31;
 
 impl Counts {
     /// No head.
     pub(super) const NONE: Self = Self(0);
-    /// The owner's reference alone.
+    /// Only the owner's reference.
     pub(super) const OWNED: Self = Self(1);
-    /// A thread changes the page: no reference is to be had, and none is out but the owner's.
+    /// A thread changes the page: no reference can be taken, and only the owner's exists.
     pub(super) const FROZEN: Self = Self(1 << 63);
 
-    /// That many references, or pins, which are references too.
+    /// Returns the value of that many references, or of pins, which are references too.
     pub(super) fn many(count: u64, pins: bool) -> u64 {
         if pins { count | count << PINS } else { count }
     }
 
-    /// References, the owner's too.
+    /// Returns the number of references, the owner's included.
     pub(super) fn references(self) -> u64 {
         self.0 & (u64::from(u32::MAX))
     }
@@ -172,15 +175,16 @@ impl Counts {
         (self.0 & !Self::FROZEN.0) >> PINS
     }
 
-    /// A head that references are to be had of now.
+    /// Reports whether references can be taken now.
     pub(super) fn is_live(self) -> bool {
         self != Self::NONE && self != Self::FROZEN
     }
 
-    /// With so many more, as by [`Counts::many`]; `None` where they could not be counted.
+    /// Adds a value of [`Counts::many`]; `None` on overflow.
     pub(super) fn with(self, more: u64) -> Option<Self> {
         let (more, sum) = (Self(more), Self(self.0.wrapping_add(more)));
-        let fits = more.references() < MOST && self.references() + more.references() < MOST;
+        let fits =
+            more.references() < MAX_COUNT && self.references() + more.references() < MAX_COUNT;
         fits.then_some(sum)
     }
 }
@@ -190,13 +194,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_are_compact_and_descriptors_are_the_kernels_size() {
+    fn entries_are_compact_and_descriptors_have_the_kernels_size() {
         assert_eq!(size_of::<Section<AtomicU64>>(), 32);
         assert_eq!(size_of::<Descriptor<AtomicU64>>(), 64);
     }
 
     #[test]
-    fn states_hold_what_they_are_given_and_never_repeat() {
+    fn states_keep_their_values_and_never_repeat() {
         let zero = State(0);
         assert_eq!(
             (zero.kind(), zero.order(), zero.present()),
@@ -219,12 +223,15 @@ mod tests {
 
     #[test]
     fn counts_do_not_run_into_each_other() {
-        let all = Counts::many(MOST - 2, true);
-        let most = Counts::OWNED.with(all).unwrap();
-        assert_eq!((most.references(), most.pins()), (MOST - 1, MOST - 2));
-        assert!(most.is_live());
-        assert_eq!(most.with(1), None);
-        assert_eq!(Counts::OWNED.with(Counts::many(MOST, true)), None);
+        let all = Counts::many(MAX_COUNT - 2, true);
+        let max = Counts::OWNED.with(all).unwrap();
+        assert_eq!(
+            (max.references(), max.pins()),
+            (MAX_COUNT - 1, MAX_COUNT - 2)
+        );
+        assert!(max.is_live());
+        assert_eq!(max.with(1), None);
+        assert_eq!(Counts::OWNED.with(Counts::many(MAX_COUNT, true)), None);
         assert_eq!((Counts::FROZEN.references(), Counts::FROZEN.pins()), (0, 0));
         assert_eq!(Mark::of(0).order(), Some(0));
         assert_eq!(Mark::NONE.order(), None);

@@ -1,27 +1,31 @@
-//! Shared memory whose first touch brings in a whole block: [`register`]; the rung for hosts whose controls allow no huge page.
+//! Shared memory whose first touch populates a whole block: [`register`]. For hosts whose controls
+//! allow no huge page.
 //!
-//! Threads of ours answer the page faults of a userfaultfd(2) for user space alone, as an ordinary user may: a program takes
-//! one fault for each block, where the kernel alone has one for each base page. What comes in are base pages all the same.
+//! Threads of this process resolve the faults of a userfaultfd(2) in user mode, which needs no
+//! privilege. The program takes one fault for each block instead of one for each base page. The
+//! memory still has base pages.
 //!
-//! - No touch waits for ever. What cannot be filled is unregistered, and where no thread of ours is left nothing is
-//!   registered: the kernel then does what it does without us.
-//! - Blocks come in only where there is room for all that has not come yet, on the host and in the memory cgroup: a program that
-//!   touches little of a large mapping lives on where it lives without us.
-//! - A system call into pages that were never touched fails with EFAULT: [`touch`] comes before those that are seen.
-//! - The threads are none of the C library's, and gone before whatever wants a single one, or changes who the process is: they
-//!   end with that of [`crate::watch`]. But they stay over a fork(2): they hold no lock and nothing that a child would find half done,
-//!   and the ranges of the parent are not left alone for the time. A child has no range: what it touches are the kernel's base pages.
-//! - What is mapped, moved, protected or dropped meanwhile the kernel keeps books of: what was moved or mapped anew is not
-//!   registered. A NUMA policy that a thread of the program has for itself does not count, but that of the thread that made
-//!   ours. A program that has a userfaultfd of its own finds such ranges busy.
+//! - No touch waits for ever. A range that cannot be filled is unregistered, and without a thread
+//!   nothing is registered: the kernel then resolves the faults.
+//! - Blocks are populated only while the host and the memory cgroup have room for all unpopulated
+//!   memory: a program that touches little of a large mapping needs no more memory than before.
+//! - A system call into unpopulated pages would fail with EFAULT: [`touch`] precedes the calls that
+//!   the preload library sees.
+//! - The C library does not know the threads. They exit, with that of [`crate::watch`], before
+//!   calls that require a single thread or change the process's identity. They stay over fork(2):
+//!   they hold no lock and leave nothing half done for a child, and the parent's ranges stay
+//!   served. A child has no range: the kernel resolves its faults.
+//! - The kernel tracks ranges that are mapped anew, moved, protected or dropped: memory that was
+//!   moved or mapped anew is not registered. The NUMA policy of the thread that made these threads
+//!   applies, not that of the touching thread. A userfaultfd of the program finds the ranges busy.
 //!
-//! Invariant: pages come in as zeroes, where nothing is, or not at all.
+//! Invariant: pages are populated with zeroes, where no page is, or not at all.
 #![expect(unsafe_code, reason = "makes a thread on a stack of its own")]
 
-mod books;
 mod budget;
+mod readahead;
 mod serve;
-mod streams;
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -32,148 +36,115 @@ use core::time::Duration;
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 
-use books::{Books, DROP, END, FAILED, FILL, GROUND, Ground, PAGE, READY, REGISTER};
+use state::{DROP, END, FAILED, FILL, PAGE, READY, REGISTER, Registry, STATE, State};
 
+use crate::density::record_reason;
 use crate::headroom::{has_room, has_tasks};
-use crate::ledger::shm_reason;
+use crate::ledger::shm_reason as reason;
 use crate::ledger::stats::slot;
 use crate::sandbox;
 use crate::standing::{self, Leader};
 use crate::sys::{Blocked, Thread, process, request, wait};
 use crate::watch::{self, Others};
 
-/// So much of what a system call is given comes in before it. It may be given much, and use little.
+/// Maximum bytes populated before a system call: it may use little of a large buffer.
 const AHEAD_BYTES: usize = 1 << 20;
 
-/// How many ranges are registered: 0 until there are any, and in the child of a fork. For machine code to look at.
-pub static RANGES: &AtomicUsize = &GROUND.books.count;
+/// Number of registered ranges; 0 in the child of a fork. Machine code reads it.
+pub static RANGES: &AtomicUsize = &STATE.registry.range_count;
 
-/// How many percent of what a stream brought in may come in ahead of it.
-static MAX_WASTE: AtomicUsize = AtomicUsize::new(5);
+/// Maximum readahead of a stream, in percent of the bytes that it has populated.
+pub(super) static MAX_WASTE: AtomicUsize = AtomicUsize::new(5);
 
-/// Why a range is not registered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// A seccomp filter is at work.
-    Filter,
-    /// No memory, no descriptor, no task or no mapping was to be had.
-    NoMemory,
-    /// userfaultfd(2) is not to be had, or not for this memory: the errno.
-    Refused(i32),
-    /// The threads had to go, or are another process's.
-    Ended,
-    /// Too many ranges.
-    TooMany,
-}
-
-impl Reason {
-    /// Its bit among [`shm_reason`].
-    pub const fn bit(self) -> u32 {
-        match self {
-            Self::Filter => shm_reason::FILTER,
-            Self::NoMemory => shm_reason::NO_MEMORY,
-            Self::Refused(_) => shm_reason::NO_USERFAULTFD,
-            Self::Ended => shm_reason::ENDED,
-            Self::TooMany => shm_reason::TOO_MANY,
-        }
-    }
-
-    fn of(errno: Errno) -> Self {
-        match errno {
-            Errno::NOMEM | Errno::MFILE | Errno::NFILE => Self::NoMemory,
-            errno => Self::Refused(errno.raw_os_error()),
-        }
+/// Returns the [`reason`] bit for an errno.
+fn reason_of(errno: Errno) -> u32 {
+    match errno {
+        Errno::NOMEM | Errno::MFILE | Errno::NFILE => reason::NO_MEMORY,
+        _ => reason::NO_USERFAULTFD,
     }
 }
 
-/// How many percent of what was brought in may come in before it is touched, beside the block of a touch; 5 to begin with.
-pub fn allow_waste(percent: usize) {
-    MAX_WASTE.store(percent, Ordering::Relaxed);
-}
-
-fn max_waste() -> usize {
-    MAX_WASTE.load(Ordering::Relaxed)
-}
-
-/// The memory from `address` on, a shared mapping of the caller's, comes in by blocks of `block` bytes from now on: a power of
-/// two, a base page at least.
+/// Registers a shared mapping of the caller: a touch then populates `block` bytes, a power of two
+/// of at least a base page.
 ///
 /// # Errors
-/// Why it does not: the kernel then does what it does without us.
+/// Bit of [`reason`]: the kernel resolves the faults, as without this call.
 ///
 /// # References
-/// userfaultfd(2), user mode only: Linux 5.11.
-pub fn register(address: usize, length: usize, block: usize) -> Result<(), Reason> {
+/// userfaultfd(2), user mode: Linux 5.11.
+pub fn register(address: usize, length: usize, block: usize) -> Result<(), u32> {
     if sandbox::is_entered() {
-        return Err(Reason::Filter);
+        return Err(reason::FILTER);
     }
-    let books = &GROUND.books;
+    let registry = &STATE.registry;
     let process = process();
     if !block.is_power_of_two() || block < PAGE {
-        return Err(Reason::Refused(Errno::INVAL.raw_os_error()));
+        return Err(reason::NO_USERFAULTFD);
     }
     let _blocked = Blocked::all();
-    let registered = books.lock.with(|()| {
-        let maker = books.maker.load(Ordering::Relaxed);
-        if books.over.load(Ordering::Relaxed) || ![0, process].contains(&maker) {
-            return Err(Reason::Ended);
+    let registered = registry.lock.with(|()| {
+        let owner = registry.owner.load(Ordering::Relaxed);
+        if registry.is_disabled.load(Ordering::Relaxed) || ![0, process].contains(&owner) {
+            return Err(reason::ENDED);
         }
-        if !books.threads[0].is_alive() {
-            make(books, process)?;
+        if !registry.threads[0].is_alive() {
+            start(registry, process)?;
         }
         let range = address..address.saturating_add(length);
-        if !has_room(books.remaining().saturating_add(length)) {
-            return Err(Reason::NoMemory);
+        if !has_room(registry.remaining().saturating_add(length)) {
+            return Err(reason::NO_MEMORY);
         }
-        books.streams.begin_anew(&range);
-        // What was there before is gone, past the C library.
-        unregister(books, &range);
-        if !books.add(&range, block, 0) {
-            return Err(Reason::TooMany);
+        registry.readahead.forget(&range);
+        // An earlier mapping there was unmapped by a system call that bypassed the C library.
+        unregister(registry, &range);
+        if !registry.add(&range, block, 0) {
+            return Err(reason::TOO_MANY);
         }
         let block = block as u64;
         slot().shm_user_block.fetch_max(block, Ordering::Relaxed);
-        let answer = call(books, REGISTER, &range);
-        if answer.is_err() {
-            unregister(books, &range);
+        let result = call(registry, REGISTER, &range);
+        if result.is_err() {
+            unregister(registry, &range);
         }
-        answer
+        result
     });
-    registered.unwrap_or(Err(Reason::Ended))
+    registered.unwrap_or(Err(reason::ENDED))
 }
 
-/// Makes the threads. Under the lock, with signals blocked.
-fn make(books: &'static Books, process: i32) -> Result<(), Reason> {
+/// Starts the threads. Under the lock, with signals blocked.
+fn start(registry: &'static Registry, process: i32) -> Result<(), u32> {
     if standing::compare() == Leader::Gone {
-        return Err(Reason::Ended);
+        return Err(reason::ENDED);
     }
     if !has_tasks() {
-        return Err(Reason::NoMemory);
+        return Err(reason::NO_MEMORY);
     }
-    let ground = core::ptr::from_ref(&GROUND).cast_mut().cast();
-    // SAFETY: what is there stays; only a child finds zeroes, which is what it is to find. MADV_WIPEONFORK, Linux 4.14.
-    unsafe { madvise(ground, size_of::<Ground>(), Advice::LinuxWipeOnFork) }.map_err(Reason::of)?;
+    let state = core::ptr::from_ref(&STATE).cast_mut().cast();
+    // SAFETY: the content stays; a child finds zeroes, the state without threads. MADV_WIPEONFORK,
+    // Linux 4.14.
+    unsafe { madvise(state, size_of::<State>(), Advice::LinuxWipeOnFork) }.map_err(reason_of)?;
     watch::with(&Others(end));
-    books.maker.store(process, Ordering::Relaxed);
-    // Another thread may have marked that it installs a filter, and found no threads to end.
+    registry.owner.store(process, Ordering::Relaxed);
+    // Another thread may have announced a seccomp filter, and found no threads to end.
     fence(Ordering::SeqCst);
     if sandbox::is_entered() {
-        books.over.store(true, Ordering::Relaxed);
-        return Err(Reason::Filter);
+        registry.is_disabled.store(true, Ordering::Relaxed);
+        return Err(reason::FILTER);
     }
-    books.ending.store(false, Ordering::Relaxed);
-    books.started.store(0, Ordering::Release);
-    // SAFETY: signals are blocked. The one that was before is gone, and the stack is its alone; all of it is static.
-    if !unsafe { books.threads[0].start(Thread::FLAGS, GROUND.stack(0), &serve::first) } {
-        return Err(Reason::NoMemory);
+    registry.is_stopping.store(false, Ordering::Relaxed);
+    registry.started.store(0, Ordering::Release);
+    // SAFETY: signals are blocked. The previous thread on this stack has exited; all data is
+    // static.
+    if !unsafe { registry.threads[0].start(Thread::FLAGS, STATE.stack(0), &serve::first) } {
+        return Err(reason::NO_MEMORY);
     }
     loop {
-        match books.started.load(Ordering::Acquire) {
-            0 => drop(wait(&books.started, 0, Duration::from_secs(1))),
+        match registry.started.load(Ordering::Acquire) {
+            0 => drop(wait(&registry.started, 0, Duration::from_secs(1))),
             READY => return Ok(()),
             failed => {
-                books.threads[0].join();
-                return Err(Reason::of(errno(failed)));
+                registry.threads[0].join();
+                return Err(reason_of(errno(failed)));
             }
         }
     }
@@ -183,38 +154,38 @@ fn errno(failed: u32) -> Errno {
     Errno::from_raw_os_error(failed.saturating_sub(FAILED).cast_signed())
 }
 
-/// Calls a thread of ours by a touch of the bell, which returns when it is done, or when there is none. Under the lock, with
-/// signals blocked.
-fn call(books: &Books, what: u32, range: &Range<usize>) -> Result<(), Reason> {
-    books.address.store(range.start, Ordering::Relaxed);
-    books.length.store(range.len(), Ordering::Relaxed);
-    books.answer.store(0, Ordering::Relaxed);
-    books.call.store(what, Ordering::Release);
-    let bell = core::ptr::from_ref(&GROUND.bell).cast_mut();
-    // SAFETY: nothing is kept on that page.
-    unsafe { madvise(bell.cast(), PAGE, Advice::LinuxDontNeed) }.map_err(Reason::of)?;
-    // SAFETY: the page is there, if only as zeroes.
-    unsafe { core::ptr::read_volatile(GROUND.bell.0.as_ptr()) };
-    match books.answer.load(Ordering::Acquire) {
-        0 => Err(Reason::Ended),
+/// Sends a request to a thread by a touch of the doorbell, which returns when it is served, or
+/// without a thread. Under the lock, with signals blocked.
+fn call(registry: &Registry, request: u32, range: &Range<usize>) -> Result<(), u32> {
+    registry.address.store(range.start, Ordering::Relaxed);
+    registry.length.store(range.len(), Ordering::Relaxed);
+    registry.reply.store(0, Ordering::Relaxed);
+    registry.request.store(request, Ordering::Release);
+    let doorbell = core::ptr::from_ref(&STATE.doorbell).cast_mut();
+    // SAFETY: the page holds no data.
+    unsafe { madvise(doorbell.cast(), PAGE, Advice::LinuxDontNeed) }.map_err(reason_of)?;
+    // SAFETY: the page is mapped, at least as zeroes.
+    unsafe { core::ptr::read_volatile(STATE.doorbell.0.as_ptr()) };
+    match registry.reply.load(Ordering::Acquire) {
+        0 => Err(reason::ENDED),
         READY => Ok(()),
-        failed => Err(Reason::of(errno(failed))),
+        failed => Err(reason_of(errno(failed))),
     }
 }
 
-/// The range is about to be unmapped, moved or mapped anew; one of less than a page stands for all of the mapping that begins
-/// there. It is the kernel's from then on, whether that succeeds or fails.
+/// Unregisters a range before it is unmapped, moved or mapped anew, for good even if that fails. A
+/// length of less than a page means the whole registered range that begins there.
 #[inline(always)]
 pub fn forget(address: usize, length: usize) {
     if RANGES.load(Ordering::Relaxed) != 0 {
-        remove(address..address.saturating_add(length));
+        forget_range(address..address.saturating_add(length));
     }
 }
 
 #[cold]
-fn remove(mut range: Range<usize>) {
-    let books = &GROUND.books;
-    let mut ranges = books.ranges().map(|(_, span)| span.range());
+fn forget_range(mut range: Range<usize>) {
+    let registry = &STATE.registry;
+    let mut ranges = registry.ranges().map(|(_, span)| span.range());
     if range.len() < PAGE
         && let Some(registered) = ranges.find(|registered| registered.start == range.start)
     {
@@ -223,50 +194,51 @@ fn remove(mut range: Range<usize>) {
     leave(&pages(&range));
 }
 
-/// The pages that have a byte of a range.
+/// Rounds a range outwards to whole pages.
 fn pages(range: &Range<usize>) -> Range<usize> {
     let last = range.end.saturating_add(PAGE - 1);
     range.start & !(PAGE - 1)..last & !(PAGE - 1)
 }
 
-/// Leaves whole pages to the kernel.
+/// Unregisters whole pages.
 fn leave(range: &Range<usize>) {
-    let books = &GROUND.books;
+    let registry = &STATE.registry;
     let _blocked = Blocked::all();
-    books.lock.with(|()| unregister(books, range));
+    registry.lock.with(|()| unregister(registry, range));
 }
 
-/// The same, under the lock, with signals blocked. What the books have is what the kernel has: system calls into other pages fail.
-fn unregister(books: &Books, range: &Range<usize>) {
-    for (entry, registered) in books.ranges() {
-        let cut = books.cut(range, &registered.range());
+/// Unregisters whole pages, under the lock, with signals blocked. The registry keeps all that the
+/// kernel has registered: system calls into pages that it lacks would fail.
+fn unregister(registry: &Registry, range: &Range<usize>) {
+    for (entry, registered) in registry.ranges() {
+        let cut = registry.cut(range, &registered.range());
         if !cut.is_empty() {
-            // It fails where nothing is mapped any more.
-            let _ = call(books, DROP, &cut);
-            books.remove(&entry, &registered, &cut);
+            // Fails if nothing is mapped there any more.
+            let _ = call(registry, DROP, &cut);
+            registry.remove(&entry, &registered, &cut);
         }
     }
 }
 
-/// A system call is about to read or write there: pages that were never touched are brought in, or left to the kernel. Whatever
-/// the address is, nothing is touched here. errno is left alone.
+/// Populates or unregisters unpopulated pages before a system call that reads or writes them. Any
+/// address is valid: this function does not access the memory. errno is unchanged.
 #[inline(always)]
 pub fn touch(address: usize, length: usize) {
     if RANGES.load(Ordering::Relaxed) != 0 {
-        bring_in(&(address..address.saturating_add(length)));
+        populate(&(address..address.saturating_add(length)));
     }
 }
 
 #[cold]
-fn bring_in(touched: &Range<usize>) {
+fn populate(touched: &Range<usize>) {
     let touched = pages(touched);
     let near = touched.start.saturating_add(AHEAD_BYTES);
-    for (_, span) in GROUND.books.ranges() {
+    for (_, span) in STATE.registry.ranges() {
         let range = span.range();
         let (start, end) = (range.start.max(touched.start), range.end.min(touched.end));
         let mut at = start;
         while at < end.min(near) {
-            at = bring_in_some(at..end.min(near));
+            at = populate_part(at..end.min(near));
         }
         if at < end {
             leave(&(at..end));
@@ -274,30 +246,30 @@ fn bring_in(touched: &Range<usize>) {
     }
 }
 
-/// Brings in what is not there of the first pages of a range; gives where to go on.
-fn bring_in_some(range: Range<usize>) -> usize {
-    let mut there = [0u8; AHEAD_BYTES / PAGE];
-    let pages = (range.len() / PAGE).min(there.len());
+/// Populates missing pages at the start of a range; returns the end of the part that it handled.
+fn populate_part(range: Range<usize>) -> usize {
+    let mut present = [0u8; AHEAD_BYTES / PAGE];
+    let pages = (range.len() / PAGE).min(present.len());
     let end = range.start + pages * PAGE;
-    let vector = there.as_mut_ptr().expose_provenance();
+    let vector = present.as_mut_ptr().expose_provenance();
     let arguments = [range.start, end - range.start, vector, 0, 0, 0];
     // SAFETY: mincore(2) writes a byte for each page.
     if unsafe { request(libc::SYS_mincore, arguments) }.is_err() {
-        // Not mapped, or not all of it.
+        // Not wholly mapped.
         leave(&(range.start..end));
         return end;
     }
-    let books = &GROUND.books;
+    let registry = &STATE.registry;
     let mut at = range.start;
-    for run in there[..pages].chunk_by(|one, other| one & 1 == other & 1) {
+    for run in present[..pages].chunk_by(|one, other| one & 1 == other & 1) {
         let missing = at..at + run.len() * PAGE;
         at = missing.end;
         if run[0] & 1 == 0 {
             let _blocked = Blocked::all();
-            books.lock.with(|()| {
-                // It fails where the run is more than one mapping by now, or no memory is to be had.
-                if call(books, FILL, &missing).is_err() {
-                    unregister(books, &missing);
+            registry.lock.with(|()| {
+                // Fails if the run is more than one mapping by now, or without memory.
+                if call(registry, FILL, &missing).is_err() {
+                    unregister(registry, &missing);
                 }
             });
         }
@@ -305,43 +277,31 @@ fn bring_in_some(range: Range<usize>) -> usize {
     end
 }
 
-/// Ends the threads, if there are any, for good. No range is registered any more.
+/// Ends the threads for good. No range is registered any more.
 pub fn end() {
-    let books = &GROUND.books;
+    let registry = &STATE.registry;
     fence(Ordering::SeqCst);
-    // Where there never were any, or are none any more, no call is made.
-    let maker = books.maker.load(Ordering::Relaxed);
-    let none = maker == 0 || books.over.load(Ordering::Relaxed) && !is_serving();
-    if none || maker != process() {
+    // No system call if there never were threads, or no longer are.
+    let owner = registry.owner.load(Ordering::Relaxed);
+    let has_ended =
+        || registry.is_disabled.load(Ordering::Relaxed) && !registry.threads[0].is_alive();
+    if owner == 0 || has_ended() || owner != process() {
         return;
     }
     let _blocked = Blocked::all();
-    books.lock.with(|()| {
-        if !books.over.swap(true, Ordering::Relaxed) {
-            slot()
-                .shm_reasons
-                .fetch_or(shm_reason::ENDED, Ordering::Relaxed);
+    registry.lock.with(|()| {
+        if !registry.is_disabled.swap(true, Ordering::Relaxed) {
+            record_reason(reason::ENDED);
         }
-        if books.threads[0].is_alive() {
-            let _ = call(books, END, &(0..0));
-            // Where it was not heard, the first thread sees this when it looks next.
-            books.ending.store(true, Ordering::Release);
-            books.threads[0].join();
+        if registry.threads[0].is_alive() {
+            let _ = call(registry, END, &(0..0));
+            // If no thread took the request, the first thread reads this flag at its next check.
+            registry.is_stopping.store(true, Ordering::Release);
+            registry.threads[0].join();
         }
-        // Now that the kernel has none.
-        for (entry, span) in books.ranges() {
-            books.end(&entry, &span);
+        // Only now: the kernel has no registered range any more.
+        for (entry, span) in registry.ranges() {
+            registry.end(&entry, &span);
         }
     });
-}
-
-/// Whether there are threads of ours, of this process or of one that shares the memory.
-pub fn is_serving() -> bool {
-    GROUND.books.threads[0].is_alive()
-}
-
-/// What of a range comes in with a page of it.
-fn block_of(page: usize, block: usize, range: &Range<usize>) -> Range<usize> {
-    let start = page & !(block - 1);
-    range.start.max(start)..range.end.min(start.saturating_add(block))
 }

@@ -1,4 +1,4 @@
-//! The rung on the real kernel. Each test has a process of its own, for what is registered is the process's.
+//! Tests on the real kernel. Each runs in its own process, because the state is per process.
 
 use std::fs;
 use std::io::Write;
@@ -18,8 +18,7 @@ const MIB: usize = 1 << 20;
 
 /// Runs `test` in the child of a fork, as an ordinary user.
 fn in_a_process(test: fn()) {
-    // SAFETY: the child makes what calls it likes: glibc's malloc is whole in it, and no lock of the standard library's is
-    // held by the thread that forks.
+    // SAFETY: glibc's malloc works in the child, and the forking thread holds no lock of std.
     match unsafe { libc::fork() } {
         0 => {
             std::panic::set_hook(Box::new(|info| {
@@ -62,7 +61,7 @@ fn byte(address: usize) -> &'static AtomicU8 {
     unsafe { &*at::<AtomicU8>(address).cast_const() }
 }
 
-/// Bytes that came in, and blocks; the end of it.
+/// Ends the threads; returns the populated bytes and blocks.
 fn counted() -> (u64, u64) {
     end();
     let counts = Counts::of(slot());
@@ -76,14 +75,14 @@ fn write_pages(address: usize, length: usize) {
 }
 
 #[test]
-fn readers_and_writers_at_once_find_zeroes_and_what_they_wrote() {
+fn concurrent_readers_and_writers_find_zeroes_and_their_writes() {
     in_a_process(|| {
         const LENGTH: usize = 64 * MIB;
         let address = registered(LENGTH);
         thread::scope(|scope| {
             for writer in 0..4 {
                 scope.spawn(move || {
-                    // The same blocks by all of them, from different ends.
+                    // All threads write the same blocks, from different ends.
                     for page in 0..LENGTH / PAGE {
                         let page = if writer % 2 == 0 {
                             page
@@ -108,18 +107,18 @@ fn readers_and_writers_at_once_find_zeroes_and_what_they_wrote() {
 }
 
 #[test]
-fn what_a_child_touched_before_is_filled_around() {
+fn pages_that_a_child_touched_are_kept() {
     in_a_process(|| {
-        allow_waste(0);
+        MAX_WASTE.store(0, Ordering::Relaxed);
         let address = registered(4 * MIB);
         // SAFETY: the child makes stores and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            assert_eq!(RANGES.load(Ordering::Relaxed), 0, "none of the child's");
+            assert_eq!(RANGES.load(Ordering::Relaxed), 0, "the child has none");
             for page in (address..address + 4 * MIB).step_by(3 * PAGE) {
                 byte(page).store(7, Ordering::Relaxed);
             }
-            // SAFETY: no more is to be done.
+            // SAFETY: the child ends.
             unsafe { libc::_exit(0) };
         }
         // SAFETY: waits for the child.
@@ -134,45 +133,44 @@ fn what_a_child_touched_before_is_filled_around() {
     });
 }
 
-/// What write(2) answers.
 fn write(address: usize, length: usize) -> isize {
     // SAFETY: write(2) reads the range, or fails.
     unsafe {
         let file = libc::open(c"/dev/shm".as_ptr(), libc::O_TMPFILE | libc::O_RDWR, 0o600);
         assert!(file >= 0);
-        let answer = libc::write(file, at(address), length);
+        let written = libc::write(file, at(address), length);
         libc::close(file);
-        answer
+        written
     }
 }
 
 #[test]
-fn a_system_call_finds_what_was_brought_in_for_it() {
+fn a_system_call_succeeds_after_touch() {
     in_a_process(|| {
         let address = registered(4 * MIB);
-        assert_eq!(write(address, PAGE), -1, "EFAULT: why there is `touch`");
-        next_errno(5);
+        assert_eq!(write(address, PAGE), -1, "EFAULT without `touch`");
+        set_errno(5);
         touch(address + 100, 3 * PAGE);
         touch(usize::MAX - 4, 100);
         touch(address + MIB, MIB);
-        assert_eq!(errno_now(), 5);
+        assert_eq!(errno(), 5);
         assert_eq!(write(address + 100, 3 * PAGE), 3 * PAGE as isize);
         assert_eq!(write(address + MIB, MIB), MIB as isize);
         // SAFETY: the test's own.
         unsafe { munmap(at(address), 4 * MIB).unwrap() };
         touch(address, 4 * MIB);
-        assert_eq!(write(address, PAGE), -1, "EFAULT as ever");
+        assert_eq!(write(address, PAGE), -1, "EFAULT: unmapped");
         forget(address, 1);
         assert_eq!(RANGES.load(Ordering::Relaxed), 0);
     });
 }
 
-fn next_errno(errno: i32) {
+fn set_errno(errno: i32) {
     // SAFETY: errno is this thread's own.
     unsafe { *libc::__errno_location() = errno };
 }
 
-fn errno_now() -> i32 {
+fn errno() -> i32 {
     // SAFETY: errno is this thread's own.
     unsafe { *libc::__errno_location() }
 }
@@ -184,7 +182,7 @@ fn mappings_change_under_touches() {
         let address = registered(LENGTH);
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
-            // The lower half is touched all the time, and holes come into it.
+            // Threads touch the lower half all the time, and holes are punched into it.
             for _ in 0..3 {
                 scope.spawn(|| {
                     while !over.load(Ordering::Relaxed) {
@@ -205,7 +203,7 @@ fn mappings_change_under_touches() {
                     mprotect(third, PAGE, flags).unwrap();
                 }
             }
-            // What is moved, and grows, is the kernel's.
+            // A moved mapping is unregistered.
             // SAFETY: as above.
             unsafe {
                 write_pages(upper, PAGE);
@@ -231,7 +229,7 @@ fn mappings_change_under_touches() {
 }
 
 #[test]
-fn a_moved_mapping_is_the_kernels() {
+fn a_moved_mapping_is_unregistered() {
     in_a_process(|| {
         let address = registered(4 * MIB);
         let away = shared(8 * MIB);
@@ -248,7 +246,7 @@ fn a_moved_mapping_is_the_kernels() {
 }
 
 #[test]
-fn the_end_leaves_everything_to_the_kernel() {
+fn the_end_unregisters_everything() {
     in_a_process(|| {
         const LENGTH: usize = 64 * MIB;
         let address = registered(LENGTH);
@@ -267,7 +265,7 @@ fn the_end_leaves_everything_to_the_kernel() {
         for page in (address..address + LENGTH).step_by(PAGE) {
             assert_eq!(byte(page).load(Ordering::Relaxed), 4);
         }
-        assert_eq!(register(shared(MIB), MIB, BLOCK), Err(Reason::Ended));
+        assert_eq!(register(shared(MIB), MIB, BLOCK), Err(reason::ENDED));
         while threads() > 1 {
             thread::yield_now();
         }
@@ -282,7 +280,7 @@ fn blocked_signals_and_closed_descriptors_do_no_harm() {
         // SAFETY: descriptors 0 to 2 are left.
         let closed = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
         assert_eq!(closed, 0);
-        assert_eq!(descriptors(), 4, "ours are in no table of the program's");
+        assert_eq!(descriptors(), 4, "jumbo's are in another table");
         let blocked = Blocked::all();
         write_pages(address, 4 * MIB);
         drop(blocked);
@@ -291,7 +289,7 @@ fn blocked_signals_and_closed_descriptors_do_no_harm() {
 }
 
 #[test]
-fn a_child_can_have_the_rung_too() {
+fn a_child_can_register_too() {
     in_a_process(|| {
         let _parents = registered(MIB);
         // SAFETY: glibc's malloc is whole in the child.
@@ -299,7 +297,7 @@ fn a_child_can_have_the_rung_too() {
         if child == 0 {
             write_pages(registered(MIB), MIB);
             let (bytes, _) = counted();
-            // SAFETY: no more is to be done.
+            // SAFETY: the child ends.
             unsafe { libc::_exit(i32::from(bytes != 1 << 20)) };
         }
         let mut status = 0;
@@ -310,11 +308,11 @@ fn a_child_can_have_the_rung_too() {
 }
 
 #[test]
-fn more_ranges_than_there_is_place_for_are_refused() {
+fn too_many_ranges_are_refused() {
     in_a_process(|| {
         let ranges: Vec<usize> = (0..64).map(|_| registered(BLOCK)).collect();
         let one_more = shared(BLOCK);
-        assert_eq!(register(one_more, BLOCK, BLOCK), Err(Reason::TooMany));
+        assert_eq!(register(one_more, BLOCK, BLOCK), Err(reason::TOO_MANY));
         forget(ranges[3], BLOCK);
         register(one_more, BLOCK, BLOCK).unwrap();
         // A range in place of another.
@@ -326,7 +324,7 @@ fn more_ranges_than_there_is_place_for_are_refused() {
 }
 
 #[test]
-fn a_mapping_that_grows_is_the_kernels() {
+fn a_growing_mapping_is_unregistered() {
     in_a_process(|| {
         let address = registered(4 * MIB);
         write_pages(address, MIB);
@@ -340,7 +338,7 @@ fn a_mapping_that_grows_is_the_kernels() {
 }
 
 #[test]
-fn an_end_of_a_range_can_go() {
+fn parts_of_a_range_can_be_unmapped() {
     in_a_process(|| {
         let address = registered(8 * MIB);
         for (start, length) in [(0, MIB), (7 * MIB, MIB), (3 * MIB, MIB)] {
@@ -355,12 +353,12 @@ fn an_end_of_a_range_can_go() {
 }
 
 #[test]
-fn a_system_call_that_is_given_much_finds_the_rest_with_the_kernel() {
+fn the_rest_of_a_large_buffer_is_unregistered() {
     in_a_process(|| {
         let address = registered(16 * MIB);
         touch(address + 2 * MIB, 8 * MIB);
         assert_eq!(write(address + 2 * MIB, 8 * MIB), 8 * MIB as isize);
-        assert_eq!(RANGES.load(Ordering::Relaxed), 2, "before and behind");
+        assert_eq!(RANGES.load(Ordering::Relaxed), 2, "before and after");
         assert_eq!(write(address, PAGE), -1, "registered");
         assert_eq!(write(address + 10 * MIB, PAGE), -1, "registered");
         touch(0, usize::MAX);
@@ -371,10 +369,10 @@ fn a_system_call_that_is_given_much_finds_the_rest_with_the_kernel() {
 }
 
 #[test]
-fn a_system_call_into_what_cannot_be_brought_in_finds_the_kernels_pages() {
+fn a_buffer_that_cannot_be_filled_is_unregistered() {
     in_a_process(|| {
         let address = registered(16 * MIB);
-        // Two mappings from there on.
+        // Splits the mapping there.
         // SAFETY: the test's own.
         let advised = unsafe { libc::madvise(at(address + 2 * MIB), MIB, libc::MADV_DONTDUMP) };
         assert_eq!(advised, 0);
@@ -383,7 +381,7 @@ fn a_system_call_into_what_cannot_be_brought_in_finds_the_kernels_pages() {
             write(address + 2 * MIB - BLOCK, 2 * BLOCK),
             2 * BLOCK as isize
         );
-        // A hole behind what is read: the call takes what is before.
+        // A hole in the buffer: the call writes the part before it.
         // SAFETY: as above.
         unsafe { munmap(at(address + 8 * MIB), PAGE).unwrap() };
         touch(address + 8 * MIB - BLOCK, 2 * BLOCK);
@@ -393,7 +391,7 @@ fn a_system_call_into_what_cannot_be_brought_in_finds_the_kernels_pages() {
 }
 
 #[test]
-fn what_was_to_be_unmapped_and_stayed_is_the_kernels() {
+fn a_range_whose_unmapping_failed_is_unregistered() {
     in_a_process(|| {
         let address = registered(16 * MIB);
         for (start, length) in [(0, PAGE + 1), (12 * MIB, 4 * MIB), (6 * MIB + 100, MIB)] {
@@ -406,7 +404,7 @@ fn what_was_to_be_unmapped_and_stayed_is_the_kernels() {
 }
 
 #[test]
-fn where_there_is_no_place_for_one_more_range_all_behind_a_hole_goes() {
+fn a_full_table_drops_the_range_after_a_hole() {
     in_a_process(|| {
         let ranges: Vec<usize> = (0..64).map(|_| registered(MIB)).collect();
         for _ in 0..2 {

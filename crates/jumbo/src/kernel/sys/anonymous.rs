@@ -11,7 +11,7 @@ use rustix::mm::{self, Advice};
 
 use crate::units::PageSize;
 
-/// MADV_DONTNEED: gives the memory back, locked or not. The range holds zeroes from then on.
+/// MADV_DONTNEED: frees the memory, locked or not. The range then reads as zeroes.
 ///
 /// # References
 /// madvise(2); MADV_DONTNEED_LOCKED, for memory that mlockall(2) has locked: Linux 5.18.
@@ -20,8 +20,8 @@ use crate::units::PageSize;
 /// Those of madvise(2).
 ///
 /// # Safety
-/// What the range holds is the caller's to lose.
-#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+/// The caller owns the content of the range.
+#[expect(unsafe_code, reason = "frees memory under pointers")]
 pub(crate) unsafe fn discard(address: usize, length: usize) -> Result<()> {
     const DONTNEED_LOCKED: usize = libc::MADV_DONTNEED_LOCKED.unsigned_abs() as usize;
     let at = with_exposed_provenance_mut(address);
@@ -51,13 +51,13 @@ pub(crate) fn name(address: usize, length: usize, name: &CStr) {
     let _ = unsafe { request(libc::SYS_prctl, arguments) };
 }
 
-/// A memfd that can be sealed, of huge pages where their size is given.
+/// Creates a sealable memfd, of huge pages if their size is given.
 ///
 /// # References
 /// memfd_create(2), Linux 3.17; with MFD_HUGETLB 4.14, with MFD_ALLOW_SEALING too 4.16.
 ///
 /// # Errors
-/// ENODEV or EINVAL where the kernel has no pool of that size.
+/// ENODEV or EINVAL if the kernel has no pool of that size.
 pub(crate) fn memfd(name: &CStr, huge: Option<PageSize>) -> Result<OwnedFd> {
     // MFD_HUGE_*: the binary logarithm of the size, from this bit on (<linux/memfd.h>).
     const SIZE_SHIFT: u32 = 26;

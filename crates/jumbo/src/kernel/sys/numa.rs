@@ -1,20 +1,20 @@
-//! Which nodes memory may come from, and which it is to come from.
+//! System calls for memory policies and nodes.
 
 use jumbo_inside::sys::request;
 use rustix::io::Result;
 
 use crate::units::NodeId;
 
-/// The nodes that these functions can speak of: as many as a word has bits.
-const NODES: usize = 64;
-/// The kernel refuses a mask that is too short for its own nodes: room for any MAX_NUMNODES there is.
-const WORDS: usize = 1024 / NODES;
+/// Supported nodes: the bits of a word.
+const MAX_NODES: usize = 64;
+/// Words of a mask: the kernel refuses one that is too short for its MAX_NUMNODES.
+const WORDS: usize = 1024 / MAX_NODES;
 /// MPOL_F_MEMS_ALLOWED of <linux/mempolicy.h>.
 const MEMS_ALLOWED: u32 = 1 << 2;
 /// The flags that share a word with the mode (MPOL_MODE_FLAGS).
 const MODE_FLAGS: i32 = 0b111 << 13;
 
-/// What a thread's memory policy comes to.
+/// Effect of a thread's memory policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PolicyMode {
     /// MPOL_DEFAULT and MPOL_LOCAL: near the thread.
@@ -37,18 +37,19 @@ fn get_mempolicy(flags: u32) -> Result<(i32, u64)> {
     let arguments = [
         addresses[0],
         addresses[1],
-        WORDS * NODES,
+        WORDS * MAX_NODES,
         0,
         flags as usize,
         0,
     ];
-    // SAFETY: the kernel writes one int and WORDS words, and there is room for both; no address is asked about.
+    // SAFETY: the kernel writes one int and WORDS words, and there is room for both; no address is
+    // asked about.
     unsafe { request(libc::SYS_get_mempolicy, arguments)? };
     Ok((mode, mask[0]))
 }
 
-/// `get_mempolicy(NULL, mask, MPOL_F_MEMS_ALLOWED)`: the nodes of the thread's cpuset, a bit each, of
-/// the first 64.
+/// `get_mempolicy(NULL, mask, MPOL_F_MEMS_ALLOWED)`: the nodes of the thread's cpuset, a bit each,
+/// of the first 64.
 ///
 /// # References
 /// get_mempolicy(2); Linux 2.6.24.
@@ -65,7 +66,7 @@ pub(crate) fn allowed_nodes() -> Result<u64> {
 /// get_mempolicy(2); Linux 2.6.7.
 ///
 /// # Errors
-/// As [`allowed_nodes`].
+/// Same as [`allowed_nodes`].
 pub(crate) fn memory_policy() -> Result<(PolicyMode, u64)> {
     let (mode, nodes) = get_mempolicy(0)?;
     let mode = match mode & !MODE_FLAGS {
@@ -77,10 +78,10 @@ pub(crate) fn memory_policy() -> Result<(PolicyMode, u64)> {
     Ok((mode, nodes))
 }
 
-/// `mbind(address, length, MPOL_BIND, nodes)`: memory of the range that is not there yet comes from
-/// `nodes` (a bit each) or not at all.
+/// `mbind(address, length, MPOL_BIND, nodes)`: later allocations in the range come from `nodes` (a
+/// bit each) or fail.
 ///
-/// Safe for any range: what the memory holds is the same before and after.
+/// Safe for any range: the content does not change.
 ///
 /// # References
 /// mbind(2); Linux 2.6.7.
@@ -93,8 +94,9 @@ pub(crate) fn bind(address: usize, length: usize, nodes: u64) -> Result<()> {
     let mut mask = [0u64; WORDS];
     mask[0] = nodes;
     let mask = mask.as_ptr().expose_provenance();
-    let arguments = [address, length, MPOL_BIND, mask, WORDS * NODES, 0];
-    // SAFETY: the kernel reads WORDS words, which are there, and a policy changes no byte of memory.
+    let arguments = [address, length, MPOL_BIND, mask, WORDS * MAX_NODES, 0];
+    // SAFETY: the kernel reads WORDS words, which are there, and a policy changes no byte of
+    // memory.
     unsafe { request(libc::SYS_mbind, arguments) }.map(drop)
 }
 

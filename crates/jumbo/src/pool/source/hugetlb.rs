@@ -1,13 +1,13 @@
 //! The kernel's own huge pages: [`Hugetlb`].
 //!
-//! One sparse file on hugetlbfs is mapped once, without a reservation; a page of the pool is a page of
-//! that file. Populating it takes a page out of the kernel's pool, or a surplus page where the kernel's
-//! overcommit allows; punching a hole gives it back. What is asked with MADV_POPULATE_WRITE is answered:
-//! an empty pool and the limit of a cgroup are errors here and not the SIGBUS of a touch. How to make the
-//! kernel's pool larger first, where there is the privilege, stands in [`crate::host_pools`].
+//! One sparse hugetlbfs file is mapped once, without a reservation; a page of the pool is a page of
+//! that file. Populating it takes a page of the kernel's pool, or a surplus page within the
+//! kernel's overcommit; punching a hole returns it. MADV_POPULATE_WRITE reports an empty pool and
+//! the limit of a cgroup as errors, where a touch would cause SIGBUS. [`crate::host_pools`] resizes
+//! the kernel's pool.
 //!
-//! The file is shared memory, so a child of fork(2) must not have it: there the window is not mapped, and the
-//! pool says [`super::super::Error::Forked`].
+//! The file is shared memory, so a child of fork(2) must not have it: the window is not mapped
+//! there, and the pool returns [`super::super::Error::Forked`].
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,10 +23,10 @@ use super::{Source, failed};
 use crate::kernel::{Root, sys};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
 
-/// What the file is called in /proc/PID/maps (after `/memfd:`).
+/// Name of the file in /proc/PID/maps (after `/memfd:`).
 const NAME: &CStr = c"jumbo-pool";
-/// The capacity of a window unless told otherwise: that many times the host's memory.
-const ADDRESSES: u64 = 2;
+/// Default capacity of a window, as a multiple of the host's memory.
+const WINDOW_PER_MEMORY: u64 = 2;
 
 /// Pages of a hugetlbfs file.
 #[derive(Debug)]
@@ -37,26 +37,26 @@ pub struct Hugetlb {
 }
 
 impl Hugetlb {
-    /// Pages of the kernel's pool of `size`, with addresses for twice the host's memory.
+    /// Creates a source of the kernel's pool of `size`, with addresses for twice the host's memory.
     ///
     /// # Errors
-    /// [`SetupError::Call`] with ENODEV or EINVAL where the kernel has no pool of that size.
+    /// [`SetupError::Call`] with ENODEV or EINVAL if the kernel has no pool of that size.
     pub fn new(size: PageSize) -> Result<Self, SetupError> {
         Self::at(&Root::host(), size)
     }
 
-    /// The same on a host whose files are behind `root`.
+    /// Same as [`Hugetlb::new`], with the kernel's files below `root`.
     ///
     /// # Errors
-    /// As [`Hugetlb::new`].
+    /// Same as [`Hugetlb::new`].
     pub fn at(root: &Root, size: PageSize) -> Result<Self, SetupError> {
         Self::with_capacity(root, size, default_capacity(root, size)?)
     }
 
-    /// The same, with addresses for `capacity` pages on each node.
+    /// Same as [`Hugetlb::at`], with addresses for `capacity` pages on each node.
     ///
     /// # Errors
-    /// As [`Hugetlb::new`].
+    /// Same as [`Hugetlb::new`].
     pub fn with_capacity(root: &Root, size: PageSize, capacity: Pages) -> Result<Self, SetupError> {
         let file =
             sys::memfd(NAME, Some(size)).map_err(SetupError::call("memfd_create(MFD_HUGETLB)"))?;
@@ -78,7 +78,8 @@ impl Hugetlb {
         })
     }
 
-    /// An error in a child of fork(2): the pages are the parent's, and other memory may be at their places.
+    /// Fails in a child of fork(2): the pages are the parent's, and their addresses may have other
+    /// memory.
     fn check_here(&self, frame: &Frame) -> Result<(), SourceError> {
         if self.is_here() {
             return Ok(());
@@ -92,7 +93,7 @@ impl Hugetlb {
     }
 }
 
-/// The nodes that this process may have memory on; node 0 on a kernel without NUMA.
+/// Returns the nodes that this process may use; node 0 on a kernel without NUMA.
 pub(super) fn host_nodes(root: &Root) -> Result<NodeSet, SetupError> {
     let nodes: NodeSet = crate::kernel::memory::nodes(root)?.into_iter().collect();
     let allowed = sys::allowed_nodes().map_or(nodes, |mask| {
@@ -108,14 +109,14 @@ pub(super) fn host_nodes(root: &Root) -> Result<NodeSet, SetupError> {
     })
 }
 
-/// How many pages of each node have addresses unless told otherwise.
+/// Returns the default number of pages with addresses on each node.
 pub(super) fn default_capacity(root: &Root, size: PageSize) -> Result<Pages, SetupError> {
     let memory = crate::kernel::memory::Memory::read(root)?.total;
-    let pages = Bytes(memory.0.saturating_mul(ADDRESSES)).whole_pages(size);
+    let pages = Bytes(memory.0.saturating_mul(WINDOW_PER_MEMORY)).whole_pages(size);
     Ok(Pages(pages.0.max(1)))
 }
 
-/// Binds each node's part of a window to its node, where there is more than one.
+/// Binds each node's part of a window to its node, if there are several.
 pub(super) fn bind_parts(window: &Window) -> rustix::io::Result<()> {
     if window.nodes().len() < 2 {
         return Ok(());
@@ -164,7 +165,7 @@ impl Source for Hugetlb {
         if !self.is_here() {
             return;
         }
-        // It can be interrupted by a signal, and fails for no other reason that could be mended here.
+        // A signal can interrupt it; other failures cannot be handled here.
         while rustix::fs::fallocate(&self.file, hole, offset as u64, length as u64)
             == Err(Errno::INTR)
         {}
@@ -182,13 +183,13 @@ impl Source for Hugetlb {
         region
             .map_part(offset, length, self.file.as_fd(), from)
             .map_err(failed("mmap into a region"))?;
-        // The page is there already: this is the page table only.
+        // The page is present: this fills only the page table.
         region
             .populate(offset, length, length)
             .map_err(failed("MADV_POPULATE_WRITE"))
     }
 
-    /// The page never left its place. Should its second mapping stay, it goes with the region.
+    /// Does nothing: the page never moved, and its second mapping is unmapped with the region.
     fn unplace(&self, _: &Frame, _: &OwnedRange, _: usize) -> Result<(), SourceError> {
         Ok(())
     }

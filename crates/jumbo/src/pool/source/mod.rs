@@ -1,8 +1,8 @@
-//! Where a pool's pages come from: [`Source`], one implementation a file.
+//! Sources of a pool's pages: [`Source`], one implementation per file.
 //!
-//! A source puts memory at a frame's place and takes it away again; it keeps no lists and counts nothing,
-//! which is the pool's part. [`Hugetlb`] has the kernel's huge pages, [`Thp`] makes transparent ones without any
-//! privilege, [`Model`] plays any number of nodes and fails on demand.
+//! A source maps memory for a frame and frees it; the pool has the lists and counters. [`Hugetlb`]
+//! has the kernel's huge pages, [`Thp`] makes transparent ones without privilege, [`Model`]
+//! simulates any number of nodes and fails on demand.
 
 mod hugetlb;
 mod model;
@@ -21,27 +21,29 @@ use super::frame::Frame;
 use super::window::{OwnedRange, Window};
 use crate::units::NodeId;
 
-/// What makes pages. The implementations are in this module: a pool hands out references to the memory
-/// that they promise.
+/// A source of pages. All implementations are in this module, because a pool lends references to
+/// their memory.
 pub trait Source: Debug + Send + Sync + sealed::Sealed {
-    /// The places of its pages.
+    /// Returns the addresses of its pages.
     fn window(&self) -> &Window;
 
-    /// Puts a zeroed huge page of the frame's node at the frame's place. Never kills: a shortage is an error.
+    /// Maps a zeroed huge page of the frame's node at its address. A shortage is an error, never a
+    /// kill.
     ///
     /// # Errors
-    /// [`SourceError`]; the place is empty then.
+    /// [`SourceError`]; the address is empty then.
     fn populate(&self, frame: &Frame) -> Result<(), SourceError>;
 
-    /// Gives the page at the frame's place back.
+    /// Releases the page of a frame.
     fn release(&self, frame: &Frame);
 
-    /// False in a child of fork(2) where the pages are still the parent's.
+    /// Reports whether the pages belong to this process: false in a child of fork(2) of some
+    /// sources.
     fn is_here(&self) -> bool {
         true
     }
 
-    /// Makes the page appear at `offset` of a private region: moves it there.
+    /// Moves a page to `offset` of a private region.
     #[doc(hidden)]
     fn place(&self, frame: &Frame, region: &OwnedRange, offset: usize) -> Result<(), SourceError> {
         let moved = self.window().relocate(frame, region, offset, true);
@@ -52,7 +54,7 @@ pub trait Source: Debug + Send + Sync + sealed::Sealed {
         ))
     }
 
-    /// Takes the page back out of it. On an error the page is lost, and its place is empty.
+    /// Moves a page back from a region. On an error the page is lost, and its address is empty.
     #[doc(hidden)]
     fn unplace(
         &self,
@@ -71,7 +73,7 @@ pub trait Source: Debug + Send + Sync + sealed::Sealed {
     }
 }
 
-/// The error that an errno of the `operation` is, with its meaning there.
+/// Returns a function that makes an error of an errno of `operation`.
 fn failed(
     node: NodeId,
     operation: &'static str,

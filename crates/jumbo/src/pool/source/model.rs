@@ -1,6 +1,6 @@
-//! A source for tests: [`Model`], any number of nodes, and failures on demand.
+//! A source for tests: [`Model`], with any number of nodes, and failures on demand.
 //!
-//! Its pages are base pages of private memory, or of any other size, which costs only what is touched.
+//! Its pages are private memory of any size, which costs only the touched part.
 
 use std::sync::Arc;
 
@@ -14,24 +14,24 @@ use super::super::window::Window;
 use super::Source;
 use crate::units::{NodeId, PageSize, Pages};
 
-/// Pages out of nothing.
+/// Simulated pages.
 #[derive(Debug)]
 pub struct Model {
     window: Window,
     supply: Arc<Supply>,
 }
 
-/// What a [`Model`] has, and the handle by which a test says when it fails.
+/// Supply of a [`Model`], by which a test sets its failures.
 #[derive(Debug)]
 pub struct Supply {
-    /// The pages of each node, charged while they are out.
+    /// Pages of each node, charged while populated.
     nodes: Vec<Quota>,
-    /// The populations that may succeed.
+    /// Number of populations that succeed.
     populations: Quota,
 }
 
 impl Model {
-    /// A source of 4 KiB pages with `supply[n]` of them on node `n`.
+    /// Creates a source of 4 KiB pages with `supply[n]` of them on node `n`.
     ///
     /// # Errors
     /// [`SetupError::Window`].
@@ -39,10 +39,10 @@ impl Model {
         Self::of_size(PageSize::SIZE_4K, supply)
     }
 
-    /// The same with pages of `size`.
+    /// Same as [`Model::new`], with pages of `size`.
     ///
     /// # Errors
-    /// As [`Model::new`].
+    /// Same as [`Model::new`].
     pub fn of_size(size: PageSize, supply: &[u32]) -> Result<Self, SetupError> {
         let nodes: NodeSet = (0u32..).map(NodeId).take(supply.len()).collect();
         let capacity = supply.iter().copied().max().unwrap_or(1);
@@ -56,25 +56,25 @@ impl Model {
         })
     }
 
-    /// The handle to it, for after it was given to a pool.
+    /// Returns the supply, for use after the pool has the model.
     pub fn supply(&self) -> Arc<Supply> {
         Arc::clone(&self.supply)
     }
 }
 
 impl Supply {
-    /// Lets so many more populations succeed, and fails those that come after.
+    /// Lets `successes` more populations succeed; later ones fail.
     pub fn fail_after(&self, successes: u32) {
         let done = self.populations.charged();
         self.populations.set(done + u64::from(successes));
     }
 
-    /// No more failures but those of an empty node.
+    /// Ends the failures, except those of an empty node.
     pub fn heal(&self) {
         self.populations.set(u64::MAX);
     }
 
-    /// How many pages of a node are out: what the pool must agree with.
+    /// Returns the number of populated pages of a node, for comparison with the pool.
     pub fn out(&self, node: NodeId) -> u64 {
         self.node(node).map_or(0, Quota::charged)
     }

@@ -1,11 +1,11 @@
-//! Transparent huge pages: [`Thp`], a pool for every user, without any privilege.
+//! Transparent huge pages: [`Thp`], a source without privilege.
 //!
-//! A place is anonymous memory, aligned to what one PMD maps. A page is made by touching one base page of it
-//! and MADV_COLLAPSE, which puts all of it on one huge page whatever the host's `enabled` says, or answers with
-//! an error. The touch is the dangerous part: at the limit of a memory cgroup it does not fail, it kills; so
-//! the cgroup is asked for room before ([`Room`]).
+//! Its memory is anonymous, aligned to the PMD size. A page is made by a touch of one base page and
+//! MADV_COLLAPSE, which makes it huge whatever the host's `enabled` is, or returns an error. The
+//! touch is the dangerous part: at the limit of a memory cgroup it kills. So the room is checked
+//! first ([`Room`]).
 //!
-//! The memory is private, so a child of fork(2) has a copy of the pool and of every page in it.
+//! The memory is private, so a child of fork(2) has a copy of the pool and all its pages.
 
 use jumbo_inside::pool::{Claim, Room, make_huge};
 use jumbo_inside::sys::collapse;
@@ -19,9 +19,10 @@ use super::{Source, failed};
 use crate::kernel::Root;
 use crate::units::{NodeId, PageSize, Pages};
 
-/// What a memory cgroup and the host keep for the rest of the process. At a cgroup's limit the kernel kills for a page of a stack as well, and for
-/// the buffer of a file that is read, such as those with the limits themselves: some 16 KiB for each thread that asks.
-const LEFT: usize = 4 << 20;
+/// Room left for the rest of the process. At a cgroup's limit the kernel also kills for a page of a
+/// stack, and for the buffers of files, such as those of the limits: some 16 KiB for each thread
+/// that reads them.
+const MIN_FREE_BYTES: usize = 4 << 20;
 
 /// Anonymous memory, collapsed into THPs.
 #[derive(Debug)]
@@ -31,34 +32,34 @@ pub struct Thp {
 }
 
 impl Thp {
-    /// Pages of the PMD size, with addresses for twice the host's memory.
+    /// Creates a source of PMD-sized pages, with addresses for twice the host's memory.
     ///
     /// # Errors
-    /// [`SetupError`] where this kernel has no THP or no MADV_COLLAPSE (6.1), or there are no addresses.
+    /// [`SetupError`] on a kernel without THP or MADV_COLLAPSE (Linux 6.1), or without addresses.
     pub fn new() -> Result<Self, SetupError> {
         Self::at(&Root::host())
     }
 
-    /// The same on a host whose files are behind `root`.
+    /// Same as [`Thp::new`], with the kernel's files below `root`.
     ///
     /// # Errors
-    /// As [`Thp::new`].
+    /// Same as [`Thp::new`].
     pub fn at(root: &Root) -> Result<Self, SetupError> {
         let size = Self::size(root)?;
         Self::with_capacity(root, default_capacity(root, size)?)
     }
 
-    /// The same, with addresses for `capacity` pages on each node.
+    /// Same as [`Thp::at`], with addresses for `capacity` pages on each node.
     ///
     /// # Errors
-    /// As [`Thp::new`].
+    /// Same as [`Thp::new`].
     pub fn with_capacity(root: &Root, capacity: Pages) -> Result<Self, SetupError> {
         let window = Window::reserve(Self::size(root)?, host_nodes(root)?, capacity)?;
         bind_parts(&window).map_err(SetupError::call("mbind"))?;
         window::name(window.mapping(), window.length(), c"jumbo-pool");
         Ok(Self {
             window,
-            room: Room::new(LEFT),
+            room: Room::new(MIN_FREE_BYTES),
         })
     }
 
@@ -69,9 +70,9 @@ impl Thp {
         }
     }
 
-    /// Kept until the page is there.
+    /// Claims the room for a page, held until the page is made.
     fn room(&self, node: NodeId) -> Result<Claim<'_>, SourceError> {
-        // The huge page, the base page that it replaces, and the page tables.
+        // The huge page, the base page that it replaces, and page tables.
         let needed = self.window.page() + (64 << 10);
         self.room.claim(needed).ok_or(SourceError {
             node,

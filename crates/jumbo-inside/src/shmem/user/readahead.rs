@@ -1,25 +1,26 @@
-//! How much is brought in at once: [`Streams`].
+//! Readahead of sequential touches: [`Readahead`].
 //!
-//! A touch brings in its block. Where the block follows what was brought in before, and that follows what was before it, the
-//! program goes through its memory in order, and more comes at once: of what such a stream has brought in already, so many
-//! percent as may be wasted. So a program that stops has no more pages that it never touched than that, but for one block.
+//! A touch populates its block. Touches of one block after another form a stream: the program walks
+//! through its memory in order. More is then populated at once, up to the allowed percentage of the
+//! bytes that the stream has populated so far. That percentage and one block bound the untouched
+//! pages of a program that stops.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// The most at once: how long a touch waits.
+/// Maximum bytes populated at once: a touch waits for them.
 const MAX_BYTES: usize = 2 << 20;
 
-/// Where a program's streams have come to. Threads may find it half written: a stream is then forgotten.
+/// Positions of a program's streams. A thread may read a half-written one: it is then forgotten.
 #[derive(Debug)]
-pub(super) struct Streams {
-    /// The address behind what came last, and how much came in order until then.
+pub(super) struct Readahead {
+    /// Address after the last populated byte, and bytes populated in order so far.
     streams: [(AtomicUsize, AtomicUsize); 64],
-    /// The next to be forgotten.
+    /// Index of the stream to replace next.
     oldest: AtomicUsize,
 }
 
-impl Streams {
+impl Readahead {
     pub(super) const fn new() -> Self {
         Self {
             streams: [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; 64],
@@ -27,8 +28,8 @@ impl Streams {
         }
     }
 
-    /// What comes in a range from now on is no stream's yet.
-    pub(super) fn begin_anew(&self, range: &Range<usize>) {
+    /// Forgets the streams in a range that is about to be registered.
+    pub(super) fn forget(&self, range: &Range<usize>) {
         for (next, before) in &self.streams {
             let at = next.load(Ordering::Relaxed);
             if range.start <= at && at <= range.end {
@@ -38,8 +39,8 @@ impl Streams {
         }
     }
 
-    /// How much to bring in from `start` on, where what was touched is in the `first` bytes, up to `end` at most: whole
-    /// blocks.
+    /// Returns the bytes to populate from `start` on, in whole blocks up to `end`; the touched page
+    /// is in the `first` bytes.
     pub(super) fn extend(
         &self,
         start: usize,
@@ -75,8 +76,8 @@ mod tests {
     const BLOCK: usize = 64 << 10;
 
     #[test]
-    fn what_is_brought_in_ahead_of_a_stream_is_a_small_part_of_it() {
-        let (streams, end) = (Streams::new(), 1 << 30);
+    fn readahead_is_a_small_part_of_its_stream() {
+        let (streams, end) = (Readahead::new(), 1 << 30);
         let (mut at, mut calls) = (0, 0);
         while at < end {
             let length = streams.extend(at, BLOCK, end, BLOCK, 5);
@@ -85,27 +86,25 @@ mod tests {
             (at, calls) = (at + length, calls + 1);
         }
         assert_eq!(at, end);
-        assert!(calls < 1000, "{calls} where blocks alone are 16384");
+        assert!(calls < 1000, "{calls}; 16384 without readahead");
     }
 
     #[test]
-    fn what_is_mapped_anew_goes_on_with_no_stream() {
-        let (streams, end) = (Streams::new(), 64 << 20);
+    fn a_new_mapping_continues_no_stream() {
+        let (streams, end) = (Readahead::new(), 64 << 20);
         let mut at = 0;
         while at < end {
             at += streams.extend(at, BLOCK, end, BLOCK, 5);
         }
-        streams.begin_anew(&(end..2 * end));
+        streams.forget(&(end..2 * end));
         assert_eq!(streams.extend(end, BLOCK, 2 * end, BLOCK, 5), BLOCK);
     }
 
     #[test]
-    fn out_of_order_it_is_one_block_each_time() {
-        let (streams, end) = (Streams::new(), 1 << 30);
-        for at in (0..end)
-            .step_by(2 * BLOCK)
-            .chain((BLOCK..end).step_by(2 * BLOCK))
-        {
+    fn random_touches_populate_one_block_each() {
+        let (streams, end) = (Readahead::new(), 1 << 30);
+        let even = (0..end).step_by(2 * BLOCK);
+        for at in even.chain((BLOCK..end).step_by(2 * BLOCK)) {
             assert_eq!(streams.extend(at, BLOCK, end, BLOCK, 5), BLOCK);
         }
         for at in (0..end).step_by(BLOCK) {
@@ -114,8 +113,8 @@ mod tests {
     }
 
     #[test]
-    fn as_many_streams_as_threads_go_on_beside_each_other() {
-        let streams = Streams::new();
+    fn each_thread_has_a_stream_of_its_own() {
+        let streams = Readahead::new();
         let mut at: Vec<usize> = (0..32).map(|thread| thread << 30).collect();
         for _ in 0..100 {
             for at in &mut at {

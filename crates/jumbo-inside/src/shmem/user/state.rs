@@ -1,4 +1,4 @@
-//! What the rung knows: [`Books`], and where it is kept: [`GROUND`].
+//! State of user-space population: [`STATE`], which has the [`Registry`] of ranges.
 #![expect(unsafe_code, reason = "stacks of threads")]
 
 use core::cell::UnsafeCell;
@@ -6,158 +6,157 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use super::budget::Budget;
-use super::streams::Streams;
+use super::readahead::Readahead;
 pub(super) use crate::density::table::PAGE_BYTES as PAGE;
 use crate::density::table::{RangeSlot, RangeTable, Span};
 use crate::sync::Lock;
 use crate::sys::Thread;
 
-/// The most threads that answer: one for each CPU, for each fills on its own.
+/// Maximum number of threads that resolve faults: one for each CPU, because each fills on its own.
 pub(super) const MAX_THREADS: usize = 4;
 const MAX_RANGES: usize = 64;
 const STACK_BYTES: usize = 64 << 10;
 
-/// All of it, on pages of its own: the kernel empties them in the child of a fork, however that was
-/// made, which so knows of no thread and no range. Its memory is registered nowhere, either.
+/// All state, on pages of its own. The kernel zeroes them in the child of a fork, whatever call
+/// made it, so a child has no thread and no range. These pages are never registered themselves.
 #[repr(C)]
-pub(super) struct Ground {
-    pub(super) books: Books,
-    /// A page that is touched to call a thread of ours.
-    pub(super) bell: Page<[AtomicU32; 1024]>,
+pub(super) struct State {
+    pub(super) registry: Registry,
+    /// A registered page: a touch of it calls a thread.
+    pub(super) doorbell: Page<[AtomicU32; 1024]>,
     stacks: [Page<UnsafeCell<[u8; STACK_BYTES]>>; MAX_THREADS],
 }
 
 #[repr(C, align(4096))]
 pub(super) struct Page<T>(pub(super) T);
 
-// SAFETY: a stack is its thread's alone; the rest are atomics and a lock.
-unsafe impl Sync for Ground {}
+// SAFETY: a stack belongs to one thread; the rest are atomics and a lock.
+unsafe impl Sync for State {}
 
 crate::one_page::table! {
-    /// Zeroes that no page stands for before there is a range.
-    pub(super) static GROUND: Ground = Ground {
-        books: Books::new(),
-        bell: Page([const { AtomicU32::new(0) }; 1024]),
+    /// Zeroes, without physical pages until a range is registered.
+    pub(super) static STATE: State = State {
+        registry: Registry::new(),
+        doorbell: Page([const { AtomicU32::new(0) }; 1024]),
         stacks: [const { Page(UnsafeCell::new([0; STACK_BYTES])) }; MAX_THREADS],
     };
 }
 
-impl Ground {
-    /// Where the stack of a thread begins, and its size.
+impl State {
+    /// Returns the address and the size of a thread's stack.
     pub(super) fn stack(&self, thread: usize) -> (usize, usize) {
         let stack = self.stacks.get(thread).map(core::ptr::from_ref);
         (stack.map_or(0, <*const _>::expose_provenance), STACK_BYTES)
     }
 
-    pub(super) fn bell(&self) -> usize {
-        core::ptr::from_ref(&self.bell).expose_provenance()
+    pub(super) fn doorbell(&self) -> usize {
+        core::ptr::from_ref(&self.doorbell).expose_provenance()
     }
 }
 
-/// What all threads read and write. Zeroes are what it is in a new process.
+/// Ranges, threads, and the one request to a thread. All zeroes in a new process.
 #[repr(C, align(4096))]
-pub(super) struct Books {
-    /// How many ranges there are. The first word, for machine code to look at.
-    pub(super) count: AtomicUsize,
-    ranges: RangeTable<Filling, MAX_RANGES>,
-    pub(super) streams: Streams,
+pub(super) struct Registry {
+    /// Number of ranges. The first word, because machine code reads it.
+    pub(super) range_count: AtomicUsize,
+    ranges: RangeTable<Progress, MAX_RANGES>,
+    pub(super) readahead: Readahead,
     pub(super) budget: Budget,
-    /// Held by who changes ranges or calls a thread of ours, with signals blocked.
+    /// Held, with signals blocked, to change ranges or to call a thread.
     pub(super) lock: Lock<()>,
     pub(super) threads: [Thread; MAX_THREADS],
-    /// The process that made them: a child that shares the memory (vfork(2)) is another.
-    pub(super) maker: AtomicI32,
-    /// What became of the start: 0, [`READY`], or an errno and [`FAILED`].
+    /// PID of the process that started the threads: a vfork(2) child shares this memory.
+    pub(super) owner: AtomicI32,
+    /// Result of the start: 0 while it runs, [`READY`], or [`FAILED`] plus an errno.
     pub(super) started: AtomicU32,
-    /// The threads are to leave.
-    pub(super) ending: AtomicBool,
-    /// None is to be made any more.
-    pub(super) over: AtomicBool,
-    /// What a thread is called for, with what, and its answer.
-    pub(super) call: AtomicU32,
+    /// The threads must exit.
+    pub(super) is_stopping: AtomicBool,
+    /// No thread may be started any more.
+    pub(super) is_disabled: AtomicBool,
+    /// The request to a thread: [`REGISTER`], [`FILL`], [`DROP`] or [`END`].
+    pub(super) request: AtomicU32,
+    /// Range of the request.
     pub(super) address: AtomicUsize,
     pub(super) length: AtomicUsize,
-    pub(super) answer: AtomicU32,
+    /// Result of the request: 0 until a thread takes it, [`READY`], or [`FAILED`] plus an errno.
+    pub(super) reply: AtomicU32,
 }
 
-/// It is done, or serves.
+/// Code of success.
 pub(super) const READY: u32 = 1;
-/// Added to an errno.
+/// Code of a failure: this plus the errno.
 pub(super) const FAILED: u32 = 2;
 
-/// Calls: [`Books::call`].
 pub(super) const REGISTER: u32 = 1;
 pub(super) const FILL: u32 = 2;
 pub(super) const DROP: u32 = 3;
 pub(super) const END: u32 = 4;
 
-/// The bytes of a range that came in.
-pub(super) struct Filling {
-    /// The size of the range's blocks.
+/// Block size and populated bytes of a range.
+pub(super) struct Progress {
     block: AtomicUsize,
-    /// How much of it was brought in.
     pub(super) filled: AtomicUsize,
 }
 
-impl Filling {
+impl Progress {
     pub(super) fn block(&self) -> usize {
         self.block.load(Ordering::Relaxed).max(PAGE)
     }
 }
 
-/// A place of a range.
-pub(super) type Entry<'t> = RangeSlot<'t, Filling>;
+/// A range's slot in the table.
+pub(super) type Entry<'t> = RangeSlot<'t, Progress>;
 
-impl Books {
+impl Registry {
     const fn new() -> Self {
         Self {
-            count: AtomicUsize::new(0),
+            range_count: AtomicUsize::new(0),
             ranges: RangeTable::new(
                 [const {
-                    Filling {
+                    Progress {
                         block: AtomicUsize::new(0),
                         filled: AtomicUsize::new(0),
                     }
                 }; MAX_RANGES],
             ),
-            streams: Streams::new(),
+            readahead: Readahead::new(),
             budget: Budget::new(),
             lock: Lock::new(()),
             threads: [const { Thread::none() }; MAX_THREADS],
-            maker: AtomicI32::new(0),
+            owner: AtomicI32::new(0),
             started: AtomicU32::new(0),
-            ending: AtomicBool::new(false),
-            over: AtomicBool::new(false),
-            call: AtomicU32::new(0),
+            is_stopping: AtomicBool::new(false),
+            is_disabled: AtomicBool::new(false),
+            request: AtomicU32::new(0),
             address: AtomicUsize::new(0),
             length: AtomicUsize::new(0),
-            answer: AtomicU32::new(0),
+            reply: AtomicU32::new(0),
         }
     }
 
-    /// The ranges. One that has just ended may be found: nothing is ever filled that is not
-    /// registered with the kernel.
+    /// Returns the ranges. One that has just ended may be among them: the kernel fills registered
+    /// memory only.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (Entry<'_>, Span)> {
         self.ranges.each()
     }
 
-    /// How much of all ranges has not come in yet.
+    /// Returns the unpopulated bytes of all ranges.
     pub(super) fn remaining(&self) -> usize {
-        let left = |(entry, span): (Entry<'_>, Span)| {
+        let missing = |(entry, span): (Entry<'_>, Span)| {
             let filled = entry.note.filled.load(Ordering::Relaxed);
             span.range().len().saturating_sub(filled)
         };
-        self.ranges().map(left).fold(0, usize::saturating_add)
+        self.ranges().map(missing).fold(0, usize::saturating_add)
     }
 
-    /// Ends a range, by whatever thread.
+    /// Ends a range. Callable from any thread, without the lock.
     pub(super) fn end(&self, entry: &Entry<'_>, span: &Span) {
         if entry.end(span, |_| ()) {
-            self.count.fetch_sub(1, Ordering::Release);
+            self.range_count.fetch_sub(1, Ordering::Release);
         }
     }
 
-    /// Adds a range, where none is. False where there are too many. Under the lock.
+    /// Adds a range that overlaps no other; false if the table is full. Under the lock.
     pub(super) fn add(&self, range: &Range<usize>, block: usize, filled: usize) -> bool {
         let is_added = Span::new(range).is_some_and(|span| {
             self.ranges.add(&span, |filling| {
@@ -166,13 +165,13 @@ impl Books {
             })
         });
         if is_added {
-            self.count.fetch_add(1, Ordering::Release);
+            self.range_count.fetch_add(1, Ordering::Release);
         }
         is_added
     }
 
-    /// The part of a registered range that goes, so that a range of whole pages does: all behind it as
-    /// well, where there is no place for one more. Under the lock.
+    /// Returns the part of a registered range to remove for `range`, in whole pages. It extends to
+    /// the end of the registered range where the table has no slot for the rest. Under the lock.
     pub(super) fn cut(&self, range: &Range<usize>, registered: &Range<usize>) -> Range<usize> {
         let start = range.start.max(registered.start);
         let end = range.end.min(registered.end);
@@ -183,7 +182,7 @@ impl Books {
         start..end
     }
 
-    /// Removes what [`Books::cut`] gave for a range. Under the lock.
+    /// Removes the result of [`Registry::cut`] from a registered range. Under the lock.
     pub(super) fn remove(&self, entry: &Entry<'_>, registered: &Span, cut: &Range<usize>) {
         let Range { start, end } = registered.range();
         let (before, after) = (Span::new(&(start..cut.start)), Span::new(&(cut.end..end)));
@@ -194,7 +193,7 @@ impl Books {
                 if entry.replace(registered, &before)
                     && let Some(after) = after
                 {
-                    // Which part was brought in is not known: the one before first.
+                    // The populated part is unknown: assume the one before the cut.
                     let filled = entry.note.filled.load(Ordering::Relaxed);
                     let behind = filled.saturating_sub(before.range().len());
                     let block = entry.note.block();

@@ -1,50 +1,50 @@
-//! Whether a program has lived long enough, and touched enough text, for a copy to be worth while: what the thread of
-//! [`crate::watch`] looks for.
+//! The scan that finds when a copy of text pays: the program has used enough CPU time and touched
+//! enough text. Runs on the thread of [`crate::watch`].
 
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use core::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{Settings, because, move_all};
+use super::{SegmentSettings, move_all, record_reason};
 use crate::ledger::text_reason as reason;
 use crate::orders::TextMode;
 use crate::sync::millis;
 use crate::watch::{self, Job, MAX_WAIT, MIN_WAIT, Stop, Without};
 
-/// The CPU time that a program has used before any copy is made.
+/// CPU time of the program before the first copy.
 const MIN_CPU_TIME: Duration = Duration::from_secs(1);
-/// The most that a copy costs, measured: making an image takes 0.2 to 0.6 ms for each MiB.
-const COST_OF_MIB: Duration = Duration::from_micros(600);
-/// A copy may take one part in so many of the CPU time that the program has used.
-const CPU_TIME_PARTS: u32 = 50;
+/// Maximum cost of a copy: making an image took 0.2 to 0.6 ms per MiB.
+const COPY_TIME_PER_MIB: Duration = Duration::from_micros(600);
+/// Minimum CPU time of the program, as a multiple of the copy's cost.
+const CPU_TIME_PER_COST: u32 = 50;
 
-static JOB: Job = Job::new(0, look, without);
-static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(core::ptr::null_mut());
-/// The CPU time before which it does not try again.
-static LEAST_MILLIS: AtomicU64 = AtomicU64::new(0);
-/// The CPU time at the last look, and how long the program may be left alone.
-static BEFORE_MILLIS: AtomicU64 = AtomicU64::new(0);
+static JOB: Job = Job::new(0, scan, without);
+static SETTINGS: AtomicPtr<SegmentSettings> = AtomicPtr::new(core::ptr::null_mut());
+/// CPU time before which no copy is tried again.
+static NEXT_CPU_MILLIS: AtomicU64 = AtomicU64::new(0);
+/// CPU time at the last scan.
+static LAST_CPU_MILLIS: AtomicU64 = AtomicU64::new(0);
+/// Scan interval of an idle program.
 static IDLE_MILLIS: AtomicU64 = AtomicU64::new(0);
 
 fn get(time: &AtomicU64) -> Duration {
     Duration::from_millis(time.load(Ordering::Relaxed))
 }
 
-/// Has the thread look.
-pub(super) fn begin(settings: &'static Settings) {
+pub(super) fn begin(settings: &'static SegmentSettings) {
     SETTINGS.store(core::ptr::from_ref(settings).cast_mut(), Ordering::Release);
     watch::begin(&JOB, Duration::ZERO);
 }
 
-/// Whether text may be replaced while the program runs.
+/// Reports whether text may be replaced while the program runs.
 #[inline(always)]
 pub(super) fn may_move() -> bool {
     !SETTINGS.load(Ordering::Relaxed).is_null()
 }
 
 fn without(why: Without) {
-    because(match why {
+    record_reason(match why {
         Without::Filter => reason::FILTER,
         Without::Room => reason::NO_MEMORY,
         Without::Kernel => reason::UNKNOWN,
@@ -52,51 +52,51 @@ fn without(why: Without) {
     });
 }
 
-fn look(stop: &Stop) -> Option<Duration> {
+fn scan(stop: &Stop) -> Option<Duration> {
     #[expect(unsafe_code, reason = "an atomic reference has no safe form in core")]
     // SAFETY: null, or a static that was stored there.
     let settings = unsafe { SETTINGS.load(Ordering::Acquire).as_ref() }?;
     let used = clock_gettime(ClockId::ProcessCPUTime);
     let used = Duration::try_from(used).unwrap_or(Duration::MAX);
-    let least = get(&LEAST_MILLIS).max(MIN_CPU_TIME);
+    let least = get(&NEXT_CPU_MILLIS).max(MIN_CPU_TIME);
     if used < least {
-        return Some(left(used, least));
+        return Some(interval(used, least));
     }
     let Some(found) = settings.find() else {
-        because(reason::UNKNOWN);
+        record_reason(reason::UNKNOWN);
         return None;
     };
     let mebibytes = found
         .iter()
         .map(|segment| segment.len() >> 20)
         .sum::<usize>();
-    let cost = COST_OF_MIB.saturating_mul(u32::try_from(mebibytes).unwrap_or(u32::MAX));
-    let worth = cost.saturating_mul(CPU_TIME_PARTS);
-    if worth > used {
-        LEAST_MILLIS.store(millis(worth), Ordering::Relaxed);
-        return Some(left(used, worth));
+    let cost = COPY_TIME_PER_MIB.saturating_mul(u32::try_from(mebibytes).unwrap_or(u32::MAX));
+    let required = cost.saturating_mul(CPU_TIME_PER_COST);
+    if required > used {
+        NEXT_CPU_MILLIS.store(millis(required), Ordering::Relaxed);
+        return Some(interval(used, required));
     }
-    let next = least.max(worth).saturating_mul(2);
-    LEAST_MILLIS.store(millis(next), Ordering::Relaxed);
+    let next = least.max(required).saturating_mul(2);
+    NEXT_CPU_MILLIS.store(millis(next), Ordering::Relaxed);
     let evidence = settings.mode == TextMode::Auto;
     let later = move_all(&found, settings, stop, evidence);
     if !later && settings.libs.is_none() {
         return None;
     }
-    because(reason::NOT_YET);
+    record_reason(reason::NOT_YET);
     Some(MIN_WAIT)
 }
 
-/// How long it takes at least until the program has used so much: all CPUs together, and ever longer where the program
-/// sleeps.
-fn left(used: Duration, least: Duration) -> Duration {
+/// Returns the time until the next scan: the minimum in which all CPUs can use the missing CPU
+/// time; doubled at each scan of an idle program.
+fn interval(used: Duration, least: Duration) -> Duration {
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count());
     let soonest = (least - used) / cpus.max(1);
-    let idle = match used.saturating_sub(get(&BEFORE_MILLIS)) < MIN_WAIT {
+    let idle = match used.saturating_sub(get(&LAST_CPU_MILLIS)) < MIN_WAIT {
         true => (get(&IDLE_MILLIS) * 2).clamp(MIN_WAIT, MAX_WAIT),
         false => MIN_WAIT,
     };
-    BEFORE_MILLIS.store(millis(used), Ordering::Relaxed);
+    LAST_CPU_MILLIS.store(millis(used), Ordering::Relaxed);
     IDLE_MILLIS.store(millis(idle), Ordering::Relaxed);
     soonest.max(idle).clamp(MIN_WAIT, MAX_WAIT)
 }
