@@ -49,7 +49,7 @@ fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
         return None;
     }
     let block = heap::allocate(size, align, zeroed)?;
-    auto::asked();
+    auto::allocated();
     if gather::is_large(size) {
         gather::prepare(size);
     }
@@ -310,7 +310,7 @@ unsafe fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
         // SAFETY: the caller's promise.
         match unsafe { heap::resize(pointer.addr(), size) } {
             Resize::Done(block) => {
-                auto::asked();
+                auto::allocated();
                 return with_exposed_provenance_mut(block);
             }
             Resize::Copy(room) => Some(room),

@@ -353,7 +353,7 @@ extern "C" fn jumbo_mimalloc_asked() {
     let taken = taken();
     if TOLD.load(Ordering::Relaxed) != taken {
         TOLD.store(taken, Ordering::Relaxed);
-        auto::asked();
+        auto::allocated();
     }
 }
 
