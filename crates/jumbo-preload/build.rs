@@ -82,7 +82,7 @@ const PATCHES: [(&str, &str, &str); 6] = [
     (
         INTERNAL,
         "return (page->used == 0);",
-        "return (page->used == 0 || jumbo_is_left((mi_page_t*)page));",
+        "return (page->used == 0 || jumbo_is_only_swept((mi_page_t*)page));",
     ),
     (
         INTERNAL,
