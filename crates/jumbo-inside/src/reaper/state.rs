@@ -1,53 +1,53 @@
-//! [`State`]: what became of the reaper in a process, and why.
+//! State of a process's reaper, with the reason: [`State`].
 
-/// What became of the reaper; its code stands in the [`crate::ledger::Slot`].
+/// State of the reaper; the [`crate::ledger::Slot`] has its code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum State {
     /// `--reaper=off`, or the process is not covered.
     #[default]
     Off = 0,
-    /// `auto`, and the process has not asked for enough memory.
+    /// `auto`, and the process has not allocated enough memory.
     Waiting = 1,
-    /// The sibling sleeps, ready.
+    /// The reaper sleeps until the program's end.
     Running = 2,
-    /// The sibling gave the memory back.
+    /// The reaper has freed the memory.
     Done = 3,
-    /// It was ended before a call that the kernel refuses while memory is shared, or that takes from the
-    /// program what the sibling would keep, and could not be started again.
+    /// The reaper ended before a call that the kernel refuses while memory is shared, or that drops
+    /// an attribute which the reaper would keep; and did not start again.
     Retired = 4,
-    /// `auto`, and what the process's malloc has is not counted.
+    /// `auto`, and the memory of the process's malloc is not counted.
     Uncounted = 5,
-    /// The process is PID 1 of its namespace: the sibling would die with it.
+    /// The process is PID 1 of its namespace: the reaper would die with it.
     PidOne = 16,
-    /// A seccomp filter is at work: calls that the program did not make before may kill it.
+    /// A seccomp filter is in force: it may kill the program for other system calls.
     Seccomp = 17,
-    /// The kernel lacks what the sibling needs.
+    /// The kernel lacks a facility that the reaper needs.
     Kernel = 18,
-    /// The sibling could not be confined.
+    /// The reaper could not drop its privileges.
     Unconfined = 19,
     /// clone(2) failed.
     Clone = 20,
-    /// The program is a subreaper, or there is one above it: the sibling would become its child.
+    /// The program or an ancestor is a subreaper: the reaper would become its child.
     Subreaper = 21,
-    /// So few processes are allowed, to the user or in a pids cgroup, that one more may be too many.
+    /// Limits on processes, of the user or a pids cgroup, leave little room for another one.
     Limits = 22,
-    /// Init of the PID namespace does nothing about SIGCHLD: the sibling would stay its zombie.
+    /// Init of the PID namespace does not handle SIGCHLD: the reaper would stay a zombie.
     Init = 23,
     /// An AIO context would outlive the program.
     Aio = 32,
     /// A System V shared memory segment would stay attached.
     SysvSegment = 33,
-    /// A locked file, or one with a lease, is mapped and would stay so.
+    /// A mapped file would stay locked or leased.
     LockedFile = 34,
-    /// A device is mapped, or a socket.
+    /// A device or a socket is mapped.
     Device = 35,
-    /// A file that is open for writing is mapped, and would stay busy.
+    /// A mapped file that is open for writing would stay busy.
     WrittenFile = 36,
 }
 
 impl State {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 19] = [
         Self::Off,
         Self::Waiting,
@@ -70,12 +70,12 @@ impl State {
         Self::WrittenFile,
     ];
 
-    /// The state whose code it is.
+    /// Returns the state of a code.
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|state| *state as u32 == code)
     }
 
-    /// One word for programs.
+    /// Returns the machine-readable name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -100,30 +100,30 @@ impl State {
         }
     }
 
-    /// A sentence for people.
+    /// Returns the message for users.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Off => "off",
-            Self::Waiting => "not started: the program asked for less than 1 GiB",
-            Self::Running => "ready to give the memory back after the end",
-            Self::Done => "gave the memory back after the end",
-            Self::Retired => "ended before a call that it would have stood in the way of",
+            Self::Waiting => "not started: the program allocated less than 1 GiB",
+            Self::Running => "ready to free the memory after the program's end",
+            Self::Done => "freed the memory after the program's end",
+            Self::Retired => "ended before a call that a reaper would affect",
             Self::Uncounted => {
-                "not started: without jumbo's heap what malloc has is not counted; --reaper=on starts it"
+                "not started: without jumbo's heap malloc's memory is not counted; --reaper=on starts it"
             }
             Self::PidOne => "not started: the program is PID 1 of its namespace",
             Self::Seccomp => "not started: the program runs under a seccomp filter",
-            Self::Kernel => "not started: this kernel lacks what it needs",
-            Self::Unconfined => "not started: it could not be confined",
-            Self::Clone => "not started: no process could be made",
+            Self::Kernel => "not started: this kernel lacks a facility that it needs",
+            Self::Unconfined => "not started: it could not drop its privileges",
+            Self::Clone => "not started: clone(2) failed",
             Self::Subreaper => {
-                "not started: orphans go to a subreaper, the program or one above it, and it would be one"
+                "not started: the program or an ancestor is a subreaper, which would adopt it"
             }
             Self::Limits => {
                 "not started: too few processes are allowed (RLIMIT_NPROC below 4096, or fewer than 1024 left in a pids cgroup)"
             }
             Self::Init => {
-                "not started: init of this PID namespace does nothing about SIGCHLD, and would leave it a zombie"
+                "not started: init of this PID namespace does not handle SIGCHLD, and would leave a zombie"
             }
             Self::Aio => "declined: an AIO context would outlive the program",
             Self::SysvSegment => "declined: a System V segment would stay attached",

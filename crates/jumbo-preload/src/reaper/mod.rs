@@ -79,7 +79,7 @@ fn enter(mode: u8) {
 /// and starts again after it; no thread starts one in between. `refused` detects a refusal, which
 /// may last for a moment.
 pub(crate) fn without<T>(mut call: impl FnMut() -> T, refused: impl Fn(&T) -> bool) -> T {
-    let kept_out = reaper::keep_out();
+    let is_blocked = reaper::block_start();
     let retired = reaper::retire(State::Retired);
     let mut answer = call();
     for _ in 0..MAX_RETRIES {
@@ -93,7 +93,7 @@ pub(crate) fn without<T>(mut call: impl FnMut() -> T, refused: impl Fn(&T) -> bo
         let _ = rustix::thread::nanosleep(&interval);
         answer = call();
     }
-    if kept_out && reaper::let_in(retired) {
+    if is_blocked && reaper::allow_start(retired) {
         again();
     }
     answer
@@ -110,16 +110,16 @@ pub(crate) fn renewed<T>(ids: Ids, requested: &[u32], call: impl FnOnce() -> T) 
         reaper::dismiss(State::Retired);
         return call();
     }
-    if mode == 0 || reaper::stays(ids, requested) {
+    if mode == 0 || reaper::keeps_ids(ids, requested) {
         return call();
     }
     auto::wait_for_more();
-    let kept_out = reaper::keep_out();
+    let is_blocked = reaper::block_start();
     let is_wanted = reaper::retire(State::Retired)
         && mode == ON
         && RENEWALS.fetch_add(1, Ordering::Relaxed) < MAX_RENEWALS;
     let answer = call();
-    if kept_out && reaper::let_in(is_wanted) {
+    if is_blocked && reaper::allow_start(is_wanted) {
         again();
     }
     answer
