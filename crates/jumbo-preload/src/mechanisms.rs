@@ -27,7 +27,7 @@ pub(crate) type All = jumbo_inside::events::list![
     shmem::Events,
     Reaper,
     Glibc,
-    Environment,
+    ChildEnvironment,
     Trace,
 ];
 
@@ -145,9 +145,9 @@ impl Mechanism for Glibc {
 }
 
 /// Environment that the program's children inherit.
-pub(crate) struct Environment;
+pub(crate) struct ChildEnvironment;
 
-impl Mechanism for Environment {
+impl Mechanism for ChildEnvironment {
     fn rooted() {
         environment::rooted();
     }

@@ -357,7 +357,7 @@ pub(crate) fn start_malloc() {
 #[cold]
 fn begin() {
     ALLOCATING.iter().for_each(|next| next.publish());
-    if glibc::is_to_be_told() {
+    if glibc::must_not_advise() {
         allocate_once();
         glibc::follow();
     }
