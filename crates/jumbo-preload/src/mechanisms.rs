@@ -176,52 +176,40 @@ mod trace {
             .map_or(-1, |count| count.load(Ordering::Relaxed).into())
     }
 
-    fn hear(event: usize) {
+    fn count_event(event: usize) {
         if let Some(count) = COUNTS.get(event) {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
+    /// Defines handlers that count their event.
+    macro_rules! count {
+        ($($event:literal $name:ident($($type:ty),*);)*) => {
+            $(fn $name($(_: $type),*) {
+                count_event($event);
+            })*
+        };
+    }
+
     impl Mechanism for Trace {
-        fn unmapping(_address: usize, _length: usize) {
-            hear(0);
-        }
-        fn mapping_at(_address: usize, _length: usize) {
-            hear(1);
-        }
         fn around_change<T>(call: impl FnOnce() -> T) -> T {
-            hear(2);
+            count_event(2);
             call()
         }
-        fn mapped(_mapping: &Mapping) {
-            hear(3);
-        }
-        fn advising(_address: usize, _length: usize, _advice: c_int) {
-            hear(4);
-        }
-        fn locking(_address: usize, _length: usize) {
-            hear(5);
-        }
-        fn locking_all() {
-            hear(6);
-        }
-        fn locked_all(_future: bool) {
-            hear(7);
-        }
-        fn punching() {
-            hear(8);
-        }
-        fn before_confinement() {
-            hear(9);
-        }
-        fn changing_privilege() {
-            hear(10);
-        }
-        fn confining(_is_first: bool) {
-            hear(11);
-        }
-        fn rooted() {
-            hear(12);
+
+        count! {
+            0 unmapping(usize, usize);
+            1 mapping_at(usize, usize);
+            3 mapped(&Mapping);
+            4 advising(usize, usize, c_int);
+            5 locking(usize, usize);
+            6 locking_all();
+            7 locked_all(bool);
+            8 punching();
+            9 before_confinement();
+            10 changing_privilege();
+            11 confining(bool);
+            12 rooted();
         }
     }
 }

@@ -100,13 +100,9 @@ fn limit_core(is_fixed: bool) -> bool {
 /// Returns the limit on CPU time.
 fn max_cpu_seconds() -> u64 {
     let mut info = core::mem::MaybeUninit::<libc::sysinfo>::zeroed();
+    let to = info.as_mut_ptr().expose_provenance();
     // SAFETY: the call writes only to `info`.
-    unsafe {
-        plain(
-            libc::SYS_sysinfo,
-            [info.as_mut_ptr().expose_provenance(), 0, 0],
-        )
-    };
+    unsafe { plain(libc::SYS_sysinfo, [to, 0, 0]) };
     // SAFETY: any bytes are valid.
     let info = unsafe { info.assume_init() };
     let memory = info.totalram.saturating_add(info.totalswap);
@@ -116,37 +112,21 @@ fn max_cpu_seconds() -> u64 {
 
 /// Sets a limit to `value`, or to the program's hard limit if that is lower.
 fn limit_to(resource: libc::__rlimit_resource_t, value: u64) -> bool {
-    let mut now = libc::rlimit64 {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    let arguments = [
-        0,
-        resource as usize,
-        0,
-        (&raw mut now).expose_provenance(),
-        0,
-        0,
-    ];
-    // SAFETY: the kernel writes one limit to `now`.
-    let known = unsafe { raw::call(libc::SYS_prlimit64, arguments) == 0 };
-    known && set_limit(resource, value.min(now.rlim_max))
+    prlimit(resource, None).is_some_and(|max| set_limit(resource, value.min(max)))
 }
 
 /// Sets the soft and the hard limit.
 fn set_limit(resource: libc::__rlimit_resource_t, value: u64) -> bool {
-    let limit = libc::rlimit64 {
-        rlim_cur: value,
-        rlim_max: value,
-    };
-    let arguments = [
-        0,
-        resource as usize,
-        (&raw const limit).expose_provenance(),
-        0,
-        0,
-        0,
-    ];
-    // SAFETY: the kernel reads one limit and writes none.
-    unsafe { raw::call(libc::SYS_prlimit64, arguments) == 0 }
+    prlimit(resource, Some(value)).is_some()
+}
+
+/// prlimit(2): sets both limits to `value` if there is one. Returns the previous hard limit.
+fn prlimit(resource: libc::__rlimit_resource_t, value: Option<u64>) -> Option<u64> {
+    let limits = [value.unwrap_or(0); 2];
+    let new = value.map_or(0, |_| (&raw const limits).expose_provenance());
+    let mut before = [0u64; 2];
+    let to = (&raw mut before).expose_provenance();
+    // SAFETY: the kernel reads `limits` and writes `before`, which are a `struct rlimit64` each.
+    let result = unsafe { raw::call(libc::SYS_prlimit64, [0, resource as usize, new, to, 0, 0]) };
+    (result == 0).then_some(before[1])
 }

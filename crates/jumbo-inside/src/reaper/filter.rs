@@ -40,12 +40,10 @@ const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const fn low(argument: u32) -> u32 {
-    let half = if cfg!(target_endian = "big") { 4 } else { 0 };
-    16 + 8 * argument + half
+    16 + 8 * argument
 }
 const fn high(argument: u32) -> u32 {
-    let half = if cfg!(target_endian = "big") { 0 } else { 4 };
-    16 + 8 * argument + half
+    low(argument) + 4
 }
 
 type Step = libc::sock_filter;

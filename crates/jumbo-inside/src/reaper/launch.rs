@@ -6,18 +6,18 @@
 #![expect(unsafe_code, reason = "makes processes, and blocks signals")]
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use core::time::Duration;
 
 use super::control::{CONTROL, MAX_WORKERS};
 use super::gate::Gate;
 use super::raw::{self, plain};
-use super::{State, identity, init, orphans, process, survey};
+use super::{State, entry, identity, init, orphans, survey};
 use crate::headroom;
 use crate::ledger::stats;
 use crate::sandbox;
 use crate::sync::Deadline;
-use crate::sys;
+use crate::sys::{Blocked, process};
 
 /// Timeout of the reaper's start or end, which take less than a millisecond unless the reaper is
 /// stopped or the host does not schedule it.
@@ -27,7 +27,7 @@ const WAKE_INTERVAL: Duration = Duration::from_millis(1);
 
 crate::one_page! {
     /// Prepared process: processes of a bare clone(2) or vfork(2) do not start or end its reaper.
-    static OWNER: AtomicUsize = AtomicUsize::new(0);
+    static OWNER: AtomicI32 = AtomicI32::new(0);
     /// Lock of a start or end: 1 while a thread holds it.
     static BUSY: AtomicU32 = AtomicU32::new(0);
     /// Closed during calls that a reaper would affect.
@@ -92,11 +92,7 @@ pub unsafe fn forked() {
 fn own() {
     let word = raw::tid_word().map_or(0, |word| word.as_ptr().expose_provenance());
     CONTROL.tid_word.store(word, Ordering::Relaxed);
-    OWNER.store(pid(), Ordering::Release);
-}
-
-fn pid() -> usize {
-    usize::try_from(sys::process()).unwrap_or(0)
+    OWNER.store(process(), Ordering::Release);
 }
 
 /// Reports whether this process was prepared, or is a fork's child after [`forked`]: not a vfork(2)
@@ -105,7 +101,7 @@ pub fn is_owner() -> bool {
     // A filter may forbid getpid(2), and without a reaper the result does not matter.
     let is_irrelevant = sandbox::is_entered() && CONTROL.alive.load(Ordering::SeqCst) == 0;
     let owner = OWNER.load(Ordering::Acquire);
-    is_irrelevant || (owner != 0 && owner == pid())
+    is_irrelevant || (owner != 0 && owner == process())
 }
 
 /// Reports whether this process has a reaper.
@@ -190,7 +186,7 @@ fn obstacle() -> Option<State> {
         return Some(State::Seccomp);
     }
     let owner = OWNER.load(Ordering::Acquire);
-    if owner != pid() || CONTROL.tid_word.load(Ordering::Relaxed) == 0 {
+    if owner != process() || CONTROL.tid_word.load(Ordering::Relaxed) == 0 {
         return Some(State::Kernel);
     }
     if owner == 1 || children_elsewhere() {
@@ -242,7 +238,7 @@ fn launch() -> State {
     CONTROL.slot.store(slot, Ordering::Relaxed);
     CONTROL.program.store(main_thread, Ordering::Relaxed);
     // SAFETY: the caller holds the lock, and no reaper is alive.
-    let child = unsafe { process::spawn_intermediate() };
+    let child = unsafe { entry::spawn_intermediate() };
     reap(child);
     if child < 0 {
         return State::Clone;
@@ -324,17 +320,13 @@ fn reap(child: isize) {
 /// partial change. `None` if another thread holds the lock longer than a start and an end may take.
 fn exclusively<T>(work: impl FnOnce() -> T) -> Option<T> {
     // Under a filter no reaper starts, and system calls are avoided.
-    let before = (!sandbox::is_entered()).then(|| mask(libc::SIG_BLOCK, u64::MAX));
-    let result = lock().then(|| {
+    let _blocked = (!sandbox::is_entered()).then(Blocked::all);
+    lock().then(|| {
         let result = work();
         BUSY.store(0, Ordering::SeqCst);
         raw::wake(&BUSY);
         result
-    });
-    if let Some(before) = before {
-        mask(libc::SIG_SETMASK, before);
-    }
-    result
+    })
 }
 
 /// Takes the lock. Its holder has all signals blocked, so no handler can suspend it.
@@ -348,21 +340,4 @@ fn lock() -> bool {
         raw::wait(&BUSY, 1, WAKE_INTERVAL);
     }
     true
-}
-
-/// rt_sigprocmask(2) with the kernel's set of 64 signals, those of the C library included. Returns
-/// the previous set.
-fn mask(how: libc::c_int, signals: u64) -> u64 {
-    let mut before = 0u64;
-    let arguments = [
-        how.cast_unsigned() as usize,
-        (&raw const signals).expose_provenance(),
-        (&raw mut before).expose_provenance(),
-        size_of::<u64>(),
-        0,
-        0,
-    ];
-    // SAFETY: the kernel reads one set and writes the other.
-    unsafe { raw::call(libc::SYS_rt_sigprocmask, arguments) };
-    before
 }

@@ -8,7 +8,7 @@
 //! - `launch`: [`start`] and [`retire`], called inside the program; `gate`: [`block_start`], before
 //!   calls that a reaper would affect, except those that change no ID ([`keeps_ids`]). `control`:
 //!   the shared state.
-//! - `process`: the code of the reaper. It drops its privileges (`confine`, `identity`), installs a
+//! - `entry`: the code of the reaper. It drops its privileges (`confine`, `identity`), installs a
 //!   seccomp filter (`filter`), and sleeps on one futex until the program has ended and no other
 //!   process uses the memory.
 //! - `release`: then reads the list of mappings (`crate::proc`), unmaps all that are not private
@@ -40,6 +40,7 @@
 
 mod confine;
 mod control;
+mod entry;
 mod filter;
 mod gate;
 mod identity;
@@ -47,7 +48,6 @@ mod init;
 mod launch;
 mod locks;
 mod orphans;
-mod process;
 mod raw;
 mod release;
 mod state;

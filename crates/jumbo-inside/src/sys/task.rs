@@ -12,44 +12,33 @@ use core::time::Duration;
 ///
 /// # Safety
 /// As for the call.
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> isize {
     let [a, b, c, d, e, f] = arguments;
-    let answer;
+    let result;
     // SAFETY: the kernel's convention on x86-64: it clobbers rcx and r11, and leaves the stack
     // alone.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!(
             "syscall",
-            inlateout("rax") number => answer,
+            inlateout("rax") number => result,
             in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
             lateout("rcx") _, lateout("r11") _,
             options(nostack),
         );
     }
-    answer
-}
-
-/// Makes a system call.
-///
-/// # Safety
-/// As for the call.
-#[cfg(target_arch = "aarch64")]
-#[inline(always)]
-pub unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> isize {
-    let [a, b, c, d, e, f] = arguments;
-    let answer;
     // SAFETY: the kernel's convention on arm64: it changes only x0, and leaves the stack alone.
+    #[cfg(target_arch = "aarch64")]
     unsafe {
         core::arch::asm!(
             "svc 0",
-            inlateout("x0") a => answer,
+            inlateout("x0") a => result,
             in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f, in("x8") number,
             options(nostack),
         );
     }
-    answer
+    result
 }
 
 /// Entry point of a new task.
@@ -61,17 +50,16 @@ pub struct Entry {
     pub argument: usize,
 }
 
-/// Makes a clone(2) or clone3(2) whose child runs `entry`. Returns what the caller gets: the
-/// child's ID.
+/// Makes a clone(2) or clone3(2) whose child runs `entry`. Returns the child's ID.
 ///
 /// # Safety
-/// As for the call; it is given a stack that is the child's alone and large enough for `entry`.
-#[cfg(target_arch = "x86_64")]
+/// As for the call; its arguments contain a stack for the child alone, large enough for `entry`.
 unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: Entry) -> isize {
     let [a, b, c, d, e] = arguments;
-    let answer;
-    // SAFETY: the child never leaves this block: it begins on its own stack, with nothing on it,
-    // and `entry` does not return. For the caller it is a system call like another.
+    let result;
+    // SAFETY: the child never leaves this block: it begins on its own empty stack, and `entry` does
+    // not return. For the caller it is a plain system call.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!(
             "syscall",
@@ -82,28 +70,16 @@ unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: Entry) -> is
             "call r9",
             "ud2",
             "2:",
-            // By name: the compiler could choose rbp.
+            // Named registers: the compiler could choose rbp.
             in("r9") entry.function,
             in("r12") entry.argument,
-            inlateout("rax") number => answer,
+            inlateout("rax") number => result,
             in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,
             out("rcx") _, out("r11") _,
         );
     }
-    answer
-}
-
-/// Makes a clone(2) or clone3(2) whose child runs `entry`. Returns what the caller gets: the
-/// child's ID.
-///
-/// # Safety
-/// As for the call; it is given a stack that is the child's alone and large enough for `entry`.
-#[cfg(target_arch = "aarch64")]
-unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: Entry) -> isize {
-    let [a, b, c, d, e] = arguments;
-    let answer;
-    // SAFETY: the child never leaves this block: it begins on its own stack, with nothing on it,
-    // and `entry` does not return. For the caller it is a system call like another.
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
     unsafe {
         core::arch::asm!(
             "svc 0",
@@ -114,14 +90,14 @@ unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: Entry) -> is
             "blr x10",
             "brk 1",
             "2:",
-            // By name: the compiler could choose x30.
+            // Named registers: the compiler could choose x30.
             in("x9") entry.argument,
             in("x10") entry.function,
-            inlateout("x0") a => answer,
+            inlateout("x0") a => result,
             in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x8") number,
         );
     }
-    answer
+    result
 }
 
 /// Makes a task that runs `entry` on `stack` (start and size). `word` is both the parent's and the

@@ -1,4 +1,4 @@
-//! Code of the reaper process: [`intermediate`], [`reaper`].
+//! Entry points and waits of the reaper process: [`intermediate`], [`reaper`].
 //!
 //! It runs in memory that the program can write, and in the end only this library is mapped. So
 //! nothing here calls libc or uses a thread-local, and every failure ends the process: the kernel
