@@ -46,7 +46,7 @@ pub(crate) fn control<T: From<c_int> + PartialEq>(
     let answer = call();
     let is_subreaper = option == libc::PR_SET_CHILD_SUBREAPER && first != 0;
     if answer == T::from(0) && is_subreaper && reaper::is_owner() {
-        reaper::orphans_are_taken();
+        reaper::set_subreaper();
     }
     answer
 }

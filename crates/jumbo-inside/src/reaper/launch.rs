@@ -250,7 +250,7 @@ fn launch() -> State {
     // It usually ends by itself.
     end();
     if state == State::Subreaper {
-        orphans::set_taken();
+        orphans::set_subreaper();
     }
     state
 }

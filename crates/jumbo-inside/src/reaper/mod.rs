@@ -62,6 +62,6 @@ pub use launch::{
     record, retire, start,
 };
 pub use locks::is_locked;
-pub use orphans::set_taken as orphans_are_taken;
+pub use orphans::set_subreaper;
 pub use state::State;
 pub use survey::{Survey, is_device, is_mapped, is_written, survey, survey_soon};

@@ -21,7 +21,7 @@ static DIGIT: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 pub(super) fn are_taken() -> bool {
     let taken = TAKEN.load(Ordering::Relaxed);
     if !taken && is_subreaper() {
-        set_taken();
+        set_subreaper();
         return true;
     }
     taken
@@ -39,7 +39,7 @@ pub(super) unsafe fn prepare(taken: bool, digit: *mut u8) {
 }
 
 /// Records a subreaper, for this process and its descendants.
-pub fn set_taken() {
+pub fn set_subreaper() {
     TAKEN.store(true, Ordering::Relaxed);
     let digit = DIGIT.load(Ordering::Relaxed);
     let name = Orders::ORPHANS.as_bytes();
