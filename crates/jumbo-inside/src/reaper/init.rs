@@ -1,4 +1,4 @@
-//! Detects whether the init of this PID namespace waits for orphans: [`takes_notice`].
+//! Detects whether the init of this PID namespace waits for orphans: [`init_reaps_orphans`].
 //!
 //! Init adopts the reaper, which is a zombie until init waits for it. In a container init is often
 //! the application, which waits only for its own children.
@@ -16,13 +16,13 @@ const SIGNAL_WAIT: &[u8] = b"sigtimedwait";
 
 /// Reports whether this is the first PID namespace, or init handles SIGCHLD: it catches the signal,
 /// blocks it to fetch it, or ignores it so that the kernel reaps. False if /proc hides it: another
-/// user's init does not show that it fetches signals. A positive result is kept, also for later
-/// user IDs.
-pub fn takes_notice() -> bool {
-    static TAKES_NOTICE: AtomicBool = AtomicBool::new(false);
-    let takes_notice = TAKES_NOTICE.load(Ordering::Relaxed) || detect();
-    TAKES_NOTICE.store(takes_notice, Ordering::Relaxed);
-    takes_notice
+/// user's init does not show that it fetches signals. A positive result is cached: a later change
+/// of the user ID has no effect.
+pub fn init_reaps_orphans() -> bool {
+    static REAPS_ORPHANS: AtomicBool = AtomicBool::new(false);
+    let reaps_orphans = REAPS_ORPHANS.load(Ordering::Relaxed) || detect();
+    REAPS_ORPHANS.store(reaps_orphans, Ordering::Relaxed);
+    reaps_orphans
 }
 
 fn detect() -> bool {

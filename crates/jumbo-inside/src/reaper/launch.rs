@@ -189,11 +189,11 @@ fn obstacle() -> Option<State> {
     if owner != process() || CONTROL.tid_word.load(Ordering::Relaxed) == 0 {
         return Some(State::Kernel);
     }
-    if owner == 1 || children_elsewhere() {
+    if owner == 1 || children_change_namespace() {
         Some(State::PidOne)
     } else if orphans::are_taken() {
         Some(State::Subreaper)
-    } else if !init::takes_notice() {
+    } else if !init::init_reaps_orphans() {
         Some(State::Init)
     } else {
         is_limited().then_some(State::Limits)
@@ -203,7 +203,7 @@ fn obstacle() -> Option<State> {
 /// Reports whether children of this thread start in another PID namespace (unshare(2) of
 /// CLONE_NEWPID): the reaper would be its PID 1, and its end would end the namespace. Linux 4.12;
 /// true without /proc.
-pub fn children_elsewhere() -> bool {
+pub fn children_change_namespace() -> bool {
     let read = |path: &core::ffi::CStr, name: &mut [u8; 64]| {
         rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut name[..]).is_ok()
     };

@@ -56,10 +56,10 @@ mod zap;
 
 pub use confine::NAME;
 pub use identity::{Ids, keeps_ids};
-pub use init::takes_notice;
+pub use init::init_reaps_orphans;
 pub use launch::{
-    allow_start, block_start, children_elsewhere, dismiss, forked, is_owner, is_running, prepare,
-    record, retire, start,
+    allow_start, block_start, children_change_namespace, dismiss, forked, is_owner, is_running,
+    prepare, record, retire, start,
 };
 pub use locks::is_locked;
 pub use orphans::set_subreaper;
