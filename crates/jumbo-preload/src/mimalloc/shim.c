@@ -156,7 +156,7 @@ static _Atomic(uintptr_t) purging;
        mi_atomic_store_release(&purging, (uintptr_t)0), self = 0)
 
 #include "mimalloc/prim.h"
-/* For threads without a theap that free a block of an abandoned page: mimalloc reads its counters,
+/* Theap of threads without one that free a block of an abandoned page: mimalloc reads its counters,
  * and whether the thread reclaims pages, which it does not. */
 static mi_theap_t no_theap;
 static inline mi_theap_t *associated(mi_page_t *page) {
