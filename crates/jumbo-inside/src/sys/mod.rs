@@ -1,7 +1,7 @@
 //! System calls that rustix lacks or wraps incompletely: one wrapper each, for this crate and
 //! `jumbo::kernel`.
 //!
-//! - [`collapse`], [`collapse_in`], [`cool_in`]: MADV_COLLAPSE and MADV_COLD, here or in a process.
+//! - [`collapse()`], [`collapse_in`], [`cool_in`]: MADV_COLLAPSE and MADV_COLD, here or elsewhere.
 //! - [`Maps`], [`Vma`]: the mapping of an address. [`Pagemap`], [`Pages`], [`PageState`]: its
 //!   pages.
 //! - [`map_at`], [`reserve`], [`unmap`]: mappings that replace none. [`move_mapping`],
