@@ -72,7 +72,7 @@ const INSIDE: Table = &[
     ("pool", &["headroom", "sandbox"]),
     ("events", &[]),
     ("headroom", &[]),
-    ("sandbox", &["bpf", "one_page", "sys"]),
+    ("sandbox", &["bpf", "headroom", "one_page", "sys"]),
     ("orders", &["keep", "units"]),
     ("keep", &["units"]),
     ("bpf", &[]),

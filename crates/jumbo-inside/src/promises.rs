@@ -1,11 +1,11 @@
-//! The calls that free, move, copy or map by address, tried by a program that forbids `unsafe`: none of them compiles. Each
-//! does where the program vouches for it, so that nothing else is what the compiler refuses.
+//! Calls that free, move, copy or map by address: none compiles under `#![forbid(unsafe_code)]`.
+//! Each compiles in an `unsafe` block, so `unsafe` is the only reason for the refusal.
 
 macro_rules! refused {
     ($($name:ident: $call:literal,)*) => {$(
         #[doc = concat!(
             "```compile_fail,E0133\n#![forbid(unsafe_code)]\nuse jumbo_inside::*;\nlet _ = ", $call, ";\n```\n",
-            // SAFETY: compiled, and never run.
+            // SAFETY: compiled, never run.
             "```no_run\nuse jumbo_inside::*;\nlet _ = unsafe { ", $call, " };\n```\n",
         )]
         const $name: () = ();

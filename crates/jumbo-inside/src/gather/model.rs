@@ -36,7 +36,7 @@ pub(crate) struct Number {
 
 impl Platform for Model {
     type Word = Number;
-    const SPINS: u32 = 0;
+    const MAX_SPINS: u32 = 0;
 
     fn me() -> u32 {
         u32::try_from(usize::from(shuttle::current::me()) + 1).unwrap() * 2
