@@ -1,8 +1,7 @@
 //! The code that runs inside the programs that jumbo wraps.
 //!
-//! The preload library calls only this crate. The crate has no standard library and no allocator,
-//! so the compiler rejects both. Where an operation fails, the program's own allocator or the
-//! kernel takes over.
+//! The preload library calls only this crate. The crate has no standard library and no allocator.
+//! Where an operation fails, the program's own allocator or the kernel takes over.
 //!
 //! - [`events`]: the calls of the program that mechanisms hear, and their order.
 //! - [`heap`]: large allocations in an address range of their own, and the program's mappings.

@@ -14,7 +14,7 @@ use core::sync::atomic::AtomicU8;
 macro_rules! one_page {
     (@$section:literal $($(#[$attribute:meta])* $visibility:vis static $name:ident: $type:ty = $value:expr;)*) => {$(
         $(#[$attribute])*
-        #[allow(unsafe_code, reason = "the section holds statics of Rust alone")]
+        #[allow(unsafe_code, reason = "the section holds only statics of Rust")]
         // SAFETY: an ordinary section of data or zeroes; its place has no meaning to the linker.
         #[unsafe(link_section = $section)]
         $visibility static $name: $type = $value;
@@ -22,8 +22,7 @@ macro_rules! one_page {
     ($($static:tt)*) => { $crate::one_page! { @"jumbo_fork" $($static)* } };
 }
 
-/// Declares large statics of zeroes in a section of their own, so that the small statics stay on
-/// few pages.
+/// Declares large zeroed statics in a section of their own: the small ones stay on few pages.
 macro_rules! table {
     ($($static:tt)*) => { crate::one_page! { @".bss.jumbo_tables" $($static)* } };
 }

@@ -1,11 +1,10 @@
-//! Background scanner, a thread: `begin`, [`end`]. A `Job` is one task of it: to copy the text of a
-//! program that lives long enough ([`crate::segments`]), or to find memory that has become dense
-//! (`density`).
+//! Background scanner, a thread: `begin`, [`end`]. Its `Job`s copy the text of long-lived programs
+//! ([`crate::segments`]) and find dense memory (`density`).
 //!
 //! The C library does not know the thread, so a program of one thread remains one. The thread ends
-//! before before that concern all threads or need a single one: fork(2), unshare(2), setns(2),
-//! changes of user or capabilities, a seccomp filter, the end of the main thread, the pool's move
-//! off hugetlb pages.
+//! before calls that concern all threads or need a single one: fork(2), unshare(2), setns(2),
+//! changes of user or capabilities, seccomp filters, the end of the main thread, the pool's move
+//! off hugetlb.
 //!
 //! The thread restarts only after a fork: when the program next maps memory ([`resume`]), less
 //! often the more it forks, or when a job begins again. Its descriptors are its own. A change of
@@ -61,7 +60,6 @@ crate::one_page! {
     /// Process that made the thread. A child that shares the memory (vfork(2)) is another process.
     static MAKER_PROCESS: AtomicI32 = AtomicI32::new(0);
 }
-/// Jobs, one per mechanism.
 static JOBS: [AtomicPtr<Job>; 5] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 5];
 crate::one_page! {
     /// Tells the thread to end at once.
@@ -74,7 +72,6 @@ crate::one_page! {
     static WAKE_WORD: AtomicU32 = AtomicU32::new(0);
     /// The thread ended for a fork, and restarts.
     static IS_RESTARTING: AtomicBool = AtomicBool::new(false);
-    /// Forks so far.
     static FORK_COUNT: AtomicU32 = AtomicU32::new(0);
     /// A thread is being made or ended.
     static IS_CHANGING: AtomicBool = AtomicBool::new(false);
@@ -92,7 +89,6 @@ pub(crate) fn with(others: &'static Others) {
     OTHERS.store(core::ptr::from_ref(others).cast_mut(), Ordering::Release);
 }
 
-/// Task of the thread.
 #[derive(Debug)]
 pub(crate) struct Job {
     /// Index among the jobs.
@@ -113,7 +109,6 @@ const NEVER: u64 = u64::MAX;
 /// Reason why there is no thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Without {
-    /// Seccomp filter.
     Filter,
     /// No memory or no task available.
     Room,
@@ -169,7 +164,7 @@ impl Job {
         self.due.store(due, Ordering::SeqCst);
     }
 
-    /// Makes the job due after `wait` at the latest; true if that is is_sooner than before.
+    /// Makes the job due after `wait` at the latest; true if that is sooner than before.
     fn hasten(&self, wait: Duration) -> bool {
         let is_new = self.process.load(Ordering::Relaxed) != process();
         let due = Duration::from_nanos(self.due.load(Ordering::Relaxed));
@@ -190,7 +185,7 @@ fn jobs() -> impl Iterator<Item = &'static Job> {
     })
 }
 
-/// Tells the jobs of this process why there is no thread.
+/// Reports to the jobs of this process why there is no thread.
 fn report_absence(why: Without) {
     let mine = |job: &&Job| job.process.load(Ordering::Relaxed) == process();
     jobs().filter(mine).for_each(|job| (job.without)(why));
@@ -235,8 +230,8 @@ fn make() {
     if sandbox::is_entered() {
         return report_absence(Without::Filter);
     }
-    let few = getrlimit(Resource::Nproc).current;
-    if few.is_some_and(|most| most < MIN_PROCESSES) {
+    let limit = getrlimit(Resource::Nproc).current;
+    if limit.is_some_and(|limit| limit < MIN_PROCESSES) {
         return report_absence(Without::Room);
     }
     // A signal handler must not find it busy; a thread inherits the signal mask.
@@ -271,8 +266,7 @@ fn make() {
     IS_CHANGING.store(false, Ordering::SeqCst);
 }
 
-/// Reports whether this process made the thread. Makes no call where none was made: a filter may
-/// kill for getpid(2).
+/// Reports whether this process made the thread. Without one no getpid(2): a filter may kill.
 fn is_makers() -> bool {
     let maker = MAKER_PROCESS.load(Ordering::Relaxed);
     maker != 0 && maker == process()
@@ -340,7 +334,6 @@ fn restart() {
     }
 }
 
-/// Body of the thread.
 fn run() {
     if standing::begin(c"jumbo-watch").is_err() {
         return report_absence(Without::Kernel);
@@ -362,8 +355,7 @@ fn run() {
             Leader::Same => {}
             Leader::Gone => return,
             Leader::Different => {
-                // For good: a new thread would have the privileges of the calling thread, not of
-                // the first.
+                // For good: a new thread would have the privileges of its maker.
                 IS_DISABLED.store(true, Ordering::SeqCst);
                 return report_absence(Without::Ended);
             }
@@ -387,7 +379,6 @@ pub(crate) struct Stop {
     soon: Option<&'static AtomicBool>,
 }
 
-/// Reason why a job stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stopped {
     /// For good.
@@ -444,8 +435,7 @@ impl Stop {
     }
 }
 
-/// Events that end the thread, since it would keep a privilege that the program drops, or prevent
-/// the call.
+/// Events that end the thread: it would keep a dropped privilege, or prevent the call.
 #[derive(Debug)]
 pub struct Events;
 
@@ -466,8 +456,7 @@ impl Mechanism for Events {
         end();
     }
 
-    // The child has no thread, whatever its copy of the memory says. A copy in progress would waste
-    // addresses there.
+    // The child has no thread. A copy in progress would waste addresses there.
     fn about_to_fork() {
         let never = !IS_PREPARED.load(Ordering::Acquire) || IS_DISABLED.load(Ordering::Acquire);
         if never || !is_makers() {
@@ -484,7 +473,7 @@ impl Mechanism for Events {
         }
     }
 
-    #[expect(unsafe_code, reason = "an event of the child")]
+    #[expect(unsafe_code, reason = "the event is unsafe")]
     unsafe fn is_forked(_pid: u32) {
         // A final end holds in the child, too.
         for flag in [&IS_RESTARTING, &IS_CHANGING, &STOP_NOW, &STOP_SOON] {

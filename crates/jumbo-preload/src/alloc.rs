@@ -28,7 +28,7 @@ pub(crate) const ALIGN: usize = 16;
 
 /// Enables the heap.
 pub(crate) fn divert() {
-    MIN_LARGE_BYTES.store(heap::LARGE, Ordering::Release);
+    MIN_LARGE_BYTES.store(heap::LARGE_BLOCK_BYTES, Ordering::Release);
 }
 
 /// Reports whether blocks of the program may be this library's.
@@ -65,7 +65,7 @@ fn observed(pointer: *mut c_void) -> *mut c_void {
         }
         // SAFETY: glibc's malloc has just returned the block (MIN_LARGE_BYTES is not set for
         // another allocator), and the program does not have it yet.
-        if unsafe { heap::arena::seen(pointer.addr()) } {
+        if unsafe { heap::arena::check(pointer.addr()) } {
             auto::region();
         }
     }
@@ -149,7 +149,7 @@ fn part(size: usize, align: usize) -> Part {
 #[inline(never)]
 fn in_main_heap(size: usize, allocate: impl Fn() -> *mut c_void) -> *mut c_void {
     let block = from_glibc(|| drained(&allocate));
-    main_heap::took(size, heap_end());
+    main_heap::record_block(size, heap_end());
     block
 }
 
@@ -167,7 +167,7 @@ fn between(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
     let block = from_glibc(|| unsafe { (next::memalign.get())(align, size) });
     let end = heap_end();
     let has_found = program_break::is_below(block.addr(), end);
-    main_heap::tried(size, has_found, end);
+    main_heap::record_attempt(size, has_found, end);
     if !has_found {
         // SAFETY: the block has just been allocated, and nothing uses it.
         unsafe { (next::free.get())(block) };
@@ -313,7 +313,7 @@ unsafe fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
         unsafe { release(pointer) };
         return ptr::null_mut();
     }
-    let room = if size < heap::LARGE / 2 {
+    let room = if size < heap::LARGE_BLOCK_BYTES / 2 {
         // SAFETY: the caller's promise.
         unsafe { heap::room(pointer.addr()) }
     } else {
@@ -586,7 +586,7 @@ pub unsafe extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
         parameter,
         libc::M_MMAP_THRESHOLD | libc::M_TRIM_THRESHOLD | libc::M_TOP_PAD | libc::M_MMAP_MAX
     ) {
-        main_heap::is_tuned();
+        main_heap::set_tuned();
     }
     // SAFETY: the same call.
     unsafe { (next::mallopt.get())(parameter, value) }

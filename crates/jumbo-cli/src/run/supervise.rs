@@ -15,7 +15,7 @@ use std::time::Instant;
 use jumbo::units::Bytes;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::memory::Events;
-use jumbo_host::kernel::process::{Change, Child, Faults, Signal, Signals, tree};
+use jumbo_host::kernel::process::{Change, Child, ResourceUsage, Signal, Signals, tree};
 use jumbo_host::kernel::thp::Thp;
 use jumbo_inside::ledger::{Ledger, SLOTS};
 use jumbo_inside::sandbox;
@@ -38,7 +38,7 @@ const LATELY: usize = 16;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct End {
     pub(super) change: Change,
-    pub(super) faults: Faults,
+    pub(super) faults: ResourceUsage,
 }
 
 /// Whether this process may make the calls of [`run`]. A seccomp filter that it inherited may end

@@ -26,16 +26,13 @@ use crate::sys::Pagemap;
 use crate::watch::{self, Job, Stop, Without, cpu_time};
 
 /// Interval between two scans while memory fills, and a shorter one for a faster program.
-const FILL_INTERVAL: Duration = Duration::from_millis(1);
-const MIN_FILL_INTERVAL: Duration = Duration::from_micros(200);
-/// Minimum interval while no block can be advised: a scan holds locks that page faults wait for.
-const SCARCE_INTERVAL: Duration = Duration::from_millis(20);
-/// Maximum interval between two scans.
-const MAX_SCAN_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum CPU time for collapses in one scan.
+const FILL_WAIT: Duration = Duration::from_millis(1);
+const MIN_FILL_WAIT: Duration = Duration::from_micros(200);
+/// Minimum wait while no block can be advised: a scan holds locks that page faults wait for.
+const SCARCE_WAIT: Duration = Duration::from_millis(20);
+const MAX_IDLE_WAIT: Duration = Duration::from_secs(1);
 const MAX_COLLAPSE_TIME: Duration = Duration::from_millis(4);
-/// Time without filling after which collapses begin. A collapse delays the program's page faults
-/// and the scans.
+/// Time without filling after which collapses begin. A collapse delays page faults.
 const MIN_QUIET_TIME: Duration = Duration::from_millis(20);
 /// Maximum delay of collapses while memory fills, and while huge pages are scarce.
 const MAX_FILL_TIME: Duration = Duration::from_secs(1);
@@ -66,23 +63,18 @@ const MAX_RETRY_MILLIS: u64 = 60_000;
 static FILLED_MILLIS: AtomicU64 = AtomicU64::new(0);
 static COLLAPSED_MILLIS: AtomicU64 = AtomicU64::new(0);
 
-/// Requests a scan soon.
 pub(super) fn request_scan() {
     if may_measure() {
         WAIT_MICROS.store(0, Ordering::Relaxed);
         // The limit holds for any number of requests: a scan visits all blocks.
         let next = Duration::from_millis(NEXT_SCAN_MILLIS.load(Ordering::Relaxed));
-        watch::begin(
-            &JOB,
-            next.saturating_sub(crate::sync::now()).max(FILL_INTERVAL),
-        );
+        watch::begin(&JOB, next.saturating_sub(crate::sync::now()).max(FILL_WAIT));
     } else {
         credit::ignore_host();
     }
 }
 
-/// Leaves waiting blocks on base pages, if no thread can scan; advises them where there is no
-/// bound.
+/// Leaves waiting blocks on base pages where no thread can scan; without a bound advises them.
 fn without_thread(_why: Without) {
     credit::ignore_host();
     if super::is_bounded() || !sandbox::allows_advice() {
@@ -133,7 +125,7 @@ fn scan(stop: &Stop) -> Option<Duration> {
     } else {
         REST_RATIO
     };
-    let rest = scan_time.saturating_mul(ratio).max(min_interval());
+    let rest = scan_time.saturating_mul(ratio).max(min_wait());
     let rest = crate::sync::now().saturating_add(rest);
     NEXT_SCAN_MILLIS.store(millis(rest), Ordering::Relaxed);
     if scan.has_filled {
@@ -169,7 +161,7 @@ fn scan(stop: &Stop) -> Option<Duration> {
             }
         }
         let until = collapse_due().saturating_sub(crate::sync::now());
-        wait = wait.min(until.max(FILL_INTERVAL));
+        wait = wait.min(until.max(FILL_WAIT));
     }
     if !scan.is_waiting {
         return None;
@@ -179,7 +171,6 @@ fn scan(stop: &Stop) -> Option<Duration> {
     Some(wait)
 }
 
-/// Returns the time at which full blocks may be collapsed: [`crate::sync::now`].
 fn collapse_due() -> Duration {
     let of = |millis: &AtomicU64| Duration::from_millis(millis.load(Ordering::Relaxed));
     let is_calm = of(&FILLED_MILLIS) + MIN_QUIET_TIME;
@@ -192,15 +183,14 @@ fn collapse_due() -> Duration {
 }
 
 /// Returns the minimum wait between two scans: longer while no block can be advised.
-fn min_interval() -> Duration {
+fn min_wait() -> Duration {
     match credit::is_scarce() {
-        true => SCARCE_INTERVAL,
+        true => SCARCE_WAIT,
         false => Duration::ZERO,
     }
 }
 
-/// Advises runs of huge blocks: dropped parts become huge again at a touch, and the kernel merges
-/// the mappings.
+/// Advises runs of huge blocks, so that the kernel merges their mappings.
 fn advise_dense() {
     let (mut at, mut runs) = (0, 0);
     while let Some(first) = BLOCKS.next(at..blocks::ALL.end, is_huge) {
@@ -212,7 +202,6 @@ fn advise_dense() {
     RUN_COUNT.store(runs, Ordering::Relaxed);
 }
 
-/// State of one scan.
 struct BlockScan<'s> {
     stop: &'s Stop,
     pagemap: Option<Pagemap>,
@@ -223,12 +212,10 @@ struct BlockScan<'s> {
     has_obtained: bool,
     /// Blocks were advised ahead of the program.
     is_filling: bool,
-    /// Places where blocks were advised ahead.
     fronts: usize,
     /// Advised blocks that are still untouched, and those found touched now.
     untouched_blocks: usize,
     touched_blocks: usize,
-    /// A block waits.
     is_waiting: bool,
     /// End of the current run of waiting blocks.
     waiting_end: usize,
@@ -239,19 +226,17 @@ impl BlockScan<'_> {
     fn wait(&self, scan_time: Duration) -> Duration {
         let before = Duration::from_micros(WAIT_MICROS.load(Ordering::Relaxed));
         let (next, ratio) = match (self.is_filling, self.has_changed) {
-            (true, _) if self.touched_blocks >= self.untouched_blocks => (MIN_FILL_INTERVAL, 1),
-            (true, _) => (FILL_INTERVAL, 1),
-            (false, true) => (FILL_INTERVAL, BUSY_RATIO),
+            (true, _) if self.touched_blocks >= self.untouched_blocks => (MIN_FILL_WAIT, 1),
+            (true, _) => (FILL_WAIT, 1),
+            (false, true) => (FILL_WAIT, BUSY_RATIO),
             (false, false) => (
-                (before + before / 4).clamp(FILL_INTERVAL, MAX_SCAN_INTERVAL),
+                (before + before / 4).clamp(FILL_WAIT, MAX_IDLE_WAIT),
                 IDLE_RATIO,
             ),
         };
-        next.max(scan_time.saturating_mul(ratio))
-            .max(min_interval())
+        next.max(scan_time.saturating_mul(ratio)).max(min_wait())
     }
 
-    /// Visits all blocks that wait or are charged.
     fn visit_all(&mut self) {
         let mut at = 0;
         let mut filled = None;
@@ -442,8 +427,8 @@ impl BlockScan<'_> {
         Some(answer)
     }
 
-    /// Returns the missing sixteenths of a block; `None` if they are too many, or pages are shared
-    /// with another process.
+    /// Returns the missing sixteenths of a block; `None`: too many, or another process shares
+    /// pages.
     fn missing_sixteenths(&self, block: usize) -> Option<u8> {
         let range = block * pmd()..(block + 1) * pmd();
         let there = self.pagemap.as_ref()?.exclusive(range, PAGE_BYTES).ok()?;

@@ -6,10 +6,7 @@
 //!
 //! Leaves of 8 KiB are mapped on demand, one for each 16 GiB of addresses at a PMD of 2 MiB.
 //! Untracked memory takes no space.
-#![expect(
-    unsafe_code,
-    reason = "refers to leaves that were mapped, and are never unmapped"
-)]
+#![expect(unsafe_code, reason = "refers to mapped leaves")]
 
 use core::ops::Range;
 use core::ptr::null_mut;
@@ -17,7 +14,6 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
 use rustix::mm::{self, MapFlags, ProtFlags};
 
-/// State of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockState {
     /// Unmapped, or memory of another kind.
@@ -28,8 +24,7 @@ pub(super) enum BlockState {
     Filled,
     /// Advised or collapsed.
     Huge {
-        /// Sixteenths of the block that may use memory without a touch: 0 is dense, [`SIXTEENTHS`]
-        /// not yet measured.
+        /// Sixteenths that may use memory without a touch; [`SIXTEENTHS`]: not measured.
         empty: u8,
     },
 }
@@ -99,7 +94,6 @@ crate::one_page! {
 #[derive(Debug)]
 pub(super) struct BlockTable {
     leaves: [AtomicPtr<Leaf>; MAX_LEAVES],
-    /// Bitmap of the mapped leaves.
     is_mapped: [AtomicU64; MAX_LEAVES / 64],
 }
 
@@ -143,7 +137,6 @@ impl BlockTable {
         self.byte(block)
     }
 
-    /// Returns the state of a block.
     pub(super) fn seen(&self, block: usize) -> SeenState {
         SeenState(
             self.byte(block)
@@ -205,7 +198,6 @@ impl BlockTable {
         None
     }
 
-    /// Returns the first mapped leaf from index `from`.
     fn next_leaf(&self, from: usize) -> Option<usize> {
         let mut at = from;
         while at < MAX_LEAVES {
@@ -219,7 +211,6 @@ impl BlockTable {
     }
 }
 
-/// Indexes of all blocks.
 pub(super) const ALL: Range<usize> = 0..MAX_LEAVES * LEAF_BLOCKS;
 
 #[cfg(test)]

@@ -13,7 +13,7 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::PMD_BYTES;
-use crate::headroom::{Enough, free_in_pieces, headroom, host_memory};
+use crate::headroom::{Needed, free_in_pieces, headroom, host_memory};
 
 /// Minimum credit of a program of any size.
 pub(super) const FLOOR_BYTES: usize = 16 << 20;
@@ -67,12 +67,10 @@ pub(super) fn remaining() -> usize {
     limit().saturating_sub(CHARGED_BYTES.load(Ordering::Relaxed))
 }
 
-/// Returns the sum of the charges, in bytes.
 pub(crate) fn charged() -> usize {
     CHARGED_BYTES.load(Ordering::Relaxed)
 }
 
-/// Returns the size of all charged blocks, in bytes.
 pub(super) fn huge_bytes() -> usize {
     HUGE_BYTES.load(Ordering::Relaxed)
 }
@@ -112,11 +110,8 @@ pub(super) fn charge_unchecked(bytes: usize, block: usize) {
 
 /// Replaces a charge by its measured value.
 pub(super) fn adjust(before: usize, after: usize) {
-    if after >= before {
-        CHARGED_BYTES.fetch_add(after - before, Ordering::Relaxed);
-    } else {
-        CHARGED_BYTES.fetch_sub(before - after, Ordering::Relaxed);
-    }
+    // Atomic addition wraps around.
+    CHARGED_BYTES.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
 }
 
 /// Removes a block and its charge.
@@ -142,14 +137,13 @@ pub(super) fn ignore_host() {
     }
 }
 
-/// Reads the available memory of the cgroups and the host.
 pub(super) fn read_room() {
-    let all = Enough {
+    let all = Needed {
         host: usize::MAX,
         group: usize::MAX,
     };
     // An unknown amount counts as none.
-    let (group, host) = headroom(all).map_or((0, 0), |room| (room.group(), room.host()));
+    let (group, host) = headroom(all).map_or((0, 0), |room| (room.group, room.host));
     GROUP_ROOM_BYTES.store(group, Ordering::Relaxed);
     HOST_ROOM_BYTES.store(host, Ordering::Relaxed);
     let free = free_in_pieces(PMD_BYTES.load(Ordering::Relaxed));

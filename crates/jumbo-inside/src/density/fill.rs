@@ -28,7 +28,6 @@ use crate::sys;
 
 /// Maximum age of the available memory that was read.
 const MAX_ROOM_AGE: Duration = Duration::from_millis(100);
-/// Maximum blocks that one allocation measures.
 const MAX_MEASURED_BLOCKS: usize = 16;
 crate::one_page::table! {
     pub(super) static BLOCKS: BlockTable = BlockTable::new();
@@ -44,8 +43,7 @@ const RECENT_COUNT: usize = 256;
 /// Blocks ever put into the ring, and those measured since.
 static ADVISED_COUNT: AtomicUsize = AtomicUsize::new(0);
 static MEASURED_COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Calls that [`measure_recent`] skips after it found nothing touched, and the number of skips next
-/// time.
+/// Calls that [`measure_recent`] skips after it found nothing touched, now and next time.
 static SKIPS_LEFT: AtomicUsize = AtomicUsize::new(0);
 static NEXT_SKIPS: AtomicUsize = AtomicUsize::new(0);
 const MAX_SKIPS: usize = 1024;
@@ -54,7 +52,6 @@ pub(super) fn pmd() -> usize {
     PMD_BYTES.load(Ordering::Relaxed)
 }
 
-/// Returns the bytes of `sixteenths` of a block.
 pub(super) fn bytes(sixteenths: usize) -> usize {
     pmd() / usize::from(blocks::SIXTEENTHS) * sixteenths
 }
@@ -68,8 +65,7 @@ pub(super) fn may_measure() -> bool {
     !sandbox::is_entered() && !super::has_left()
 }
 
-/// Returns the indexes of the whole blocks in a range; with `is_part` also the partial block at its
-/// start.
+/// Returns the indexes of whole blocks in a range; `is_part` adds the partial one at its start.
 fn indexes(range: &Range<usize>, is_part: bool) -> Range<usize> {
     let shift = pmd().trailing_zeros();
     let first = match is_part {
@@ -140,10 +136,7 @@ pub(super) fn start() {
 
 /// Reports whether the caller is the first thread, on its own stack and at a small depth: reading
 /// the available memory takes 7 KiB of stack.
-#[expect(
-    unsafe_code,
-    reason = "a system call that writes to a place of its own"
-)]
+#[expect(unsafe_code, reason = "a system call that writes to the stack")]
 fn has_large_stack() -> bool {
     const MAX_DEPTH_BYTES: usize = 1 << 20;
     // main() has its frame above that of jumbo's constructor.
@@ -186,7 +179,7 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     if credit::remaining() < wanted {
         measure_recent();
     }
-    // One allocation never takes all credit: it may be the one that stays sparse.
+    // One allocation never takes all credit, since it may stay sparse.
     let left = credit::remaining();
     let max = match wanted > left {
         true => left / 2,
@@ -214,7 +207,6 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     first..advised * pmd()
 }
 
-/// Updates the counters of charged and huge memory, for the report.
 pub(super) fn update_counters() {
     let slot = stats::slot();
     let relaxed = Ordering::Relaxed;
@@ -246,8 +238,7 @@ pub(super) fn uncharge_next_step() {
     credit::remove_block(pmd(), pmd());
 }
 
-/// Tracks the blocks of a step that glibc has advised; the first is charged. False without a whole
-/// block.
+/// Tracks a step that glibc has advised; its first block is charged. False without a whole block.
 pub(super) fn track_charged_step(range: &Range<usize>) -> bool {
     let indexes = indexes(range, true);
     // glibc grows by a block or two; the program requested the rest itself (sbrk(2)).
@@ -549,8 +540,7 @@ pub(super) fn count_run(first: usize) {
     }
 }
 
-/// Calls MADV_HUGEPAGE on blocks tracked as huge, and withdraws it from those that the program has
-/// forbidden meanwhile.
+/// Advises blocks tracked as huge, and withdraws advice that the program has forbidden since.
 pub(super) fn advise_blocks(run: &Range<usize>) -> Result<()> {
     let is_forbidden = |block: &usize| !is_huge(BLOCKS.seen(*block).state());
     if run.clone().any(|block| is_forbidden(&block)) {

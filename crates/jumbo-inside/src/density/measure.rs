@@ -14,16 +14,13 @@ use super::blocks::SIXTEENTHS;
 use super::table::PAGE_BYTES;
 use crate::sys;
 
-/// Pages of a block that are read.
 const SAMPLE_PAGES: usize = SIXTEENTHS as usize;
 /// Maximum base pages per call of mincore(2).
 const MAX_CALL_PAGES: usize = 512;
-/// Bytes read first of each page.
 const PREFIX_BYTES: usize = 64;
 /// Buffer size for the rest of a page; the stack may be small.
 const BUFFER_BYTES: usize = 1 << 10;
 
-/// Touched part of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Touched {
     /// Partly unmapped.
@@ -34,8 +31,7 @@ pub(super) enum Touched {
     Some { resident: usize, empty: u8 },
 }
 
-/// Hashes an address. A repeated measurement reads the same pages, so repetition finds nothing by
-/// luck.
+/// Hashes an address: a repeated measurement must read the same pages.
 fn hash(address: usize) -> usize {
     static SEED: u8 = 0;
     let seed = address.wrapping_add(core::ptr::from_ref(&SEED).addr());
@@ -89,8 +85,7 @@ pub(super) fn resident(address: usize, pmd: usize) -> Result<Option<usize>, Errn
     read_parts(address, pmd, false, |_, _| ())
 }
 
-/// Reads the residency of a block; calls `visit` with the pages of each part that has resident
-/// ones.
+/// Reads the residency of a block; calls `visit` for each part with resident pages.
 fn read_parts(
     address: usize,
     pmd: usize,

@@ -1,8 +1,7 @@
 //! Decides whether memory may have huge pages now: `decide`. Requests them: `advise`, `collapse`.
 //!
 //! All MADV_HUGEPAGE and MADV_COLLAPSE calls inside the program go through this module, with a
-//! `Policy` for the kind of memory. Unless `--max-waste=unbounded`, private memory earns huge
-//! pages:
+//! `Policy`. Unless `--max-waste=unbounded`, private memory earns huge pages:
 //! - `credit` bounds the huge and untouched memory of the process;
 //! - `blocks` has a state for each block of private memory: waiting on base pages, or huge;
 //! - `measure` finds the touched part of a block;
@@ -12,8 +11,7 @@
 //! - [`program_break`] applies the same to glibc's own heap.
 //!
 //! Shared memory has the folio sizes of the kernel's controls. Its ranges are in a `table`, which
-//! the thread of [`crate::watch`] scans (`scan`). One of the processes that share a mapping scans
-//! it (`owners`).
+//! the thread of [`crate::watch`] scans (`scan`). One of the sharing processes scans it (`owners`).
 //!
 //! Invariant: correctness never depends on the present content of a range. Advice and collapse
 //! change no byte of any mapping, and `forget` removes unmapped memory from all ranges.
@@ -55,8 +53,7 @@ pub(crate) enum Policy {
     Heap,
     /// Private mapping or step of the break, from its first whole block.
     Mapping,
-    /// Reserved addresses without memory, not charged. Blocks wait until the program makes them
-    /// accessible.
+    /// Reserved addresses, not charged. Blocks wait until the program makes them accessible.
     Reservation,
     /// Reserved addresses that become memory. Without a bound, large ranges that can be scanned
     /// start on base pages until they are dense.
@@ -71,7 +68,6 @@ pub(crate) enum Policy {
     Segment,
 }
 
-/// Result of [`decide`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     /// Huge pages from the first touch.
@@ -82,7 +78,6 @@ pub(crate) enum Decision {
     Never,
 }
 
-/// State of a shared range that is scanned.
 #[derive(Debug)]
 struct RangeNote {
     /// Allows missing pages in a block that is collapsed.
@@ -171,8 +166,7 @@ fn has_ranges() -> bool {
 }
 
 /// Decides whether a range may have huge pages now, and starts to track the rest of it on base
-/// pages. The second value is the part to advise, shorter than the range where huge pages are
-/// earned.
+/// pages. Also returns the part to advise.
 pub(crate) fn decide(range: &Range<usize>, policy: Policy) -> (Decision, Range<usize>) {
     let pmd = PMD_BYTES.load(Ordering::Relaxed);
     let nothing = range.start..range.start;
@@ -306,7 +300,6 @@ pub(crate) fn collapse(range: &Range<usize>, policy: Policy) -> Result<()> {
     answer
 }
 
-/// Records why shared memory lacks huge pages.
 pub(crate) fn record_reason(why: u32) {
     let reasons = &stats::slot().shm_reasons;
     reasons.fetch_or(why, Ordering::Relaxed);
@@ -370,7 +363,7 @@ impl Mechanism for Events {
         scan::has_forked();
     }
 
-    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    #[expect(unsafe_code, reason = "passes on the caller's promise")]
     unsafe fn is_forked(_pid: u32) {
         fill::forked();
         // SAFETY: the caller's promise: `watch` hears the event first.

@@ -2,7 +2,7 @@
 //!
 //! Forked processes inherit a mapping. One of them scans it: the process in the mapping's word, on
 //! a page that they share, too.
-#![expect(unsafe_code, reason = "maps a page, and refers to words in it")]
+#![expect(unsafe_code, reason = "maps a page, and refers to its words")]
 
 use core::ptr::{null_mut, with_exposed_provenance};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -22,24 +22,19 @@ use crate::watch::MAX_WAIT;
 #[derive(Debug)]
 #[repr(C)]
 struct OwnerPage {
-    /// Time of the last thread made for a mapping without an owner, in milliseconds of [`now`], and
-    /// the number of attempts.
+    /// Time of the last thread made for a mapping without an owner, and their number.
     attempt_millis: AtomicU64,
     attempts: AtomicU32,
-    /// A process has punched a hole.
     has_holes: AtomicU32,
-    /// Owner of each mapping: process ID in the upper half, second of its last claim in the lower
-    /// one. 0: none.
+    /// Owner of each mapping, 0: none. Upper half: process ID; lower half: second of its claim.
     owners: [AtomicU64; MAX_OWNERS],
 }
 const MAX_OWNERS: usize = 500;
 const _: () = assert!(size_of::<OwnerPage>() <= PAGE_BYTES);
 
-/// Page of this process, and the process that mapped it: a forked child maps its own for its new
-/// mappings.
+/// Page of this process, and the process that mapped it. A forked child maps its own.
 static OWN_PAGE: AtomicUsize = AtomicUsize::new(0);
 static OWN_PAGE_PROCESS: AtomicI32 = AtomicI32::new(0);
-/// Words assigned so far.
 static ASSIGNED_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Time without a claim after which a process owns nothing.
@@ -166,15 +161,13 @@ pub(super) fn punched() {
     }
 }
 
-/// Releases all mappings of this process.
 pub(super) fn release_all() {
     if super::has_ranges() {
         RANGES.slots().for_each(|slot| slot.note.owner.release());
     }
 }
 
-/// Reports whether a mapping has no owner and an attempt is due; the interval doubles with each
-/// attempt.
+/// Reports whether a mapping without an owner is due for an attempt, at doubling intervals.
 pub(super) fn is_neglected() -> bool {
     let Some(page) = own_page() else {
         return false;

@@ -3,8 +3,7 @@
 //! glibc's tunable advises each step of its heap, a block or two. A program may touch little of it,
 //! such as the first page of each 64 KiB buffer. glibc touches a step before jumbo hears of it. So
 //! a block is charged beforehand, and glibc advises only while one is; [`seen`] reports the
-//! changes. The break moves without an interposed call: a heap block beyond the last known break
-//! reveals it.
+//! changes. A heap block beyond the last known break reveals that the break has moved.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,14 +13,12 @@ use crate::sys;
 
 /// Last known break, or [`NOT_FOLLOWED`].
 static BREAK: AtomicUsize = AtomicUsize::new(NOT_FOLLOWED);
-/// Break at the start.
 static START_BREAK: AtomicUsize = AtomicUsize::new(NOT_FOLLOWED);
 crate::one_page! {
     /// A block is charged for the next step.
     static IS_CHARGED: AtomicBool = AtomicBool::new(false);
 }
-/// Maximum distance of a heap block from the break: a block beyond it is a mapping or in another
-/// arena.
+/// Maximum distance of a heap block from the break: blocks beyond it belong to other areas.
 const MAX_STEP_BYTES: usize = 1 << 40;
 /// Value of [`BREAK`] that no block is less than [`MAX_STEP_BYTES`] beyond.
 const NOT_FOLLOWED: usize = 1 << 63;
@@ -29,7 +26,6 @@ const NOT_FOLLOWED: usize = 1 << 63;
 static UNKNOWN_BLOCKS: AtomicUsize = AtomicUsize::new(0);
 const MAX_UNKNOWN_BLOCKS: usize = 64;
 
-/// Starts to follow the break.
 pub(super) fn start() {
     let now = current();
     if now != 0 {
@@ -47,7 +43,6 @@ pub fn is_followed_otherwise() {
     }
 }
 
-/// Returns the bytes charged for the next step.
 pub(super) fn charged_ahead() -> usize {
     match IS_CHARGED.load(Ordering::Relaxed) {
         true => PMD_BYTES.load(Ordering::Relaxed),

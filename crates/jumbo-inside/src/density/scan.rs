@@ -4,7 +4,7 @@
 //! After a hole was punched, the whole block must be resident: a collapse would fill the hole.
 //!
 //! No state is kept per block: each scan reads from the kernel which blocks are huge. Before
-//! PAGEMAP_SCAN (Linux 6.7) only mincore(2) tells which pages are resident.
+//! PAGEMAP_SCAN (Linux 6.7) only mincore(2) reports which pages are resident.
 //!
 //! A collapse of shared memory needs no privilege. The PMD size's `shmem_enabled` must be
 //! `inherit`, `always`, `within_size` or `advise` (Linux 6.1;
@@ -34,7 +34,6 @@ use crate::watch::{self, Job, MAX_WAIT, MIN_WAIT, Stop, Without, cpu_time};
 const MIN_SHARED_AGE: Duration = Duration::from_secs(1);
 /// Maximum blocks per collapse call. Each call drains the page caches of all CPUs.
 const MAX_BATCH_BLOCKS: usize = 8;
-/// Maximum CPU time of one scan.
 const MAX_SCAN_TIME: Duration = Duration::from_millis(50);
 /// Maximum share of a CPU for the scans, as a divisor.
 const CPU_SHARE_DIVISOR: u32 = 10;
@@ -48,7 +47,6 @@ type ScanSlot = RangeSlot<'static, RangeNote>;
 static JOB: Job = Job::new(1, scan, without_thread);
 /// Wait between two scans without new findings.
 static IDLE_MILLIS: AtomicU64 = AtomicU64::new(0);
-/// Findings of the last scan.
 static FOUND_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Index of the slot at which the last scan stopped.
 static NEXT_SLOT: AtomicUsize = AtomicUsize::new(0);
@@ -65,7 +63,6 @@ pub(super) fn request_scan(wait: Duration) {
     watch::begin(&JOB, wait);
 }
 
-/// Starts to scan shared mappings.
 pub(crate) fn start_sharing() {
     if PMD_BYTES.load(Ordering::Relaxed) > PAGE_BYTES {
         IS_SHARING.store(true, Ordering::Release);
@@ -149,7 +146,7 @@ fn is_affordable() -> bool {
 ///
 /// # Safety
 /// The process is the child, with one thread, and [`watch`] has heard of the fork.
-#[expect(unsafe_code, reason = "its caller's promise")]
+#[expect(unsafe_code, reason = "passes on the caller's promise")]
 pub(super) unsafe fn forked() {
     if has_ranges() {
         RANGES.forked();
@@ -220,7 +217,6 @@ fn idle() -> Duration {
     next
 }
 
-/// State of one scan.
 struct RangeScan<'s> {
     stop: &'s Stop,
     pagemap: Option<Pagemap>,
@@ -271,8 +267,7 @@ impl<'s> RangeScan<'s> {
                 note.next.store(at, Ordering::Relaxed);
                 return true;
             }
-            // The program may have unmapped it. A collapse of the next mapping there would be
-            // harmless.
+            // The program may have unmapped it; a collapse of its successor is harmless.
             if !slot.span().is_some_and(|now| now.range().contains(&at)) {
                 return false;
             }
@@ -383,8 +378,7 @@ impl<'s> RangeScan<'s> {
     }
 }
 
-/// Maps the resident page at an address, as a read would, but without SIGBUS. MADV_POPULATE_READ,
-/// Linux 5.14.
+/// Maps a resident page as a read would, without SIGBUS. MADV_POPULATE_READ, Linux 5.14.
 #[expect(unsafe_code, reason = "advises memory")]
 fn populate(address: usize) {
     let at = core::ptr::with_exposed_provenance_mut(address);

@@ -4,8 +4,7 @@
 //! written while the word marks the slot as claimed. A reader may see the note of a range that
 //! ended after it read the word.
 //!
-//! Invariant: no range has an address that [`RangeTable::cut`] removed, until [`RangeTable::add`]
-//! adds it again.
+//! Invariant: no range has an address between [`RangeTable::cut`] and the next [`RangeTable::add`].
 //!
 //! Generic over [`Word64`], so that tests search the interleavings of this code.
 
@@ -17,13 +16,11 @@ pub(crate) const PAGE_BYTES: usize = 4096;
 /// Maximum range, 1 TiB: a larger one takes several slots.
 pub(crate) const MAX_BYTES: usize = ((1 << COUNT_BITS) - 1) * PAGE_BYTES;
 const COUNT_BITS: u32 = 28;
-/// First page beyond a word's range: 2^47 bytes, the addresses that mmap(2) returns without a
-/// higher hint.
+/// First page beyond a word: mmap(2) returns addresses below 2^47 without a higher hint.
 const END_PAGE: usize = 1 << 35;
 /// Word of a slot whose note is being written, or read for the last time.
 const CLAIMED: u64 = 1;
 
-/// Atomic word of 64 bits.
 pub(crate) trait Word64 {
     /// Loads the value, with acquire ordering.
     fn load(&self) -> u64;
@@ -60,8 +57,7 @@ impl Span {
         (!pages.is_empty() && fits).then_some(Self { pages })
     }
 
-    /// Decodes the first page (35 bits), the count (28 bits) and a zero bit. Free and claimed slots
-    /// have no page.
+    /// Decodes the first page (35 bits), the count (28 bits), a zero bit. Free slots have no page.
     fn of_word(word: u64) -> Option<Self> {
         let bits = |from: u32, count: u32| usize::try_from(word >> from & ((1 << count) - 1));
         let (first, count) = (bits(COUNT_BITS + 1, 35).ok()?, bits(1, COUNT_BITS).ok()?);
@@ -73,7 +69,6 @@ impl Span {
         first << (COUNT_BITS + 1) | count << 1
     }
 
-    /// Returns the addresses.
     pub(crate) fn range(&self) -> Range<usize> {
         self.pages.start * PAGE_BYTES..self.pages.end * PAGE_BYTES
     }
@@ -107,7 +102,6 @@ pub(crate) struct RangeSlot<'t, N, W = AtomicU64> {
 }
 
 impl<N, W: Word64> RangeSlot<'_, N, W> {
-    /// Returns the current range.
     pub(crate) fn span(&self) -> Option<Span> {
         Span::of_word(self.word.load())
     }
@@ -152,7 +146,6 @@ impl<N, const COUNT: usize, W: Word64> RangeTable<N, COUNT, W> {
         slots.map(|(word, note)| RangeSlot { word, note })
     }
 
-    /// Returns the ranges.
     pub(crate) fn each(&self) -> impl Iterator<Item = (RangeSlot<'_, N, W>, Span)> {
         self.slots()
             .filter_map(|slot| slot.span().map(|span| (slot, span)))
@@ -222,7 +215,6 @@ mod tests {
         }
     }
 
-    /// Step of one thread.
     #[derive(Clone, Debug)]
     enum Step {
         Add(Range<usize>),

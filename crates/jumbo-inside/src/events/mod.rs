@@ -2,8 +2,7 @@
 //!
 //! A [`Mechanism`] has a function for each event, and overrides those that concern it. A list of
 //! mechanisms is a mechanism, too: nested pairs, `(A, (B, (C, ())))`, written by [`list!`](list).
-//! It calls its members in order. All calls are inlined, so an event without listeners costs
-//! nothing.
+//! It calls its members in order. The calls are inlined: an event without listeners is free.
 //!
 //! The preload library has the only list, and turns each call of the program into events. A
 //! function of the C library and its system call (`syscall(2)`) share one piece of code, so both
@@ -16,8 +15,7 @@
 //!    that the child finds them free. The list is the lock order of all locks held together.
 //! 3. fork(2).
 //! 4. [`Mechanism::unlock_after_fork`], in reverse order, in both processes.
-//! 5. [`Mechanism::has_forked`] in the parent, [`Mechanism::is_forked`] in the child, in the order
-//!    of the list.
+//! 5. [`Mechanism::has_forked`] in the parent, [`Mechanism::is_forked`] in the child, in order.
 //!
 //! A signal handler may fork between two steps. A mechanism whose lock is held by the same thread
 //! records that, and releases only the locks it took.
@@ -58,7 +56,7 @@ pub struct Mapping {
 /// Listener of events. All functions run on the program's threads, under its locks and in its
 /// signal handlers. They take no lock that can be held while the program runs, except a
 /// [`Lock`](crate::sync::Lock).
-#[allow(unused_variables, reason = "the defaults hear nothing")]
+#[allow(unused_variables, reason = "the defaults do nothing")]
 pub trait Mechanism {
     /// The program is about to unmap or move a range, whose pages are still mapped.
     #[inline(always)]
@@ -70,8 +68,7 @@ pub trait Mechanism {
         Self::unmapping(address, length);
     }
 
-    /// The program is about to move or resize a mapping (mremap(2)); `new` is the new length in
-    /// bytes.
+    /// The program is about to move or resize a mapping (mremap(2)); lengths are in bytes.
     #[inline(always)]
     fn moving(address: usize, old: usize, new: usize) {
         // A length of 0 makes a second mapping of shared pages.
@@ -142,8 +139,7 @@ pub trait Mechanism {
     #[inline(always)]
     fn first_thread_ends() {}
 
-    /// The program is about to confine itself by a seccomp filter or another root. System calls are
-    /// still allowed.
+    /// The program is about to install a seccomp filter or change its root. Calls are allowed.
     #[inline(always)]
     fn before_confinement() {}
 
@@ -152,8 +148,7 @@ pub trait Mechanism {
     #[inline(always)]
     fn changing_privilege() {}
 
-    /// A seccomp filter is about to be installed, after [`crate::sandbox::enter`]. `is_first`: the
-    /// process had none.
+    /// A seccomp filter is about to be installed, after [`crate::sandbox::enter`].
     #[inline(always)]
     fn confining(is_first: bool) {}
 

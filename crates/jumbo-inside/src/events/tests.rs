@@ -147,7 +147,7 @@ fn a_fork_is_heard_in_five_steps() {
 }
 
 #[test]
-fn a_fork_in_a_fork_gives_nothing_back() {
+fn a_nested_fork_releases_no_lock() {
     let held = Held::new();
     held.took(0b11);
     held.took(0);
@@ -248,7 +248,7 @@ fn forks_and_calls() {
 }
 
 #[test]
-fn no_thread_waits_for_ever_while_another_forks() {
+fn forks_cause_no_deadlock() {
     shuttle::check_random(forks_and_calls, 2000);
     shuttle::check_pct(forks_and_calls, 2000, 3);
 }

@@ -31,21 +31,28 @@ pub enum Answer {
 
 const INVALID: usize = usize::MAX;
 
-/// Calls of a start, without those of the C library's allocator; see `environment` of the preload
-/// library.
-const START_CALLS: &[TestCall] = &[
-    (libc::SYS_madvise, [1, 0, libc::MADV_HUGEPAGE as usize, 0]),
-    (libc::SYS_madvise, [1, 0, libc::MADV_NOHUGEPAGE as usize, 0]),
-    (libc::SYS_madvise, [1, 0, libc::MADV_COLLAPSE as usize, 0]),
-    (libc::SYS_madvise, [1, 0, libc::MADV_DONTNEED as usize, 0]),
+const fn madvise(advice: i32) -> TestCall {
     (
         libc::SYS_madvise,
-        [1, 0, libc::MADV_POPULATE_WRITE as usize, 0],
-    ),
+        [1, 0, advice.cast_unsigned() as usize, 0],
+    )
+}
+
+const fn prctl(operation: i32, argument: usize) -> TestCall {
     (
         libc::SYS_prctl,
-        [libc::PR_GET_THP_DISABLE as usize, 0, 0, 0],
-    ),
+        [operation.cast_unsigned() as usize, argument, 0, 0],
+    )
+}
+
+/// Calls of a start, without those of the C library's allocator; see `environment`.
+const START_CALLS: &[TestCall] = &[
+    madvise(libc::MADV_HUGEPAGE),
+    madvise(libc::MADV_NOHUGEPAGE),
+    madvise(libc::MADV_COLLAPSE),
+    madvise(libc::MADV_DONTNEED),
+    madvise(libc::MADV_POPULATE_WRITE),
+    prctl(libc::PR_GET_THP_DISABLE, 0),
     (libc::SYS_openat, [INVALID, 0, 0, 0]),
     (libc::SYS_read, [INVALID, 0, 0, 0]),
     (libc::SYS_close, [INVALID, 0, 0, 0]),
@@ -75,20 +82,19 @@ const MOVE_CALLS: &[TestCall] = &[
     (libc::SYS_mmap, [0, 0, 0, 0]),
     (libc::SYS_munmap, [1, 0, 0, 0]),
     (libc::SYS_mprotect, [1, 0, 0, 0]),
-    (libc::SYS_madvise, [1, 0, libc::MADV_HUGEPAGE as usize, 0]),
+    madvise(libc::MADV_HUGEPAGE),
     (libc::SYS_msync, [1, 0, 0, 0]),
     (libc::SYS_mincore, [1, 0, 0, 0]),
     (libc::SYS_rt_sigprocmask, [0, 0, 0, 8]),
 ];
 
-/// Other calls, on files, threads, processes and rights. A mechanism whose call fails acts as on a
-/// kernel without it.
+/// Other calls. A mechanism whose call fails acts as on a kernel without it.
 const OTHER_CALLS: &[TestCall] = &[
-    (libc::SYS_madvise, [1, 0, libc::MADV_WIPEONFORK as usize, 0]),
-    (libc::SYS_madvise, [1, 0, libc::MADV_DONTDUMP as usize, 0]),
-    (libc::SYS_madvise, [1, 0, libc::MADV_DODUMP as usize, 0]),
-    (libc::SYS_madvise, [1, 0, libc::MADV_REMOVE as usize, 0]),
-    (libc::SYS_madvise, [1, 0, libc::MADV_FREE as usize, 0]),
+    madvise(libc::MADV_WIPEONFORK),
+    madvise(libc::MADV_DONTDUMP),
+    madvise(libc::MADV_DODUMP),
+    madvise(libc::MADV_REMOVE),
+    madvise(libc::MADV_FREE),
     (libc::SYS_process_madvise, [INVALID, 0, 0, 0]),
     (libc::SYS_process_vm_readv, [0, 0, 0, 0]),
     (libc::SYS_userfaultfd, [INVALID, 0, 0, 0]),
@@ -136,19 +142,10 @@ const OTHER_CALLS: &[TestCall] = &[
     (libc::SYS_unshare, [0, 0, 0, 0]),
     (libc::SYS_setsid, [0, 0, 0, 0]),
     (libc::SYS_chdir, [0, 0, 0, 0]),
-    (libc::SYS_prctl, [libc::PR_SET_NAME as usize, 0, 0, 0]),
-    (
-        libc::SYS_prctl,
-        [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0],
-    ),
-    (
-        libc::SYS_prctl,
-        [libc::PR_SET_DUMPABLE as usize, INVALID, 0, 0],
-    ),
-    (
-        libc::SYS_prctl,
-        [libc::PR_SET_PDEATHSIG as usize, INVALID, 0, 0],
-    ),
+    prctl(libc::PR_SET_NAME, 0),
+    prctl(libc::PR_SET_NO_NEW_PRIVS, 1),
+    prctl(libc::PR_SET_DUMPABLE, INVALID),
+    prctl(libc::PR_SET_PDEATHSIG, INVALID),
     (libc::SYS_seccomp, [INVALID, 0, 0, 0]),
     (libc::SYS_landlock_restrict_self, [INVALID, 0, 0, 0]),
     (
@@ -218,8 +215,7 @@ fn try_calls(calls: &[&[TestCall]]) -> Option<i32> {
     // SAFETY: a copy of this process, as by fork(2), that makes only system calls and exits.
     let child = unsafe { sys::request(libc::SYS_clone, [0; 6]) }.ok()?;
     if child == 0 {
-        // Prevents a core dump, which would look like the program's. Blocked signals can kill
-        // nevertheless.
+        // Prevents a core dump, which would look like the program's.
         let limit = [0u64; 2];
         let limit = limit.as_ptr().expose_provenance();
         let _ = request(

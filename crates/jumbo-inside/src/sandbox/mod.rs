@@ -16,8 +16,7 @@
 //! all calls is ignored: mechanisms handle a failed call as on a kernel without it.
 //!
 //! A forked child inherits filter and result. The parent of a vfork(2) child shares its memory, so
-//! it counts a filter that the child installs. That is needlessly careful, but a child of a bare
-//! clone(2) looks the same.
+//! it counts a filter that the child installs. A child of a bare clone(2) looks the same.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -59,8 +58,7 @@ pub fn allows_advice() -> bool {
     ADVICE_BLOCKERS.load(Ordering::Acquire) == 0
 }
 
-/// Filter that is being installed. It counts from [`enter`] on, since it may be in force when the
-/// call returns.
+/// Filter being installed. It counts from [`enter`] on, since the kernel may accept it.
 #[derive(Debug)]
 #[must_use]
 pub struct Entering(());
@@ -133,7 +131,6 @@ pub fn detect(tried: u32, launched_under: u32, is_container: bool) {
 /// with `--read-only` have none, either; there the orders of a CDI device say so.
 pub const CONTAINER: &str = "KUBERNETES_SERVICE_HOST";
 
-/// Unknown number of filters.
 const UNKNOWN_COUNT: u32 = u32::MAX;
 
 /// Returns the number of filters of this process, for [`detect`].

@@ -7,10 +7,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 pub(crate) struct BackOff(AtomicU32);
 
 impl BackOff {
-    /// Attempts skipped per refusal.
     const SKIPPED_ATTEMPTS: u32 = 64;
 
-    /// Returns a counter without a refusal.
     pub(crate) const fn new() -> Self {
         Self(AtomicU32::new(0))
     }
@@ -22,7 +20,6 @@ impl BackOff {
         self.0.fetch_update(relaxed, relaxed, decrement).is_ok()
     }
 
-    /// Records a refusal.
     pub(crate) fn begin(&self) {
         self.0.store(Self::SKIPPED_ATTEMPTS, Ordering::Relaxed);
     }

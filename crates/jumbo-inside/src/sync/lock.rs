@@ -27,7 +27,7 @@ pub struct Lock<T, P: Platform = Linux> {
 }
 
 // SAFETY: `with` passes the value to one caller at a time.
-#[expect(unsafe_code, reason = "a lock is what makes the value shareable")]
+#[expect(unsafe_code, reason = "the lock makes the value shareable")]
 unsafe impl<T: Send, P: Platform> Sync for Lock<T, P> where P::Word: Sync {}
 
 impl<T> Lock<T> {
@@ -75,7 +75,7 @@ impl<T, P: Platform> Lock<T, P> {
     ///
     /// # Safety
     /// The calling thread has acquired the lock, and releases it only here.
-    #[expect(unsafe_code, reason = "another thread may be at the value afterwards")]
+    #[expect(unsafe_code, reason = "another thread may use the value afterwards")]
     unsafe fn run<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         // SAFETY: the lock is held and not re-entrant, so this is the only reference.
         let result = work(unsafe { &mut *self.value.get() });
@@ -135,7 +135,7 @@ impl<T, P: Platform> Lock<T, P> {
     /// # Safety
     /// The calling thread, or its original before a fork(2), acquired the lock with
     /// [`Lock::acquire`] or [`Lock::try_acquire`], and has not released it since.
-    #[expect(unsafe_code, reason = "another thread may be at the value afterwards")]
+    #[expect(unsafe_code, reason = "another thread may use the value afterwards")]
     pub unsafe fn release(&self) {
         if self.word.swap(FREE, Ordering::Release) & HAS_SLEEPERS != 0 {
             self.word.wake(1);

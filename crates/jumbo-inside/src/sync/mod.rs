@@ -1,4 +1,4 @@
-//! Locks and futexes inside wrapped programs: [`Lock`], [`Word`], [`Deadline`], [`BackOff`].
+//! Locks and futexes inside wrapped programs: [`Lock`], [`Word`], [`Deadline`], `BackOff`.
 //!
 //! The module uses no other one, does not allocate, and has no thread-local and no call of libc.
 //! Threads sleep on a [`Word`] of a [`Platform`]: a futex ([`Linux`]), or in tests a model of it,
@@ -135,24 +135,17 @@ impl Word for AtomicU32 {
 }
 
 /// Returns the thread pointer of the ABI, unique among live threads.
-#[cfg(target_arch = "x86_64")]
-#[expect(unsafe_code, reason = "the one way to ask without a call")]
+#[expect(unsafe_code, reason = "the only way without a call")]
 pub fn thread_pointer() -> usize {
     let pointer: usize;
     // SAFETY: on x86-64 Linux the thread control block begins at fs:0 with its own address (psABI,
     // TLS variant II), set before any library code runs.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, readonly));
     }
-    pointer
-}
-
-/// Returns the thread pointer of the ABI, unique among live threads.
-#[cfg(target_arch = "aarch64")]
-#[expect(unsafe_code, reason = "the one way to ask without a call")]
-pub fn thread_pointer() -> usize {
-    let pointer: usize;
     // SAFETY: reading tpidr_el0 has no side effect; it holds the thread pointer on arm64 Linux.
+    #[cfg(target_arch = "aarch64")]
     unsafe {
         core::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, nomem, preserves_flags));
     }

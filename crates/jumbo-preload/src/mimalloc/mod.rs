@@ -17,7 +17,7 @@ use jumbo_inside::gather;
 use jumbo_inside::heap::{self, managed};
 use jumbo_inside::orders::PoolOrder;
 use jumbo_inside::sandbox;
-use jumbo_inside::sync::Lock;
+use jumbo_inside::sync::{Lock, thread_pointer};
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 
@@ -103,13 +103,13 @@ const BYTES_PER_THREAD: usize = 20 << 20;
 /// Diverts allocations to mimalloc: all at once on a pool, else small blocks of threads that
 /// allocate much. Once. False if the pool is not available; nothing is diverted then.
 pub(crate) fn divert(pool: Option<PoolOrder>) -> bool {
-    FIRST.store(heap::thread(), Ordering::Relaxed);
+    FIRST.store(thread_pointer(), Ordering::Relaxed);
     let Some(pool) = pool else {
         // musl's malloc maps its memory in pieces smaller than a huge page.
         let limit = if next::is_glibc() {
             SMALL_BYTES
         } else {
-            heap::LARGE
+            heap::LARGE_BLOCK_BYTES
         };
         set_size_limit(limit);
         return true;
@@ -138,7 +138,7 @@ fn start(pool: Range<usize>) {
 /// Starts mimalloc if this is the first thread. Also called before the program makes a thread,
 /// which could not start mimalloc.
 pub(crate) fn before_thread() {
-    let is_first = FIRST.load(Ordering::Relaxed) == heap::thread();
+    let is_first = FIRST.load(Ordering::Relaxed) == thread_pointer();
     if is_first && is_small(0) && !STARTED.load(Ordering::Relaxed) {
         start(0..0);
     }
@@ -260,7 +260,7 @@ pub(crate) fn before_fork() {
     if !STARTED.load(Ordering::Acquire) {
         return;
     }
-    if HOLDER.load(Ordering::Relaxed) & !ALONE == heap::thread() {
+    if HOLDER.load(Ordering::Relaxed) & !ALONE == thread_pointer() {
         // A signal handler that forks between the fork handlers.
         NESTED.fetch_add(1, Ordering::Relaxed);
         return;
@@ -268,7 +268,7 @@ pub(crate) fn before_fork() {
     // SAFETY: `after_fork` follows, in both processes.
     let holds = unsafe { jumbo_mimalloc_before_fork(next::is_single_threaded()) };
     let alone = if holds { 0 } else { ALONE };
-    HOLDER.store(heap::thread() | alone, Ordering::Relaxed);
+    HOLDER.store(thread_pointer() | alone, Ordering::Relaxed);
     // The program's own fork handlers may allocate while the locks are held.
     SIZE_LIMIT.store(0, Ordering::SeqCst);
 }
@@ -277,7 +277,7 @@ pub(crate) fn before_fork() {
 pub(crate) fn after_fork() {
     // mimalloc may have started in another thread since `before_fork`.
     let holder = HOLDER.load(Ordering::Relaxed);
-    if holder & !ALONE != heap::thread() {
+    if holder & !ALONE != thread_pointer() {
         return;
     }
     if NESTED.load(Ordering::Relaxed) > 0 {
@@ -385,7 +385,7 @@ extern "C" fn jumbo_mimalloc_allowance() -> usize {
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_thin(addr: *mut c_void, len: usize) -> bool {
     // SAFETY: mimalloc drops its own memory, without blocks in it.
-    unsafe { managed::thin(addr.addr(), len) }.is_ok()
+    unsafe { managed::discard_base_pages(addr.addr(), len) }.is_ok()
 }
 
 /// Allocates a block above the size limit from free memory of mimalloc's pages; else null.
@@ -438,7 +438,7 @@ fn aligned(size: usize, align: usize) -> *mut c_void {
         // SAFETY: the alignment is a power of two.
         return unsafe { jumbo_mimalloc_aligned(align, size) };
     }
-    managed::beyond(size);
+    managed::count_beyond_pool(size);
     null_mut()
 }
 
@@ -508,7 +508,7 @@ extern "C" fn jumbo_mimalloc_map(
     let prot = ProtFlags::from_bits_retain(prot.cast_unsigned());
     // rustix adds the flag.
     let flags = MapFlags::from_bits_retain((flags & !libc::MAP_ANONYMOUS).cast_unsigned());
-    let hint = addr.is_null().then(|| managed::own_place(len)).flatten();
+    let hint = addr.is_null().then(|| managed::table_hint(len)).flatten();
     let addr = hint.map_or(addr, with_exposed_provenance_mut);
     // SAFETY: mimalloc maps at an address that the kernel chooses, or over its own memory. A hint
     // replaces nothing.
@@ -519,7 +519,7 @@ extern "C" fn jumbo_mimalloc_map(
             }
             // mimalloc's tables, mapped at its start, do not count.
             if prot.contains(ProtFlags::WRITE) && STARTED.load(Ordering::Relaxed) {
-                managed::beyond(len);
+                managed::count_beyond_pool(len);
             }
             address.expose_provenance().cast_signed()
         }
@@ -551,7 +551,7 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
     // SAFETY, of all calls below: mimalloc drops its own memory, without blocks in it.
     if !sandbox::allows_advice() {
         // SAFETY: as above.
-        return answer(unsafe { managed::renew(addr.addr(), len) });
+        return answer(unsafe { managed::discard(addr.addr(), len) });
     }
     if advice == mm::Advice::LinuxDontNeed && gather::is_large(len) {
         // The memory of a freed block: mimalloc holds no lock.

@@ -89,7 +89,7 @@ pub(crate) fn allocated() {
 
 /// Counts a region that glibc's malloc grew into.
 pub(crate) fn region() {
-    add(heap::arena::REGION);
+    add(heap::arena::HEAP_MAX_BYTES);
 }
 
 /// Counts an anonymous mapping, unless it failed.
