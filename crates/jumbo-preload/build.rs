@@ -1,12 +1,12 @@
-//! Has the loader start us first, links no C library, and compiles mimalloc.
+//! Sets the loading order, avoids linking a C library, and compiles mimalloc.
 //!
-//! `initfirst`: our constructor runs before those of other libraries, so that our fork handlers are the
-//! innermost. pthread_atfork(3) calls the first registered last, just before the fork, where glibc takes
-//! its own malloc's locks; the other way round we would hold ours while another library waits for its.
-
+//! `initfirst`: this library's constructor runs before those of other libraries, so that its fork
+//! handlers are the innermost. pthread_atfork(3) calls the first registered handler last, just
+//! before the fork, where glibc takes its own malloc's locks. In any other order this library would
+//! hold its locks while another library waits for its own.
 //!
-//! No C library: the library takes its symbols from that of the program, whose name and versions it must not
-//! ask for. What is linked instead are empty linker scripts of the same names.
+//! No C library: the symbols come from the program's, whose name and versions must not be
+//! requested. Empty linker scripts of the same names are linked instead.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -16,15 +16,15 @@ fn main() {
     #[cfg(feature = "mimalloc")]
     mimalloc();
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,initfirst");
-    // By it the command tells its own library from that of another version.
+    // The command identifies the library of its own version by the build ID.
     println!("cargo::rustc-cdylib-link-arg=-Wl,--build-id=sha1");
-    if let Err(why) = stand_in() {
-        println!("cargo::error=cannot stand in for the C library: {why}");
+    if let Err(error) = write_empty_libraries() {
+        println!("cargo::error=cannot replace the C library at link time: {error}");
     }
 }
 
-/// Puts an empty file in the place of each library that the crate `libc` has linked.
-fn stand_in() -> Result<(), String> {
+/// Writes an empty linker script for each library that the crate `libc` links.
+fn write_empty_libraries() -> Result<(), String> {
     let out = env::var("OUT_DIR").map_err(|error| format!("OUT_DIR: {error}"))?;
     let folder = Path::new(&out).join("libc");
     fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
@@ -36,7 +36,7 @@ fn stand_in() -> Result<(), String> {
     Ok(())
 }
 
-/// Compiles mimalloc with our shim. The crate that brings its sources says where they are.
+/// Compiles mimalloc with the shim, from the sources of the crate `libmimalloc-sys`.
 #[cfg(feature = "mimalloc")]
 fn mimalloc() {
     const SHIM: &str = "src/mimalloc/shim.c";
@@ -45,9 +45,9 @@ fn mimalloc() {
         println!("cargo::error=libmimalloc-sys does not say where its sources are");
         return;
     };
-    let sources = match changed_sources(Path::new(&include)) {
+    let sources = match patched_sources(Path::new(&include)) {
         Ok(sources) => sources,
-        Err(why) => return println!("cargo::error=cannot change mimalloc's sources: {why}"),
+        Err(error) => return println!("cargo::error=cannot patch mimalloc's sources: {error}"),
     };
     cc::Build::new()
         .file(SHIM)
@@ -55,13 +55,14 @@ fn mimalloc() {
         .include(sources.join("src"))
         .flag_if_supported("-ftls-model=initial-exec")
         .flag_if_supported("-fno-builtin-malloc")
-        // What could be replaced from outside is not inlined.
+        // The compiler does not inline functions that other objects could interpose.
         .flag_if_supported("-fvisibility=hidden")
         .define("MI_DEBUG", "0")
         .define("MI_BUILD_RELEASE", None)
         .define("NDEBUG", None)
-        // Free lists hold encoded addresses, which are verified: a write into a freed object cannot choose what malloc returns.
-        // The rest of MI_SECURE (padding, guard pages) costs memory.
+        // Free lists hold encoded addresses, which are verified: a write into a freed object cannot
+        // choose the next result of malloc. The rest of MI_SECURE (padding, guard pages) costs
+        // memory.
         .define("MI_ENCODE_FREELIST", "1")
         .opt_level(3)
         .warnings(false)
@@ -70,17 +71,18 @@ fn mimalloc() {
 
 #[cfg(feature = "mimalloc")]
 const INTERNAL: &str = "include/mimalloc/internal.h";
-/// The changes in mimalloc's sources: a file, its text, and what stands there instead.
+/// Patches of mimalloc's sources: file, old text, new text.
 ///
-/// An address in a free list is encoded by one exclusive or, as glibc's safe-linking does, with the random key of its
-/// page. It is looked up only where it is in another slice. So a write into a freed object is found as before, and an
-/// allocation takes less time. And a page is free where none but swept blocks is left (`src/mimalloc/sweep.h`).
+/// One exclusive or with the random key of the page encodes an address in a free list, as in
+/// glibc's safe-linking. The page of a decoded address is looked up only if the address is in
+/// another slice. So a write into a freed object is detected as before, and allocations are faster.
+/// A page counts as free when only swept blocks are left in it (`src/mimalloc/sweep.h`).
 #[cfg(feature = "mimalloc")]
-const CHANGES: [(&str, &str, &str); 6] = [
+const PATCHES: [(&str, &str, &str); 6] = [
     (
         INTERNAL,
         "return (page->used == 0);",
-        "return (page->used == 0 || jumbo_is_left((mi_page_t*)page));",
+        "return (page->used == 0 || jumbo_is_only_swept((mi_page_t*)page));",
     ),
     (
         INTERNAL,
@@ -105,26 +107,27 @@ const CHANGES: [(&str, &str, &str); 6] = [
     (
         INTERNAL,
         "next!=NULL && !mi_is_in_same_page(block, next)",
-        "next!=NULL && ((uintptr_t)block ^ (uintptr_t)next) >= MI_ARENA_SLICE_SIZE && !mi_is_in_same_page(block, next)",
+        "next!=NULL && ((uintptr_t)block ^ (uintptr_t)next) >= MI_ARENA_SLICE_SIZE \
+         && !mi_is_in_same_page(block, next)",
     ),
 ];
 
-/// A copy of mimalloc's sources with the [`CHANGES`]. `include` is their folder of headers.
+/// Copies mimalloc's sources and applies the [`PATCHES`]. `include` is their folder of headers.
 #[cfg(feature = "mimalloc")]
-fn changed_sources(include: &Path) -> Result<PathBuf, String> {
+fn patched_sources(include: &Path) -> Result<PathBuf, String> {
     let out = env::var("OUT_DIR").map_err(|error| format!("OUT_DIR: {error}"))?;
     let to = Path::new(&out).join("mimalloc-sources");
     for name in ["include", "src"] {
         copy(&include.join("..").join(name), &to.join(name)).map_err(|error| error.to_string())?;
     }
-    for (file, old, new) in CHANGES {
+    for (file, old, new) in PATCHES {
         let path = to.join(file);
-        let why = |error: std::io::Error| format!("{}: {error}", path.display());
-        let text = fs::read_to_string(&path).map_err(why)?;
+        let with_path = |error: std::io::Error| format!("{}: {error}", path.display());
+        let text = fs::read_to_string(&path).map_err(with_path)?;
         if text.matches(old).count() != 1 {
-            return Err(format!("{}: not once: {old}", path.display()));
+            return Err(format!("{}: not exactly one match: {old}", path.display()));
         }
-        fs::write(&path, text.replace(old, new)).map_err(why)?;
+        fs::write(&path, text.replace(old, new)).map_err(with_path)?;
     }
     Ok(to)
 }
@@ -137,7 +140,7 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
         let (from, to) = (from.join(&name), to.join(&name));
         match from.is_dir() {
             true => copy(&from, &to)?,
-            // A registry's files may be read-only, which fs::copy would keep.
+            // Files of cargo's registry may be read-only; fs::copy would keep that.
             false => fs::write(&to, fs::read(&from)?)?,
         }
     }

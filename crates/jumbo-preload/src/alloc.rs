@@ -1,8 +1,8 @@
-//! The `malloc` family. See malloc(3), posix_memalign(3), malloc_usable_size(3), malloc_trim(3).
+//! The `malloc` family: malloc(3), posix_memalign(3), malloc_usable_size(3), malloc_trim(3).
 //!
-//! Sizes decide: what is small is asked of [`crate::mimalloc`], what is at least [`LARGE_FROM`] of
-//! [`jumbo_inside::heap`]; the rest, and what they cannot serve, is the business of the program's allocator. Both begin
-//! with "never", and the constructor changes that where the program's allocator is glibc's.
+//! The size selects the allocator: [`crate::mimalloc`] for small blocks, [`jumbo_inside::heap`] for
+//! blocks of [`MIN_LARGE_BYTES`] and more, and the program's own for others and as the fallback.
+//! The constructor enables the first two if the program's allocator is the C library's.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::{self, with_exposed_provenance_mut};
@@ -20,28 +20,28 @@ use crate::mimalloc;
 use crate::next::{self, set_errno};
 use crate::reaper::auto;
 
-/// The least size that is diverted.
-static LARGE_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// Minimum size of a block of the heap; the maximum value disables it.
+static MIN_LARGE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// glibc's MALLOC_ALIGNMENT, which every block has.
 pub(crate) const ALIGN: usize = 16;
 
-/// Starts diverting.
+/// Enables the heap.
 pub(crate) fn divert() {
-    LARGE_FROM.store(heap::LARGE_BLOCK_BYTES, Ordering::Release);
+    MIN_LARGE_BYTES.store(heap::LARGE_BLOCK_BYTES, Ordering::Release);
 }
 
-/// Whether the program's blocks may be ours.
+/// Reports whether blocks of the program may be this library's.
 pub(crate) fn is_diverted() -> bool {
-    LARGE_FROM.load(Ordering::Relaxed) != usize::MAX || mimalloc::has_served()
+    MIN_LARGE_BYTES.load(Ordering::Relaxed) != usize::MAX || mimalloc::has_served()
 }
 
 #[inline(always)]
 fn is_large(size: usize) -> bool {
-    size >= LARGE_FROM.load(Ordering::Relaxed)
+    size >= MIN_LARGE_BYTES.load(Ordering::Relaxed)
 }
 
-/// A block from the heap. Sizes past PTRDIFF_MAX are left to the allocator to refuse.
+/// Allocates a block from the heap. The program's allocator refuses sizes above PTRDIFF_MAX.
 #[cold]
 #[inline(never)]
 fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
@@ -49,22 +49,22 @@ fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
         return None;
     }
     let block = heap::allocate(size, align, zeroed)?;
-    auto::asked();
+    auto::allocated();
     if gather::is_large(size) {
         gather::prepare(size);
     }
     Some(with_exposed_provenance_mut(block))
 }
 
-/// Lets the heap look at what glibc returned.
+/// Passes a block of glibc to the heap, which follows the growth of glibc's heaps.
 #[inline(always)]
-fn small(pointer: *mut c_void) -> *mut c_void {
-    if LARGE_FROM.load(Ordering::Relaxed) != usize::MAX {
+fn observed(pointer: *mut c_void) -> *mut c_void {
+    if MIN_LARGE_BYTES.load(Ordering::Relaxed) != usize::MAX {
         if let Some(may_advise) = program_break::seen(pointer.addr()) {
             glibc::earn(may_advise);
         }
-        // SAFETY: glibc's malloc has just returned it (another allocator leaves LARGE_FROM at its start), and the
-        // program has not seen it yet.
+        // SAFETY: glibc's malloc has just returned the block (MIN_LARGE_BYTES is not set for
+        // another allocator), and the program does not have it yet.
         if unsafe { heap::arena::check(pointer.addr()) } {
             auto::region();
         }
@@ -72,23 +72,28 @@ fn small(pointer: *mut c_void) -> *mut c_void {
     pointer
 }
 
-/// A block from the program's allocator.
+/// Allocates a block by `allocate` of the program's allocator.
 #[inline(always)]
-fn behind(ask: impl Fn() -> *mut c_void) -> *mut c_void {
+fn fallback(allocate: impl Fn() -> *mut c_void) -> *mut c_void {
+    observed(drained(&allocate))
+}
+
+/// Calls `allocate`, again after pending frees if there is no memory.
+#[inline(always)]
+fn drained(allocate: &impl Fn() -> *mut c_void) -> *mut c_void {
     match gather::is_pending() {
-        false => small(ask()),
-        true => small(behind_pending(ask)),
+        false => allocate(),
+        true => after_pending(allocate),
     }
 }
 
-/// The same while memory is still being freed: asked for again after that, where there is none.
 #[cold]
 #[inline(never)]
-fn behind_pending(ask: impl Fn() -> *mut c_void) -> *mut c_void {
+fn after_pending(allocate: &impl Fn() -> *mut c_void) -> *mut c_void {
     let before = next::errno();
-    let mut block = ask();
+    let mut block = allocate();
     if block.is_null() && gather::drain() {
-        block = ask();
+        block = allocate();
         if !block.is_null() {
             set_errno(before);
         }
@@ -96,16 +101,22 @@ fn behind_pending(ask: impl Fn() -> *mut c_void) -> *mut c_void {
     block
 }
 
-/// A small block from mimalloc, a large one from the heap; and where they have none, from the program's allocator.
+/// Allocates a small block from mimalloc, a large one from the heap; others, and as the fallback,
+/// by `allocate` of the program's allocator.
 #[inline(always)]
-fn block(size: usize, align: usize, zeroed: bool, ask: impl Fn() -> *mut c_void) -> *mut c_void {
+fn block(
+    size: usize,
+    align: usize,
+    zeroed: bool,
+    allocate: impl Fn() -> *mut c_void,
+) -> *mut c_void {
     let block = mimalloc::allocate(size, align, zeroed);
     if !block.is_null() {
         return block;
     }
     if is_large(size) {
         match part(size, align) {
-            Part::All => return in_main_heap(size, ask),
+            Part::All => return in_main_heap(size, allocate),
             Part::Free => {
                 if let Some(block) = between(size, align, zeroed) {
                     return block;
@@ -117,14 +128,15 @@ fn block(size: usize, align: usize, zeroed: bool, ask: impl Fn() -> *mut c_void)
             return block;
         }
     }
-    behind(ask)
+    fallback(allocate)
 }
 
-/// The part of glibc's main heap that a block may come from. glibc looks for one with room for the alignment.
+/// Returns the part of glibc's main heap that a block may come from. glibc adds room for the
+/// alignment.
 fn part(size: usize, align: usize) -> Part {
     match align {
         ALIGN => main_heap::part(size),
-        // More is for huge pages, which the program lays out by itself.
+        // A program that requests a larger alignment manages huge pages itself.
         _ if align.is_power_of_two() && align <= heap::BASE_PAGE => {
             main_heap::part(size.saturating_add(align + 2 * ALIGN))
         }
@@ -132,23 +144,21 @@ fn part(size: usize, align: usize) -> Part {
     }
 }
 
-/// A large block of glibc's main heap.
+/// Allocates a large block in glibc's main heap.
 #[cold]
 #[inline(never)]
-fn in_main_heap(size: usize, ask: impl Fn() -> *mut c_void) -> *mut c_void {
-    let block = from_glibc(|| match gather::is_pending() {
-        false => ask(),
-        true => behind_pending(&ask),
-    });
+fn in_main_heap(size: usize, allocate: impl Fn() -> *mut c_void) -> *mut c_void {
+    let block = from_glibc(|| drained(&allocate));
     main_heap::record_block(size, heap_end());
     block
 }
 
-/// A block from the free memory of glibc's main heap, as glibc serves one that it would map else.
+/// Allocates a block from the free memory of glibc's main heap, as glibc does before it maps a
+/// block.
 #[cold]
 #[inline(never)]
 fn between(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
-    // Where there is none glibc maps the block, and has to unmap it.
+    // Without free memory glibc maps the block, and unmaps it again: not under a filter.
     if sandbox::is_entered() || sandbox::is_entered_later() {
         return None;
     }
@@ -165,18 +175,18 @@ fn between(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
         return None;
     }
     if zeroed {
-        // SAFETY: as above, and it has that size.
+        // SAFETY: as above; the block has that size.
         unsafe { block.write_bytes(0, size) };
     }
     Some(block)
 }
 
-/// A block of glibc's, of which what the main heap grows by is advised here: glibc would advise the whole step, which may
-/// be more than is charged.
-fn from_glibc(ask: impl Fn() -> *mut c_void) -> *mut c_void {
+/// Allocates a block of glibc, and advises the growth of the main heap: glibc would advise the
+/// whole step, which may be more than the credit covers.
+fn from_glibc(allocate: impl Fn() -> *mut c_void) -> *mut c_void {
     glibc::set_threshold();
     let has_earned = glibc::earn(false);
-    let block = ask();
+    let block = allocate();
     if let Some(step) = program_break::moved(heap_end()) {
         maps::advise_mapping(step.start, step.len(), true);
     }
@@ -186,9 +196,9 @@ fn from_glibc(ask: impl Fn() -> *mut c_void) -> *mut c_void {
     block
 }
 
-/// The end of glibc's main heap.
+/// Returns the end of glibc's main heap.
 fn heap_end() -> usize {
-    // SAFETY: it only asks.
+    // SAFETY: sbrk(0) changes nothing.
     unsafe { (next::sbrk.get())(0) }.addr()
 }
 
@@ -202,7 +212,7 @@ pub extern "C" fn malloc(size: usize) -> *mut c_void {
 /// calloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
-    // More than there can be is the allocator's to refuse.
+    // The allocator refuses an overflow.
     let bytes = count.saturating_mul(size);
     // SAFETY: the same call.
     block(bytes, ALIGN, true, || unsafe {
@@ -249,7 +259,7 @@ pub unsafe extern "C" fn free_aligned_sized(pointer: *mut c_void, _align: usize,
 }
 
 /// # Safety
-/// As for [`free`]; it is in the heap's window.
+/// As for [`free`]; the block is in the heap's window.
 #[cold]
 #[inline(never)]
 unsafe fn release(pointer: *mut c_void) {
@@ -274,7 +284,7 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
     }
     // SAFETY: the caller's promise.
     if let Some(room) = unsafe { mimalloc::room(pointer) } {
-        // SAFETY: the caller's promise; mimalloc says how large it is.
+        // SAFETY: the caller's promise; the size is mimalloc's.
         return unsafe { resize_small(pointer, room, size) };
     }
     // SAFETY: the same call.
@@ -284,21 +294,21 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
         return unsafe { resize_large(pointer, size, resize) };
     }
     if size == 0 {
-        // It frees the block, and has none to give.
+        // realloc(3) frees the block and returns null.
         return resize();
     }
-    behind(resize)
+    fallback(resize)
 }
 
-/// A block of the heap gets another size.
+/// Resizes a block of the heap.
 ///
 /// # Safety
-/// As for [`realloc`]; it is in the heap's window.
+/// As for [`realloc`]; the block is in the heap's window.
 #[cold]
 #[inline(never)]
 unsafe fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
     if size == 0 {
-        // As glibc does: the block is freed and there is no new one.
+        // As glibc does.
         // SAFETY: the caller's promise.
         unsafe { release(pointer) };
         return ptr::null_mut();
@@ -310,7 +320,7 @@ unsafe fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
         // SAFETY: the caller's promise.
         match unsafe { heap::resize(pointer.addr(), size) } {
             Resize::Done(block) => {
-                auto::asked();
+                auto::allocated();
                 return with_exposed_provenance_mut(block);
             }
             Resize::Copy(room) => Some(room),
@@ -320,22 +330,22 @@ unsafe fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
     let Some(room) = room else {
         invalid("realloc(): invalid pointer")
     };
-    // A block that glibc mapped it would map again.
-    let ask = || match is_large(size) {
+    // glibc's main heap is not tried: in plain, glibc would map the block again.
+    let allocate = || match is_large(size) {
         true => large(size, ALIGN, false).unwrap_or_else(|| malloc(size)),
         false => malloc(size),
     };
-    // SAFETY: the caller's promise; the heap says how large it is.
-    unsafe { moved_or_kept(pointer, room, size, ask) }
+    // SAFETY: the caller's promise; the size is the heap's.
+    unsafe { moved_or_kept(pointer, room, size, allocate) }
 }
 
-/// A block of mimalloc's, which has that room, gets another size.
+/// Resizes a block of mimalloc with that room.
 ///
 /// # Safety
 /// As for [`realloc`].
 unsafe fn resize_small(pointer: *mut c_void, room: usize, size: usize) -> *mut c_void {
     if size == 0 {
-        // As above.
+        // As glibc does.
         // SAFETY: the caller's promise.
         unsafe { free(pointer) };
         return ptr::null_mut();
@@ -347,7 +357,8 @@ unsafe fn resize_small(pointer: *mut c_void, room: usize, size: usize) -> *mut c
     unsafe { moved_or_kept(pointer, room, size, || malloc(size)) }
 }
 
-/// As [`moved`]; where there is no memory for a smaller one, the block as it is: programs do not expect that to fail.
+/// Variant of [`moved`] that keeps the block without memory for a smaller one: programs do not
+/// expect a failure.
 ///
 /// # Safety
 /// As for [`moved`].
@@ -355,11 +366,11 @@ unsafe fn moved_or_kept(
     pointer: *mut c_void,
     room: usize,
     size: usize,
-    ask: impl FnOnce() -> *mut c_void,
+    allocate: impl FnOnce() -> *mut c_void,
 ) -> *mut c_void {
     let before = next::errno();
     // SAFETY: the caller's promise.
-    let block = unsafe { moved(pointer, room, size, ask) };
+    let block = unsafe { moved(pointer, room, size, allocate) };
     if block.is_null() && size <= room {
         set_errno(before);
         return pointer;
@@ -367,19 +378,20 @@ unsafe fn moved_or_kept(
     block
 }
 
-/// A new block, of `ask`, with what `pointer` holds, which is freed then; null where there is no memory.
+/// Moves the contents of `pointer` to a new block of `allocate`, and frees the old one; null
+/// without memory.
 ///
 /// # Safety
-/// As for [`realloc`]; it has that room, and the new one has `size` bytes.
+/// As for [`realloc`]; the block has that room, and the new one has `size` bytes.
 unsafe fn moved(
     pointer: *mut c_void,
     room: usize,
     size: usize,
-    ask: impl FnOnce() -> *mut c_void,
+    allocate: impl FnOnce() -> *mut c_void,
 ) -> *mut c_void {
-    let block = ask();
+    let block = allocate();
     if !block.is_null() {
-        // SAFETY: the caller's promise, and the new one is so large; what it held is there then.
+        // SAFETY: the caller's promise; both blocks have that size, and the copy precedes the free.
         unsafe {
             heap::copy(pointer.addr(), block.addr(), room.min(size));
             free(pointer);
@@ -388,10 +400,10 @@ unsafe fn moved(
     block
 }
 
-/// A block of the program's allocator gets a large size.
+/// Resizes a block of the program's allocator to a large size.
 ///
 /// # Safety
-/// As for [`realloc`], which `resize` calls.
+/// As for [`realloc`]; `resize` is that of the program's allocator.
 #[cold]
 #[inline(never)]
 unsafe fn resize_large(
@@ -403,7 +415,7 @@ unsafe fn resize_large(
     let room = unsafe { (next::malloc_usable_size.get())(pointer) };
     let from = match main_heap::part(size) {
         Part::All => return in_main_heap(size, resize),
-        // It may grow where it is, or into free memory.
+        // The block may grow in place, or move to free memory.
         Part::Free if !sandbox::is_entered() && !sandbox::is_entered_later() => {
             let block = from_glibc(&resize);
             if block.is_null() || program_break::is_below(block.addr(), heap_end()) {
@@ -415,12 +427,13 @@ unsafe fn resize_large(
     };
     let Some(block) = large(size, ALIGN, false) else {
         return if from == pointer {
-            behind(resize)
+            fallback(resize)
         } else {
             from
         };
     };
-    // SAFETY: the caller's promise, or glibc has just mapped it; what it held is in the new block then, which has room.
+    // SAFETY: the caller's promise, or glibc has just mapped `from`; both blocks have that size,
+    // and the copy precedes the free.
     unsafe {
         copy_out(from, block, room.min(size), from != pointer);
         (next::free.get())(from);
@@ -428,11 +441,11 @@ unsafe fn resize_large(
     block
 }
 
-/// Copies the start of a block, a piece at a time. Where glibc has mapped it (`is_mapped`) each piece goes at once: the block
-/// is not there twice.
+/// Copies the start of a block piece by piece. If glibc has mapped the block (`is_mapped`), drops
+/// each piece, so that the contents are not resident twice.
 ///
 /// # Safety
-/// Both have room for `length` bytes, and nothing else uses them.
+/// Both blocks have `length` bytes, and nothing else uses them.
 unsafe fn copy_out(from: *mut c_void, to: *mut c_void, length: usize, is_mapped: bool) {
     const PIECE_BYTES: usize = 2 << 20;
     let page = rustix::param::page_size();
@@ -443,9 +456,9 @@ unsafe fn copy_out(from: *mut c_void, to: *mut c_void, length: usize, is_mapped:
         unsafe { heap::copy(start, to.addr() + at, piece) };
         let (first, last) = (start.next_multiple_of(page), (start + piece) & !(page - 1));
         if is_mapped && first < last {
-            let gone = with_exposed_provenance_mut(first);
-            // SAFETY: whole pages of what was copied.
-            unsafe { (next::madvise.get())(gone, last - first, libc::MADV_DONTNEED) };
+            let copied = with_exposed_provenance_mut(first);
+            // SAFETY: whole pages that were copied.
+            unsafe { (next::madvise.get())(copied, last - first, libc::MADV_DONTNEED) };
         }
     }
 }
@@ -498,10 +511,10 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
         let mut block = mimalloc::allocate(size, align, false);
         if block.is_null() && is_large(size) {
             // SAFETY: memalign(3).
-            let ask = || unsafe { (next::memalign.get())(align, size) };
+            let allocate = || unsafe { (next::memalign.get())(align, size) };
             let before = next::errno();
             block = match part(size, align) {
-                Part::All => in_main_heap(size, ask),
+                Part::All => in_main_heap(size, allocate),
                 Part::Free => between(size, align, false).unwrap_or(ptr::null_mut()),
                 Part::None => ptr::null_mut(),
             };
@@ -517,16 +530,16 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
         }
     }
     // SAFETY: the same call.
-    let ask = || unsafe { (next::posix_memalign.get())(out, align, size) };
-    let answer = ask();
-    if answer == libc::ENOMEM && gather::is_pending() && gather::drain() {
-        return ask();
+    let allocate = || unsafe { (next::posix_memalign.get())(out, align, size) };
+    let error = allocate();
+    if error == libc::ENOMEM && gather::is_pending() && gather::drain() {
+        return allocate();
     }
-    if answer == 0 {
-        // SAFETY: it has just been written there.
-        small(unsafe { *out });
+    if error == 0 {
+        // SAFETY: posix_memalign(3) has just written it.
+        observed(unsafe { *out });
     }
-    answer
+    error
 }
 
 /// valloc(3).
@@ -566,7 +579,7 @@ pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
 /// mallopt(3).
 ///
 /// # Safety
-/// As the C library has it.
+/// As for the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
     if matches!(
@@ -582,8 +595,8 @@ pub unsafe extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
 /// malloc_trim(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_trim(pad: usize) -> c_int {
-    let ours = heap::trim() | mimalloc::trim();
+    let trimmed = heap::trim() | mimalloc::trim();
     // SAFETY: the same call.
-    let theirs = unsafe { (next::malloc_trim.get())(pad) };
-    c_int::from(ours || theirs != 0)
+    let result = unsafe { (next::malloc_trim.get())(pad) };
+    c_int::from(trimmed || result != 0)
 }

@@ -1,13 +1,14 @@
-//! Calls that read or write memory of the program's: read(2) and its kin; and those that lose something where they cannot write, a
-//! connection or the end of a child: accept(2), wait(2).
+//! Calls that read or write the program's memory: read(2) and similar ones; accept(2) and wait(2),
+//! which lose a connection or a child's status if they cannot write.
 //!
-//! A system call into shared memory that comes in by blocks ([`jumbo_inside::shmem::user`]) and was never touched would fail
-//! with EFAULT: so it is brought in before. Where there is no such memory a call costs a comparison and a jump.
+//! A system call on untouched shared memory that user space populates
+//! ([`jumbo_inside::shmem::user`]) would fail with EFAULT: so the memory is populated before the
+//! call. Without such memory a call costs a comparison and a jump.
 //!
-//! All of them are points at which a thread can be cancelled, which unwinds its stack, and Rust's frames take no part in
-//! that. So ours are not there any more when the call is made: each function is a few instructions that jump on to
-//! the next definition, with registers and stack as they were. What is on the stack before that is told to debuggers, profilers and
-//! handlers of signals that unwind it (.eh_frame).
+//! All of them are cancellation points, and a cancellation unwinds the stack, which Rust frames do
+//! not support. So each function is a few instructions that jump to the next definition, with
+//! registers and stack unchanged. Until the jump, .eh_frame describes the stack to debuggers,
+//! profilers and signal handlers.
 
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long};
@@ -17,14 +18,14 @@ use jumbo_inside::sys::copy_words;
 
 use crate::next;
 
-/// Defines functions: the name, the number of the system call that is the same, and what looks at their arguments, six at
-/// the most.
+/// Defines functions: the name, the number of the same system call, and the function that takes
+/// their arguments, at most six.
 macro_rules! buffers {
-    ($($name:ident $($number:ident)?: $look:ident;)*) => {
-        /// The numbers of these calls.
+    ($($name:ident $($number:ident)?: $touch:ident;)*) => {
+        /// System call numbers of the table.
         pub(crate) const NUMBERS: &[c_long] = &[$($(libc::$number,)?)*];
 
-        /// Brings in what the system call of that number reads or writes.
+        /// Populates the memory that the system call of that number reads or writes.
         pub(crate) extern "C" fn touch_for(
             number: c_long,
             first: usize,
@@ -35,7 +36,7 @@ macro_rules! buffers {
             sixth: usize,
         ) {
             match number {
-                $($(libc::$number => $look(first, second, third, fourth, fifth, sixth),)?)*
+                $($(libc::$number => $touch(first, second, third, fourth, fifth, sixth),)?)*
                 _ => {}
             }
         }
@@ -62,7 +63,7 @@ macro_rules! buffers {
                 "push r8", ".cfi_adjust_cfa_offset 8",
                 "push r9", ".cfi_adjust_cfa_offset 8",
                 "sub rsp, 8", ".cfi_adjust_cfa_offset 8",
-                "call {look}",
+                "call {touch}",
                 "add rsp, 8", ".cfi_adjust_cfa_offset -8",
                 "pop r9", ".cfi_adjust_cfa_offset -8",
                 "pop r8", ".cfi_adjust_cfa_offset -8",
@@ -74,7 +75,7 @@ macro_rules! buffers {
                 "jmp [rip + {next}]",
                 ".cfi_endproc",
                 ranges = sym RANGES,
-                look = sym $look,
+                touch = sym $touch,
                 next = sym next::$name,
             );
             #[cfg(target_arch = "aarch64")]
@@ -88,7 +89,7 @@ macro_rules! buffers {
                 "stp x0, x1, [sp, #-64]!", ".cfi_adjust_cfa_offset 64",
                 "stp x2, x3, [sp, #16]", "stp x4, x5, [sp, #32]",
                 "str x30, [sp, #48]", ".cfi_rel_offset x30, 48",
-                "bl {look}",
+                "bl {touch}",
                 "ldr x30, [sp, #48]", ".cfi_restore x30",
                 "ldp x4, x5, [sp, #32]", "ldp x2, x3, [sp, #16]",
                 "ldp x0, x1, [sp], #64", ".cfi_adjust_cfa_offset -64",
@@ -98,7 +99,7 @@ macro_rules! buffers {
                 "br x16",
                 ".cfi_endproc",
                 ranges = sym RANGES,
-                look = sym $look,
+                touch = sym $touch,
                 next = sym next::$name,
             );
         }
@@ -106,7 +107,7 @@ macro_rules! buffers {
     };
 }
 
-/// Where the number of ranges stands, for the machine code above.
+/// Number of ranges that user space populates, for the machine code above.
 pub(crate) static RANGES: &core::sync::atomic::AtomicUsize = jumbo_inside::shmem::user::RANGES;
 
 buffers! {
@@ -147,14 +148,17 @@ buffers! {
     fwrite_unlocked: elements;
 }
 
-/// The lower half of a register: an `int`, whose upper half the calling conventions leave open.
+/// Maximum number of vectors or messages of one call.
+const UIO_MAXIOV: usize = 1024;
+
+/// Returns the lower half of a register with an `int`; the upper half is undefined.
 const fn low(word: usize) -> usize {
     word & u32::MAX as usize
 }
 
-/// A name of a socket, and its length, which the kernel writes.
+/// Touches the name of a socket and the name's length, which the kernel writes.
 fn touch_name(name: usize, length: usize) {
-    // The kernel writes no longer name.
+    // The longest name that the kernel writes.
     touch(name, size_of::<libc::sockaddr_storage>());
     touch(length, size_of::<libc::socklen_t>());
 }
@@ -163,108 +167,108 @@ fn touch_status(status: usize) {
     touch(status, size_of::<c_int>());
 }
 
-// Each is given six registers, of which the call may have set fewer.
+// Each function below takes six registers, of which the call may have set fewer.
 
-/// A descriptor, an address, a length.
+/// Arguments: descriptor, address, length.
 extern "C" fn one(_: usize, address: usize, length: usize, _: usize, _: usize, _: usize) {
     touch(address, length);
 }
 
-/// The same, flags, the address of a name, the address of its length.
+/// Arguments: descriptor, address, length, flags, address of a name, address of its length.
 extern "C" fn from(_: usize, address: usize, length: usize, _: usize, name: usize, size: usize) {
     touch(address, length);
     touch_name(name, size);
 }
 
-/// The same, flags, the address of a name, its length.
+/// Arguments: descriptor, address, length, flags, address of a name, its length.
 extern "C" fn to(_: usize, address: usize, length: usize, _: usize, name: usize, size: usize) {
     touch(address, length);
     touch(name, low(size));
 }
 
-/// A descriptor, the address of a name, the address of its length.
+/// Arguments: descriptor, address of a name, address of its length.
 extern "C" fn accepted(_: usize, name: usize, length: usize, _: usize, _: usize, _: usize) {
     touch_name(name, length);
 }
 
-/// The address of a status.
+/// Arguments: address of a status.
 extern "C" fn first(status: usize, _: usize, _: usize, _: usize, _: usize, _: usize) {
     touch_status(status);
 }
 
-/// A process, the address of a status.
+/// Arguments: process, address of a status.
 extern "C" fn second(_: usize, status: usize, _: usize, _: usize, _: usize, _: usize) {
     touch_status(status);
 }
 
-/// The address of a status, options, the address of a `struct rusage`.
+/// Arguments: address of a status, options, address of a `struct rusage`.
 extern "C" fn usage(status: usize, _: usize, used: usize, _: usize, _: usize, _: usize) {
     touch_status(status);
     touch(used, size_of::<libc::rusage>());
 }
 
-/// A process, and the same.
+/// Arguments: process, address of a status, options, address of a `struct rusage`.
 extern "C" fn usage_of(_: usize, status: usize, _: usize, used: usize, _: usize, _: usize) {
     touch_status(status);
     touch(used, size_of::<libc::rusage>());
 }
 
-/// What is waited for, its number, the address of a `siginfo_t`.
+/// Arguments: kind of ID, ID, address of a `siginfo_t`.
 extern "C" fn id(_: usize, _: usize, information: usize, _: usize, _: usize, _: usize) {
     touch(information, size_of::<libc::siginfo_t>());
 }
 
-/// An address, the size of an element, how many.
+/// Arguments: address, size of an element, number of elements.
 extern "C" fn elements(address: usize, size: usize, count: usize, _: usize, _: usize, _: usize) {
     touch(address, size.saturating_mul(count));
 }
 
-/// A descriptor, the address of an array of `struct iovec`, its length.
+/// Arguments: descriptor, address of an array of `struct iovec`, its length.
 extern "C" fn several(_: usize, vectors: usize, count: usize, _: usize, _: usize, _: usize) {
     touch_vectors(vectors, low(count));
 }
 
-/// A descriptor, the address of a `struct msghdr`.
+/// Arguments: descriptor, address of a `struct msghdr`.
 extern "C" fn message(_: usize, header: usize, _: usize, _: usize, _: usize, _: usize) {
     touch_message(header);
 }
 
-/// A descriptor, the address of an array of `struct mmsghdr`, its length.
+/// Arguments: descriptor, address of an array of `struct mmsghdr`, its length.
 extern "C" fn messages(_: usize, headers: usize, count: usize, _: usize, _: usize, _: usize) {
-    const SIZE: usize = size_of::<libc::mmsghdr>();
-    // UIO_MAXIOV: the kernel takes no more.
-    for at in 0..low(count).min(1024) {
-        let header = headers.wrapping_add(at * SIZE);
-        // Where it says how much came.
-        touch(header, SIZE);
+    const BYTES: usize = size_of::<libc::mmsghdr>();
+    // The kernel takes no more.
+    for at in 0..low(count).min(UIO_MAXIOV) {
+        let header = headers.wrapping_add(at * BYTES);
+        // All of it: the kernel writes the length of the message.
+        touch(header, BYTES);
         touch_message(header);
     }
 }
 
-/// The words of `struct msghdr`: name, its length, vectors, how many, control data, its length.
+/// Touches the parts of a `struct msghdr`.
 fn touch_message(header: usize) {
     let mut words = [0; 6];
-    // All of it: the kernel writes flags behind them.
+    // All of it: the kernel writes the flags.
     touch(header, size_of::<libc::msghdr>());
-    // An address that cannot be read is the kernel's to refuse.
+    // The kernel refuses an unreadable address.
     if copy_words(header, &mut words) == Ok(words.len()) {
         let [name, name_length, vectors, count, control, length] = words;
-        touch(name, name_length & u32::MAX as usize);
+        touch(name, low(name_length));
         touch_vectors(vectors, count);
         touch(control, length);
     }
 }
 
 fn touch_vectors(vectors: usize, count: usize) {
-    const SIZE: usize = size_of::<libc::iovec>();
-    // UIO_MAXIOV: more are an error.
-    if count > 1024 {
+    const BYTES: usize = size_of::<libc::iovec>();
+    // More are an error.
+    if count > UIO_MAXIOV {
         return;
     }
-    touch(vectors, count * SIZE);
+    touch(vectors, count * BYTES);
     for at in 0..count {
         let mut vector = [0; 2];
-        if copy_words(vectors.wrapping_add(at * SIZE), &mut vector) != Ok(vector.len()) {
+        if copy_words(vectors.wrapping_add(at * BYTES), &mut vector) != Ok(vector.len()) {
             return;
         }
         touch(vector[0], vector[1]);

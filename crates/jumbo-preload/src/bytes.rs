@@ -1,14 +1,12 @@
-//! `memcpy` and its kin, for this library alone.
+//! Hidden definitions of `memcpy` and similar functions, for this library.
 //!
-//! glibc chooses among its own by a function (IFUNC), which cannot run while glibc is not relocated: this library, which
-//! needs no other, may be relocated first.
+//! glibc selects its own by IFUNC, which cannot run before glibc is relocated: this library has no
+//! dependencies and may be relocated first. The compiler inserts calls to them anywhere, also in
+//! code that the process of [`jumbo_inside::reaper`] runs after it has unmapped the C library. The
+//! program's own calls are not affected.
 //!
-//! The compiler makes calls to them wherever it likes. The sibling of [`jumbo_inside::reaper`] runs this
-//! library's code when the C library is not mapped any more, so they have to be in this image. They are
-//! hidden: the program's own calls go where they always went.
-//!
-//! Long copies are the processor's business on x86-64 (`rep movsb`, as fast as vector instructions past a
-//! few hundred bytes); short ones are rare here.
+//! On x86-64 `rep movsb` is as fast as vector instructions past a few hundred bytes; shorter copies
+//! are rare here.
 
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(
@@ -23,7 +21,7 @@ core::arch::global_asm!(
     "mov rax, rdi",
     "mov rcx, rdi",
     "sub rcx, rsi",
-    // The target begins within the source: from the end backwards.
+    // The target begins within the source: copy backwards.
     "cmp rcx, rdx",
     "jb 2f",
     "mov rcx, rdx",
@@ -81,7 +79,7 @@ core::arch::global_asm!(
     ".pushsection .text.jumbo_bytes, \"ax\", %progbits",
     "jumbo_hidden memmove",
     "sub x3, x0, x1",
-    // The target begins within the source: from the end backwards.
+    // The target begins within the source: copy backwards.
     "cmp x3, x2",
     "b.hs memcpy",
     "1: cbz x2, 2f",
@@ -106,7 +104,7 @@ core::arch::global_asm!(
     "5: ret",
     "jumbo_hidden memset",
     "mov x3, x0",
-    // The byte, eight times.
+    // The byte, repeated eight times.
     "and x1, x1, #0xff",
     "mov x4, #0x0101010101010101",
     "mul x1, x1, x4",

@@ -1,26 +1,25 @@
 //! Libraries that the program loads: dlopen(3), dlmopen(3).
 //!
-//! `RTLD_DEEPBIND` binds a library to its own dependencies first, and the C library is one: its `free` finds glibc's, not
-//! ours, and gets blocks of ours. The flag is cleared where the program's blocks may be ours.
+//! `RTLD_DEEPBIND` binds a library to its own dependencies first, the C library among them: it
+//! would call glibc's `free` with blocks of this library. So the flag is cleared if the program's
+//! blocks may be this library's.
 //!
-//! A second C library in another namespace (dlmopen(3)) has a `malloc` of its own, which our library is not in front of.
-//! Programs must not pass blocks between the two, with or without us.
+//! A second C library in another namespace (dlmopen(3)) has its own `malloc`, which is not
+//! interposed. Programs must not pass blocks between the two, with or without jumbo.
 //!
-//! glibc finds the caller's namespace, RUNPATH and `$ORIGIN` by the return address. So each function is a few instructions
-//! that jump on to the next definition.
+//! glibc finds the caller's namespace, RUNPATH and `$ORIGIN` by the return address. So each
+//! function is a few instructions that jump to the next definition.
 
 use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_long, c_void};
 
 use crate::{alloc, next};
 
-/// How to go on: returned in two registers.
+/// Target of the jump and mask of the flags, returned in two registers.
 #[repr(C)]
 struct Onward {
-    /// The next definition.
-    address: *mut c_void,
-    /// The flags to keep.
-    kept: usize,
+    next: *mut c_void,
+    flag_mask: usize,
 }
 
 /// dlopen(3).
@@ -30,7 +29,7 @@ struct Onward {
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void {
-    // As the calling conventions have it: the arguments are kept over the call, on an aligned stack.
+    // The arguments are saved over the call, on an aligned stack.
     #[cfg(target_arch = "x86_64")]
     naked_asm!(
         "endbr64", "push rdi", "push rsi", "push rsi", "call {}", "pop rsi", "pop rsi", "pop rdi",
@@ -71,33 +70,31 @@ pub unsafe extern "C" fn dlmopen(
 }
 
 extern "C" fn onward() -> Onward {
-    next::prepare();
+    next::look_up();
     Onward {
-        address: next::dlopen.address(),
-        kept: kept_flags(),
+        next: next::dlopen.address(),
+        flag_mask: flag_mask(),
     }
 }
 
 extern "C" fn onward_in(namespace: c_long) -> Onward {
-    /// `LM_ID_BASE` of <dlfcn.h>: the program's own.
-    const BASE: c_long = 0;
-    next::prepare();
+    /// The program's own namespace (<dlfcn.h>).
+    const LM_ID_BASE: c_long = 0;
+    next::look_up();
     Onward {
-        address: next::dlmopen.address(),
-        kept: if namespace == BASE {
-            kept_flags()
-        } else {
-            usize::MAX
+        next: next::dlmopen.address(),
+        flag_mask: match namespace {
+            LM_ID_BASE => flag_mask(),
+            _ => usize::MAX,
         },
     }
 }
 
-/// The flags that are passed on.
-fn kept_flags() -> usize {
-    /// `RTLD_DEEPBIND` of <bits/dlfcn.h>.
-    const DEEPBIND: usize = 8;
+fn flag_mask() -> usize {
+    /// <bits/dlfcn.h>.
+    const RTLD_DEEPBIND: usize = 8;
     match alloc::is_diverted() {
-        true => !DEEPBIND,
+        true => !RTLD_DEEPBIND,
         false => usize::MAX,
     }
 }

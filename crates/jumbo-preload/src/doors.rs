@@ -1,11 +1,13 @@
-//! The calls of the program that mechanisms hear of: functions of the C library, and the same by syscall(2).
+//! Interposed calls of the program: functions of the C library, and the same calls by syscall(2).
 //!
-//! Each line of `doors!` defines both: the function of that name, and what [`syscall`] does with that number. Both run
-//! the door that the line names, so they cannot reach different mechanisms. A door is given the call and its arguments; it
-//! makes the call when the mechanisms have heard of it.
+//! Each line of `doors!` defines the function of that name and the case of that number in
+//! [`syscall`]. Both run the handler in the line, so they cannot reach different mechanisms. A
+//! handler takes the call and its arguments, sends the events to the mechanisms, and makes the
+//! call.
 //!
-//! Not here: `malloc` and its kin ([`crate::alloc`]), which are no system calls; calls that can be cancelled or unwind
-//! ([`crate::buffers`], [`crate::threads`]) and `dlopen` ([`crate::dlopen`]), which have to be jumps.
+//! Elsewhere: the `malloc` family ([`crate::alloc`]), which are no system calls; calls that can be
+//! cancelled or unwind ([`crate::buffers`], [`crate::threads`]) and `dlopen` ([`crate::dlopen`]),
+//! which have to be jumps.
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -18,7 +20,7 @@ use crate::mechanisms::All;
 use crate::sharing::LOCKS;
 use crate::{buffers, limits, maps, next, sandbox, sharing};
 
-/// A value in a register, as system calls take and give it.
+/// Register value of an argument or result of a system call.
 trait Word {
     fn from_word(word: c_long) -> Self;
     fn word(self) -> c_long;
@@ -64,7 +66,7 @@ impl<T> Word for *mut T {
     }
 }
 
-/// Makes a system call as the program would: by the C library, which sets errno.
+/// Makes a system call through the C library, which sets errno.
 ///
 /// # Safety
 /// As for syscall(2).
@@ -74,15 +76,15 @@ unsafe fn by_number(number: c_long, arguments: &[c_long]) -> c_long {
     unsafe { (next::syscall.get())(number, at(0), at(1), at(2), at(3), at(4), at(5)) }
 }
 
-/// Goes through the door of a call. `: DOOR` is given the call and its arguments, and keeps the C library's promises;
-/// `=> DOOR[TOLD]` is safe, and makes the call as it came.
-macro_rules! go {
+/// Runs the handler of a call. `: HANDLER` takes the call and its arguments, and has the safety
+/// contract of the C function; `=> HANDLER[ARGUMENTS]` is safe, and makes the call unchanged.
+macro_rules! handle {
     ($call:ident($($argument:ident),*): $door:path) => {{
         // SAFETY: the caller's promise.
         unsafe { $door($call, $($argument),*) }
     }};
-    ($call:ident($($argument:ident),*) => $door:path[$($told:expr),*]) => {
-        $door($($told,)* || $call($($argument),*))
+    ($call:ident($($argument:ident),*) => $door:path[$($passed:expr),*]) => {
+        $door($($passed,)* || $call($($argument),*))
     };
 }
 
@@ -92,10 +94,10 @@ fn after<T>((): (), call: impl FnOnce() -> T) -> T {
     call()
 }
 
-/// Functions of the C library that are no system call, or are one by another name.
+/// Defines functions of the C library that are no system call, or one of another name.
 macro_rules! names {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, as $next:ident
-        $(: $door:path)? $(=> $around:path[$($told:expr),*])?;)*) => {$(
+        $(: $door:path)? $(=> $around:path[$($passed:expr),*])?;)*) => {$(
         #[doc = concat!("The C library's ", stringify!($name), ".")]
         ///
         /// # Safety
@@ -104,24 +106,24 @@ macro_rules! names {
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
             // SAFETY: the same call.
             let call = |$($argument: $type),*| unsafe { (next::$next.get())($($argument),*) };
-            go! { call($($argument),*) $(: $door)? $(=> $around[$($told),*])? }
+            handle! { call($($argument),*) $(: $door)? $(=> $around[$($passed),*])? }
         }
     )*};
 }
 
-/// Functions of the C library that are system calls, with the numbers of these.
+/// Defines functions of the C library that are system calls, and their cases by number.
 macro_rules! doors {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, $number:ident
-        $(: $door:path)? $(=> $around:path[$($told:expr),*])?;)*) => {
+        $(: $door:path)? $(=> $around:path[$($passed:expr),*])?;)*) => {
         names! {
             $($name($($argument: $type),*) -> $result, as $name
-                $(: $door)? $(=> $around[$($told),*])?;)*
+                $(: $door)? $(=> $around[$($passed),*])?;)*
         }
 
-        /// The numbers of these calls.
+        /// System call numbers of the table.
         const NUMBERS: &[c_long] = &[$(libc::$number),*];
 
-        /// Makes a call that one of the numbers stands for; `None` for another number.
+        /// Makes a system call of the table; `None` for other numbers.
         ///
         /// # Safety
         /// As for syscall(2).
@@ -136,7 +138,7 @@ macro_rules! doors {
                     #[allow(unused_mut, unused_variables, reason = "some calls take no arguments")]
                     let mut arguments = arguments.into_iter();
                     $(let $argument = <$type as Word>::from_word(arguments.next().unwrap_or(0));)*
-                    Some((go! { call($($argument),*) $(: $door)? $(=> $around[$($told),*])? }).word())
+                    Some((handle! { call($($argument),*) $(: $door)? $(=> $around[$($passed),*])? }).word())
                 })*
                 _ => None,
             }
@@ -185,12 +187,13 @@ doors! {
         SYS_prlimit64: limits::exchange;
 }
 
-// off_t and rlim_t have 64 bits. Programs that were built with large-file support (CPython among them) import the names
-// that end in 64.
+// off_t and rlim_t have 64 bits. Programs built with large-file support (CPython among them) import
+// the names that end in 64.
 names! {
-    // By its number some options answer with 64 bits.
+    // By its number some options return 64 bits. Linux's calling conventions allow to declare all
+    // five arguments.
     prctl(option: c_int, first: c_ulong, second: c_ulong, third: c_ulong, fourth: c_ulong)
-        -> c_int, as prctl: sandbox::control;
+        -> c_int, as prctl => sandbox::control[option, first, second];
     mmap64(addr: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, off: off_t)
         -> *mut c_void, as mmap: maps::map;
     fallocate64(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int,
@@ -211,8 +214,8 @@ names! {
         argument: *mut c_void) -> c_int, as thrd_create => after[All::before_thread()];
 }
 
-/// The calls that only their numbers stand for.
-const NUMBERS_ALONE: &[c_long] = &[
+/// Numbers of calls that [`watched`] handles without a line in the table.
+const OTHER_NUMBERS: &[c_long] = &[
     libc::SYS_prctl,
     libc::SYS_seccomp,
     libc::SYS_landlock_restrict_self,
@@ -221,27 +224,27 @@ const NUMBERS_ALONE: &[c_long] = &[
     libc::SYS_brk,
 ];
 
-/// One more than the largest number that is looked at.
-const END: usize = 512;
+/// Length of [`ACTIONS`]; larger numbers pass.
+const MAX_NUMBERS: usize = 512;
 
-/// The call jumps on at once.
+/// The call jumps to the next definition.
 const PASSES: u8 = 0;
 /// [`watched`] makes the call.
 const IS_WATCHED: u8 = 1;
-/// [`buffers::touch_for`] brings in memory, then the call jumps on: it may wait, and be cancelled.
+/// [`buffers::touch_for`] populates memory before the jump: the call may wait and be cancelled.
 const TOUCHES: u8 = 2;
 
-/// By number: what [`syscall`] does with the call.
-static WAYS: [u8; END] = {
-    let mut ways = [PASSES; END];
+/// Action of [`syscall`] for each system call number.
+static ACTIONS: [u8; MAX_NUMBERS] = {
+    let mut actions = [PASSES; MAX_NUMBERS];
     let lists = [
         (NUMBERS, IS_WATCHED),
-        (NUMBERS_ALONE, IS_WATCHED),
+        (OTHER_NUMBERS, IS_WATCHED),
         (buffers::NUMBERS, TOUCHES),
     ];
     let mut list = 0;
     while list < lists.len() {
-        let (numbers, way) = lists[list];
+        let (numbers, action) = lists[list];
         let mut at = 0;
         while at < numbers.len() {
             #[expect(
@@ -249,18 +252,18 @@ static WAYS: [u8; END] = {
                 reason = "no number is negative; else it is past the end"
             )]
             let number = numbers[at] as usize;
-            ways[number] = way;
+            actions[number] = action;
             at += 1;
         }
         list += 1;
     }
-    ways
+    actions
 };
 
 /// syscall(2).
 ///
-/// A call that is not [`IS_WATCHED`] jumps on to the C library's function with registers and stack as they are, because
-/// some return twice, or on another stack, and some are unwound while they wait.
+/// A call that is not [`IS_WATCHED`] jumps to the C library's function with registers and stack
+/// unchanged: some return twice or on another stack, and some are unwound while they wait.
 ///
 /// # Safety
 /// As for syscall(2).
@@ -273,7 +276,7 @@ pub unsafe extern "C" fn syscall() {
         "endbr64",
         "cmp rdi, {end}",
         "jae 2f",
-        "lea r11, [rip + {ways}]",
+        "lea r11, [rip + {actions}]",
         "cmp byte ptr [r11 + rdi], {is_watched}",
         "je {watched}",
         "jb 2f",
@@ -286,7 +289,7 @@ pub unsafe extern "C" fn syscall() {
         "push rcx", ".cfi_adjust_cfa_offset 8",
         "push r8", ".cfi_adjust_cfa_offset 8",
         "push r9", ".cfi_adjust_cfa_offset 8",
-        // The sixth argument of the call is on the stack, and is the seventh here.
+        // The sixth argument of the call, on the stack, is the seventh argument here.
         "push [rsp + 56]", ".cfi_adjust_cfa_offset 8",
         "call {touch}",
         "add rsp, 8", ".cfi_adjust_cfa_offset -8",
@@ -299,8 +302,8 @@ pub unsafe extern "C" fn syscall() {
         "2:",
         "jmp [rip + {next}]",
         ".cfi_endproc",
-        end = const END,
-        ways = sym WAYS,
+        end = const MAX_NUMBERS,
+        actions = sym ACTIONS,
         is_watched = const IS_WATCHED,
         watched = sym watched,
         ranges = sym buffers::RANGES,
@@ -313,8 +316,8 @@ pub unsafe extern "C" fn syscall() {
         "hint #34",
         "cmp x0, #{end}",
         "b.hs 2f",
-        "adrp x16, {ways}",
-        "add x16, x16, :lo12:{ways}",
+        "adrp x16, {actions}",
+        "add x16, x16, :lo12:{actions}",
         "ldrb w16, [x16, x0]",
         "cmp w16, #{is_watched}",
         "b.eq {watched}",
@@ -335,8 +338,8 @@ pub unsafe extern "C" fn syscall() {
         "ldr x16, [x16, :lo12:{next}]",
         "br x16",
         ".cfi_endproc",
-        end = const END,
-        ways = sym WAYS,
+        end = const MAX_NUMBERS,
+        actions = sym ACTIONS,
         is_watched = const IS_WATCHED,
         watched = sym watched,
         ranges = sym buffers::RANGES,
@@ -345,7 +348,7 @@ pub unsafe extern "C" fn syscall() {
     )
 }
 
-/// The calls that [`syscall`] looks at, with the arguments as they came.
+/// Handles the calls that are [`IS_WATCHED`], with the arguments of [`syscall`].
 ///
 /// # Safety
 /// As for syscall(2).
@@ -367,19 +370,9 @@ unsafe extern "C" fn watched(
     let call = || unsafe { by_number(number, &arguments) };
     match number {
         libc::SYS_prctl => {
-            let words = [second, third, fourth, fifth].map(Word::from_word);
-            let [one, two, three, four] = words;
-            // SAFETY: the caller's promise.
-            unsafe {
-                sandbox::control(
-                    |_, _, _, _, _| call(),
-                    Word::from_word(first),
-                    one,
-                    two,
-                    three,
-                    four,
-                )
-            }
+            let option = Word::from_word(first);
+            let [second, third] = [second, third].map(Word::from_word);
+            sandbox::control(option, second, third, call)
         }
         libc::SYS_seccomp => {
             let [operation, flags] = [first, second].map(Word::from_word);
@@ -391,7 +384,7 @@ unsafe extern "C" fn watched(
             crate::threads::ending();
             call()
         }
-        // SAFETY: the caller's promise; an address of 0 only asks.
+        // SAFETY: the caller's promise; address 0 returns the break and changes nothing.
         libc::SYS_brk => maps::break_moved(|| unsafe { by_number(number, &[0]) }, call),
         _ => call(),
     }

@@ -1,4 +1,4 @@
-//! What stands in the environment that children inherit, and is changed there in place: [`Environment`].
+//! The environment that children inherit, and its changes in place: [`Environment`].
 
 use core::ffi::{CStr, c_char, c_long};
 
@@ -11,17 +11,17 @@ use rustix::thread::gettid;
 
 use crate::glibc;
 
-/// This library's file name, as it ends its entry in LD_PRELOAD.
+/// End of this library's entry in LD_PRELOAD.
 const LIBRARY: &[u8] = b"libjumbo_preload.so";
-/// What the launcher adds to GLIBC_TUNABLES.
+/// Entry of the launcher in GLIBC_TUNABLES.
 const TUNABLE: &[u8] = b"glibc.malloc.hugetlb=1";
 
 unsafe extern "C" {
     static mut environ: *mut *mut c_char;
 }
 
-/// What this library calls in a program's start beyond the dynamic loader, and what is not to be told from it.
-const STARTING: &[c_long] = &[
+/// System calls of this library at a program's start, and of the dynamic loader.
+const START_CALLS: &[c_long] = &[
     libc::SYS_openat,
     libc::SYS_read,
     libc::SYS_close,
@@ -48,9 +48,9 @@ const STARTING: &[c_long] = &[
     libc::SYS_mincore,
 ];
 
-/// A seccomp filter is at work from now on: what is exec'd under it inherits it. One that lets all calls pass is known
-/// there. Of one that does not let advice pass glibc must not hear with its tunable, which it obeys long before a library
-/// of ours runs. `None`: not known.
+/// Adapts the environment to a new seccomp filter, which executed programs inherit: counts a filter
+/// that allows all calls of a start, and removes glibc's tunable under one that forbids advice,
+/// since glibc reads it before this library runs. `None`: an unknown filter.
 pub(crate) fn entered(filter: Option<&[libc::sock_filter]>) {
     let environment = Environment::current();
     let name = Orders::VARIABLE.as_bytes();
@@ -61,10 +61,10 @@ pub(crate) fn entered(filter: Option<&[libc::sock_filter]>) {
         return;
     };
     let orders = Orders::decode(text);
-    let lets = |filter: &[libc::sock_filter]| {
+    let allows_start = |filter: &[libc::sock_filter]| {
         let here = entered as *const () as usize;
         let thp = libc::PR_GET_THP_DISABLE.cast_unsigned() as usize;
-        let mut calls = STARTING.iter();
+        let mut calls = START_CALLS.iter();
         calls.all(|call| bpf::allows(filter, &Call::new(*call, here, [thp, 0, 0, 0, 0, 0])))
     };
     if !sandbox::allows_advice() {
@@ -72,15 +72,15 @@ pub(crate) fn entered(filter: Option<&[libc::sock_filter]>) {
             environment.leave_tunable();
         }
     } else if let Some(digits) = Orders::launched_digits(text)
-        && filter.is_some_and(lets)
+        && filter.is_some_and(allows_start)
     {
         let known = orders.launched_under.saturating_add(1);
         environment.overwrite(name, digits.start, known);
     }
 }
 
-/// Takes what the launcher added out of the environment, so that children run without us. The strings
-/// are only ever cut shorter, in place.
+/// Removes the launcher's entries, so that children run without jumbo. Shortens the strings in
+/// place.
 pub(crate) fn leave(tunable: bool, environment: &Environment) {
     environment.cut(
         b"LD_PRELOAD",
@@ -93,11 +93,11 @@ pub(crate) fn leave(tunable: bool, environment: &Environment) {
     environment.remove(Orders::VARIABLE.as_bytes());
 }
 
-/// The root is another one, unless that was refused. Where this library is not below it, children run without us: the dynamic loader
-/// would complain in each.
+/// Removes the launcher's entries after a change of the root, if this library is not below the new
+/// one: the dynamic loader would print an error in each child.
 pub(crate) fn rooted() {
-    // The child of a vfork(2) has the memory of the process that goes on outside: it is not the thread that glibc takes it
-    // for. A filter may end who asks.
+    // A vfork(2) child uses the memory of its parent, whose root stays: its thread ID differs from
+    // the one in glibc's thread block. A seccomp filter may kill a caller of gettid(2).
     if sandbox::is_entered_later()
         || gettid().as_raw_nonzero().get().unsigned_abs() != glibc::thread()
     {
@@ -119,41 +119,42 @@ pub(crate) fn rooted() {
     }
 }
 
-/// The process's environment.
+/// Environment of the process.
 pub(crate) struct Environment(*mut *mut c_char);
 
 impl Environment {
     /// # Safety
-    /// `vector` is null, or an environment as execve(2) lays it out, which no other code changes while
-    /// this lives.
+    /// `vector` is null, or an environment in the layout of execve(2), which no other code changes
+    /// while this value lives.
     pub(crate) const unsafe fn new(vector: *mut *mut c_char) -> Self {
         Self(vector)
     }
 
-    /// As the C library has it.
+    /// Returns the environment of the C library.
     pub(crate) fn current() -> Self {
-        // SAFETY: the C library's own; as with getenv(3), the program sees to it that no other thread changes it now.
+        // SAFETY: the C library's vector; as for getenv(3), the program ensures that no thread
+        // changes it now.
         unsafe { Self::new((&raw const environ).read()) }
     }
 
     fn slots(&self) -> impl Iterator<Item = *mut *mut c_char> {
         let mut slot = self.0;
         core::iter::from_fn(move || {
-            // SAFETY: `new`'s promise: the vector goes on until its null pointer.
+            // SAFETY: the promise to `new`: a null pointer ends the vector.
             if slot.is_null() || unsafe { slot.read() }.is_null() {
                 return None;
             }
             let this = slot;
-            // SAFETY: this entry is not the last one, so there is a next.
+            // SAFETY: this entry is not the last one.
             slot = unsafe { slot.add(1) };
             Some(this)
         })
     }
 
-    /// The slot of `name`, and where in its string the value begins.
+    /// Returns the slot of `name`, and the offset of the value in its string.
     fn find(&self, name: &[u8]) -> Option<(*mut *mut c_char, usize)> {
         self.slots().find_map(|slot| {
-            // SAFETY: `new`'s promise: each entry is a terminated string.
+            // SAFETY: the promise to `new`: each entry is a terminated string.
             let entry = unsafe { CStr::from_ptr(slot.read()) }.to_bytes();
             let rest = entry.strip_prefix(name)?;
             rest.starts_with(b"=").then_some((slot, name.len() + 1))
@@ -166,7 +167,7 @@ impl Environment {
         Some(&unsafe { CStr::from_ptr(slot.read()) }.to_bytes()[offset..])
     }
 
-    /// Writes a number over the ten digits at an offset of a value.
+    /// Overwrites the ten digits at an offset of a value with a number.
     pub(crate) fn overwrite(&self, name: &[u8], at: usize, mut number: u32) {
         let Some((slot, offset)) = self.find(name) else {
             return;
@@ -174,8 +175,8 @@ impl Environment {
         for place in (0..10).rev() {
             let digit = b'0' + u8::try_from(number % 10).unwrap_or(0);
             number /= 10;
-            // SAFETY: the string is writable (the kernel puts it on the stack), read by no other thread now,
-            // and the caller found ten digits there.
+            // SAFETY: the string is writable (on the stack), no other thread reads it now, and the
+            // caller found ten digits there.
             unsafe {
                 slot.read()
                     .add(offset + at + place)
@@ -185,25 +186,25 @@ impl Environment {
         }
     }
 
-    /// The digit of the orders that says whether orphans are taken; or null.
+    /// Returns the address of the digit for orphans in the orders, or null.
     pub(crate) fn orphans_digit(&self) -> *mut u8 {
         let found = self.find(Orders::VARIABLE.as_bytes());
         let orders = self.value(Orders::VARIABLE.as_bytes());
         let orders = orders.and_then(|value| core::str::from_utf8(value).ok());
         match (found, orders.and_then(Orders::orphans_digit)) {
-            // SAFETY: `find`'s and `value`'s: it is a byte of the string.
+            // SAFETY: as in `value`: it is a byte of the string.
             (Some((slot, offset)), Some(at)) => unsafe { slot.read().add(offset + at).cast() },
             _ => core::ptr::null_mut(),
         }
     }
 
-    /// Cuts the entries that `unwanted` names out of a list, and the variable if nothing is left.
+    /// Removes `unwanted` entries from a list, and the variable if none is left.
     fn cut(&self, name: &[u8], unwanted: impl Fn(&[u8]) -> bool, separator: impl Fn(u8) -> bool) {
         let Some((slot, offset)) = self.find(name) else {
             return;
         };
-        // SAFETY: the string is terminated, writable (the kernel puts it on the stack), and read by
-        // no other thread now; `length` does not reach past its end.
+        // SAFETY: the string is terminated and writable (on the stack), no other thread reads it
+        // now, and `length` is that of the rest of it.
         let value = unsafe {
             let start = slot.read().add(offset).cast::<u8>();
             let length = CStr::from_ptr(start.cast()).to_bytes().len();
@@ -218,7 +219,7 @@ impl Environment {
                 .map_or(length, |at| from + at);
             if !unwanted(&value[from..end]) {
                 if to > 0 {
-                    // The separator that stood in front of this entry.
+                    // The separator before this entry.
                     value[to] = value[from - 1];
                     to += 1;
                 }

@@ -1,10 +1,11 @@
-//! What is known of glibc's insides: whose thread this is ([`thread`]), and where its malloc keeps the tunable that
-//! has it advise its heap ([`follow`]).
+//! Internals of glibc: the thread's ID ([`thread`]), and the variable by which its malloc advises
+//! its heap ([`follow`]).
 //!
-//! The launcher sets that tunable, so that a heap grows on huge pages; glibc then calls madvise(2) each time it grows.
-//! Behind a filter that does not let that pass it must not, nor while the heap has not earned huge pages, and there is no
-//! function to tell it. So the word is found that it looks at (`mp_.thp_pagesize`, malloc/malloc.c), and is 0 meanwhile, as
-//! it is without the tunable. Where it is not found for certain, all is left as it is.
+//! The launcher sets the tunable `glibc.malloc.hugetlb=1`: glibc then calls madvise(2) each time
+//! its heap grows. It must not do so under a filter that forbids that, nor while the heap has not
+//! earned huge pages, and no function changes it. So jumbo finds the variable (`mp_.thp_pagesize`,
+//! malloc/malloc.c) and sets it to 0 meanwhile, as without the tunable. If the search is not
+//! unique, nothing changes.
 
 use core::ffi::c_int;
 use core::ops::Range;
@@ -17,40 +18,42 @@ use rustix::thread::gettid;
 
 use crate::{next, symbols};
 
-/// The ID of the calling thread as the C library has it, by pthread_getcpuclockid(3), which makes no system call. The kernel
-/// reads the ID out of such a clock's number: its upper 29 bits, inverted (`CPUCLOCK_PID`, include/linux/posix-timers.h).
-/// 0 where it cannot be told. In a child of vfork(2) it is the parent's.
+/// Returns the calling thread's ID in the C library, by pthread_getcpuclockid(3), without a system
+/// call. The upper 29 bits of the clock's number are the inverted ID (`CPUCLOCK_PID`,
+/// include/linux/posix-timers.h). 0 if it is not available. In a vfork(2) child it is the parent's.
 pub(crate) fn thread() -> u32 {
     let mut clock = -1;
-    // SAFETY: the calling thread lives, and the number is written to `clock`.
+    // SAFETY: the calling thread is alive, and the number is written to `clock`.
     match unsafe { (next::pthread_getcpuclockid.get())(libc::pthread_self(), &raw mut clock) } {
-        // Before glibc 2.34 it is libpthread's, which a program with one thread may not load.
+        // Before glibc 2.34 the function is in libpthread, which a program with one thread may not
+        // load.
         libc::ENOENT if !sandbox::is_entered() => gettid().as_raw_nonzero().get().cast_unsigned(),
         _ => (!(clock >> 3)).cast_unsigned(),
     }
 }
 
-/// What the word is while the tunable is in force; 0: it is none of ours.
-static PAGE: AtomicUsize = AtomicUsize::new(0);
-/// Where it is, once that was asked.
-static PLACE: AtomicPtr<AtomicUsize> = AtomicPtr::new(ptr::null_mut());
+/// Value of the variable while the tunable is in force; 0 if jumbo did not set the tunable.
+static PMD_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Address of the variable, once it is found.
+static VARIABLE: AtomicPtr<AtomicUsize> = AtomicPtr::new(ptr::null_mut());
 
-/// glibc's data: asked at the start, since the dynamic loader answers under its lock, and malloc may be called under that.
+/// Start and end of glibc's data. Looked up at the start, since the dynamic loader takes a lock for
+/// that, under which malloc may be called.
 static DATA: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
 
-/// The launcher set the tunable. At the start of the program.
+/// Starts to control the advice, at the start of a program with the launcher's tunable.
 pub(crate) fn watch(pmd: usize) {
     let data = data();
     DATA.0.store(data.start, Ordering::Relaxed);
     DATA.1.store(data.end, Ordering::Relaxed);
-    PAGE.store(pmd, Ordering::Relaxed);
+    PMD_BYTES.store(pmd, Ordering::Relaxed);
     follow();
 }
 
-/// Whether the heap has earned the advice for its next step.
+/// Set if the heap has earned the advice for its next step.
 static IS_EARNED: AtomicBool = AtomicBool::new(true);
 
-/// Has glibc advise the next steps of its heap, or not; and whether it did before.
+/// Sets whether glibc advises the next steps of its heap. Returns the previous value.
 #[cold]
 pub(crate) fn earn(is_earned: bool) -> bool {
     let before = IS_EARNED.swap(is_earned, Ordering::Relaxed);
@@ -60,7 +63,8 @@ pub(crate) fn earn(is_earned: bool) -> bool {
     before
 }
 
-/// Sets the size from which on glibc maps a block by itself, as it would have done by now. mallopt(3).
+/// Sets glibc's mmap and trim thresholds by mallopt(3) to the values that they would have in a
+/// plain program.
 pub(crate) fn set_threshold() {
     static THRESHOLD: AtomicUsize = AtomicUsize::new(0);
     let Some(threshold) = main_heap::threshold() else {
@@ -71,7 +75,7 @@ pub(crate) fn set_threshold() {
         return;
     }
     if before == 0 {
-        // Before, the word is not found that says whether glibc advises its heap.
+        // `follow` finds the variable only after the initialisation.
         next::start_malloc();
     }
     for (parameter, bytes) in [
@@ -79,39 +83,40 @@ pub(crate) fn set_threshold() {
         (libc::M_TRIM_THRESHOLD, 2 * threshold),
     ] {
         if let Ok(bytes) = c_int::try_from(bytes) {
-            // SAFETY: it changes a word of glibc's.
+            // SAFETY: the call changes a variable of glibc.
             unsafe { (next::mallopt.get())(parameter, bytes) };
         }
     }
 }
 
-/// Whether glibc's malloc has to be kept from advising its heap, which it does once it has initialised itself.
-pub(crate) fn is_to_be_told() -> bool {
-    PAGE.load(Ordering::Relaxed) != 0 && !sandbox::allows_advice()
+/// Reports whether glibc's malloc must not advise its heap, which it would do once it is
+/// initialised.
+pub(crate) fn must_not_advise() -> bool {
+    PMD_BYTES.load(Ordering::Relaxed) != 0 && !sandbox::allows_advice()
 }
 
-/// Has glibc advise its heap where that is harmless, and only there. Before its malloc has initialised itself, the word
-/// is not found: [`crate::next`] asks again then.
+/// Enables glibc's advice if it is allowed and earned, else disables it. The variable is not found
+/// before malloc is initialised; [`crate::next`] calls this again then.
 pub(crate) fn follow() {
-    let page = PAGE.load(Ordering::Relaxed);
+    let pmd = PMD_BYTES.load(Ordering::Relaxed);
     let advises = sandbox::allows_advice() && IS_EARNED.load(Ordering::Relaxed);
-    if page == 0 || advises && PLACE.load(Ordering::Acquire).is_null() {
+    if pmd == 0 || advises && VARIABLE.load(Ordering::Acquire).is_null() {
         return;
     }
-    if PLACE.load(Ordering::Acquire).is_null() {
-        PLACE.store(find(page), Ordering::Release);
+    if VARIABLE.load(Ordering::Acquire).is_null() {
+        VARIABLE.store(find(pmd), Ordering::Release);
     }
-    // SAFETY: null, or a word of glibc's that it reads at any time and never writes after its start.
-    if let Some(word) = unsafe { PLACE.load(Ordering::Acquire).as_ref() } {
-        word.store(if advises { page } else { 0 }, Ordering::Relaxed);
+    // SAFETY: null, or a word that glibc reads at any time and never writes after its start.
+    if let Some(word) = unsafe { VARIABLE.load(Ordering::Acquire).as_ref() } {
+        word.store(if advises { pmd } else { 0 }, Ordering::Relaxed);
     }
 }
 
-/// Where glibc's data is.
+/// Returns the addresses of glibc's data.
 fn data() -> Range<usize> {
     let mut data = 0..0;
     symbols::each(&mut |object| {
-        // No other library has one of that name.
+        // Only glibc has a symbol of this name.
         let is_glibc = object.symbol(c"__libc_malloc").is_some();
         data = object.data().filter(|_| is_glibc).unwrap_or(0..0);
         is_glibc
@@ -119,22 +124,23 @@ fn data() -> Range<usize> {
     data
 }
 
-/// The one word in glibc's data that is `page` and has around it what stands there in `struct malloc_par`; null where
-/// there is none, or more than one.
-fn find(page: usize) -> *mut AtomicUsize {
+/// Finds `mp_.thp_pagesize` by its value and its neighbours in `struct malloc_par`; null unless
+/// exactly one word matches.
+fn find(pmd: usize) -> *mut AtomicUsize {
     let data = DATA.0.load(Ordering::Relaxed)..DATA.1.load(Ordering::Relaxed);
-    // SAFETY: glibc's data, mapped as long as the process lives. Others may write there, so it is read word by word.
+    // SAFETY: glibc's data, mapped as long as the process lives. Other threads may write there, so
+    // it is read word by word.
     let word = |at: usize| unsafe { with_exposed_provenance_mut::<usize>(at).read_volatile() };
     let size = size_of::<usize>();
     let (first, last) = (data.start.next_multiple_of(size), data.end & !(size - 1));
     let mut found = (first..last)
         .step_by(size)
-        .skip(BEFORE)
+        .skip(WORDS_BEFORE)
         .take_while(|at| at + size < last)
-        .filter(|at| word(*at) == page)
+        .filter(|at| word(*at) == pmd)
         .filter(|at| {
-            let before: [usize; BEFORE] = core::array::from_fn(|back| word(at - (back + 1) * size));
-            are_parameters(before, word(at + size))
+            let before = core::array::from_fn(|back| word(at - (back + 1) * size));
+            are_neighbours(before, word(at + size))
         });
     match (found.next(), found.next()) {
         (Some(at), None) => with_exposed_provenance_mut(at),
@@ -142,14 +148,18 @@ fn find(page: usize) -> *mut AtomicUsize {
     }
 }
 
-/// How many words before it are looked at.
-const BEFORE: usize = 3;
+/// Number of words that are checked before the variable.
+const WORDS_BEFORE: usize = 3;
 
-/// Whether these are, backwards, arena_max, arena_test and mmap_threshold, and behind is
-/// hp_pagesize, which is 0 with `hugetlb=1`. glibc 2.35 and later.
-fn are_parameters(before: [usize; BEFORE], behind: usize) -> bool {
-    const FEW: usize = 1 << 16;
-    const MOST: usize = 64 << 20;
+/// Reports whether the words before are, backwards, plausible values of arena_max, arena_test and
+/// mmap_threshold, and the word after is hp_pagesize, which is 0 with `hugetlb=1`. glibc 2.35 and
+/// later.
+fn are_neighbours(before: [usize; WORDS_BEFORE], after: usize) -> bool {
+    const MAX_ARENAS: usize = 1 << 16;
+    const MAX_THRESHOLD: usize = 64 << 20;
     let [arena_max, arena_test, mmap_threshold] = before;
-    arena_max < FEW && (1..FEW).contains(&arena_test) && mmap_threshold <= MOST && behind == 0
+    arena_max < MAX_ARENAS
+        && (1..MAX_ARENAS).contains(&arena_test)
+        && mmap_threshold <= MAX_THRESHOLD
+        && after == 0
 }

@@ -1,21 +1,21 @@
 //! The library that `jumbo run` loads into a program.
 //!
-//! It stands in front of functions of the C library, and turns calls into events that the mechanisms of
-//! [`jumbo_inside`] hear:
+//! It interposes functions of the C library and turns calls into events for the mechanisms of
+//! [`jumbo_inside`]:
 //!
-//! - [`doors`]: the system calls, by name and by number, in one table. Their doors are in [`maps`], [`sharing`],
-//!   [`sandbox`] and [`limits`].
-//! - [`mechanisms`]: who hears, in which order; fork(2).
-//! - [`alloc`]: the `malloc` family, and [`mimalloc`] behind it. [`buffers`]: calls that read and write memory.
-//!   [`threads`]: the end of the first thread. [`dlopen`]: libraries that the program loads.
-//! - [`next`] finds the definitions behind ours, by [`symbols`]. [`start`] is the constructor, [`environment`] what it reads and what
-//!   children inherit, [`reaper`] when the sibling is started and ended, [`glibc`] what is known of glibc's insides,
-//!   [`morecore`] the heap of older ones,
-//!   [`slot`] where others find our counters.
+//! - [`doors`]: one table of system calls, by name and by number. Handlers: [`maps`], [`sharing`],
+//!   [`sandbox`], [`limits`].
+//! - [`mechanisms`]: the receivers of events, in order; the handlers around fork(2).
+//! - [`alloc`]: the `malloc` family; [`mimalloc`]: small objects. [`buffers`]: calls that read and
+//!   write memory. [`threads`]: the end of the first thread. [`dlopen`]: loaded libraries.
+//! - [`next`]: the interposed definitions, found by [`symbols`]. [`start`]: the constructor.
+//!   [`environment`]: the variables that it reads and that children inherit. [`reaper`]: start and
+//!   end of the reaper process. [`glibc`]: internals of glibc. [`morecore`]: the heap of old glibc
+//!   versions. [`slot`]: the symbol by which other processes find the counters.
 //!
-//! Rules of this crate: no allocation, no thread-local, no panic, no lock held over a call that can come
-//! back in, errno left alone by what succeeds. A call that is none of our business costs a few comparisons and
-//! a jump. mimalloc, which is not ours, has thread-locals, and reads the clock.
+//! Rules of this crate: no allocation, no thread-local, no panic, no lock held over a re-entrant
+//! call; a call that succeeds leaves errno unchanged. A call that concerns no mechanism costs a few
+//! comparisons and a jump. mimalloc is the exception: it has thread-locals and reads the clock.
 
 #![no_std]
 

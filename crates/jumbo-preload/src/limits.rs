@@ -1,7 +1,7 @@
-//! Limits that the program gives itself: addresses that it does not use yet begin to count.
+//! setrlimit(2), prlimit(2): limits under which unused addresses count.
 //!
-//! mimalloc's arenas are 256 MiB of addresses, which no limit there was when they were reserved. What is not used of them goes
-//! once there is one; the program has as much then as with glibc alone.
+//! mimalloc's arenas reserve 256 MiB of addresses while no limit is in force. A limit on addresses
+//! or data releases the unused ones, so that the program can use as much as with glibc alone.
 
 use core::ffi::{c_int, c_uint};
 
@@ -48,20 +48,21 @@ pub(crate) unsafe fn exchange(
     answer
 }
 
-/// `pid` has a limit now. A pool was asked for by the user, and stays.
+/// Releases unused addresses if `pid`, which has this limit now, is the own process. A pool stays:
+/// the user requested it.
 ///
 /// # Safety
-/// The limit can be read.
+/// The limit is readable.
 unsafe fn limited(pid: pid_t, resource: c_uint, limit: *const rlimit) {
     let counts = [libc::RLIMIT_AS, libc::RLIMIT_DATA].contains(&resource);
     // SAFETY: the caller's promise.
     let counts = counts && unsafe { (*limit).rlim_cur } != libc::RLIM_INFINITY;
-    // A filter may end who asks for its own ID; with one, mimalloc rests.
+    // A seccomp filter may kill a caller of getpid(2); under one, mimalloc is confined already.
     if !counts || mimalloc::has_pool() || sandbox::is_entered_later() {
         return;
     }
-    // The child of a vfork(2) limits itself, and not the process whose memory it has: it is not the thread that glibc takes
-    // it for.
+    // A vfork(2) child limits itself, not the parent whose memory it uses: its thread ID differs
+    // from the one in glibc's thread block.
     let is_process = gettid().as_raw_nonzero().get().unsigned_abs() == glibc::thread();
     if is_process && (pid == 0 || pid == getpid().as_raw_nonzero().get()) {
         mimalloc::give_up_addresses();

@@ -1,4 +1,4 @@
-//! The doors of the `mmap` family: mmap(2), mremap(2), brk(2), mlock(2), mlockall(2), madvise(2).
+//! Handlers of the `mmap` family: mmap(2), mremap(2), brk(2), mlockall(2), madvise(2).
 
 use core::ffi::{c_int, c_long, c_void};
 use core::ptr::with_exposed_provenance_mut;
@@ -19,21 +19,57 @@ use rustix::io::Errno;
 use crate::mechanisms::{All, ODDLY_ADVISED, PMD};
 use crate::next;
 
-/// Mappings below 2 GiB, which only x86-64 has a flag for.
+/// Flag of mappings below 2 GiB, which only x86-64 has.
 #[cfg(target_arch = "x86_64")]
 const MAP_32BIT: c_int = libc::MAP_32BIT;
 #[cfg(not(target_arch = "x86_64"))]
 const MAP_32BIT: c_int = 0;
+
+/// Flags of mappings that stay as they are: stacks grow into untouched memory, hugetlb pages are
+/// huge, 32-bit addresses are rare.
+const SPECIAL_FLAGS: c_int = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT;
 
 /// Starts covering mappings.
 pub(crate) fn cover(pmd: usize) {
     PMD.store(pmd, Ordering::Release);
 }
 
+/// Arguments of mmap(2).
+#[derive(Clone, Copy)]
+struct MapRequest {
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    off: off_t,
+}
+
+impl MapRequest {
+    fn is_writable(&self) -> bool {
+        self.prot == PROT_READ | PROT_WRITE
+    }
+
+    /// Reports whether the kernel may choose the address.
+    fn is_anywhere(&self) -> bool {
+        self.addr.is_null() && self.flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) == 0
+    }
+
+    /// Reports whether mmap(2) populates the mapping, and neither locks it nor skips absent pages.
+    fn populates(&self) -> bool {
+        self.flags & (MAP_POPULATE | MAP_NONBLOCK | MAP_LOCKED) == MAP_POPULATE
+    }
+
+    /// Reports whether the mapping stays as the program requests it: special, or executable.
+    fn is_special(&self) -> bool {
+        self.flags & SPECIAL_FLAGS != 0 || self.prot & PROT_EXEC != 0
+    }
+}
+
 /// mmap(2).
 ///
 /// # Safety
-/// As for mmap(2): `MAP_FIXED` replaces what is there.
+/// As for mmap(2): `MAP_FIXED` replaces existing mappings.
 pub(crate) unsafe fn map(
     call: impl Fn(*mut c_void, usize, c_int, c_int, c_int, off_t) -> *mut c_void,
     addr: *mut c_void,
@@ -46,29 +82,37 @@ pub(crate) unsafe fn map(
     if flags & (MAP_LOCKED | MAP_POPULATE) != 0 {
         heap::about_to_populate();
     }
-    let map = || any(&call, addr, len, prot, flags, fd, off);
+    let request = MapRequest {
+        addr,
+        len,
+        prot,
+        flags,
+        fd,
+        off,
+    };
+    let map = || any(|addr, flags| call(addr, len, prot, flags, fd, off), request);
     if flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) != 0 {
         All::mapping_at(addr.addr(), len);
-        return All::around_change(|| pending(map, flags, prot, len));
+        return All::around_change(|| drained(map, request));
     }
-    pending(map, flags, prot, len)
+    drained(map, request)
 }
 
-/// Maps, where memory is being freed with regard to that.
+/// Maps memory; if a free is pending, waits for it as needed.
 #[inline(always)]
-fn pending(map: impl Fn() -> *mut c_void, flags: c_int, prot: c_int, len: usize) -> *mut c_void {
+fn drained(map: impl Fn() -> *mut c_void, request: MapRequest) -> *mut c_void {
     if gather::is_pending() {
-        if flags & MAP_ANONYMOUS != 0 || prot & PROT_WRITE != 0 {
-            gather::about_to_allocate(len);
+        if request.flags & MAP_ANONYMOUS != 0 || request.prot & PROT_WRITE != 0 {
+            gather::about_to_allocate(request.len);
         }
-        return again(map, MAP_FAILED);
+        return retried(map, MAP_FAILED);
     }
     map()
 }
 
-/// Makes a call that needs memory, a second time where memory was still being freed when it failed.
+/// Makes a call that needs memory, and repeats it if it failed while a free was pending.
 #[cold]
-fn again<T: PartialEq>(call: impl Fn() -> T, failed: T) -> T {
+fn retried<T: PartialEq>(call: impl Fn() -> T, failed: T) -> T {
     let answer = call();
     if answer == failed && gather::drain() {
         return call();
@@ -77,28 +121,19 @@ fn again<T: PartialEq>(call: impl Fn() -> T, failed: T) -> T {
 }
 
 #[inline(always)]
-fn any(
-    call: &impl Fn(*mut c_void, usize, c_int, c_int, c_int, off_t) -> *mut c_void,
-    addr: *mut c_void,
-    len: usize,
-    prot: c_int,
-    flags: c_int,
-    fd: c_int,
-    off: off_t,
-) -> *mut c_void {
+fn any(map: impl Fn(*mut c_void, c_int) -> *mut c_void, request: MapRequest) -> *mut c_void {
     watch::resume();
+    let MapRequest { len, flags, .. } = request;
     let pmd = PMD.load(Ordering::Relaxed);
     let large = len >= maps::MIN_PACKED_BYTES && flags & MAP_ANONYMOUS != 0;
-    let map = |addr, flags| call(addr, len, prot, flags, fd, off);
     let mapped = if shmem::is_covered(len, flags) && sandbox::allows_advice() {
-        shared(map, addr, len, prot, flags, fd, off)
+        shared(map, request)
     } else if large && pmd != 0 && flags & libc::MAP_TYPE == MAP_PRIVATE && sandbox::allows_advice()
     {
-        anonymous(map, addr, len, prot, flags, pmd)
+        anonymous(map, request, pmd)
     } else {
-        let hint = text_place(addr, len, prot, flags, off);
-        // Where the kernel decides, it is given a hint.
-        let mapped = map(hint.unwrap_or(addr), flags);
+        let hint = text_place(request);
+        let mapped = map(hint.unwrap_or(request.addr), flags);
         if hint.is_some() && mapped != MAP_FAILED {
             maps::advise_text(mapped.addr(), len);
         }
@@ -107,31 +142,26 @@ fn any(
     All::mapped(&Mapping {
         address: mapped.addr(),
         length: len,
-        protection: prot,
+        protection: request.prot,
         flags,
-        descriptor: fd,
+        descriptor: request.fd,
     });
     mapped
 }
 
-/// Memory that processes share.
-fn shared(
-    map: impl Fn(*mut c_void, c_int) -> *mut c_void,
-    addr: *mut c_void,
-    len: usize,
-    prot: c_int,
-    flags: c_int,
-    fd: c_int,
-    off: off_t,
-) -> *mut c_void {
-    let special = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT;
+/// Maps shared memory.
+fn shared(map: impl Fn(*mut c_void, c_int) -> *mut c_void, request: MapRequest) -> *mut c_void {
+    let MapRequest {
+        addr, len, flags, ..
+    } = request;
     let anonymous = flags & MAP_ANONYMOUS != 0;
-    // SAFETY: a number of the program's; it is asked about, and not kept.
-    let file = (!anonymous && fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) });
-    let offset = if anonymous { 0 } else { off };
+    // SAFETY: the program's descriptor; it is queried and not kept.
+    let file =
+        (!anonymous && request.fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(request.fd) });
+    let offset = if anonymous { 0 } else { request.off };
     let offset = usize::try_from(offset).ok();
     let known = match (file, offset) {
-        _ if flags & special != 0 || prot & PROT_EXEC != 0 => None,
+        _ if request.is_special() => None,
         (Some(file), Some(offset)) => shmem::inspect(file, offset, len),
         _ => anonymous.then_some(shmem::SharedMapping {
             own_bytes: len,
@@ -142,11 +172,11 @@ fn shared(
     let Some(mut known) = known else {
         return map(addr, flags);
     };
-    if prot & PROT_WRITE == 0 || flags & MAP_LOCKED != 0 {
+    if request.prot & PROT_WRITE == 0 || flags & MAP_LOCKED != 0 {
         known.own_bytes = 0;
     }
-    let writable = prot == PROT_READ | PROT_WRITE;
-    let anywhere = addr.is_null() && flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) == 0;
+    let writable = request.is_writable();
+    let anywhere = request.is_anywhere();
     let plain = flags & !(MAP_NORESERVE | MAP_POPULATE) == MAP_SHARED | MAP_ANONYMOUS;
     if plain
         && writable
@@ -158,8 +188,8 @@ fn shared(
     let hint = offset
         .filter(|_| anywhere)
         .and_then(|offset| shmem::address_hint(len, offset));
-    // What is populated by mmap itself would be in base pages before it could be advised.
-    let populate = anonymous && writable && populates(flags);
+    // mmap(2) would populate base pages, before the advice.
+    let populate = anonymous && writable && request.populates();
     let kept = if populate { !MAP_POPULATE } else { !0 };
     let mapped = map(hint.map_or(addr, with_exposed_provenance_mut), flags & kept);
     if mapped != MAP_FAILED {
@@ -172,50 +202,44 @@ fn shared(
     mapped
 }
 
-/// Whether mmap(2) is to make pages resident, and no more than that.
-fn populates(flags: c_int) -> bool {
-    flags & (MAP_POPULATE | MAP_NONBLOCK | MAP_LOCKED) == MAP_POPULATE
-}
-
-/// Where text that the program maps itself, from a file, can be mapped by PMDs: as far from a PMD's bounds as it is in
-/// the file. `None` where it is something else.
+/// Returns an address at which PMDs can map text that the program maps from a file: with the file's
+/// offset from a PMD boundary. `None` for other mappings.
 #[inline(always)]
-fn text_place(
-    addr: *mut c_void,
-    len: usize,
-    prot: c_int,
-    flags: c_int,
-    off: off_t,
-) -> Option<*mut c_void> {
+fn text_place(request: MapRequest) -> Option<*mut c_void> {
     let pmd = PMD.load(Ordering::Relaxed);
-    let is_text = prot == PROT_READ | libc::PROT_EXEC && flags == MAP_PRIVATE && addr.is_null();
-    if !is_text || pmd == 0 || len < pmd || !sandbox::allows_advice() {
+    let is_text = request.prot == PROT_READ | PROT_EXEC
+        && request.flags == MAP_PRIVATE
+        && request.addr.is_null();
+    if !is_text || pmd == 0 || request.len < pmd || !sandbox::allows_advice() {
         return None;
     }
-    let offset = usize::try_from(off).ok()? & (pmd - 1);
-    let place = maps::place_large(len.checked_add(offset)?)?;
+    let offset = usize::try_from(request.off).ok()? & (pmd - 1);
+    let place = maps::place_large(request.len.checked_add(offset)?)?;
     Some(with_exposed_provenance_mut(place + offset))
 }
 
-/// Private memory without a file.
+/// Maps private anonymous memory.
 fn anonymous(
     map: impl Fn(*mut c_void, c_int) -> *mut c_void,
-    addr: *mut c_void,
-    len: usize,
-    prot: c_int,
-    flags: c_int,
+    request: MapRequest,
     pmd: usize,
 ) -> *mut c_void {
-    // Stacks grow into what is never touched; hugetlb is huge; 32-bit addresses and code are special.
-    let special = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT;
-    if flags & special != 0 || prot & PROT_EXEC != 0 {
+    let MapRequest {
+        addr,
+        len,
+        prot,
+        flags,
+        ..
+    } = request;
+    let writable = request.is_writable();
+    let anywhere = request.is_anywhere();
+    // A reservation (PROT_NONE) is covered as well: the program makes it accessible later.
+    if request.is_special() || len >= pmd && !writable && prot != PROT_NONE {
         maps::count_unmodified(len);
         return map(addr, flags);
     }
-    let writable = prot == PROT_READ | PROT_WRITE;
-    let anywhere = addr.is_null() && flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) == 0;
-    let plain = flags & !MAP_NORESERVE == MAP_PRIVATE | MAP_ANONYMOUS;
     if len < pmd {
+        let plain = flags & !MAP_NORESERVE == MAP_PRIVATE | MAP_ANONYMOUS;
         if anywhere
             && plain
             && writable
@@ -230,28 +254,13 @@ fn anonymous(
         maps::count_unmodified(len);
         return map(addr, flags);
     }
-    // A reservation (PROT_NONE) is heard as well: the program makes it accessible later.
-    if !writable && prot != PROT_NONE {
-        maps::count_unmodified(len);
-        return map(addr, flags);
-    }
-    let hint = if anywhere {
-        maps::place_large(len)
-    } else {
-        None
-    };
-    // What is populated by mmap itself would be in base pages before it could be advised.
-    let populate = writable && populates(flags);
-    let mapped = map(
-        hint.map_or(addr, with_exposed_provenance_mut),
-        if populate {
-            flags & !MAP_POPULATE
-        } else {
-            flags
-        },
-    );
+    let hint = anywhere.then(|| maps::place_large(len)).flatten();
+    // mmap(2) would populate base pages, before the advice.
+    let populate = writable && request.populates();
+    let kept = if populate { !MAP_POPULATE } else { !0 };
+    let mapped = map(hint.map_or(addr, with_exposed_provenance_mut), flags & kept);
     if mapped != MAP_FAILED {
-        // What is made of a reservation may be touched here and there.
+        // A part of a reservation may be touched sparsely.
         let may_be_sparse =
             flags & MAP_FIXED != 0 && writable && flags & (MAP_POPULATE | MAP_LOCKED) == 0;
         if !may_be_sparse || !maps::commit(mapped.addr(), len) {
@@ -264,8 +273,7 @@ fn anonymous(
     mapped
 }
 
-/// mremap(2). Declared with its fifth argument, which callers leave out when it is not looked at; the
-/// calling conventions of Linux let the callee name it all the same.
+/// mremap(2), declared with its optional fifth argument: Linux's calling conventions allow that.
 ///
 /// # Safety
 /// As for mremap(2).
@@ -290,7 +298,7 @@ pub(crate) unsafe fn remap(
     };
     let remap = |flags| moved_to(All::around_change(|| call(addr, old, new, flags, to)));
     if new > old && gather::is_pending() {
-        // More memory in a place that may have to change: rare enough to wait.
+        // Growth that may move the mapping is rare enough to wait.
         gather::drain();
     }
     let pmd = PMD.load(Ordering::Relaxed);
@@ -299,7 +307,7 @@ pub(crate) unsafe fn remap(
     if grows && flags == MREMAP_MAYMOVE {
         moved = remap(0);
         if moved == MAP_FAILED {
-            // SAFETY: the caller wants the mapping moved.
+            // SAFETY: the caller allows the move.
             let place = unsafe { maps::move_grown(addr.addr(), old, new) };
             moved = moved_to(place.map_or(MAP_FAILED, with_exposed_provenance_mut));
         }
@@ -312,7 +320,7 @@ pub(crate) unsafe fn remap(
             MAP_FAILED
         }
     };
-    // The kernel would unmap what is at a place that the program wants, and refuse then.
+    // The kernel would unmap the target first, and refuse the move then.
     let is_apart = || {
         let (from, to) = (addr.addr(), to.addr());
         let page = heap::BASE_PAGE;
@@ -343,8 +351,8 @@ pub(crate) unsafe fn remap(
     moved
 }
 
-/// munmap(2). A large range may be freed by several threads, or later; in any case its addresses are free
-/// when this returns.
+/// munmap(2). Several threads may free a large range, or free it later; its addresses are free on
+/// return.
 ///
 /// # Safety
 /// As for munmap(2).
@@ -355,14 +363,14 @@ pub(crate) unsafe fn unmap(
     len: usize,
 ) -> c_int {
     All::unmapping(addr.addr(), len);
-    // SAFETY: the program gives up the range.
+    // SAFETY: the program unmaps the range.
     if unsafe { All::unmap(addr.addr(), len) } {
         return 0;
     }
     All::around_change(|| call(addr, len))
 }
 
-/// mprotect(2): text that is about to be written to is not replaced.
+/// mprotect(2): text that becomes writable is not replaced.
 #[inline(always)]
 pub(crate) fn protect(
     addr: *mut c_void,
@@ -377,7 +385,7 @@ pub(crate) fn protect(
     answer
 }
 
-/// dlclose(3), which unmaps past ours.
+/// dlclose(3), which unmaps without calls of interposed functions.
 ///
 /// # Safety
 /// As for dlclose(3).
@@ -390,7 +398,7 @@ pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
 /// sbrk(2).
 pub(crate) fn move_break(increment: isize, call: impl Fn() -> *mut c_void) -> *mut c_void {
     let old = if increment > 0 && gather::is_pending() {
-        again(call, MAP_FAILED)
+        retried(call, MAP_FAILED)
     } else {
         call()
     };
@@ -402,11 +410,11 @@ pub(crate) fn move_break(increment: isize, call: impl Fn() -> *mut c_void) -> *m
 
 /// brk(2).
 pub(crate) fn set_break(call: impl Fn() -> c_int) -> c_int {
-    // SAFETY: sbrk(0) only asks.
+    // SAFETY: sbrk(0) changes nothing.
     let now = || unsafe { (next::sbrk.get())(0) }.addr();
     let before = now();
     let answer = if gather::is_pending() {
-        again(call, -1)
+        retried(call, -1)
     } else {
         call()
     };
@@ -416,7 +424,7 @@ pub(crate) fn set_break(call: impl Fn() -> c_int) -> c_int {
     answer
 }
 
-/// brk(2) by its number, which answers with the break. `now` only asks.
+/// brk(2) by its number, which returns the break. `now` returns the current one.
 pub(crate) fn break_moved(now: impl Fn() -> c_long, call: impl Fn() -> c_long) -> c_long {
     let before = now();
     let after = call();
@@ -429,7 +437,7 @@ pub(crate) fn break_moved(now: impl Fn() -> c_long, call: impl Fn() -> c_long) -
     after
 }
 
-/// The break has moved; a large step is advised.
+/// Advises a large step of the program break.
 fn grown(old: usize, increment: isize) {
     let pmd = PMD.load(Ordering::Relaxed);
     if let Ok(more) = usize::try_from(increment)
@@ -441,7 +449,7 @@ fn grown(old: usize, increment: isize) {
     }
 }
 
-/// mlockall(2): what is mapped from now on may be resident at once.
+/// mlockall(2): later mappings may become resident at once.
 pub(crate) fn lock_all(flags: c_int, call: impl FnOnce() -> c_int) -> c_int {
     All::locking_all();
     let answer = call();
@@ -463,7 +471,7 @@ pub(crate) fn unlock_all(call: impl FnOnce() -> c_int) -> c_int {
 /// madvise(2).
 ///
 /// # Safety
-/// As for madvise(2): some advice drops what the memory holds.
+/// As for madvise(2): some advice drops the contents of the memory.
 pub(crate) unsafe fn advise(
     call: impl Fn(*mut c_void, usize, c_int) -> c_int,
     addr: *mut c_void,

@@ -1,7 +1,8 @@
-//! The list of mechanisms, in the order in which they hear what the program does: [`All`].
+//! The list of mechanisms, in the order in which they receive events: [`All`].
 //!
-//! Those of [`jumbo_inside`] hear by themselves; what hears of this crate is below. The order is that of the locks which
-//! a fork holds together: glibc's streams, mimalloc, the heap with what it frees. [`jumbo_inside::events`] has the protocol.
+//! The mechanisms of this crate are below, the others in [`jumbo_inside`]. The order is that of the
+//! locks that a fork holds: glibc's streams, mimalloc, the heap, pending frees.
+//! [`jumbo_inside::events`] has the protocol.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,7 +14,7 @@ use jumbo_inside::{density, gather, segments, shmem, watch};
 use crate::reaper::auto;
 use crate::{alloc, environment, glibc, mimalloc, next, streams};
 
-/// All mechanisms.
+/// List of all mechanisms.
 pub(crate) type All = jumbo_inside::events::list![
     Streams,
     Mimalloc,
@@ -26,7 +27,7 @@ pub(crate) type All = jumbo_inside::events::list![
     shmem::Events,
     Reaper,
     Glibc,
-    Environment,
+    ChildEnvironment,
     Trace,
 ];
 
@@ -46,7 +47,7 @@ impl Mechanism for Streams {
     }
 }
 
-/// mimalloc, which has the small objects.
+/// Allocator of small objects.
 pub(crate) struct Mimalloc;
 
 impl Mechanism for Mimalloc {
@@ -84,10 +85,11 @@ impl Mechanism for Mimalloc {
 /// The program's own mappings.
 pub(crate) struct Mappings;
 
-/// The PMD size in bytes once mappings are covered; 0 before, and where they are not.
+/// PMD size in bytes; 0 until mappings are covered.
 pub(crate) static PMD: AtomicUsize = AtomicUsize::new(0);
 
-/// The program has advised memory in a way that a copy of it would lose (MADV_DONTFORK, MADV_DONTDUMP).
+/// Set once the program gave advice that a copy of the memory would lose (MADV_DONTFORK,
+/// MADV_DONTDUMP).
 pub(crate) static ODDLY_ADVISED: AtomicBool = AtomicBool::new(false);
 
 impl Mechanism for Mappings {
@@ -98,16 +100,16 @@ impl Mechanism for Mappings {
     }
 
     fn locking(_address: usize, length: usize) {
-        /// Less is no text that would be replaced.
-        const LEAST_BYTES: usize = 1 << 20;
-        // It may be text, which is not replaced then, for the lock would be lost.
-        if length >= PMD.load(Ordering::Relaxed).max(LEAST_BYTES) {
+        /// Minimum size of text that is replaced.
+        const MIN_TEXT_BYTES: usize = 1 << 20;
+        // Text that is replaced would lose the lock.
+        if length >= PMD.load(Ordering::Relaxed).max(MIN_TEXT_BYTES) {
             watch::end();
         }
     }
 }
 
-/// The sibling that gives memory back after the program's end.
+/// Reaper process, which frees the memory after the program's end.
 pub(crate) struct Reaper;
 
 impl Mechanism for Reaper {
@@ -121,7 +123,7 @@ impl Mechanism for Reaper {
     }
 
     unsafe fn is_forked(_pid: u32) {
-        // SAFETY: the caller's promise; the heap counts in a slot of the child's own by now.
+        // SAFETY: the caller's promise; the heap counts in a slot of the child by now.
         unsafe { crate::reaper::forked() };
     }
 }
@@ -142,16 +144,16 @@ impl Mechanism for Glibc {
     }
 }
 
-/// The environment that the program's children inherit.
-pub(crate) struct Environment;
+/// Environment that the program's children inherit.
+pub(crate) struct ChildEnvironment;
 
-impl Mechanism for Environment {
+impl Mechanism for ChildEnvironment {
     fn rooted() {
         environment::rooted();
     }
 }
 
-/// Counts what the others hear, in debug builds, for tests.
+/// Counter of events in debug builds, for tests.
 #[cfg(debug_assertions)]
 pub(crate) use trace::Trace;
 #[cfg(not(debug_assertions))]
@@ -166,7 +168,7 @@ mod trace {
 
     static COUNTS: [AtomicU32; 13] = [const { AtomicU32::new(0) }; 13];
 
-    /// How often the event of that number was heard; -1 past the last one.
+    /// Returns the count of an event by its number; -1 past the last one.
     #[unsafe(no_mangle)]
     extern "C" fn jumbo_events_heard(event: usize) -> i64 {
         COUNTS
@@ -174,68 +176,56 @@ mod trace {
             .map_or(-1, |count| count.load(Ordering::Relaxed).into())
     }
 
-    fn hear(event: usize) {
+    fn count_event(event: usize) {
         if let Some(count) = COUNTS.get(event) {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
+    /// Defines handlers that count their event.
+    macro_rules! count {
+        ($($event:literal $name:ident($($type:ty),*);)*) => {
+            $(fn $name($(_: $type),*) {
+                count_event($event);
+            })*
+        };
+    }
+
     impl Mechanism for Trace {
-        fn unmapping(_address: usize, _length: usize) {
-            hear(0);
-        }
-        fn mapping_at(_address: usize, _length: usize) {
-            hear(1);
-        }
         fn around_change<T>(call: impl FnOnce() -> T) -> T {
-            hear(2);
+            count_event(2);
             call()
         }
-        fn mapped(_mapping: &Mapping) {
-            hear(3);
-        }
-        fn advising(_address: usize, _length: usize, _advice: c_int) {
-            hear(4);
-        }
-        fn locking(_address: usize, _length: usize) {
-            hear(5);
-        }
-        fn locking_all() {
-            hear(6);
-        }
-        fn locked_all(_future: bool) {
-            hear(7);
-        }
-        fn punching() {
-            hear(8);
-        }
-        fn before_confinement() {
-            hear(9);
-        }
-        fn changing_privilege() {
-            hear(10);
-        }
-        fn confining(_is_first: bool) {
-            hear(11);
-        }
-        fn rooted() {
-            hear(12);
+
+        count! {
+            0 unmapping(usize, usize);
+            1 mapping_at(usize, usize);
+            3 mapped(&Mapping);
+            4 advising(usize, usize, c_int);
+            5 locking(usize, usize);
+            6 locking_all();
+            7 locked_all(bool);
+            8 punching();
+            9 before_confinement();
+            10 changing_privilege();
+            11 confining(bool);
+            12 rooted();
         }
     }
 }
 
-/// A handler of pthread_atfork(3).
+/// Handler of pthread_atfork(3) before the fork.
 pub(crate) unsafe extern "C" fn before_fork() {
     events::before_fork::<All>();
 }
 
-/// As [`before_fork`].
+/// Handler of pthread_atfork(3) in the parent.
 pub(crate) unsafe extern "C" fn after_fork() {
     // SAFETY: the C library calls both around fork(2), in one thread.
     unsafe { events::after_fork::<All>() };
 }
 
-/// As [`before_fork`].
+/// Handler of pthread_atfork(3) in the child.
 pub(crate) unsafe extern "C" fn after_fork_child() {
     // SAFETY: as above; this is the child.
     unsafe { events::after_fork_child::<All>(glibc::thread()) };

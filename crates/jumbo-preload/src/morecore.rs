@@ -1,8 +1,9 @@
-//! The heap of glibc before 2.34 in steps of whole huge pages: [`start`].
+//! Growth of the heap in whole huge pages, for glibc before 2.34: [`start`].
 //!
-//! That glibc has no tunable to advise its heap, and grows it by 132 KiB: the first touch of a step comes before the huge page
-//! around it is memory. But it has a hook (`__morecore`, malloc(3)'s sbrk(2)). Ours moves the break to the end of a huge page,
-//! as the tunable of later versions does, advises the step, and gives glibc what it asks for of that.
+//! That glibc has no tunable to advise its heap, and grows it by 132 KiB: the first touch precedes
+//! the mapping of the rest of the huge page. But its malloc(3) calls a hook (`__morecore`) for
+//! sbrk(2). The hook here moves the break to the end of a huge page, as the tunable of later
+//! versions does, advises the step, and returns the requested part of it.
 //!
 //! glibc calls the hook with the lock of its main arena held, or while there is one thread.
 
@@ -18,13 +19,13 @@ use libc::MAP_FAILED;
 use crate::mechanisms::All;
 use crate::{next, symbols};
 
-/// The PMD size in bytes.
-static PMD: AtomicUsize = AtomicUsize::new(0);
-/// The break as glibc has it, and as it is.
-static GIVEN: AtomicUsize = AtomicUsize::new(0);
+static PMD_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Program break as reported to glibc.
+static REPORTED_BREAK: AtomicUsize = AtomicUsize::new(0);
+/// Program break of the process.
 static BREAK: AtomicUsize = AtomicUsize::new(0);
 
-/// Takes the hook, unless the C library has none or the program has taken it.
+/// Installs the hook, unless the C library has none or the program has installed its own.
 pub(crate) fn start(pmd: usize) {
     let mut hook = null_mut::<*mut c_void>();
     let mut default = null_mut();
@@ -33,28 +34,29 @@ pub(crate) fn start(pmd: usize) {
         (hook, default) = (find(c"__morecore").cast(), find(c"__default_morecore"));
         !hook.is_null() && !default.is_null()
     });
-    // SAFETY: glibc's variable; the process has one thread as it starts, and glibc reads it when its heap grows.
+    // SAFETY: glibc's variable; the process has one thread as it starts, and glibc reads the
+    // variable when its heap grows.
     unsafe {
         if !hook.is_null() && hook.read() == default {
-            PMD.store(pmd, Relaxed);
+            PMD_BYTES.store(pmd, Relaxed);
             hook.write(more as *mut c_void);
             program_break::is_followed_otherwise();
         }
     }
 }
 
-/// sbrk(2) for glibc's malloc, but for a failure, which is null.
+/// sbrk(2) for glibc's malloc; null on failure.
 unsafe extern "C" fn more(increment: isize) -> *mut c_void {
-    // SAFETY: glibc's heap alone ends there, or nothing that was given is given back.
+    // SAFETY: only glibc's heap ends there; a step down frees only memory that glibc returned.
     let sbrk = |by| unsafe { (next::sbrk.get())(by) };
     let now = sbrk(0).addr();
     if now != BREAK.load(Relaxed) {
-        // The first call, or the program has moved it.
-        GIVEN.store(now, Relaxed);
+        // The first call, or the program has moved the break.
+        REPORTED_BREAK.store(now, Relaxed);
         BREAK.store(now, Relaxed);
     }
-    let before = GIVEN.load(Relaxed);
-    let pmd = PMD.load(Relaxed);
+    let before = REPORTED_BREAK.load(Relaxed);
+    let pmd = PMD_BYTES.load(Relaxed);
     let Some(after) = before.checked_add_signed(increment) else {
         return null_mut();
     };
@@ -63,7 +65,7 @@ unsafe extern "C" fn more(increment: isize) -> *mut c_void {
         let end = after.next_multiple_of(pmd);
         let end = match step(end) {
             true => end,
-            // A limit.
+            // RLIMIT_DATA may allow the smaller step.
             false if step(after) => after,
             false => return null_mut(),
         };
@@ -76,6 +78,6 @@ unsafe extern "C" fn more(increment: isize) -> *mut c_void {
             BREAK.store(end, Relaxed);
         }
     }
-    GIVEN.store(after, Relaxed);
+    REPORTED_BREAK.store(after, Relaxed);
     with_exposed_provenance_mut(before)
 }

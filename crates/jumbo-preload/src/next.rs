@@ -1,13 +1,14 @@
-//! The definitions behind ours: what the program would have called without us.
+//! The next definitions of interposed functions, as dlsym(3) finds them with RTLD_NEXT.
 //!
-//! They are looked up once, as dlsym(3) does with RTLD_NEXT, by the first call to any of them (the dynamic loader
-//! itself allocates long before our constructor runs). Until then each [`Next`] holds an early
-//! stand-in that does the lookup; afterwards a call through it is a load and a jump. One that the C library lacks keeps its
-//! stand-in, which looks again: before glibc 2.34 libpthread and libdl are libraries that a program may load later.
+//! The first call of any of them looks all of them up: the dynamic loader allocates long before
+//! this library's constructor runs. Until then each [`Next`] holds a stub that does the lookup;
+//! afterwards a call through it is a load and a jump. A function that the C library lacks keeps its
+//! stub, which searches again: before glibc 2.34 a program may load libpthread and libdl later.
 //!
-//! Nothing here allocates. glibc's malloc initialises itself in the program's first call, and moves the program break
-//! then: some programs (GCL's, which write an image of themselves) need the break where the kernel put it. So those who
-//! allocate keep their stand-ins until that call; see [`begin`].
+//! Nothing here allocates. glibc's malloc initialises itself in the program's first call, and moves
+//! the program break then: some programs (GCL's, which write an image of themselves) need the break
+//! where the kernel put it. So allocating functions keep their stubs until that call; see
+//! [`begin`].
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
@@ -15,41 +16,42 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use crate::glibc;
 use crate::symbols::{self, Object};
 
-/// One function behind ours, of type `F`. The address comes first, for machine code to jump through.
+/// Next definition of a function of type `F`. The address is the first field, for jumps of machine
+/// code.
 #[repr(C)]
 pub(crate) struct Next<F> {
     address: AtomicPtr<c_void>,
-    early: *mut c_void,
+    stub: *mut c_void,
     found: AtomicPtr<c_void>,
     name: &'static CStr,
     _type: core::marker::PhantomData<fn() -> F>,
 }
 
-// SAFETY: the one field that is not `Sync` by itself is a function's address, which never changes.
+// SAFETY: the only field that is not `Sync` is the stub's address, which never changes.
 unsafe impl<F> Sync for Next<F> {}
 
 impl<F: Copy> Next<F> {
-    const fn new(name: &'static CStr, early: *mut c_void) -> Self {
+    const fn new(name: &'static CStr, stub: *mut c_void) -> Self {
         assert!(size_of::<F>() == size_of::<*mut c_void>());
         Self {
-            address: AtomicPtr::new(early),
-            early,
+            address: AtomicPtr::new(stub),
+            stub,
             found: AtomicPtr::new(core::ptr::null_mut()),
             name,
             _type: core::marker::PhantomData,
         }
     }
 
-    /// The function to call.
+    /// Returns the function to call.
     #[inline(always)]
     pub(crate) fn get(&self) -> F {
         let address = self.address.load(Ordering::Relaxed);
-        // SAFETY: `new` is given, and `resolve` finds, functions of type F; an `F` is a function pointer
-        // by the assertion in `new`, and the address is never null.
+        // SAFETY: stub and definition are functions of type F; an `F` has the size of a pointer by
+        // the assertion in `new`, and the address is never null.
         unsafe { core::mem::transmute_copy(&address) }
     }
 
-    /// Takes the definition of an object, unless one before it has had one.
+    /// Uses the definition of an object, unless an earlier object had one.
     fn resolve_in(&self, object: &Object<'_>) {
         if !self.is_found()
             && let Some((address, true)) = object.symbol(self.name)
@@ -59,7 +61,7 @@ impl<F: Copy> Next<F> {
         }
     }
 
-    /// Looks once more, among the libraries that were loaded meanwhile.
+    /// Searches again, in libraries that were loaded meanwhile.
     #[cold]
     fn resolve_late(&self) -> bool {
         symbols::each_behind(&mut |object| {
@@ -69,31 +71,31 @@ impl<F: Copy> Next<F> {
         self.is_found()
     }
 
-    /// Whether there is a next definition.
+    /// Reports whether there is a next definition.
     pub(crate) fn is_found(&self) -> bool {
         !self.found.load(Ordering::Relaxed).is_null()
     }
 
-    /// The address of the next definition, to compare or to jump to; the stand-in's where there is none.
+    /// Returns the address of the next definition, or of the stub if there is none.
     pub(crate) fn address(&self) -> *mut c_void {
         let found = self.found.load(Ordering::Relaxed);
-        if found.is_null() { self.early } else { found }
+        if found.is_null() { self.stub } else { found }
     }
 }
 
-/// A [`Next`] of any type.
+/// [`Next`] of any function type.
 trait Deferred {
-    /// Has the next call come through the stand-in.
+    /// Routes calls through the stub.
     fn defer(&self);
-    /// Has further calls go to the next definition.
+    /// Routes calls to the next definition.
     fn publish(&self);
-    /// Whether calls come through the stand-in although the definition is known.
+    /// Reports whether calls go through the stub although the definition is known.
     fn is_deferred(&self) -> bool;
 }
 
 impl<F: Copy> Deferred for Next<F> {
     fn defer(&self) {
-        self.address.store(self.early, Ordering::Relaxed);
+        self.address.store(self.stub, Ordering::Relaxed);
     }
 
     fn publish(&self) {
@@ -102,20 +104,20 @@ impl<F: Copy> Deferred for Next<F> {
 
     fn is_deferred(&self) -> bool {
         let address = self.address.load(Ordering::Relaxed);
-        address == self.early && self.is_found()
+        address == self.stub && self.is_found()
     }
 }
 
-/// thrd_error of <threads.h>, in glibc.
+/// thrd_error of glibc's <threads.h>.
 const THRD_ERROR: c_int = 2;
 
-/// Declares the functions, their early stand-ins, and `resolve_all`.
+/// Declares the functions, their stubs, and `resolve_all`.
 macro_rules! next {
     ($($name:ident: fn($($argument:ident: $type:ty),*) $(-> $result:ty)?, else $failed:expr;)*) => {
         $(
             #[allow(non_upper_case_globals, reason = "named as the functions are")]
             pub(crate) static $name: Next<unsafe extern "C" fn($($type),*) $(-> $result)?> = {
-                unsafe extern "C" fn early($($argument: $type),*) $(-> $result)? {
+                unsafe extern "C" fn stub($($argument: $type),*) $(-> $result)? {
                     if !look_up() || !$name.is_found() && !$name.resolve_late() {
                         return $failed;
                     }
@@ -123,14 +125,14 @@ macro_rules! next {
                         begin();
                         scrub_stack();
                     }
-                    // SAFETY: the caller's promises are passed on unchanged.
+                    // SAFETY: the caller's promise.
                     unsafe { ($name.get())($($argument),*) }
                 }
-                // SAFETY: the bytes end with the one zero that `concat!` adds.
+                // SAFETY: the bytes end with the only zero, which `concat!` adds.
                 let text = unsafe {
                     CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes())
                 };
-                Next::new(text, early as *mut c_void)
+                Next::new(text, stub as *mut c_void)
             };
         )*
 
@@ -259,7 +261,8 @@ next! {
     fwrite: fn(_at: *mut c_void, _size: usize, _count: usize, _stream: *mut c_void) -> usize, else 0;
     fwrite_unlocked: fn(_at: *mut c_void, _size: usize, _count: usize, _stream: *mut c_void) -> usize, else 0;
     fflush: fn(_stream: *mut c_void) -> c_int, else failed();
-    // Not interposed. Not every C library has them, and an import would keep the library from being loaded by the others.
+    // Not interposed. Some C libraries lack them, and would refuse to load a library that imports
+    // them.
     _IO_list_lock: fn(), else nothing();
     _IO_list_unlock: fn(), else nothing();
     _IO_list_resetlock: fn(), else nothing();
@@ -276,28 +279,23 @@ next! {
 /// `__libc_single_threaded` of glibc 2.32 and later; null elsewhere.
 static SINGLE_THREADED: AtomicPtr<c_char> = AtomicPtr::new(core::ptr::null_mut());
 
-/// True while the process has one thread, as far as the C library knows.
+/// Reports whether the process has one thread, as far as the C library knows.
 pub(crate) fn is_single_threaded() -> bool {
     let variable = SINGLE_THREADED.load(Ordering::Relaxed);
     // SAFETY: glibc's own variable, read as glibc documents it.
     !variable.is_null() && unsafe { variable.read_volatile() } != 0
 }
 
-/// Whether the C library is glibc.
+/// Reports whether the C library is glibc.
 pub(crate) fn is_glibc() -> bool {
     look_up();
     // No compatibility layer of another C library has it.
     _IO_list_lock.is_found()
 }
 
-/// Has everything looked up, if nothing was called so far.
-pub(crate) fn prepare() {
-    look_up();
-}
-
-/// Looks everything up, once. False in a signal handler that interrupted it.
-fn look_up() -> bool {
-    /// The thread that is at it; 0: none.
+/// Looks up all next definitions, once. False in a signal handler that interrupted the lookup.
+pub(crate) fn look_up() -> bool {
+    /// Thread that does the lookup; 0: none.
     static BUSY: AtomicUsize = AtomicUsize::new(0);
     static DONE: AtomicBool = AtomicBool::new(false);
     if DONE.load(Ordering::Acquire) {
@@ -328,7 +326,7 @@ fn look_up() -> bool {
     true
 }
 
-/// The functions by which glibc's malloc may initialise itself.
+/// Functions that initialise glibc's malloc.
 static ALLOCATING: [&(dyn Deferred + Sync); 8] = [
     &malloc,
     &calloc,
@@ -340,41 +338,44 @@ static ALLOCATING: [&(dyn Deferred + Sync); 8] = [
     &pvalloc,
 ];
 
-/// Has glibc's malloc initialise itself, if no call has come so far: behind a seccomp filter it may not. The program may have
-/// called malloc, and have been given blocks of ours.
+/// Initialises glibc's malloc, unless a call already did: a seccomp filter may forbid it later.
+/// Blocks of the program's earlier calls may be this library's.
 pub(crate) fn start_malloc() {
     if malloc.is_deferred() {
         begin();
-        scrub_stack();
-        // SAFETY: the next definitions, looked up; the block is not used.
-        unsafe { (free.get())((malloc.get())(1)) };
+        allocate_once();
     }
 }
 
-/// The first call of glibc's malloc is about to be made. The caller scrubs the stack first: glibc reads its tunables then.
+/// Prepares the first call of glibc's malloc, in which glibc reads its tunables. The caller scrubs
+/// the stack before that call.
 ///
 /// glibc (2.36, sysdeps/unix/sysv/linux/malloc-hugepages.c, `__malloc_thp_mode`) reads 23 bytes of
-/// /sys/kernel/mm/transparent_hugepage/enabled into an array of 24 that it never cleared, and compares
-/// them as a string: `hugetlb=1` works where the byte behind happens to be zero. By itself a program
-/// mostly is lucky; with whatever our lookup left on the stack, one in two was not.
+/// /sys/kernel/mm/transparent_hugepage/enabled into an uninitialised array of 24, and compares them
+/// as a string: `hugetlb=1` works only if the next byte happens to be zero. It mostly is in a plain
+/// program; with the stack of this library's lookup, it was in half of the runs.
 #[cold]
 fn begin() {
     ALLOCATING.iter().for_each(|next| next.publish());
-    if glibc::is_to_be_told() {
-        scrub_stack();
-        // SAFETY: the next definitions, looked up; the block is not used.
-        unsafe { (free.get())((malloc.get())(1)) };
+    if glibc::must_not_advise() {
+        allocate_once();
         glibc::follow();
     }
 }
 
-/// Zeroes more of the stack than glibc's malloc uses to initialise itself.
+fn allocate_once() {
+    scrub_stack();
+    // SAFETY: the next definitions, looked up; the block is not used.
+    unsafe { (free.get())((malloc.get())(1)) };
+}
+
+/// Zeroes more of the stack than the initialisation of glibc's malloc uses.
 #[inline(never)]
 fn scrub_stack() {
     core::hint::black_box(&mut [0u8; 16 << 10]);
 }
 
-/// A block that cannot have come from a function that was never looked up is not freed.
+/// Result of functions without a result.
 fn nothing() {}
 
 fn no_memory() -> *mut c_void {
@@ -387,28 +388,29 @@ fn failed_map() -> *mut c_void {
     libc::MAP_FAILED
 }
 
-/// The C library has no such function.
+/// Result of functions that the C library lacks: -1 and ENOSYS.
 fn failed<T: From<i8>>() -> T {
     set_errno(libc::ENOSYS);
     T::from(-1)
 }
 
-/// What errno is.
+/// Returns errno.
 pub(crate) fn errno() -> c_int {
     // SAFETY: errno is this thread's own.
     unsafe { *libc::__errno_location() }
 }
 
-/// Sets errno, for a call that fails.
+/// Sets errno.
 pub(crate) fn set_errno(errno: c_int) {
     // SAFETY: errno is this thread's own.
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// True where the program's `malloc` family is ours, and the one behind it the C library's: all of it, since a
-/// block must be freed by the family that it came from.
+/// Reports whether the program's `malloc` family is this library's, and the next one the C
+/// library's: all of it, since the family that allocated a block must free it.
 pub(crate) fn malloc_is_libcs() -> bool {
-    // The last is one that others interpose with the rest, and whose address hardly a program takes.
+    // Other allocators interpose malloc_usable_size as well, and hardly any program takes its
+    // address.
     let names = [
         c"malloc",
         c"free",
@@ -419,7 +421,7 @@ pub(crate) fn malloc_is_libcs() -> bool {
     look_up() && family_is_libcs() && names.into_iter().all(is_ours_or_a_stub)
 }
 
-/// Whether the C library defines what is behind ours.
+/// Reports whether the next definitions of the `malloc` family are the C library's.
 fn family_is_libcs() -> bool {
     let family = [
         malloc.address(),
@@ -438,10 +440,10 @@ fn family_is_libcs() -> bool {
     are_libcs
 }
 
-/// Whether the program's function of that name is this library's.
+/// Reports whether the program's function of that name is this library's.
 ///
-/// A program that is linked to fixed addresses and takes the function's has a stub of its own by that name,
-/// which calls the definition found behind it. (Node is one.)
+/// A program that is linked to fixed addresses and takes the function's address has a stub of that
+/// name, which calls the next definition (Node does).
 fn is_ours_or_a_stub(name: &CStr) -> bool {
     let mut is_ours = false;
     symbols::each(&mut |object| {

@@ -1,7 +1,7 @@
-//! The doors of the calls by which a program confines itself: prctl(2), seccomp(2).
+//! Handlers of the calls by which a program confines itself: prctl(2), seccomp(2).
 //!
-//! Behind a filter no system call is made that the program's own allocator would not make, but for advice where the filter
-//! lets it pass; see [`jumbo_inside::sandbox`].
+//! Under a filter the library makes only the system calls of the program's own allocator, and
+//! advice if the filter allows it; see [`jumbo_inside::sandbox`].
 
 use core::ffi::{c_int, c_long, c_uint, c_ulong};
 
@@ -11,53 +11,47 @@ use jumbo_inside::{reaper, sandbox};
 use crate::mechanisms::All;
 use crate::{environment, mimalloc};
 
-/// prctl(2)'s ways to take privilege from one thread: threads of ours would keep it.
-const NARROWING: [c_int; 4] = [
+/// Options of prctl(2) that drop a privilege of one thread: jumbo's threads would keep it.
+const PRIVILEGE_OPTIONS: [c_int; 4] = [
     libc::PR_SET_NO_NEW_PRIVS,
     libc::PR_CAPBSET_DROP,
     libc::PR_CAP_AMBIENT,
     libc::PR_SET_SECUREBITS,
 ];
 
-/// The operations of seccomp(2) that install; the operations behind these only ask. The kernel takes 32 bits.
+/// Operations of seccomp(2) that install a filter; the later ones only query. The kernel takes 32
+/// bits.
 const SET_MODES: core::ops::RangeInclusive<c_uint> =
     libc::SECCOMP_SET_MODE_STRICT..=libc::SECCOMP_SET_MODE_FILTER;
 
-/// prctl(2). Declared with the five arguments that the kernel looks at; the calling conventions of Linux
-/// let the callee name them all the same.
-///
-/// # Safety
-/// As for prctl(2).
-pub(crate) unsafe fn control<T: From<c_int> + PartialEq>(
-    call: impl Fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> T,
+/// prctl(2).
+pub(crate) fn control<T: From<c_int> + PartialEq>(
     option: c_int,
     first: c_ulong,
     second: c_ulong,
-    third: c_ulong,
-    fourth: c_ulong,
+    call: impl FnOnce() -> T,
 ) -> T {
-    let call = || call(option, first, second, third, fourth);
     if option == libc::PR_SET_SECCOMP {
         let strict = first == c_ulong::from(libc::SECCOMP_MODE_STRICT);
         let filter = (!strict).then_some(second.cast_signed());
         return entering(call, |answer| *answer == T::from(0), filter);
     }
-    if NARROWING.contains(&option) {
+    if PRIVILEGE_OPTIONS.contains(&option) {
         All::changing_privilege();
     }
     if option == libc::PR_SET_TSC {
-        // mimalloc reads a clock when it gives memory back.
+        // mimalloc reads a clock when it frees memory.
         mimalloc::without_clock();
     }
     let answer = call();
-    let orphans = option == libc::PR_SET_CHILD_SUBREAPER && first != 0;
-    if answer == T::from(0) && orphans && reaper::is_owner() {
-        reaper::orphans_are_taken();
+    let is_subreaper = option == libc::PR_SET_CHILD_SUBREAPER && first != 0;
+    if answer == T::from(0) && is_subreaper && reaper::is_owner() {
+        reaper::set_subreaper();
     }
     answer
 }
 
-/// seccomp(2), which the C library has no function for: what libseccomp installs filters with.
+/// seccomp(2), without a function in the C library; libseccomp installs filters with it.
 pub(crate) fn install(
     call: impl Fn() -> c_long,
     operation: c_uint,
@@ -67,7 +61,7 @@ pub(crate) fn install(
     if !SET_MODES.contains(&operation) {
         return call();
     }
-    // Success is a descriptor then, and not 0.
+    // With a listener, success is a descriptor instead of 0.
     let listens = c_ulong::from(flags) & libc::SECCOMP_FILTER_FLAG_NEW_LISTENER != 0;
     let installed = |answer: &c_long| *answer == 0 || listens && *answer > 0;
     entering(
@@ -77,14 +71,14 @@ pub(crate) fn install(
     )
 }
 
-/// Makes a call that installs a filter where it succeeds: the one at that address, or the strict mode's.
+/// Makes a call that installs the filter at that address, or strict mode, if it succeeds.
 fn entering<T>(
     call: impl FnOnce() -> T,
     succeeded: impl FnOnce(&T) -> bool,
     filter: Option<c_long>,
 ) -> T {
     if filter == Some(0) {
-        // The kernel refuses it: so a program asks whether there are filters.
+        // The kernel refuses null: a probe for seccomp support.
         return call();
     }
     All::before_confinement();
@@ -105,14 +99,15 @@ fn entering<T>(
     answer
 }
 
-/// The steps of a filter, as prctl(2) and seccomp(2) take it.
+/// Returns the instructions of a filter (`struct sock_fprog`).
 ///
 /// # Safety
-/// The kernel has taken it, and the program leaves it alone for now.
+/// The kernel has accepted the filter, and the program does not change it for now.
 unsafe fn steps<'a>(filter: c_long) -> Option<&'a [libc::sock_filter]> {
     let filter =
         core::ptr::with_exposed_provenance::<libc::sock_fprog>(usize::try_from(filter).ok()?);
-    // SAFETY: the caller's promise: the kernel takes none that is null, or cannot be read; it need not be aligned.
+    // SAFETY: the caller's promise: the kernel accepts no null or unreadable filter; it need not be
+    // aligned.
     unsafe {
         let filter = filter.read_unaligned();
         let is_aligned = filter.filter.is_aligned();

@@ -1,9 +1,10 @@
-//! Calls that bear on the sibling of [`jumbo_inside::reaper`].
+//! Handlers of calls that affect the process of [`jumbo_inside::reaper`].
 //!
-//! unshare(2) and setns(2), which the kernel refuses for some namespaces while memory is shared: it is
-//! ended before. chroot(2) and pivot_root(2), after which it would still have the old root, for the program
-//! to find in /proc. setuid(2) and its kin, after which it would still be who the program was. And what acquires something that hangs on the memory: shmat(2), io_setup(2), flock(2),
-//! fcntl(2); see [`crate::reaper::auto`].
+//! - unshare(2), setns(2): the kernel refuses some namespaces while memory is shared.
+//! - chroot(2), pivot_root(2): the reaper would keep the old root, visible in /proc.
+//! - setuid(2) and similar calls: the reaper would keep the old identity.
+//! - shmat(2), io_setup(2), flock(2), fcntl(2): they acquire resources that live as long as the
+//!   memory; see [`crate::reaper::auto`].
 
 use core::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 
@@ -15,23 +16,23 @@ use crate::mechanisms::All;
 use crate::next;
 use crate::reaper::{auto, renewed, without};
 
-/// fcntl(2)'s locks that belong to an open file; Linux 3.15. And leases, which do too.
+/// Commands of fcntl(2) for locks (Linux 3.15) and leases of an open file.
 pub(crate) const LOCKS: [c_int; 3] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW, libc::F_SETLEASE];
-/// What may be unshared while memory is shared, and is by single threads.
-const HARMLESS: c_int = libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SYSVSEM;
+/// Flags that unshare(2) accepts while memory is shared; single threads use them.
+const THREAD_FLAGS: c_int = libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SYSVSEM;
 
 /// unshare(2).
 pub(crate) fn unshared(flags: c_int, call: impl Fn() -> c_int) -> c_int {
-    if flags & !HARMLESS == 0 {
+    if flags & !THREAD_FLAGS == 0 {
         return call();
     }
     joined(call)
 }
 
-/// unshare(2) and setns(2), which are refused while memory is shared: EINVAL, EUSERS.
+/// unshare(2) and setns(2), which fail while memory is shared: EINVAL, EUSERS.
 pub(crate) fn joined(call: impl FnMut() -> c_int) -> c_int {
     let before = next::errno();
-    // The kernel refuses some of these to a process of several threads as well.
+    // Some of these calls also fail in a process with several threads.
     All::changing_privilege();
     let answer = without(call, |answer| {
         *answer == -1 && [libc::EINVAL, libc::EUSERS].contains(&next::errno())
@@ -42,9 +43,9 @@ pub(crate) fn joined(call: impl FnMut() -> c_int) -> c_int {
     answer
 }
 
-/// chroot(2) and pivot_root(2). The sibling's root is the one that it was started with, and who may trace it (without any
-/// capability, where the user is the same) finds it at /proc/PID/root: so it is ended before, and starts again below the
-/// new one.
+/// chroot(2) and pivot_root(2). The reaper keeps its root, and processes that may trace it (of the
+/// same user, without a capability) reach that at /proc/PID/root. So it ends before the call, and
+/// starts again below the new root.
 pub(crate) fn rooted(call: impl FnMut() -> c_int) -> c_int {
     All::before_confinement();
     let answer = without(call, |_| false);
@@ -52,9 +53,9 @@ pub(crate) fn rooted(call: impl FnMut() -> c_int) -> c_int {
     answer
 }
 
-/// Makes a call that takes privilege from the program: threads of ours would keep it, and run in memory that the program
-/// can write. The C library has each of its own threads make such calls, and knows not of ours. What another thread has made
-/// meanwhile goes after the call.
+/// Makes a call that drops privileges: jumbo's threads would keep them, and run in memory that the
+/// program can write. The C library repeats such calls in each of its own threads only. The second
+/// event ends threads that another thread started during the call.
 pub(crate) fn privileged<T>(call: impl FnOnce() -> T) -> T {
     All::changing_privilege();
     let answer = call();
@@ -62,22 +63,22 @@ pub(crate) fn privileged<T>(call: impl FnOnce() -> T) -> T {
     answer
 }
 
-/// The calls that change who a process is: the sibling would stay who it was. `wanted` are the IDs that are asked for.
-pub(crate) fn identified(ids: Ids, wanted: &[c_uint], call: impl FnOnce() -> c_int) -> c_int {
-    privileged(|| renewed(ids, wanted, call))
+/// Makes a call that changes the identity to `requested` IDs: the reaper would keep the old one.
+pub(crate) fn identified(ids: Ids, requested: &[c_uint], call: impl FnOnce() -> c_int) -> c_int {
+    privileged(|| renewed(ids, requested, call))
 }
 
 /// shmat(2).
 ///
 /// # Safety
-/// As for shmat(2): SHM_REMAP replaces what is there.
+/// As for shmat(2): SHM_REMAP replaces existing mappings.
 pub(crate) unsafe fn attach(
     call: impl Fn(c_int, *const c_void, c_int) -> *mut c_void,
     id: c_int,
     at: *const c_void,
     flags: c_int,
 ) -> *mut c_void {
-    // How long it is only the kernel knows.
+    // Only the kernel knows the length.
     All::mapping_at(at.addr(), 1);
     let plain = at.is_null() && flags & !libc::SHM_RDONLY == 0;
     let known = if plain { segment(id) } else { None };
@@ -99,16 +100,16 @@ pub(crate) unsafe fn attach(
     attached
 }
 
-/// How long a segment is, if it is one of base pages that is covered; and whether it is this process's.
+/// Returns length and properties of a covered segment of base pages.
 fn segment(id: c_int) -> Option<(usize, shmem::SharedMapping)> {
-    /// The bit in `shm_perm.mode` of a segment on hugetlb pages (SHM_HUGETLB, linux/shm.h).
+    /// Bit in `shm_perm.mode` of a segment on hugetlb pages (SHM_HUGETLB, linux/shm.h).
     const HUGETLB_BIT: u32 = 11;
     if !shmem::covers(usize::MAX) {
         return None;
     }
     let before = next::errno();
     let mut segment = core::mem::MaybeUninit::<libc::shmid_ds>::uninit();
-    // SAFETY: IPC_STAT writes a whole `shmid_ds`, or fails.
+    // SAFETY: IPC_STAT writes a complete `shmid_ds`, or fails.
     let segment = unsafe {
         match libc::shmctl(id, libc::IPC_STAT, segment.as_mut_ptr()) {
             0 => {
@@ -130,15 +131,15 @@ fn segment(id: c_int) -> Option<(usize, shmem::SharedMapping)> {
     Some((segment.shm_segsz, known))
 }
 
-/// fallocate(2): a hole in shared memory is not filled again.
+/// fallocate(2): holes that the program punches in shared memory stay holes.
 pub(crate) fn allocating(mode: c_int) {
     if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 {
         All::punching();
     }
 }
 
-/// io_setup(2) as libaio has it: the C library has none. Made here, since libaio may not be there, or not
-/// yet.
+/// io_setup(2) of libaio; the C library has none. Makes the system call itself: libaio may not be
+/// loaded.
 ///
 /// # Safety
 /// As for io_setup(2).
@@ -146,7 +147,7 @@ pub(crate) fn allocating(mode: c_int) {
 pub unsafe extern "C" fn io_setup(events: c_uint, context: *mut c_ulong) -> c_int {
     // libaio leaves errno alone, and returns the error.
     let before = next::errno();
-    // SAFETY: the same call; it goes through our own `syscall`, which looks at it.
+    // SAFETY: the same call; it goes through this library's `syscall`, which handles it.
     let answer = unsafe { libc::syscall(libc::SYS_io_setup, c_long::from(events), context) };
     let error = next::errno();
     next::set_errno(before);
@@ -162,7 +163,7 @@ pub(crate) fn set_up_aio(call: impl Fn() -> c_long) -> c_long {
     answer
 }
 
-/// flock(2) and fcntl(2), where they lock or take a lease.
+/// flock(2) and fcntl(2); `is_lock`: the call takes a lock or a lease.
 pub(crate) fn locked(fd: c_int, is_lock: bool, call: impl FnOnce() -> c_int) -> c_int {
     let answer = call();
     if answer == 0 && is_lock {
@@ -171,12 +172,12 @@ pub(crate) fn locked(fd: c_int, is_lock: bool, call: impl FnOnce() -> c_int) -> 
     answer
 }
 
-/// ioctl(2): a program that answers page faults itself is left alone.
+/// ioctl(2): shared memory of a program that handles page faults itself is not covered.
 pub(crate) fn requesting(request: c_ulong) {
-    /// `UFFDIO_REGISTER` of <linux/userfaultfd.h>.
-    const REGISTER: c_ulong = 0xc020_aa00;
+    /// <linux/userfaultfd.h>.
+    const UFFDIO_REGISTER: c_ulong = 0xc020_aa00;
     // The kernel takes 32 bits: some callers extend the sign of an int.
-    if request & c_ulong::from(u32::MAX) == REGISTER {
+    if request & c_ulong::from(u32::MAX) == UFFDIO_REGISTER {
         shmem::leave();
     }
 }

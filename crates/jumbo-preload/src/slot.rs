@@ -1,7 +1,7 @@
-//! Shows other processes where this one counts: what `jumbo status -p` reads.
+//! Locator of this process's counters, for other processes: `jumbo status -p` reads it.
 
 use jumbo_inside::ledger::Locator;
 
-/// Found by its name in the library's dynamic symbols; read from outside, by who may trace this process.
+/// Locator of the counters, found by its dynamic symbol; readers may trace this process.
 #[unsafe(export_name = "jumbo_slot")]
 pub static LOCATOR: Locator = Locator::new();

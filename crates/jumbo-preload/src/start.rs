@@ -1,4 +1,4 @@
-//! The constructor: reads the orders, joins the ledger, starts diverting.
+//! The constructor: reads the configuration, joins the ledger, starts the mechanisms.
 
 use core::ffi::{c_char, c_int};
 use core::ptr;
@@ -14,7 +14,6 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::environment::{self, Environment};
 use crate::mechanisms::{after_fork, after_fork_child, before_fork};
-use crate::reaper::Orphans;
 use crate::{alloc, glibc, maps, mimalloc, morecore, next, reaper, text};
 
 #[used]
@@ -22,16 +21,16 @@ use crate::{alloc, glibc, maps, mimalloc, morecore, next, reaper, text};
 static START: unsafe extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = start;
 
 /// # Safety
-/// Called once by the dynamic loader, with the process's own vectors, before `main`.
+/// The dynamic loader calls it once, with the process's vectors, before `main`.
 unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mut c_char) {
-    // The caller wrote the environment of a program that may do more than the caller (set-user-ID, file
-    // capabilities): its orders name a file to open, for one.
-    // SAFETY: getauxval(3) reads what the kernel passed at the start.
+    // The environment of a program with more privileges than its caller (set-user-ID, file
+    // capabilities) is not trusted: it names a file to open, for example.
+    // SAFETY: getauxval(3) reads the vector that the kernel passed at the start.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return;
     }
-    // SAFETY: errno is this thread's own; a program may rely on finding it 0 at its start.
-    let errno = unsafe { *libc::__errno_location() };
+    // A program may rely on an errno of 0 at its start.
+    let errno = next::errno();
     // glibc has not set `environ` yet; musl passes no vectors to constructors.
     let environment = match next::is_glibc() {
         // SAFETY: the loader's environment: terminated strings, ended by a null pointer.
@@ -40,10 +39,9 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
     };
     let text = environment.value(Orders::VARIABLE.as_bytes());
     let is_off = environment.value(b"JUMBO") == Some(b"off");
-    // Without orders this is not a program of ours: the library does nothing.
     if !is_off && let Some(text) = text.and_then(|value| core::str::from_utf8(value).ok()) {
         let orders = Orders::decode(text);
-        obey(&orders, &environment);
+        configure(&orders, &environment);
         if !orders.follow {
             environment::leave(orders.tunable, &environment);
         }
@@ -51,12 +49,11 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
     next::set_errno(errno);
 }
 
-fn obey(orders: &Orders<'_>, environment: &Environment) {
-    // `jumbo run` says so, and preloads nothing there: these orders came from elsewhere.
+fn configure(orders: &Orders<'_>, environment: &Environment) {
+    // `jumbo run` checks this too; the variable may come from elsewhere.
     if rustix::param::page_size() != heap::BASE_PAGE {
         return;
     }
-    // Before the first question.
     let is_container =
         orders.container || environment.value(sandbox::CONTAINER.as_bytes()).is_some();
     sandbox::detect(orders.filters, orders.launched_under, is_container);
@@ -64,7 +61,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     if orders.tunable {
         glibc::watch(orders.pmd);
     }
-    // Nor of what follows is known that it is harmless.
+    // The filter may not allow the system calls below either.
     if !sandbox::allows_advice() {
         return;
     }
@@ -86,20 +83,20 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         HeapMode::Glibc | HeapMode::Off => false,
     };
     let mimalloc = ours && small;
-    // All of mimalloc's, small and large.
+    // The pool serves all blocks of mimalloc, small and large.
     let managed = orders
         .pool
         .filter(|_| mimalloc && orders.heap == HeapMode::Mimalloc);
     let settings = HeapSettings {
         pmd: orders.pmd,
-        // Where no memory is huge none is wasted, and mappings are not cut by advice.
+        // Without huge pages there is no waste, and no advice that splits mappings.
         max_waste: match orders.small_pages || heap::thp_disabled() {
             true => MaxWaste::Unbounded,
             false => orders.max_waste,
         },
         keep: orders.keep,
         glibc: next::is_glibc() && !is_tuned(environment),
-        // With hugetlb=2 arenas have another size; with a limit on data the whole of one would count.
+        // With hugetlb=2 arenas have another size; under a limit on data a whole arena would count.
         arenas: ours
             && next::is_glibc()
             && managed.is_none()
@@ -123,7 +120,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         }
     }
     if !next::is_glibc() {
-        // Its malloc maps what it gives.
+        // musl's malloc maps its blocks.
         program_break::is_followed_otherwise();
     } else if ours && orders.tunable {
         morecore::start(orders.pmd);
@@ -138,7 +135,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         FreeMode::Background => Some(gather::Mode::Background),
         FreeMode::Off => None,
     };
-    // What another allocator unmaps is freed as it has it.
+    // Memory of another allocator is unmapped synchronously.
     if let Some(mode) = mode.filter(|_| is_libcs) {
         gather::start(gather::GatherSettings {
             mode,
@@ -155,15 +152,15 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     }
     heap::add_flags(flags);
     // SAFETY: the constructor runs once.
-    unsafe { text::begin(orders) };
+    unsafe { text::start(orders) };
     if let Some(pool) = orders
         .pool
         .filter(|pool| ours && is_launched(*pool, environment))
     {
         heap::warm(pool);
     }
-    // SAFETY: pthread_atfork(3), which glibc does not export by that name. The handlers are functions of this library,
-    // which is never unloaded: no object takes them along.
+    // SAFETY: pthread_atfork(3), which glibc does not export by that name. The handlers are in this
+    // library, which is never unloaded, so they belong to no object.
     unsafe {
         match next::is_glibc() {
             true => (next::__register_atfork.get())(
@@ -175,16 +172,18 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
             false => (next::pthread_atfork.get())(before_fork, after_fork, after_fork_child),
         }
     };
-    // Another malloc maps through us.
-    let orphans = Orphans {
-        are_taken: orders.orphans,
-        digit: environment.orphans_digit(),
-    };
-    reaper::begin(orders.reaper, ours || !is_libcs, &orphans);
+    // The mappings of another malloc are interposed, so its memory is counted.
+    let is_counted = ours || !is_libcs;
+    reaper::begin(
+        orders.reaper,
+        is_counted,
+        orders.orphans,
+        environment.orphans_digit(),
+    );
 }
 
-/// Whether the user tunes glibc's malloc, and so wants that: the variables of mallopt(3), and tunables of
-/// the same (glibc's manual, "Memory Allocation Tunables"), but for the one that jumbo sets itself.
+/// Reports whether the user tunes glibc's malloc: by the variables of mallopt(3), or by tunables
+/// (glibc's manual, "Memory Allocation Tunables") other than the one that jumbo sets.
 fn is_tuned(environment: &Environment) -> bool {
     const VARIABLES: [&[u8]; 8] = [
         b"MALLOC_CHECK_",
@@ -205,7 +204,7 @@ fn is_tuned(environment: &Environment) -> bool {
         || tunables.split(|byte| *byte == b':').any(is_of_malloc)
 }
 
-/// Whether addresses that the program does not use yet would count towards a limit of its own.
+/// Reports whether unused addresses count towards a limit.
 fn is_bounded() -> bool {
     [Resource::As, Resource::Data]
         .map(getrlimit)
@@ -213,8 +212,8 @@ fn is_bounded() -> bool {
         .any(|limit| limit.current.is_some())
 }
 
-/// True where this process is the one to warm the pool: the first that asks, or itself after an exec. It
-/// writes itself down in the environment that its children inherit.
+/// Reports whether this process warms the pool: the first one that calls this, also after an exec.
+/// It records its ID in the environment that its children inherit.
 fn is_launched(pool: PoolOrder, environment: &Environment) -> bool {
     match pool.warm {
         None => false,
@@ -230,14 +229,14 @@ fn is_launched(pool: PoolOrder, environment: &Environment) -> bool {
     }
 }
 
-/// This process's ID, in its first thread or in the one thread of a fork's child, without a system call: a seccomp
-/// filter may end who makes getpid(2).
+/// Returns the process ID without a system call, in the first thread or the only one of a fork's
+/// child: a seccomp filter may kill a caller of getpid(2).
 fn process() -> u32 {
     glibc::thread()
 }
 
-/// Maps the launcher's ledger. Where it cannot be had (another user by now, another PID namespace), the
-/// program runs all the same and is not counted.
+/// Maps the launcher's ledger. Without access (another user by now, another PID namespace) the
+/// program runs uncounted.
 fn join(path: &str) -> Option<&'static Ledger> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let fd = rustix::fs::openat(CWD, path, flags, Mode::empty()).ok()?;

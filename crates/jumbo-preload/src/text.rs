@@ -1,4 +1,4 @@
-//! The program's text and data: what [`jumbo_inside::segments`] is told.
+//! Configuration of [`jumbo_inside::segments`]: the program's text and data.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -6,26 +6,24 @@ use core::mem::MaybeUninit;
 use jumbo_inside::orders::{DataMode, Orders, TextMode};
 use jumbo_inside::segments::{self, Program, SegmentSettings};
 
-/// Written once, by the constructor.
+/// Value that the constructor writes once.
 struct Once<T>(UnsafeCell<MaybeUninit<T>>);
-// SAFETY: no other thread runs while it is written, and it is only read from then on.
+// SAFETY: no other thread runs during the write, and all later accesses are reads.
 unsafe impl<T> Sync for Once<T> {}
 
 static SETTINGS: Once<SegmentSettings> = Once(UnsafeCell::new(MaybeUninit::uninit()));
-static LIBS: Once<[u8; LONGEST]> = Once(UnsafeCell::new(MaybeUninit::uninit()));
-/// Longer lists of patterns are not taken by the launcher.
-const LONGEST: usize = Orders::MAX_LIBS_BYTES;
+static LIBS: Once<[u8; Orders::MAX_LIBS_BYTES]> = Once(UnsafeCell::new(MaybeUninit::uninit()));
 
-/// Does what the orders say.
+/// Starts the mechanism as configured.
 ///
 /// # Safety
-/// Called by the constructor, once.
-pub(crate) unsafe fn begin(orders: &Orders<'_>) {
+/// The constructor calls it, once.
+pub(crate) unsafe fn start(orders: &Orders<'_>) {
     if orders.text == TextMode::Off && orders.data == DataMode::Off {
         return;
     }
     let auxiliary = |kind| {
-        // SAFETY: getauxval(3) reads what the kernel passed at the start.
+        // SAFETY: getauxval(3) reads the vector that the kernel passed at the start.
         usize::try_from(unsafe { libc::getauxval(kind) }).unwrap_or(0)
     };
     let settings = SegmentSettings {
@@ -41,17 +39,18 @@ pub(crate) unsafe fn begin(orders: &Orders<'_>) {
         },
         fixed: [keep as *const () as usize, auxiliary(libc::AT_BASE)],
     };
-    // SAFETY: the caller's promise, and the kernel's word for where the headers are. It is static, and not written again.
+    // SAFETY: the caller's promise; the kernel passed the address of the headers. The settings are
+    // static and not written again.
     unsafe { segments::start((*SETTINGS.0.get()).write(settings)) };
 }
 
-/// A copy that stays: programs write over their environment (setproctitle(3)).
+/// Copies the patterns: programs overwrite their environment (setproctitle(3)).
 ///
 /// # Safety
-/// As for [`begin`].
+/// As for [`start`].
 unsafe fn keep(libs: &str) -> Option<&'static str> {
-    // SAFETY: the caller's promise; it is static, and not written again.
-    let kept = unsafe { (*LIBS.0.get()).write([0; LONGEST]) };
+    // SAFETY: the caller's promise; the copy is static and not written again.
+    let kept = unsafe { (*LIBS.0.get()).write([0; Orders::MAX_LIBS_BYTES]) };
     let kept = kept.get_mut(..libs.len())?;
     kept.copy_from_slice(libs.as_bytes());
     core::str::from_utf8(kept).ok()

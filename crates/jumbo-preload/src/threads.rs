@@ -1,12 +1,13 @@
-//! The end of the main thread while others go on: pthread_exit(3), thrd_exit(3).
+//! The end of the main thread before that of others: pthread_exit(3), thrd_exit(3).
 //!
-//! A process ends with its last thread, and a worker of [`jumbo_inside::gather`] is one. So, before the main thread
-//! leaves the process to its other threads, the workers go, for good: later frees are done by their
-//! callers alone. (A main thread that is cancelled is not seen; the process then ends when the last worker
-//! has been idle for long enough, 100 ms or a minute.)
+//! A process ends with its last thread, and the workers of [`jumbo_inside::gather`] are threads. So
+//! the workers exit for good before the main thread does: later frees are synchronous. The
+//! cancellation of a main thread is not detected; the process then ends once the last worker has
+//! been idle long enough, 100 ms or a minute.
 //!
-//! Both unwind the stack of their thread, which Rust's frames do not take part in. So ours are not there any
-//! more when that begins: each function is a few instructions that jump on to the next definition.
+//! Both functions unwind the stack of their thread, which Rust frames do not support. So each
+//! function is a few instructions that jump to the next definition, without a Rust frame on the
+//! stack.
 
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
@@ -24,7 +25,7 @@ use crate::next;
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_exit(value: *mut c_void) -> ! {
-    // As the calling conventions have it: the argument is kept over the call, on an aligned stack.
+    // The argument is saved over the call, on an aligned stack.
     #[cfg(target_arch = "x86_64")]
     naked_asm!("push rdi", "call {}", "pop rdi", "jmp rax", sym leave_pthread);
     #[cfg(target_arch = "aarch64")]
@@ -60,9 +61,9 @@ extern "C" fn leave_thrd() -> *mut c_void {
     next::thrd_exit.address()
 }
 
-/// The calling thread is about to end, perhaps by exit(2).
+/// Reports the end of the calling thread, perhaps by exit(2).
 pub(crate) fn ending() {
-    // Linux names the first thread after the process. Behind a filter there are no workers, and nothing to ask.
+    // The first thread's ID is that of the process. Under a seccomp filter there are no workers.
     if !sandbox::is_entered() && rustix::thread::gettid() == rustix::process::getpid() {
         All::first_thread_ends();
     }
@@ -70,6 +71,6 @@ pub(crate) fn ending() {
 
 fn leave() {
     ending();
-    // Where the program has called none of ours so far.
-    next::prepare();
+    // This may be the first interposed call.
+    next::look_up();
 }

@@ -46,8 +46,10 @@ pub(super) fn decide(
         }
         () if !has_collapse() => none("this kernel has no MADV_COLLAPSE (Linux 6.1)"),
         // The first of them would be PID 1 there.
-        () if reaper::children_elsewhere() => none("children are born into another PID namespace"),
-        () if !settings.is_parent() && std::process::id() != 1 && !reaper::takes_notice() => {
+        () if reaper::children_change_namespace() => {
+            none("children are born into another PID namespace")
+        }
+        () if !settings.is_parent() && std::process::id() != 1 && !reaper::init_reaps_orphans() => {
             none("init of this PID namespace waits for no orphan; hint: --report, or another init")
         }
         () => Some(Ok(orders.max_waste)),

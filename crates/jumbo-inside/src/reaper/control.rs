@@ -1,47 +1,45 @@
-//! What a program and its sibling tell each other: [`Control`], and the stacks they run on.
+//! State shared by the program and its reaper: [`Control`], and the reaper's stacks.
 //!
-//! All of it lies in the library's own image, so that it costs no mapping, and is there to the end: the
-//! sibling unmaps every file but that one. A fork's child has a copy of its own, which [`Control::clear`]
-//! makes empty.
+//! All of it is in the library's image, which needs no extra mapping and which the reaper never
+//! unmaps. A fork's child has its own copy, which [`Control::clear`] resets.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::ledger::Slot;
 
-/// The most threads that give memory back at once. Each has a stack in the library's image, which a
-/// program that locks its memory pays for.
+/// Maximum number of threads that free memory. Each has a stack in the library's image, which
+/// locked memory includes.
 pub(super) const MAX_WORKERS: usize = 4;
 
-/// The words that both look at.
+/// Variables shared by the program and the reaper.
 #[derive(Debug)]
 pub(super) struct Control {
-    /// The sibling's process ID. The kernel zeroes it, and wakes who waits for it, when the sibling has
-    /// ended.
+    /// Process ID of the reaper. At its end the kernel zeroes the word and wakes waiters.
     pub(super) alive: AtomicU32,
-    /// The process that makes the sibling, and ends then.
+    /// Process ID of the intermediate process that makes the reaper.
     pub(super) intermediate: AtomicU32,
-    /// What stands at `tid_word` while the program's main thread runs: its ID.
+    /// Value at `tid_word` while the program's main thread runs: its ID.
     pub(super) program: AtomicU32,
-    /// What became of the start: a code of [`super::State`]; 0 while it is under way.
+    /// Code of the [`super::State`] after the start; 0 during the start.
     pub(super) ready: AtomicU32,
-    /// Not 0: the sibling is to end, and free nothing.
+    /// Nonzero if the reaper must end without freeing memory.
     pub(super) retire: AtomicU32,
-    /// Where the kernel tells the end of the program's main thread.
+    /// Address of the word that the kernel zeroes at the end of the program's main thread.
     pub(super) tid_word: AtomicUsize,
-    /// Where the sibling counts what it did.
+    /// Slot of the reaper's counters.
     pub(super) slot: AtomicPtr<Slot>,
-    /// How many threads give memory back.
+    /// Number of threads that free memory.
     pub(super) workers: AtomicUsize,
-    /// The addresses of the image that this code is in, from the first to the one past the last.
+    /// Start and end of the image that contains this code.
     pub(super) image: [AtomicUsize; 2],
-    /// The base page, in bytes.
+    /// Base page size in bytes.
     pub(super) page: AtomicUsize,
-    /// At its start the program could not become another user.
+    /// Set if the program could not change its user ID when it started.
     pub(super) identity_is_fixed: AtomicBool,
-    /// The program may become another user: the kernel is to count the threads of the sibling.
+    /// Set if the kernel must limit the reaper's threads, since the program may change its user ID.
     pub(super) counts_threads: AtomicBool,
-    /// The CPUs that the program was started on, as sched_setaffinity(2) takes them; all 0: not known.
+    /// CPUs of the program at its start, for sched_setaffinity(2); all 0 if not known.
     pub(super) cpus: [AtomicU64; 16],
 }
 
@@ -64,7 +62,7 @@ crate::one_page! {
 }
 
 impl Control {
-    /// There is no sibling: the parent's is not the child's.
+    /// Resets the state: no reaper.
     pub(super) fn clear(&self) {
         self.alive.store(0, Ordering::Relaxed);
         self.ready.store(0, Ordering::Relaxed);
@@ -72,12 +70,12 @@ impl Control {
     }
 }
 
-/// Memory for a stack.
+/// Memory of a stack.
 #[repr(C, align(64))]
 pub(super) struct Stack<const SIZE: usize>(UnsafeCell<[u8; SIZE]>);
 
-#[expect(unsafe_code, reason = "only the kernel is given its address")]
-// SAFETY: nothing here reads or writes it; one task at a time runs on it, as `launch` and `zap` see to.
+#[expect(unsafe_code, reason = "only the kernel gets its address")]
+// SAFETY: nothing here reads or writes it; `launch` and `zap` run one task at a time on it.
 unsafe impl<const SIZE: usize> Sync for Stack<SIZE> {}
 
 impl<const SIZE: usize> Stack<SIZE> {
@@ -85,7 +83,7 @@ impl<const SIZE: usize> Stack<SIZE> {
         Self(UnsafeCell::new([0; SIZE]))
     }
 
-    /// The address of its lowest byte, and how many there are.
+    /// Returns start and size.
     pub(super) fn place(&self) -> (usize, usize) {
         (self.0.get().expose_provenance(), SIZE)
     }

@@ -1,28 +1,28 @@
-//! What the sibling may still ask of the kernel: [`install`].
+//! Seccomp filter of the reaper: [`install`].
 //!
-//! A seccomp filter (seccomp(2), Linux 3.5) that names each call and, where it can, the arguments. The
-//! sibling keeps the user ID that the program had when it made it, and executes memory that the program can
-//! write; so whatever is not needed to give memory back ends it.
+//! The filter (seccomp(2), Linux 3.5) lists each allowed call and, if possible, its arguments. The
+//! reaper keeps the user ID that the program had at the start, and executes memory that the program
+//! can write; so every call that it does not need kills it.
 //!
-//! What is left: reading its two descriptors, waiting and waking, giving back memory (which the program
-//! can do itself), asking whether it is alone, threads of its own, ending. How long it can be made to compute
-//! is bounded by RLIMIT_CPU (see `confine`); how many threads it can be made to have, by RLIMIT_NPROC
-//! and a pids cgroup as the program's own are. RLIMIT_NPROC does not bind root, nor does another user's bind the
-//! program: so where the program may become another user each thread takes a descriptor (CLONE_PIDFD), of which
-//! the sibling may have as many as it needs threads (RLIMIT_NOFILE) and can close none. Before Linux 6.9, which
-//! refuses that, such a sibling has one thread.
+//! Allowed are: reads of its two descriptors, futex waits and wake-ups, freeing memory (which the
+//! program can do itself), the test whether it is alone, its own threads, its end. RLIMIT_CPU
+//! bounds the CPU time (see `confine`); RLIMIT_NPROC and a pids cgroup bound the number of threads,
+//! as they do the program's. But RLIMIT_NPROC does not apply to root, nor after a change of the
+//! user. So if the program may change its user, each thread takes a descriptor (CLONE_PIDFD), which
+//! the reaper cannot close, and RLIMIT_NOFILE limits their number. Before Linux 6.9, which refuses
+//! that flag for threads, such a reaper has one thread.
 #![expect(unsafe_code, reason = "hands the filter to the kernel")]
 
 use super::raw;
 use crate::sys::Thread;
 
-/// The flags of the sibling's threads, exactly.
+/// Exact flags of the reaper's threads.
 pub(super) const THREAD: u32 = Thread::FLAGS;
 
-/// The same, each with a descriptor: for threads, Linux 6.9.
+/// Exact flags of threads with a descriptor each, Linux 6.9.
 pub(super) const COUNTED_THREAD: u32 = THREAD | libc::CLONE_PIDFD.cast_unsigned();
 
-/// The sibling's descriptors are 0 to this one.
+/// Last descriptor of the reaper; the first is 0.
 pub(super) const LAST_DESCRIPTOR: u32 = 1;
 
 /// MADV_DONTNEED_LOCKED of madvise(2), Linux 5.18.
@@ -36,16 +36,14 @@ const ARCH: u32 = 0xc000_00b7;
 const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
 
-/// Offsets in `struct seccomp_data`: the number, the architecture, the halves of each argument.
+// Offsets in `struct seccomp_data`: the number, the architecture, the halves of each argument.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const fn low(argument: u32) -> u32 {
-    let half = if cfg!(target_endian = "big") { 4 } else { 0 };
-    16 + 8 * argument + half
+    16 + 8 * argument
 }
 const fn high(argument: u32) -> u32 {
-    let half = if cfg!(target_endian = "big") { 0 } else { 4 };
-    16 + 8 * argument + half
+    low(argument) + 4
 }
 
 type Step = libc::sock_filter;
@@ -56,7 +54,7 @@ const fn load(offset: u32) -> Step {
 const fn answer(action: u32) -> Step {
     step(libc::BPF_RET | libc::BPF_K, action, 0, 0)
 }
-/// Skips so many steps where the loaded word is `value`, and so many where it is not.
+/// Skips `then` steps if the loaded word is `value`, else `other` steps.
 const fn equal(value: u32, then: u8, other: u8) -> Step {
     step(
         libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
@@ -96,7 +94,8 @@ const fn number(value: i32) -> u32 {
 
 const LENGTH: u16 = 52;
 
-/// Each rule: is it this call? else skip the rule. Then the argument, then an answer.
+/// Returns the filter with these thread flags. Each rule compares the number, or skips the rule;
+/// then it checks the argument and returns an action.
 const fn filter(thread: u32) -> [Step; LENGTH as usize] {
     [
         load(ARCHITECTURE),
@@ -146,7 +145,7 @@ const fn filter(thread: u32) -> [Step; LENGTH as usize] {
         answer(ALLOW),
         call(libc::SYS_clock_gettime, 1),
         answer(ALLOW),
-        // Of a wait that was interrupted by a stop or by the freezer.
+        // Restarts a wait after a stop or the freezer.
         call(libc::SYS_restart_syscall, 1),
         answer(ALLOW),
         call(libc::SYS_sched_yield, 1),
@@ -157,8 +156,8 @@ const fn filter(thread: u32) -> [Step; LENGTH as usize] {
 static FILTER: [Step; LENGTH as usize] = filter(THREAD);
 static COUNTING_FILTER: [Step; LENGTH as usize] = filter(COUNTED_THREAD);
 
-/// Puts this thread under the filter; `counting`: one that lets it make [`COUNTED_THREAD`]s only. It has
-/// PR_SET_NO_NEW_PRIVS.
+/// Installs the filter in this thread, which has PR_SET_NO_NEW_PRIVS; `counting`: for
+/// [`COUNTED_THREAD`]s.
 pub(super) fn install(counting: bool) -> bool {
     let filter = if counting { &COUNTING_FILTER } else { &FILTER };
     let program = libc::sock_fprog {
@@ -173,6 +172,6 @@ pub(super) fn install(counting: bool) -> bool {
         0,
         0,
     ];
-    // SAFETY: the kernel copies the program, and checks it.
+    // SAFETY: the kernel copies and verifies the program.
     unsafe { raw::call(libc::SYS_prctl, arguments) == 0 }
 }

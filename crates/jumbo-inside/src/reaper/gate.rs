@@ -1,13 +1,14 @@
-//! Calls during which no sibling may be started: [`Gate`].
+//! Exclusion of reaper starts during calls of other threads: [`Gate`].
 //!
-//! A sibling that another thread makes while the program changes its root would keep the old one, and one
-//! that is made while it unshares would have the kernel refuse. So who makes such a call shuts the gate first
-//! and ends the sibling then; who starts one looks at the gate when it is the thread that is at it. Of the
-//! two, one sees the other. It is a count and no lock, since the call may take long and a signal handler may
-//! come between: a start that finds it shut is not waited for, but left to the thread that opens the gate last.
+//! A reaper that starts while the program changes its root would keep the old root, and one that
+//! starts during unshare(2) would make the kernel refuse. So a thread closes the gate before such a
+//! call, and then ends the reaper; a thread that starts a reaper checks the gate under the lock of
+//! `launch`. One of the two sees the other. The gate is a count instead of a lock, since the call
+//! may take long and a signal handler may interrupt it: a thread that finds the gate closed leaves
+//! the start to the thread that opens it last.
 //!
-//! A thread that never comes back from its call (a longjmp(3) out of a handler) leaves it shut: there is no
-//! sibling from then on.
+//! A thread that never returns from its call (longjmp(3) out of a handler) leaves the gate closed:
+//! no reaper starts from then on.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -15,36 +16,36 @@ use crate::sync::Word;
 
 const ORDER: Ordering = Ordering::SeqCst;
 
-/// How many calls are being made, and whether a sibling is wanted after them.
+/// Number of present calls, and a flag for a start after them.
 #[derive(Debug)]
 pub(super) struct Gate<W = AtomicU32> {
-    shut: W,
+    calls: W,
     wanted: W,
 }
 
 impl Gate {
     pub(super) const fn new() -> Self {
         Self {
-            shut: AtomicU32::new(0),
+            calls: AtomicU32::new(0),
             wanted: AtomicU32::new(0),
         }
     }
 }
 
 impl<W: Word> Gate<W> {
-    /// In the child of a fork, where no other thread is: the calls were the parent's.
+    /// Forgets the parent's calls, in the child of a fork.
     pub(super) fn reset(&self) {
-        self.shut.swap(0, ORDER);
+        self.calls.swap(0, ORDER);
         self.wanted.swap(0, ORDER);
     }
 
-    /// Before a call: a start of a sibling is refused from here on.
-    pub(super) fn shut(&self) {
-        self.shut.fetch_add(1, ORDER);
+    /// Blocks starts before a call.
+    pub(super) fn close(&self) {
+        self.calls.fetch_add(1, ORDER);
     }
 
-    /// After it; `wanted`: a sibling was ended for it. True where the caller is the last one, and a sibling
-    /// is wanted: it starts one.
+    /// Ends the call; `wanted`: a reaper ended for it. True if the caller must start a reaper: it
+    /// is the last one, and a reaper is wanted.
     pub(super) fn open(&self, wanted: bool) -> bool {
         if wanted {
             self.wanted.swap(1, ORDER);
@@ -52,31 +53,32 @@ impl<W: Word> Gate<W> {
         self.leave() && self.take()
     }
 
-    /// Asked by the thread that is at a start. Where the answer is no, the start is left to [`Self::open`].
+    /// Reports whether the calling thread may start a reaper. If not, [`Self::open`] leads to the
+    /// start.
     pub(super) fn admits(&self) -> bool {
-        let open = self.shut.load(ORDER) == 0;
+        let open = self.calls.load(ORDER) == 0;
         if !open {
             self.wanted.swap(1, ORDER);
         }
         open
     }
 
-    /// After a refused start: whether it is to be tried again, since no thread is left that would.
+    /// Reports after a refused start whether the caller must repeat it: no other thread will.
     pub(super) fn was_opened(&self) -> bool {
-        self.shut.load(ORDER) == 0 && self.take()
+        self.calls.load(ORDER) == 0 && self.take()
     }
 
     fn take(&self) -> bool {
         self.wanted.swap(0, ORDER) != 0
     }
 
-    /// True where no thread is in a call any more. The child of a fork that was made in a signal handler returns
-    /// into a call that was counted in its parent.
+    /// Ends a call; true if it was the last. Saturates: a fork in a signal handler returns in the
+    /// child to a call that only the parent counted.
     fn leave(&self) -> bool {
         loop {
-            let before = self.shut.load(ORDER);
+            let before = self.calls.load(ORDER);
             let after = before.saturating_sub(1);
-            if self.shut.compare_exchange(before, after, ORDER).is_ok() {
+            if self.calls.compare_exchange(before, after, ORDER).is_ok() {
                 return after == 0;
             }
         }
@@ -92,12 +94,12 @@ mod tests {
     use super::*;
     use crate::gather::Number;
 
-    /// A process: its root, its sibling's (0: there is none), and the thread that is at it, as in `launch`.
+    /// Process with a root, the root of its reaper (0: none), and the lock of `launch`.
     #[derive(Debug)]
     struct Process {
         gate: Gate<Number>,
         root: AtomicU32,
-        sibling: AtomicU32,
+        reaper: AtomicU32,
         busy: AtomicU32,
     }
 
@@ -106,11 +108,11 @@ mod tests {
             let zero = || AtomicU32::new(0);
             Arc::new(Self {
                 gate: Gate {
-                    shut: Number::default(),
+                    calls: Number::default(),
                     wanted: Number::default(),
                 },
                 root: AtomicU32::new(1),
-                sibling: zero(),
+                reaper: zero(),
                 busy: zero(),
             })
         }
@@ -127,9 +129,9 @@ mod tests {
         fn start(&self) {
             let launch = || {
                 let admitted = self.gate.admits();
-                if admitted && self.sibling.load(ORDER) == 0 {
+                if admitted && self.reaper.load(ORDER) == 0 {
                     let root = self.root.load(ORDER);
-                    self.sibling.store(root, ORDER);
+                    self.reaper.store(root, ORDER);
                 }
                 admitted
             };
@@ -137,17 +139,17 @@ mod tests {
         }
 
         fn retire(&self) -> bool {
-            if self.busy.load(ORDER) == 0 && self.sibling.load(ORDER) == 0 {
+            if self.busy.load(ORDER) == 0 && self.reaper.load(ORDER) == 0 {
                 return false;
             }
-            self.exclusively(|| self.sibling.swap(0, ORDER) != 0)
+            self.exclusively(|| self.reaper.swap(0, ORDER) != 0)
         }
 
         fn change_root(&self) {
-            self.gate.shut();
+            self.gate.close();
             let retired = self.retire();
             self.root.fetch_add(1, ORDER);
-            assert_eq!(self.sibling.load(ORDER), 0);
+            assert_eq!(self.reaper.load(ORDER), 0);
             if self.gate.open(retired) {
                 self.start();
             }
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn no_sibling_has_a_root_that_was_left_and_none_is_lost() {
+    fn the_reaper_has_the_last_root() {
         search(|| {
             let process = Process::new();
             let started = process.clone();
@@ -176,18 +178,18 @@ mod tests {
                 thread.join().unwrap();
             }
             assert_eq!(process.root.load(ORDER), 5);
-            assert_eq!(process.sibling.load(ORDER), 5);
+            assert_eq!(process.reaper.load(ORDER), 5);
         });
     }
 
     #[test]
     fn a_call_that_began_in_the_parent_ends_in_the_child() {
         let gate = Gate::new();
-        gate.shut();
+        gate.close();
         assert!(!gate.admits());
         gate.reset();
         assert!(gate.admits() && !gate.open(false) && gate.admits());
-        gate.shut();
+        gate.close();
         assert!(!gate.admits() && !gate.was_opened() && gate.open(false) && gate.admits());
     }
 }

@@ -1,46 +1,51 @@
-//! Whether the init of this PID namespace waits for orphans: [`takes_notice`].
+//! Detects whether the init of this PID namespace waits for orphans: [`init_reaps_orphans`].
 //!
-//! The sibling is init's child, and a zombie from its end until init waits for it. In a container init is often
-//! the application, which knows of no child but its own.
+//! Init adopts the reaper, which is a zombie until init waits for it. In a container init is often
+//! the application, which waits only for its own children.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::proc;
 
-/// The first PID namespace's: a number that the kernel never gives to another (`PROC_PID_INIT_INO`, Linux 3.8).
-const FIRST: &[u8] = b"pid:[4026531836]";
+/// Link of the first PID namespace, whose number is fixed (`PROC_PID_INIT_INO`, Linux 3.8).
+const FIRST_NAMESPACE: &[u8] = b"pid:[4026531836]";
 
-/// Where init sleeps that waits for signals in a call (tini, dumb-init): for as long as it sleeps, it blocks none of them.
-const FETCHES: &[u8] = b"sigtimedwait";
+/// Kernel function in which an init sleeps that fetches signals (tini, dumb-init); it blocks no
+/// signal then.
+const SIGNAL_WAIT: &[u8] = b"sigtimedwait";
 
-/// Whether this is the first PID namespace, whose init is the host's own, or init has said of SIGCHLD what it
-/// does with it: it catches it, blocks it to fetch it, or ignores it so that the kernel waits. False where /proc
-/// does not tell: to whom init is another user's, it does not tell that init fetches signals. Once it has told, the
-/// answer stands, also for a process that has become another user since.
-pub fn takes_notice() -> bool {
-    static TAKES: AtomicBool = AtomicBool::new(false);
-    let takes = TAKES.load(Ordering::Relaxed) || look();
-    TAKES.store(takes, Ordering::Relaxed);
-    takes
+/// Reports whether this is the first PID namespace, or init handles SIGCHLD: it catches the signal,
+/// blocks it to fetch it, or ignores it so that the kernel reaps. False if /proc hides it: another
+/// user's init does not show that it fetches signals. A positive result is cached: a later change
+/// of the user ID has no effect.
+pub fn init_reaps_orphans() -> bool {
+    static REAPS_ORPHANS: AtomicBool = AtomicBool::new(false);
+    let reaps_orphans = REAPS_ORPHANS.load(Ordering::Relaxed) || detect();
+    REAPS_ORPHANS.store(reaps_orphans, Ordering::Relaxed);
+    reaps_orphans
 }
 
-fn look() -> bool {
+fn detect() -> bool {
     let mut name = [0u8; 64];
     let read = rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self/ns/pid", &mut name[..]);
-    let is_first = read.is_ok_and(|length| name.get(..length) == Some(FIRST));
+    let is_first = read.is_ok_and(|length| name.get(..length) == Some(FIRST_NAMESPACE));
     let status = || proc::each_line(proc::open(c"/proc/1/status")?, |line| Ok(has_sigchld(line)));
-    is_first || status().unwrap_or(false) || fetches()
+    is_first || status().unwrap_or(false) || fetches_signals()
 }
 
-fn fetches() -> bool {
-    let mut place = [0u8; 64];
-    let read = proc::open(c"/proc/1/wchan").and_then(|file| rustix::io::read(file, &mut place[..]));
-    let name = read.ok().and_then(|length| place.get(..length));
-    name.is_some_and(|name| name.windows(FETCHES.len()).any(|part| part == FETCHES))
+fn fetches_signals() -> bool {
+    let mut buffer = [0u8; 64];
+    let read =
+        proc::open(c"/proc/1/wchan").and_then(|file| rustix::io::read(file, &mut buffer[..]));
+    let name = read.ok().and_then(|length| buffer.get(..length));
+    name.is_some_and(|name| {
+        name.windows(SIGNAL_WAIT.len())
+            .any(|part| part == SIGNAL_WAIT)
+    })
 }
 
-/// Whether a line of /proc/PID/status is a set of blocked, ignored or caught signals with SIGCHLD in it. A signal that
-/// is ignored by default is in none.
+/// Reports whether a line of /proc/PID/status is a set of blocked, ignored or caught signals that
+/// contains SIGCHLD. No set contains signals ignored by default.
 fn has_sigchld(line: &[u8]) -> bool {
     const SIGCHLD: u64 = 1 << (libc::SIGCHLD - 1);
     let set = [b"SigBlk:\t", b"SigIgn:\t", b"SigCgt:\t"]

@@ -1,58 +1,58 @@
-//! Starting and ending the sibling, from inside the program: [`prepare`], [`start`], [`retire`], [`forked`];
-//! and when it is not to be started, [`keep_out`].
+//! Start and end of the reaper, from inside the program: [`prepare`], [`start`], [`retire`],
+//! [`forked`], [`block_start`].
 //!
-//! Here the program's own rules hold: no lock of jumbo's is held, errno is left alone, and no signal
-//! handler runs in between, since all signals are blocked for as long as one thread is at it.
+//! The code runs in the program: it holds no other lock of jumbo, leaves errno unchanged, and
+//! blocks all signals while a thread starts or ends the reaper.
 #![expect(unsafe_code, reason = "makes processes, and blocks signals")]
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use core::time::Duration;
 
 use super::control::{CONTROL, MAX_WORKERS};
 use super::gate::Gate;
 use super::raw::{self, plain};
-use super::{State, identity, init, orphans, sibling, survey};
+use super::{State, entry, identity, init, orphans, survey};
 use crate::headroom;
 use crate::ledger::stats;
 use crate::sandbox;
 use crate::sync::Deadline;
-use crate::sys::process;
+use crate::sys::{Blocked, process};
 
-/// How long a sibling may take to get ready, or to end: only a stopped one, or a host that does not
-/// schedule it, takes more than a millisecond.
-const BOUND: Duration = Duration::from_secs(2);
-/// How often a sibling that sleeps is told again: it may have been about to.
-const AGAIN: Duration = Duration::from_millis(1);
+/// Timeout of the reaper's start or end, which take less than a millisecond unless the reaper is
+/// stopped or the host does not schedule it.
+const READY_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval between wake-ups of a reaper that may just be falling asleep.
+const WAKE_INTERVAL: Duration = Duration::from_millis(1);
 
 crate::one_page! {
-    /// The process that was prepared; another one, made by a bare clone(2) or vfork(2), leaves it alone.
-    static OWNER: AtomicUsize = AtomicUsize::new(0);
-    /// One thread at a time starts or ends it: 1 while one is at it.
+    /// Prepared process: processes of a bare clone(2) or vfork(2) do not start or end its reaper.
+    static OWNER: AtomicI32 = AtomicI32::new(0);
+    /// Lock of a start or end: 1 while a thread holds it.
     static BUSY: AtomicU32 = AtomicU32::new(0);
-    /// Shut while calls are made that the sibling would stand in the way of.
+    /// Closed during calls that a reaper would affect.
     static GATE: Gate = Gate::new();
 }
 
-/// Gets ready, in the program's main thread and before it has others.
+/// Prepares the process, in the program's main thread and before it has others.
 ///
-/// `workers` is how many threads are to give the memory back, `image` the addresses of the shared object
-/// or executable that holds this code; `orphans_are_taken` and `digit` what the orders say of a subreaper above,
-/// and where in the environment they say it, to be changed for what the program executes; or null.
+/// `workers`: number of threads that free memory. `image`: addresses of the shared object or
+/// executable with this code. `orphans_are_taken`: a subreaper above, as in the orders. `digit`:
+/// address of that value in the environment, or null; it is changed for programs that the process
+/// executes.
 ///
 /// # Safety
-/// `digit` is null, or the address of the digit behind [`crate::orders::Orders::ORPHANS_KEY`] in the environment that the process was
-/// given.
-/// `image` is right. Within it are `memcpy`, `memmove`, `memset`, `memcmp` and `bcmp`: in the end the
-/// sibling unmaps everything else. The image stays mapped for as long as the process runs.
+/// `digit` is null, or the address of the digit behind [`crate::orders::Orders::ORPHANS_KEY`] in the
+/// environment of the process. `image` is correct, contains `memcpy`, `memmove`, `memset`, `memcmp`
+/// and `bcmp` (the reaper unmaps everything else), and stays mapped as long as the process runs.
 pub unsafe fn prepare(
     workers: usize,
     image: &Range<usize>,
     orphans_are_taken: bool,
     digit: *mut u8,
 ) {
-    // SAFETY: the caller's promise; the kernel puts the environment on the stack, which stays.
-    unsafe { orphans::told(orphans_are_taken, digit) };
+    // SAFETY: the caller's promise; the environment is on the stack, which stays mapped.
+    unsafe { orphans::prepare(orphans_are_taken, digit) };
     let [start, end] = &CONTROL.image;
     start.store(image.start, Ordering::Relaxed);
     end.store(image.end, Ordering::Relaxed);
@@ -60,21 +60,21 @@ pub unsafe fn prepare(
     CONTROL.workers.store(workers, Ordering::Relaxed);
     let page = rustix::param::page_size();
     CONTROL.page.store(page, Ordering::Relaxed);
-    // Here, where there is one thread: each may have an identity of its own later.
+    // Now, with one thread: later each thread may have its own IDs.
     let is_fixed = identity::is_fixed();
     CONTROL.identity_is_fixed.store(is_fixed, Ordering::Relaxed);
     let cpus = CONTROL.cpus.as_ptr().expose_provenance();
     let arguments = [0, size_of_val(&CONTROL.cpus), cpus, 0, 0, 0];
-    // SAFETY: the kernel writes at most so many bytes, to words that may have any value. A host with more
-    // CPUs than that is refused, and nothing is written.
+    // SAFETY: the kernel writes at most the size of `cpus`, whose words may have any value. On a
+    // host with more CPUs it fails and writes nothing.
     unsafe { raw::call(libc::SYS_sched_getaffinity, arguments) };
     own();
 }
 
-/// In the child of a fork(2): it has no sibling, and may start one.
+/// Resets the state in the child of a fork(2), which may start its own reaper.
 ///
 /// # Safety
-/// It is one, and has had neither a sibling nor another thread yet.
+/// The process is such a child, and has had no reaper and no other thread.
 pub unsafe fn forked() {
     BUSY.store(0, Ordering::Relaxed);
     GATE.reset();
@@ -92,34 +92,30 @@ pub unsafe fn forked() {
 fn own() {
     let word = raw::tid_word().map_or(0, |word| word.as_ptr().expose_provenance());
     CONTROL.tid_word.store(word, Ordering::Relaxed);
-    OWNER.store(pid(), Ordering::Release);
+    OWNER.store(process(), Ordering::Release);
 }
 
-fn pid() -> usize {
-    usize::try_from(process()).unwrap_or(0)
-}
-
-/// Whether this process is the one that was prepared, or a fork's child that told of itself: not a
-/// vfork(2) child, which runs in its parent's memory.
+/// Reports whether this process was prepared, or is a fork's child after [`forked`]: not a vfork(2)
+/// child, which runs in its parent's memory.
 pub fn is_owner() -> bool {
-    // Under a filter getpid(2) may be one call too many, and without a sibling nothing depends on it.
-    let nothing = sandbox::is_entered() && CONTROL.alive.load(Ordering::SeqCst) == 0;
+    // A filter may forbid getpid(2), and without a reaper the result does not matter.
+    let is_irrelevant = sandbox::is_entered() && CONTROL.alive.load(Ordering::SeqCst) == 0;
     let owner = OWNER.load(Ordering::Acquire);
-    nothing || (owner != 0 && owner == pid())
+    is_irrelevant || (owner != 0 && owner == process())
 }
 
-/// Whether this process has a sibling.
+/// Reports whether this process has a reaper.
 pub fn is_running() -> bool {
     CONTROL.alive.load(Ordering::SeqCst) != 0 && is_owner()
 }
 
-/// Starts the sibling, unless this process has one. What came of it is counted, and returned.
-/// [`State::Waiting`]: not now. Where that is because of [`keep_out`], [`let_in`] tells when.
+/// Starts the reaper, unless this process has one. Records and returns the resulting state.
+/// [`State::Waiting`]: not now; after a [`block_start`], [`allow_start`] leads to the start.
 ///
-/// Not while a lock is held that the allocator or a fork may want.
+/// The caller holds no lock that the allocator or a fork may take.
 pub fn start() -> State {
     loop {
-        // Another thread that is at it, and was not done in time, is as one that is in the way.
+        // After a timeout of the lock the other thread is treated as one in a blocking call.
         let state = obstacle().unwrap_or_else(|| exclusively(launch).unwrap_or(State::Waiting));
         if state != State::Waiting {
             record(state);
@@ -131,24 +127,23 @@ pub fn start() -> State {
     }
 }
 
-/// Before a call that the sibling would stand in the way of: none is started until [`let_in`]. One that is
-/// there stays; see [`retire`]. False where it is not for the caller to say: in a vfork(2) child, whose call
-/// does not bear on its parent.
-pub fn keep_out() -> bool {
-    let mine = is_owner();
-    if mine {
-        GATE.shut();
+/// Blocks starts until [`allow_start`], before a call that a reaper would affect. A present reaper
+/// stays; see [`retire`]. False in a vfork(2) child, whose calls do not affect its parent.
+pub fn block_start() -> bool {
+    let is_owner = is_owner();
+    if is_owner {
+        GATE.close();
     }
-    mine
+    is_owner
 }
 
-/// After the call, if [`keep_out`] was true; `retired`: a sibling was ended for it. True where one is to be
-/// started now, and the caller is to do it.
-pub fn let_in(retired: bool) -> bool {
+/// Allows starts after the call, if [`block_start`] was true; `retired`: a reaper ended for it.
+/// True if the caller must start a reaper now.
+pub fn allow_start(retired: bool) -> bool {
     GATE.open(retired)
 }
 
-/// Counts what became of the reaper.
+/// Records the state of the reaper.
 pub fn record(state: State) {
     let slot = stats::slot();
     if state == State::Running {
@@ -158,12 +153,13 @@ pub fn record(state: State) {
     slot.reaper.store(state as u32, Ordering::Release);
 }
 
-/// Ends the sibling without freeing anything, and counts `reason`. True where there was one and it is gone.
+/// Ends the reaper without freeing memory, and records `reason`. True if there was one and it has
+/// ended.
 ///
-/// The kernel may take another moment to see that the memory is not shared any more: a call that wants
-/// that is to be tried again.
+/// The kernel may consider the memory shared for another moment: the caller repeats a call that it
+/// refuses.
 pub fn retire(reason: State) -> bool {
-    // One that is being started is there in a moment.
+    // A start in progress counts: its reaper is alive in a moment.
     let is_coming = BUSY.load(Ordering::SeqCst) != 0 && is_owner();
     if !is_coming && !is_running() {
         return false;
@@ -176,7 +172,7 @@ pub fn retire(reason: State) -> bool {
     true
 }
 
-/// Tells the sibling to end, if there is one, without a system call: it looks within ten seconds.
+/// Tells the reaper to end, without a system call: it checks within ten seconds.
 pub fn dismiss(reason: State) {
     if CONTROL.alive.load(Ordering::SeqCst) != 0 {
         CONTROL.retire.store(1, Ordering::Release);
@@ -184,30 +180,30 @@ pub fn dismiss(reason: State) {
     }
 }
 
-/// Why no sibling is to be made.
+/// Returns the reason not to start a reaper.
 fn obstacle() -> Option<State> {
     if sandbox::is_entered() {
         return Some(State::Seccomp);
     }
     let owner = OWNER.load(Ordering::Acquire);
-    if owner != pid() || CONTROL.tid_word.load(Ordering::Relaxed) == 0 {
+    if owner != process() || CONTROL.tid_word.load(Ordering::Relaxed) == 0 {
         return Some(State::Kernel);
     }
-    if owner == 1 || children_elsewhere() {
+    if owner == 1 || children_change_namespace() {
         Some(State::PidOne)
     } else if orphans::are_taken() {
         Some(State::Subreaper)
-    } else if !init::takes_notice() {
+    } else if !init::init_reaps_orphans() {
         Some(State::Init)
     } else {
         is_limited().then_some(State::Limits)
     }
 }
 
-/// Whether children of this thread are born into another PID namespace (unshare(2) of CLONE_NEWPID): the
-/// first would be its PID 1, and end it for all others. Linux 4.12; where /proc does not say, there is no
-/// sibling either.
-pub fn children_elsewhere() -> bool {
+/// Reports whether children of this thread start in another PID namespace (unshare(2) of
+/// CLONE_NEWPID): the reaper would be its PID 1, and its end would end the namespace. Linux 4.12;
+/// true without /proc.
+pub fn children_change_namespace() -> bool {
     let read = |path: &core::ffi::CStr, name: &mut [u8; 64]| {
         rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut name[..]).is_ok()
     };
@@ -222,7 +218,7 @@ fn launch() -> State {
         return State::Waiting;
     }
     if CONTROL.alive.load(Ordering::Acquire) != 0 {
-        // One that was told to end, and is stopped, is as good as none.
+        // A stopped reaper may have been told to end.
         let ending = CONTROL.retire.load(Ordering::Relaxed) != 0;
         return if ending {
             State::Retired
@@ -230,40 +226,40 @@ fn launch() -> State {
             State::Running
         };
     }
-    // SAFETY: `own` put it there.
+    // SAFETY: `own` stored the address.
     let word = unsafe { raw::word_at(CONTROL.tid_word.load(Ordering::Relaxed)) };
     let main_thread = word.map_or(0, |word| word.load(Ordering::Relaxed));
     if main_thread == 0 {
-        // It has ended already: there is nothing to wait for.
+        // The main thread has ended already.
         return State::Kernel;
     }
     CONTROL.clear();
     let slot = core::ptr::from_ref(stats::slot()).cast_mut();
     CONTROL.slot.store(slot, Ordering::Relaxed);
     CONTROL.program.store(main_thread, Ordering::Relaxed);
-    // SAFETY: one thread at a time is here, and none is alive.
-    let made = unsafe { sibling::spawn_intermediate() };
-    reap(made);
-    if made < 0 {
+    // SAFETY: the caller holds the lock, and no reaper is alive.
+    let child = unsafe { entry::spawn_intermediate() };
+    reap(child);
+    if child < 0 {
         return State::Clone;
     }
     let state = ready();
     if state == State::Running {
         return state;
     }
-    // It ends by itself; where it does not, it is told to.
+    // It usually ends by itself.
     end();
     if state == State::Subreaper {
-        orphans::set_taken();
+        orphans::set_subreaper();
     }
     state
 }
 
-/// What the sibling says of itself.
+/// Waits for the state that the reaper reports.
 fn ready() -> State {
-    let deadline = Deadline::after(BOUND);
+    let deadline = Deadline::after(READY_TIMEOUT);
     loop {
-        // In this order: it says what it is before it ends.
+        // In this order: it reports before it ends.
         let gone = CONTROL.alive.load(Ordering::Acquire) == 0;
         let ready = CONTROL.ready.load(Ordering::Acquire);
         if ready != 0 {
@@ -272,18 +268,18 @@ fn ready() -> State {
         if gone || deadline.has_passed() {
             return State::Unconfined;
         }
-        raw::wait(&CONTROL.ready, 0, AGAIN);
+        raw::wait(&CONTROL.ready, 0, WAKE_INTERVAL);
     }
 }
 
-/// Tells the sibling to end, until it has. False where it does not: it is stopped. One that was told before, and is
-/// still there, is not waited for again.
+/// Tells the reaper to end and waits for that. False after the timeout (a stopped reaper); later
+/// calls do not wait again.
 fn end() -> bool {
     if CONTROL.retire.swap(1, Ordering::AcqRel) != 0 {
         return CONTROL.alive.load(Ordering::Acquire) == 0;
     }
-    let deadline = Deadline::after(BOUND);
-    // SAFETY: `own` put it there.
+    let deadline = Deadline::after(READY_TIMEOUT);
+    // SAFETY: `own` stored the address.
     let word = unsafe { raw::word_at(CONTROL.tid_word.load(Ordering::Relaxed)) };
     loop {
         let alive = CONTROL.alive.load(Ordering::Acquire);
@@ -297,73 +293,51 @@ fn end() -> bool {
             raw::wake(word);
         }
         raw::wake(&CONTROL.retire);
-        raw::wait(&CONTROL.alive, alive, AGAIN);
+        raw::wait(&CONTROL.alive, alive, WAKE_INTERVAL);
     }
 }
 
-/// Whether a limit on the processes of the user (RLIMIT_NPROC) is so low, or a pids cgroup has so little room, that
-/// one process more could be what the program, or another one of the user's, does not get.
+/// Reports whether another process could exhaust the user's RLIMIT_NPROC or a pids cgroup.
 fn is_limited() -> bool {
     const MIN_PROCESSES: u64 = 4096;
     const MIN_TASKS: usize = 1024;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nproc);
-    limit.current.is_some_and(|most| most < MIN_PROCESSES)
+    limit.current.is_some_and(|max| max < MIN_PROCESSES)
         || headroom::tasks().is_some_and(|room| room < MIN_TASKS)
 }
 
-/// Waits for the child that makes the sibling: it has no exit signal, and is about to end. Where a wait of
-/// the program's own with __WALL was faster there is nothing to do.
+/// Waits for the intermediate child, which has no exit signal and ends at once. A wait of the
+/// program with __WALL may have reaped it.
 fn reap(child: isize) {
     const EINTR: isize = -(libc::EINTR as isize);
     let options = libc::__WALL.cast_unsigned() as usize;
-    // SAFETY: without a place for the status nothing is written.
+    // SAFETY: with a null status the kernel writes nothing.
     let wait = || unsafe { plain(libc::SYS_wait4, [child.cast_unsigned(), 0, options]) };
     while child > 0 && wait() == EINTR {}
 }
 
-/// Runs `work` in one thread at a time, with all signals blocked, so that no handler of the program's
-/// sees it half done. `None` where another thread is at it, and does not get done: that takes as long as a
-/// start and an end may.
+/// Runs `work` with the lock held and all signals blocked, so that no handler of the program sees a
+/// partial change. `None` if another thread holds the lock longer than a start and an end may take.
 fn exclusively<T>(work: impl FnOnce() -> T) -> Option<T> {
-    // Under a filter, where nothing is started, no call is made that can be spared.
-    let before = (!sandbox::is_entered()).then(|| mask(libc::SIG_BLOCK, u64::MAX));
-    let result = enter().then(|| {
+    // Under a filter no reaper starts, and system calls are avoided.
+    let _blocked = (!sandbox::is_entered()).then(Blocked::all);
+    lock().then(|| {
         let result = work();
         BUSY.store(0, Ordering::SeqCst);
         raw::wake(&BUSY);
         result
-    });
-    if let Some(before) = before {
-        mask(libc::SIG_SETMASK, before);
-    }
-    result
+    })
 }
 
-/// Becomes the thread that is at it. The other one's signals are blocked, so it goes on whatever happens.
-fn enter() -> bool {
-    let (ok, no) = (Ordering::SeqCst, Ordering::Relaxed);
-    let deadline = Deadline::after(2 * BOUND + BOUND);
-    while BUSY.compare_exchange(0, 1, ok, no).is_err() {
+/// Takes the lock. Its holder has all signals blocked, so no handler can suspend it.
+fn lock() -> bool {
+    let (success, failure) = (Ordering::SeqCst, Ordering::Relaxed);
+    let deadline = Deadline::after(3 * READY_TIMEOUT);
+    while BUSY.compare_exchange(0, 1, success, failure).is_err() {
         if deadline.has_passed() {
             return false;
         }
-        raw::wait(&BUSY, 1, AGAIN);
+        raw::wait(&BUSY, 1, WAKE_INTERVAL);
     }
     true
-}
-
-/// rt_sigprocmask(2) with the kernel's own set of 64 signals: those of the C library are among them.
-fn mask(how: libc::c_int, signals: u64) -> u64 {
-    let mut before = 0u64;
-    let arguments = [
-        how.cast_unsigned() as usize,
-        (&raw const signals).expose_provenance(),
-        (&raw mut before).expose_provenance(),
-        size_of::<u64>(),
-        0,
-        0,
-    ];
-    // SAFETY: the kernel reads one set and writes the other.
-    unsafe { raw::call(libc::SYS_rt_sigprocmask, arguments) };
-    before
 }

@@ -1,13 +1,13 @@
-//! Locks and leases that belong to an open file, and so to its mappings: [`any_listed`], [`any_of_descriptors`],
+//! Locks and leases of open files, which mappings keep: [`any_listed`], [`any_of_descriptors`],
 //! [`is_locked`].
 //!
-//! flock(2), and F_OFD_SETLK and F_SETLEASE of fcntl(2). Locks of F_SETLK belong to the process, and end with
-//! it. /proc/locks (proc_locks(5)) tells those of all files, also of one whose descriptor was closed when it
-//! was mapped; but none whose taker has ended, or is in a PID namespace that is not seen from here. What
-//! /proc/PID/fdinfo tells of the caller's own descriptors is whole, also for a lock that another process took.
+//! They are those of flock(2), and of F_OFD_SETLK and F_SETLEASE of fcntl(2); locks of F_SETLK end
+//! with the process. /proc/locks (proc_locks(5)) lists the locks of all files, also of a mapped one
+//! without a descriptor, but none whose owner has ended or is in a PID namespace that is not
+//! visible here. /proc/PID/fdinfo is complete for the caller's own descriptors.
 //!
-//! To open /proc/locks takes ten milliseconds and more: the kernel waits until no CPU is amid a change of a lock
-//! (`percpu_down_write` in `locks_start`).
+//! Opening /proc/locks takes ten milliseconds and more: the kernel waits until no CPU changes a
+//! lock (`percpu_down_write` in `locks_start`).
 
 use core::mem::MaybeUninit;
 use rustix::fd::{AsFd, BorrowedFd};
@@ -18,55 +18,58 @@ use rustix::path::DecInt;
 
 use crate::proc::{self, File};
 
-/// The descriptors of the calling thread: what they are, and what is to be said of each. Linux 3.17.
-const NAMES: &core::ffi::CStr = c"/proc/thread-self/fd";
+/// Links of the calling thread's descriptors; Linux 3.17.
+const LINKS: &core::ffi::CStr = c"/proc/thread-self/fd";
+/// Details of the calling thread's descriptors; Linux 3.17.
 const DETAILS: &core::ffi::CStr = c"/proc/thread-self/fdinfo";
 
-/// How a line of the details begins that tells of a lock; Linux 4.1. What follows is as in /proc/locks.
+/// Key of a lock in the details (Linux 4.1); the value is a line as in /proc/locks.
 const LOCK: &[u8] = b"lock:";
 
-/// Whether `asked` says so of any of the locked files of all processes, some of which are passed at a time. Slow.
+/// Reports whether `matches` holds for any locked file of all processes; it takes several at a
+/// time. Slow.
 ///
 /// # Errors
-/// /proc cannot be read, or what `asked` returns.
-pub(super) fn any_listed(asked: impl FnMut(&[File]) -> Result<bool>) -> Result<bool> {
-    let mut batch = Batch::new(asked);
-    Ok(proc::each_line(proc::open(c"/proc/locks")?, |line| batch.add(line))? || batch.ask()?)
+/// /proc is not readable, or the error of `matches`.
+pub(super) fn any_listed(matches: impl FnMut(&[File]) -> Result<bool>) -> Result<bool> {
+    let mut batch = FileBatch::new(matches);
+    Ok(proc::each_line(proc::open(c"/proc/locks")?, |line| batch.add(line))? || batch.check()?)
 }
 
-/// The same of the files that the calling thread has descriptors of.
+/// Variant of [`any_listed`] for files of the calling thread's descriptors.
 ///
 /// # Errors
 /// As for [`any_listed`].
-pub(super) fn any_of_descriptors(asked: impl FnMut(&[File]) -> Result<bool>) -> Result<bool> {
-    let mut batch = Batch::new(asked);
-    Ok(each_of_descriptors(|line| batch.add(line))? || batch.ask()?)
+pub(super) fn any_of_descriptors(matches: impl FnMut(&[File]) -> Result<bool>) -> Result<bool> {
+    let mut batch = FileBatch::new(matches);
+    Ok(each_of_descriptors(|line| batch.add(line))? || batch.check()?)
 }
 
-/// Whether the open file that a descriptor of the calling thread's stands for is locked. Where /proc does not
-/// tell, it is.
+/// Reports whether the open file of a descriptor is locked. True if /proc is not readable.
 pub fn is_locked(descriptor: BorrowedFd<'_>) -> bool {
     let lines = || {
         let name = DecInt::from_fd(descriptor);
         let file = proc::open_at(proc::open(DETAILS)?, name.as_c_str())?;
-        proc::each_line(file, |line| Ok(own(line).and_then(locked_file).is_some()))
+        proc::each_line(file, |line| {
+            Ok(lock_of(line).and_then(locked_file).is_some())
+        })
     };
     lines().unwrap_or(true)
 }
 
-/// Files that are asked about together, since each time is a look at all mappings.
-struct Batch<Asked> {
+/// Files to check together, since each check reads all mappings.
+struct FileBatch<Matches> {
     files: [File; 32],
     count: usize,
-    asked: Asked,
+    matches: Matches,
 }
 
-impl<Asked: FnMut(&[File]) -> Result<bool>> Batch<Asked> {
-    const fn new(asked: Asked) -> Self {
+impl<Matches: FnMut(&[File]) -> Result<bool>> FileBatch<Matches> {
+    const fn new(matches: Matches) -> Self {
         Self {
             files: [((0, 0), 0); 32],
             count: 0,
-            asked,
+            matches,
         }
     }
 
@@ -78,47 +81,48 @@ impl<Asked: FnMut(&[File]) -> Result<bool>> Batch<Asked> {
         if self.count < self.files.len() {
             return Ok(false);
         }
-        self.ask()
+        self.check()
     }
 
-    fn ask(&mut self) -> Result<bool> {
+    fn check(&mut self) -> Result<bool> {
         let files = self.files.get(..core::mem::take(&mut self.count));
         let files = files.unwrap_or_default();
-        Ok(!files.is_empty() && (self.asked)(files)?)
+        Ok(!files.is_empty() && (self.matches)(files)?)
     }
 }
 
-/// Calls `each` with the locks of all descriptors that stand for a file with a path, until it says that it has
-/// seen enough. What another thread closes meanwhile is passed over.
+/// Calls `each` with the locks of all descriptors with a path, until it returns true. Skips
+/// descriptors that another thread closes meanwhile.
 fn each_of_descriptors(mut each: impl FnMut(&[u8]) -> Result<bool>) -> Result<bool> {
-    let (names, details) = (proc::open(NAMES)?, proc::open(DETAILS)?);
+    let (links, details) = (proc::open(LINKS)?, proc::open(DETAILS)?);
     let mut buffer = [MaybeUninit::uninit(); 2048];
-    let mut entries = RawDir::new(names.as_fd(), &mut buffer);
+    let mut entries = RawDir::new(links.as_fd(), &mut buffer);
     while let Some(entry) = entries.next() {
         let entry = entry?;
         let number = entry.file_name();
-        // Sockets and pipes have none, and a server may have many of them. `.` and `..` are no links.
+        // Sockets and pipes, of which a server may have many, have no path. `.` and `..` are no
+        // links.
         let mut start = [0u8; 1];
-        if rustix::fs::readlinkat_raw(&names, number, &mut start[..]).is_err() || start != *b"/" {
+        if rustix::fs::readlinkat_raw(&links, number, &mut start[..]).is_err() || start != *b"/" {
             continue;
         }
         let file = match proc::open_at(&details, number) {
             Err(Errno::NOENT) => continue,
             file => file?,
         };
-        if proc::each_line(file, |line| own(line).map_or(Ok(false), &mut each))? {
+        if proc::each_line(file, |line| lock_of(line).map_or(Ok(false), &mut each))? {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-/// What a line of the details says of a lock.
-fn own(line: &[u8]) -> Option<&[u8]> {
+/// Returns the lock in a line of the details.
+fn lock_of(line: &[u8]) -> Option<&[u8]> {
     line.strip_prefix(LOCK)
 }
 
-/// The file of a line of /proc/locks whose lock belongs to an open file.
+/// Returns the file of a line of /proc/locks, if the lock belongs to an open file.
 fn locked_file(line: &[u8]) -> Option<File> {
     let mut words = line
         .split(|byte| [b' ', b'\t'].contains(byte))
@@ -139,21 +143,21 @@ fn locked_file(line: &[u8]) -> Option<File> {
 mod tests {
     use super::*;
 
-    fn any(mut asked: impl FnMut(&[File]) -> Result<bool>) -> Result<bool> {
-        Ok(any_listed(&mut asked)? || any_of_descriptors(asked)?)
+    fn any(mut matches: impl FnMut(&[File]) -> Result<bool>) -> Result<bool> {
+        Ok(any_listed(&mut matches)? || any_of_descriptors(matches)?)
     }
 
     #[test]
-    fn locks_of_open_files_are_told_from_those_of_processes() {
+    fn only_locks_of_open_files_count() {
         let flock = locked_file(b"1: FLOCK  ADVISORY  WRITE 1234 fe:0a:5678 0 EOF");
         assert_eq!(flock, Some(((0xfe, 0x0a), 5678)));
         let ofd = locked_file(b"12: OFDLCK ADVISORY  READ -1 00:19:7 100 200");
         assert_eq!(ofd, Some(((0, 0x19), 7)));
         let lease = locked_file(b"3: LEASE  ACTIVE    READ  12 00:19:8 0 EOF");
         assert_eq!(lease, Some(((0, 0x19), 8)));
-        let detail = own(b"lock:\t1: FLOCK  ADVISORY  WRITE 0 00:2b:9 0 EOF").unwrap();
+        let detail = lock_of(b"lock:\t1: FLOCK  ADVISORY  WRITE 0 00:2b:9 0 EOF").unwrap();
         assert_eq!(locked_file(detail), Some(((0, 0x2b), 9)));
-        assert_eq!(own(b"mnt_id:\t29"), None);
+        assert_eq!(lock_of(b"mnt_id:\t29"), None);
         for other in [
             "1: POSIX  ADVISORY  WRITE 1234 fe:0a:5678 0 EOF",
             "1: -> FLOCK  ADVISORY  WRITE 1234 fe:0a:5678 0 EOF",
@@ -164,9 +168,9 @@ mod tests {
         }
     }
 
-    /// More files than are asked about at once.
+    /// Uses more files than a batch holds.
     #[test]
-    fn every_locked_file_is_asked_about() {
+    fn every_locked_file_is_checked() {
         let files: Vec<_> = (0..70).map(|_| tempfile::tempfile().unwrap()).collect();
         let seen = || {
             let mut seen = std::collections::HashSet::new();
@@ -190,9 +194,9 @@ mod tests {
         assert!(any(|_| Ok(true)).unwrap());
     }
 
-    /// Who took it has ended: /proc/locks is silent.
+    /// /proc/locks omits the lock, whose owner has ended.
     #[test]
-    fn a_lock_that_a_child_took_is_seen() {
+    fn a_lock_of_a_child_is_detected() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let shared = file.reopen().unwrap();
         let child = std::process::Command::new("flock")

@@ -1,8 +1,7 @@
-//! System calls of the sibling: without libc, by the machine code of [`crate::sys`].
+//! System calls of the reaper: without libc, by the machine code of [`crate::sys`].
 //!
-//! The sibling runs on the thread pointer of the thread that started it, so `errno` is not its own, and in the
-//! end libc is not mapped any more. What a call returns is the kernel's own word: a negative errno where
-//! it failed.
+//! The reaper runs on the thread pointer of the thread that started it, so it has no `errno`, and
+//! it unmaps libc. A call returns the kernel's result: a negative errno on failure.
 #![expect(unsafe_code, reason = "the leaf that makes the system calls")]
 
 use core::sync::atomic::AtomicU32;
@@ -12,7 +11,7 @@ pub(super) use crate::sys::{Entry, Wait, call, clone3, wait, wake};
 /// `PR_GET_TID_ADDRESS` of prctl(2), Linux 3.5 with CONFIG_CHECKPOINT_RESTORE.
 const PR_GET_TID_ADDRESS: usize = 40;
 
-/// Makes a call that takes numbers only, or reads what its pointer points to.
+/// Makes a call whose arguments are numbers, or pointers that the kernel only reads.
 ///
 /// # Safety
 /// The call writes nothing to the memory of the caller, and leaves it mapped.
@@ -26,7 +25,7 @@ pub(super) unsafe fn plain(number: libc::c_long, arguments: [usize; 3]) -> isize
 /// munmap(2).
 ///
 /// # Safety
-/// No thread uses the range any more.
+/// No thread uses the range.
 pub(super) unsafe fn unmap(start: usize, length: usize) -> isize {
     // SAFETY: the caller's promise.
     unsafe { call(libc::SYS_munmap, [start, length, 0, 0, 0, 0]) }
@@ -35,7 +34,7 @@ pub(super) unsafe fn unmap(start: usize, length: usize) -> isize {
 /// madvise(2).
 ///
 /// # Safety
-/// Where the advice drops what the range holds, no thread uses it any more.
+/// If the advice drops memory, no thread uses the range.
 pub(super) unsafe fn advise(start: usize, length: usize, advice: i32) -> isize {
     let advice = advice.cast_unsigned() as usize;
     // SAFETY: the caller's promise.
@@ -45,35 +44,35 @@ pub(super) unsafe fn advise(start: usize, length: usize, advice: i32) -> isize {
 /// exit_group(2).
 pub(super) fn exit_group(code: usize) -> ! {
     loop {
-        // SAFETY: it writes nothing.
+        // SAFETY: the call writes nothing.
         unsafe { plain(libc::SYS_exit_group, [code, 0, 0]) };
     }
 }
 
-/// The futex word that the kernel zeroes, and wakes one waiter of, when the calling thread is gone or has
-/// become another program, if another process shares its memory then. `None` on kernels that do not tell.
+/// Returns the calling thread's futex word (set_tid_address(2)). If another process shares the
+/// memory, the kernel zeroes it and wakes one waiter when the thread ends or execs. `None` on
+/// kernels that do not report it.
 pub(super) fn tid_word() -> Option<&'static AtomicU32> {
     let mut address = 0usize;
-    let arguments = [PR_GET_TID_ADDRESS, (&raw mut address).expose_provenance()];
-    let [option, to] = arguments;
+    let to = (&raw mut address).expose_provenance();
     // SAFETY: the kernel writes one pointer to `address`.
-    let answer = unsafe { call(libc::SYS_prctl, [option, to, 0, 0, 0, 0]) };
-    // SAFETY: the kernel tells what the C library registered, or left the 0.
-    unsafe { word_at(address) }.filter(|_| answer == 0)
+    let result = unsafe { call(libc::SYS_prctl, [PR_GET_TID_ADDRESS, to, 0, 0, 0, 0]) };
+    // SAFETY: the address that the C library registered, or 0.
+    unsafe { word_at(address) }.filter(|_| result == 0)
 }
 
-/// The word at an address, or `None` where that is 0.
+/// Returns the word at an address, or `None` for address 0.
 ///
 /// # Safety
-/// [`tid_word`] gave the address in this process, or it is 0.
+/// The address is that of a [`tid_word`] of this process, or 0.
 pub(super) unsafe fn word_at(address: usize) -> Option<&'static AtomicU32> {
     let usable = address != 0 && address.is_multiple_of(align_of::<AtomicU32>());
-    // SAFETY: the thread's C library registered the address with the kernel, and keeps the word in the
-    // thread's control block, which is mapped for as long as the thread's process can run.
+    // SAFETY: the C library registered the address with the kernel, and keeps the word in the
+    // thread's control block, which is mapped as long as the process runs.
     usable.then(|| unsafe { AtomicU32::from_ptr(core::ptr::with_exposed_provenance_mut(address)) })
 }
 
-/// Nanoseconds of CLOCK_MONOTONIC. Not from the vDSO, whose data may be gone.
+/// Returns the nanoseconds of CLOCK_MONOTONIC, without the vDSO, which may be unmapped.
 pub(super) fn now() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -86,7 +85,7 @@ pub(super) fn now() -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
-/// read(2) into `buffer`; `None` where it failed.
+/// read(2) into `buffer`; `None` on failure.
 pub(super) fn read(descriptor: usize, buffer: &mut [u8]) -> Option<usize> {
     let (to, length) = (buffer.as_mut_ptr().expose_provenance(), buffer.len());
     // SAFETY: the kernel writes at most `length` bytes to the buffer.

@@ -1,10 +1,11 @@
-//! Giving the memory back: [`all`].
+//! Release of the memory: [`all`].
 //!
-//! The sibling is alone with the memory here. First goes what others may wait for: files, shared memory,
-//! devices. Then threads zap the private anonymous memory; what refuses to be zapped, and the page tables,
-//! goes with the sibling's own end. Only this library, the kernel's own pages and the ledger stay mapped.
+//! The reaper is the only user of the memory here. It first unmaps files, shared memory and
+//! devices, which other processes may wait for. Then threads zap the private anonymous memory. The
+//! kernel frees the rest and the page tables at the reaper's end. Only this library, the kernel's
+//! own pages and the ledger stay mapped.
 
-#![expect(unsafe_code, reason = "unmaps what is not used any more")]
+#![expect(unsafe_code, reason = "unmaps unused memory")]
 
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -12,22 +13,23 @@ use core::time::Duration;
 use super::State;
 use super::control::CONTROL;
 use super::raw::{self, plain};
-use super::zap::Round;
+use super::zap::ZapBatch;
 use crate::proc::{Lines, MapsLine};
 
-/// From so much memory on the bulk is put off for a moment that it does not show beside. Before Linux 6.12, which lets a
-/// waiter preempt (`Batch`), the sibling's threads would have the CPUs at the moment at which the waiter is woken.
-const LARGE: u64 = 1 << 30;
-const MOMENT: Duration = Duration::from_millis(2);
+/// Minimum resident memory for a [`ZAP_DELAY`], which is negligible then. Before Linux 6.12, where
+/// the program's waiter preempts (`sys::stand_back`), the reaper's threads would occupy the CPUs
+/// when it wakes.
+const MIN_DELAY_BYTES: u64 = 1 << 30;
+const ZAP_DELAY: Duration = Duration::from_millis(2);
 
-/// The descriptors, as the sibling opened them.
+/// Descriptors that the reaper has open.
 const MAPS: usize = 0;
 const STATM: usize = 1;
 
-/// Gives everything back and counts it.
+/// Frees all memory and counts it.
 ///
 /// # Safety
-/// No other task uses the memory, and the caller needs nothing of it but the image.
+/// No other task uses the memory, and the caller uses only the image.
 pub(super) unsafe fn all() {
     let start = raw::now();
     let before = resident();
@@ -35,27 +37,24 @@ pub(super) unsafe fn all() {
     each_mapping(|mapping| {
         if !mapping.is_private_anonymous() && !mapping.is_kernels() && !keep.holds(&mapping) {
             let length = mapping.end - mapping.start;
-            // SAFETY: the caller's promise: what it needs is in the image, which is kept.
+            // SAFETY: the caller's promise: it uses only the image, which is kept.
             unsafe { raw::unmap(mapping.start, length) };
         }
     });
-    if before >= LARGE {
-        raw::wait(
-            &CONTROL.retire,
-            CONTROL.retire.load(Ordering::Relaxed),
-            MOMENT,
-        );
+    if before >= MIN_DELAY_BYTES {
+        let retire = &CONTROL.retire;
+        raw::wait(retire, retire.load(Ordering::Relaxed), ZAP_DELAY);
     }
-    let mut round = Round::new(CONTROL.workers.load(Ordering::Relaxed));
+    let mut batch = ZapBatch::new(CONTROL.workers.load(Ordering::Relaxed));
     each_mapping(|mapping| {
         if mapping.is_private_anonymous() {
             for (start, end) in keep.around(&mapping) {
                 // SAFETY: as above.
-                unsafe { round.add(start, end) };
+                unsafe { batch.add(start, end) };
             }
         }
     });
-    round.run();
+    batch.run();
     if let Some(slot) = keep.slot() {
         let freed = before.saturating_sub(resident());
         slot.reaper_freed.store(freed, Ordering::Relaxed);
@@ -65,7 +64,7 @@ pub(super) unsafe fn all() {
     }
 }
 
-/// What stays mapped.
+/// Addresses that stay mapped.
 struct Keep {
     image: (usize, usize),
     slot: usize,
@@ -81,7 +80,8 @@ impl Keep {
     }
 
     fn slot(&self) -> Option<&'static crate::ledger::Slot> {
-        // SAFETY: null, or the address of a `'static` slot, in the image or in the ledger: both are kept.
+        // SAFETY: null, or the address of a `'static` slot in the image or the ledger; both are
+        // kept.
         unsafe { CONTROL.slot.load(Ordering::Relaxed).as_ref() }
     }
 
@@ -90,7 +90,8 @@ impl Keep {
         image || (mapping.start..mapping.end).contains(&self.slot)
     }
 
-    /// The parts of a mapping in front of the image and behind it: its bss may be one with a neighbour.
+    /// Returns the parts of a mapping before and after the image: the kernel may merge its bss with
+    /// a neighbour.
     fn around(&self, mapping: &MapsLine) -> [(usize, usize); 2] {
         let (start, end) = (mapping.start, mapping.end);
         let front = (start, end.min(self.image.0.max(start)));
@@ -98,8 +99,8 @@ impl Keep {
     }
 }
 
-/// Calls `each` with every mapping, in the order of addresses. What it unmaps disturbs nothing: the kernel
-/// goes on behind the last address that it told.
+/// Calls `each` with every mapping, in address order. `each` may unmap: the kernel continues after
+/// the last reported address.
 fn each_mapping(mut each: impl FnMut(MapsLine)) {
     rewind(MAPS);
     let mut lines = Lines::default();
@@ -113,14 +114,15 @@ fn each_mapping(mut each: impl FnMut(MapsLine)) {
     }
 }
 
-/// To the beginning of a file.
+/// Seeks to the beginning of a file.
 fn rewind(descriptor: usize) {
     let start = libc::SEEK_SET.cast_unsigned() as usize;
-    // SAFETY: it writes nothing.
+    // SAFETY: the call writes nothing.
     unsafe { plain(libc::SYS_lseek, [descriptor, 0, start]) };
 }
 
-/// Resident memory in bytes that is not a file's: the second number of /proc/PID/statm without the third.
+/// Returns the resident memory without that of files: the second number of /proc/PID/statm minus
+/// the third.
 fn resident() -> u64 {
     rewind(STATM);
     let mut buffer = [0u8; 256];

@@ -1,10 +1,9 @@
-//! What the address space holds, looked at from inside the program: [`survey()`], [`is_mapped`],
-//! [`is_device`], [`is_written`].
+//! Survey of the address space from inside the program: [`survey()`], [`is_mapped`], [`is_device`],
+//! [`is_written`].
 //!
-//! While the sibling shares the memory, whatever hangs on it outlives the program: for about a
-//! millisecond, but after the waiting parent has been answered. So `auto` starts no sibling where such a
-//! thing is there. Read from /proc with buffers on the stack; where /proc cannot be read there is no
-//! sibling.
+//! Resources bound to the memory outlive the program while the reaper shares it: about a
+//! millisecond, but past the end of the parent's wait. So `auto` starts no reaper in a process with
+//! such a resource, nor without /proc, which is read with buffers on the stack.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -16,41 +15,42 @@ use super::{State, locks};
 use crate::proc::{File, MapsLine, Path, each_mapping};
 use crate::watch::{self, Job, Stop};
 
-/// What [`survey`] found.
+/// Result of [`survey`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
-    /// Private writable memory without a file, in bytes of address space.
+    /// Bytes of address space in private writable memory without a file.
     pub private: usize,
-    /// What would outlive the program, if anything.
+    /// A resource that would outlive the program.
     pub outlives: Option<State>,
 }
 
-/// How the name of the ledger begins, in the same way.
+/// Prefix of the ledger's name that a [`MapsLine`] keeps.
 const LEDGER: &[u8] = b"/memfd:jumbo-led";
 
-/// How the name of an io_uring begins: as much of it as a [`MapsLine`] keeps.
+/// Prefix of an io_uring's name that a [`MapsLine`] keeps.
 const RING: &[u8] = b"anon_inode:[io_u";
 
 crate::one_page! {
-    /// The watching thread has found nothing in the kernel's list of locks that is mapped here.
+    /// Set if the background scan found no locked file that is mapped here.
     static IS_LIST_FREE: AtomicBool = AtomicBool::new(false);
 }
-static JOB: Job = Job::new(4, look_at_list, |_| ());
+static JOB: Job = Job::new(4, scan_locks, |_| ());
 
-/// Has the watching thread look at the kernel's list of locks, which takes long. The next [`survey()`] does without, if the answer
-/// is there by then. The caller hears of what is locked and mapped from now on.
+/// Starts a background scan of the kernel's list of locks, which takes long. The next [`survey()`]
+/// uses its result if it is complete. The caller must record files that are locked and mapped from
+/// now on.
 pub fn survey_soon() {
     IS_LIST_FREE.store(false, Ordering::Relaxed);
     watch::begin(&JOB, Duration::ZERO);
 }
 
-fn look_at_list(_stop: &Stop) -> Option<Duration> {
+fn scan_locks(_stop: &Stop) -> Option<Duration> {
     let is_free = locks::any_listed(are_mapped) == Ok(false);
     IS_LIST_FREE.store(is_free, Ordering::Release);
     None
 }
 
-/// In the child of a fork, which has heard of nothing.
+/// Discards the parent's scan in the child of a fork.
 pub(super) fn forked() {
     IS_LIST_FREE.store(false, Ordering::Relaxed);
 }
@@ -60,12 +60,12 @@ fn is_any_locked() -> Result<bool> {
     Ok(!is_free && locks::any_listed(are_mapped)? || locks::any_of_descriptors(are_mapped)?)
 }
 
-/// Lists this process's mappings, and the locks that its files may have; those only where there are `least` bytes of
-/// private memory.
+/// Reads this process's mappings and, if there are `min_private` bytes of private memory, the locks
+/// of its files.
 ///
 /// # Errors
-/// /proc cannot be read.
-pub fn survey(least: usize) -> Result<Survey> {
+/// /proc is not readable.
+pub fn survey(min_private: usize) -> Result<Survey> {
     let mut found = Survey::default();
     let mut written = false;
     each_mapping(|mapping| {
@@ -79,7 +79,7 @@ pub fn survey(least: usize) -> Result<Survey> {
         }
         false
     })?;
-    if found.outlives.is_none() && found.private >= least && is_any_locked()? {
+    if found.outlives.is_none() && found.private >= min_private && is_any_locked()? {
         found.outlives = Some(State::LockedFile);
     }
     if found.outlives.is_none() && written {
@@ -88,15 +88,16 @@ pub fn survey(least: usize) -> Result<Survey> {
     Ok(found)
 }
 
-/// Whether a file is mapped by this process.
+/// Reports whether this process maps a file.
 pub fn is_mapped(stat: &rustix::fs::Stat) -> bool {
     each_mapping(|mapping| mapping.file() == identity(stat)).unwrap_or(true)
 }
 
-/// Whether mappings of an open file would outlive the program as a device's do: it is one, or has no
-/// type, as what is made by other calls than open(2) has none (a VFIO device, a virtual CPU).
+/// Reports whether an open file is a device or a socket, or has no type: files of other calls than
+/// open(2) have none (a VFIO device, a virtual CPU).
 pub fn is_device(descriptor: BorrowedFd<'_>, stat: &rustix::fs::Stat) -> bool {
     use rustix::fs::FileType;
+    /// Device number of /dev/zero.
     const ZERO: (u32, u32) = (1, 5);
     let device = (
         rustix::fs::major(stat.st_rdev),
@@ -110,8 +111,8 @@ pub fn is_device(descriptor: BorrowedFd<'_>, stat: &rustix::fs::Stat) -> bool {
     }
 }
 
-/// Whether a mapping of an open file keeps the file busy for writing: it cannot be executed (ETXTBSY), leased
-/// or sealed, however it is mapped.
+/// Reports whether a mapping of an open file keeps the file open for writing: it cannot be executed
+/// (ETXTBSY), leased or sealed then.
 pub fn is_written(descriptor: BorrowedFd<'_>, stat: &rustix::fs::Stat) -> bool {
     use rustix::fs::{FileType, OFlags};
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -119,11 +120,11 @@ pub fn is_written(descriptor: BorrowedFd<'_>, stat: &rustix::fs::Stat) -> bool {
     is_file && flags.is_ok_and(|flags| flags.intersects(OFlags::WRONLY | OFlags::RDWR))
 }
 
-/// The same of a mapping, by the link that stands for it in /proc/self/map_files (Linux 3.3): its permissions are those of
-/// the open file. What another thread has unmapped meanwhile is passed over.
+/// Reports whether a mapping keeps its file open for writing, by the permissions of its link in
+/// /proc/self/map_files (Linux 3.3). False if another thread has unmapped it.
 fn holds_writer(mapping: &MapsLine) -> bool {
     use rustix::fs::{AtFlags, Mode};
-    // Shared memory that has no file to be found by, and what the launcher maps with us.
+    // Shared memory without a path, and the ledger.
     let nameless = [b"/dev/zero".as_slice(), b"/anon_hugepage", RING];
     let ours = mapping.is_named(LEDGER);
     if mapping.inode == 0 || ours || nameless.into_iter().any(|name| mapping.is_named(name)) {
@@ -142,8 +143,8 @@ fn holds_writer(mapping: &MapsLine) -> bool {
     }
 }
 
-/// Whether it is an io_uring: its end cancels what is under way, as the program's end does, whichever process has
-/// mapped it.
+/// Reports whether the file is an io_uring: the program's end cancels its requests, even if another
+/// process maps it.
 fn is_ring(descriptor: BorrowedFd<'_>) -> bool {
     let mut name = [0u8; 32];
     let number = rustix::fd::AsRawFd::as_raw_fd(&descriptor);
@@ -170,7 +171,7 @@ fn are_mapped(files: &[File]) -> Result<bool> {
 
 fn outliving(mapping: &MapsLine) -> Option<State> {
     let named = |name: &[u8]| mapping.is_named(name);
-    // File systems that are mounted there.
+    // File systems mounted below /dev.
     let ordinary = named(b"/dev/zero") || named(b"/dev/shm/") || named(b"/dev/hugepages/");
     if named(b"/[aio]") {
         Some(State::Aio)
@@ -196,7 +197,7 @@ mod tests {
     use std::os::fd::AsFd as _;
 
     #[test]
-    fn a_mapped_file_and_a_device_are_told() {
+    fn a_mapped_file_and_a_device_are_detected() {
         let file = tempfile::tempfile().unwrap();
         let stat = rustix::fs::fstat(&file).unwrap();
         assert!(!is_mapped(&stat) && !is_device(file.as_fd(), &stat));
@@ -214,8 +215,8 @@ mod tests {
         ));
     }
 
-    /// Whether the mapping that starts there holds a file open for writing.
-    fn holds_one(at: usize) -> bool {
+    /// Returns [`holds_writer`] of the mapping that starts there.
+    fn holds_writer_at(at: usize) -> bool {
         let mut found = None;
         let is_there = |mapping: &MapsLine| {
             found = (mapping.start == at).then(|| holds_writer(mapping));
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_that_holds_a_file_open_for_writing_is_told() {
+    fn a_mapping_that_keeps_a_file_open_for_writing_is_detected() {
         use rustix::mm::{MapFlags, ProtFlags};
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(4096).unwrap();
@@ -235,13 +236,13 @@ mod tests {
         assert!(is_written(file.as_file().as_fd(), &stat) && !is_written(reader.as_fd(), &stat));
         for (file, written) in [(file.as_file(), true), (&reader, false)] {
             for flags in [MapFlags::SHARED, MapFlags::PRIVATE] {
-                // SAFETY: a new mapping, where the kernel likes, replaces none.
+                // SAFETY: a new mapping at an address of the kernel's choice replaces none.
                 let at = unsafe {
                     rustix::mm::mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, flags, file, 0)
                 };
-                // It stays mapped: the kernel keeps what it told of an address.
+                // It stays mapped: the kernel caches the link of an address.
                 let at = at.unwrap().expose_provenance();
-                assert_eq!(holds_one(at), written, "{flags:?}");
+                assert_eq!(holds_writer_at(at), written, "{flags:?}");
             }
         }
         let name = format!("/memfd:{}", crate::ledger::Ledger::NAME);
@@ -253,7 +254,7 @@ mod tests {
         let before = survey(0).unwrap().private;
         let memory = vec![1u8; 64 << 20];
         let after = survey(0).unwrap().private;
-        // Other tests run beside this one.
+        // Other tests may free memory meanwhile.
         assert!(memory.len() == 64 << 20 && after > before / 2 && after >= 64 << 20);
     }
 }

@@ -1,4 +1,4 @@
-//! Making THPs out of memory that is already there, and which advice of later kernels this one knows.
+//! MADV_COLLAPSE, MADV_COLD in another process, and probes for advice of later kernels.
 
 use rustix::fd::{AsFd, AsRawFd};
 
@@ -9,37 +9,38 @@ use super::request;
 const MADV_COLLAPSE: usize = libc::MADV_COLLAPSE.unsigned_abs() as usize;
 const MADV_COLD: usize = libc::MADV_COLD.unsigned_abs() as usize;
 
-/// `madvise(address, length, MADV_COLLAPSE)`: puts the memory on THPs now, on this thread.
+/// `madvise(address, length, MADV_COLLAPSE)`: collapses the memory into THPs synchronously.
 ///
-/// Safe for any range, the caller's or not: what the memory holds is the same before and after.
+/// Safe for any range: the contents stay the same.
 ///
 /// # References
 /// madvise(2); Linux 6.1.
 ///
 /// # Errors
-/// EAGAIN: try again; EBUSY: the memory cgroup is at its limit; EINVAL: not allowed here, or a kernel
-/// without it; ENOMEM: unmapped, or no huge page to be had.
+/// EAGAIN: try again; EBUSY: the memory cgroup is at its limit; EINVAL: not allowed here, or an
+/// older kernel; ENOMEM: unmapped, or no free huge page.
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
 pub fn collapse(address: usize, length: usize) -> Result<()> {
     let arguments = [address, length, MADV_COLLAPSE, 0, 0, 0];
-    // SAFETY: the kernel checks the range, and collapsing changes no byte that any thread can read.
+    // SAFETY: the kernel checks the range, and a collapse changes no contents.
     unsafe { request(libc::SYS_madvise, arguments).map(drop) }
 }
 
-/// `process_madvise(pidfd, [address, length], MADV_COLLAPSE)`: the same in another process. Returns
-/// how many bytes were advised.
+/// `process_madvise(pidfd, [address, length], MADV_COLLAPSE)`: [`collapse`] in another process.
+/// Returns the number of advised bytes.
 ///
 /// # References
 /// process_madvise(2); Linux 5.10, with MADV_COLLAPSE 6.1.
 ///
 /// # Errors
-/// As [`collapse`]; EPERM: it takes CAP_SYS_NICE and the right to trace the process; ESRCH: it is gone.
+/// As [`collapse`]; EPERM: no CAP_SYS_NICE, or no right to trace the process; ESRCH: it has ended.
 pub fn collapse_in(pidfd: impl AsFd, address: usize, length: usize) -> Result<usize> {
     advise_in(pidfd, address, length, MADV_COLLAPSE)
 }
 
-/// `process_madvise(pidfd, [address, length], MADV_COLD)`: the memory is the first to be reclaimed. Of a
-/// THP that the range covers in part, and that no other process maps, the kernel splits all.
+/// `process_madvise(pidfd, [address, length], MADV_COLD)`: makes the memory the first to be
+/// reclaimed. The kernel splits a THP that the range covers in part, unless another process maps
+/// it.
 ///
 /// # References
 /// process_madvise(2); Linux 5.10.
@@ -59,25 +60,24 @@ fn advise_in(pidfd: impl AsFd, address: usize, length: usize, advice: usize) -> 
     let fd = pidfd.as_fd().as_raw_fd().unsigned_abs() as usize;
     let range = (&raw const range).expose_provenance();
     let arguments = [fd, range, 1, advice, 0, 0];
-    // SAFETY: the vector has one element and outlives the call; neither advice changes a byte that any
-    // thread can read.
+    // SAFETY: the vector has one element and outlives the call; neither advice changes contents.
     unsafe { request(libc::SYS_process_madvise, arguments) }
 }
 
-/// Whether this kernel has MADV_COLLAPSE: Linux 6.1.
+/// Reports whether this kernel has MADV_COLLAPSE (Linux 6.1).
 pub fn has_collapse() -> bool {
     knows(MADV_COLLAPSE)
 }
 
-/// Whether this kernel has MADV_POPULATE_WRITE: Linux 5.14.
+/// Reports whether this kernel has MADV_POPULATE_WRITE (Linux 5.14).
 pub fn has_populate() -> bool {
     knows(libc::MADV_POPULATE_WRITE.unsigned_abs() as usize)
 }
 
-/// madvise(2) refuses an advice that it does not know also for a range without a page.
+/// Reports whether madvise(2) knows an advice: it refuses an unknown one even for an empty range.
 #[expect(unsafe_code, reason = "a system call")]
 fn knows(advice: usize) -> bool {
-    // SAFETY: the range has no page.
+    // SAFETY: the range is empty.
     unsafe { request(libc::SYS_madvise, [0, 0, advice, 0, 0, 0]) }.is_ok()
 }
 
@@ -85,7 +85,6 @@ fn knows(advice: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// The advice of no page is refused exactly where the advice of a page is.
     #[test]
     fn an_advice_is_known_if_the_kernel_takes_it() {
         let scratch = [0u8; 1 << 13];

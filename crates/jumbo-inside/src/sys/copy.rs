@@ -1,5 +1,5 @@
-//! Looking at memory without touching it: process_vm_readv(2), or a pipe where a filter refuses that, as older profiles of
-//! container engines do.
+//! Memory read without a fault: by process_vm_readv(2), or by a pipe if a seccomp filter refuses
+//! that, as older profiles of container engines do.
 #![expect(unsafe_code, reason = "system calls that take addresses")]
 
 use core::ffi::c_void;
@@ -11,26 +11,26 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::request;
 
-/// Copies memory of this process, `into.len()` words of it at most, and gives how many there were before
-/// one that is not mapped or not readable.
+/// Copies at most `into.len()` words of this process's memory. Returns the number of words before
+/// the first unreadable one.
 ///
 /// # References
 /// process_vm_readv(2); Linux 3.2, with CONFIG_CROSS_MEMORY_ATTACH.
 ///
 /// # Errors
-/// EFAULT: not even the first; ENOSYS; EPERM where a filter says so.
+/// EFAULT: the first word is unreadable; ENOSYS; EPERM of a filter.
 pub fn copy_words(from: usize, into: &mut [usize]) -> Result<usize> {
     let length = size_of_val(into);
-    // SAFETY: `into` has room for so many bytes; any bytes are a word.
+    // SAFETY: `into` has `length` bytes; any bytes are a word.
     let copied = unsafe { copy_bytes(from, into.as_mut_ptr().expose_provenance(), length)? };
     Ok(copied / size_of::<usize>())
 }
 
-/// Copies `WORDS` words from each of some addresses, and gives how many were copied whole before the
-/// first that is not readable.
+/// Copies `WORDS` words from each address. Returns the number of complete copies before the first
+/// unreadable one.
 ///
 /// # Errors
-/// As [`copy_words`]; EINVAL: more addresses than places.
+/// As [`copy_words`]; EINVAL: more addresses than elements of `into`.
 pub fn copy_scattered<const WORDS: usize, const MAX: usize>(
     from: &[usize],
     into: &mut [[usize; WORDS]; MAX],
@@ -56,18 +56,18 @@ pub fn copy_scattered<const WORDS: usize, const MAX: usize>(
     );
     let this = super::process().unsigned_abs() as usize;
     let arguments = [this, here, 1, there, from.len(), 0];
-    // SAFETY: `into` has room for as many words as the vectors ask for; any bytes are a word.
+    // SAFETY: `into` has room for the words of all vectors; any bytes are a word.
     let copied = unsafe { request(libc::SYS_process_vm_readv, arguments)? };
     Ok(copied / length)
 }
 
-/// The same for bytes, to an address.
+/// Variant of [`copy_words`] that copies bytes to an address.
 ///
 /// # Errors
 /// As [`copy_words`].
 ///
 /// # Safety
-/// The `length` bytes at `to` are the caller's to lose.
+/// The caller owns the `length` bytes at `to`, which are overwritten.
 pub unsafe fn copy_bytes(from: usize, to: usize, length: usize) -> Result<usize> {
     let vector = |address: usize| libc::iovec {
         iov_base: with_exposed_provenance_mut::<c_void>(address),
@@ -88,7 +88,7 @@ pub unsafe fn copy_bytes(from: usize, to: usize, length: usize) -> Result<usize>
     }
 }
 
-/// The same through the kernel's buffers: write(2) of memory that is not mapped fails.
+/// Variant of [`copy_bytes`] through a pipe: write(2) of unmapped memory fails.
 ///
 /// # Safety
 /// As for [`copy_bytes`].
@@ -98,13 +98,13 @@ unsafe fn copy_by_pipe(from: usize, to: usize, length: usize) -> Result<usize> {
     let mut copied = 0;
     while copied < length {
         let rest = [writer, from + copied, length - copied, 0, 0, 0];
-        // SAFETY: reads memory of this process only.
+        // SAFETY: the call reads memory of this process only.
         let written = match unsafe { request(libc::SYS_write, rest) } {
             Err(Errno::FAULT) if copied > 0 => break,
             answer => answer?,
         };
         let rest = [reader, to + copied, written, 0, 0, 0];
-        // SAFETY: the caller's promise. The pipe has all that was written.
+        // SAFETY: the caller's promise. The pipe has `written` bytes.
         copied += unsafe { request(libc::SYS_read, rest)? };
     }
     Ok(copied)
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_there_is_not_touched() {
+    fn unmapped_memory_is_an_error() {
         let words = [3usize, 4];
         let at = words.as_ptr().expose_provenance();
         let mut copy = [0; 2];
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_copies_all_that_is_there() {
+    fn a_pipe_copies_all_mapped_memory() {
         let page = rustix::param::page_size();
         let size = 32 * page;
         let from: Vec<u8> = (0..=250).cycle().take(size).collect();
@@ -137,7 +137,7 @@ mod tests {
             from.as_ptr().expose_provenance(),
             to.as_mut_ptr().expose_provenance(),
         );
-        // SAFETY: `to` has room for so many bytes.
+        // SAFETY: `to` has `size` bytes.
         let copied = unsafe { copy_by_pipe(at, place, size) };
         assert_eq!(copied, Ok(size));
         assert!(from == to);

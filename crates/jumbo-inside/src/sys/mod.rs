@@ -1,17 +1,19 @@
-//! System calls that rustix lacks, or whose plain form is not enough: one wrapper each, for all of this crate and for
+//! System calls that rustix lacks or wraps incompletely: one wrapper each, for this crate and
 //! `jumbo::kernel`.
 //!
-//! - [`collapse`], [`collapse_in`]: MADV_COLLAPSE, in this process or another. [`cool_in`]: MADV_COLD in another.
-//! - [`Maps`], [`Vma`], [`Pagemap`], [`Pages`], [`Found`]: what an address lies in, and how its pages are mapped.
-//! - [`map_at`], [`reserve`]: mappings that replace none; [`unmap`]. [`move_mapping`], [`move_units`]: mappings that move. [`insist`]: a call that has to succeed.
-//! - [`copy_words`], [`copy_bytes`], [`copy_scattered`]: memory read without a fault. [`is_mapped`]: whether it is there. [`Blocked`]: a while without signal handlers.
-//! - [`Userfault`]: page faults that a thread of ours answers.
-//! - [`Thread`], [`clone3`]: tasks that the C library does not know; [`call`], [`wait`], [`wake`]: how they call the kernel.
-//!
-//! - [`stand_back`], [`stay_prompt`], [`leave_descriptors`]: what a thread of ours begins with.
+//! - [`collapse()`], [`collapse_in`], [`cool_in`]: MADV_COLLAPSE and MADV_COLD, here or elsewhere.
+//! - [`Maps`], [`Vma`]: the mapping of an address. [`Pagemap`], [`Pages`], [`PageState`]: its
+//!   pages.
+//! - [`map_at`], [`reserve`], [`unmap`]: mappings that replace none. [`move_mapping`],
+//!   [`move_units`]: mremap(2). [`insist`]: a call that must succeed.
+//! - [`copy_words`], [`copy_bytes`], [`copy_scattered`]: memory read without a fault.
+//!   [`is_mapped`].
+//! - [`Blocked`]: a guard that blocks signals. [`Userfault`]: page faults handled in user space.
+//! - [`Thread`], [`clone3`]: tasks unknown to the C library; [`call`], [`wait`], [`wake`]: their
+//!   system calls. [`stand_back`], [`stay_prompt`], [`leave_descriptors`]: their setup.
 //! - [`process`]: the caller's ID. [`request`]: any other system call.
 //!
-//! It uses no other module. Invariant: no call here changes errno.
+//! The module uses no other one. Invariant: no call here changes errno.
 
 mod batch;
 mod collapse;
@@ -27,7 +29,7 @@ mod vma;
 pub use batch::{stand_back, stay_prompt};
 pub use collapse::{collapse, collapse_in, cool_in, has_collapse, has_populate};
 pub use copy::{copy_bytes, copy_scattered, copy_words};
-pub use pagemap::{Found, Pagemap, Pages};
+pub use pagemap::{PageState, Pagemap, Pages};
 pub use place::{map_at, reserve, unmap};
 pub use remap::{insist, is_mapped, move_mapping, move_units};
 pub use signals::Blocked;
@@ -39,32 +41,32 @@ use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::{Errno, Result};
 use rustix::ioctl::Opcode;
 
-/// A system call, past the C library: the program, or we, may interpose its functions.
+/// Makes a system call without the C library, whose functions may be interposed.
 ///
 /// # Safety
 /// As for the call.
 #[expect(unsafe_code, reason = "a system call")]
 pub unsafe fn request(number: libc::c_long, arguments: [usize; 6]) -> Result<usize> {
     // SAFETY: the caller's promise.
-    let answer = unsafe { call(number, arguments) };
-    usize::try_from(answer).map_err(|_| {
-        let errno = i32::try_from(answer.unsigned_abs()).unwrap_or(libc::EIO);
+    let result = unsafe { call(number, arguments) };
+    usize::try_from(result).map_err(|_| {
+        let errno = i32::try_from(result.unsigned_abs()).unwrap_or(libc::EIO);
         Errno::from_raw_os_error(errno)
     })
 }
 
-/// Whether this process gets no huge page, also of advised memory. With PR_THP_DISABLE_EXCEPT_ADVISED (Linux 6.18) advised memory
-/// does.
+/// Reports whether THP is disabled for this process, advised memory included (without
+/// PR_THP_DISABLE_EXCEPT_ADVISED of Linux 6.18).
 ///
 /// # References
 /// PR_GET_THP_DISABLE in prctl(2); Linux 3.15.
 pub fn is_without_thp() -> bool {
     const COMPLETELY: usize = 1;
-    let question = libc::PR_GET_THP_DISABLE.cast_unsigned() as usize;
+    let option = libc::PR_GET_THP_DISABLE.cast_unsigned() as usize;
     #[expect(unsafe_code, reason = "a system call")]
-    // SAFETY: it only asks.
-    let answer = unsafe { request(libc::SYS_prctl, [question, 0, 0, 0, 0, 0]) };
-    answer == Ok(COMPLETELY)
+    // SAFETY: the option changes nothing.
+    let disabled = unsafe { request(libc::SYS_prctl, [option, 0, 0, 0, 0, 0]) };
+    disabled == Ok(COMPLETELY)
 }
 
 /// getpid(2).
@@ -72,26 +74,26 @@ pub fn process() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
-/// Gives the calling thread a descriptor table of its own, of nothing: the numbers that it takes
-/// are not missing to the program, and what the program closes is not what it has open.
+/// Gives the calling thread an empty descriptor table of its own: the thread and the program
+/// neither use nor close each other's descriptors.
 ///
 /// # References
 /// close_range(2) with CLOSE_RANGE_UNSHARE; Linux 5.9.
 ///
 /// # Errors
-/// ENOSYS: a kernel without it; ENOMEM.
+/// ENOSYS: an older kernel; ENOMEM.
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
 pub fn leave_descriptors() -> Result<()> {
     const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
     let all = [0, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0];
-    // SAFETY: the range is all; the table that is closed is a copy, of nothing.
+    // SAFETY: a range of all descriptors, so the new table copies none.
     unsafe { request(libc::SYS_close_range, all).map(drop) }
 }
 
 /// ioctl(2) with a structure that the kernel reads and writes.
 ///
 /// # Safety
-/// The request takes a `T`, writes what is one, and nothing else but what it points to.
+/// The request takes a `T`, writes a valid `T`, and nothing else except memory that `T` points to.
 #[expect(unsafe_code, reason = "as above")]
 unsafe fn control<T>(file: &OwnedFd, request: Opcode, structure: &mut T) -> Result<usize> {
     let file = file.as_raw_fd().unsigned_abs() as usize;

@@ -1,4 +1,4 @@
-//! How pages are mapped: the PAGEMAP_SCAN request.
+//! The state of pages, by the PAGEMAP_SCAN request and the entries of /proc/PID/pagemap.
 
 use core::ops::Range;
 
@@ -9,7 +9,7 @@ use rustix::ioctl::{Opcode, opcode};
 
 use super::control;
 
-/// What PAGEMAP_SCAN takes (`struct pm_scan_arg`, linux/fs.h).
+/// Argument of PAGEMAP_SCAN (`struct pm_scan_arg`, linux/fs.h).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Scan {
@@ -28,7 +28,7 @@ struct Scan {
 }
 
 impl Scan {
-    /// The same, of a range.
+    /// Sets the range.
     fn of(self, range: Range<usize>) -> Self {
         Self {
             size: size_of::<Self>() as u64,
@@ -48,90 +48,89 @@ const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
 const PAGE_IS_HUGE: u64 = 1 << 6;
 
-/// Bits of an entry of the file itself: no other process has the page mapped (Linux 4.2); it is there.
+/// Bit of an entry of the file: no other process maps the page (Linux 4.2).
 const EXCLUSIVE: u64 = 1 << 56;
+/// Bit of an entry of the file: the page is present.
 const PRESENT: u64 = 1 << 63;
 
-/// Which pages of a range are counted ([`Pagemap::count`]).
+/// Filter of [`Pagemap::count`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// Those that this process has mapped.
+    /// Pages that this process maps.
     Present,
-    /// Those of them that take memory: all but the zero page.
+    /// Present pages except the zero page.
     Resident,
-    /// Those mapped by a PMD or more.
+    /// Pages mapped by a PMD or larger.
     Huge,
-    /// Those that are no file's any more, because they were written to: in memory or in swap.
+    /// Private copies of a file's pages, after a write: in memory or in swap.
     Changed,
 }
 
-/// A page that [`Pagemap::walk`] finds: in memory, or in swap.
+/// State of a page in memory or in swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// It is in memory.
+pub struct PageState {
+    /// The page is in memory.
     pub present: bool,
-    /// It is mapped by a PMD or more.
+    /// A PMD or larger maps the page.
     pub huge: bool,
 }
 
-/// /proc/self/pagemap, or that of another process, open for as long as this lives.
+/// Open /proc/PID/pagemap of this process or another.
 #[derive(Debug)]
 pub struct Pagemap(OwnedFd);
 
 impl Pagemap {
-    /// Opens it.
+    /// Opens that of this process.
     ///
     /// # Errors
-    /// Those of open(2): no /proc, no descriptor to be had, or not allowed to a process that is not dumpable.
+    /// Those of open(2): no /proc, no free descriptor, or a process that is not dumpable.
     pub fn open() -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
         rustix::fs::open(c"/proc/self/pagemap", flags, Mode::empty()).map(Self)
     }
 
-    /// That of another process: `file` is its /proc/PID/pagemap.
+    /// Wraps /proc/PID/pagemap of another process.
     pub fn of(file: OwnedFd) -> Self {
         Self(file)
     }
 
-    /// Calls `visit` with each run of pages that are in memory or in swap; the zero page is neither.
+    /// Calls `visit` with each run of pages in memory or in swap, without the zero page.
     ///
     /// # References
     /// Documentation/admin-guide/mm/pagemap.rst; Linux 6.7.
     ///
     /// # Errors
-    /// ENOTTY: a kernel without it.
+    /// ENOTTY: an older kernel.
     pub fn walk(
         &self,
         range: Range<usize>,
-        mut visit: impl FnMut(Range<usize>, Found),
+        mut visit: impl FnMut(Range<usize>, PageState),
     ) -> Result<()> {
-        let what = Scan {
+        let scan = Scan {
             category_inverted: PAGE_IS_PFNZERO,
             category_mask: PAGE_IS_PFNZERO,
             category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
             return_mask: PAGE_IS_PRESENT | PAGE_IS_HUGE,
             ..Scan::default()
         };
-        self.each::<64>(range, what, |[start, end, categories]| {
+        self.each::<64>(scan.of(range), |[start, end, categories]| {
             let word = |word: u64| usize::try_from(word).unwrap_or(usize::MAX);
-            let found = Found {
+            let state = PageState {
                 present: categories & PAGE_IS_PRESENT != 0,
                 huge: categories & PAGE_IS_HUGE != 0,
             };
-            visit(word(start)..word(end), found);
+            visit(word(start)..word(end), state);
         })
     }
 
-    /// Calls `visit` with each region of a range that is what is asked for: its start, its end and what its pages are. `REGIONS`
-    /// at a time.
+    /// Calls `visit` with start, end and categories of each region that the scan finds, `REGIONS`
+    /// per request.
     fn each<const REGIONS: usize>(
         &self,
-        range: Range<usize>,
-        what: Scan,
+        mut scan: Scan,
         mut visit: impl FnMut([u64; 3]),
     ) -> Result<()> {
         let mut found = [[0; 3]; REGIONS];
-        let mut scan = what.of(range);
         while scan.start < scan.end {
             let regions = self.scan(&mut scan, &mut found)?;
             found.iter().take(regions).copied().for_each(&mut visit);
@@ -143,44 +142,45 @@ impl Pagemap {
         Ok(())
     }
 
-    /// PAGEMAP_SCAN: gives the number of regions that were found.
+    /// Makes the request PAGEMAP_SCAN. Returns the number of regions in `found`.
     fn scan(&self, scan: &mut Scan, found: &mut [[u64; 3]]) -> Result<usize> {
         scan.vec = found.as_mut_ptr().expose_provenance() as u64;
         scan.vec_len = found.len() as u64;
         #[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
-        // SAFETY: the request reads and writes a `struct pm_scan_arg`, which `Scan` is. `vec` has room for as many
-        // regions as `vec_len` says, until the call is over. Without PM_SCAN_WP_MATCHING no page is changed.
+        // SAFETY: the request reads and writes a `struct pm_scan_arg`, which `Scan` is. `vec` has
+        // `vec_len` regions during the call. Without PM_SCAN_WP_MATCHING no page is changed.
         unsafe {
             control(&self.0, PAGEMAP_SCAN, scan)
         }
     }
 
-    /// True where the page at `address` is there, mapped as a base page, and, if it is to be, `anonymous`.
+    /// Reports whether the page at `address` is present, mapped as a base page, and anonymous if
+    /// `anonymous`.
     ///
     /// # References
     /// Documentation/admin-guide/mm/pagemap.rst; Linux 6.7.
     ///
     /// # Errors
-    /// ENOTTY: a kernel without it.
+    /// ENOTTY: an older kernel.
     pub fn is_base(&self, address: usize, page: usize, anonymous: bool) -> Result<bool> {
-        let never = PAGE_IS_HUGE | if anonymous { PAGE_IS_FILE } else { 0 };
-        let what = Scan {
-            category_inverted: never,
-            category_mask: PAGE_IS_PRESENT | never,
+        let excluded = PAGE_IS_HUGE | if anonymous { PAGE_IS_FILE } else { 0 };
+        let scan = Scan {
+            category_inverted: excluded,
+            category_mask: PAGE_IS_PRESENT | excluded,
             return_mask: PAGE_IS_PRESENT,
             ..Scan::default()
         };
-        let regions = self.scan(&mut what.of(address..address + page), &mut [[0; 3]]);
+        let regions = self.scan(&mut scan.of(address..address + page), &mut [[0; 3]]);
         regions.map(|regions| regions > 0)
     }
 
-    /// How many bytes of a range are such pages.
+    /// Returns the bytes of a range in pages that match the filter.
     ///
     /// # References
     /// Documentation/admin-guide/mm/pagemap.rst; Linux 6.7.
     ///
     /// # Errors
-    /// ENOTTY: a kernel without it.
+    /// ENOTTY: an older kernel.
     pub fn count(&self, range: Range<usize>, pages: Pages) -> Result<usize> {
         let (inverted, mask, any) = match pages {
             Pages::Present => (0, PAGE_IS_PRESENT, 0),
@@ -192,7 +192,7 @@ impl Pagemap {
                 PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
             ),
         };
-        let what = Scan {
+        let scan = Scan {
             category_inverted: inverted,
             category_mask: mask,
             category_anyof_mask: any,
@@ -200,31 +200,31 @@ impl Pagemap {
             ..Scan::default()
         };
         let mut bytes = 0;
-        self.each::<32>(range, what, |[start, end, _]| bytes += end - start)?;
+        self.each::<32>(scan.of(range), |[start, end, _]| bytes += end - start)?;
         Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
     }
 
-    /// The address of the first page of a range that is there.
+    /// Returns the address of the first present page of a range.
     ///
     /// # References
     /// Documentation/admin-guide/mm/pagemap.rst; Linux 6.7.
     ///
     /// # Errors
-    /// ENOTTY: a kernel without it.
+    /// ENOTTY: an older kernel.
     pub fn next_present(&self, range: Range<usize>) -> Result<Option<usize>> {
-        let what = Scan {
+        let scan = Scan {
             category_mask: PAGE_IS_PRESENT,
             return_mask: PAGE_IS_PRESENT,
             ..Scan::default()
         };
         let mut found = [[0; 3]];
-        let regions = self.scan(&mut what.of(range.clone()), &mut found)?;
+        let regions = self.scan(&mut scan.of(range.clone()), &mut found)?;
         let [[start, ..]] = found;
         Ok((regions > 0).then(|| usize::try_from(start).unwrap_or(range.end)))
     }
 
-    /// How many bytes of a range are in pages that no other process has mapped; the zero page is none. `page` is the base page's
-    /// size.
+    /// Returns the bytes of a range in pages that only this process maps, without the zero page.
+    /// `page` is the base page size.
     ///
     /// # References
     /// Documentation/admin-guide/mm/pagemap.rst; Linux 4.2.
@@ -235,7 +235,7 @@ impl Pagemap {
         self.having(PRESENT | EXCLUSIVE, range, page)
     }
 
-    /// How many bytes of a range are in memory, the zero page among them.
+    /// Returns the bytes of a range that are in memory, the zero page included.
     ///
     /// # Errors
     /// As [`Pagemap::exclusive`].
@@ -243,7 +243,7 @@ impl Pagemap {
         self.having(PRESENT, range, page)
     }
 
-    /// How many bytes of a range have an entry with all `bits`.
+    /// Returns the bytes of a range whose entries have all `bits`.
     fn having(&self, bits: u64, range: Range<usize>, page: usize) -> Result<usize> {
         const ENTRY: usize = size_of::<u64>();
         let mut pages = 0;

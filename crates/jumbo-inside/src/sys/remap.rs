@@ -1,26 +1,27 @@
-//! Moving a mapping by its page tables: whole, or in units where it may be several to the kernel. Having a call succeed.
+//! Moves of page tables: [`move_mapping`], or [`move_units`] for a range of several mappings;
+//! [`insist`].
 
 use core::ptr::with_exposed_provenance_mut;
 
 use rustix::io::Result;
 use rustix::mm::{self, MremapFlags};
 
-/// `mremap(from, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, to)`: the pages at `from` are at `to`
-/// afterwards, and nothing is at `from`.
+/// `mremap(from, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, to)`: moves the pages at `from` to
+/// `to`.
 ///
 /// # References
-/// mremap(2). Page tables move whole where both addresses are alike modulo what they map (Linux 5.10: a
-/// PMD, and on x86-64 and arm64 a PUD).
+/// mremap(2). Whole page tables move if both addresses have the same offset in the range that a
+/// table maps (Linux 5.10: a PMD, and on x86-64 and arm64 a PUD).
 ///
 /// # Errors
-/// EFAULT: not one mapping (before Linux 6.17), or nothing mapped there; ENOMEM: too many mappings
-/// (vm.max_map_count) or no memory for page tables; EPERM: sealed (mseal(2)); EINVAL: a mapping that
-/// cannot move. Nothing has moved then of what is one mapping; of several, Linux may have moved some since 6.17. `to` may
-/// have been unmapped in any case.
+/// EFAULT: several mappings (before Linux 6.17), or none; ENOMEM: too many mappings
+/// (vm.max_map_count) or no memory for page tables; EPERM: sealed (mseal(2)); EINVAL: a mapping
+/// that cannot move. A single mapping has not moved then; of several, Linux 6.17 and later may have
+/// moved some. `to` may be unmapped in any case.
 ///
 /// # Safety
-/// The mapping at `from` is the caller's to move, and what is at `to` the caller's to lose.
-#[expect(unsafe_code, reason = "moves memory away from under its pointers")]
+/// The caller owns the mapping at `from`, and discards the memory at `to`.
+#[expect(unsafe_code, reason = "invalidates pointers")]
 pub unsafe fn move_mapping(from: usize, to: usize, length: usize) -> Result<()> {
     let at = with_exposed_provenance_mut;
     let flags = MremapFlags::MAYMOVE;
@@ -28,15 +29,15 @@ pub unsafe fn move_mapping(from: usize, to: usize, length: usize) -> Result<()> 
     unsafe { mm::mremap_fixed(at(from), length, length, flags, at(to)).map(drop) }
 }
 
-/// As [`move_mapping`], one unit after the other, which end at multiples of `unit`: of a range that may be several mappings
-/// which meet at such addresses. So no file is read, and what is refused has not moved.
+/// Variant of [`move_mapping`] that moves unit by unit, up to each multiple of `unit`: for a range
+/// of mappings that meet only there. It reads no list of mappings, and a failure moves nothing.
 ///
 /// # Errors
-/// That of the first unit that is refused. Those in front of it are back then. If they cannot be put back, which only a lack
-/// of memory for page tables can keep them from, the program ends by SIGSEGV where it needs them: see [`insist`].
+/// The error of the first unit that fails. The earlier units move back. Only a lack of memory for
+/// page tables can prevent that (see [`insist`]); the program gets SIGSEGV there then.
 ///
 /// # Safety
-/// As for [`move_mapping`]; and no thread maps anything in the range meanwhile.
+/// As for [`move_mapping`]; and no thread maps memory in the range meanwhile.
 #[expect(unsafe_code, reason = "as above")]
 pub unsafe fn move_units(from: usize, to: usize, length: usize, unit: usize) -> Result<()> {
     let rest =
@@ -50,7 +51,7 @@ pub unsafe fn move_units(from: usize, to: usize, length: usize, unit: usize) -> 
             moved = 0;
             while moved < end {
                 let (at, length) = (moved, rest(moved));
-                // SAFETY: it came from there.
+                // SAFETY: the unit came from there.
                 let _ = insist(|| unsafe { move_mapping(to + at, from + at, length) });
                 moved += length;
             }
@@ -61,33 +62,33 @@ pub unsafe fn move_units(from: usize, to: usize, length: usize, unit: usize) -> 
     Ok(())
 }
 
-/// Makes a call until it succeeds, each millisecond for 10 s: one without which the program has a hole in its memory, and that
-/// fails only while the kernel lacks memory for its own records.
+/// Repeats a call until it succeeds, each millisecond for 10 s. For calls whose failure leaves a
+/// hole in the program's memory, and that fail only while the kernel lacks memory for its own data.
 ///
 /// # Errors
-/// The last call's.
+/// The error of the last call.
 pub fn insist(call: impl Fn() -> Result<()>) -> Result<()> {
-    const RETRIES: u32 = 10_000;
-    let pause = rustix::time::Timespec {
+    const MAX_RETRIES: u32 = 10_000;
+    let interval = rustix::time::Timespec {
         tv_sec: 0,
         tv_nsec: 1_000_000,
     };
     let mut answer = call();
-    for _ in 0..RETRIES {
+    for _ in 0..MAX_RETRIES {
         if answer.is_ok() {
             break;
         }
-        let _ = rustix::thread::nanosleep(&pause);
+        let _ = rustix::thread::nanosleep(&interval);
         answer = call();
     }
     answer
 }
 
-/// Whether anything is mapped at a page. msync(2) with MS_ASYNC, which has written nothing since Linux
-/// 2.6.19 and looks at mappings alone.
+/// Reports whether a page is mapped, by msync(2) with MS_ASYNC: since Linux 2.6.19 it writes
+/// nothing and only checks the mapping.
 #[expect(unsafe_code, reason = "takes an address")]
 pub fn is_mapped(address: usize) -> bool {
     let (flags, page) = (mm::MsyncFlags::ASYNC, rustix::param::page_size());
-    // SAFETY: nothing is read or written.
+    // SAFETY: the call reads and writes no memory.
     unsafe { mm::msync(with_exposed_provenance_mut(address), page, flags) }.is_ok()
 }

@@ -1,4 +1,4 @@
-//! No signal handler on this thread for a while: [`Blocked`].
+//! A guard that blocks the signals of the thread: [`Blocked`].
 #![expect(unsafe_code, reason = "a system call that takes a set of signals")]
 
 use core::marker::PhantomData;
@@ -6,43 +6,42 @@ use core::ptr;
 
 use super::request;
 
-/// The kernel's set of signals.
+/// Signal set of the kernel.
 type Set = u64;
 
-/// What glibc sends to every thread for setuid(2) and its kin, and waits for with locks held that
-/// pthread_create(3) needs (SIGSETXID, nptl/pthreadP.h). Its handler touches nothing of ours.
-const SETXID: u32 = 33;
-/// By what a seccomp filter may have a system call answered: blocked, it would kill.
-const SYS: u32 = libc::SIGSYS.unsigned_abs();
+/// SIGSETXID (nptl/pthreadP.h), which glibc sends to every thread for setuid(2) and similar calls,
+/// while it holds locks that pthread_create(3) needs. Its handler uses nothing of jumbo.
+const SIGSETXID: u32 = 33;
+/// Result of a system call under some seccomp filters; fatal if blocked.
+const SIGSYS: u32 = libc::SIGSYS.unsigned_abs();
 
-const MOST: Set = !(1 << (SETXID - 1) | 1 << (SYS - 1));
+const BLOCKED_BY_NEW: Set = !(1 << (SIGSETXID - 1) | 1 << (SIGSYS - 1));
 
-/// While this lives the signals of this thread wait: no handler runs that could come back in, jump away
-/// (siglongjmp(3)), or stop this thread until another has got on.
+/// Guard that blocks this thread's signals: no handler can re-enter, jump out (siglongjmp(3)), or
+/// wait for another thread.
 #[derive(Debug)]
 #[must_use]
 pub struct Blocked {
     before: Option<Set>,
-    /// It is this thread's mask.
+    /// The mask is the thread's.
     _not_send: PhantomData<*const ()>,
 }
 
 impl Blocked {
-    /// Blocks them, but for SIGSYS and what glibc needs to reach all threads.
+    /// Blocks all signals except SIGSYS and SIGSETXID.
     ///
     /// # References
     /// rt_sigprocmask(2); Linux 2.2.
     pub fn new() -> Self {
-        Self::these(MOST)
+        Self::block(BLOCKED_BY_NEW)
     }
 
-    /// Blocks all of them: for a moment in which a thread is made that the C library does not know, or in which
-    /// memory is at two places.
+    /// Blocks all signals: while a thread unknown to the C library starts, or while memory moves.
     pub fn all() -> Self {
-        Self::these(Set::MAX)
+        Self::block(Set::MAX)
     }
 
-    fn these(signals: Set) -> Self {
+    fn block(signals: Set) -> Self {
         let mut before: Set = 0;
         let masked = mask(libc::SIG_BLOCK, &signals, &raw mut before);
         Self {
@@ -59,7 +58,7 @@ impl Default for Blocked {
 }
 
 impl Drop for Blocked {
-    /// What came meanwhile is delivered here.
+    /// Restores the mask; pending signals are delivered here.
     fn drop(&mut self) {
         if let Some(before) = self.before {
             mask(libc::SIG_SETMASK, &before, ptr::null_mut());
@@ -71,7 +70,7 @@ fn mask(how: i32, set: &Set, before: *mut Set) -> bool {
     let (how, set) = (how.unsigned_abs() as usize, ptr::from_ref(set));
     let (set, before) = (set.expose_provenance(), before.expose_provenance());
     let arguments = [how, set, before, size_of::<Set>(), 0, 0];
-    // SAFETY: the call reads one set and writes the other, if there is one.
+    // SAFETY: the call reads one set and writes the other, unless it is null.
     unsafe { request(libc::SYS_rt_sigprocmask, arguments) }.is_ok()
 }
 
@@ -86,14 +85,14 @@ mod tests {
     }
 
     #[test]
-    fn the_mask_is_as_it_was_afterwards() {
+    fn the_guard_restores_the_mask() {
         let before = blocked();
         let outer = Blocked::new();
         // The kernel never blocks SIGKILL and SIGSTOP.
         let never = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
-        assert_eq!(blocked() | never, MOST | before | never);
+        assert_eq!(blocked() | never, BLOCKED_BY_NEW | before | never);
         drop(Blocked::new());
-        assert_eq!(blocked() | never, MOST | before | never);
+        assert_eq!(blocked() | never, BLOCKED_BY_NEW | before | never);
         drop(outer);
         assert_eq!(blocked(), before);
     }

@@ -1,8 +1,8 @@
-//! Tasks that the C library does not know, and what they call the kernel by: [`Thread`], [`clone3`], [`call`], [`wait`].
+//! Tasks unknown to the C library, and their system calls: [`Thread`], [`clone3`], [`call`],
+//! [`wait`].
 //!
-//! They run on the thread pointer of the task that made them, so `errno` is not their own; and the reaper's run when
-//! libc is not mapped any more. So all of it is machine code of ours, and what a call returns is the kernel's own
-//! word: a negative errno where it failed.
+//! They have no `errno`, and the reaper's tasks run after libc is unmapped. So the calls are
+//! machine code, and return the kernel's result: a negative errno on failure.
 #![expect(unsafe_code, reason = "system calls, and tasks on stacks of their own")]
 
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -12,64 +12,54 @@ use core::time::Duration;
 ///
 /// # Safety
 /// As for the call.
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> isize {
     let [a, b, c, d, e, f] = arguments;
-    let answer;
-    // SAFETY: the kernel's convention on x86-64: rcx and r11 are lost, the stack is not touched.
+    let result;
+    // SAFETY: the kernel's convention on x86-64: it clobbers rcx and r11, and leaves the stack
+    // alone.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!(
             "syscall",
-            inlateout("rax") number => answer,
+            inlateout("rax") number => result,
             in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
             lateout("rcx") _, lateout("r11") _,
             options(nostack),
         );
     }
-    answer
-}
-
-/// Makes a system call.
-///
-/// # Safety
-/// As for the call.
-#[cfg(target_arch = "aarch64")]
-#[inline(always)]
-pub unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> isize {
-    let [a, b, c, d, e, f] = arguments;
-    let answer;
-    // SAFETY: the kernel's convention on arm64: only x0 is changed, the stack is not touched.
+    // SAFETY: the kernel's convention on arm64: it changes only x0, and leaves the stack alone.
+    #[cfg(target_arch = "aarch64")]
     unsafe {
         core::arch::asm!(
             "svc 0",
-            inlateout("x0") a => answer,
+            inlateout("x0") a => result,
             in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f, in("x8") number,
             options(nostack),
         );
     }
-    answer
+    result
 }
 
-/// Where and how a new task starts.
+/// Entry point of a new task.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// Runs on the new stack, and never returns.
+    /// Function that runs on the new stack.
     pub function: unsafe extern "C" fn(usize) -> !,
-    /// Passed to it.
+    /// Argument of the function.
     pub argument: usize,
 }
 
-/// Makes a clone(2) or clone3(2) whose child runs `entry`. Returns what the caller gets: the child's ID.
+/// Makes a clone(2) or clone3(2) whose child runs `entry`. Returns the child's ID.
 ///
 /// # Safety
-/// As for the call; it is given a stack that is the child's alone and large enough for `entry`.
-#[cfg(target_arch = "x86_64")]
+/// As for the call; its arguments contain a stack for the child alone, large enough for `entry`.
 unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: Entry) -> isize {
     let [a, b, c, d, e] = arguments;
-    let answer;
-    // SAFETY: the child never leaves this block: it begins on its own stack, with nothing on it, and
-    // `entry` does not return. For the caller it is a system call like another.
+    let result;
+    // SAFETY: the child never leaves this block: it begins on its own empty stack, and `entry` does
+    // not return. For the caller it is a plain system call.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!(
             "syscall",
@@ -80,27 +70,16 @@ unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: Entry) -> is
             "call r9",
             "ud2",
             "2:",
-            // By name: the compiler could choose rbp.
+            // Named registers: the compiler could choose rbp.
             in("r9") entry.function,
             in("r12") entry.argument,
-            inlateout("rax") number => answer,
+            inlateout("rax") number => result,
             in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,
             out("rcx") _, out("r11") _,
         );
     }
-    answer
-}
-
-/// Makes a clone(2) or clone3(2) whose child runs `entry`. Returns what the caller gets: the child's ID.
-///
-/// # Safety
-/// As for the call; it is given a stack that is the child's alone and large enough for `entry`.
-#[cfg(target_arch = "aarch64")]
-unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: Entry) -> isize {
-    let [a, b, c, d, e] = arguments;
-    let answer;
-    // SAFETY: the child never leaves this block: it begins on its own stack, with nothing on it, and
-    // `entry` does not return. For the caller it is a system call like another.
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
     unsafe {
         core::arch::asm!(
             "svc 0",
@@ -111,24 +90,25 @@ unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: Entry) -> is
             "blr x10",
             "brk 1",
             "2:",
-            // By name: the compiler could choose x30.
+            // Named registers: the compiler could choose x30.
             in("x9") entry.argument,
             in("x10") entry.function,
-            inlateout("x0") a => answer,
+            inlateout("x0") a => result,
             in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x8") number,
         );
     }
-    answer
+    result
 }
 
-/// Makes a task that runs `entry` on `stack`, which begins there and has that size; `word` has its ID while it lives,
-/// where `flags` ask for that. Returns the ID.
+/// Makes a task that runs `entry` on `stack` (start and size). `word` is both the parent's and the
+/// child's ID word of `flags`. Returns the ID.
 ///
 /// # Errors
 /// The negative errno of clone3(2).
 ///
 /// # Safety
-/// As for clone3(2) with those flags; the stack is the task's alone and large enough for `entry`.
+/// As for clone3(2) with those flags; only the task uses the stack, which is large enough for
+/// `entry`.
 pub unsafe fn clone3(
     flags: u64,
     word: &'static AtomicU32,
@@ -157,27 +137,27 @@ pub unsafe fn clone3(
     unsafe { spawn(libc::SYS_clone3, [pointer, size, 0, 0, 0], entry) }
 }
 
-/// exit(2): this thread alone.
+/// Ends this thread by exit(2).
 fn exit() -> ! {
     loop {
-        // SAFETY: it writes nothing, but what the thread's maker asked for.
+        // SAFETY: the call writes only to the word of CLONE_CHILD_CLEARTID.
         unsafe { call(libc::SYS_exit, [0; 6]) };
     }
 }
 
-/// How a wait came to its end.
+/// Result of [`wait`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// By a wake-up, or because the time was over.
+    /// A wake-up, a signal or the timeout ended the wait.
     Woken,
-    /// The word was not what was expected.
+    /// The word did not have the expected value.
     Changed,
-    /// At once: the word cannot be read.
+    /// The word is not readable.
     Failed,
 }
 
-/// futex(2) FUTEX_WAIT, on memory that processes share: returns when woken, when `word` is not
-/// `expected`, or after `timeout`.
+/// FUTEX_WAIT of futex(2), on shared memory: returns after a wake-up, after `timeout`, or if `word`
+/// is not `expected`.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) -> Wait {
     const EAGAIN: isize = -(libc::EAGAIN as isize);
     const EINTR: isize = -(libc::EINTR as isize);
@@ -202,7 +182,7 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) -> Wait {
     }
 }
 
-/// futex(2) FUTEX_WAKE: wakes all who wait for `word`, in whatever process.
+/// FUTEX_WAKE of futex(2): wakes all waiters of `word`, in all processes.
 pub fn wake(word: &AtomicU32) {
     let operation = libc::FUTEX_WAKE.cast_unsigned() as usize;
     let all = i32::MAX.unsigned_abs() as usize;
@@ -211,31 +191,31 @@ pub fn wake(word: &AtomicU32) {
     unsafe { call(libc::SYS_futex, [word, operation, all, 0, 0, 0]) };
 }
 
-/// A thread that the C library does not know. Its thread pointer is at zeroes of its own, where the C library has nothing: a
-/// function that is compiled with a stack protector reads there, and the thread that made this one may have ended. It may call
-/// nothing that has an answer there (errno).
+/// Thread unknown to the C library. Its thread pointer refers to a zeroed block of its own: a
+/// function with a stack protector reads there, and the block of the creating thread may be gone.
+/// It may call nothing that uses thread-locals (errno).
 #[derive(Debug)]
 pub struct Thread {
-    /// Not 0 until the kernel has let go of it.
+    /// Nonzero until the kernel has released the thread.
     alive: AtomicU32,
-    /// Its descriptor, where the flags ask for one: of no use.
+    /// Descriptor of CLONE_PIDFD, not used.
     descriptor: AtomicU32,
 }
 
 impl Thread {
-    /// The zeroes at its thread pointer, in bytes, behind two words that are the pointer itself, as the ABI of x86-64 and the C
-    /// libraries want it.
+    /// Size of the block at the thread pointer. Two words hold the pointer itself, as the ABI of
+    /// x86-64 and the C libraries require.
     const BLOCK_BYTES: usize = 1 << 10;
-    /// The zeroes below its thread pointer, where the C libraries have their block of a thread on arm64.
+    /// Size of the block below the thread pointer, where C libraries keep a thread's data on arm64.
     const BELOW_BYTES: usize = if cfg!(target_arch = "aarch64") {
         4 << 10
     } else {
         0
     };
-    /// As of a thread block of the C library's: its address tells threads apart.
+    /// Alignment of thread blocks in C libraries: the address identifies the thread.
     const ALIGN_BYTES: usize = 64;
 
-    /// The flags of such a thread.
+    /// Flags of clone(2) for such a thread.
     pub const FLAGS: u32 = (libc::CLONE_VM
         | libc::CLONE_SETTLS
         | libc::CLONE_FS
@@ -246,7 +226,7 @@ impl Thread {
         | libc::CLONE_CHILD_CLEARTID)
         .cast_unsigned();
 
-    /// None yet.
+    /// Returns a value without a thread.
     pub const fn none() -> Self {
         Self {
             alive: AtomicU32::new(0),
@@ -254,15 +234,16 @@ impl Thread {
         }
     }
 
-    /// Has the thread do `work` on `stack`, which begins there and has that size. False where none can be made.
+    /// Starts the thread with `work` on `stack` (start and size). False if clone(2) fails.
     ///
-    /// clone(2), whose flags a filter can check, where clone3(2) has them in memory. The block at the thread pointer is at the
-    /// beginning of the stack.
+    /// A seccomp filter can check the flags of clone(2), but not those of clone3(2), which are in
+    /// memory. The block at the thread pointer is at the beginning of the stack.
     ///
     /// # Safety
-    /// `flags` are [`Thread::FLAGS`], and CLONE_PIDFD or not. All signals are blocked: no handler may run on such a thread.
-    /// Until [`Thread::join`] has returned the stack, which is large enough for `work`, is the thread's alone, and this value
-    /// and `work` stay where they are. The thread that was made before has been joined.
+    /// `flags` are [`Thread::FLAGS`] with or without CLONE_PIDFD. All signals are blocked: no
+    /// handler may run on such a thread. The stack is large enough for `work`. Until
+    /// [`Thread::join`] has returned, only the thread uses the stack, and this value and `work` do
+    /// not move. The previous thread has been joined.
     pub unsafe fn start<W: Fn() + Sync>(
         &self,
         flags: u32,
@@ -271,13 +252,12 @@ impl Thread {
     ) -> bool {
         let alive = self.alive.as_ptr().expose_provenance();
         let descriptor = self.descriptor.as_ptr().expose_provenance();
-        // Flags, the top of the stack, and where to tell descriptor and end.
         let (flags, top) = (flags as usize, stack + size);
         let first = stack.next_multiple_of(Self::ALIGN_BYTES);
         let block = first + Self::BELOW_BYTES;
         let bytes = core::ptr::with_exposed_provenance_mut::<u8>(first);
         let words = core::ptr::with_exposed_provenance_mut::<usize>(block);
-        // SAFETY: the stack is the thread's alone, and it is not there yet.
+        // SAFETY: only the thread uses the stack, and it has not started.
         unsafe {
             bytes.write_bytes(0, Self::BELOW_BYTES + Self::BLOCK_BYTES);
             words.write(block);
@@ -301,27 +281,27 @@ impl Thread {
         made
     }
 
-    /// Whether there is one.
+    /// Reports whether the thread is alive.
     pub fn is_alive(&self) -> bool {
         self.alive.load(Ordering::Acquire) != 0
     }
 
-    /// Takes the thread for gone.
+    /// Forgets the thread.
     ///
     /// # Safety
-    /// This is the child of a fork(2), which does not have it.
+    /// This is the child of a fork(2), which does not have the thread.
     pub unsafe fn forget(&self) {
         self.alive.store(0, Ordering::Relaxed);
     }
 
-    /// [`Thread::join`], for about so long at most.
-    pub fn join_for(&self, time: Duration) {
+    /// Variant of [`Thread::join`] that waits about `timeout` at most.
+    pub fn join_for(&self, timeout: Duration) {
         if let alive @ 1.. = self.alive.load(Ordering::Acquire) {
-            wait(&self.alive, alive, time);
+            wait(&self.alive, alive, timeout);
         }
     }
 
-    /// Waits until the kernel has let go of the thread, if there is one.
+    /// Waits until the kernel has released the thread, if there is one.
     pub fn join(&self) {
         while let alive @ 1.. = self.alive.load(Ordering::Acquire) {
             wait(&self.alive, alive, Duration::from_secs(1));
@@ -330,7 +310,8 @@ impl Thread {
 }
 
 /// # Safety
-/// Called by [`Thread::start`] alone: `work` is the address of a `W` that outlives the thread.
+/// Only [`Thread::start`] passes it to clone(2): `work` is the address of a `W` that outlives the
+/// thread.
 unsafe extern "C" fn run<W: Fn() + Sync>(work: usize) -> ! {
     // SAFETY: the caller's promise.
     let work = unsafe { &*core::ptr::with_exposed_provenance::<W>(work) };

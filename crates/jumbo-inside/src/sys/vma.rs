@@ -1,4 +1,4 @@
-//! What one address lies in: the PROCMAP_QUERY request.
+//! The mapping of an address, by the PROCMAP_QUERY request.
 
 use core::ops::Range;
 use rustix::fd::OwnedFd;
@@ -9,7 +9,7 @@ use rustix::ioctl::{Opcode, opcode};
 
 use super::control;
 
-/// What PROCMAP_QUERY takes (`struct procmap_query`, linux/fs.h).
+/// Argument of PROCMAP_QUERY (`struct procmap_query`, linux/fs.h).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Query {
@@ -36,38 +36,38 @@ const PROCMAP_QUERY: Opcode = opcode::read_write::<Query>(b'f', 17);
 const VMA_WRITABLE: u64 = 1 << 1;
 const VMA_SHARED: u64 = 1 << 3;
 
-/// /proc/self/maps, open for as long as this lives.
+/// Open /proc/self/maps.
 #[derive(Debug)]
 pub struct Maps(OwnedFd);
 
-/// A mapping of this process.
+/// Mapping of this process.
 #[derive(Clone, Debug)]
 pub struct Vma {
-    /// Its addresses.
+    /// Addresses of the mapping.
     pub range: Range<usize>,
-    /// Private, and with no file behind it: not even /dev/zero or a hugetlb one.
+    /// Private, and without a file, /dev/zero and hugetlb included.
     pub is_private_anonymous: bool,
-    /// The program may write to it.
+    /// Writable for the program.
     pub is_writable: bool,
 }
 
 impl Maps {
-    /// Opens it.
+    /// Opens the file.
     ///
     /// # Errors
-    /// Those of open(2): no /proc, no descriptor to be had.
+    /// Those of open(2): no /proc, no free descriptor.
     pub fn open() -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
         rustix::fs::open(c"/proc/self/maps", flags, Mode::empty()).map(Self)
     }
 
-    /// The mapping that `address` lies in.
+    /// Returns the mapping that contains `address`.
     ///
     /// # References
     /// PROCMAP_QUERY in linux/fs.h; Linux 6.11.
     ///
     /// # Errors
-    /// ENOENT: there is none; ENOTTY: a kernel without it.
+    /// ENOENT: no mapping; ENOTTY: an older kernel.
     pub fn mapping(&self, address: usize) -> Result<Vma> {
         let mut query = Query {
             size: size_of::<Query>() as u64,
@@ -75,8 +75,8 @@ impl Maps {
             ..Query::default()
         };
         #[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
-        // SAFETY: the request reads and writes a `struct procmap_query`, which `Query` is. The sizes of the name and the
-        // build ID are 0, so the kernel writes to it alone.
+        // SAFETY: the request reads and writes a `struct procmap_query`, which `Query` is. The
+        // sizes of the name and the build ID are 0, so the kernel writes only to `query`.
         unsafe {
             control(&self.0, PROCMAP_QUERY, &mut query)?;
         }

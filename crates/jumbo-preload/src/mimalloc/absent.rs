@@ -1,4 +1,4 @@
-//! A library that was built without mimalloc: all is served as by `--heap=glibc`.
+//! Stub of a library built without mimalloc, which runs as with `--heap=glibc`.
 
 use core::ffi::c_void;
 use core::ptr::null_mut;
@@ -20,13 +20,13 @@ pub(crate) fn allocate(_size: usize, _align: usize, _zeroed: bool) -> *mut c_voi
 }
 
 /// # Safety
-/// None is asked for.
+/// No requirement.
 pub(crate) unsafe fn free(_block: *mut c_void) -> bool {
     false
 }
 
 /// # Safety
-/// None is asked for.
+/// No requirement.
 pub(crate) unsafe fn room(_block: *const c_void) -> Option<usize> {
     None
 }

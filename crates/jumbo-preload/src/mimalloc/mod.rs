@@ -1,11 +1,11 @@
-//! Small allocations of threads that ask for much come from mimalloc; with `--heap=mimalloc` and a pool all do, and its pages
-//! from the pool.
+//! mimalloc: small blocks of threads that allocate much; with `--heap=mimalloc` and a pool all
+//! blocks, on pages of the pool.
 //!
-//! The functions of [`crate::alloc`] ask here first, by size; about what is there already, by address: mimalloc knows its own.
-//! [`retreat`] has glibc asked for all that is allocated from then on.
-//! mimalloc's arenas are addresses that [`jumbo_inside::heap::managed`] reserves, and opens in whole huge pages; or the pool's,
-//! whose pages come as it commits them. Blocks of whole base pages are glibc's: the program may protect or drop some of
-//! their pages, which hugetlb pages refuse. `shim.c` has the C side.
+//! [`crate::alloc`] tries mimalloc first, by the size of a new block or the address of an old one.
+//! After a [`retreat`] all new blocks are glibc's. [`jumbo_inside::heap::managed`] reserves the
+//! arenas and opens them in whole huge pages, or commits the pool's. Blocks of whole base pages are
+//! glibc's: the program may protect or drop some of their pages, which hugetlb pages refuse.
+//! `shim.c` has the C side.
 
 use core::ffi::{c_int, c_void};
 use core::ops::Range;
@@ -37,7 +37,7 @@ unsafe extern "C" {
     fn jumbo_mimalloc_aligned(align: usize, size: usize) -> *mut c_void;
     fn jumbo_mimalloc_free(block: *mut c_void) -> bool;
     fn jumbo_mimalloc_room(block: *const c_void) -> usize;
-    fn jumbo_mimalloc_beside(size: usize, zeroed: bool) -> *mut c_void;
+    fn jumbo_mimalloc_reuse(size: usize, zeroed: bool) -> *mut c_void;
     fn jumbo_mimalloc_trim() -> bool;
     fn jumbo_mimalloc_confine();
     fn jumbo_mimalloc_unconfine();
@@ -47,114 +47,114 @@ unsafe extern "C" {
 }
 
 jumbo_inside::one_page! {
-    /// Blocks smaller than this come from mimalloc: all ([`usize::MAX`]) on a pool, none (0) after a [`retreat`] and while a fork
-    /// is under way.
-    static BELOW: AtomicUsize = AtomicUsize::new(0);
-    /// [`BELOW`] while no fork is under way.
-    static USUALLY_BELOW: AtomicUsize = AtomicUsize::new(0);
-    /// Why all blocks are glibc's.
+    /// Upper bound of the sizes that mimalloc allocates: [`usize::MAX`] (all) on a pool, 0 (none)
+    /// after a [`retreat`] and during a fork.
+    static SIZE_LIMIT: AtomicUsize = AtomicUsize::new(0);
+    /// [`SIZE_LIMIT`] outside of forks and retreats.
+    static USUAL_SIZE_LIMIT: AtomicUsize = AtomicUsize::new(0);
+    /// Reasons for a retreat: flags [`COUNTED`], [`CONFINED`], [`CLOCKLESS`].
     static RETREATS: AtomicU8 = AtomicU8::new(0);
 }
-/// Addresses that are not used yet count.
+/// Unused addresses count towards a limit or lock.
 const COUNTED: u8 = 1;
-/// A seccomp filter.
+/// A seccomp filter is in force.
 const CONFINED: u8 = 2;
-/// The clock may not be read.
+/// The clock is not readable.
 const CLOCKLESS: u8 = 4;
-/// Up to 128 bytes mimalloc's blocks are at most 16 bytes apart in size, as glibc's are, and have no headers. Beyond, they are up to
-/// a quarter apart: a program with objects of 1040 bytes would take a fifth more memory.
-const SMALL: usize = 128 + 1;
+/// Size limit on glibc. Up to 128 bytes mimalloc's size classes are at most 16 bytes apart, as
+/// glibc's are, and blocks have no headers. Larger classes are up to a quarter apart: objects of
+/// 1040 bytes would take a fifth more memory.
+const SMALL_BYTES: usize = 128 + 1;
 
-/// The library was built with it.
+/// mimalloc is built in.
 pub(crate) const IS_THERE: bool = true;
 
 jumbo_inside::one_page! {
     static STARTED: AtomicBool = AtomicBool::new(false);
 }
-/// It has memory elsewhere than [`managed::may_hold`] says.
+/// mimalloc has memory outside of the addresses of [`managed::may_hold`].
 static IS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 
-/// What mimalloc reserves for an arena is so large, at least: MI_ARENA_MIN_SIZE. Its tables are smaller.
-const ARENA: usize = 32 << 20;
+/// Minimum size of an arena (MI_ARENA_MIN_SIZE). mimalloc's tables are smaller.
+const MIN_ARENA_BYTES: usize = 32 << 20;
 
-/// Bytes that it has taken from the pool.
+/// Bytes committed from the pool.
 static COMMITTED: AtomicUsize = AtomicUsize::new(0);
-/// What it had taken when [`auto`] was last asked to look.
-static TOLD: AtomicUsize = AtomicUsize::new(0);
+/// Value of [`taken`] at the last report to [`auto`].
+static REPORTED: AtomicUsize = AtomicUsize::new(0);
 
 jumbo_inside::one_page! {
-    /// The thread whose fork holds mimalloc's locks, or [`ALONE`] needs none, and the forks inside of that one.
+    /// Thread whose fork holds mimalloc's locks, with [`ALONE`] if it needs none.
     static HOLDER: AtomicUsize = AtomicUsize::new(0);
+    /// Forks inside of that fork.
     static NESTED: AtomicU8 = AtomicU8::new(0);
 }
 
-/// In [`HOLDER`], whose addresses are even: no lock is held, since there is no other thread.
+/// Flag in [`HOLDER`], whose addresses are even: no lock is held, since there is no other thread.
 const ALONE: usize = 1;
 
-/// The program's first thread: mimalloc takes the one that starts it for that.
+/// The program's first thread, which must start mimalloc: mimalloc treats the thread that does as
+/// the main one.
 static FIRST: AtomicUsize = AtomicUsize::new(0);
-/// How many threads it may serve in any case; and another one for each so many bytes that it has taken.
-const FEW: usize = 16;
-const FOR_EACH: usize = 20 << 20;
+/// Number of threads that mimalloc serves in any case; plus one per [`BYTES_PER_THREAD`] in use.
+const MIN_THREADS: usize = 16;
+const BYTES_PER_THREAD: usize = 20 << 20;
 
-/// Hands the program over to mimalloc: all of it at once where there is a pool, else small blocks once it asks for much. Once.
-/// False where the pool cannot be had: all is left to others then.
+/// Diverts allocations to mimalloc: all at once on a pool, else small blocks of threads that
+/// allocate much. Once. False if the pool is not available; nothing is diverted then.
 pub(crate) fn divert(pool: Option<PoolOrder>) -> bool {
     FIRST.store(thread_pointer(), Ordering::Relaxed);
     let Some(pool) = pool else {
-        // musl's malloc takes its memory in pieces that no huge page fits in.
-        serve_below(if next::is_glibc() {
-            SMALL
+        // musl's malloc maps its memory in pieces smaller than a huge page.
+        let limit = if next::is_glibc() {
+            SMALL_BYTES
         } else {
             heap::LARGE_BLOCK_BYTES
-        });
+        };
+        set_size_limit(limit);
         return true;
     };
-    // SAFETY: no promise is asked for.
+    // SAFETY: no requirement.
     let range = managed::range(pool, unsafe { jumbo_mimalloc_unit() });
     if range.is_empty() {
         return false;
     }
     start(range);
-    serve_below(usize::MAX);
+    set_size_limit(usize::MAX);
     true
 }
 
-fn serve_below(size: usize) {
-    USUALLY_BELOW.store(size, Ordering::Relaxed);
-    BELOW.store(size, Ordering::Relaxed);
+fn set_size_limit(size: usize) {
+    USUAL_SIZE_LIMIT.store(size, Ordering::Relaxed);
+    SIZE_LIMIT.store(size, Ordering::Relaxed);
 }
 
 fn start(pool: Range<usize>) {
-    // SAFETY: the range is the pool's, used for nothing else, and committed by `jumbo_mimalloc_commit`.
+    // SAFETY: the range is the pool's, has no other use, and `jumbo_mimalloc_commit` commits it.
     unsafe { jumbo_mimalloc_start(with_exposed_provenance_mut(pool.start), pool.len()) };
     STARTED.store(true, Ordering::Release);
 }
 
-/// Starts mimalloc, if this is the thread that may.
-fn start_here() {
+/// Starts mimalloc if this is the first thread. Also called before the program makes a thread,
+/// which could not start mimalloc.
+pub(crate) fn before_thread() {
     let is_first = FIRST.load(Ordering::Relaxed) == thread_pointer();
     if is_first && is_small(0) && !STARTED.load(Ordering::Relaxed) {
         start(0..0);
     }
 }
 
-/// Before the program makes a thread, which may be one that asks for much.
-pub(crate) fn before_thread() {
-    start_here();
-}
-
-/// Ends the program: a free list of mimalloc's was written to.
+/// Aborts after the program overwrote a free list of mimalloc.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_corrupted() -> ! {
     invalid("malloc(): corrupted free list")
 }
 
-/// A lock of mimalloc's: the C side has its one word.
+/// Lock of mimalloc: a word on the C side.
 type Mutex = Lock<()>;
 const _: () = assert!(size_of::<Mutex>() == size_of::<u32>());
 
-/// As pthread_mutex_lock(3) does, it waits for ever where this thread holds the lock.
+/// pthread_mutex_lock(3): deadlocks if this thread holds the lock.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_lock(lock: &Mutex) -> c_int {
     while !lock.acquire() {
@@ -170,7 +170,7 @@ extern "C" fn jumbo_mimalloc_try_lock(lock: &Mutex) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_unlock(lock: &Mutex) -> c_int {
-    // SAFETY: mimalloc gives back what this thread has taken.
+    // SAFETY: mimalloc releases a lock that this thread holds.
     unsafe { lock.release() };
     0
 }
@@ -180,8 +180,8 @@ extern "C" fn jumbo_mimalloc_holds(lock: &Mutex) -> bool {
     lock.is_own()
 }
 
-/// Has `done` called with `value` at the end of this thread. Where no key can be had, it is not: the process has one thread, as
-/// a rule.
+/// Registers `done` to be called with `value` at the end of this thread. Fails without a key; the
+/// process usually has one thread then.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_at_end(
     value: *const c_void,
@@ -197,46 +197,46 @@ extern "C" fn jumbo_mimalloc_at_end(
         *key
     };
     KEY.with(make).flatten().map_or(libc::ENOMEM, |key| {
-        // SAFETY: a key that is never deleted.
+        // SAFETY: the key is never deleted.
         unsafe { (next::pthread_setspecific.get())(key, value) }
     })
 }
 
-/// Whether one more thread is served by mimalloc.
+/// Reports whether mimalloc serves one more thread.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_admits() -> bool {
-    start_here();
+    before_thread();
     if !STARTED.load(Ordering::Acquire) {
         return false;
     }
-    // SAFETY: no promise is asked for.
-    unsafe { jumbo_mimalloc_threads() < FEW + taken() / FOR_EACH }
+    // SAFETY: no requirement.
+    unsafe { jumbo_mimalloc_threads() < MIN_THREADS + taken() / BYTES_PER_THREAD }
 }
 
-/// From now on blocks are glibc's. Those that are mimalloc's stay so until they are freed, or grow.
-fn retreat(why: u8) {
-    RETREATS.fetch_or(why, Ordering::SeqCst);
-    BELOW.store(0, Ordering::SeqCst);
+/// Allocates new blocks from glibc. Old blocks stay mimalloc's until they are freed, or grow.
+fn retreat(reason: u8) {
+    RETREATS.fetch_or(reason, Ordering::SeqCst);
+    SIZE_LIMIT.store(0, Ordering::SeqCst);
 }
 
-/// Blocks are mimalloc's again, unless there is a reason why not.
+/// Allocates from mimalloc again, unless there is a reason for a retreat.
 fn advance() {
-    let usual = USUALLY_BELOW.load(Ordering::Relaxed);
+    let usual = USUAL_SIZE_LIMIT.load(Ordering::Relaxed);
     if RETREATS.load(Ordering::SeqCst) == 0 {
-        BELOW.store(usual, Ordering::SeqCst);
+        SIZE_LIMIT.store(usual, Ordering::SeqCst);
     }
-    // Another thread may just have found one.
+    // Another thread may just have added a reason.
     if RETREATS.load(Ordering::SeqCst) != 0 {
-        BELOW.store(0, Ordering::SeqCst);
+        SIZE_LIMIT.store(0, Ordering::SeqCst);
     }
 }
 
-/// Whether a pool is under all of the program.
+/// Reports whether all blocks come from a pool.
 pub(crate) fn has_pool() -> bool {
-    USUALLY_BELOW.load(Ordering::Relaxed) == usize::MAX
+    USUAL_SIZE_LIMIT.load(Ordering::Relaxed) == usize::MAX
 }
 
-/// From now on addresses that are not used yet count (mlockall(2), a limit): they are given up, and blocks are glibc's.
+/// Retreats and releases unused addresses, which count from now on (mlockall(2), a limit).
 pub(crate) fn give_up_addresses() {
     retreat(COUNTED);
     if STARTED.load(Ordering::Acquire) {
@@ -244,24 +244,24 @@ pub(crate) fn give_up_addresses() {
     }
 }
 
-/// Whether blocks of the program are mimalloc's, or may become so.
+/// Reports whether the program may have blocks of mimalloc.
 pub(crate) fn has_served() -> bool {
-    USUALLY_BELOW.load(Ordering::Relaxed) != 0
+    USUAL_SIZE_LIMIT.load(Ordering::Relaxed) != 0
 }
 
-/// Whether a block of `size` bytes is mimalloc's to give.
+/// Reports whether mimalloc allocates blocks of `size` bytes.
 #[inline(always)]
 fn is_small(size: usize) -> bool {
-    size < BELOW.load(Ordering::Relaxed)
+    size < SIZE_LIMIT.load(Ordering::Relaxed)
 }
 
-/// Before fork(2): mimalloc's locks are taken, so that the child finds them free.
+/// Takes mimalloc's locks before fork(2), so that the child can release them.
 pub(crate) fn before_fork() {
     if !STARTED.load(Ordering::Acquire) {
         return;
     }
     if HOLDER.load(Ordering::Relaxed) & !ALONE == thread_pointer() {
-        // A signal handler that forks between our handlers.
+        // A signal handler that forks between the fork handlers.
         NESTED.fetch_add(1, Ordering::Relaxed);
         return;
     }
@@ -269,13 +269,13 @@ pub(crate) fn before_fork() {
     let holds = unsafe { jumbo_mimalloc_before_fork(next::is_single_threaded()) };
     let alone = if holds { 0 } else { ALONE };
     HOLDER.store(thread_pointer() | alone, Ordering::Relaxed);
-    // The program's own handlers may allocate, which mimalloc cannot serve meanwhile.
-    BELOW.store(0, Ordering::SeqCst);
+    // The program's own fork handlers may allocate while the locks are held.
+    SIZE_LIMIT.store(0, Ordering::SeqCst);
 }
 
-/// After fork(2), in both processes.
+/// Releases mimalloc's locks after fork(2), in both processes.
 pub(crate) fn after_fork() {
-    // Another thread's start may have come in between.
+    // mimalloc may have started in another thread since `before_fork`.
     let holder = HOLDER.load(Ordering::Relaxed);
     if holder & !ALONE != thread_pointer() {
         return;
@@ -287,86 +287,86 @@ pub(crate) fn after_fork() {
     advance();
     HOLDER.store(0, Ordering::Relaxed);
     if holder & ALONE == 0 {
-        // SAFETY: `before_fork` has taken them, in this thread.
+        // SAFETY: `before_fork` took them, in this thread.
         unsafe { jumbo_mimalloc_after_fork() };
     }
 }
 
-/// In the child of a fork, after [`after_fork`]: it has no thread but this one.
+/// Forgets the parent's other threads, in the child of a fork after [`after_fork`].
 pub(crate) fn forked() {
     if STARTED.load(Ordering::Acquire) {
-        // SAFETY: this is the child, and holds no lock of mimalloc's that it had not before.
+        // SAFETY: this is the child, and `after_fork` has released the locks.
         let is_sparse = unsafe { jumbo_mimalloc_forked() };
         SPARSE_THREADS.store(usize::from(is_sparse), Ordering::Relaxed);
     }
 }
 
-/// Before a seccomp filter, which may let pass what glibc calls and nothing else: mimalloc has no new blocks, and gives nothing
-/// back, for which it takes system calls and the clock.
+/// Stops allocations and purges of mimalloc before a seccomp filter, which may allow only glibc's
+/// calls: a purge makes other system calls and reads the clock.
 pub(crate) fn confine() {
-    rest(CONFINED);
+    stop(CONFINED);
 }
 
-/// The same where the clock may not be read.
+/// Stops allocations and purges of mimalloc before the clock becomes unreadable.
 pub(crate) fn without_clock() {
-    rest(CLOCKLESS);
+    stop(CLOCKLESS);
 }
 
-fn rest(why: u8) {
-    retreat(why);
+fn stop(reason: u8) {
+    retreat(reason);
     if STARTED.load(Ordering::Acquire) {
-        // SAFETY: no promise is asked for.
+        // SAFETY: no requirement.
         unsafe { jumbo_mimalloc_confine() };
     }
 }
 
-/// The kernel has refused the filter.
+/// Reverts [`confine`] after the kernel has refused the filter.
 pub(crate) fn unconfine() {
     if sandbox::is_entered_later() {
         return;
     }
     let others = RETREATS.fetch_and(!CONFINED, Ordering::SeqCst) & !CONFINED;
     if others & CLOCKLESS == 0 && STARTED.load(Ordering::Acquire) {
-        // SAFETY: no promise is asked for.
+        // SAFETY: no requirement.
         unsafe { jumbo_mimalloc_unconfine() };
     }
-    // Else the end of the fork does.
+    // During a fork its end does this.
     if HOLDER.load(Ordering::SeqCst) == 0 {
         advance();
     }
-    // Another thread's may just have begun.
+    // Another thread may just have installed a filter.
     if sandbox::is_entered_later() {
         confine();
     }
 }
 
-/// Bytes that mimalloc has taken for its blocks.
+/// Returns the bytes that mimalloc has taken for its blocks.
 pub(crate) fn taken() -> usize {
     if STARTED.load(Ordering::Acquire) {
-        // SAFETY: no promise is asked for.
+        // SAFETY: no requirement.
         unsafe { jumbo_mimalloc_taken() }.saturating_add(COMMITTED.load(Ordering::Relaxed))
     } else {
         0
     }
 }
 
-/// mimalloc may have taken more. It holds no lock.
+/// Reports an allocation of mimalloc to [`auto`]. mimalloc holds no lock.
 #[unsafe(no_mangle)]
-extern "C" fn jumbo_mimalloc_asked() {
-    // To look any further takes system calls.
+extern "C" fn jumbo_mimalloc_allocated() {
+    // Only if mimalloc took more: the check may make system calls.
     let taken = taken();
-    if TOLD.load(Ordering::Relaxed) != taken {
-        TOLD.store(taken, Ordering::Relaxed);
-        auto::asked();
+    if REPORTED.load(Ordering::Relaxed) != taken {
+        REPORTED.store(taken, Ordering::Relaxed);
+        auto::allocated();
     }
 }
 
 jumbo_inside::one_page! {
-    /// Threads of which mimalloc keeps more than it may around the objects that are left.
+    /// Number of threads whose live objects are so sparse that mimalloc keeps more than it may.
     static SPARSE_THREADS: AtomicUsize = AtomicUsize::new(0);
 }
 
-/// One more thread, or one less.
+/// Counts a thread that becomes sparse, or is no longer sparse.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_sparse(now: bool) {
     match now {
@@ -375,57 +375,52 @@ extern "C" fn jumbo_mimalloc_sparse(now: bool) {
     };
 }
 
-/// The memory that may be held beyond live objects.
+/// Returns the memory that may be held beyond live objects.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_allowance() -> usize {
     density::allowance()
 }
 
-/// Drops base pages in which nothing is live. False where they stay.
+/// Drops base pages without live blocks. False if they stay.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_thin(addr: *mut c_void, len: usize) -> bool {
-    // SAFETY: mimalloc drops memory of its own, without blocks in it.
+    // SAFETY: mimalloc drops its own memory, without blocks in it.
     unsafe { managed::discard_base_pages(addr.addr(), len) }.is_ok()
 }
 
-/// A block of another size than mimalloc's: from what mimalloc keeps, where it can be had there; else null.
+/// Allocates a block above the size limit from free memory of mimalloc's pages; else null.
 #[cold]
-fn beside(size: usize, align: usize, zeroed: bool) -> *mut c_void {
-    // After a retreat, and while a fork is under way, nothing is looked at.
+fn reuse(size: usize, align: usize, zeroed: bool) -> *mut c_void {
+    // Nothing after a retreat and during a fork.
     if !is_small(0) || align != ALIGN {
         return null_mut();
     }
-    // SAFETY: no promise is asked for; this thread is not inside of mimalloc.
-    unsafe { jumbo_mimalloc_beside(size, zeroed) }
+    // SAFETY: this thread is not inside of mimalloc.
+    unsafe { jumbo_mimalloc_reuse(size, zeroed) }
 }
 
-/// Whether a block may be mimalloc's: most blocks of others are told by their address alone.
+/// Reports whether a block may be mimalloc's, by its address: a quick test that excludes most
+/// others.
 #[inline(always)]
 fn may_own(block: *const c_void) -> bool {
     (managed::may_hold(block.addr()) || IS_ELSEWHERE.load(Ordering::Relaxed))
         && STARTED.load(Ordering::Acquire)
 }
 
-/// Whether a block is mimalloc's.
-fn owns(block: *const c_void) -> bool {
-    // SAFETY: any address may be asked about.
-    may_own(block) && unsafe { jumbo_mimalloc_owns(block) }
-}
-
-/// A block that is mimalloc's to give; null where it is not, or where mimalloc finds no memory (a limit, or [`retreat`]
-/// meanwhile): the caller asks glibc.
+/// Allocates a block from mimalloc. Null if the block is not mimalloc's to allocate, or without
+/// memory (a limit, a concurrent [`retreat`]): the caller allocates from glibc.
 #[inline(always)]
 pub(crate) fn allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
     if !is_small(size) {
         return match SPARSE_THREADS.load(Ordering::Relaxed) {
             0 => null_mut(),
-            _ => beside(size, align, zeroed),
+            _ => reuse(size, align, zeroed),
         };
     }
     if align != ALIGN {
         return aligned(size, align);
     }
-    // SAFETY: no promise is asked for.
+    // SAFETY: no requirement.
     unsafe {
         match zeroed {
             true => jumbo_mimalloc_zalloc(size),
@@ -435,44 +430,47 @@ pub(crate) fn allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
 }
 
 fn aligned(size: usize, align: usize) -> *mut c_void {
-    // glibc has its own ways with an alignment that is no power of two. mimalloc takes as much more as the alignment, but for
-    // sizes that have it by themselves.
-    let has_it = align <= ALIGN || align <= size && size.is_power_of_two();
-    let fits = has_it || BELOW.load(Ordering::Relaxed) == usize::MAX;
+    // glibc handles an alignment that is no power of two. mimalloc adds the alignment to the size,
+    // except for sizes that are aligned by themselves.
+    let is_natural = align <= ALIGN || align <= size && size.is_power_of_two();
+    let fits = is_natural || SIZE_LIMIT.load(Ordering::Relaxed) == usize::MAX;
     if fits && align.is_power_of_two() && align < rustix::param::page_size() {
-        // SAFETY: a power of two.
+        // SAFETY: the alignment is a power of two.
         return unsafe { jumbo_mimalloc_aligned(align, size) };
     }
     managed::count_beyond_pool(size);
     null_mut()
 }
 
-/// free(3) of a block that is mimalloc's; false where it is not.
+/// free(3) of a block of mimalloc; false for other blocks.
 ///
 /// # Safety
 /// As for free(3).
 #[inline(always)]
 pub(crate) unsafe fn free(block: *mut c_void) -> bool {
-    // SAFETY: the caller's promise; a block that is not mimalloc's is left alone.
+    // SAFETY: the caller's promise; other blocks stay as they are.
     may_own(block) && unsafe { jumbo_mimalloc_free(block) }
 }
 
-/// malloc_usable_size(3) of a block that is mimalloc's.
+/// malloc_usable_size(3) of a block of mimalloc; `None` for other blocks.
 ///
 /// # Safety
 /// As for malloc_usable_size(3).
 pub(crate) unsafe fn room(block: *const c_void) -> Option<usize> {
-    // SAFETY: the caller's promise.
-    owns(block).then(|| unsafe { jumbo_mimalloc_room(block) })
+    // SAFETY: the first call takes any address; the second has the caller's promise.
+    unsafe {
+        let is_own = may_own(block) && jumbo_mimalloc_owns(block);
+        is_own.then(|| jumbo_mimalloc_room(block))
+    }
 }
 
 /// malloc_trim(3).
 pub(crate) fn trim() -> bool {
-    // SAFETY: no promise is asked for.
+    // SAFETY: no requirement.
     STARTED.load(Ordering::Acquire) && unsafe { jumbo_mimalloc_trim() }
 }
 
-/// The commit function of the pool's arena: `mi_commit_fun_t`. What it commits is never promised to be zero.
+/// `mi_commit_fun_t` of the pool's arena. Committed memory may not be zero.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_commit(
     commit: bool,
@@ -482,20 +480,20 @@ extern "C" fn jumbo_mimalloc_commit(
     _argument: *mut c_void,
 ) -> bool {
     if !is_zero.is_null() {
-        // SAFETY: mimalloc passes null or a place of its own.
+        // SAFETY: mimalloc passes null or the address of its own variable.
         unsafe { is_zero.write(false) };
     }
     if commit {
         COMMITTED.fetch_add(size, Ordering::Relaxed);
-        // SAFETY: mimalloc commits parts of the range that it was given.
+        // SAFETY: mimalloc commits parts of the pool's range.
         unsafe { managed::commit(start.addr(), size) }
     } else {
-        // SAFETY: mimalloc gives up what it committed.
+        // SAFETY: mimalloc uncommits memory that it committed.
         unsafe { managed::uncommit(start.addr(), size) }
     }
 }
 
-/// mmap(2) of anonymous memory, for mimalloc.
+/// mmap(2) of anonymous memory for mimalloc. Returns a negative errno on failure.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_map(
     addr: *mut c_void,
@@ -503,22 +501,23 @@ extern "C" fn jumbo_mimalloc_map(
     prot: c_int,
     flags: c_int,
 ) -> isize {
-    if prot == libc::PROT_NONE && len >= ARENA {
+    if prot == libc::PROT_NONE && len >= MIN_ARENA_BYTES {
         let reserved = managed::reserve(len).map(usize::cast_signed);
         return reserved.unwrap_or(-isize::try_from(libc::ENOMEM).unwrap_or(1));
     }
     let prot = ProtFlags::from_bits_retain(prot.cast_unsigned());
-    // The bit says what rustix's function says itself.
+    // rustix adds the flag.
     let flags = MapFlags::from_bits_retain((flags & !libc::MAP_ANONYMOUS).cast_unsigned());
     let hint = addr.is_null().then(|| managed::table_hint(len)).flatten();
     let addr = hint.map_or(addr, with_exposed_provenance_mut);
-    // SAFETY: mimalloc maps at addresses of the kernel's choice, or over memory of its own. A hint replaces nothing.
+    // SAFETY: mimalloc maps at an address that the kernel chooses, or over its own memory. A hint
+    // replaces nothing.
     match unsafe { mm::mmap_anonymous(addr, len, prot, flags) } {
         Ok(address) => {
             if !managed::may_hold(address.addr()) {
                 IS_ELSEWHERE.store(true, Ordering::Relaxed);
             }
-            // Its tables, at the start, are no matter.
+            // mimalloc's tables, mapped at its start, do not count.
             if prot.contains(ProtFlags::WRITE) && STARTED.load(Ordering::Relaxed) {
                 managed::count_beyond_pool(len);
             }
@@ -532,10 +531,10 @@ extern "C" fn jumbo_mimalloc_map(
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_unmap(addr: *mut c_void, len: usize) -> c_int {
     if managed::is_reserved(addr.addr()) {
-        // SAFETY: mimalloc unmaps what it has reserved, without blocks in it.
+        // SAFETY: mimalloc unmaps its own reservation, without blocks in it.
         return answer(unsafe { managed::unreserve(addr.addr(), len) });
     }
-    // SAFETY: mimalloc unmaps memory of its own, without blocks in it.
+    // SAFETY: mimalloc unmaps its own memory, without blocks in it.
     answer(unsafe { mm::munmap(addr, len) })
 }
 
@@ -549,18 +548,19 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
         _ => return answer(Err(Errno::INVAL)),
     };
     managed::dropped(addr.addr(), len);
+    // SAFETY, of all calls below: mimalloc drops its own memory, without blocks in it.
     if !sandbox::allows_advice() {
-        // SAFETY: mimalloc drops memory of its own, without blocks in it.
+        // SAFETY: as above.
         return answer(unsafe { managed::discard(addr.addr(), len) });
     }
     if advice == mm::Advice::LinuxDontNeed && gather::is_large(len) {
-        // A freed block's: no lock is held.
-        // SAFETY: mimalloc drops memory of its own, without blocks in it.
+        // The memory of a freed block: mimalloc holds no lock.
+        // SAFETY: as above.
         if let Some(result) = unsafe { gather::discard(addr.addr(), len) } {
             return answer(result);
         }
     }
-    // SAFETY: mimalloc drops memory of its own, without blocks in it.
+    // SAFETY: as above.
     answer(unsafe { mm::madvise(addr, len, advice) })
 }
 
@@ -568,11 +568,11 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_protect(addr: *mut c_void, len: usize, prot: c_int) -> c_int {
     if prot & libc::PROT_WRITE != 0 && managed::is_reserved(addr.addr()) {
-        // SAFETY: mimalloc opens what it has reserved.
+        // SAFETY: mimalloc opens its own reservation.
         return answer(unsafe { managed::open(addr.addr(), len) });
     }
     let prot = MprotectFlags::from_bits_retain(prot.cast_unsigned());
-    // SAFETY: mimalloc protects memory of its own.
+    // SAFETY: mimalloc protects its own memory.
     answer(unsafe { mm::mprotect(addr, len, prot) })
 }
 

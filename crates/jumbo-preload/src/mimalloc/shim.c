@@ -1,14 +1,14 @@
-/* mimalloc, compiled for life inside a wrapped program.
+/* mimalloc, adapted to run inside a wrapped program.
  *
- * One translation unit with mimalloc's own sources, which the crate libmimalloc-sys brings along, so that
- * what is here can reach what is static there:
- * - nothing runs unless it is asked for: no constructor, no destructor;
- * - its mappings are made by jumbo, never by the mmap(2) that the program sees;
- * - what it notes in errno stays here: the program's changes only where a function fails;
- * - its locks can be held over a fork(2), so that the child of a program with threads can allocate.
- */
+ * One translation unit with mimalloc's sources (of the crate libmimalloc-sys), to use their static
+ * functions and variables:
+ * - no constructor and no destructor;
+ * - jumbo makes its mappings, not the mmap(2) of the program;
+ * - errno is its own: the program's errno changes only if a function fails;
+ * - a fork(2) can hold its locks, so that the child of a program with threads can allocate.
+ *
 #define MI_PRIM_HAS_PROCESS_ATTACH 1
-/* The environment's options are for a mimalloc of the program's own. */
+/* Options in the environment are for the program's own mimalloc. */
 #define MI_NO_GETENV 1
 
 #include <errno.h>
@@ -26,23 +26,23 @@
 #include <time.h>
 #include <unistd.h>
 
-/* arm64 has no such system calls: of these numbers mimalloc makes them all the same, and jumbo_syscall answers. */
+/* arm64 has no such system calls; jumbo_syscall handles mimalloc's calls by these numbers. */
 #ifndef SYS_open
 #define SYS_open (-1)
 #define SYS_access (-2)
 #endif
 
-/* In mod.rs, and no business of the program's. A negative errno where they fail. */
+/* Functions in mod.rs, hidden from the program. Those that can fail return a negative errno. */
 #pragma GCC visibility push(hidden)
 intptr_t jumbo_mimalloc_map(void *addr, size_t len, int prot, int flags);
 int jumbo_mimalloc_unmap(void *addr, size_t len);
 int jumbo_mimalloc_advise(void *addr, size_t len, int advice);
 int jumbo_mimalloc_protect(void *addr, size_t len, int prot);
 bool jumbo_mimalloc_commit(bool commit, void *start, size_t size, bool *is_zero, void *argument);
-void jumbo_mimalloc_asked(void);
+void jumbo_mimalloc_allocated(void);
 size_t jumbo_mimalloc_taken(void);
 size_t jumbo_mimalloc_threads(void);
-void *jumbo_mimalloc_beside(size_t size, bool zeroed);
+void *jumbo_mimalloc_reuse(size_t size, bool zeroed);
 void jumbo_mimalloc_sparse(bool now);
 bool jumbo_mimalloc_admits(void);
 size_t jumbo_mimalloc_allowance(void);
@@ -55,7 +55,7 @@ bool jumbo_mimalloc_holds(const uint32_t *lock);
 int jumbo_mimalloc_at_end(void *value, void (*done)(void *));
 #pragma GCC visibility pop
 
-/* mimalloc's locks are jumbo's: C libraries differ in what they have in one, and in which library they are. */
+/* mimalloc uses jumbo's locks: the size and the library of mutexes differ between C libraries. */
 #define pthread_mutex_t uint32_t
 #undef PTHREAD_MUTEX_INITIALIZER
 #define PTHREAD_MUTEX_INITIALIZER 0
@@ -63,7 +63,8 @@ int jumbo_mimalloc_at_end(void *value, void (*done)(void *));
 #define pthread_mutex_trylock(lock) jumbo_mimalloc_try_lock(lock)
 #define pthread_mutex_unlock(lock) jumbo_mimalloc_unlock(lock)
 #define pthread_mutex_destroy(lock) (void)(lock)
-/* The key that has it hear of a thread's end is made for the second thread: there may be no libpthread before. */
+/* The key for the end of a thread is created with the second thread: libpthread may not be loaded
+ * before. */
 #define pthread_key_create(key, done) (void)(*(key) = 0)
 #define pthread_setspecific(key, value) jumbo_mimalloc_at_end(value, &mi_pthread_done)
 
@@ -71,25 +72,25 @@ int jumbo_mimalloc_at_end(void *value, void (*done)(void *));
 static __thread int own_errno;
 #define errno own_errno
 
-static inline int answered(int answer) {
-  if (answer >= 0) return 0;
-  errno = -answer;
+static inline int status_of(int result) {
+  if (result >= 0) return 0;
+  errno = -result;
   return -1;
 }
 
-static inline void *mapped(intptr_t answer) {
-  if (answer > 0 || answer < -4095) return (void *)answer;
-  errno = (int)-answer;
+static inline void *mapping_of(intptr_t result) {
+  if (result > 0 || result < -4095) return (void *)result;
+  errno = (int)-result;
   return MAP_FAILED;
 }
 
-#define mmap(addr, len, prot, flags, fd, off) mapped(jumbo_mimalloc_map(addr, len, prot, flags))
-#define munmap(addr, len) answered(jumbo_mimalloc_unmap(addr, len))
-#define madvise(addr, len, advice) answered(jumbo_mimalloc_advise(addr, len, advice))
-#define mprotect(addr, len, prot) answered(jumbo_mimalloc_protect(addr, len, prot))
-/* It names its mappings, and switches THP off for the whole process where it is told to in its environment. */
+#define mmap(addr, len, prot, flags, fd, off) mapping_of(jumbo_mimalloc_map(addr, len, prot, flags))
+#define munmap(addr, len) status_of(jumbo_mimalloc_unmap(addr, len))
+#define madvise(addr, len, advice) status_of(jumbo_mimalloc_advise(addr, len, advice))
+#define mprotect(addr, len, prot) status_of(jumbo_mimalloc_protect(addr, len, prot))
+/* mimalloc would name its mappings, and switch THP off for the process by an option. */
 #define prctl(...) 0
-/* How a thread waits for another that is about to be done: without a system call, which a seccomp filter may not let pass. */
+/* Spins for another thread that is almost done: a seccomp filter may not allow a system call. */
 #define sleep(seconds) jumbo_wait()
 
 static inline void jumbo_wait(void) {
@@ -100,8 +101,8 @@ static inline void jumbo_wait(void) {
 #endif
 }
 
-/* A thread's heap begins with random bits, which no promise rests on here. Behind a seccomp filter they are made of some that
- * were asked for before. */
+/* Random bits for a new heap; security does not depend on them. Under a seccomp filter a generator
+ * with an earlier seed makes them. */
 static _Atomic(int) confined;
 static uint64_t seed;
 static _Atomic(uint64_t) drawn;
@@ -113,16 +114,16 @@ static long jumbo_syscall(long number, ...) {
   for (int at = 0; at < 6; at++) arguments[at] = va_arg(list, long);
   va_end(list);
   if (number == SYS_open || number == SYS_access) {
-    /* Whether memory is overcommitted, THPs are on and there are several nodes: all of that is ours to know. */
+    /* mimalloc would read the state of overcommit, THP and NUMA; jumbo sets these options. */
     errno = ENOENT;
     return -1;
   }
   if (number != SYS_getrandom || !atomic_load_explicit(&confined, memory_order_acquire)) {
-    const int programs = *__errno_location();
-    const long answer = syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
+    const int program_errno = *__errno_location();
+    const long result = syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
     errno = *__errno_location();
-    *__errno_location() = programs;
-    return answer;
+    *__errno_location() = program_errno;
+    return result;
   }
   unsigned char *to = (unsigned char *)arguments[0];
   for (long at = 0; at < arguments[1]; at++) {
@@ -136,27 +137,27 @@ static long jumbo_syscall(long number, ...) {
 #define syscall jumbo_syscall
 
 struct mi_page_s;
-static bool jumbo_is_left(struct mi_page_s *page);
+static bool jumbo_is_only_swept(struct mi_page_s *page);
 static size_t jumbo_swept(const struct mi_page_s *page);
 #include "mimalloc.h"
 #include "mimalloc/internal.h"
 
-/* What is here relies on what is static there. Before another version is built with it, read all of it again: sweep.h first. */
+/* The shim relies on internals. Before an update of mimalloc, review all of it: sweep.h first. */
 _Static_assert(MI_MALLOC_VERSION == 30302, "the shim was written for mimalloc 3.3.2");
 
-/* The thread that has memory given back, one at a time, by the address of a variable of its own: the child of a fork beside it
- * does not have that thread, and would never have its turn. */
+/* The thread that purges, one at a time, identified by the address of its errno: the child of a
+ * fork in another thread detects that it does not have that thread. */
 static _Atomic(uintptr_t) purging;
 #undef mi_atomic_guard
 #define mi_atomic_guard(guard)                                                             \
   (void)(guard);                                                                           \
-  for (uintptr_t nobody = 0, self = (uintptr_t)&own_errno;                                 \
-       self != 0 && mi_atomic_cas_strong_acq_rel(&purging, &nobody, self);                 \
+  for (uintptr_t none = 0, self = (uintptr_t)&own_errno;                                   \
+       self != 0 && mi_atomic_cas_strong_acq_rel(&purging, &none, self);                   \
        mi_atomic_store_release(&purging, (uintptr_t)0), self = 0)
 
 #include "mimalloc/prim.h"
-/* A thread that has no theap, and frees a block of an abandoned page, leaves the page for others to find all the same. All that is
- * asked of it is where to count, and whether it takes pages over: no. */
+/* Theap of threads without one that free a block of an abandoned page: mimalloc reads its counters,
+ * and whether the thread reclaims pages, which it does not. */
 static mi_theap_t no_theap;
 static inline mi_theap_t *associated(mi_page_t *page) {
   mi_theap_t *theap = _mi_page_associated_theap_peek(page);
@@ -165,38 +166,38 @@ static inline mi_theap_t *associated(mi_page_t *page) {
 #define _mi_page_associated_theap_peek(page) associated(page)
 #include "static.c"
 
-/* What glibc aligns every block to (MALLOC_ALIGNMENT); mimalloc aligns blocks of up to 8 bytes to 8. */
-#define LEAST 16
+/* glibc's MALLOC_ALIGNMENT; mimalloc aligns blocks of up to 8 bytes to 8. */
+#define MIN_BLOCK_BYTES 16
 
-static inline size_t at_least(size_t size) { return size < LEAST ? LEAST : size; }
+static inline size_t at_least(size_t size) { return size < MIN_BLOCK_BYTES ? MIN_BLOCK_BYTES : size; }
 
-/* From this size on a block is large: what is done for one does not show beside its own cost. */
-#define LARGE (64 * 1024)
-/* From this size on a freed block goes back at once, as it does with glibc, whose highest threshold it is. */
-#define AT_ONCE (32 * 1024 * 1024)
+/* Minimum size of a large block: the extra checks are cheap beside its own cost. */
+#define LARGE_BYTES (64 * 1024)
+/* Minimum size of a block that is purged when it is freed: the maximum of glibc's mmap
+ * threshold. */
+#define PURGE_NOW_BYTES (32 * 1024 * 1024)
 
-/* Behind a seccomp filter nothing goes back: that takes system calls, and reads the clock. */
+/* Under a seccomp filter there is no purge: it makes system calls and reads the clock. */
 static inline bool is_confined(void) { return atomic_load_explicit(&confined, memory_order_relaxed) != 0; }
 
-/* How often what is due is looked for, in milliseconds. */
-#define PAUSE 100
-static _Atomic(int64_t) next_look;
+#define PURGE_INTERVAL_MS 100
+static _Atomic(int64_t) next_purge;
 
-/* What has been free for as long as mimalloc keeps it goes back. By itself mimalloc looks at the end of a thread, when
- * memory is short, and at every ten thousandth malloc(3) that finds nothing at hand. The clock costs next to nothing
- * here; mimalloc's own is a system call where the kernel trusts no fast one. */
-static inline void give_due(void) {
+/* Purges memory whose delay is over. mimalloc itself checks at the end of a thread, when memory is
+ * short, and at every ten thousandth malloc(3) without a free block. The coarse clock is cheap;
+ * mimalloc's is a system call without a vDSO clock. */
+static inline void purge_due(void) {
   const int64_t due = mi_atomic_loadi64_relaxed(&subproc_main.purge_expire);
   if (due == 0 || is_confined()) return;
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
   const int64_t now = time.tv_sec * 1000 + time.tv_nsec / 1000000;
-  if (now < due || now < mi_atomic_loadi64_relaxed(&next_look)) return;
-  mi_atomic_storei64_relaxed(&next_look, now + PAUSE);
+  if (now < due || now < mi_atomic_loadi64_relaxed(&next_purge)) return;
+  mi_atomic_storei64_relaxed(&next_purge, now + PURGE_INTERVAL_MS);
   mi_arenas_try_purge(false, false, &subproc_main, 0);
 }
 
-/* How many slices wait to go back. */
+/* Number of free slices that are not purged. */
 static size_t waiting(void) {
   size_t sum = 0;
   for (size_t at = 0; at < mi_arenas_get_count(&subproc_main); at++) {
@@ -206,107 +207,104 @@ static size_t waiting(void) {
   return sum;
 }
 
-/* At each so many frees of small blocks of a thread, a MiB of them at the most, what waits is counted; and no more than this
- * waits. Else a program that frees all it has, and rests, would keep it: nothing comes due where nobody calls. */
-#define EACH 4096
-#define MOST_WAITING (16 * 1024 * 1024 / MI_ARENA_SLICE_SIZE)
+/* Frees of small blocks in a thread, at most a MiB of them, between two checks of the bound on
+ * waiting slices. Without the bound an idle program would keep what it freed: a due purge takes a
+ * later call. */
+#define CHECK_FREES 4096
+#define MAX_WAITING_SLICES (16 * 1024 * 1024 / MI_ARENA_SLICE_SIZE)
 static __thread unsigned small_frees;
-/* Some cannot go: they share a huge page with what is in use. */
+/* Waiting slices that share a huge page with slices in use, and stay. */
 static _Atomic(size_t) stuck;
 
-static mi_decl_noinline void give_beyond(void) {
+static mi_decl_noinline void purge_excess(void) {
   if (mi_atomic_loadi64_relaxed(&subproc_main.purge_expire) == 0 || is_confined()) return;
   size_t before = atomic_load_explicit(&stuck, memory_order_relaxed), now = waiting();
-  if (now >= before + MOST_WAITING) {
+  if (now >= before + MAX_WAITING_SLICES) {
     mi_arenas_try_purge(true, true, &subproc_main, 0);
     now = before = waiting();
   }
   if (now <= before) atomic_store_explicit(&stuck, now, memory_order_relaxed);
 }
 
-/* Every thread that mimalloc serves has a slice of 64 KiB for each size class that it asks for, on huge pages. So only those are
- * served that ask for much, and only so many at a time (jumbo_mimalloc_admits): the others are glibc's. */
-#define MUCH (1024 * 1024)
+/* Each thread that mimalloc serves has a slice of 64 KiB per size class in use, on huge pages. So
+ * it serves only threads that allocate much, and a limited number (jumbo_mimalloc_admits); glibc
+ * serves the others. */
+#define MIN_THREAD_BYTES (1024 * 1024)
 #define ADMITTED SIZE_MAX
-/* No fresh pages for it (look). */
+/* The thread gets no fresh pages (check_waste). */
 #define REFUSED (SIZE_MAX - 1)
-static __thread size_t thread_asked;
+/* Bytes that the thread requested, or ADMITTED, or REFUSED. */
+static __thread size_t thread_bytes;
 static bool admits_all;
 
 #include "sweep.h"
 
 static mi_decl_noinline bool admit(size_t size) {
-  if (thread_asked == REFUSED) {
+  if (thread_bytes == REFUSED) {
     mi_theap_t *theap = _mi_theap_default();
     return mi_theap_is_initialized(theap) && has_room(theap, at_least(size));
   }
-  thread_asked += size;
+  thread_bytes += size;
   if (!admits_all) {
-    if (thread_asked < MUCH) return false;
-    thread_asked = 0;
+    if (thread_bytes < MIN_THREAD_BYTES) return false;
+    thread_bytes = 0;
     if (!jumbo_mimalloc_admits()) return false;
   }
-  thread_asked = ADMITTED;
+  thread_bytes = ADMITTED;
   return true;
 }
 
-static inline bool is_admitted(size_t size) { return mi_likely(thread_asked == ADMITTED) || admit(size); }
+static inline bool is_admitted(size_t size) { return mi_likely(thread_bytes == ADMITTED) || admit(size); }
 
-/* Every thousandth malloc(3) that finds nothing at hand. */
+/* mi_deferred_free_fun: every thousandth malloc(3) without a free block, and with `force` at the
+ * end of a thread. */
 static void at_thousandth(bool force, unsigned long long heartbeat, void *argument) {
   (void)heartbeat, (void)argument;
-  give_due();
-  /* Else it may be the thread's end. */
+  purge_due();
   if (force) {
     set_sparse(false);
     free_held();
   } else {
-    /* Memory that was taken before, and came back, counts nowhere else: a base page for each of them, at the most. */
-    if (is_sparse) beside_bytes += 1000 * BASE;
-    look_if_due();
+    /* Reused memory counts nowhere else: at most a base page for each of these calls. */
+    if (is_sparse) other_bytes += 1000 * BASE_BYTES;
+    check_waste_if_due();
   }
-  jumbo_mimalloc_asked();
+  jumbo_mimalloc_allocated();
 }
 
-/* Has slices of an arena given back that were claimed before, and makes them available again. */
-static void give_claimed(mi_arena_t *arena, size_t first, size_t end) {
+/* Purges slices of an arena that the caller has claimed, and makes them available again. */
+static void purge_claimed(mi_arena_t *arena, size_t first, size_t end) {
   if (first == end) return;
   mi_arena_purge(arena, first, end - first);
   mi_bitmap_clearN(arena->slices_purge, first, end - first);
   mi_bbitmap_setN(arena->slices_free, first, end - first);
 }
 
-/* Has the slices of a block that was freed given back, but for those that another block has again: in whole huge pages, and
- * in one call where none has, so that several threads can do it. */
-static void give_back(mi_memid_t memid) {
+/* Purges the slices of a freed block, except those that another block uses again: in whole huge
+ * pages, and in one call if possible, so that several threads can free the range. */
+static void purge_block(mi_memid_t memid) {
   if (memid.memkind != MI_MEM_ARENA) return;
   size_t at, count;
   mi_arena_t *arena = mi_arena_from_memid(memid, &at, &count);
   if (arena->memid.is_pinned || is_confined()) return;
-  const size_t least = mi_slice_count_of_size(_mi_os_minimal_purge_size());
-  const size_t end = _mi_align_down(at + count, least);
-  at = _mi_align_up(at, least);
+  const size_t min_count = mi_slice_count_of_size(_mi_os_minimal_purge_size());
+  const size_t end = _mi_align_down(at + count, min_count);
+  at = _mi_align_up(at, min_count);
   size_t first = at;
   while (at < end) {
-    /* As many as can be claimed at a time. */
+    /* The maximum number to claim at a time. */
     size_t next = (at / MI_BCHUNK_BITS + 1) * MI_BCHUNK_BITS;
     if (next > end) next = end;
     if (!mi_bbitmap_try_clearNC(arena->slices_free, at, next - at)) {
-      give_claimed(arena, first, at);
+      purge_claimed(arena, first, at);
       first = next;
     }
     at = next;
   }
-  if (first < end) give_claimed(arena, first, end);
+  if (first < end) purge_claimed(arena, first, end);
 }
 
-/* A block of `size` bytes and more, which had `memid`, is free. */
-static void freed(size_t size, mi_memid_t memid) {
-  if (size >= AT_ONCE) give_back(memid);
-  give_due();
-}
-
-/* What mimalloc finds broken. Any other error is an answer of the function that was called. */
+/* Detects a corrupted free list. Other errors are results of the function that was called. */
 static void on_error(int error, void *argument) {
   (void)argument;
   if (error == EFAULT) jumbo_mimalloc_corrupted();
@@ -315,15 +313,15 @@ static void on_error(int error, void *argument) {
 void jumbo_mimalloc_start(void *pool, size_t size) {
   mi_register_error(&on_error, NULL);
   admits_all = size > 0;
-  /* Where a thread runs is the kernel's to know: memory is where it is touched first. */
+  /* The kernel places memory on the node of the first touch. */
   mi_atomic_store_release(&mi_numa_node_count, 1);
-  /* Memory goes back in whole huge pages. */
+  /* Purges whole huge pages. */
   mi_option_set_default(mi_option_allow_thp, 2);
-  /* Arenas are addresses at first, and become memory in whole huge pages (jumbo_mimalloc_protect): so they count as little as
-   * glibc's do towards limits, and in a core dump. */
+  /* Arenas are reserved, and committed in whole huge pages (jumbo_mimalloc_protect): so they count
+   * as little as glibc's towards limits, and in a core dump. */
   mi_option_set_default(mi_option_arena_eager_commit, 0);
   mi_option_set(mi_option_arena_reserve, 256 * 1024);
-  /* As large an object as an arena has room for. */
+  /* The largest object that fits in an arena. */
   mi_option_set_default(mi_option_arena_max_object_size, 16 * 1024 * 1024);
   _mi_auto_process_init();
   mi_register_deferred_free(&at_thousandth, NULL);
@@ -332,33 +330,33 @@ void jumbo_mimalloc_start(void *pool, size_t size) {
   }
 }
 
-/* The multiple that mi_manage_memory rounds down to. */
+/* Unit to which mi_manage_memory rounds down. */
 size_t jumbo_mimalloc_unit(void) { return MI_ARENA_SLICE_SIZE * MI_BCHUNK_BITS; }
 
 bool jumbo_mimalloc_owns(const void *block) { return mi_is_in_heap_region(block); }
 
-/* What mimalloc has taken from its arenas and the system, touched at least once. */
+/* Bytes that mimalloc has taken from its arenas and the system, touched at least once. */
 size_t jumbo_mimalloc_taken(void) {
   const int64_t taken = mi_atomic_loadi64_relaxed((_Atomic(int64_t) *)&subproc_main.stats.committed.current);
   const int64_t dropped = (int64_t)atomic_load_explicit(&dropped_bytes, memory_order_relaxed);
   return taken > dropped ? (size_t)(taken - dropped) : 0;
 }
 
-/* Takes note of a large block that mimalloc gave. */
-static inline void *given(void *block, size_t size) {
-  if (mi_unlikely(size >= LARGE)) jumbo_mimalloc_asked();
+/* Reports a large block. */
+static inline void *reported(void *block, size_t size) {
+  if (mi_unlikely(size >= LARGE_BYTES)) jumbo_mimalloc_allocated();
   return block;
 }
 
 static mi_decl_noinline void *allocate(size_t size, bool zeroed) {
   size = at_least(size);
-  if (!is_admitted(size)) return thread_asked == REFUSED ? jumbo_mimalloc_beside(size, zeroed) : NULL;
-  return given(zeroed ? mi_zalloc(size) : mi_malloc(size), size);
+  if (!is_admitted(size)) return thread_bytes == REFUSED ? jumbo_mimalloc_reuse(size, zeroed) : NULL;
+  return reported(zeroed ? mi_zalloc(size) : mi_malloc(size), size);
 }
 
 void *jumbo_mimalloc_malloc(size_t size) {
-  if (mi_unlikely(thread_asked != ADMITTED || size > MI_SMALL_SIZE_MAX)) return allocate(size, false);
-  /* mi_malloc_small, with nothing left to call. */
+  if (mi_unlikely(thread_bytes != ADMITTED || size > MI_SMALL_SIZE_MAX)) return allocate(size, false);
+  /* mi_malloc_small, fully inlined. */
   return mi_theap_malloc_small_zero(_mi_theap_default(), at_least(size), false, NULL);
 }
 
@@ -366,17 +364,18 @@ void *jumbo_mimalloc_zalloc(size_t size) { return allocate(size, true); }
 
 void *jumbo_mimalloc_aligned(size_t align, size_t size) {
   if (!is_admitted(size)) return NULL;
-  return given(mi_malloc_aligned(at_least(size), align < LEAST ? LEAST : align), size);
+  return reported(mi_malloc_aligned(at_least(size), align < MIN_BLOCK_BYTES ? MIN_BLOCK_BYTES : align), size);
 }
 
 static mi_decl_noinline void free_large(void *block, const mi_page_t *page) {
   const size_t size = mi_page_block_size(page);
   const mi_memid_t memid = page->memid;
   mi_free(block);
-  freed(size, memid);
+  if (size >= PURGE_NOW_BYTES) purge_block(memid);
+  purge_due();
 }
 
-/* The page of an address; NULL where it is not mimalloc's. _mi_safe_ptr_page, without a call. */
+/* _mi_safe_ptr_page, inlined: returns the page of an address; NULL if it is not mimalloc's. */
 static inline mi_page_t *page_of(const void *block) {
   size_t at;
   const size_t first = _mi_page_map_index(block, &at);
@@ -385,29 +384,30 @@ static inline mi_page_t *page_of(const void *block) {
   return mi_unlikely(pages == NULL) ? NULL : pages[at];
 }
 
-static mi_decl_noinline bool free_otherwise(void *block, mi_page_t *page) {
+static mi_decl_noinline bool free_slow(void *block, mi_page_t *page) {
   if (page == NULL) return false;
-  if (mi_page_block_size(page) >= LARGE) {
+  if (mi_page_block_size(page) >= LARGE_BYTES) {
     free_large(block, page);
     return true;
   }
-  if (++small_frees % EACH == 0) {
-    give_beyond();
-    look_at_freed(EACH, mi_page_block_size(page));
+  if (++small_frees % CHECK_FREES == 0) {
+    purge_excess();
+    check_freed(CHECK_FREES, mi_page_block_size(page));
   }
   if (mi_page_has_interior_pointers(page) && free_special(page, block)) return true;
-  /* mi_free, without another look for the page. */
+  /* mi_free, without a second lookup of the page. */
   mi_free_ex(block, NULL, page);
   return true;
 }
 
-/* False where the block is not mimalloc's. */
+/* Frees a block; false if it is not mimalloc's. */
 bool jumbo_mimalloc_free(void *block) {
   mi_page_t *page = page_of(block);
   /* The thread's own page, without flags: mi_free_block_local. */
   const bool is_plain = mi_likely(page != NULL) && mi_page_xthread_id(page) == _mi_prim_thread_id();
-  if (mi_unlikely(!is_plain || page->used <= 1 || mi_page_block_size(page) >= LARGE || (small_frees + 1) % EACH == 0))
-    return free_otherwise(block, page);
+  if (mi_unlikely(!is_plain || page->used <= 1 || mi_page_block_size(page) >= LARGE_BYTES ||
+                  (small_frees + 1) % CHECK_FREES == 0))
+    return free_slow(block, page);
   small_frees++;
   mi_block_set_next(page, block, page->local_free);
   page->local_free = block;
@@ -429,7 +429,7 @@ bool jumbo_mimalloc_trim(void) {
   return waiting() < before;
 }
 
-/* Threads that have pages of their own. The first one is not counted when it comes, and is when it goes. */
+/* Number of threads with their own pages. mimalloc counts the first thread only at its end. */
 size_t jumbo_mimalloc_threads(void) {
   const intptr_t count = (intptr_t)mi_atomic_load_relaxed(&subproc_main.thread_count);
   return count > 0 ? (size_t)count : 0;
@@ -445,26 +445,26 @@ void jumbo_mimalloc_confine(void) {
   mi_option_set(mi_option_purge_delay, -1);
 }
 
-/* There is no filter after all. */
+/* Reverts jumbo_mimalloc_confine. */
 void jumbo_mimalloc_unconfine(void) {
   if (!is_confined()) return;
   mi_option_set(mi_option_purge_delay, purge_delay);
   atomic_store_explicit(&confined, 0, memory_order_release);
 }
 
-/* What is held over a fork, in the order in which mimalloc nests them. */
+/* Locks held over a fork, in mimalloc's lock order. */
 static mi_lock_t *const fork_locks[] = {
   &subprocs_lock, &subproc_main.heaps_lock, &heap_main.theaps_lock, &heap_main.os_abandoned_pages_lock,
   &heap_main.arena_pages_lock, &subproc_main.arena_reserve_lock, &mi_page_map_lock,
 };
 #define FORK_LOCKS (sizeof fork_locks / sizeof fork_locks[0])
-/* Which of them the fork under way has taken, and whether other threads may have been amid something. */
+/* Bits of the locks that the present fork holds; and whether it had no other threads. */
 static unsigned taken_locks;
 static bool was_alone;
 
-/* This thread may be in a signal handler that interrupted mimalloc, with some of them held: it waits for
- * none then, least of all for itself. Where it is the only one it takes none: what is locked is its own. True where it took any.
- * What stays as it is is not written: that would copy its page, in both processes. */
+/* Takes the locks, unless this is the only thread; true if it took any. A signal handler may have
+ * interrupted mimalloc in this thread, with locks held: then no lock is waited for. Variables are
+ * written only if they change: a write copies the page in both processes. */
 bool jumbo_mimalloc_before_fork(bool is_alone) {
   if (was_alone != is_alone) was_alone = is_alone;
   if (is_alone) return false;
@@ -487,8 +487,8 @@ void jumbo_mimalloc_after_fork(void) {
   }
 }
 
-/* A thread that is gone may have been about to claim a page: then the page is not on the map for a moment, and who frees its blocks
- * waits until it is. */
+/* Restores the abandoned-page bit of a page that a vanished thread was about to claim: threads that
+ * free its blocks would wait for the bit. */
 static bool map_again(size_t slice, size_t count, mi_arena_t *arena, void *pages) {
   (void)count;
   mi_page_t *page = mi_arena_page_at_slice(arena, slice);
@@ -497,7 +497,7 @@ static bool map_again(size_t slice, size_t count, mi_arena_t *arena, void *pages
   return true;
 }
 
-/* In the child: it has this thread alone. Whether it is sparse. */
+/* Forgets other threads in the child of a fork. Returns whether this thread is sparse. */
 bool jumbo_mimalloc_forked(void) {
   if (jumbo_mimalloc_threads() != 0) mi_atomic_store_relaxed(&subproc_main.thread_count, (size_t)0);
   for (size_t at = 0; at < mi_arenas_get_count(&subproc_main) && !was_alone; at++) {

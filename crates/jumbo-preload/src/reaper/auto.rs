@@ -1,14 +1,13 @@
-//! `--reaper=auto`: a sibling once the process has asked for much memory of its own, and as long as
-//! nothing that hangs on the memory would outlive the program.
+//! `--reaper=auto`: a reaper once the process has allocated much private memory, as long as no
+//! resource bound to the memory would outlive the program.
 //!
-//! Counted is what is asked for, not what is touched, since we are not called when memory is touched: blocks
-//! of the heap now alive, regions that glibc's heaps grew into, what mimalloc has taken for its blocks, private
-//! writable mappings made. Past
-//! [`ENOUGH`] the kernel's list of mappings decides; its list of locks, which takes long, was looked at beside the program
-//! by then. Where something would outlive the program then, there
-//! is no sibling for good; what is acquired later ends it: shmat(2), io_setup(2), mapping a device or a
-//! socket, mapping a file that is locked or open for writing, locking a mapped one or taking a lease of it. A lock that another process
-//! takes later, by an open file that it shares with this one, is not seen.
+//! Allocations are counted, since no event reports a touch: live blocks of the heap, regions that
+//! glibc's heaps grew into, memory of mimalloc, private writable mappings. Past
+//! [`MIN_PRIVATE_BYTES`] the kernel's list of mappings decides; a background thread has read its
+//! slow list of locks by then. A resource that would outlive the program rules out a reaper for
+//! good. One acquired later ends it: shmat(2), io_setup(2), a mapping of a device or a socket, a
+//! mapping of a file that is locked or open for writing, a lock or lease of a mapped file. A lock
+//! that another process takes later on a shared open file is not detected.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -21,46 +20,46 @@ use jumbo_inside::sandbox;
 
 use crate::mimalloc;
 
-/// So much memory of its own makes a process large.
-const ENOUGH: u64 = 1 << 30;
-/// After so much more, a process that was found too small is looked at again.
-const STEP: u64 = 256 << 20;
-/// So much before that, what takes long is begun beside the program.
-const AHEAD: u64 = STEP / 2;
+/// Minimum private memory for a reaper.
+const MIN_PRIVATE_BYTES: u64 = 1 << 30;
+/// Allocations between two surveys of a process that was too small.
+const SURVEY_STEP_BYTES: u64 = 256 << 20;
+/// Allocations between the background scan of locks and the survey.
+const AHEAD_BYTES: u64 = SURVEY_STEP_BYTES / 2;
 
 jumbo_inside::one_page! {
-    /// The process is looked at when it asks for memory: it has no sibling yet, and may get one.
+    /// Allocations are checked: the process has no reaper, and may get one.
     static WATCHING: AtomicBool = AtomicBool::new(false);
-    /// It has one.
+    /// The process has a reaper, or had one until a call ended it for a moment.
     static GUARDING: AtomicBool = AtomicBool::new(false);
-    /// It has one, or may get one: something that is acquired, and would outlive the program, is told.
+    /// Acquired resources are recorded: the process has a reaper or may get one.
     static LISTENING: AtomicBool = AtomicBool::new(false);
 }
-/// The code of the [`State`] that says what was acquired.
+/// Code of the [`State`] of an acquired resource.
 static ACQUIRED: AtomicU32 = AtomicU32::new(0);
 
 jumbo_inside::one_page! {
-    /// Bytes of the heap, and of mimalloc's, that were handed out before this process was forked.
+    /// Bytes in blocks of the heap and of mimalloc at the time of the fork.
     static INHERITED: AtomicU64 = AtomicU64::new(0);
-    /// Bytes in private writable mappings made, and in regions that glibc's heaps grew into.
-    static ASKED: AtomicU64 = AtomicU64::new(0);
-    /// The bytes to be asked for until the process is looked at.
-    static UNTIL: AtomicU64 = AtomicU64::new(ENOUGH - AHEAD);
+    /// Bytes in private writable mappings, and in regions that glibc's heaps grew into.
+    static MAPPED: AtomicU64 = AtomicU64::new(0);
+    /// Allocated bytes at which the next check is due.
+    static NEXT_CHECK: AtomicU64 = AtomicU64::new(MIN_PRIVATE_BYTES - AHEAD_BYTES);
 
-    /// Memory of glibc's malloc is not counted: it is the program's, and jumbo's heap is off.
+    /// Memory of glibc's malloc is not counted: jumbo's heap is off.
     static UNCOUNTED: AtomicBool = AtomicBool::new(false);
 }
 
-/// Whether what malloc has is counted. Once, before [`watch`].
+/// Sets whether memory of malloc is counted. Once, before [`watch`].
 pub(super) fn count(counted: bool) {
     UNCOUNTED.store(!counted, Ordering::Relaxed);
 }
 
-/// Starts watching: at the process's start, and in a fork's child. What was acquired stays acquired.
+/// Starts watching, in a new process or the child of a fork. Acquired resources stay acquired.
 pub(super) fn watch() {
     INHERITED.store(blocks(), Ordering::Relaxed);
-    ASKED.store(0, Ordering::Relaxed);
-    UNTIL.store(ENOUGH - AHEAD, Ordering::Relaxed);
+    MAPPED.store(0, Ordering::Relaxed);
+    NEXT_CHECK.store(MIN_PRIVATE_BYTES - AHEAD_BYTES, Ordering::Relaxed);
     GUARDING.store(false, Ordering::Relaxed);
     LISTENING.store(false, Ordering::Relaxed);
     reaper::record(match UNCOUNTED.load(Ordering::Relaxed) {
@@ -70,30 +69,30 @@ pub(super) fn watch() {
     WATCHING.store(true, Ordering::Release);
 }
 
-/// Bytes in blocks of the heap and of mimalloc's.
+/// Returns the bytes in blocks of the heap and of mimalloc.
 fn blocks() -> u64 {
     heap::live().saturating_add(mimalloc::taken() as u64)
 }
 
-/// Whether the sibling is to be there again after it was ended for a call.
+/// Reports whether a reaper that ended for a call starts again.
 pub(super) fn is_guarding() -> bool {
     GUARDING.load(Ordering::Acquire)
 }
 
-/// The heap has handed out a block. No lock of ours is held.
+/// Checks for a reaper after an allocation. The caller holds no lock.
 #[inline(always)]
-pub(crate) fn asked() {
+pub(crate) fn allocated() {
     if WATCHING.load(Ordering::Relaxed) {
-        look();
+        check();
     }
 }
 
-/// glibc's malloc has grown into another region.
+/// Counts a region that glibc's malloc grew into.
 pub(crate) fn region() {
     add(heap::arena::HEAP_MAX_BYTES);
 }
 
-/// An anonymous mapping was made, or refused.
+/// Counts an anonymous mapping, unless it failed.
 #[inline(always)]
 pub(crate) fn mapped(mapping: &Mapping) {
     let own = mapping.protection & libc::PROT_WRITE != 0 && mapping.flags & libc::MAP_PRIVATE != 0;
@@ -107,59 +106,63 @@ fn is_made(mapping: &Mapping) -> bool {
 }
 
 fn add(bytes: usize) {
-    ASKED.fetch_add(bytes as u64, Ordering::Relaxed);
-    asked();
+    MAPPED.fetch_add(bytes as u64, Ordering::Relaxed);
+    allocated();
 }
 
-/// What this process has asked for.
+/// Returns the bytes that this process has allocated.
 fn total() -> u64 {
     let blocks = blocks().saturating_sub(INHERITED.load(Ordering::Relaxed));
-    blocks.saturating_add(ASKED.load(Ordering::Relaxed))
+    blocks.saturating_add(MAPPED.load(Ordering::Relaxed))
 }
 
-/// The sibling is about to be ended: another one is started when the process has asked for [`STEP`] more.
+/// Postpones the next reaper by [`SURVEY_STEP_BYTES`], before the caller ends the present one.
 pub(super) fn wait_for_more() {
     if GUARDING.load(Ordering::SeqCst) && reaper::is_owner() {
         GUARDING.store(false, Ordering::SeqCst);
         LISTENING.store(false, Ordering::SeqCst);
-        UNTIL.store(total().saturating_add(STEP - AHEAD), Ordering::Relaxed);
-        WATCHING.store(true, Ordering::Release);
+        check_again(total());
     }
+}
+
+fn check_again(total: u64) {
+    let next = total.saturating_add(SURVEY_STEP_BYTES - AHEAD_BYTES);
+    NEXT_CHECK.store(next, Ordering::Relaxed);
+    WATCHING.store(true, Ordering::Release);
 }
 
 #[cold]
 #[inline(never)]
-fn look() {
+fn check() {
     if sandbox::is_entered() {
         WATCHING.store(false, Ordering::Relaxed);
         return reaper::record(State::Seccomp);
     }
-    let asked = total();
-    // A vfork(2) child runs in its parent's memory, and its parent's business is not its own.
-    let until = UNTIL.load(Ordering::Relaxed);
-    if asked < until || !reaper::is_owner() {
+    let total = total();
+    // A vfork(2) child, which runs in its parent's memory, is not the owner.
+    let next = NEXT_CHECK.load(Ordering::Relaxed);
+    if total < next || !reaper::is_owner() {
         return;
     }
-    if asked < until.saturating_add(AHEAD) && !LISTENING.swap(true, Ordering::SeqCst) {
-        UNTIL.store(until.saturating_add(AHEAD), Ordering::Relaxed);
+    if total < next.saturating_add(AHEAD_BYTES) && !LISTENING.swap(true, Ordering::SeqCst) {
+        NEXT_CHECK.store(next.saturating_add(AHEAD_BYTES), Ordering::Relaxed);
         return reaper::survey_soon();
     }
-    // One thread.
+    // One thread decides.
     if WATCHING.swap(false, Ordering::AcqRel) && !decide() {
-        UNTIL.store(asked.saturating_add(STEP - AHEAD), Ordering::Relaxed);
-        WATCHING.store(true, Ordering::Release);
+        check_again(total);
     }
 }
 
-/// Starts the sibling, or finds out why there is to be none. False where it is too early to say.
+/// Starts the reaper, or records the obstacle. False if the process is too small so far.
 fn decide() -> bool {
-    // From here on, what is acquired is told.
+    // Before the survey, so that no acquired resource is missed.
     LISTENING.store(true, Ordering::SeqCst);
-    let Ok(Survey { private, outlives }) = reaper::survey(ENOUGH as usize) else {
+    let Ok(Survey { private, outlives }) = reaper::survey(MIN_PRIVATE_BYTES as usize) else {
         decline(State::Kernel);
         return true;
     };
-    if (private as u64) < ENOUGH {
+    if (private as u64) < MIN_PRIVATE_BYTES {
         LISTENING.store(false, Ordering::SeqCst);
         return false;
     }
@@ -170,7 +173,7 @@ fn decide() -> bool {
     GUARDING.store(true, Ordering::SeqCst);
     match reaper::start() {
         State::Running => end_for_acquired(),
-        // A call of another thread's is in the way, which has it started after.
+        // Another thread is in a call that blocks the start, and starts it after that.
         State::Waiting => {}
         _ => {
             GUARDING.store(false, Ordering::SeqCst);
@@ -180,7 +183,7 @@ fn decide() -> bool {
     true
 }
 
-/// After a start beside other threads' calls.
+/// Repeats the survey after a start that another thread's call had delayed.
 pub(super) fn started() {
     let outlives = reaper::survey(0).map_or(Some(State::Kernel), |survey| survey.outlives);
     if let Some(state) = outlives {
@@ -189,14 +192,14 @@ pub(super) fn started() {
     end_for_acquired();
 }
 
-/// Another thread may have acquired something before there was anything to end.
+/// Ends the reaper if another thread acquired a resource before the start.
 fn end_for_acquired() {
     if let Some(state) = acquired() {
         decline(state);
     }
 }
 
-/// There is to be none, whether there is one now or not.
+/// Rules out a reaper, and ends the present one.
 fn decline(state: State) {
     GUARDING.store(false, Ordering::SeqCst);
     LISTENING.store(false, Ordering::SeqCst);
@@ -207,15 +210,15 @@ fn decline(state: State) {
     }
 }
 
-/// What was acquired while there was a sibling, or while one was being started.
+/// Returns the state of a resource acquired since the start began.
 fn acquired() -> Option<State> {
     let state = State::from_code(ACQUIRED.load(Ordering::SeqCst));
     state.filter(|state| *state != State::Off)
 }
 
-/// Something was acquired that would outlive the program.
+/// Ends the reaper for an acquired resource, which would outlive the program.
 pub(crate) fn acquire(state: State) {
-    // Behind a filter no call is made to find out.
+    // Under a filter no call is made to find the owner.
     let is_mine = || sandbox::is_entered() || reaper::is_owner();
     if LISTENING.load(Ordering::SeqCst) && is_mine() {
         ACQUIRED.store(state as u32, Ordering::SeqCst);
@@ -223,18 +226,18 @@ pub(crate) fn acquire(state: State) {
     }
 }
 
-/// A file was mapped, or not.
+/// Ends the reaper if the file of a new mapping would outlive the program.
 #[inline(always)]
 pub(crate) fn mapped_file(mapping: &Mapping) {
     if LISTENING.load(Ordering::Relaxed) && is_made(mapping) {
-        look_at_mapped(mapping.descriptor);
+        check_file(mapping.descriptor);
     }
 }
 
 #[cold]
 #[inline(never)]
-fn look_at_mapped(descriptor: c_int) {
-    // Under a filter the program may map, and not be allowed to ask what.
+fn check_file(descriptor: c_int) {
+    // The filter may allow mmap(2) and forbid fstat(2).
     if sandbox::is_entered() {
         return;
     }
@@ -250,7 +253,8 @@ fn look_at_mapped(descriptor: c_int) {
     }
 }
 
-/// A lock of an open file was taken, or a lease: flock(2), or fcntl(2) with F_OFD_SETLK or F_SETLEASE.
+/// Ends the reaper after a lock or lease of a mapped file: flock(2), fcntl(2) with F_OFD_SETLK or
+/// F_SETLEASE.
 pub(crate) fn locked(descriptor: c_int) {
     if LISTENING.load(Ordering::SeqCst)
         && !sandbox::is_entered()
@@ -261,8 +265,8 @@ pub(crate) fn locked(descriptor: c_int) {
 }
 
 fn stat<'a>(descriptor: c_int) -> Option<(BorrowedFd<'a>, rustix::fs::Stat)> {
-    // SAFETY: the program has just used it with success; should another thread have closed it since,
-    // fstat(2) says so.
+    // SAFETY: the program has just used the descriptor; fstat(2) fails if another thread has closed
+    // it.
     let descriptor = (descriptor >= 0).then(|| unsafe { BorrowedFd::borrow_raw(descriptor) })?;
     Some((descriptor, rustix::fs::fstat(descriptor).ok()?))
 }

@@ -1,5 +1,5 @@
-//! When the sibling of [`jumbo_inside::reaper`] is started and ended: [`begin`], [`forked`], [`without`], [`renewed`]; and
-//! [`auto`], for programs that get one when they are large.
+//! Start and end of the process of [`jumbo_inside::reaper`]: [`begin`], [`forked`], [`without`],
+//! [`renewed`]; and [`auto`], which starts it once the program is large.
 
 pub(crate) mod auto;
 
@@ -13,22 +13,27 @@ use jumbo_inside::sandbox;
 use crate::symbols;
 
 jumbo_inside::one_page! {
-    /// The mode that was ordered: [`ON`], [`AUTO`], or 0.
+    /// Configured mode: [`ON`], [`AUTO`], or 0.
     static MODE: AtomicU8 = AtomicU8::new(0);
 }
 
 const ON: u8 = 1;
 const AUTO: u8 = 2;
 
-/// Who takes the orphans below this process: what the orders say, and where in the environment.
-pub(crate) struct Orphans {
-    pub(crate) are_taken: bool,
-    pub(crate) digit: *mut u8,
-}
+/// Maximum number of restarts in a process that changes its identity.
+const MAX_RENEWALS: u32 = 8;
+static RENEWALS: AtomicU32 = AtomicU32::new(0);
 
-/// Gets ready, and starts the sibling where it is wanted at once. At the end of the constructor: in the
-/// main thread, and with the ledger in place. `counted`: jumbo, or the program, tells what malloc has.
-pub(crate) fn begin(mode: ReaperMode, counted: bool, orphans: &Orphans) {
+/// Maximum number of repeats of a refused call, each after [`RETRY_NANOSECONDS`]: 20 ms, where the
+/// last instructions of the reaper take microseconds.
+const MAX_RETRIES: u32 = 200;
+const RETRY_NANOSECONDS: i64 = 100_000;
+
+/// Initialises the reaper, and starts it in mode `on`.
+///
+/// The constructor calls it last: in the main thread, with the ledger mapped. `counted`: the memory
+/// of malloc is counted. `orphans_are_taken`, `digit`: as for [`reaper::prepare`].
+pub(crate) fn begin(mode: ReaperMode, counted: bool, orphans_are_taken: bool, digit: *mut u8) {
     let mode = match mode {
         ReaperMode::Off => return,
         ReaperMode::On => ON,
@@ -40,15 +45,15 @@ pub(crate) fn begin(mode: ReaperMode, counted: bool, orphans: &Orphans) {
     let Some(image) = image() else {
         return reaper::record(State::Kernel);
     };
-    // SAFETY: `digit` is that of the environment; `image` is where this library was found; the functions are in `bytes`; a library in
-    // LD_PRELOAD is never unloaded.
-    unsafe { reaper::prepare(workers(), &image, orphans.are_taken, orphans.digit) };
+    // SAFETY: `digit` is that of the environment; `image` is this library's; the functions are in
+    // `bytes`; a library in LD_PRELOAD is never unloaded.
+    unsafe { reaper::prepare(workers(), &image, orphans_are_taken, digit) };
     auto::count(counted);
     MODE.store(mode, Ordering::Release);
     enter(mode);
 }
 
-/// In the child of a fork, when it counts in a slot of its own.
+/// Resets the state in the child of a fork, after it has a slot of its own.
 ///
 /// # Safety
 /// As for [`reaper::forked`].
@@ -69,60 +74,58 @@ fn enter(mode: u8) {
     }
 }
 
-/// Makes a call that some kernels refuse to a process whose memory another one shares, or that leaves what the
-/// sibling would keep. Where there is one it is ended before, and started again after; in between no thread
-/// starts one. `refused` tells such an answer, which the kernel may still give for a moment.
+/// Makes a call without a reaper: one that the kernel refuses while another process shares the
+/// memory, or that changes attributes which the reaper would keep. A reaper ends before the call
+/// and starts again after it; no thread starts one in between. `refused` detects a refusal, which
+/// may last for a moment.
 pub(crate) fn without<T>(mut call: impl FnMut() -> T, refused: impl Fn(&T) -> bool) -> T {
-    let kept_out = reaper::keep_out();
+    let is_blocked = reaper::block_start();
     let retired = reaper::retire(State::Retired);
     let mut answer = call();
-    for _ in 0..TRIES {
+    for _ in 0..MAX_RETRIES {
         if !retired || !refused(&answer) {
             break;
         }
-        let moment = rustix::time::Timespec {
+        let interval = rustix::time::Timespec {
             tv_sec: 0,
-            tv_nsec: 100_000,
+            tv_nsec: RETRY_NANOSECONDS,
         };
-        let _ = rustix::thread::nanosleep(&moment);
+        let _ = rustix::thread::nanosleep(&interval);
         answer = call();
     }
-    if kept_out && reaper::let_in(retired) {
+    if is_blocked && reaper::allow_start(retired) {
         again();
     }
     answer
 }
 
-/// Makes a call that asks for these IDs. The sibling that there is would stay who it was: it is ended before, unless
-/// nothing changes. With `on` another one is started after, and with `auto` once the process has asked for more memory: a
-/// server that changes its user for each request is not to pay for a start each time, and pays for [`RENEWALS`] at most.
-pub(crate) fn renewed<T>(ids: Ids, wanted: &[u32], call: impl FnOnce() -> T) -> T {
+/// Makes a call that requests these IDs. A reaper would keep the old ones: it ends before the call,
+/// unless nothing changes. In mode `on` it starts again after the call, at most [`MAX_RENEWALS`]
+/// times: a server may change its user for each request. In mode `auto` it starts once the process
+/// allocates more.
+pub(crate) fn renewed<T>(ids: Ids, requested: &[u32], call: impl FnOnce() -> T) -> T {
     let mode = MODE.load(Ordering::Acquire);
-    // Behind a filter it is told, which takes no call.
+    // Takes no system call, which a filter may forbid.
     if sandbox::is_entered() {
         reaper::dismiss(State::Retired);
         return call();
     }
-    if mode == 0 || reaper::stays(ids, wanted) {
+    if mode == 0 || reaper::keeps_ids(ids, requested) {
         return call();
     }
     auto::wait_for_more();
-    let kept_out = reaper::keep_out();
+    let is_blocked = reaper::block_start();
     let is_wanted = reaper::retire(State::Retired)
         && mode == ON
-        && RENEWED.fetch_add(1, Ordering::Relaxed) < RENEWALS;
+        && RENEWALS.fetch_add(1, Ordering::Relaxed) < MAX_RENEWALS;
     let answer = call();
-    if kept_out && reaper::let_in(is_wanted) {
+    if is_blocked && reaper::allow_start(is_wanted) {
         again();
     }
     answer
 }
 
-/// How often a sibling is started again in a process that changes who it is.
-const RENEWALS: u32 = 8;
-static RENEWED: AtomicU32 = AtomicU32::new(0);
-
-/// Starts the sibling that was kept out, or ended, for a call.
+/// Starts the reaper that was blocked, or ended, for a call.
 fn again() {
     let mode = MODE.load(Ordering::Acquire);
     if mode != ON && !auto::is_guarding() {
@@ -131,24 +134,21 @@ fn again() {
     match reaper::start() {
         State::Running if mode == ON => {}
         State::Running => auto::started(),
-        // Left to the thread that came into such a call meanwhile.
+        // Another thread is in such a call, and starts it after that.
         State::Waiting => {}
-        // Children in another PID namespace: it was ended for this.
+        // The call moved children to another PID namespace: that is why the reaper ended.
         State::PidOne => reaper::record(State::Retired),
         _ => {}
     }
 }
 
-/// How often a call is tried again: for 20 ms, where the sibling's last instructions take microseconds.
-const TRIES: u32 = 200;
-
-/// The CPUs that this process may use, at most 4.
+/// Returns the number of CPUs of this process, at most 4.
 fn workers() -> usize {
     let allowed = rustix::thread::sched_getaffinity(None);
     allowed.map_or(1, |cpus| cpus.count().clamp(1, 4) as usize)
 }
 
-/// The addresses of this library, from its first segment to the end of its last.
+/// Returns the addresses of this library, from its first segment to the end of its last.
 fn image() -> Option<Range<usize>> {
     let page = rustix::param::page_size();
     let mut found = None;
