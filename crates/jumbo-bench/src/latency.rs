@@ -57,7 +57,7 @@ const MAX_FRAGMENTED_PERCENT: u64 = 60;
 const HUGE_PAGE: usize = 2 << 20;
 const KEPT_PAGE_DISTANCE: usize = HUGE_PAGE / 4;
 /// Memory that stays free in whole blocks.
-const MAX_WHOLE_BYTES: Bytes = Bytes(64 << 20);
+const MAX_WHOLE_BYTES: usize = 64 << 20;
 
 /// Measures the table, with `size` bytes in total; with less fragmented memory if `quick` is set.
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
@@ -157,12 +157,11 @@ pub(crate) fn run_fragmenter(size: Bytes) -> Result<(), Error> {
             block.let_go((kept + page).min(length)..(kept + KEPT_PAGE_DISTANCE).min(length))?;
         }
         // If more is free than was fragmented, the host is too large to fragment.
-        let whole = free(&root)?[1].0.saturating_sub(MAX_WHOLE_BYTES.0);
-        let mut rest = RawBlock::take(
-            AllocCall::MapHuge,
-            Bytes(whole.clamp(HUGE_PAGE as u64, size.0)),
-        )?;
+        let whole = Bytes(free(&root)?[1].0.clamp(HUGE_PAGE as u64, size.0));
+        let mut rest = RawBlock::take(AllocCall::MapHuge, whole)?;
         rest.touch();
+        // Touched, so that a hypervisor has the memory of the blocks that stay free.
+        rest.let_go(0..MAX_WHOLE_BYTES.min(rest.bytes().len()))?;
         held = Some(rest);
         send(&())?;
     }

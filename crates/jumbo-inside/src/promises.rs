@@ -28,7 +28,7 @@ refused! {
     FORKED: "events::after_fork_child::<heap::Events>(1)",
     UNMAP: "gather::unmap(4096, 4096)",
     DROP_IN_PLACE: "gather::discard(4096, 4096)",
-    TAKE: "gather::Leaving::new().take(4096, 4096)",
+    TAKE: "gather::PendingFree::new().take(4096, 4096)",
     MOVE_MAPPING: "sys::move_mapping(4096, 8192, 4096)",
     MOVE_UNITS: "sys::move_units(4096, 8192, 4096, 4096)",
     MOVE_CUT: "heap::maps::move_cut(4096, 4096, 8192, None)",

@@ -4,7 +4,7 @@
 //! several threads can zap a range in parallel. Then munmap(2) is fast.
 //!
 //! - [`Gather`] collects ranges in a `batch`, for programs that use it directly.
-//! - [`unmap`], [`discard`] and [`Leaving`] serve the preload library and [`crate::heap`]:
+//! - [`unmap`], [`discard`] and [`PendingFree`] serve the preload library and [`crate::heap`]:
 //!   munmap(2), MADV_DONTNEED and large `free`s of unmodified programs. A range to unmap first
 //!   moves to a `staging` area.
 //! - `queue` has the jobs, `handover` the lock and the futexes around it, `workers` the threads,
@@ -48,7 +48,7 @@ pub use batch::{FreeError, Operation};
 pub use collect::{Freed, Gather, Mode, Tunables};
 pub(crate) use memory::is_whole_and_unlocked;
 pub(crate) use unmap::alignment;
-pub use unmap::{Leaving, discard, prepare, unmap};
+pub use unmap::{PendingFree, discard, prepare, unmap};
 
 static HANDOVER: Handover = Handover::new();
 
@@ -56,7 +56,7 @@ static HANDOVER: Handover = Handover::new();
 /// base pages. Ranges that may be huge-mapped have 16 times this minimum.
 pub const MIN_BYTES: usize = 128 << 20;
 
-/// Configuration of [`unmap`], [`discard`] and [`Leaving`].
+/// Configuration of [`unmap`], [`discard`] and [`PendingFree`].
 #[derive(Clone, Copy, Debug)]
 pub struct GatherSettings {
     /// Time at which a free returns.
@@ -86,7 +86,7 @@ crate::one_page! {
     static IS_UNMARKED: AtomicBool = AtomicBool::new(false);
 }
 
-/// Starts [`unmap`], [`discard`] and [`Leaving`]; before, they leave all ranges to the kernel.
+/// Starts [`unmap`], [`discard`] and [`PendingFree`]; before, they leave all ranges to the kernel.
 pub fn start(settings: GatherSettings) {
     let threads = match settings.threads {
         0 => default_threads(),

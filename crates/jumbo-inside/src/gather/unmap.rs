@@ -1,4 +1,4 @@
-//! Large frees of unmodified programs: [`unmap`], [`discard`], [`Leaving`].
+//! Large frees of unmodified programs: [`unmap`], [`discard`], [`PendingFree`].
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -94,30 +94,30 @@ fn piece_bytes(bytes: usize, threads: u32) -> usize {
 #[inline(never)]
 #[expect(unsafe_code, reason = "unmaps memory that pointers may refer to")]
 pub unsafe fn unmap(address: usize, length: usize) -> bool {
-    let mut leaving = Leaving::new();
+    let mut leaving = PendingFree::new();
     // SAFETY: the caller's promise.
     let is_taken = unsafe { leaving.take(address, length) };
     leaving.finish();
     is_taken
 }
 
-/// Ranges out of the program's reach that are not free yet. [`Leaving::take`] may be called under a
-/// contended lock; [`Leaving::finish`], which takes long, only after it.
+/// Ranges out of the program's reach that are not free yet. [`PendingFree::take`] may be called under a
+/// contended lock; [`PendingFree::finish`], which takes long, only after it.
 #[derive(Debug)]
 #[must_use]
-pub struct Leaving {
+pub struct PendingFree {
     batch: Batch,
     /// Set while there are ranges, which no handler may abandon.
     blocked: Option<Blocked>,
 }
 
-impl Default for Leaving {
+impl Default for PendingFree {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Leaving {
+impl PendingFree {
     /// Returns an empty value.
     pub const fn new() -> Self {
         Self {

@@ -5,7 +5,7 @@ use rustix::io::{Errno, Result};
 use super::memory;
 use super::supply::SUPPLY;
 use crate::density;
-use crate::gather::Leaving;
+use crate::gather::PendingFree;
 
 /// Source of fresh, private, zeroed memory at given addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Backing {
         self,
         address: usize,
         length: usize,
-        leaving: Option<&mut Leaving>,
+        leaving: Option<&mut PendingFree>,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe {

@@ -36,7 +36,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::density;
 use crate::events::{Held, Mechanism, Side};
-use crate::gather::{self, Leaving};
+use crate::gather::{self, PendingFree};
 use crate::keep::Keep;
 use crate::ledger::{Ledger, Slot, stats};
 use crate::orders::{MaxWaste, PoolOrder};
@@ -446,8 +446,8 @@ impl SharedWindow {
 
     /// Runs `work` on the window; memory that `work` removes from it is freed afterwards, without
     /// the lock. `None` if this thread holds the lock already.
-    fn with<R>(&self, work: impl FnOnce(&mut BlockWindow, &mut Leaving) -> R) -> Option<R> {
-        let mut leaving = Leaving::new();
+    fn with<R>(&self, work: impl FnOnce(&mut BlockWindow, &mut PendingFree) -> R) -> Option<R> {
+        let mut leaving = PendingFree::new();
         let mut is_demand = false;
         let result = self.window.with(|window| {
             let keep = self.may_retain();

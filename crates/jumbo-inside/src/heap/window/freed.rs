@@ -4,7 +4,7 @@
 use core::ops::Range;
 
 use super::BlockWindow;
-use crate::gather::Leaving;
+use crate::gather::PendingFree;
 use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
 use crate::heap::demand;
@@ -23,7 +23,7 @@ const MAX_PIECES: usize = 8;
 impl BlockWindow {
     /// Frees unused memory until at most `keep` bytes are resident; reports whether it freed any.
     /// Hands large ranges to `leaving`, if given, which frees them without the heap's lock.
-    pub(super) fn purge(&mut self, keep: usize, leaving: Option<&mut Leaving>) -> bool {
+    pub(super) fn purge(&mut self, keep: usize, leaving: Option<&mut PendingFree>) -> bool {
         self.purge_pieces(keep, usize::MAX, leaving)
     }
 
@@ -31,7 +31,7 @@ impl BlockWindow {
         &mut self,
         keep: usize,
         pieces: usize,
-        mut leaving: Option<&mut Leaving>,
+        mut leaving: Option<&mut PendingFree>,
     ) -> bool {
         let (before, backing) = (self.dirty, self.site.backing);
         for _ in 0..pieces {
@@ -114,7 +114,7 @@ impl BlockWindow {
         }
     }
 
-    pub(super) fn release_pages(&mut self, page: u32, pages: u32, leaving: &mut Leaving) {
+    pub(super) fn release_pages(&mut self, page: u32, pages: u32, leaving: &mut PendingFree) {
         self.add_dirty(page, pages);
         let before = self.dirty;
         if before > self.keep() && self.purge(self.keep(), Some(leaving)) && self.is_by_demand() {
@@ -146,7 +146,11 @@ impl BlockWindow {
     }
 
     /// Lowers the demand, with `is_over` to zero, and frees a part; reports whether more is left.
-    pub(in crate::heap) fn age(&mut self, is_over: bool, leaving: Option<&mut Leaving>) -> bool {
+    pub(in crate::heap) fn age(
+        &mut self,
+        is_over: bool,
+        leaving: Option<&mut PendingFree>,
+    ) -> bool {
         match is_over {
             true => self.demand.end(),
             false => self.demand.age(self.dirty, self.base_keep(), millis(now())),

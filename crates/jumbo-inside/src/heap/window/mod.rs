@@ -31,7 +31,7 @@ use super::main_heap;
 use super::memory::{self, RecordTable};
 use super::{BASE_PAGE, Resize};
 use crate::density;
-use crate::gather::{self, Leaving};
+use crate::gather::{self, PendingFree};
 use crate::keep::Keep;
 use crate::ledger::stats;
 use crate::sys;
@@ -173,7 +173,7 @@ impl BlockWindow {
         &mut self,
         address: usize,
         keep: bool,
-        leaving: &mut Leaving,
+        leaving: &mut PendingFree,
     ) -> bool {
         let Some((page, pages)) = self.block(address) else {
             return false;
@@ -212,7 +212,7 @@ impl BlockWindow {
         &mut self,
         address: usize,
         size: usize,
-        leaving: &mut Leaving,
+        leaving: &mut PendingFree,
     ) -> Resize {
         let Some((page, old)) = self.block(address) else {
             return Resize::Unknown;
@@ -238,12 +238,12 @@ impl BlockWindow {
     }
 
     /// Frees memory beyond [`BlockWindow::keep`]; reports whether there was any.
-    pub(super) fn trim(&mut self, leaving: &mut Leaving) -> bool {
+    pub(super) fn trim(&mut self, leaving: &mut PendingFree) -> bool {
         self.purge(self.keep(), Some(leaving))
     }
 
     /// Frees all unused memory; reports whether there was any.
-    pub(super) fn purge_all(&mut self, leaving: &mut Leaving) -> bool {
+    pub(super) fn purge_all(&mut self, leaving: &mut PendingFree) -> bool {
         self.purge(0, Some(leaving))
     }
 
