@@ -266,7 +266,7 @@ fn show_usage(view: &mut View, usage: &Usage) -> io::Result<()> {
                 .map(|size| bytes(usage.folios.get(size).copied())),
         );
         if unknown {
-            row.push(view::some(usage.unknown));
+            row.push(view::nonzero_bytes(usage.unknown));
         }
         row
     };

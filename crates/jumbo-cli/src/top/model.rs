@@ -8,7 +8,7 @@ use jumbo::units::{Bytes, counted};
 use serde::Serialize;
 
 use super::collect::{Process, candidate};
-use crate::view::{NONE, bytes, percent, some};
+use crate::view::{NONE, bytes, nonzero_bytes, percent};
 
 /// A column, in the order of the screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -225,7 +225,7 @@ impl Line {
         let figures = &self.figures;
         let text = |text: &str| (text.to_owned(), None);
         let size = |size: Option<Bytes>| (bytes(size), size.map(|size| size.0));
-        let part = |size: Bytes| (some(size), Some(size.0));
+        let part = |size: Bytes| (nonzero_bytes(size), Some(size.0));
         match column {
             Column::Pid => match self.who {
                 Who::Process(pid) => (pid.to_string(), Some(pid.into())),
