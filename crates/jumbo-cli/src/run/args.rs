@@ -1,4 +1,4 @@
-//! The request: [`Args`] as typed, and [`Settings`] with the profile and the defaults filled in.
+//! The request: [`Args`] as typed, and [`Settings`] with profiles and defaults applied.
 
 use std::ffi::OsString;
 use std::fs;
@@ -88,15 +88,15 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-/// The request with nothing left open.
+/// The request with all defaults resolved.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
-    /// The orders for the preload library, before the host and the program have their say.
+    /// Requested configuration of the preload library, before it is adapted to host and program.
     pub(super) asked: Orders<'static>,
     pub(super) pool: Option<PoolRequest>,
-    /// Patterns of libraries, as they stand in the orders.
+    /// Patterns of libraries, in the format of the orders.
     pub(super) libs: Option<String>,
-    /// How large frees are done was said, rather than left at its default.
+    /// `--free` was given.
     pub(super) free_asked: bool,
     pub(super) report: Option<Wanted>,
     pub(super) dry_run: bool,
@@ -105,15 +105,15 @@ pub(super) struct Settings {
     pub(super) command: Vec<OsString>,
 }
 
-/// A report that the user wants.
+/// Format and destination of a requested report.
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) format: ReportFormat,
     pub(super) place: Place,
 }
 
-/// Where a report goes.
-#[derive(Debug, PartialEq, Eq)]
+/// Destination of a report.
+#[derive(Debug)]
 pub(super) enum Place {
     Stderr,
     Stdout,
@@ -121,13 +121,13 @@ pub(super) enum Place {
 }
 
 impl Args {
-    /// The arguments of `jumbo run`; `None` where they ask for help, or are wrong.
+    /// Parses the arguments of `jumbo run`; `None` for `--help` and for wrong usage.
     pub(crate) fn read(words: Vec<OsString>) -> Option<Self> {
         let mut matches = command().try_get_matches_from(words).ok()?;
         Self::from_arg_matches_mut(&mut matches).ok()
     }
 
-    /// A program that does nothing, with a report that is thrown away.
+    /// Arguments that run a program that does nothing, with the report to /dev/null.
     pub(super) fn for_rehearsal() -> std::io::Result<Option<Self>> {
         let options = "--no-config --free=off --text=off --data=off --shm=off --reaper=off --report=json --report-file=/dev/null --";
         let mut words: Vec<OsString> = options.split(' ').map(OsString::from).collect();
@@ -140,10 +140,10 @@ impl Args {
         self.json
     }
 
-    /// The options that files set for the program.
+    /// Options that configuration files and the profile set for the program.
     pub(super) fn entries(&self) -> Result<Vec<Entry>, Failure> {
         let program = self.command.first().map(Path::new);
-        // The user's file counts over the system's.
+        // The user's file overrides the system's.
         let folders = folders().rev().filter(|_| !self.no_config);
         config::layered(
             folders,
@@ -152,37 +152,36 @@ impl Args {
         )
     }
 
-    /// These, behind the options of the files. Of an option that is there twice the last counts.
+    /// Parses the arguments again, after the options of the files: the last of an option counts.
     fn with_files(self) -> Result<Self, Failure> {
         let words = self.entries()?.into_iter().filter_map(|entry| entry.word);
         let mut words: Vec<_> = words.collect();
         if words.is_empty() {
             return Ok(self);
         }
-        // `jumbo run` itself.
+        // Skips `jumbo run` itself.
         words.extend(std::env::args_os().skip(2));
         Self::read(words).ok_or_else(|| usage("the options and those of files contradict"))
     }
 }
 
-/// The parser of the arguments.
 pub(super) fn command() -> clap::Command {
     Args::augment_args(clap::Command::new("run").no_binary_name(true))
 }
 
 impl Settings {
-    /// True where jumbo stays, as the program's parent.
+    /// Reports whether jumbo stays as the program's parent.
     pub(super) fn is_parent(&self) -> bool {
         self.report.is_some() || self.shares_pool()
     }
 
-    /// True where all processes of the run share one pool: jumbo keeps the account of it.
+    /// Reports whether all processes of the run share one pool, which jumbo accounts for.
     pub(super) fn shares_pool(&self) -> bool {
         self.pool.is_some_and(|pool| !pool.each)
     }
 
-    /// Why there is no such program, with what may have been meant: `--report json`, where the word
-    /// is taken for the program.
+    /// Adds a hint to a failure to find the program: in `--report json` the word `json` is taken
+    /// for the program.
     pub(super) fn explain(&self, mut failure: Failure) -> Failure {
         let name = self.command.first().and_then(|name| name.to_str());
         let format = name.filter(|name| ReportFormat::from_str(name, false).is_ok());
@@ -223,7 +222,7 @@ impl Settings {
         })
     }
 
-    /// The settings of options alone, without a command.
+    /// Settings of options alone, without a command.
     pub(super) fn of(options: Options) -> Result<Self, Failure> {
         check_keep(&options)?;
         Ok(Self {
@@ -233,14 +232,13 @@ impl Settings {
             libs: options.libs,
             report: match options.quiet {
                 true => None,
-                false => wanted(options.report, options.report_file),
+                false => requested_report(options.report, options.report_file),
             },
             ..Self::default()
         })
     }
 }
 
-/// Options that do not go together.
 fn usage(message: impl Into<String>) -> Failure {
     Failure {
         code: super::USAGE,
@@ -248,10 +246,10 @@ fn usage(message: impl Into<String>) -> Failure {
     }
 }
 
-/// `--keep` is about jumbo's own heap.
+/// Rejects `--keep` with another heap than jumbo's.
 fn check_keep(options: &Options) -> Result<(), Failure> {
-    let is_mimallocs = options.heap == Some(HeapMode::Mimalloc) && options.pool.is_some();
-    match options.keep.is_some() && (is_mimallocs || options.heap == Some(HeapMode::Off)) {
+    let is_mimalloc = options.heap == Some(HeapMode::Mimalloc) && options.pool.is_some();
+    match options.keep.is_some() && (is_mimalloc || options.heap == Some(HeapMode::Off)) {
         true => Err(usage(
             "--keep goes neither with --heap=off nor with --heap=mimalloc and --pool; hint: drop one of them",
         )),
@@ -259,7 +257,8 @@ fn check_keep(options: &Options) -> Result<(), Failure> {
     }
 }
 
-/// The pool with what other options say of it. It is for a heap, and they are for a pool.
+/// The requested pool with the options that apply to it. A pool needs a heap, and these options
+/// need a pool.
 fn pool(options: &Options) -> Result<Option<PoolRequest>, Failure> {
     let (overcommit, warm) = (options.overcommit.unwrap_or_default(), options.warm);
     let Some(mut pool) = options.pool else {
@@ -277,19 +276,22 @@ fn pool(options: &Options) -> Result<Option<PoolRequest>, Failure> {
     }
     (pool.overcommit, pool.warm) = (overcommit, warm);
     let checked = pool.check().map_err(|error| error.to_string());
-    checked.and_then(|()| known_size(pool)).map_err(usage)?;
+    checked
+        .and_then(|()| check_page_size(pool))
+        .map_err(usage)?;
     Ok(Some(pool))
 }
 
-/// Whether there are pages of that size, and one of them is not more than was asked for.
-fn known_size(pool: PoolRequest) -> Result<(), String> {
+/// Checks that the host has pages of the requested size, and that the pool holds at least one.
+fn check_page_size(pool: PoolRequest) -> Result<(), String> {
     let root = Root::host();
     let pools = hugetlb::pools(&root).ok().flatten().unwrap_or_default();
     let pmd = thp::pmd_size(&root).unwrap_or_else(|_| thp::reach_of_pmd(base_page(&root)));
     pool.check_pages(pmd).map_err(|error| error.to_string())?;
     let Some(page) = pool.page else { return Ok(()) };
     let known = |size: &PageSize| pools.iter().any(|pool| pool.size == *size);
-    // The largest is what all hosts are asked for alike; where there are none the report says so.
+    // 1 GiB is accepted on every host, so that one command line serves all; the report says when
+    // there are no such pages.
     if pools.is_empty() || page == pmd || page == PageSize::SIZE_1G || known(&page) {
         return Ok(());
     }
@@ -300,7 +302,7 @@ fn known_size(pool: PoolRequest) -> Result<(), String> {
     ))
 }
 
-fn wanted(format: Option<ReportFormat>, file: Option<PathBuf>) -> Option<Wanted> {
+fn requested_report(format: Option<ReportFormat>, file: Option<PathBuf>) -> Option<Wanted> {
     let on_terminal = || is_terminal(std::io::stdout()) && is_terminal(std::io::stderr());
     let format = match format {
         None if file.is_some() || on_terminal() => ReportFormat::Text,
@@ -315,8 +317,8 @@ fn wanted(format: Option<ReportFormat>, file: Option<PathBuf>) -> Option<Wanted>
     Some(Wanted { format, place })
 }
 
-/// Whether a descriptor is a terminal's. Under a seccomp filter by its name: to ask as isatty(3)
-/// does may be the end of who asks, and a link in /proc is read anyway, to find the library.
+/// Reports whether a descriptor is a terminal. Under a seccomp filter it checks the link in /proc
+/// instead: the filter may kill a caller of isatty(3), and links in /proc are read anyway.
 fn is_terminal(stream: impl AsFd + IsTerminal) -> bool {
     if sandbox::inherited() == Some(0) {
         return stream.is_terminal();

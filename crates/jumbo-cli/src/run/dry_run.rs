@@ -1,4 +1,4 @@
-//! `--dry-run`: the plan, and nothing else. `--print-env`: the environment alone.
+//! `--dry-run` prints the plan, `--print-env` the environment.
 
 use std::io::{self, Write as _};
 
@@ -14,7 +14,7 @@ use super::launch::Launch;
 use crate::view::{self, View};
 
 pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Result<(), Failure> {
-    // What cannot be read is unknown, and the plan says so.
+    // The plan reports unreadable controls as unknown.
     let thp = Thp::read_controls(root).ok().flatten();
     let (plan, program) = (&launch.plan, launch.program);
     let mut memory = plan.memory(
@@ -63,7 +63,7 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
     })
 }
 
-/// `--print-env`: the variables for a program that another command starts.
+/// Prints the variables for a program that another command starts.
 pub(super) fn print_environment(launch: &Launch<'_>, json: bool) -> Result<(), Failure> {
     let variables = launch.variables();
     if json {
@@ -91,7 +91,7 @@ pub(super) fn print_environment(launch: &Launch<'_>, json: bool) -> Result<(), F
     written(view::Stdout::lock().write_all(&lines).map_err(Into::into))
 }
 
-/// That a reader needs no more is no failure.
+/// Converts the result of printing. A closed pipe is no failure.
 fn written(shown: anyhow::Result<()>) -> Result<(), Failure> {
     shown.or_else(|error| match view::is_broken_pipe(&error) {
         true => Ok(()),
@@ -99,7 +99,7 @@ fn written(shown: anyhow::Result<()>) -> Result<(), Failure> {
     })
 }
 
-/// The pages that the kernel's own pool has for ours.
+/// Free pages of the kernel's pool, in words.
 fn host_pool(page: usize) -> String {
     let pools = hugetlb::pools(&Root::host()).ok().flatten();
     let pools = pools.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The environment that the program gets, and its start: [`Launch`].
+//! Environment and start of the program: [`Launch`].
 
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -26,17 +26,16 @@ pub(super) struct Launch<'a> {
     command: &'a [OsString],
     /// Patterns of libraries.
     libs: Option<&'a str>,
-    /// `None` where nothing is preloaded.
+    /// `None` if nothing is preloaded.
     library: Option<PathBuf>,
-    /// The tunable that an outer `jumbo run` set is to go: GLIBC_TUNABLES without it.
+    /// GLIBC_TUNABLES without the tunable of an outer `jumbo run`, if that is to be removed.
     outer_tunable: Option<Vec<u8>>,
-    /// The promotion from outside.
     pub(super) outside: Outside,
-    /// Background frees were asked for, and the kernel promises no more memory than there is.
+    /// Background frees were requested, and vm.overcommit_memory is 2.
     is_promise_strict: bool,
 }
 
-/// A variable and its new value; `None`: it is taken out.
+/// A variable and its new value; `None` removes it.
 pub(super) type Change = (&'static str, Option<Vec<u8>>);
 
 impl<'a> Launch<'a> {
@@ -47,7 +46,7 @@ impl<'a> Launch<'a> {
     ) -> Result<Self, Failure> {
         let host = host(root, settings)?;
         let tunables = inherited("GLIBC_TUNABLES");
-        // What a `jumbo run` around this one set is not the user's.
+        // A tunable of an outer `jumbo run` is not the user's.
         let outer = inherited(Orders::VARIABLE).and_then(|text| String::from_utf8(text).ok());
         let outer = outer.is_some_and(|text| Orders::decode(&text).tunable);
         let without = tunables.as_deref().filter(|_| outer);
@@ -61,7 +60,7 @@ impl<'a> Launch<'a> {
             users,
         );
         let library = match plan.preload.then(library::find).transpose() {
-            // It would have been for the program's children alone.
+            // Only children of the program would load it.
             Err(_) if !program.reach.is_reached() => {
                 plan.preload = false;
                 None
@@ -89,15 +88,15 @@ impl<'a> Launch<'a> {
         })
     }
 
-    /// Why nothing is freed later, where that was asked for.
+    /// Reason why frees are not done in the background although that was requested.
     pub(super) fn why_not_later(&self) -> Option<&'static str> {
         self.is_promise_strict.then_some(
-            "none is done later: vm.overcommit_memory is 2 (or cannot be read), and what is pending would count \
-             against what others are promised",
+            "none is done in the background: vm.overcommit_memory is 2 (or cannot be read), and pending \
+             memory would count against the commit limit",
         )
     }
 
-    /// The changes of the environment; the library finds the ledger at `ledger`.
+    /// Changes of the environment; the library finds the ledger at `ledger`.
     pub(super) fn changes(&self, ledger: Option<&str>) -> Vec<Change> {
         let mut changes = Vec::new();
         if let Some(library) = &self.library {
@@ -111,7 +110,7 @@ impl<'a> Launch<'a> {
                 libs: self.libs,
                 ..self.plan.orders.clone()
             };
-            // Without a ledger there is no account that processes could share.
+            // Without a ledger processes cannot share an account of the pool.
             if let (None, Some(pool)) = (ledger, &mut orders.pool) {
                 pool.each = true;
             }
@@ -128,22 +127,22 @@ impl<'a> Launch<'a> {
         changes
     }
 
-    /// The variables for a program that another command starts.
+    /// Variables for a program that another command starts.
     pub(super) fn variables(&self) -> Vec<(&'static str, Vec<u8>)> {
         let mut variables = Vec::new();
         let changes = self.changes(None);
-        // It stays as it is where the library is in it, and another command may start programs without it.
+        // An LD_PRELOAD that has the library already is unchanged, but the other command may lack it.
         let kept = inherited("LD_PRELOAD").filter(|_| {
             self.library.is_some() && changes.iter().all(|(name, _)| *name != "LD_PRELOAD")
         });
         variables.extend(kept.map(|value| ("LD_PRELOAD", value)));
-        // Empty is as good as not set, for each of them.
+        // For each of these variables empty means the same as unset.
         let changes = changes.into_iter();
         variables.extend(changes.map(|(name, value)| (name, value.unwrap_or_default())));
         variables
     }
 
-    /// Becomes the program; returns only where that fails.
+    /// Execs the program; returns only on failure.
     pub(super) fn exec(&self) -> Failure {
         match self.image(None) {
             Ok(image) => {
@@ -186,9 +185,9 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// The facilities of the host that a start needs.
+/// Reads the properties of the host that a start needs.
 pub(super) fn host(root: &Root, settings: &Settings) -> Result<Host, Failure> {
-    // Without sysfs nothing is known, and then asking for huge pages costs nothing.
+    // Without sysfs THP is assumed: advice without effect costs nothing.
     let folder = root.path("sys/kernel/mm");
     let thp = folder.join("transparent_hugepage").exists() || !folder.exists();
     let pmd = thp.then(|| thp::pmd_size(root)).transpose();
@@ -201,17 +200,17 @@ pub(super) fn host(root: &Root, settings: &Settings) -> Result<Host, Failure> {
     })
 }
 
-/// Whether the kernel's pool has a page of that size to give.
+/// Reports whether the kernel's pool has a free page of that size.
 fn has_pages(root: &Root, page: PageSize) -> bool {
     let pools = hugetlb::pools(root).ok().flatten().unwrap_or_default();
     let mut pools = pools.iter().filter(|pool| pool.size == page);
     pools.any(|pool| pool.unused().0 + pool.may_grow_by().0 > 0)
 }
 
-/// How a process ends that makes the calls of a program's parent, which may be the end of it.
+/// Exit status of a process that makes the system calls of a parent: a seccomp filter may kill it.
 ///
 /// # Errors
-/// There is no such process.
+/// The process cannot be started.
 pub(super) fn rehearsed() -> std::io::Result<ExitStatus> {
     std::process::Command::new(std::env::current_exe()?)
         .args([crate::rehearse::NAME, "--report"])
@@ -222,10 +221,10 @@ pub(super) fn rehearsed() -> std::io::Result<ExitStatus> {
         .status()
 }
 
-/// The environment with the changes made in place; what is new comes last.
+/// Applies the changes to the environment, in place; new variables come last.
 fn merge(mut environment: Vec<CString>, changes: &[Change]) -> std::io::Result<Vec<CString>> {
     for (name, value) in changes {
-        // Of a variable that is there twice the loader takes the last.
+        // The loader takes the last of several entries of a variable.
         let index = environment
             .iter()
             .rposition(|entry| value_of(entry, name).is_some());
@@ -244,7 +243,7 @@ fn merge(mut environment: Vec<CString>, changes: &[Change]) -> std::io::Result<V
     Ok(environment)
 }
 
-/// The last value of `name` in the environment; `std::env::var_os` gives the first.
+/// Last value of `name` in the environment; `std::env::var_os` returns the first.
 fn inherited(name: &str) -> Option<Vec<u8>> {
     let environment = inherited_environment();
     let mut found = environment

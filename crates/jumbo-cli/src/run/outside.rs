@@ -1,7 +1,7 @@
-//! Programs that LD_PRELOAD does not reach: a process of jumbo promotes their memory from outside.
+//! Promotion from outside, for programs that LD_PRELOAD does not reach.
 //!
-//! It is `jumbo promote`, as the user could start it: see [`Beside`] for what it must not disturb. The
-//! program starts without it where it is not to be had.
+//! A process beside the program runs `jumbo promote`; [`Beside`] has its constraints. The program
+//! starts all the same if that process cannot be started.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -16,15 +16,16 @@ use jumbo_inside::{reaper, sandbox};
 use super::args::Settings;
 use crate::promote::{Promoted, attend};
 
-/// Of a program with less there is nothing to gain.
-const LEAST: Bytes = Bytes(16 << 20);
-/// The process sees the end of the program at once, and gives its result then.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Minimum memory of a program that can gain.
+const MIN_MEMORY: Bytes = Bytes(16 << 20);
+/// Timeout of the result after the program's end, which the process notices at once.
+const RESULT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whether the program is promoted from outside, with the bound, or why not; `None` where that is not the way.
+/// The bound of the promotion from outside, or the reason against it; `None` if LD_PRELOAD reaches
+/// the program.
 pub(super) type Outside = Option<Result<MaxWaste, String>>;
 
-/// The decision for a program with this reach.
+/// Decides whether a program is promoted from outside.
 pub(super) fn decide(
     settings: &Settings,
     reach: &Reach,
@@ -38,14 +39,14 @@ pub(super) fn decide(
     match () {
         () if settings.asked.heap == HeapMode::Off => none("--heap=off"),
         () if !settings.asked.maps => none("--maps=off"),
-        // It might end this process for a call, and no thread of the program could be had make one.
+        // The filter may kill this process for a call, or the program for calls injected by ptrace.
         () if sandbox::inherited() != Some(0) => none("a seccomp filter is in force"),
         () if !thp => none("this kernel has no transparent huge pages"),
         () if jumbo_inside::heap::thp_disabled() => {
             none("THP is switched off for this process and its children (PR_SET_THP_DISABLE)")
         }
         () if !has_collapse() => none("this kernel has no MADV_COLLAPSE (Linux 6.1)"),
-        // The first of them would be PID 1 there.
+        // The first child would be PID 1 there.
         () if reaper::children_elsewhere() => none("children are born into another PID namespace"),
         () if !settings.is_parent() && std::process::id() != 1 && !reaper::takes_notice() => {
             none("init of this PID namespace waits for no orphan; hint: --report, or another init")
@@ -54,15 +55,15 @@ pub(super) fn decide(
     }
 }
 
-/// Starts the process beside the program that this one is about to become.
+/// Starts the process beside this one, which will exec the program.
 pub(super) fn beside_this(outside: &Outside) -> Option<Beside> {
     let Some(Ok(bound)) = outside else {
         return None;
     };
-    // Without it the program starts all the same, and there is no report to say why.
+    // On errors the program starts without it; there is no report to give the reason.
     let (pid, bound) = (std::process::id(), *bound);
     let image = image(pid, bound).ok()?;
-    Beside::of_this(LEAST, |may_execute| match may_execute {
+    Beside::of_this(MIN_MEMORY, |may_execute| match may_execute {
         true => drop(image.exec()),
         false => drop(attend(pid, bound)),
     })
@@ -78,7 +79,7 @@ pub(super) fn beside_child(
     let Some(Ok(bound)) = outside else {
         return None;
     };
-    let start = |image| Beside::of_child(child.pid(), &image, LEAST, signals);
+    let start = |image| Beside::of_child(child.pid(), &image, MIN_MEMORY, signals);
     Some(image(child.pid(), *bound).and_then(start))
 }
 
@@ -87,11 +88,11 @@ fn image(pid: u32, bound: MaxWaste) -> io::Result<Image> {
     let words: Vec<OsString> = words.split(' ').map(OsString::from).collect();
     let words = words.iter().map(OsString::as_os_str);
     let words = std::iter::once(OsStr::new("jumbo")).chain(words);
-    // Of the environment it needs nothing.
+    // It needs no environment.
     Image::new(&std::env::current_exe()?, words, Vec::new())
 }
 
-/// The result, once the program has ended; the error: why there is none.
+/// Result after the program's end, or the reason why there is none.
 pub(super) fn result(
     outside: &Outside,
     beside: Option<io::Result<Beside>>,
@@ -100,12 +101,12 @@ pub(super) fn result(
         return Some(Err(why.clone()));
     }
     Some(match beside? {
-        Err(error) => Err(format!("no process for it: {error}")),
+        Err(error) => Err(format!("no process beside the program: {error}")),
         Ok(beside) => {
-            match beside.finish(PATIENCE) {
-                None => Err(String::from("the process that was to do it was ended")),
+            match beside.finish(RESULT_TIMEOUT) {
+                None => Err(String::from("the process beside the program was killed")),
                 Some(text) if text.is_empty() => {
-                    Err(format!("it held less than {LEAST}, or too briefly"))
+                    Err(format!("it held less than {MIN_MEMORY}, or too briefly"))
                 }
                 Some(text) => match serde_json::from_str::<Promoted>(&text) {
                     Ok(Promoted {

@@ -1,7 +1,7 @@
-//! The environment in which a program is covered without `jumbo run`: [`standing()`].
+//! Environment of a program that jumbo covers without `jumbo run`: [`standing()`].
 //!
-//! For an image, a container or a systemd unit. There is no launcher, and so no report and no pool for
-//! several processes.
+//! It serves images, containers and systemd units. Without a launcher there is no report, and no
+//! pool that processes share.
 
 use std::path::Path;
 
@@ -16,23 +16,23 @@ use super::options::Options;
 use super::profile::{self, Entry};
 use super::{Failure, library};
 
-/// The names of all profiles of `jumbo run --profile`.
+/// Names of all profiles of `jumbo run --profile`.
 pub(crate) fn profiles() -> impl Iterator<Item = String> {
     profile::known().into_iter()
 }
 
-/// The options for [`standing()`].
+/// Source of the options for [`standing()`].
 pub(crate) enum Standing<'a> {
     /// All defaults.
     Default,
     /// A profile of [`profiles`].
     Known(&'a str),
-    /// A profile as it is typed.
+    /// A profile as typed: a name or a file.
     Typed(&'a Path),
 }
 
-/// JUMBO_ORDERS, and GLIBC_TUNABLES where it is set; `tunables` are the ones to be kept. `container`: an engine
-/// starts the program in one.
+/// Values of JUMBO_ORDERS, and of GLIBC_TUNABLES if needed; `tunables` has the existing ones.
+/// `container`: an engine starts the program in a container.
 pub(crate) fn standing(
     options: &Standing<'_>,
     tunables: Option<&str>,
@@ -46,7 +46,7 @@ pub(crate) fn standing(
     };
     let mut settings = settings(entries.map_err(failed)?).map_err(failed)?;
     if let Some(pool) = &mut settings.pool {
-        // No process keeps the account of a shared one.
+        // Without a launcher nothing accounts for a shared pool.
         pool.each = true;
     }
     let root = Root::host();
@@ -87,7 +87,7 @@ fn settings(entries: Vec<Entry>) -> Result<Settings, Failure> {
     Settings::of(options.map_err(|error| Failure::own(error.to_string()))?)
 }
 
-/// The library for LD_PRELOAD.
+/// Path of the library for LD_PRELOAD.
 pub(crate) fn preload() -> anyhow::Result<std::path::PathBuf> {
     library::find().map_err(|failure| anyhow!(failure.message))
 }
