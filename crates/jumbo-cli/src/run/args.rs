@@ -1,4 +1,4 @@
-//! The request: [`Args`] as typed, and [`Settings`] with profiles and defaults applied.
+//! The request: [`Args`] as typed, and [`RunSettings`] with profiles and defaults applied.
 
 use std::ffi::OsString;
 use std::fs;
@@ -13,7 +13,7 @@ use jumbo_host::policy::{HeapMode, Orders, PoolRequest};
 use jumbo_inside::sandbox;
 
 use super::options::{Options, ReportFormat, arranged};
-use super::profile::{Entry, folders};
+use super::profile::{FileOption, folders};
 use super::{Failure, config, is_off};
 
 /// Run a program with its memory on huge pages
@@ -90,15 +90,15 @@ pub(crate) struct Args {
 
 /// The request with all defaults resolved.
 #[derive(Debug, Default)]
-pub(super) struct Settings {
+pub(super) struct RunSettings {
     /// Requested configuration of the preload library, before it is adapted to host and program.
-    pub(super) asked: Orders<'static>,
+    pub(super) requested: Orders<'static>,
     pub(super) pool: Option<PoolRequest>,
     /// Patterns of libraries, in the format of the orders.
     pub(super) libs: Option<String>,
     /// `--free` was given.
-    pub(super) free_asked: bool,
-    pub(super) report: Option<Wanted>,
+    pub(super) free_given: bool,
+    pub(super) report: Option<ReportRequest>,
     pub(super) dry_run: bool,
     pub(super) print_env: bool,
     pub(super) json: bool,
@@ -107,14 +107,14 @@ pub(super) struct Settings {
 
 /// Format and destination of a requested report.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(super) struct ReportRequest {
     pub(super) format: ReportFormat,
-    pub(super) place: Place,
+    pub(super) destination: Destination,
 }
 
 /// Destination of a report.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum Destination {
     Stderr,
     Stdout,
     File(PathBuf),
@@ -141,7 +141,7 @@ impl Args {
     }
 
     /// Options that configuration files and the profile set for the program.
-    pub(super) fn entries(&self) -> Result<Vec<Entry>, Failure> {
+    pub(super) fn entries(&self) -> Result<Vec<FileOption>, Failure> {
         let program = self.command.first().map(Path::new);
         // The user's file overrides the system's.
         let folders = folders().rev().filter(|_| !self.no_config);
@@ -169,7 +169,7 @@ pub(super) fn command() -> clap::Command {
     Args::augment_args(clap::Command::new("run").no_binary_name(true))
 }
 
-impl Settings {
+impl RunSettings {
     /// Reports whether jumbo stays as the program's parent.
     pub(super) fn is_parent(&self) -> bool {
         self.report.is_some() || self.shares_pool()
@@ -226,9 +226,9 @@ impl Settings {
     pub(super) fn of(options: Options) -> Result<Self, Failure> {
         check_keep(&options)?;
         Ok(Self {
-            asked: options.orders(),
+            requested: options.orders(),
             pool: pool(&options)?,
-            free_asked: options.free.is_some(),
+            free_given: options.free.is_some(),
             libs: options.libs,
             report: match options.quiet {
                 true => None,
@@ -302,19 +302,22 @@ fn check_page_size(pool: PoolRequest) -> Result<(), String> {
     ))
 }
 
-fn requested_report(format: Option<ReportFormat>, file: Option<PathBuf>) -> Option<Wanted> {
+fn requested_report(format: Option<ReportFormat>, file: Option<PathBuf>) -> Option<ReportRequest> {
     let on_terminal = || is_terminal(std::io::stdout()) && is_terminal(std::io::stderr());
     let format = match format {
         None if file.is_some() || on_terminal() => ReportFormat::Text,
         None | Some(ReportFormat::None) => return None,
         Some(format) => format,
     };
-    let place = match file {
-        None => Place::Stderr,
-        Some(file) if file.as_os_str() == "-" => Place::Stdout,
-        Some(file) => Place::File(file),
+    let destination = match file {
+        None => Destination::Stderr,
+        Some(file) if file.as_os_str() == "-" => Destination::Stdout,
+        Some(file) => Destination::File(file),
     };
-    Some(Wanted { format, place })
+    Some(ReportRequest {
+        format,
+        destination,
+    })
 }
 
 /// Reports whether a descriptor is a terminal. Under a seccomp filter it checks the link in /proc

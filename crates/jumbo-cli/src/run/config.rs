@@ -16,7 +16,7 @@ use rustix::process::geteuid;
 use serde_json::json;
 
 use super::args::{Args, command};
-use super::profile::{self, Entry};
+use super::profile::{self, FileOption};
 use super::{Failure, OFF};
 use crate::view::{self, View};
 
@@ -26,7 +26,7 @@ pub(super) fn layered(
     folders: impl Iterator<Item = PathBuf>,
     program: Option<&OsStr>,
     typed: Option<&Path>,
-) -> Result<Vec<Entry>, Failure> {
+) -> Result<Vec<FileOption>, Failure> {
     let mut found = Vec::new();
     for folder in folders {
         let file = folder.join("jumbo.toml");
@@ -54,8 +54,8 @@ pub(super) fn layered(
         found.extend(parse(&counts).map_err(failed)?);
     }
     let last = found.iter().rposition(|entry| entry.key == "profile");
-    let mut entries: Vec<Entry> = Vec::new();
-    let mut add = |entry: Entry| {
+    let mut entries: Vec<FileOption> = Vec::new();
+    let mut add = |entry: FileOption| {
         entries.retain(|earlier| earlier.key != entry.key);
         entries.push(entry);
     };
@@ -78,7 +78,7 @@ pub(super) fn layered(
 }
 
 /// Prints each option with its value and the source of the value.
-pub(super) fn show(args: &Args, entries: &[Entry]) -> anyhow::Result<()> {
+pub(super) fn show(args: &Args, entries: &[FileOption]) -> anyhow::Result<()> {
     let typed = || std::env::args_os().skip(2);
     let words = entries.iter().filter_map(|entry| entry.word.clone());
     let words: Vec<OsString> = words.chain(typed()).collect();

@@ -9,11 +9,15 @@ use jumbo_host::policy::Tunable;
 use serde_json::json;
 
 use super::Failure;
-use super::args::Settings;
+use super::args::RunSettings;
 use super::launch::Launch;
 use crate::view::{self, View};
 
-pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Result<(), Failure> {
+pub(super) fn print(
+    root: &Root,
+    settings: &RunSettings,
+    launch: &Launch<'_>,
+) -> Result<(), Failure> {
     // The plan reports unreadable controls as unknown.
     let thp = Thp::read_controls(root).ok().flatten();
     let (plan, program) = (&launch.plan, launch.program);
@@ -117,7 +121,7 @@ fn host_pool(page: usize) -> String {
 
 fn describe(
     view: &mut View,
-    settings: &Settings,
+    settings: &RunSettings,
     launch: &Launch<'_>,
     changes: &[super::launch::Change],
     memory: &[jumbo_host::policy::Memory],

@@ -12,7 +12,7 @@ use jumbo_host::policy::{FreeMode, Host, Orders, Plan, Tunable, variables};
 use jumbo_inside::headroom;
 use jumbo_inside::sandbox::{self, Answer};
 
-use super::args::Settings;
+use super::args::RunSettings;
 use super::library;
 use super::outside::{self, Outside};
 use super::program::{Program, start_failure};
@@ -41,7 +41,7 @@ pub(super) type Change = (&'static str, Option<Vec<u8>>);
 impl<'a> Launch<'a> {
     pub(super) fn prepare(
         root: &Root,
-        settings: &'a Settings,
+        settings: &'a RunSettings,
         program: &'a Program,
     ) -> Result<Self, Failure> {
         let host = host(root, settings)?;
@@ -53,7 +53,7 @@ impl<'a> Launch<'a> {
         let without = without.and_then(variables::without_tunable);
         let users = without.as_deref().or(tunables.as_deref());
         let mut plan = Plan::new(
-            settings.asked.clone(),
+            settings.requested.clone(),
             settings.pool,
             host,
             &program.reach,
@@ -81,7 +81,7 @@ impl<'a> Launch<'a> {
             command: &settings.command,
             libs: settings.libs.as_deref(),
             is_promise_strict: library.is_some()
-                && settings.asked.free == FreeMode::Background
+                && settings.requested.free == FreeMode::Background
                 && headroom::is_promise_strict(),
             library,
             outer_tunable: without,
@@ -186,7 +186,7 @@ impl<'a> Launch<'a> {
 }
 
 /// Reads the properties of the host that a start needs.
-pub(super) fn host(root: &Root, settings: &Settings) -> Result<Host, Failure> {
+pub(super) fn host(root: &Root, settings: &RunSettings) -> Result<Host, Failure> {
     // Without sysfs THP is assumed: advice without effect costs nothing.
     let folder = root.path("sys/kernel/mm");
     let thp = folder.join("transparent_hugepage").exists() || !folder.exists();

@@ -38,9 +38,9 @@ use jumbo_host::kernel::Root;
 use jumbo_host::kernel::process::start;
 
 pub(crate) use args::Args;
-use args::Settings;
+use args::RunSettings;
 pub(crate) use program::unreached;
-pub(crate) use standing::{Standing, preload, profiles, standing};
+pub(crate) use standing::{StandingOptions, preload, profiles, standing};
 
 /// Exit code: wrong usage.
 const USAGE: u8 = 2;
@@ -103,11 +103,11 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
             _ => Ok(ExitCode::SUCCESS),
         };
     }
-    let settings = Settings::new(args)?;
+    let settings = RunSettings::new(args)?;
     let root = Root::host();
     let program = program::Program::find(
         &settings.command,
-        settings.is_parent() || settings.free_asked,
+        settings.is_parent() || settings.free_given,
     );
     let program = program.map_err(|failure| settings.explain(failure))?;
     let launch = launch::Launch::prepare(&root, &settings, &program)?;
@@ -122,8 +122,8 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
     if !settings.is_parent() {
         return Err(launch.exec());
     }
-    let place = settings.report.as_ref().map(|wanted| &wanted.place);
-    if let Some(args::Place::File(file)) = place {
+    let destination = settings.report.as_ref().map(|request| &request.destination);
+    if let Some(args::Destination::File(file)) = destination {
         destination::check(file).map_err(|error| {
             Failure::own(format!(
                 "cannot write a report to {}: {error}; \
@@ -144,7 +144,7 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
 pub(crate) fn rehearse() -> anyhow::Result<ExitCode> {
     let failed = |failure: Failure| anyhow::anyhow!(failure.message);
     let args = Args::for_rehearsal()?.context("an option of the rehearsal does not exist")?;
-    let settings = Settings::new(args).map_err(failed)?;
+    let settings = RunSettings::new(args).map_err(failed)?;
     let root = Root::host();
     let program = program::Program::find(&settings.command, true).map_err(failed)?;
     let launch = launch::Launch::prepare(&root, &settings, &program).map_err(failed)?;

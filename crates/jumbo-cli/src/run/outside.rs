@@ -13,7 +13,7 @@ use jumbo_host::policy::{HeapMode, MaxWaste, Orders, Reach};
 use jumbo_inside::sys::has_collapse;
 use jumbo_inside::{reaper, sandbox};
 
-use super::args::Settings;
+use super::args::RunSettings;
 use crate::promote::{Promoted, attend};
 
 /// Minimum memory of a program that can gain.
@@ -27,7 +27,7 @@ pub(super) type Outside = Option<Result<MaxWaste, String>>;
 
 /// Decides whether a program is promoted from outside.
 pub(super) fn decide(
-    settings: &Settings,
+    settings: &RunSettings,
     reach: &Reach,
     orders: &Orders<'_>,
     thp: bool,
@@ -37,8 +37,8 @@ pub(super) fn decide(
     }
     let none = |why: &str| Some(Err(why.to_owned()));
     match () {
-        () if settings.asked.heap == HeapMode::Off => none("--heap=off"),
-        () if !settings.asked.maps => none("--maps=off"),
+        () if settings.requested.heap == HeapMode::Off => none("--heap=off"),
+        () if !settings.requested.maps => none("--maps=off"),
         // The filter may kill this process for a call, or the program for calls injected by ptrace.
         () if sandbox::inherited() != Some(0) => none("a seccomp filter is in force"),
         () if !thp => none("this kernel has no transparent huge pages"),

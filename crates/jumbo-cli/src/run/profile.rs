@@ -1,4 +1,4 @@
-//! Options from files, [`Entry`]: a profile ([`entries`]), or a configuration file ([`parse`]).
+//! Options from files, [`FileOption`]: a profile ([`entries`]), or a configuration file ([`parse`]).
 //!
 //! A key with its value becomes the option of that name, before the typed options. One parser reads
 //! both, with the same bounds and errors; the last of an option counts.
@@ -30,7 +30,7 @@ const BUILT_IN: [(&str, &str); 4] = profiles!["cpython", "duckdb", "node", "post
 
 /// An option that a file sets.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct FileOption {
     pub(super) key: String,
     /// The option as typed; `None` for a disabled switch.
     pub(super) word: Option<OsString>,
@@ -38,29 +38,30 @@ pub(super) struct Entry {
     pub(super) from: String,
 }
 
-/// Options of the profile in the file `asked`, or of that name.
-pub(super) fn entries(asked: &Path) -> Result<Vec<Entry>, Failure> {
+/// Options of the profile in the file `requested`, or of that name.
+pub(super) fn entries(requested: &Path) -> Result<Vec<FileOption>, Failure> {
     // A folder of that name, such as `redis`, is no profile.
-    let is_file = || fs::metadata(asked).is_ok_and(|metadata| metadata.is_file());
-    let name = asked.to_str().filter(|name| !name.contains('/'));
+    let is_file = || fs::metadata(requested).is_ok_and(|metadata| metadata.is_file());
+    let name = requested.to_str().filter(|name| !name.contains('/'));
     let (shown, text) = match name.filter(|_| !is_file()) {
         Some(name) => named(name)?,
         None => {
             let hint = format!("profiles that come with jumbo: {}", names());
-            let text = fs::read_to_string(asked).map_err(|error| unread(asked, &error, &hint))?;
-            (asked.display().to_string(), text)
+            let text =
+                fs::read_to_string(requested).map_err(|error| unread(requested, &error, &hint))?;
+            (requested.display().to_string(), text)
         }
     };
     in_text(&shown, &text)
 }
 
-fn in_text(shown: &str, text: &str) -> Result<Vec<Entry>, Failure> {
+fn in_text(shown: &str, text: &str) -> Result<Vec<FileOption>, Failure> {
     let shown = format!("profile {shown}");
     parse(&shown, text, None).map_err(|error| Failure::own(format!("cannot use {shown}: {error}")))
 }
 
 /// Options of a profile of [`known`], regardless of files in the current folder.
-pub(super) fn entries_of_known(name: &str) -> Result<Vec<Entry>, Failure> {
+pub(super) fn entries_of_known(name: &str) -> Result<Vec<FileOption>, Failure> {
     let (shown, text) = named(name)?;
     in_text(&shown, &text)
 }
@@ -134,7 +135,7 @@ pub(super) fn parse(
     file: &str,
     text: &str,
     sections: Option<&dyn Fn(&str) -> bool>,
-) -> Result<Vec<Entry>, String> {
+) -> Result<Vec<FileOption>, String> {
     let line = |span: Range<usize>| {
         let before = text.get(..span.start).unwrap_or(text);
         1 + before.bytes().filter(|byte| *byte == b'\n').count()
@@ -172,7 +173,7 @@ pub(super) fn parse(
     let entry = |(_, key, value): (bool, &Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
         let line = line(key.span());
         let word = word(options.clone(), key.get_ref(), value.get_ref());
-        Ok(Entry {
+        Ok(FileOption {
             key: key.get_ref().to_string(),
             word: word.map_err(|why| format!("line {line}: {why}"))?,
             from: format!("{file}, line {line}"),
@@ -220,7 +221,7 @@ mod tests {
         DataMode, FreeMode, HeapMode, Keep, MaxWaste, ReaperMode, ShmMode, TextMode,
     };
 
-    fn parse(text: &str) -> Result<Vec<Entry>, String> {
+    fn parse(text: &str) -> Result<Vec<FileOption>, String> {
         super::parse("file", text, None)
     }
 

@@ -15,15 +15,15 @@ use jumbo_inside::reaper::State;
 use jumbo_inside::sys::{has_collapse, has_populate};
 use serde_json::{Value, json};
 
-use super::args::{Place, Settings, Wanted};
+use super::args::{Destination, ReportRequest, RunSettings};
 use super::destination;
 use super::launch::Launch;
 use super::options::ReportFormat;
-use super::sample::{Peak, Sampled};
+use super::sample::{Peak, SampleStats};
 use super::segments;
 use super::shmem;
 use super::shortfall::{self, Shortfall};
-use super::supervise::End;
+use super::supervise::ProgramEnd;
 use super::text;
 use crate::promote::Promoted;
 use crate::view::escaped;
@@ -40,9 +40,9 @@ pub(super) const KINDS: [Kind; 6] = [
 
 /// Content of a report.
 pub(super) struct Report<'a> {
-    pub(super) settings: &'a Settings,
+    pub(super) settings: &'a RunSettings,
     pub(super) launch: &'a Launch<'a>,
-    pub(super) seen: Seen<'a>,
+    pub(super) outcome: RunOutcome<'a>,
     pub(super) counted: Counted,
     /// The program's first process joined the ledger.
     pub(super) reached: bool,
@@ -50,12 +50,12 @@ pub(super) struct Report<'a> {
 }
 
 /// Observations of a run.
-pub(super) struct Seen<'a> {
+pub(super) struct RunOutcome<'a> {
     pub(super) pid: u32,
-    pub(super) end: End,
+    pub(super) end: ProgramEnd,
     pub(super) wall: Duration,
     pub(super) peak: Option<Peak>,
-    pub(super) sampled: Sampled,
+    pub(super) sampled: SampleStats,
     pub(super) ledger: Option<&'a Ledger>,
     /// Error that prevented the ledger.
     pub(super) trouble: Option<rustix::io::Errno>,
@@ -223,7 +223,7 @@ fn last_of_each(reapers: &mut Vec<(State, Counts)>) {
     reapers.reverse();
 }
 
-impl Seen<'_> {
+impl RunOutcome<'_> {
     /// The heap at its peak; `None` without a sample.
     pub(super) fn heap(&self) -> Option<KindUsage> {
         let peak = self.peak.as_ref()?;
@@ -232,22 +232,26 @@ impl Seen<'_> {
 }
 
 impl<'a> Report<'a> {
-    pub(super) fn new(settings: &'a Settings, launch: &'a Launch<'_>, mut seen: Seen<'a>) -> Self {
-        let counted = Counted::read(seen.ledger);
-        if let Some(peak) = &mut seen.peak {
+    pub(super) fn new(
+        settings: &'a RunSettings,
+        launch: &'a Launch<'_>,
+        mut outcome: RunOutcome<'a>,
+    ) -> Self {
+        let counted = Counted::read(outcome.ledger);
+        if let Some(peak) = &mut outcome.peak {
             let heap = |usage: &Usage| usage.kind(Kind::Heap).bytes;
             (peak.processes).sort_by_key(|process| Reverse(heap(&process.usage)));
         }
         // Without a ledger only the executable tells.
-        let reached = match seen.ledger {
-            Some(_) => counted.by_pid.contains_key(&seen.pid),
+        let reached = match outcome.ledger {
+            Some(_) => counted.by_pid.contains_key(&outcome.pid),
             None => launch.program.reach.is_reached(),
         };
         Self {
-            shortfalls: shortfall::find(settings, launch, &seen, &counted, reached),
+            shortfalls: shortfall::find(settings, launch, &outcome, &counted, reached),
             settings,
             launch,
-            seen,
+            outcome,
             counted,
             reached,
         }
@@ -266,12 +270,12 @@ impl<'a> Report<'a> {
     }
 
     fn json(&self) -> Value {
-        let (settings, seen, counted) = (self.settings, &self.seen, &self.counted);
-        let (asked, total, pool) = (&settings.asked, &counted.total, self.pool());
+        let (settings, outcome, counted) = (self.settings, &self.outcome, &self.counted);
+        let (requested, total, pool) = (&settings.requested, &counted.total, self.pool());
         let command = settings.command.iter().map(|arg| arg.to_string_lossy());
-        let heap = seen.heap();
-        let processes = seen.peak.iter().flat_map(|peak| &peak.processes);
-        let process = |process: &super::sample::Process| {
+        let heap = outcome.heap();
+        let processes = outcome.peak.iter().flat_map(|peak| &peak.processes);
+        let process = |process: &super::sample::ProcessSample| {
             let mut row = json!({"pid": process.pid, "comm": process.name});
             add_kinds(&mut row, &process.usage);
             row["ledger"] =
@@ -289,50 +293,50 @@ impl<'a> Report<'a> {
         });
         json!({
             "program": command.collect::<Vec<_>>(),
-            "pid": seen.pid,
+            "pid": outcome.pid,
             "summary": text::headline(self),
             "mode": "parent",
-            "exit": match status(seen.end.change) {
+            "exit": match status(outcome.end.change) {
                 Ok(code) => json!({"code": code}),
                 Err(signal) => json!({"signal": signal}),
             },
-            "wall_seconds": seen.wall.as_secs_f64(),
+            "wall_seconds": outcome.wall.as_secs_f64(),
             "reach": {
                 "reached": self.reached,
                 "reason": (!self.reached).then(|| shortfall::unreached(self.launch)),
             },
-            "outside": match &seen.outside {
+            "outside": match &outcome.outside {
                 Some(Err(reason)) => json!({"reason": reason}),
                 promoted => json!(promoted.as_ref().and_then(|promoted| promoted.as_ref().ok())),
             },
-            "peak": seen.peak.as_ref().map(|peak| {
+            "peak": outcome.peak.as_ref().map(|peak| {
                 let mut kinds = json!({});
                 add_kinds(&mut kinds, &peak.usage);
                 kinds
             }),
             "processes": processes.map(process).collect::<Vec<_>>(),
-            "sampled": seen.sampled,
-            "max_rss": seen.end.faults.max_rss,
-            "faults": {"minor": seen.end.faults.minor, "major": seen.end.faults.major},
+            "sampled": outcome.sampled,
+            "max_rss": outcome.end.faults.max_rss,
+            "faults": {"minor": outcome.end.faults.minor, "major": outcome.end.faults.major},
             // Requests to jumbo, and of jumbo to the kernel.
             "requested": {
-                "heap": asked.heap != HeapMode::Off,
-                "mimalloc": matches!(asked.heap, HeapMode::On | HeapMode::Mimalloc),
+                "heap": requested.heap != HeapMode::Off,
+                "mimalloc": matches!(requested.heap, HeapMode::On | HeapMode::Mimalloc),
                 "pool": pool,
                 "overcommit": pool.map_or(Bytes(0), |pool| pool.overcommit),
                 "warm": pool.is_some_and(|pool| pool.warm),
-                "maps": asked.maps,
-                "max_waste": match asked.max_waste {
+                "maps": requested.maps,
+                "max_waste": match requested.max_waste {
                     MaxWaste::Percent(percent) => json!(percent),
                     MaxWaste::Unbounded => json!("unbounded"),
                 },
-                "keep": asked.keep.map(|keep| keep.to_string()),
-                "text": asked.text,
-                "data": asked.data,
-                "shm": asked.shm,
-                "follow": asked.follow,
-                "free": asked.free,
-                "reaper": asked.reaper,
+                "keep": requested.keep.map(|keep| keep.to_string()),
+                "text": requested.text,
+                "data": requested.data,
+                "shm": requested.shm,
+                "follow": requested.follow,
+                "free": requested.free,
+                "reaper": requested.reaper,
                 "tunable": self.tunable(),
                 "advised": total.advised,
                 "large_calls": total.large_calls,
@@ -351,15 +355,15 @@ impl<'a> Report<'a> {
     }
 
     /// Writes the report to its destination.
-    pub(super) fn write(&self, wanted: &Wanted) -> io::Result<()> {
-        let text = match wanted.format {
+    pub(super) fn write(&self, request: &ReportRequest) -> io::Result<()> {
+        let text = match request.format {
             ReportFormat::Json => format!("{}\n", escaped(format!("{:#}", self.json()))),
             format => text::render(self, format == ReportFormat::Full),
         };
-        match &wanted.place {
-            Place::File(file) => destination::write(file, text.as_bytes()),
-            Place::Stderr => io::stderr().lock().write_all(text.as_bytes()),
-            Place::Stdout => {
+        match &request.destination {
+            Destination::File(file) => destination::write(file, text.as_bytes()),
+            Destination::Stderr => io::stderr().lock().write_all(text.as_bytes()),
+            Destination::Stdout => {
                 let mut stdout = io::stdout().lock();
                 stdout.write_all(text.as_bytes())?;
                 stdout.flush()

@@ -43,12 +43,12 @@ pub(super) struct Peak {
     /// Since the start.
     pub(super) at: Duration,
     pub(super) usage: Usage,
-    pub(super) processes: Vec<Process>,
+    pub(super) processes: Vec<ProcessSample>,
 }
 
 /// One process at that moment.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(super) struct ProcessSample {
     pub(super) pid: u32,
     pub(super) name: String,
     pub(super) usage: Usage,
@@ -56,7 +56,7 @@ pub(super) struct Process {
 
 /// Statistics of the measurement.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Sampled {
+pub(super) struct SampleStats {
     pub(super) samples: u64,
     /// Number of checks; the name is that of the JSON.
     pub(super) looks: u64,
@@ -92,14 +92,14 @@ pub(super) struct Sampler<'a> {
     largest_rss: Bytes,
     cost: Duration,
     peak: Option<Peak>,
-    sampled: Sampled,
+    sampled: SampleStats,
 }
 
 impl<'a> Sampler<'a> {
     /// A sampler of the program whose first process is `pid`.
     pub(super) fn new(root: &'a Root, pid: u32, ledger: Option<&'a Ledger>) -> Self {
         let started = Instant::now();
-        let mut sampled = Sampled::default();
+        let mut sampled = SampleStats::default();
         let observer =
             Observer::new(root).map_err(|error| sampled.trouble = Some(error.to_string()));
         Self {
@@ -219,7 +219,7 @@ impl<'a> Sampler<'a> {
         let (mut usage, mut processes) = (Usage::default(), Vec::new());
         // The smaller of the sizes before and after: memory that was freed meanwhile must not raise
         // the threshold of the next sample.
-        let mut seen = Bytes(0);
+        let mut sampled = Bytes(0);
         for (pid, before) in resident {
             let theirs = match observer.usage(pid) {
                 Ok(theirs) => theirs,
@@ -227,7 +227,7 @@ impl<'a> Sampler<'a> {
                     // A refused process is refused again; without it each check would sample.
                     if error.is_denied() {
                         self.sampled.trouble = Some(error.to_string());
-                        seen += before;
+                        sampled += before;
                     }
                     continue;
                 }
@@ -238,20 +238,20 @@ impl<'a> Sampler<'a> {
                 continue;
             }
             let after = tree::resident_anonymous(self.root, pid).unwrap_or_default();
-            seen += before.min(after);
+            sampled += before.min(after);
             self.largest_rss = self.largest_rss.max(rss);
             usage.add(&theirs);
             let memory = task::memory(self.root, pid).ok().flatten();
             self.sampled.thp_disabled |=
                 memory.and_then(|memory| memory.thp_enabled) == Some(false);
             let name = task::name(self.root, pid).unwrap_or_default();
-            processes.push(Process {
+            processes.push(ProcessSample {
                 pid,
                 name,
                 usage: theirs,
             });
         }
-        self.largest = self.largest.max(seen);
+        self.largest = self.largest.max(sampled);
         // All processes may have ended meanwhile.
         if processes.is_empty() {
             return;
@@ -269,7 +269,7 @@ impl<'a> Sampler<'a> {
     }
 
     /// Returns the peak and the statistics; `max_rss` is the kernel's value at the end.
-    pub(super) fn finish(self, max_rss: Bytes) -> (Option<Peak>, Sampled) {
+    pub(super) fn finish(self, max_rss: Bytes) -> (Option<Peak>, SampleStats) {
         let mut sampled = self.sampled;
         let seconds = self.started.elapsed().as_secs_f64();
         sampled.interval_seconds = seconds / sampled.looks.max(1) as f64;

@@ -9,7 +9,7 @@ use jumbo_inside::ledger::{Counts, text_reason as reason};
 use serde_json::{Value, json};
 
 use super::report::{self, Meaning, Report, meanings};
-use super::text::Lines;
+use super::text::ReportText;
 
 const NO_SEGMENT: &str = "no segment of it holds a whole huge page; hint: jumbo text inspect";
 
@@ -18,7 +18,7 @@ const TEXT_REASONS: Meaning = meanings! { reason;
     SMALL_FOLIOS => "the page cache has it in small folios; hint: jumbo text prime";
     CHANGED =>
         "pages of it were changed since it was loaded (text relocations, breakpoints, a probe)";
-    UNKNOWN => "how it is mapped cannot be asked: Linux 6.7 and /proc are needed";
+    UNKNOWN => "how it is mapped cannot be requested: Linux 6.7 and /proc are needed";
     NOT_EXECUTABLE =>
         "the kernel refuses executable memory without a file (vm.memfd_noexec, or a security \
          module)";
@@ -41,7 +41,7 @@ fn reasons(counts: &Counts) -> impl Iterator<Item = &'static str> {
 /// Method that put most of the text on huge pages.
 fn method(report: &Report<'_>) -> &'static str {
     let counts = &report.counted.total;
-    let peak = report.seen.peak.as_ref();
+    let peak = report.outcome.peak.as_ref();
     let huge = peak.map_or(Bytes(0), |peak| peak.usage.kind(Kind::Text).huge);
     match counts.text_shared {
         1.. => "shared",
@@ -75,10 +75,10 @@ pub(super) fn why(report: &Report<'_>) -> Option<&'static str> {
 }
 
 /// Writes the lines of a report, if jumbo covers text or data.
-pub(super) fn write(out: &mut Lines, report: &Report<'_>) {
-    let (counts, asked) = (&report.counted.total, &report.settings.asked);
+pub(super) fn write(out: &mut ReportText, report: &Report<'_>) {
+    let (counts, requested) = (&report.counted.total, &report.settings.requested);
     match counts.text {
-        _ if !report.reached || asked.text == TextMode::Off => {}
+        _ if !report.reached || requested.text == TextMode::Off => {}
         0 => out.line("text", NO_SEGMENT),
         text => {
             let method = method(report);
@@ -97,7 +97,8 @@ pub(super) fn write(out: &mut Lines, report: &Report<'_>) {
             // Each fallback has its reasons in the report.
             let is_less = counts.text_shared < counts.text && method != "file";
             let why = reasons(counts).filter(|_| is_less);
-            let when = (method == "as it is" && asked.text == TextMode::Auto).then_some(AUTO_COPY);
+            let when =
+                (method == "as it is" && requested.text == TextMode::Auto).then_some(AUTO_COPY);
             why.chain(when).for_each(|why| out.line("", why));
         }
     }

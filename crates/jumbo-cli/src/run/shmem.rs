@@ -7,7 +7,7 @@ use jumbo_inside::sys::{has_collapse, has_populate};
 use serde_json::{Value, json};
 
 use super::report::{self, Meaning, Report, meanings};
-use super::text::Lines;
+use super::text::ReportText;
 
 /// Method of memory that stays on base pages.
 const AS_IT_IS: &str = "as it is";
@@ -97,9 +97,9 @@ pub(super) fn why(report: &Report<'_>) -> Option<&'static str> {
 }
 
 /// Writes the lines of a report, if the program has shared memory.
-pub(super) fn write(out: &mut Lines, report: &Report<'_>) {
+pub(super) fn write(out: &mut ReportText, report: &Report<'_>) {
     let counts = &report.counted.total;
-    if counts.shm == 0 || report.settings.asked.shm == ShmMode::Off {
+    if counts.shm == 0 || report.settings.requested.shm == ShmMode::Off {
         return;
     }
     let parts = methods(counts).map(|(bytes, _, what)| format!("{} {what}", Bytes(bytes)));

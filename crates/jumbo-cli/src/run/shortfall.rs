@@ -8,9 +8,9 @@ use jumbo_inside::sys::has_collapse;
 use rustix::io::Errno;
 use serde::Serialize;
 
-use super::args::Settings;
+use super::args::RunSettings;
 use super::launch::Launch;
-use super::report::{Counted, Seen, has};
+use super::report::{Counted, RunOutcome, has};
 
 /// Mappings left alone are reported from one part in this many of the heap on.
 const NOTABLE_PARTS: u64 = 20;
@@ -27,15 +27,15 @@ pub(super) struct Shortfall {
 
 /// Finds all shortfalls of a run. `reached`: the first process joined the ledger.
 pub(super) fn find(
-    settings: &Settings,
+    settings: &RunSettings,
     launch: &Launch<'_>,
-    seen: &Seen<'_>,
+    outcome: &RunOutcome<'_>,
     counted: &Counted,
     reached: bool,
 ) -> Vec<Shortfall> {
     let mut found = Vec::new();
     let mut add = |what: &'static str, reason: String| found.push(Shortfall { what, reason });
-    let (asked, orders) = (&settings.asked, &launch.plan.orders);
+    let (requested, orders) = (&settings.requested, &launch.plan.orders);
     let counts = &counted.total;
 
     if !reached {
@@ -44,7 +44,7 @@ pub(super) fn find(
     }
     // One entry for all kinds of private memory: the same THP controls apply to them. Shared memory
     // has its own.
-    let wants = asked.heap != HeapMode::Off || asked.maps;
+    let wants = requested.heap != HeapMode::Off || requested.maps;
     let ruled_out = launch.program.reach.is_reached() && wants;
     let disabled = jumbo_inside::heap::thp_disabled();
     let nothing = |thp: &Option<Thp>| {
@@ -55,9 +55,14 @@ pub(super) fn find(
         let first = all.next()?;
         (first.sizes.is_empty() && all.all(|memory| memory.sizes.is_empty())).then_some(first.how)
     };
-    if let Some(how) = seen.controls.iter().find_map(nothing).filter(|_| ruled_out) {
+    if let Some(how) = outcome
+        .controls
+        .iter()
+        .find_map(nothing)
+        .filter(|_| ruled_out)
+    {
         add("huge pages", how);
-    } else if seen.sampled.thp_disabled || has(counts, flag::THP_DISABLED) {
+    } else if outcome.sampled.thp_disabled || has(counts, flag::THP_DISABLED) {
         let reason = "a process has THP switched off for itself (PR_SET_THP_DISABLE)";
         add("huge pages", String::from(reason));
     }
@@ -136,7 +141,7 @@ pub(super) fn find(
         };
         add("advice", text);
     }
-    let heap = seen.heap().unwrap_or_default();
+    let heap = outcome.heap().unwrap_or_default();
     let left_each = counts.maps_left / u64::from(counted.images.max(1));
     if counts.maps_left > heap.bytes.0 / NOTABLE_PARTS && left_each >= launch.plan.orders.pmd as u64
     {
@@ -148,7 +153,7 @@ pub(super) fn find(
             ),
         );
     }
-    if let Some(count) = seen.fallbacks.filter(|count| *count > 0) {
+    if let Some(count) = outcome.fallbacks.filter(|count| *count > 0) {
         add(
             "huge pages",
             format!(
@@ -164,15 +169,15 @@ pub(super) fn find(
         let reason = format!("{more} more than it has room for");
         add("the ledger", reason);
     }
-    if let Some(errno) = seen.trouble {
+    if let Some(errno) = outcome.trouble {
         add("the ledger", format!("nothing was counted: {errno}"));
     }
     let is_low = heap.bytes.0 >= MIN_HEAP_PAGES * orders.pmd as u64
         && (heap.huge_share()).is_some_and(|share| share < LOW_HUGE_SHARE);
     if found.is_empty() && reached && is_low {
         let off = [
-            (asked.heap == HeapMode::Off).then_some("--heap=off"),
-            (!asked.maps).then_some("--maps=off"),
+            (requested.heap == HeapMode::Off).then_some("--heap=off"),
+            (!requested.maps).then_some("--maps=off"),
         ];
         let off: Vec<_> = off.into_iter().flatten().collect();
         let reason = if !off.is_empty() {
@@ -181,7 +186,7 @@ pub(super) fn find(
             String::from(
                 "memory that fills up is not collapsed: this kernel has no MADV_COLLAPSE (Linux 6.1)",
             )
-        } else if seen.controls.iter().all(Option::is_some) {
+        } else if outcome.controls.iter().all(Option::is_some) {
             String::from("nothing that was counted says why; hint: jumbo doctor")
         } else {
             String::from("what the host allows cannot be read here (/sys)")

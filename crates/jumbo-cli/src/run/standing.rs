@@ -10,10 +10,10 @@ use clap::{Args as _, FromArgMatches as _};
 use jumbo_host::kernel::{Root, base_page};
 use jumbo_host::policy::{Orders, Plan, Reach, Tunable};
 
-use super::args::Settings;
+use super::args::RunSettings;
 use super::launch::host;
 use super::options::Options;
-use super::profile::{self, Entry};
+use super::profile::{self, FileOption};
 use super::{Failure, library};
 
 /// Names of all profiles of `jumbo run --profile`.
@@ -22,7 +22,7 @@ pub(crate) fn profiles() -> impl Iterator<Item = String> {
 }
 
 /// Source of the options for [`standing()`].
-pub(crate) enum Standing<'a> {
+pub(crate) enum StandingOptions<'a> {
     /// All defaults.
     Default,
     /// A profile of [`profiles`].
@@ -34,15 +34,15 @@ pub(crate) enum Standing<'a> {
 /// Values of JUMBO_ORDERS, and of GLIBC_TUNABLES if needed; `tunables` has the existing ones.
 /// `container`: an engine starts the program in a container.
 pub(crate) fn standing(
-    options: &Standing<'_>,
+    options: &StandingOptions<'_>,
     tunables: Option<&str>,
     container: bool,
 ) -> anyhow::Result<Vec<(&'static str, String)>> {
     let failed = |failure: Failure| anyhow!(failure.message);
     let entries = match options {
-        Standing::Default => Ok(Vec::new()),
-        Standing::Known(name) => profile::entries_of_known(name),
-        Standing::Typed(profile) => profile::entries(profile),
+        StandingOptions::Default => Ok(Vec::new()),
+        StandingOptions::Known(name) => profile::entries_of_known(name),
+        StandingOptions::Typed(profile) => profile::entries(profile),
     };
     let mut settings = settings(entries.map_err(failed)?).map_err(failed)?;
     if let Some(pool) = &mut settings.pool {
@@ -56,7 +56,7 @@ pub(crate) fn standing(
     let host = host(&root, &settings).map_err(failed)?;
     let tunables = tunables.map(str::as_bytes);
     let plan = Plan::new(
-        settings.asked,
+        settings.requested,
         settings.pool,
         host,
         &Reach::Reached,
@@ -79,12 +79,12 @@ pub(crate) fn standing(
     Ok(variables)
 }
 
-fn settings(entries: Vec<Entry>) -> Result<Settings, Failure> {
+fn settings(entries: Vec<FileOption>) -> Result<RunSettings, Failure> {
     let words = entries.into_iter().filter_map(|entry| entry.word);
     let command = Options::augment_args(clap::Command::new("run").no_binary_name(true));
     let options = command.args_override_self(true).try_get_matches_from(words);
     let options = options.and_then(|matches| Options::from_arg_matches(&matches));
-    Settings::of(options.map_err(|error| Failure::own(error.to_string()))?)
+    RunSettings::of(options.map_err(|error| Failure::own(error.to_string()))?)
 }
 
 /// Path of the library for LD_PRELOAD.

@@ -21,10 +21,10 @@ use jumbo_inside::sandbox;
 use rustix::event::{PollFd, PollFlags};
 
 use super::Failure;
-use super::args::{Place, Settings};
+use super::args::{Destination, RunSettings};
 use super::launch::{self, Launch};
 use super::outside;
-use super::report::{Report, Seen};
+use super::report::{Report, RunOutcome};
 use super::sample::Sampler;
 use crate::signal::{end_by, poll};
 use crate::view::tell;
@@ -35,7 +35,7 @@ const MAX_RECENT_SENDERS: usize = 16;
 
 /// Wait status and resource usage of the program.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct End {
+pub(super) struct ProgramEnd {
     pub(super) change: Change,
     pub(super) faults: Faults,
 }
@@ -51,7 +51,7 @@ pub(super) fn is_harmless() -> bool {
 }
 
 /// Execs the program in place, without a report: the program matters more than its report.
-pub(super) fn in_place(settings: &Settings, launch: &Launch<'_>, why: &str) -> Failure {
+pub(super) fn in_place(settings: &RunSettings, launch: &Launch<'_>, why: &str) -> Failure {
     let mut lost = Vec::new();
     if settings.report.is_some() {
         lost.push("there will be no report");
@@ -65,7 +65,7 @@ pub(super) fn in_place(settings: &Settings, launch: &Launch<'_>, why: &str) -> F
 
 pub(super) fn run(
     root: &Root,
-    settings: &Settings,
+    settings: &RunSettings,
     launch: &Launch<'_>,
 ) -> Result<ExitCode, Failure> {
     let signals = match Signals::take_ignored_too() {
@@ -118,7 +118,7 @@ pub(super) fn run(
     let wall = started.elapsed();
     // From here on signals are for jumbo: writing may block, for example on a pipe.
     signals.release();
-    let (Some(wanted), Some(sampler)) = (&settings.report, sampler) else {
+    let (Some(request), Some(sampler)) = (&settings.report, sampler) else {
         return Ok(end_as(end.change));
     };
     let fallbacks = fallbacks()
@@ -129,7 +129,7 @@ pub(super) fn run(
     let report = Report::new(
         settings,
         launch,
-        Seen {
+        RunOutcome {
             pid: child.pid(),
             end,
             wall,
@@ -142,11 +142,11 @@ pub(super) fn run(
             outside: outside::result(&launch.outside, beside),
         },
     );
-    if let Err(error) = report.write(wanted) {
-        let file = match &wanted.place {
-            Place::Stderr => String::from("stderr"),
-            Place::Stdout => String::from("stdout"),
-            Place::File(file) => file.display().to_string(),
+    if let Err(error) = report.write(request) {
+        let file = match &request.destination {
+            Destination::Stderr => String::from("stderr"),
+            Destination::Stdout => String::from("stdout"),
+            Destination::File(file) => file.display().to_string(),
         };
         // The exit status stays the program's.
         tell(&format!("cannot write the report to {file}: {error}"));
@@ -167,7 +167,7 @@ fn watch(
     recipient: Recipient<'_>,
     signals: &Signals,
     mut sampler: Option<&mut Sampler<'_>>,
-) -> io::Result<End> {
+) -> io::Result<ProgramEnd> {
     let child = recipient.child;
     loop {
         if let Some(sampler) = &mut sampler {
@@ -179,7 +179,7 @@ fn watch(
         }
         while let Some((change, faults)) = child.poll()? {
             match change {
-                Change::Exited(_) | Change::Killed(_) => return Ok(End { change, faults }),
+                Change::Exited(_) | Change::Killed(_) => return Ok(ProgramEnd { change, faults }),
                 // jumbo stops only with a job control shell: else no process would continue it, and
                 // the end of the program would go unnoticed.
                 Change::Stopped(signal) if has_terminal() && child.is_stopped() => {
@@ -192,9 +192,9 @@ fn watch(
 }
 
 /// Waits for the end of the program after [`watch`] failed.
-fn wait_out(child: &Child) -> io::Result<End> {
+fn wait_out(child: &Child) -> io::Result<ProgramEnd> {
     let (change, faults) = child.wait()?;
-    Ok(End { change, faults })
+    Ok(ProgramEnd { change, faults })
 }
 
 /// Waits until a signal has arrived, or until `deadline`.

@@ -11,7 +11,7 @@ use jumbo_inside::reaper::State;
 use jumbo_inside::sandbox;
 
 use super::report::{KINDS, Report, pool_reasons, status};
-use super::sample::{Peak, Sampled};
+use super::sample::{Peak, SampleStats};
 use super::segments;
 use super::shmem;
 use super::shortfall;
@@ -44,7 +44,7 @@ const HEAP_SHORTFALLS: [&str; 7] = [
 
 /// Renders the report; `full` adds all details to the three lines.
 pub(super) fn render(report: &Report<'_>, full: bool) -> String {
-    let mut out = Lines::default();
+    let mut out = ReportText::default();
     summary(&mut out, report, full);
     if full {
         write(&mut out, report);
@@ -54,9 +54,9 @@ pub(super) fn render(report: &Report<'_>, full: bool) -> String {
 
 /// Text of a report.
 #[derive(Default)]
-pub(super) struct Lines(String);
+pub(super) struct ReportText(String);
 
-impl Lines {
+impl ReportText {
     /// A label, and text wrapped in the column after it.
     pub(super) fn line(&mut self, label: &str, text: &str) {
         self.push(&view::wrapped(&format!("  {label:<15}"), text));
@@ -106,7 +106,7 @@ fn unreached(report: &Report<'_>) -> Option<String> {
     if is_reached || promoted(report).is_some() {
         return None;
     }
-    let outside = match &report.seen.outside {
+    let outside = match &report.outcome.outside {
         Some(Err(why)) => format!("; from outside: {why}"),
         _ => String::new(),
     };
@@ -116,7 +116,7 @@ fn unreached(report: &Report<'_>) -> Option<String> {
 
 /// The memory promoted from outside.
 fn promoted<'a>(report: &'a Report<'_>) -> Option<&'a Promoted> {
-    report.seen.outside.as_ref()?.as_ref().ok()
+    report.outcome.outside.as_ref()?.as_ref().ok()
 }
 
 /// Method of the promotion from outside, and the reason for it.
@@ -129,22 +129,22 @@ fn from_outside(report: &Report<'_>) -> Option<String> {
 
 /// The memory at its peak, or the reason why samples saw too little of it.
 fn known<'a>(report: &'a Report<'_>) -> Result<&'a Peak, String> {
-    let sampled = &report.seen.sampled;
-    let Some(peak) = &report.seen.peak else {
+    let sampled = &report.outcome.sampled;
+    let Some(peak) = &report.outcome.peak else {
         return Err(trouble(sampled).to_owned());
     };
-    let largest = Bytes(report.seen.end.faults.max_rss);
+    let largest = Bytes(report.outcome.end.faults.max_rss);
     let seen_share = sampled.share_of_max_rss.unwrap_or(1.0);
     match seen_share < MIN_SAMPLED_SHARE && largest >= MIN_MEMORY {
         true => Err(format!(
-            "it ended before more than {:.0} % of its {largest} was seen",
+            "it ended before more than {:.0} % of its {largest} was outcome",
             seen_share * 100.0
         )),
         false => Ok(peak),
     }
 }
 
-fn trouble(sampled: &Sampled) -> &str {
+fn trouble(sampled: &SampleStats) -> &str {
     sampled.trouble.as_deref().unwrap_or("nothing was resident")
 }
 
@@ -162,14 +162,16 @@ fn name<'a>(report: &'a Report<'_>) -> Cow<'a, str> {
 }
 
 /// The details below the three lines.
-fn write(out: &mut Lines, report: &Report<'_>) {
-    let Report { seen, counted, .. } = report;
-    if let Some(peak) = &seen.peak {
+fn write(out: &mut ReportText, report: &Report<'_>) {
+    let Report {
+        outcome, counted, ..
+    } = report;
+    if let Some(peak) = &outcome.peak {
         table(out, report, peak);
     }
     out.push("");
     let ledger = &counted.total;
-    let faults = &seen.end.faults;
+    let faults = &outcome.end.faults;
     let faults = format!("{} minor and {} major", faults.minor, faults.major);
     out.line("page faults", &faults);
     let mut requested = format!(
@@ -184,8 +186,8 @@ fn write(out: &mut Lines, report: &Report<'_>) {
         requested += &format!("; {tunable}");
     }
     out.line("requested", &requested);
-    let obtained = match seen.heap() {
-        None => format!("unknown: {}", trouble(&seen.sampled)),
+    let obtained = match outcome.heap() {
+        None => format!("unknown: {}", trouble(&outcome.sampled)),
         Some(heap) => match heap.huge_share() {
             Some(_) => format!("{} of the heap, {}", heap.huge, share(&heap)),
             None => String::from("nothing of the heap was resident"),
@@ -200,7 +202,7 @@ fn write(out: &mut Lines, report: &Report<'_>) {
             out.line("", why);
         }
     }
-    if let MaxWaste::Percent(percent) = report.settings.asked.max_waste {
+    if let MaxWaste::Percent(percent) = report.settings.requested.max_waste {
         let untouched = Bytes(ledger.untouched);
         let untouched = format!("{untouched} at most, huge and untouched (--max-waste={percent})");
         out.line("wasted", &untouched);
@@ -237,16 +239,16 @@ fn write(out: &mut Lines, report: &Report<'_>) {
 }
 
 /// The three lines of every report: exit status, share on huge pages, and the reason for it.
-fn summary(out: &mut Lines, report: &Report<'_>, full: bool) {
-    let seen = &report.seen;
-    let (name, faults) = (name(report), &seen.end.faults);
+fn summary(out: &mut ReportText, report: &Report<'_>, full: bool) {
+    let outcome = &report.outcome;
+    let (name, faults) = (name(report), &outcome.end.faults);
     let ended = format!(
         "{name} {} after {} ({} user, {} system)",
-        match status(seen.end.change) {
+        match status(outcome.end.change) {
             Ok(code) => format!("exited with {code}"),
             Err(signal) => format!("was ended by signal {signal}"),
         },
-        duration(seen.wall),
+        duration(outcome.wall),
         duration(faults.user),
         duration(faults.system),
     );
@@ -324,7 +326,7 @@ fn why(report: &Report<'_>, kind: Kind) -> Option<String> {
 }
 
 /// Table of the memory at its peak, by kind; kinds that jumbo does not cover are marked.
-fn table(out: &mut Lines, report: &Report<'_>, peak: &Peak) {
+fn table(out: &mut ReportText, report: &Report<'_>, peak: &Peak) {
     let row = |kind: &str, resident: &str, huge: &str, share: &str, folios: &str| {
         let row = format!("  {kind:<8} {resident:>10} {huge:>10} {share:>7}   ");
         view::wrapped(&row, folios)
@@ -352,7 +354,7 @@ fn table(out: &mut Lines, report: &Report<'_>, peak: &Peak) {
                    jumbo status -p looks them up, as root";
         out.line("?", why);
     }
-    out.line("measured", &sampling(&report.seen.sampled));
+    out.line("measured", &sampling(&report.outcome.sampled));
     if peak.processes.len() > 1 {
         let [first, ..] = peak.processes.as_slice() else {
             return;
@@ -369,12 +371,12 @@ fn table(out: &mut Lines, report: &Report<'_>, peak: &Peak) {
 
 /// Reports whether the options cover memory of this kind.
 fn is_covered(report: &Report<'_>, kind: Kind) -> bool {
-    let asked = &report.settings.asked;
+    let requested = &report.settings.requested;
     match kind {
-        Kind::Heap => asked.heap != HeapMode::Off || asked.maps,
-        Kind::Text => asked.text != TextMode::Off,
-        Kind::Data => asked.data != DataMode::Off,
-        Kind::Shared => asked.shm != ShmMode::Off,
+        Kind::Heap => requested.heap != HeapMode::Off || requested.maps,
+        Kind::Text => requested.text != TextMode::Off,
+        Kind::Data => requested.data != DataMode::Off,
+        Kind::Shared => requested.shm != ShmMode::Off,
         _ => false,
     }
 }
@@ -382,8 +384,8 @@ fn is_covered(report: &Report<'_>, kind: Kind) -> bool {
 /// Estimated gain: the first touch of the heap's huge pages, and of the same memory in base pages.
 fn gain(report: &Report<'_>) -> Option<String> {
     // A killed program, at a memory limit for example, gained nothing.
-    status(report.seen.end.change).ok()?;
-    let heap = report.seen.heap()?.huge;
+    status(report.outcome.end.change).ok()?;
+    let heap = report.outcome.heap()?.huge;
     // A seccomp filter may kill this process for the calls of the measurement.
     if heap < MIN_MEMORY || sandbox::inherited() != Some(0) {
         return None;
@@ -401,7 +403,7 @@ fn gain(report: &Report<'_>) -> Option<String> {
     ))
 }
 
-fn pool(out: &mut Lines, report: &Report<'_>) {
+fn pool(out: &mut ReportText, report: &Report<'_>) {
     let Some(pool) = report.pool() else {
         return;
     };
@@ -427,7 +429,7 @@ fn also(bytes: u64, before: &str, what: &str) -> String {
     }
 }
 
-fn sampling(sampled: &Sampled) -> String {
+fn sampling(sampled: &SampleStats) -> String {
     let at = sampled.peak_at_seconds.unwrap_or_default();
     let coverage = match sampled.share_of_max_rss {
         Some(share) => format!(", saw {:.0} % of the largest resident size", share * 100.0),
