@@ -18,7 +18,7 @@ const TEXT_REASONS: Meaning = meanings! { reason;
     SMALL_FOLIOS => "the page cache has it in small folios; hint: jumbo text prime";
     CHANGED =>
         "pages of it were changed since it was loaded (text relocations, breakpoints, a probe)";
-    UNKNOWN => "how it is mapped cannot be requested: Linux 6.7 and /proc are needed";
+    UNKNOWN => "how it is mapped cannot be asked: Linux 6.7 and /proc are needed";
     NOT_EXECUTABLE =>
         "the kernel refuses executable memory without a file (vm.memfd_noexec, or a security \
          module)";

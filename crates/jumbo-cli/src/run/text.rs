@@ -137,7 +137,7 @@ fn known<'a>(report: &'a Report<'_>) -> Result<&'a Peak, String> {
     let seen_share = sampled.share_of_max_rss.unwrap_or(1.0);
     match seen_share < MIN_SAMPLED_SHARE && largest >= MIN_MEMORY {
         true => Err(format!(
-            "it ended before more than {:.0} % of its {largest} was outcome",
+            "it ended before more than {:.0} % of its {largest} was seen",
             seen_share * 100.0
         )),
         false => Ok(peak),
