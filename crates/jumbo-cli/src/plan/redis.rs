@@ -1,9 +1,9 @@
-//! `jumbo plan redis`: anonymous memory, which Redis has no hugetlb option for.
+//! `jumbo plan redis`: anonymous memory on THPs; Redis has no hugetlb option.
 
 use jumbo::units::{Bytes, PageSize};
 
 use super::files::all;
-use super::sizing::{Kind, Region, Workload};
+use super::sizing::{HugePageKind, PlannedMapping, Workload};
 
 /// Plan the memory of Redis or Valkey
 ///
@@ -24,9 +24,9 @@ impl Args {
         let page = page.unwrap_or(PageSize::SIZE_2M);
         let mut workload = Workload::new(
             "redis",
-            Kind::Thp,
+            HugePageKind::Thp,
             page,
-            vec![Region::new("data set", self.data_set)],
+            vec![PlannedMapping::new("data set", self.data_set)],
         );
         workload.template = include_str!("templates/redis.txt");
         workload.values = vec![("redis", all([self.data_set.0 >> 20]))];
