@@ -99,7 +99,10 @@ impl Specification {
     /// One device for each profile, on this host.
     pub(super) fn new(files: &Files, tunables: Option<&str>) -> anyhow::Result<Self> {
         let mut devices = Vec::new();
-        let known: Vec<_> = profiles().filter(|name| is_device_name(name)).collect();
+        let known: Vec<_> = profiles()
+            .into_iter()
+            .filter(|name| is_device_name(name))
+            .collect();
         if !known.iter().any(|name| name == DEFAULT) {
             devices.push(Device::new(DEFAULT, &StandingOptions::Default, tunables)?);
         }

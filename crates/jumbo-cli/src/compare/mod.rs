@@ -48,8 +48,8 @@ const DIFFERS: u8 = 3;
   jumbo compare --for 10s --ready 'redis-cli ping' \\
       --load 'redis-benchmark -q -t set' -- redis-server
 
-Exit status: 0 compared; 3 compared, and its output or exit status was another one with jumbo; 1 it \
-could not be compared, 2 wrong usage; 128+N when signal N ended it, which leaves nothing behind.")]
+Exit status: 0 compared; 3 compared, and its output or exit status was another one with jumbo; \
+1 it could not be compared, 2 wrong usage; 128+N when signal N ended it, which leaves nothing behind.")]
 pub(crate) struct Args {
     /// Number of runs of each kind [default: as many as take about a minute, 5 to 20]
     #[arg(long, value_name = "N", value_parser = positive::<NonZeroUsize>,
@@ -67,8 +67,9 @@ pub(crate) struct Args {
 
     /// Compare with these too: tunable, jemalloc, tcmalloc, mimalloc
     ///
-    /// `tunable` is glibc's own setting for huge pages; the others are allocators by LD_PRELOAD, each
-    /// with its setting for huge pages if it has one. The output lists those that are not installed.
+    /// `tunable` is glibc's own setting for huge pages; the others are allocators by LD_PRELOAD,
+    /// each with its setting for huge pages if it has one. The output lists those that are not
+    /// installed.
     #[arg(long, value_name = "PEER,...", value_delimiter = ',', hide_possible_values = true,
         value_parser = PossibleValuesParser::new(Way::peers()))]
     peers: Vec<String>,

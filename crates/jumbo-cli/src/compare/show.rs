@@ -27,7 +27,11 @@ pub(super) fn show(view: &mut View, it: &Comparison, server: Option<&Server>) ->
     view.line("")?;
     let columns = columns(server).map(|column| format!("|>{column}"));
     view.table(&format!("<{}", columns.concat()), rows(it))?;
-    show_served(view, it)?;
+    let served = served(it);
+    if !served.is_empty() {
+        view.line("")?;
+        view.table("<The load says|>throughput|>p50|>p99", served)?;
+    }
     view.line("")?;
     for text in sentences(it, server) {
         view.lines(wrapped(&text).lines())?;
@@ -89,16 +93,6 @@ fn sentences(it: &Comparison, server: Option<&Server>) -> Vec<String> {
         format!("LD_PRELOAD cannot reach this program, so `jumbo run` {what}: {reason}.")
     });
     unreached.chain(verdicts).chain(agreement(it)).collect()
-}
-
-/// Shows the figures that the load printed, if any.
-fn show_served(view: &mut View, it: &Comparison) -> io::Result<()> {
-    let rows = served(it);
-    if rows.is_empty() {
-        return Ok(());
-    }
-    view.line("")?;
-    view.table("<The load says|>throughput|>p50|>p99", rows)
 }
 
 /// Figures that the load printed, one row per side.

@@ -55,9 +55,9 @@ enum Command {
 /// Compare pods with and without jumbo, or plan such an experiment
 ///
 /// Reads CPU seconds per request, p99 and memory of pods or jobs in the arms `plain` and `jumbo`,
-/// from a CSV or from Prometheus. A difference is claimed where the 95 % confidence interval of the
-/// Mann-Whitney test does not have 0. Plain is also compared with itself: the arm `aa`, or two halves
-/// of plain drawn at random. docs/fleet.md has the design of an experiment.
+/// from a CSV or from Prometheus. A difference is claimed if the 95 % confidence interval of the
+/// Mann-Whitney test excludes 0. Plain is also compared with itself: the arm `aa`, or two halves of
+/// plain drawn at random. docs/fleet.md has the design of an experiment.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo fleet compare --simulate 100              # how many pods, how long
@@ -70,8 +70,8 @@ CSV:
   1700000000,shop-1,plain,cpu_seconds_per_request,0.0123
   1700000000,shop-2,jumbo,cpu_seconds_per_request,0.0119
 
-Exit status: 0 compared, whether there is a difference or none; 1 it could not be compared; 2 wrong \
-usage.")]
+Exit status: 0 compared, whether there is a difference or none; 1 it could not be compared; \
+2 wrong usage.")]
 struct CompareArgs {
     /// Read from FILE: columns time (Unix seconds), unit, arm, metric, value
     #[arg(long, value_name = "FILE", required_unless_present_any = ["prometheus", "simulate"])]
@@ -167,7 +167,9 @@ fn plan(args: &CompareArgs, nodes: u32, data: Option<&Data>) -> anyhow::Result<E
             "the data do not show how pods differ in time: a pod has no two samples\nhint: --spread gives it"
         );
     }
-    view::page(args.json, &plans, |view, it| show::plans(view, it))
+    view::page(args.json, &plans, |view, plans| {
+        plans.iter().try_for_each(|it| show::plan(view, it))
+    })
 }
 
 #[derive(Debug, Serialize)]

@@ -153,11 +153,7 @@ fn digits(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-pub(super) fn plans(view: &mut View, plans: &[ExperimentPlan]) -> io::Result<()> {
-    plans.iter().try_for_each(|it| plan(view, it))
-}
-
-fn plan(view: &mut View, it: &ExperimentPlan) -> io::Result<()> {
+pub(super) fn plan(view: &mut View, it: &ExperimentPlan) -> io::Result<()> {
     let [between, hourly, effect] = [it.spread.between, it.spread.hourly, it.effect]
         .map(|part| format!("{:.2} %", part * 100.0));
     view.heading(&format!(

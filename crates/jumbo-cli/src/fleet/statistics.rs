@@ -1,8 +1,8 @@
 //! The difference of two arms: [`Difference`] of their pods, [`FleetSaving`] of their totals.
 //!
-//! Each pod is one value: the samples of a pod are not independent. The interval has the ratios that
-//! the Mann-Whitney test does not reject (Hodges and Lehmann). The saving of a fleet depends on
-//! totals instead, so its interval is a bootstrap of means.
+//! Each pod is one value: the samples of a pod are not independent. The interval has the ratios
+//! that the Mann-Whitney test does not reject (Hodges and Lehmann). The saving of a fleet depends
+//! on totals instead, so its interval is a bootstrap of means.
 
 use serde::Serialize;
 use statrs::distribution::{ContinuousCDF as _, Normal};

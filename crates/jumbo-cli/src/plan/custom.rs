@@ -3,7 +3,7 @@
 use jumbo::units::{Bytes, PageSize};
 
 use super::files::all;
-use super::sizing::{HugePageKind, PlannedMapping, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 
 /// Plan memory of a given size
 ///
@@ -19,8 +19,8 @@ pub(super) struct Args {
     pub(super) size: Vec<Bytes>,
 
     /// The kind of huge pages that the program uses
-    #[arg(long, value_enum, default_value_t = HugePageKind::Mapped)]
-    pub(super) kind: HugePageKind,
+    #[arg(long, value_enum, default_value_t = PageKind::Mapped)]
+    pub(super) kind: PageKind,
 
     /// The group of the program, by name or number, for --kind sysv
     #[arg(long, value_name = "GROUP", required_if_eq("kind", "sysv"))]
@@ -29,19 +29,18 @@ pub(super) struct Args {
 
 impl Args {
     pub(super) fn workload(&self, page: Option<PageSize>) -> anyhow::Result<Workload> {
-        let page = page.unwrap_or(PageSize::SIZE_2M);
         let regions = self
             .size
             .iter()
             .map(|size| PlannedMapping::new("memory", *size));
         let mut workload = Workload::new("custom", self.kind, page, regions.collect());
         match self.kind {
-            HugePageKind::Mapped => {}
-            HugePageKind::Sysv => {
+            PageKind::Mapped => {}
+            PageKind::Sysv => {
                 let group = self.group.as_deref().unwrap_or_default();
                 workload.group = Some(super::group(group)?);
             }
-            HugePageKind::Thp => workload.values = vec![("any_program", all([""]))],
+            PageKind::Thp => workload.values = vec![("any_program", all([""]))],
         }
         Ok(workload)
     }

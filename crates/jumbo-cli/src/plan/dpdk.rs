@@ -4,7 +4,7 @@ use jumbo::units::{Bytes, PageSize};
 
 use super::files::all;
 use super::qemu::large;
-use super::sizing::{HugePageKind, PlannedMapping, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 
 /// Plan the memory of a DPDK application
 ///
@@ -24,7 +24,7 @@ impl Args {
     pub(super) fn workload(&self, page: Option<PageSize>, nodes: u32) -> Workload {
         let page = page.unwrap_or_else(|| large(self.socket_memory));
         let region = PlannedMapping::new("memory of a socket", self.socket_memory);
-        let mut workload = Workload::new("dpdk", HugePageKind::Mapped, page, vec![region]);
+        let mut workload = Workload::new("dpdk", PageKind::Mapped, page, vec![region]);
         workload.bound = true;
         // The EAL takes whole pages.
         let mib = workload.pages().bytes(page).0 >> 20;

@@ -2,10 +2,10 @@
 //!
 //! A printed file can be copied as it is: reasons are comments of its format.
 //!
-//! A template has the format of its files. `== READER PATH` begins a file, and `# WHY` is the reason
-//! of the line below it. A line is repeated for each value of its `{NAME}`s. It is omitted if a name
-//! has no value, also in the form `{?NAME}`, which prints nothing. In the path such a name omits the
-//! whole file.
+//! A template has the format of its files. `== READER PATH` begins a file, and `# WHY` is the
+//! reason of the line below it. A line is repeated for each value of its `{NAME}`s, and omitted if
+//! a name has no value. `{?NAME}` prints nothing and only tests for a value. A name without a value
+//! in the path omits the whole file.
 
 use clap::ValueEnum as _;
 use serde::Serialize;

@@ -3,7 +3,7 @@
 use jumbo::units::{Bytes, PageSize};
 
 use super::files::all;
-use super::sizing::{HugePageKind, PlannedMapping, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 
 /// Plan the heap of a JVM
 ///
@@ -30,12 +30,11 @@ pub(super) struct Args {
 
 impl Args {
     pub(super) fn workload(&self, page: Option<PageSize>) -> Workload {
-        let page = page.unwrap_or(PageSize::SIZE_2M);
         let heap = PlannedMapping::new("heap", self.heap);
         let size = format!("-Xms{0}m -Xmx{0}m", self.heap.0 >> 20);
         let (kind, regions, options, why) = if self.thp {
             (
-                HugePageKind::Thp,
+                PageKind::Thp,
                 vec![heap],
                 "-XX:+UseTransparentHugePages -XX:+AlwaysPreTouch",
                 "HotSpot advises MADV_HUGEPAGE and touches the heap at its start.",
@@ -55,20 +54,20 @@ impl Args {
             let tables = tables.map(|(name, share)| of_heap(name, share));
             let code = PlannedMapping::new("code cache", self.code_cache);
             (
-                HugePageKind::Mapped,
+                PageKind::Mapped,
                 [vec![heap], tables.into(), vec![code]].concat(),
                 "-XX:+UseLargePages",
                 "With both sizes alike the heap takes its pages at the start. Without pages HotSpot warns and runs on base pages.",
             )
         };
         let mut workload = Workload::new("jvm", kind, page, regions);
-        let page_option = match kind == HugePageKind::Mapped && page != PageSize::SIZE_2M {
-            true => format!(" -XX:LargePageSizeInBytes={}m", page.bytes() >> 20),
+        let page_option = match kind == PageKind::Mapped && workload.page != PageSize::SIZE_2M {
+            true => format!(" -XX:LargePageSizeInBytes={}m", workload.page.bytes() >> 20),
             false => String::new(),
         };
         let options = format!("{size} {options}{page_option}");
         workload.values = vec![("options", all([options])), ("options_why", all([why]))];
-        if kind == HugePageKind::Mapped {
+        if kind == PageKind::Mapped {
             workload.source = String::from("the heap, by the rules of G1 in Java 17");
         }
         workload

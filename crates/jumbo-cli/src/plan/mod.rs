@@ -35,7 +35,7 @@ use crate::value::{positive, process as pid, whole};
 use crate::view;
 
 use files::{ConfigReader, FileLine, PlannedFile, Values, all, fill};
-use sizing::{HugePageKind, PlannedMapping, PlannedPool, Workload};
+use sizing::{PageKind, PlannedMapping, PlannedPool, Workload};
 
 /// Compute the huge pages of a workload, and print the lines that set them up
 ///
@@ -132,7 +132,7 @@ struct CommonOptions {
 #[derive(Debug, Serialize)]
 struct HugePagePlan {
     workload: &'static str,
-    kind: HugePageKind,
+    kind: PageKind,
     /// Source of the sizes.
     source: String,
     count: u32,
@@ -201,7 +201,7 @@ impl TargetHost {
                 "this host has {count} of {wanted} nodes\nhint: --host-memory SIZE plans for another host"
             );
         }
-        if workload.kind != HugePageKind::Thp {
+        if workload.kind != PageKind::Thp {
             crate::pool::pool(root, page)?;
         }
         let memory = Memory::read(root)?.total;
@@ -278,7 +278,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         }
         (None, None) => usage("there is neither a WORKLOAD nor --pid"),
     };
-    if workload.kind == HugePageKind::Thp && page.is_some() {
+    if workload.kind == PageKind::Thp && page.is_some() {
         usage("THPs have the size of a PMD\nhint: --page-size is for pools: leave it away");
     }
     let private = options.private.or(measured).unwrap_or(Bytes(1 << 30));
@@ -334,7 +334,7 @@ impl HugePagePlan {
             .fold(0, |sum, pool| sum.saturating_add(pool.pages.0));
         let parts = if workload.bound { target.nodes } else { 1 };
         let instance = Pages(workload.pages().0.saturating_mul(parts.into())).bytes(page);
-        let is_pooled = workload.kind != HugePageKind::Thp;
+        let is_pooled = workload.kind != PageKind::Thp;
         let hvo = is_pooled && target.hvo;
         let saved = if hvo {
             hvo::freed(page, target.base).0
@@ -413,7 +413,7 @@ impl HugePagePlan {
     /// Values for the templates.
     fn values(&self, workload: &Workload, unit: &str) -> Values {
         let (page, pools) = (self.page_size, &self.pools[..]);
-        let is_thp = workload.kind == HugePageKind::Thp;
+        let is_thp = workload.kind == PageKind::Thp;
         let in_sysctl = pools.len() == 1 && page == self.default_page && !self.gigantic;
         let in_files = !self.gigantic && !in_sysctl && !is_thp;
         let saves = self.vmemmap_saved > Bytes(0);

@@ -3,7 +3,7 @@
 use jumbo::units::{Bytes, PageSize, Pages};
 
 use super::files::all;
-use super::sizing::{HugePageKind, PlannedMapping, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 
 /// Plan the buffer pool of MariaDB or MySQL
 ///
@@ -71,7 +71,7 @@ impl Args {
                     ("Aria's page cache", blocks(self.aria_cache, 8 << 10, 266)),
                 ];
                 (
-                    HugePageKind::Mapped,
+                    PageKind::Mapped,
                     regions
                         .map(|(name, size)| PlannedMapping::new(name, size))
                         .into(),
@@ -84,7 +84,7 @@ impl Args {
                 let pages = PlannedMapping::new("chunk", chunk).pages(page).0;
                 let all = Pages(pages.saturating_mul(chunks)).bytes(page);
                 (
-                    HugePageKind::Sysv,
+                    PageKind::Sysv,
                     vec![PlannedMapping::new(format!("{chunks} chunks"), all)],
                 )
             }

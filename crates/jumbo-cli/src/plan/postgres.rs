@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use jumbo::units::{Bytes, PageSize};
 
 use super::files::all;
-use super::sizing::{HugePageKind, PlannedMapping, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 
 /// Plan the shared memory of PostgreSQL
 ///
@@ -59,8 +59,8 @@ fn estimate(buffers: Bytes, connections: u32) -> Bytes {
     // xlog: wal_buffers = -1 is a 32nd, up to a segment. clog, commit_ts: up to 128 and 256 pages.
     let wal = (buffers.0 / 32).min(16 << 20);
     let slru = ((blocks / 512).min(128) + (blocks / 256).min(256)) * BLCKSZ;
-    // Locks, predicate locks, PGPROC, status: per connection, and per backend of autovacuum, workers
-    // and WAL senders (22); measured: 47 to 49 KiB.
+    // Locks, predicate locks, PGPROC, status: per connection, and for 22 backends of autovacuum,
+    // workers and WAL senders; measured: 47 to 49 KiB.
     let backends = (u64::from(connections) + 22) * (49 << 10);
     let fixed = 3 << 20;
     let parts = [
@@ -180,11 +180,10 @@ impl Args {
     }
 
     pub(super) fn workload(&self, page: Option<PageSize>) -> anyhow::Result<Workload> {
-        let page = page.unwrap_or(PageSize::SIZE_2M);
         let (size, buffers, source) = self.sizes()?;
         let mut workload = Workload::new(
             "postgres",
-            HugePageKind::Mapped,
+            PageKind::Mapped,
             page,
             vec![PlannedMapping::new("shared memory", size)],
         );

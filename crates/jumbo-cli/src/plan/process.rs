@@ -8,7 +8,7 @@ use jumbo::units::{Bytes, PageSize};
 use jumbo_host::kernel::{FileError, Root, base_page, task};
 use jumbo_host::status::{self, Kind as MemoryKind};
 
-use super::sizing::{HugePageKind, PlannedMapping, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 use super::{jvm, postgres, qemu, redis};
 
 /// ProcessMemory of a process, by the possible kind of huge page.
@@ -151,14 +151,13 @@ fn other(
             "the mappings of the server do not tell its buffer pool\n\
              hint: `jumbo plan mysql --buffer-pool SIZE`, with innodb_buffer_pool_size"
         ),
-        true => ("custom", HugePageKind::Thp),
-        false if is_mysql => ("mysql", HugePageKind::Mapped),
-        false => ("custom", HugePageKind::Mapped),
+        true => ("custom", PageKind::Thp),
+        false if is_mysql => ("mysql", PageKind::Mapped),
+        false => ("custom", PageKind::Mapped),
     };
-    let page = page.unwrap_or(PageSize::SIZE_2M);
     let region = PlannedMapping::new("anonymous memory", memory.anonymous);
     let mut workload = Workload::new(known, kind, page, vec![region]);
-    if kind == HugePageKind::Thp && memory.shared >= Bytes(page.bytes()) {
+    if kind == PageKind::Thp && memory.shared >= Bytes(workload.page.bytes()) {
         workload.notes = vec![format!(
             "it maps {} of shared memory too: `jumbo thp set shmem=within_size` gives that THPs",
             memory.shared

@@ -3,12 +3,12 @@
 use jumbo::units::{Bytes, PageSize};
 
 use super::files::all;
-use super::sizing::{HugePageKind, PlannedMapping, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 
 /// Plan the RAM of virtual machines under QEMU
 ///
-/// The RAM of a guest is on one node, or in equal parts on each of --nodes. --count is the number of
-/// guests. Pages are of 1 GiB where the parts are multiples of that.
+/// The RAM of a guest is on one node, or in equal parts on each of --nodes. --count is the number
+/// of guests. Pages are of 1 GiB where the parts are multiples of that.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo plan qemu --memory 64G
@@ -41,7 +41,7 @@ impl Args {
         }
         let mut workload = Workload::new(
             "qemu",
-            HugePageKind::Mapped,
+            PageKind::Mapped,
             page,
             vec![PlannedMapping::new("guest RAM", part)],
         );

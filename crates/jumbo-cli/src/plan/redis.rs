@@ -3,7 +3,7 @@
 use jumbo::units::{Bytes, PageSize};
 
 use super::files::all;
-use super::sizing::{HugePageKind, PlannedMapping, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 
 /// Plan the memory of Redis or Valkey
 ///
@@ -21,10 +21,9 @@ pub(super) struct Args {
 
 impl Args {
     pub(super) fn workload(&self, page: Option<PageSize>) -> Workload {
-        let page = page.unwrap_or(PageSize::SIZE_2M);
         let mut workload = Workload::new(
             "redis",
-            HugePageKind::Thp,
+            PageKind::Thp,
             page,
             vec![PlannedMapping::new("data set", self.data_set)],
         );

@@ -8,7 +8,7 @@ use jumbo::units::{Bytes, Pages, counted};
 
 use super::HugePagePlan;
 use super::files::{ConfigReader, FileLine};
-use super::sizing::{HugePageKind, PlannedMapping};
+use super::sizing::{PageKind, PlannedMapping};
 use crate::view::{NONE, Stdout, View};
 
 /// Maximum number of listed mappings.
@@ -18,8 +18,8 @@ pub(super) fn show(view: &mut View, plan: &HugePagePlan) -> io::Result<()> {
     let page = plan.page_size;
     let pages = counted(plan.memory.whole_pages(page).0, "page");
     let pool = match plan.kind {
-        HugePageKind::Thp => "THPs, no pool",
-        HugePageKind::Mapped | HugePageKind::Sysv => "hugetlb",
+        PageKind::Thp => "THPs, no pool",
+        PageKind::Mapped | PageKind::Sysv => "hugetlb",
     };
     let of = match plan.count {
         1 => String::new(),

@@ -5,10 +5,10 @@ use serde::Serialize;
 
 use super::files::Values;
 
-/// HugePageKind of huge pages that a program maps.
+/// PageKind of huge pages that a program maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum HugePageKind {
+pub(super) enum PageKind {
     /// hugetlb pages by mmap(2), memfd_create(2) or hugetlbfs: any user may have them
     Mapped,
     /// hugetlb pages by shmget(2): for vm.hugetlb_shm_group and root
@@ -30,7 +30,7 @@ pub(super) struct Workload {
     pub(super) name: &'static str,
     /// Usual systemd unit of the program.
     pub(super) unit: String,
-    pub(super) kind: HugePageKind,
+    pub(super) kind: PageKind,
     pub(super) page: PageSize,
     /// Mappings of one instance; with `bound`, on one node.
     pub(super) regions: Vec<PlannedMapping>,
@@ -38,7 +38,7 @@ pub(super) struct Workload {
     pub(super) bound: bool,
     /// Source of the sizes.
     pub(super) source: String,
-    /// Group ID for [`HugePageKind::Sysv`].
+    /// Group ID for [`PageKind::Sysv`].
     pub(super) group: Option<u32>,
     /// Template of the program's configuration.
     pub(super) template: &'static str,
@@ -68,18 +68,18 @@ impl PlannedMapping {
 }
 
 impl Workload {
-    /// Makes a workload without files, steps and notes.
+    /// Makes a workload without files, steps and notes; by default with pages of 2 MiB.
     pub(super) fn new(
         name: &'static str,
-        kind: HugePageKind,
-        page: PageSize,
+        kind: PageKind,
+        page: impl Into<Option<PageSize>>,
         regions: Vec<PlannedMapping>,
     ) -> Self {
         Self {
             name,
             unit: format!("{name}.service"),
             kind,
-            page,
+            page: page.into().unwrap_or(PageSize::SIZE_2M),
             regions,
             bound: false,
             source: String::from("as given"),
@@ -131,7 +131,7 @@ mod tests {
         let regions = sizes
             .iter()
             .map(|size| PlannedMapping::new("memory", Bytes(*size)));
-        let mut workload = Workload::new("custom", HugePageKind::Mapped, page, regions.collect());
+        let mut workload = Workload::new("custom", PageKind::Mapped, page, regions.collect());
         workload.bound = bound;
         workload.pools(count, nodes, headroom)[0].pages.0
     }

@@ -74,7 +74,7 @@ pub(crate) struct Args {
     ///
     /// The report as JSON is --report=json. See docs/report.md
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 
     #[command(flatten)]
     options: Options,
@@ -134,10 +134,6 @@ impl Args {
         words.push(std::env::current_exe()?.into());
         words.push(crate::rehearse::NAME.into());
         Ok(Self::read(words))
-    }
-
-    pub(super) fn is_json(&self) -> bool {
-        self.json
     }
 
     /// Options that configuration files and the profile set for the program.

@@ -122,7 +122,7 @@ pub(super) fn show(args: &Args, entries: &[FileOption]) -> anyhow::Result<()> {
             "{OFF}: jumbo run starts the program without all of this"
         ));
     }
-    if args.is_json() {
+    if args.json {
         let row = |(name, value, from)| (name, json!({ "value": value, "from": from }));
         return view::json(&rows.into_iter().map(row).collect::<BTreeMap<_, _>>());
     }

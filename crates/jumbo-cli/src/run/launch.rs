@@ -3,7 +3,6 @@
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
-use std::process::{ExitStatus, Stdio};
 
 use jumbo::units::PageSize;
 use jumbo_host::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
@@ -131,7 +130,7 @@ impl<'a> Launch<'a> {
     pub(super) fn variables(&self) -> Vec<(&'static str, Vec<u8>)> {
         let mut variables = Vec::new();
         let changes = self.changes(None);
-        // An LD_PRELOAD that has the library already is unchanged, but the other command may lack it.
+        // An LD_PRELOAD that already has the library is unchanged, but is printed all the same.
         let kept = inherited("LD_PRELOAD").filter(|_| {
             self.library.is_some() && changes.iter().all(|(name, _)| *name != "LD_PRELOAD")
         });
@@ -207,20 +206,6 @@ fn has_pages(root: &Root, page: PageSize) -> bool {
     pools.any(|pool| pool.unused().0 + pool.may_grow_by().0 > 0)
 }
 
-/// Exit status of a process that makes the system calls of a parent: a seccomp filter may kill it.
-///
-/// # Errors
-/// The process cannot be started.
-pub(super) fn rehearsed() -> std::io::Result<ExitStatus> {
-    std::process::Command::new(std::env::current_exe()?)
-        .args([crate::rehearse::NAME, "--report"])
-        .env_remove("LD_PRELOAD")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-}
-
 /// Applies the changes to the environment, in place; new variables come last.
 fn merge(mut environment: Vec<CString>, changes: &[Change]) -> std::io::Result<Vec<CString>> {
     for (name, value) in changes {
@@ -246,11 +231,8 @@ fn merge(mut environment: Vec<CString>, changes: &[Change]) -> std::io::Result<V
 /// Last value of `name` in the environment; `std::env::var_os` returns the first.
 fn inherited(name: &str) -> Option<Vec<u8>> {
     let environment = inherited_environment();
-    let mut found = environment
-        .iter()
-        .rev()
-        .filter_map(|entry| value_of(entry, name));
-    found.next().map(<[u8]>::to_vec)
+    let found = (environment.iter().rev()).find_map(|entry| value_of(entry, name));
+    found.map(<[u8]>::to_vec)
 }
 
 fn value_of<'a>(entry: &'a CString, name: &str) -> Option<&'a [u8]> {

@@ -3,7 +3,8 @@
 //! The command contains a copy of its library. An installed library of [`Library::places`] is used
 //! only if it is of the same build: another version would misread its configuration. Else the copy
 //! in one of [`Library::stores`] is used, where packages install it, and written there if missing.
-//! It needs a file name: children of the program load it by name after this process has ended.
+//! The library needs a file name: children of the program load it by name, also after this process
+//! has ended.
 //!
 //! A 32-bit child cannot load it, and its loader would warn on stderr. So LD_PRELOAD names the
 //! library by `$LIB` if [`create_folders`] was run: glibc replaces it by its own folder
@@ -97,9 +98,11 @@ fn installed_or_embedded() -> Result<PathBuf, Failure> {
     let mut refused = |path: &Path, why: String| {
         tried.push_str(&format!("\n  {}: {why}", path.display()));
     };
+    // The first block has the linker's hash of the whole file (build ID).
+    let is_same_build = |path: &Path| begins_as_embedded(path, READ_BLOCK_BYTES).unwrap_or(false);
     for place in Library::places(&command) {
         match Library::check(&place, &command) {
-            Ok(path) if is_same_build(&path).unwrap_or(false) => return Ok(path),
+            Ok(path) if is_same_build(&path) => return Ok(path),
             Ok(_) => refused(&place, String::from("it is of another version")),
             Err(why) => refused(&place, why),
         }
@@ -142,12 +145,6 @@ fn stored(store: &Path, command: &Path, lib_for_64: bool) -> Result<PathBuf, Str
     is_whole()
         .then_some(path)
         .ok_or_else(|| String::from("another version of it is being put there"))
-}
-
-/// Compares the length and the first block with [`EMBEDDED`]: the block has the linker's hash of the
-/// whole file (build ID).
-fn is_same_build(installed: &Path) -> io::Result<bool> {
-    begins_as_embedded(installed, READ_BLOCK_BYTES)
 }
 
 /// Reports whether the file has the bytes of [`EMBEDDED`].

@@ -39,8 +39,9 @@ use jumbo_host::kernel::process::start;
 
 pub(crate) use args::Args;
 use args::RunSettings;
+pub(crate) use profile::known as profiles;
 pub(crate) use program::unreached;
-pub(crate) use standing::{StandingOptions, preload, profiles, standing};
+pub(crate) use standing::{StandingOptions, preload, standing};
 
 /// Exit code: wrong usage.
 const USAGE: u8 = 2;

@@ -66,7 +66,7 @@ pub(super) struct Options {
     )]
     pub(super) pool: Option<PoolRequest>,
 
-    /// How much the pool may grow beyond its size [default: 0]
+    /// Maximum growth of the pool beyond its size [default: 0]
     ///
     /// The excess is returned when it is free. See docs/run.md
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]

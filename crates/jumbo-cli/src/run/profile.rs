@@ -1,4 +1,4 @@
-//! Options from files, [`FileOption`]: a profile ([`entries`]), or a configuration file ([`parse`]).
+//! Options from a profile ([`entries`]) or a configuration file ([`parse`]): [`FileOption`].
 //!
 //! A key with its value becomes the option of that name, before the typed options. One parser reads
 //! both, with the same bounds and errors; the last of an option counts.
@@ -67,7 +67,7 @@ pub(super) fn entries_of_known(name: &str) -> Result<Vec<FileOption>, Failure> {
 }
 
 /// Names of all profiles: the built-in ones, and those in the configuration folders.
-pub(super) fn known() -> BTreeSet<String> {
+pub(crate) fn known() -> BTreeSet<String> {
     let folders = folders().map(|folder| folder.join("jumbo/profiles"));
     let files = folders.flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
     let own =

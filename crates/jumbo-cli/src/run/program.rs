@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::io::ErrorKind::{IsADirectory, NotFound, PermissionDenied};
 use std::io::{self, Read, Seek as _};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,7 +13,7 @@ use jumbo_host::policy::Reach;
 use jumbo_host::policy::elf::{Executable, Machine};
 use jumbo_inside::sandbox::{self, Answer};
 use object::read::ReadCache;
-use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
+use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags, accessat};
 
 use super::{Failure, NOT_EXECUTABLE, NOT_FOUND};
 
@@ -72,8 +73,8 @@ pub(crate) fn unreached(command: &[OsString]) -> Option<(String, bool)> {
 /// Failure with the program, the error and a hint in one line.
 pub(super) fn start_failure(name: &OsStr, error: &io::Error) -> Failure {
     let (code, hint) = match error.kind() {
-        io::ErrorKind::NotFound => (NOT_FOUND, "is its interpreter or loader installed?"),
-        io::ErrorKind::IsADirectory => (NOT_EXECUTABLE, "name a program in it"),
+        NotFound => (NOT_FOUND, "is its interpreter or loader installed?"),
+        IsADirectory => (NOT_EXECUTABLE, "name a program in it"),
         _ => (NOT_EXECUTABLE, "is it a program, and may you execute it?"),
     };
     Failure {
@@ -94,7 +95,7 @@ fn search(name: &OsStr) -> Result<PathBuf, Failure> {
         let path = PathBuf::from(name);
         return match can_execute(&path) {
             Ok(()) => Ok(path),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(error) if error.kind() == NotFound => {
                 Err(failure(NOT_FOUND, "no such file; hint: check the path"))
             }
             Err(error) => Err(start_failure(name, &error)),
@@ -110,7 +111,8 @@ fn search(name: &OsStr) -> Result<PathBuf, Failure> {
         };
         match can_execute(&path) {
             Ok(()) => return Ok(path),
-            Err(error) if is_refusal(&error) => {
+            // execvp(3) continues the search, too.
+            Err(error) if matches!(error.kind(), PermissionDenied | IsADirectory) => {
                 denied.get_or_insert(error);
             }
             Err(_) => {}
@@ -125,26 +127,11 @@ fn search(name: &OsStr) -> Result<PathBuf, Failure> {
     })
 }
 
-/// Reports whether a file exists that execvp(3) would not start.
-fn is_refusal(error: &io::Error) -> bool {
-    use io::ErrorKind::{IsADirectory, PermissionDenied};
-    matches!(error.kind(), PermissionDenied | IsADirectory)
-}
-
 fn can_execute(path: &Path) -> io::Result<()> {
-    let metadata = std::fs::metadata(path)?;
-    if metadata.is_file() {
-        Ok(rustix::fs::accessat(
-            CWD,
-            path,
-            Access::EXEC_OK,
-            AtFlags::EACCESS,
-        )?)
-    } else {
-        Err(match metadata.is_dir() {
-            true => io::ErrorKind::IsADirectory.into(),
-            false => io::ErrorKind::PermissionDenied.into(),
-        })
+    match std::fs::metadata(path)? {
+        file if file.is_dir() => Err(IsADirectory.into()),
+        file if !file.is_file() => Err(PermissionDenied.into()),
+        _ => Ok(accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS)?),
     }
 }
 
@@ -169,7 +156,7 @@ fn examine(path: &Path) -> (PathBuf, Reach) {
 }
 
 enum FileType {
-    /// Its interpreter.
+    /// Interpreter of a script.
     Script(PathBuf),
     Binary(Reach),
 }

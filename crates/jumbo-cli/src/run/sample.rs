@@ -46,7 +46,7 @@ pub(super) struct Peak {
     pub(super) processes: Vec<ProcessSample>,
 }
 
-/// One process at that moment.
+/// Memory of a process in a sample.
 #[derive(Debug)]
 pub(super) struct ProcessSample {
     pub(super) pid: u32,

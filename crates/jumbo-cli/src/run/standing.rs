@@ -1,7 +1,7 @@
 //! Environment of a program that jumbo covers without `jumbo run`: [`standing()`].
 //!
-//! It serves images, containers and systemd units. Without a launcher there is no report, and no
-//! pool that processes share.
+//! For images, containers and systemd units. Without a launcher there is no report, and no pool
+//! that processes share.
 
 use std::path::Path;
 
@@ -16,16 +16,11 @@ use super::options::Options;
 use super::profile::{self, FileOption};
 use super::{Failure, library};
 
-/// Names of all profiles of `jumbo run --profile`.
-pub(crate) fn profiles() -> impl Iterator<Item = String> {
-    profile::known().into_iter()
-}
-
 /// Source of the options for [`standing()`].
 pub(crate) enum StandingOptions<'a> {
     /// All defaults.
     Default,
-    /// A profile of [`profiles`].
+    /// A profile of [`profile::known`].
     Known(&'a str),
     /// A profile as typed: a name or a file.
     Typed(&'a Path),

@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -22,15 +22,15 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::Failure;
 use super::args::{Destination, RunSettings};
-use super::launch::{self, Launch};
+use super::launch::Launch;
 use super::outside;
 use super::report::{Report, RunOutcome};
 use super::sample::Sampler;
 use crate::signal::{end_by, poll};
 use crate::view::tell;
 
-/// Maximum number of the newest ledger entries among which an exited sender of a signal is searched.
-/// The kernel reuses process IDs, and the signal of an unrelated process must not be lost.
+/// Maximum number of the newest ledger entries to search for the exited sender of a signal. The
+/// kernel reuses process IDs, and the signal of an unrelated process must not be lost.
 const MAX_RECENT_SENDERS: usize = 16;
 
 /// Wait status and resource usage of the program.
@@ -46,8 +46,17 @@ pub(super) fn is_harmless() -> bool {
     if sandbox::inherited() == Some(0) {
         return true;
     }
+    let rehearsed = std::env::current_exe().and_then(|jumbo| {
+        Command::new(jumbo)
+            .args([crate::rehearse::NAME, "--report"])
+            .env_remove("LD_PRELOAD")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+    });
     // If no process can be started, the fork of the program fails too, which is handled.
-    launch::rehearsed().map_or(true, |status| status.signal().is_none())
+    rehearsed.map_or(true, |status| status.signal().is_none())
 }
 
 /// Execs the program in place, without a report: the program matters more than its report.
@@ -113,7 +122,7 @@ pub(super) fn run(
         ledger,
     };
     let end = watch(recipient, &signals, sampler.as_mut())
-        .or_else(|_| wait_out(&child))
+        .or_else(|_| (child.wait()).map(|(change, faults)| ProgramEnd { change, faults }))
         .map_err(|error| Failure::own(format!("cannot wait for the program: {error}")))?;
     let wall = started.elapsed();
     // From here on signals are for jumbo: writing may block, for example on a pipe.
@@ -173,7 +182,9 @@ fn watch(
         if let Some(sampler) = &mut sampler {
             sampler.check();
         }
-        wait(signals, sampler.as_ref().map(|sampler| sampler.deadline()))?;
+        let timeout = (sampler.as_ref())
+            .map(|sampler| (sampler.deadline()).saturating_duration_since(Instant::now()));
+        poll(&mut [PollFd::new(signals, PollFlags::IN)], timeout)?;
         while let Some(signal) = signals.next()? {
             recipient.forward(signal);
         }
@@ -191,18 +202,6 @@ fn watch(
     }
 }
 
-/// Waits for the end of the program after [`watch`] failed.
-fn wait_out(child: &Child) -> io::Result<ProgramEnd> {
-    let (change, faults) = child.wait()?;
-    Ok(ProgramEnd { change, faults })
-}
-
-/// Waits until a signal has arrived, or until `deadline`.
-fn wait(signals: &Signals, deadline: Option<Instant>) -> io::Result<()> {
-    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    poll(&mut [PollFd::new(signals, PollFlags::IN)], left)
-}
-
 /// Stops this process as the program was stopped, so that the shell sees its job stopped, and
 /// continues the program when this process is continued.
 fn stop_with(recipient: Recipient<'_>, signals: &Signals, signal: i32) -> io::Result<()> {
@@ -215,7 +214,7 @@ fn stop_with(recipient: Recipient<'_>, signals: &Signals, signal: i32) -> io::Re
             recipient.forward(signal);
         }
     }
-    // A shell continues the whole job; a `kill -CONT` of jumbo alone is meant for the program too. A
+    // A shell continues the whole job, but a `kill -CONT` of jumbo alone is for the program too. A
     // second SIGCONT would run the program's handler twice.
     if continued && recipient.child.is_stopped() {
         recipient.child.send(Signal {

@@ -61,18 +61,14 @@ pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
         view.line("One process by folio size: `jumbo status -p PID`")?;
     }
     // All processes usually have the same reason: only the first is shown.
-    let mut own: Vec<Missing> = Vec::new();
     let refused = || page.processes.iter().flat_map(|process| &process.missing);
-    if let Some(first) = refused().next() {
-        let what = match refused().count() {
+    let own = refused().next().map(|first| Missing {
+        what: match refused().count() {
             1 => first.what.clone(),
             count => format!("{} of {count} processes", first.what),
-        };
-        own.push(Missing {
-            what,
-            why: first.why.clone(),
-        });
-    }
+        },
+        why: first.why.clone(),
+    });
     view::missing(view, "Not shown", own.iter().chain(&page.missing))
 }
 

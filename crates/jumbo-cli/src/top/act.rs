@@ -100,38 +100,31 @@ pub(super) fn read_details(pid: u32) -> WorkResult {
 }
 
 impl Promotion {
-    /// Makes the plan for a process without a change.
-    pub(super) fn plan(&self, action: Action, process: &SelectedProcess) -> WorkResult {
-        match self.promote(action, process, true) {
-            Ok((lines, is_success)) => WorkResult::Plan(lines, is_success),
-            Err(error) => {
-                WorkResult::Plan(vec![format!("cannot run jumbo promote: {error}")], false)
-            }
-        }
-    }
-
-    /// Carries out the plan.
-    pub(super) fn carry_out(&self, action: Action, process: &SelectedProcess) -> WorkResult {
-        if !process.is_alive() {
-            return WorkResult::Done(vec![format!("{} {} has ended", process.pid, process.name)]);
-        }
-        WorkResult::Done(match self.promote(action, process, false) {
-            Ok((lines, _)) => lines,
-            Err(error) => vec![format!("cannot run jumbo promote: {error}")],
-        })
-    }
-
-    fn promote(
+    /// Carries out the action, or makes its plan.
+    pub(super) fn promote(
         &self,
         action: Action,
         process: &SelectedProcess,
-        dry: bool,
-    ) -> io::Result<(Vec<String>, bool)> {
+        dry_run: bool,
+    ) -> WorkResult {
+        if !dry_run && !process.is_alive() {
+            return WorkResult::Done(vec![format!("{} {} has ended", process.pid, process.name)]);
+        }
+        let result = self.run(action, process.pid, dry_run);
+        let (lines, is_success) = result
+            .unwrap_or_else(|error| (vec![format!("cannot run jumbo promote: {error}")], false));
+        match dry_run {
+            true => WorkResult::Plan(lines, is_success),
+            false => WorkResult::Done(lines),
+        }
+    }
+
+    fn run(&self, action: Action, pid: u32, dry_run: bool) -> io::Result<(Vec<String>, bool)> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("promote").args(dry.then_some("--dry-run"));
+        command.arg("promote").args(dry_run.then_some("--dry-run"));
         command
             .args((action == Action::Undo).then_some("--undo"))
-            .arg(process.pid.to_string());
+            .arg(pid.to_string());
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

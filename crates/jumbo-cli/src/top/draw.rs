@@ -1,5 +1,5 @@
-//! Drawing of the screen from the state: [`draw`]. Colour alone never has a meaning, and all text is
-//! ASCII, for any terminal.
+//! Drawing of the screen from the state: [`draw`]. Colour alone never has a meaning, and all text
+//! is ASCII, for any terminal.
 
 use jumbo_host::kernel::thp::Choice;
 use jumbo_host::kernel::{Root, base_page};

@@ -36,7 +36,7 @@ use crate::signal::{end_by, poll};
 use crate::value::interval;
 use crate::view::{self, View};
 use act::{Action, ProcessDetails, Promotion, SelectedProcess, WorkResult};
-use collect::{Collector, HostSample, ProcessRow, Sample};
+use collect::{Collector, Sample};
 use keys::{Decoder, Key};
 use model::{Column, GroupSums, Line, ListOptions, Subject};
 use screen::Screen;
@@ -44,9 +44,9 @@ use screen::Screen;
 /// Watch processes and control groups by their huge pages
 ///
 /// SHARE is the part of a process's memory that is on huge pages, GAIN the memory that `p` (jumbo
-/// promote) could put there, WASTE huge memory that a program under jumbo run has not touched. Above:
-/// memory, pools, fragmentation, pressure, and the kernel's counters a second. `?` has the keys.
-/// Docs: docs/top.md
+/// promote) could put there, WASTE huge memory that a program under jumbo run has not touched.
+/// Above: memory, pools, fragmentation, pressure, and the kernel's counters a second. `?` has the
+/// keys. Docs: docs/top.md
 ///
 /// As a normal user it shows what it may, and says what it may not.
 #[derive(Debug, clap::Args)]
@@ -59,7 +59,8 @@ use screen::Screen;
 Exit status: 0 done; 1 failed; 2 wrong usage, or no terminal; 128+N ended by signal N.")]
 pub(crate) struct Args {
     /// Seconds between two samples
-    #[arg(long, value_name = "SECONDS", value_parser = interval, allow_hyphen_values = true, default_value = "2")]
+    #[arg(long, value_name = "SECONDS", value_parser = interval, allow_hyphen_values = true,
+        default_value = "2")]
     interval: Duration,
 
     /// Sort by this column
@@ -82,12 +83,10 @@ pub(crate) struct Args {
 /// The output of `--json`.
 #[derive(Serialize)]
 struct Document<'a> {
-    host: &'a HostSample,
-    processes: &'a [ProcessRow],
-    /// By path; each includes the groups below it.
+    #[serde(flatten)]
+    sample: &'a Sample,
+    /// Control groups by path; each includes the groups below it.
     groups: BTreeMap<String, GroupSums>,
-    hidden: usize,
-    held_back: usize,
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
@@ -106,18 +105,15 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     watch(args, collector)
 }
 
-/// One sample, with rates.
+/// Prints one sample, with rates.
 fn once(args: &Args, mut collector: Collector) -> anyhow::Result<ExitCode> {
     // Rates need two readings of the counters.
     collector.sample(false)?;
     std::thread::sleep(args.interval);
     let sample = collector.sample(true)?;
     let page = Document {
-        host: &sample.host,
-        processes: &sample.processes,
+        sample: &sample,
         groups: model::groups(&sample.processes),
-        hidden: sample.hidden,
-        held_back: sample.held_back,
     };
     let options = ListOptions::new(args.sort, args.tree);
     view::page(args.json, &page, |view, _| show(view, &sample, &options))
@@ -209,8 +205,8 @@ struct App {
 #[derive(Debug, PartialEq)]
 enum BackgroundWork {
     Details(u32),
-    Plan(Action, SelectedProcess),
-    CarryOut(Action, SelectedProcess),
+    /// Action on a process; `true` makes the plan alone.
+    Promote(Action, SelectedProcess, bool),
     End,
 }
 
@@ -300,7 +296,7 @@ impl App {
             if matches!(key, Key::Char('y' | 'Y')) {
                 (self.busy, self.message) =
                     (true, vec![format!("{} {}", process.pid, process.name)]);
-                return Some(BackgroundWork::CarryOut(action, process));
+                return Some(BackgroundWork::Promote(action, process, false));
             }
             return None;
         }
@@ -378,7 +374,7 @@ impl App {
         };
         self.question = Some((action, process.clone()));
         (self.busy, self.message) = (true, vec![format!("{} {}", process.pid, process.name)]);
-        Some(BackgroundWork::Plan(action, process))
+        Some(BackgroundWork::Promote(action, process, true))
     }
 
     fn type_filter(&mut self, key: Key) {
@@ -436,17 +432,14 @@ fn watch(args: &Args, collector: Collector) -> anyhow::Result<ExitCode> {
         |work| {
             let (outbox, running, wanted) = (outbox.clone(), running.clone(), wanted.clone());
             std::thread::spawn(move || {
-                let (news, pid) = match work {
+                let (result, pid) = match work {
                     BackgroundWork::End => return running.end(),
                     BackgroundWork::Details(pid) => (act::read_details(pid), pid),
-                    BackgroundWork::Plan(action, process) => {
-                        (running.plan(action, &process), process.pid)
-                    }
-                    BackgroundWork::CarryOut(action, process) => {
-                        (running.carry_out(action, &process), process.pid)
+                    BackgroundWork::Promote(action, process, dry_run) => {
+                        (running.promote(action, &process, dry_run), process.pid)
                     }
                 };
-                outbox.send(Event::Result(news));
+                outbox.send(Event::Result(result));
                 let _ = wanted.send(pid);
             });
         },

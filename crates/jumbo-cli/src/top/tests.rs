@@ -7,6 +7,7 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Modifier;
 
+use super::collect::ProcessRow;
 use super::*;
 
 /// A process of `anon` MiB; `glance` has huge and gain in MiB, `None` for an unreadable process.
@@ -229,7 +230,11 @@ fn a_promotion_shows_its_plan_and_asks() {
     let process = SelectedProcess::new(11, "large");
     assert_eq!(
         press(&mut app, "p"),
-        [BackgroundWork::Plan(Action::Promote, process.clone())]
+        [BackgroundWork::Promote(
+            Action::Promote,
+            process.clone(),
+            true
+        )]
     );
     // While it works, only a key to end it has an effect.
     assert_eq!(press(&mut app, "ptj\x1b"), [BackgroundWork::End]);
@@ -241,7 +246,7 @@ fn a_promotion_shows_its_plan_and_asks() {
     app.event(plan(true));
     assert_eq!(
         press(&mut app, "y"),
-        [BackgroundWork::CarryOut(Action::Undo, process)]
+        [BackgroundWork::Promote(Action::Undo, process, false)]
     );
     app.event(Event::Result(WorkResult::Done(vec!["done".to_owned()])));
     // A refused plan has no question.
