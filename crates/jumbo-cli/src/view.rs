@@ -246,14 +246,11 @@ pub(crate) fn escaped(json: String) -> String {
     if !json.contains(control) {
         return json;
     }
-    let mut out = String::new();
-    for c in json.chars() {
-        match control(c) {
-            true => out.push_str(&format!("\\u{:04x}", u32::from(c))),
-            false => out.push(c),
-        }
-    }
-    out
+    let escape = |c| match control(c) {
+        true => format!("\\u{:04x}", u32::from(c)),
+        false => c.to_string(),
+    };
+    json.chars().map(escape).collect()
 }
 
 /// Prints a message on stderr. A write error is ignored: `eprintln!` would panic.

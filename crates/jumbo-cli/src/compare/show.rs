@@ -69,7 +69,6 @@ fn columns(server: Option<&Server>) -> [&'static str; 6] {
     ]
 }
 
-/// Figures of each side.
 fn rows(it: &Comparison) -> impl Iterator<Item = [String; 7]> {
     let ways = it
         .ways

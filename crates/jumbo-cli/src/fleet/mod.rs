@@ -199,7 +199,7 @@ struct FigureComparison {
     jumbo: f64,
     #[serde(flatten)]
     difference: Difference,
-    /// FleetComparison of plain with itself.
+    /// Comparison of plain with itself.
     aa: Option<Difference>,
     /// Cores or bytes that `fleet_pods` plain pods would save under jumbo.
     saving: Option<FleetSaving>,

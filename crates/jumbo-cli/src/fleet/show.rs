@@ -124,7 +124,7 @@ fn verdict(it: &FigureComparison, per_request: bool) -> Vec<String> {
     lines
 }
 
-/// FleetSaving, or additional need, of all pods.
+/// Saving, or additional need, of all pods.
 fn total(figure: Figure, saving: FleetSaving, pods: usize) -> String {
     let (unit, scale) = match figure {
         Figure::Memory => ("GiB", f64::from(1 << 30)),

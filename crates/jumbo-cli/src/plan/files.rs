@@ -38,7 +38,6 @@ pub(super) struct FileLine {
     pub(super) why: String,
 }
 
-/// A file that the operator installs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct PlannedFile {
     pub(super) path: String,

@@ -128,7 +128,6 @@ struct CommonOptions {
     json: bool,
 }
 
-/// Content of a printed plan.
 #[derive(Debug, Serialize)]
 struct HugePagePlan {
     workload: &'static str,
@@ -165,7 +164,6 @@ struct HugePagePlan {
     default_page: PageSize,
 }
 
-/// Host of the plan.
 struct TargetHost {
     nodes: u32,
     memory: Bytes,
@@ -410,7 +408,6 @@ impl HugePagePlan {
         plan
     }
 
-    /// Values for the templates.
     fn values(&self, workload: &Workload, unit: &str) -> Values {
         let (page, pools) = (self.page_size, &self.pools[..]);
         let is_thp = workload.kind == PageKind::Thp;

@@ -11,7 +11,7 @@ use jumbo_host::status::{self, Kind as MemoryKind};
 use super::sizing::{PageKind, PlannedMapping, Workload};
 use super::{jvm, postgres, qemu, redis};
 
-/// ProcessMemory of a process, by the possible kind of huge page.
+/// Memory of a process, by the possible kind of huge page.
 #[derive(Debug, Default)]
 struct ProcessMemory {
     /// Mappings of hugetlb pages, with their page sizes.

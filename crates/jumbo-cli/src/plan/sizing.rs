@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::files::Values;
 
-/// PageKind of huge pages that a program maps.
+/// Kind of huge pages that a program maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum PageKind {

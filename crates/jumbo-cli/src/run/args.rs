@@ -105,14 +105,12 @@ pub(super) struct RunSettings {
     pub(super) command: Vec<OsString>,
 }
 
-/// Format and destination of a requested report.
 #[derive(Debug)]
 pub(super) struct ReportRequest {
     pub(super) format: ReportFormat,
     pub(super) destination: Destination,
 }
 
-/// Destination of a report.
 #[derive(Debug)]
 pub(super) enum Destination {
     Stderr,
@@ -182,11 +180,8 @@ impl RunSettings {
         let name = self.command.first().and_then(|name| name.to_str());
         let format = name.filter(|name| ReportFormat::from_str(name, false).is_ok());
         if let (Some(format), true) = (format, self.report.is_some()) {
-            let end = failure.message.find("; hint: ");
-            failure
-                .message
-                .truncate(end.unwrap_or(failure.message.len()));
-            failure.message += &format!("; hint: --report={format}, with an equals sign");
+            let message = failure.message.split("; hint: ").next().unwrap_or_default();
+            failure.message = format!("{message}; hint: --report={format}, with an equals sign");
         }
         failure
     }

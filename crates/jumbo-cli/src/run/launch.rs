@@ -17,13 +17,11 @@ use super::outside::{self, Outside};
 use super::program::{Program, start_failure};
 use super::{Failure, NOT_EXECUTABLE};
 
-/// A program ready to start.
 #[derive(Debug)]
 pub(super) struct Launch<'a> {
     pub(super) program: &'a Program,
     pub(super) plan: Plan,
     command: &'a [OsString],
-    /// Patterns of libraries.
     libs: Option<&'a str>,
     /// `None` if nothing is preloaded.
     library: Option<PathBuf>,

@@ -70,7 +70,6 @@ pub(super) fn beside_this(outside: &Outside) -> Option<Beside> {
     .ok()
 }
 
-/// Starts the process beside a child.
 pub(super) fn beside_child(
     outside: &Outside,
     child: &Child,
@@ -100,24 +99,22 @@ pub(super) fn result(
     if let Some(Err(why)) = outside {
         return Some(Err(why.clone()));
     }
-    Some(match beside? {
+    Some(match beside?.map(|beside| beside.finish(RESULT_TIMEOUT)) {
         Err(error) => Err(format!("no process beside the program: {error}")),
-        Ok(beside) => {
-            match beside.finish(RESULT_TIMEOUT) {
-                None => Err(String::from("the process beside the program was killed")),
-                Some(text) if text.is_empty() => {
-                    Err(format!("it held less than {MIN_MEMORY}, or too briefly"))
-                }
-                Some(text) => match serde_json::from_str::<Promoted>(&text) {
-                    Ok(Promoted {
-                        method: None,
-                        reason,
-                        ..
-                    }) => Err(reason
-                        .unwrap_or_else(|| String::from("no block of a huge page was half full"))),
-                    promoted => promoted.map_err(|error| error.to_string()),
-                },
-            }
+        Ok(None) => Err(String::from("the process beside the program was killed")),
+        Ok(Some(text)) if text.is_empty() => {
+            Err(format!("it held less than {MIN_MEMORY}, or too briefly"))
         }
+        Ok(Some(text)) => match serde_json::from_str::<Promoted>(&text) {
+            Ok(Promoted {
+                method: None,
+                reason,
+                ..
+            }) => {
+                let none = || String::from("no block of a huge page was half full");
+                Err(reason.unwrap_or_else(none))
+            }
+            promoted => promoted.map_err(|error| error.to_string()),
+        },
     })
 }

@@ -28,7 +28,6 @@ macro_rules! profiles {
 /// Profiles of jumbo itself: programs for which another option than the default is better.
 const BUILT_IN: [(&str, &str); 4] = profiles!["cpython", "duckdb", "node", "postgresql"];
 
-/// An option that a file sets.
 #[derive(Debug)]
 pub(super) struct FileOption {
     pub(super) key: String,

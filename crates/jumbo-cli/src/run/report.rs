@@ -38,7 +38,6 @@ pub(super) const KINDS: [Kind; 6] = [
     Kind::File,
 ];
 
-/// Content of a report.
 pub(super) struct Report<'a> {
     pub(super) settings: &'a RunSettings,
     pub(super) launch: &'a Launch<'a>,
@@ -354,7 +353,6 @@ impl<'a> Report<'a> {
         })
     }
 
-    /// Writes the report to its destination.
     pub(super) fn write(&self, request: &ReportRequest) -> io::Result<()> {
         let text = match request.format {
             ReportFormat::Json => format!("{}\n", escaped(format!("{:#}", self.json()))),

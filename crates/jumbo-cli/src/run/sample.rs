@@ -54,7 +54,6 @@ pub(super) struct ProcessSample {
     pub(super) usage: Usage,
 }
 
-/// Statistics of the measurement.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct SampleStats {
     pub(super) samples: u64,
@@ -308,7 +307,6 @@ fn is_about(bytes: Bytes, max: Bytes) -> bool {
     bytes.0 + growth(bytes) >= max.0
 }
 
-/// CPU time of this thread.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()

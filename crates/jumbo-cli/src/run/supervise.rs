@@ -33,7 +33,6 @@ use crate::view::tell;
 /// kernel reuses process IDs, and the signal of an unrelated process must not be lost.
 const MAX_RECENT_SENDERS: usize = 16;
 
-/// Wait status and resource usage of the program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProgramEnd {
     pub(super) change: Change,

@@ -52,7 +52,6 @@ pub(super) fn render(report: &Report<'_>, full: bool) -> String {
     clean_lines(&out.0).into_owned()
 }
 
-/// Text of a report.
 #[derive(Default)]
 pub(super) struct ReportText(String);
 
@@ -114,7 +113,6 @@ fn unreached(report: &Report<'_>) -> Option<String> {
     Some(format!("could not help {}: {why}{outside}", name(report)))
 }
 
-/// The memory promoted from outside.
 fn promoted<'a>(report: &'a Report<'_>) -> Option<&'a Promoted> {
     report.outcome.outside.as_ref()?.as_ref().ok()
 }

@@ -115,7 +115,6 @@ fn sum<'a>(processes: impl Iterator<Item = &'a Detail>) -> Memory {
     })
 }
 
-/// Shows a line for each process.
 fn show_lines(view: &mut View, page: &ProcessPage) -> io::Result<()> {
     let row = |process: &Detail| {
         let memory = process.memory.clone().unwrap_or_default();

@@ -32,7 +32,6 @@ pub(super) struct SelectedProcess {
     started: Option<u64>,
 }
 
-/// Details of a process.
 #[derive(Debug)]
 pub(super) struct ProcessDetails {
     pub(super) detail: Detail,
@@ -40,7 +39,6 @@ pub(super) struct ProcessDetails {
     pub(super) plan: Result<Plan, String>,
 }
 
-/// Result of background work.
 pub(super) enum WorkResult {
     Details(u32, Result<Box<ProcessDetails>, String>),
     /// The text of the plan, and whether it can be carried out.

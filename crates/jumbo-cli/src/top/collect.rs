@@ -35,7 +35,6 @@ const PAUSE_FACTOR: u32 = 20;
 /// Lower bound of [`Collector::speed`].
 const MIN_SPEED: f64 = 0.05;
 
-/// CPU time of this thread.
 fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
@@ -73,15 +72,14 @@ pub(super) struct HostSample {
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Rates {
     pub(super) seconds: f64,
-    /// CounterSnapshot of /proc/vmstat, by the kernel's names.
+    /// Counters of /proc/vmstat, by the kernel's names.
     pub(super) events: BTreeMap<String, f64>,
-    /// CounterSnapshot of `hugepages-*kB/stats`.
+    /// Counters of `hugepages-*kB/stats`.
     pub(super) folios: BTreeMap<PageSize, BTreeMap<String, f64>>,
     /// Shares of time in which some, and all, tasks waited for memory (PSI).
     pub(super) stall: Option<(f64, f64)>,
 }
 
-/// HostSample and processes at one moment.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Sample {
     pub(super) host: HostSample,
@@ -92,7 +90,7 @@ pub(super) struct Sample {
     pub(super) held_back: usize,
 }
 
-/// ReadState of a process that is kept between samples.
+/// State of a process that is kept between samples.
 struct TrackedProcess {
     process: ProcessRow,
     /// Number of samples with this process.
@@ -112,7 +110,6 @@ enum ReadState {
     },
 }
 
-/// CounterSnapshot at one moment.
 struct CounterSnapshot {
     at: Instant,
     events: Events,

@@ -164,7 +164,6 @@ impl Outbox {
     }
 }
 
-/// The displayed page.
 #[derive(Default)]
 enum Page {
     #[default]
@@ -175,7 +174,6 @@ enum Page {
     Detail(SelectedProcess, Option<Result<Box<ProcessDetails>, String>>),
 }
 
-/// State of the user interface.
 #[derive(Default)]
 struct App {
     options: ListOptions,

@@ -10,7 +10,6 @@ use serde::Serialize;
 use super::collect::{ProcessRow, candidate};
 use crate::view::{NONE, bytes, nonzero_bytes, percent};
 
-/// Columns, in the order of the screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Column {
     #[default]
@@ -117,7 +116,6 @@ impl MemorySums {
     }
 }
 
-/// Subject of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     Process(u32),
@@ -285,7 +283,6 @@ impl ListOptions {
         }
     }
 
-    /// Reports whether the filter matches a process.
     fn matches(&self, process: &ProcessRow) -> bool {
         let wanted = self.filter.to_lowercase();
         let ProcessRow {
@@ -319,7 +316,6 @@ impl ListOptions {
             .then_with(|| one.cell(Column::Pid).cmp(&other.cell(Column::Pid)))
     }
 
-    /// Sorted lines of the list.
     pub(super) fn lines(&self, processes: &[ProcessRow]) -> Vec<Line> {
         let taken: Vec<_> = processes
             .iter()
