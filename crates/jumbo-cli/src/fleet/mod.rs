@@ -148,9 +148,7 @@ fn plan(args: &CompareArgs, nodes: u32, data: Option<&Data>) -> anyhow::Result<E
         );
     }
     if pods > MAX_PODS {
-        bail!(
-            "{pods} pods are too many to be drawn\nhint: {MAX_PODS} of them see as much as it takes"
-        );
+        bail!("{pods} pods are too many to simulate\nhint: {MAX_PODS} of them are enough");
     }
     let of =
         |figure, spread| ExperimentPlan::of(figure, spread, args.effect / 100.0, pods, args.seed);

@@ -48,7 +48,8 @@ pub(super) fn comparison(view: &mut View, it: &FleetComparison) -> io::Result<()
         .filter(|of| of.aa.is_some_and(|aa| aa.seen))
     {
         view.line(format!(
-            "WARNING: {}: plain differs from itself. Chance does that in one of 20; else the arms are not alike.",
+            "WARNING: {}: plain differs from itself. \
+             By chance one of 20 does; else the arms are not alike.",
             name(of.figure, it.per_request)
         ))?;
     }

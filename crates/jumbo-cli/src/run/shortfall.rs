@@ -187,9 +187,9 @@ pub(super) fn find(
                 "memory that fills up is not collapsed: this kernel has no MADV_COLLAPSE (Linux 6.1)",
             )
         } else if outcome.controls.iter().all(Option::is_some) {
-            String::from("nothing that was counted says why; hint: jumbo doctor")
+            String::from("no counter explains it; hint: jumbo doctor")
         } else {
-            String::from("what the host allows cannot be read here (/sys)")
+            String::from("the THP controls of the host cannot be read here (/sys)")
         };
         found.push(Shortfall {
             what: "huge pages",
@@ -205,7 +205,7 @@ pub(super) fn unreached(launch: &Launch<'_>) -> String {
         // The library finds the ledger through /proc.
         if let Err(error) = std::fs::read_link("/proc/self/exe") {
             return format!(
-                "what the library did is not known without /proc (/proc/self/exe: {error})"
+                "the library's counters cannot be read without /proc (/proc/self/exe: {error})"
             );
         }
         String::from("the loader did not load libjumbo_preload.so, or the program undid LD_PRELOAD")

@@ -75,7 +75,7 @@ pub(super) fn headline(report: &Report<'_>) -> String {
     }
     let peak = match known(report) {
         Ok(peak) => peak,
-        Err(why) => return format!("{name}: what was on huge pages is unknown: {why}"),
+        Err(why) => return format!("{name}: the share on huge pages is unknown: {why}"),
     };
     let total = peak.usage.total();
     match ruled_out(report) {
@@ -253,7 +253,7 @@ fn summary(out: &mut ReportText, report: &Report<'_>, full: bool) {
     out.push(&view::wrapped("jumbo: ", &ended));
     let share = match known(report) {
         Ok(peak) => huge_share(&name, &peak.usage.total()),
-        Err(_) => format!("how much of {name} was on huge pages is unknown"),
+        Err(_) => format!("the share of {name} on huge pages is unknown"),
     };
     let more = if full {
         ""

@@ -44,12 +44,10 @@ pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
             0 => String::new(),
             _ => {
                 let sum = proportional.into_iter().sum::<Bytes>();
-                format!("; {sum} when it is divided among them")
+                format!("; {sum} when divided among them")
             }
         };
-        view.line(format!(
-            "  memory that several map counts once for each{divided}"
-        ))?;
+        view.line(format!("  shared memory counts for each process{divided}"))?;
         match page.total.0.is_empty() {
             // smaps is unreadable; any user may read status.
             true => show_memory(view, &sum(counted()))?,
@@ -166,7 +164,7 @@ pub(crate) fn show_process(view: &mut View, process: &Detail) -> io::Result<()> 
     }
     if let Some(program) = process.reaper_of {
         return view.line(format!(
-            "  the reaper of process {program}: what it has is that one's memory, and is not counted again"
+            "  the reaper of process {program}: it shares that memory, which is not counted again"
         ));
     }
     let Some(memory) = &process.memory else {
