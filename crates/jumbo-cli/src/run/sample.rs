@@ -278,7 +278,7 @@ impl<'a> Sampler<'a> {
             sampled.trouble = Some(String::from(
                 match self.root.path("proc/self/status").exists() {
                     true => "it ended before the first sample",
-                    false => "there is no /proc here to read",
+                    false => "there is no /proc here to look at it in",
                 },
             ));
         }
