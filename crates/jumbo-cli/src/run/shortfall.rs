@@ -187,7 +187,7 @@ pub(super) fn find(
                 "memory that fills up is not collapsed: this kernel has no MADV_COLLAPSE (Linux 6.1)",
             )
         } else if outcome.controls.iter().all(Option::is_some) {
-            String::from("no counter explains it; hint: jumbo doctor")
+            String::from("nothing that was counted says why; hint: jumbo doctor")
         } else {
             String::from("the THP controls of the host cannot be read here (/sys)")
         };
