@@ -1,4 +1,4 @@
-//! The report file: [`check`] before the program starts, [`write`] when it has ended.
+//! The report file: [`check`] before the program starts, [`write()`] when it has ended.
 //!
 //! Invariant: an existing file is written in place, as by a shell's `>`, and never replaced by a
 //! rename: it may be a device, a pipe, a link, or open in another process.

@@ -7,7 +7,7 @@
 //! - [`outside`]: promotion from outside, for programs that LD_PRELOAD does not reach.
 //! - [`supervise`]: the parent process of the program. [`sample`]: measurements of its memory.
 //! - [`report`], [`shortfall`], [`text`], [`destination`]: the report. [`dry_run`]: the plan alone.
-//! - [`standing`]: the environment for programs that other commands start.
+//! - [`mod@standing`]: the environment for programs that other commands start.
 //!
 //! Invariant: only its environment and its memory show a program that it runs under jumbo. Without
 //! a report to write it is exec'd in place; else it is a child, and the report says so.
