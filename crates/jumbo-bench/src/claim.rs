@@ -1,81 +1,71 @@
-//! The conditions under which a sample is what the name of its side says: [`Claim`]s. A comparison
-//! of anything else would prove nothing.
+//! Conditions that a sample must meet to be what its side claims: [`Claim`]. Any other comparison
+//! would prove nothing.
 
 use std::ops::RangeInclusive;
 
 use jumbo::units::Bytes;
 
 use crate::Error;
-use crate::error::{LESS, QUIET};
+use crate::error::{QUIET_HINT, SIZE_HINT};
 use crate::figures::Figures;
 use crate::launch::Launch;
 
-/// The range in which a figure of a sample must be.
+/// Allowed range of a figure.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     figure: &'static str,
     range: RangeInclusive<u64>,
 }
 
-/// The hint where jumbo did not do what was asked of it.
-pub(crate) const DRY_RUN: &str = "`jumbo run --dry-run -- true` shows what `jumbo run` does";
+/// Hint for `jumbo run` without the expected effect.
+pub(crate) const DRY_RUN_HINT: &str = "`jumbo run --dry-run -- true` shows what `jumbo run` does";
 
-/// The least part of a worker's memory that must be as claimed, in percent. Beside it there are a
-/// few MiB of its own.
-pub(crate) const MOST: u64 = 95;
+/// Minimum share of a worker's memory that must be as claimed. The rest is the worker's own.
+pub(crate) const MIN_PERCENT: u64 = 95;
 
-/// The figure is in this range.
 pub(crate) fn within(figure: &'static str, range: RangeInclusive<u64>) -> Claim {
     Claim { figure, range }
 }
 
-/// The figure is exactly this.
 pub(crate) fn exactly(figure: &'static str, number: u64) -> Claim {
     within(figure, number..=number)
 }
 
-/// The figure is at least this.
-pub(crate) fn at_least(figure: &'static str, least: u64) -> Claim {
-    within(figure, least..=u64::MAX)
+pub(crate) fn at_least(figure: &'static str, min: u64) -> Claim {
+    within(figure, min..=u64::MAX)
 }
 
-/// The figure is at least so many percent of `size`.
-pub(crate) fn part_of(figure: &'static str, percent: u64, size: Bytes) -> Claim {
+pub(crate) fn at_least_percent(figure: &'static str, percent: u64, size: Bytes) -> Claim {
     at_least(figure, size.0 / 100 * percent)
 }
 
-/// The figure is [`MOST`] of `size`.
-pub(crate) fn most_of(figure: &'static str, size: Bytes) -> Claim {
-    part_of(figure, MOST, size)
+/// Claims at least [`MIN_PERCENT`] of `size`.
+pub(crate) fn nearly_all(figure: &'static str, size: Bytes) -> Claim {
+    at_least_percent(figure, MIN_PERCENT, size)
 }
 
-/// None of its memory is on huge pages.
 pub(crate) fn no_huge() -> Vec<Claim> {
     vec![exactly("huge_bytes", 0)]
 }
 
-/// The claims of so much memory, and none of it on huge pages.
 pub(crate) fn base(size: Bytes) -> Vec<Claim> {
-    vec![exactly("huge_bytes", 0), most_of("resident_bytes", size)]
+    vec![exactly("huge_bytes", 0), nearly_all("resident_bytes", size)]
 }
 
-/// Half of its memory is on huge pages: alignment and small remainders cost a few percent; with half on base pages it
-/// is another program.
+/// Claims that half of the memory is on huge pages: alignment and remainders cost a few percent.
 pub(crate) fn half_huge() -> Vec<Claim> {
     vec![at_least("huge_percent", 50)]
 }
 
-/// The claim of so much memory on huge pages.
 pub(crate) fn huge(size: Bytes) -> Vec<Claim> {
-    vec![most_of("huge_bytes", size)]
+    vec![nearly_all("huge_bytes", size)]
 }
 
-/// The claim of so much memory on pages of the kernel's pool.
 pub(crate) fn hugetlb(size: Bytes) -> Vec<Claim> {
-    vec![most_of("hugetlb_bytes", size)]
+    vec![nearly_all("hugetlb_bytes", size)]
 }
 
-/// Whether the figures of a program that was started so are what `claims` say; else an [`Error::Claim`].
+/// Checks that the figures of a program meet the claims; else [`Error::Claim`].
 pub(crate) fn check(claims: &[Claim], launch: &Launch, figures: &Figures) -> Result<(), Error> {
     let preload = match launch {
         Launch::Jumbo(_) => at_least("preload_libraries", 1),
@@ -86,7 +76,6 @@ pub(crate) fn check(claims: &[Claim], launch: &Launch, figures: &Figures) -> Res
 }
 
 impl Claim {
-    /// The advice where it does not hold.
     fn hint(&self) -> &'static str {
         let is_none = *self.range.end() == 0;
         match self.figure {
@@ -100,39 +89,39 @@ impl Claim {
             "text_file_huge_bytes" | "text_shared_huge_bytes" => {
                 "`jumbo run --report` shows why text is not on huge pages on this host"
             }
-            "resident_bytes" | "text_resident_bytes" => LESS,
-            "back_ms" => QUIET,
-            "kept_bytes" => "this is a fault of `jumbo bench`: say so where jumbo comes from",
-            "touch_faults" | "large_folio_bytes" | "sized_folio_bytes" | "shared_huge_percent" => {
-                "`jumbo thp` shows the kernel's controls; measure while no other program takes shared memory"
+            "resident_bytes" | "text_resident_bytes" => SIZE_HINT,
+            "back_ms" => QUIET_HINT,
+            "kept_bytes" => "this is a bug of `jumbo bench`: please report it",
+            "touch_faults" | "large_folio_bytes" | "sized_folio_bytes" => {
+                "`jumbo thp` shows the kernel's controls; measure while no other program allocates shared memory"
             }
             figure if figure == "hugetlb_bytes" || figure.contains("page") => {
                 "measure while no other program uses the kernel's pool of 2 MiB pages: \
                  `jumbo pool show` says which do"
             }
-            _ => DRY_RUN,
+            _ => DRY_RUN_HINT,
         }
     }
 
     fn check(&self, figures: &Figures) -> Result<(), Error> {
-        let (&least, &most) = (self.range.start(), self.range.end());
+        let (&min, &max) = (self.range.start(), self.range.end());
         let found = figures.get(self.figure).copied();
-        if found.is_some_and(|found| found >= least as f64 && found <= most as f64) {
+        if found.is_some_and(|found| found >= min as f64 && found <= max as f64) {
             return Ok(());
         }
         let show = |value: f64| match self.figure.ends_with("bytes") {
             true => format!("{:.1} MiB", value / f64::from(1 << 20)),
             false => value.to_string(),
         };
-        let right = match most {
-            u64::MAX => format!("at least {}", show(least as f64)),
-            most if most == least => show(least as f64),
-            most => format!("{} to {}", show(least as f64), show(most as f64)),
+        let expected = match max {
+            u64::MAX => format!("at least {}", show(min as f64)),
+            max if max == min => show(min as f64),
+            max => format!("{} to {}", show(min as f64), show(max as f64)),
         };
         let found = found.map_or("none".to_owned(), show);
         let what = self.figure.replace('_', " ");
-        let found = format!("{what}: {found}, and not {right}");
-        Err(Error::claim(found, self.hint()))
+        let message = format!("{what}: {found}, expected {expected}");
+        Err(Error::claim(message, self.hint()))
     }
 }
 
@@ -142,7 +131,7 @@ mod tests {
     use crate::figures::figures;
 
     #[test]
-    fn a_side_that_is_not_what_it_claims_is_refused() {
+    fn a_sample_outside_of_its_claims_is_rejected() {
         let base = base(Bytes(1000));
         for (launch, claims, resident, huge, preloaded, fine) in [
             (Launch::Plain, &base, 1010, 0, false, true),
@@ -177,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_was_found_and_what_is_right() {
+    fn a_rejection_has_found_and_expected_values() {
         let figures = figures([("preload_libraries", 0.0), ("huge_bytes", 2e6)]);
         let said = |claims: &[Claim]| {
             let refused = check(claims, &Launch::Plain, &figures).unwrap_err();
@@ -185,9 +174,9 @@ mod tests {
         };
         assert_eq!(
             said(&no_huge()),
-            "the run named `plain` is not what its name says: huge bytes: 1.9 MiB, and not 0.0 MiB"
+            "side `plain` does not meet its claim: huge bytes: 1.9 MiB, expected 0.0 MiB"
         );
-        assert!(said(&[at_least("back_ms", 0)]).ends_with("back ms: none, and not at least 0"));
-        assert!(said(&[within("used_pages", 1..=2)]).ends_with("none, and not 1 to 2"));
+        assert!(said(&[at_least("back_ms", 0)]).ends_with("back ms: none, expected at least 0"));
+        assert!(said(&[within("used_pages", 1..=2)]).ends_with("none, expected 1 to 2"));
     }
 }

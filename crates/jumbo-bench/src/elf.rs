@@ -1,10 +1,10 @@
-//! A copy of an executable with one segment more: [`with_segment`].
+//! A copy of an executable with one more segment: [`with_segment`].
 //!
-//! What a table measures of a program's own segments (much text, large static arrays) `jumbo` itself shall not have: it would start
-//! slower, or not at all where memory is promised strictly. So a copy of the `jumbo` executable gets it, a worker like any other,
-//! and no compiler is needed where it is measured.
+//! Some tables measure large segments: much text, large static arrays. `jumbo` itself shall not
+//! have them: it would start more slowly, or not at all under strict overcommit. So a copy of the
+//! executable gets the segment, and the host needs no compiler.
 //!
-//! The file has no name: it goes with the process that measures, however that ends.
+//! The file is unlinked: it disappears with the measuring process.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek as _, SeekFrom, Write};
@@ -20,27 +20,25 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::Error;
 
-/// The size that a PMD maps where a segment is to be on huge pages; where it is more, the claim of
-/// the side fails.
-pub(crate) const HUGE: u64 = 2 << 20;
+/// Size that a PMD maps on hosts with 4 KiB base pages. On others the claim of the side fails.
+pub(crate) const HUGE_PAGE: u64 = 2 << 20;
 
-/// Between the program and what is added, so that the kernel makes no one mapping of both.
-const APART: u64 = 1 << 16;
+/// Gap between the program and the segment: the kernel must not merge their mappings.
+const SEGMENT_GAP: u64 = 1 << 16;
 
-/// The segment that is added, in whole huge pages. It begins at a multiple of a huge page, as a
-/// linker lays it out with `-z common-page-size=2M`.
+/// The added segment: whole huge pages, aligned as by `-z common-page-size=2M`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Segment {
-    /// Text from the file, at an offset that is congruent to its address: the page cache can map it by PMDs.
+pub(crate) enum AddedSegment {
+    /// Text from the file, at an offset congruent to its address, so that PMDs can map it.
     Text(Bytes),
-    /// Zeroes that can be written, of which the file has nothing: bss.
+    /// Writable zeroes without file content: bss.
     Zeroes(Bytes),
 }
 
-/// A copy of `executable` with that segment, for whose content `fill` is asked.
+/// Copies `executable` with the segment; `fill` writes its content.
 pub(crate) fn with_segment(
     executable: &Path,
-    segment: Segment,
+    segment: AddedSegment,
     fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<File, Error> {
     let folder = crate::on_disk();
@@ -51,13 +49,13 @@ pub(crate) fn with_segment(
 fn make_in(
     folder: &Path,
     executable: &Path,
-    segment: Segment,
+    segment: AddedSegment,
     fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<File> {
     let mut bytes = fs::read(executable)?;
-    let offset = (bytes.len() as u64).next_multiple_of(HUGE);
+    let offset = (bytes.len() as u64).next_multiple_of(HUGE_PAGE);
     add(&mut bytes, offset, segment)
-        .ok_or_else(|| io::Error::other("this is no executable for 64 bits"))?;
+        .ok_or_else(|| io::Error::other("not a 64-bit ELF executable with a note"))?;
 
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let file = openat(CWD, folder, flags, Mode::RWXU)?;
@@ -67,21 +65,21 @@ fn make_in(
     file.seek(SeekFrom::Start(offset))?;
     fill(&mut file)?;
     let file = file.into_inner()?;
-    // Pages that are not on the disk yet cannot be dropped.
+    // Dirty pages cannot be dropped from the page cache.
     file.sync_data()?;
-    // One that is open to be written cannot be executed.
+    // A file that is open for writing cannot be executed (ETXTBSY).
     let read = File::open(path)?;
     drop(file);
     Ok(read)
 }
 
-/// A file of this process, by which others start it.
+/// Path of an open file of this process, for other processes.
 pub(crate) fn path_of(file: &impl AsRawFd) -> PathBuf {
     format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
 }
 
-/// Makes the note of an ELF executable that segment, whose content stands in the file from `offset` on; `None` where it has none.
-fn add(file: &mut [u8], offset: u64, segment: Segment) -> Option<()> {
+/// Replaces the PT_NOTE entry by the segment; `None` for files without one.
+fn add(file: &mut [u8], offset: u64, segment: AddedSegment) -> Option<()> {
     let header = FileHeader64::<LE>::parse(&*file).ok()?;
     let first = usize::try_from(header.e_phoff.get(LE)).ok()?;
     let count = usize::from(header.e_phnum.get(LE));
@@ -92,14 +90,14 @@ fn add(file: &mut [u8], offset: u64, segment: Segment) -> Option<()> {
     let end = loads
         .map(|entry| entry.p_vaddr.get(LE) + entry.p_memsz.get(LE))
         .max()?;
-    let address = U64::new(LE, (end + APART).next_multiple_of(HUGE));
+    let address = U64::new(LE, (end + SEGMENT_GAP).next_multiple_of(HUGE_PAGE));
     let (flags, offset, in_file, size) = match segment {
-        Segment::Text(size) => (PF_R | PF_X, offset, size.0, size.0),
-        Segment::Zeroes(size) => (PF_R | PF_W, 0, 0, size.0),
+        AddedSegment::Text(size) => (PF_R | PF_X, offset, size.0, size.0),
+        AddedSegment::Zeroes(size) => (PF_R | PF_W, 0, 0, size.0),
     };
     let note = table.iter().position(is(PT_NOTE))?;
     let last = table.iter().rposition(is(PT_LOAD))?;
-    // Segments stand in the order of their addresses.
+    // Program headers are sorted by address.
     let place = match note < last {
         true => {
             table[note..=last].rotate_left(1);
@@ -118,7 +116,7 @@ fn add(file: &mut [u8], offset: u64, segment: Segment) -> Option<()> {
         p_paddr: address,
         p_filesz: U64::new(LE, in_file),
         p_memsz: U64::new(LE, size),
-        p_align: U64::new(LE, HUGE),
+        p_align: U64::new(LE, HUGE_PAGE),
     };
     Some(())
 }
@@ -130,14 +128,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_with_a_segment_more_still_runs_and_leaves_no_file() {
+    fn a_program_with_an_added_segment_runs_and_leaves_no_file() {
         let executable = std::env::current_exe().unwrap();
-        let size = Bytes(2 * HUGE);
-        for segment in [Segment::Text(size), Segment::Zeroes(size)] {
+        let size = Bytes(2 * HUGE_PAGE);
+        for segment in [AddedSegment::Text(size), AddedSegment::Zeroes(size)] {
             let text = vec![1; usize::try_from(size.0).unwrap()];
             let fill = |to: &mut dyn Write| match segment {
-                Segment::Text(_) => to.write_all(&text),
-                Segment::Zeroes(_) => Ok(()),
+                AddedSegment::Text(_) => to.write_all(&text),
+                AddedSegment::Zeroes(_) => Ok(()),
             };
             let file = with_segment(&executable, segment, fill).unwrap();
             let path = path_of(&file);
@@ -145,14 +143,17 @@ mod tests {
             assert!(link.to_string_lossy().ends_with("(deleted)"), "{link:?}");
             let ran = Command::new(path).arg("--list").output().unwrap();
             let list = String::from_utf8(ran.stdout).unwrap();
-            assert!(list.contains("a_program_with_a_segment_more"), "{list}");
+            assert!(list.contains("a_program_with_an_added_segment"), "{list}");
         }
     }
 
     #[test]
-    fn what_is_no_executable_gets_no_segment() {
+    fn other_files_are_rejected() {
         for mut file in [Vec::new(), vec![0; 4096], b"#!/bin/sh\nexit\n".repeat(9)] {
-            assert_eq!(add(&mut file, HUGE, Segment::Zeroes(Bytes(HUGE))), None);
+            assert_eq!(
+                add(&mut file, HUGE_PAGE, AddedSegment::Zeroes(Bytes(HUGE_PAGE))),
+                None
+            );
         }
     }
 }

@@ -1,11 +1,12 @@
-//! `jumbo bench exit`: how long a process waits for the end of a large one, and when its memory is back.
+//! `jumbo bench exit`: the time until the end of a large process, and until its memory is free.
 //!
-//! A process with a large block in base pages exits, crashes or is killed, and is watched from outside: from the call
-//! or the signal until `waitpid` returns, and until the memory is free. That the memory is back is seen by one
-//! probe on all sides (`memory::Watch`). What `waitpid` takes is measured at two sizes, because it shall not
-//! depend on them.
+//! A process with a large block of base pages exits, crashes or is killed. Another process measures
+//! the time from the call or the signal until `waitpid` returns, and until the memory is free
+//! (`memory::FreeWatch`, the same probe on all sides). `waitpid` is measured at two sizes because
+//! it should not depend on them.
 //!
-//! Before the end each side is checked: base pages only, and where the sibling is to give them back it sleeps.
+//! Before the end each side is checked: base pages only, and a sleeping reaper where one is to free
+//! them.
 
 use std::os::fd::AsFd as _;
 use std::os::unix::process::ExitStatusExt as _;
@@ -19,60 +20,60 @@ use jumbo_host::teardown::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, waitid, waitpid};
 
-use crate::claim::{self, DRY_RUN};
+use crate::claim::{self, DRY_RUN_HINT};
 use crate::figures::{Figures, figures};
 use crate::group::{self, Group, rows};
+use crate::json_child::JsonChild;
 use crate::launch::Launch;
-use crate::life::{PID, REAPER, now_ns};
-use crate::memory::{Watch, footprint, room};
+use crate::life::{REAPER_PID, WORKER_PID, now_ns};
+use crate::memory::{FreeWatch, check_available, footprint};
 use crate::table::Table;
-use crate::talk::Talk;
-use crate::task::{self, By, End, Memory, Then};
+use crate::task::{Action, Task, Termination};
 use crate::work::Worker;
 use crate::{Error, Settings};
 
-/// The least size: a quarter of it must still be more than the program around it.
+/// Minimum size: a quarter of it must exceed the program around it.
 pub const MIN_SIZE: Bytes = Bytes(64 << 20);
 
 const PUBLISHED: &str = "more than 10 min for several TB";
 
-/// How long a process may take to end, and its sibling when the memory is back.
-const PATIENCE: Timespec = Timespec {
+/// Maximum time until a process ends, and its reaper after that.
+const END_TIMEOUT: Timespec = Timespec {
     tv_sec: 10,
     tv_nsec: 0,
 };
 
-/// The first look at the memory comes so late because a look takes longer than some ends do.
-const PAUSE: Duration = Duration::from_millis(1);
+/// Delay before the first check of free memory: a check takes longer than some ends do.
+const FIRST_CHECK_DELAY: Duration = Duration::from_millis(1);
 
 /// Measures the table, with processes of `size` bytes.
-///
-/// # Errors
-/// [`Error`].
 pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
-    room(&Root::host(), footprint(size))?;
+    check_available(footprint(size))?;
     let table = Table::new("exit", format!("{size} in base pages"), settings)?;
     let ends = [
-        (End::Exit, "exit"),
-        (End::Crash, "crash"),
-        (End::Kill, "kill"),
+        (Termination::Exit, "exit"),
+        (Termination::Crash, "crash"),
+        (Termination::Kill, "kill"),
     ];
     let groups = ends.map(|(end, key)| group_of(settings, end, key, size));
     group::measure(settings, table, groups.into())
 }
 
-/// The end of one process: of what kind, of how many bytes, under which launch, and whether `jumbo
-/// kill` kills it.
-#[derive(Clone)]
+/// One end of a process; `by_kill`: by `jumbo kill`.
 struct Ending<'a> {
     settings: &'a Settings,
-    end: End,
+    end: Termination,
     size: Bytes,
     launch: Launch,
     by_kill: bool,
 }
 
-fn group_of<'a>(settings: &'a Settings, end: End, key: &'static str, size: Bytes) -> Group<'a> {
+fn group_of<'a>(
+    settings: &'a Settings,
+    end: Termination,
+    key: &'static str,
+    size: Bytes,
+) -> Group<'a> {
     let mut group = Group::new(settings, key);
     let quarter = Bytes(size.0 / 4);
     let reaper = Launch::Jumbo("--reaper=on".to_owned());
@@ -93,7 +94,7 @@ fn group_of<'a>(settings: &'a Settings, end: End, key: &'static str, size: Bytes
     };
     let [base, base_small] = [size, quarter].map(|size| side(&Launch::Plain, size, false));
     let [sibling_small, sibling] = [quarter, size].map(|size| side(&reaper, size, false));
-    let killed = (end == End::Kill).then(|| side(&Launch::Plain, size, true));
+    let killed = (end == Termination::Kill).then(|| side(&Launch::Plain, size, true));
     let name = |what: &str| format!("{key}_{what}");
     let [wait, back] = ["waitpid returns", "memory is back"].map(|t| format!("{key}, until {t}"));
     if let Some(killed) = killed {
@@ -118,18 +119,11 @@ fn group_of<'a>(settings: &'a Settings, end: End, key: &'static str, size: Bytes
 }
 
 impl Ending<'_> {
-    /// Starts a process, ends it, and says how long that took from the call of `exit` or `abort`, or from the signal: until
-    /// `waitpid` returned, and until the memory was free.
+    /// Ends a process; measures the time until `waitpid` returns, and until the memory is free.
     fn watch(&self) -> Result<Figures, Error> {
         let (root, end) = (Root::host(), self.end);
         let by_reaper = matches!(self.launch, Launch::Jumbo(_));
-        let task = task::Task::Memory(Memory {
-            by: By::Malloc,
-            sizes: vec![self.size],
-            times: 1,
-            base: true,
-            then: Then::End(end, by_reaper),
-        });
+        let task = Task::block(self.size, true, Action::End(end, by_reaper));
         let worker = Worker::new(self.launch.clone(), task);
         let (mut holder, ready) = worker.begin(self.settings, &claim::base(self.size))?;
         let process = |name| {
@@ -141,33 +135,33 @@ impl Ending<'_> {
             let pid = ready.get(name).map(|pid| *pid as u32);
             pid.map(|pid| Process::open(&root, pid)).transpose()
         };
-        let (held, reaper) = (process(PID)?, process(REAPER)?);
+        let (held, reaper) = (process(WORKER_PID)?, process(REAPER_PID)?);
         if by_reaper && reaper.is_none() {
-            return Err(Error::claim("no reaper sleeps beside it", DRY_RUN));
+            return Err(Error::claim("it has no sleeping reaper", DRY_RUN_HINT));
         }
-        // It may stand in front of the one that has the memory.
-        let first = Process::open(&root, holder.child.id())?;
+        // The launcher may be its parent.
+        let first = Process::open(&root, holder.process.id())?;
         let kill = |process: &Process| process.signal(Signal::KILL.as_raw());
 
-        let memory = Watch::new(&root, self.size)?;
-        // A second for each GiB, as the memory has.
+        let memory = FreeWatch::new(&root, self.size)?;
+        // One more second per GiB, as in `FreeWatch`.
         let within = Timespec {
-            tv_sec: PATIENCE.tv_sec + (self.size.0 >> 30).cast_signed(),
-            ..PATIENCE
+            tv_sec: END_TIMEOUT.tv_sec + (self.size.0 >> 30).cast_signed(),
+            ..END_TIMEOUT
         };
         let (sent, clock) = (now_ns(), Instant::now());
         let (waited, back) = thread::scope(|scope| {
             let waited = scope.spawn(|| {
                 let ended = has_ended(&first, &within)?;
                 if ended {
-                    // It is waited for in earnest below, with its status.
+                    // `wait` below reaps it and returns its status.
                     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
                     waitid(WaitId::PidFd(first.as_fd()), options)?;
                 }
                 Ok::<_, Error>((ended, now_ns()))
             });
             let back = self.begin(held.as_ref(), &mut holder).and_then(|killer| {
-                thread::sleep(PAUSE);
+                thread::sleep(FIRST_CHECK_DELAY);
                 memory.wait(clock)?;
                 Ok((now_ns(), killer))
             });
@@ -180,24 +174,24 @@ impl Ending<'_> {
         let (ended, waited) = waited.map_err(|_| Error::Corrupt("a thread died".to_owned()))??;
         if !ended {
             let _ = kill(&first);
-            let found = "it goes on though its memory is free";
-            return Err(Error::claim(found, DRY_RUN));
+            let found = "the process still runs though its memory is free";
+            return Err(Error::claim(found, DRY_RUN_HINT));
         }
-        killer.map_or(Ok(()), |mut killer| killer.end())?;
-        let status = holder.child.wait()?;
+        killer.map_or(Ok(()), |mut killer| killer.wait())?;
+        let status = holder.process.wait()?;
         if !is_end(end, status) {
             return Err(holder.failed(status));
         }
-        // It says itself when it calls; a signal comes from here.
+        // The process reports the time of its call; a signal is sent here.
         let started = match end {
-            End::Kill => sent,
-            End::Exit | End::Crash => holder.hear()?,
+            Termination::Kill => sent,
+            Termination::Exit | Termination::Crash => holder.receive()?,
         };
         if let Some(reaper) = reaper {
-            // The sibling exits when all is free. Where it is a child of this process it is reaped as well.
-            if !has_ended(&reaper, &PATIENCE)? {
-                let found = "its reaper goes on though the memory is back";
-                return Err(Error::claim(found, DRY_RUN));
+            // The reaper exits once all memory is free. It is reaped here if it is our child.
+            if !has_ended(&reaper, &END_TIMEOUT)? {
+                let found = "its reaper still runs though the memory is free";
+                return Err(Error::claim(found, DRY_RUN_HINT));
             }
             // ECHILD: another process is its parent.
             let pid = Pid::from_raw(reaper.pid().cast_signed());
@@ -210,32 +204,35 @@ impl Ending<'_> {
         ]))
     }
 
-    /// Has the process end; what kills it, where that is a process.
-    fn begin(&self, held: Option<&Process>, holder: &mut Talk) -> Result<Option<Talk>, Error> {
+    /// Ends the process; returns the child that kills it, if any.
+    fn begin(
+        &self,
+        held: Option<&Process>,
+        holder: &mut JsonChild,
+    ) -> Result<Option<JsonChild>, Error> {
         match (self.end, held) {
-            (End::Kill, Some(held)) if self.by_kill => {
+            (Termination::Kill, Some(held)) if self.by_kill => {
                 let mut command = Command::new(&self.settings.jumbo);
                 command.args(["kill", "--signal", "KILL", &held.pid().to_string()]);
-                return Talk::start(command, Stdio::piped()).map(Some);
+                return JsonChild::start(command, Stdio::piped()).map(Some);
             }
-            (End::Kill, Some(held)) => held.signal(Signal::KILL.as_raw())?,
-            _ => holder.say(&())?,
+            (Termination::Kill, Some(held)) => held.signal(Signal::KILL.as_raw())?,
+            _ => holder.send(&())?,
         }
         Ok(None)
     }
 }
 
-/// Whether it ends within that time.
+/// Waits for the end of a process, for at most that time.
 fn has_ended(process: &Process, within: &Timespec) -> Result<bool, Error> {
     Ok(poll(&mut [PollFd::new(process, PollFlags::IN)], Some(within))? > 0)
 }
 
-/// Whether a process ended this way.
-fn is_end(end: End, status: ExitStatus) -> bool {
+fn is_end(end: Termination, status: ExitStatus) -> bool {
     match end {
-        End::Exit => status.success(),
-        End::Crash => status.signal() == Some(libc::SIGABRT),
-        End::Kill => status.signal() == Some(libc::SIGKILL),
+        Termination::Exit => status.success(),
+        Termination::Crash => status.signal() == Some(libc::SIGABRT),
+        Termination::Kill => status.signal() == Some(libc::SIGKILL),
     }
 }
 
@@ -244,8 +241,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_ended_in_another_way_is_seen() {
-        for (end, raw) in [(End::Exit, 0), (End::Kill, 9), (End::Crash, 6)] {
+    fn other_terminations_are_detected() {
+        for (end, raw) in [
+            (Termination::Exit, 0),
+            (Termination::Kill, 9),
+            (Termination::Crash, 6),
+        ] {
             for other in [0, 9, 6, 15, 0x100] {
                 let status = ExitStatus::from_raw(other);
                 assert_eq!(is_end(end, status), raw == other, "{end:?} {other}");

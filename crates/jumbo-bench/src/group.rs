@@ -1,24 +1,23 @@
-//! [`Group`]: sides that are measured in turn, and the rows that hold them against each other. [`measure`] fills a
+//! [`Group`]: sides that are measured in turn, and rows that compare them. [`measure`] fills a
 //! table with groups.
 //!
-//! Only samples of one round are ever compared: what disturbed one of them most likely disturbed the other. The order
-//! of the sides changes from lap to lap, so that what a run leaves behind (a fragmented machine, a warm or a throttled
-//! processor) falls on all of them.
+//! Only samples of one round are compared: a disturbance most likely affects both. The order of the
+//! sides changes from lap to lap, so that after-effects of a run (a fragmented machine, a throttled
+//! processor) affect all of them.
 
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
 use jumbo::units::{Bytes, counted};
-use jumbo_host::kernel::Root;
 
 use crate::claim::Claim;
 use crate::figures::{Figures, unit};
-use crate::keeper::{Kernel, Needs};
+use crate::keeper::{KernelKnobs, Needs};
 use crate::launch::Launch;
-use crate::memory::{Hit, sample};
+use crate::memory::{Retakes, sample};
 use crate::stats::{Spread, median};
-use crate::table::{Missing, Row, Samples, Table, What};
+use crate::table::{Quantity, Row, Samples, Table};
 use crate::task::Task;
 use crate::work::Worker;
 use crate::{Error, Settings, interrupt};
@@ -27,55 +26,54 @@ use crate::{Error, Settings, interrupt};
 pub(crate) struct Group<'a> {
     settings: &'a Settings,
     what: &'static str,
-    sides: Vec<Side<'a>>,
-    rows: Vec<Planned>,
-    /// A sample is what `fold` makes of so many laps.
+    sides: Vec<SidePlan<'a>>,
+    rows: Vec<RowPlan>,
+    /// Number of laps per sample; `fold` combines them.
     laps: usize,
     fold: fn(&[f64]) -> f64,
-    /// Set for each sample as its side needs it.
-    kernel: Option<&'a Kernel>,
-    /// All samples of a side take as much system time: one that takes more waited for the host.
+    /// Kernel knobs, set for each sample as its side needs.
+    kernel: Option<&'a KernelKnobs>,
+    /// All samples of a side take the same system time: more means that the host was slow.
     pub(crate) is_even: bool,
-    /// After which errors it is missing from the table, under its name, and the others go on.
+    /// Errors after which the group is reported as missing, and the other groups go on.
     pub(crate) optional: fn(&Error) -> bool,
-    /// These sides are missing alone after such an error, and the rows in which they are.
+    /// Sides of which each may be missing alone after such an error, with its rows.
     pub(crate) spare: Range<usize>,
 }
 
-/// One way to do what is measured.
 #[derive(Clone)]
-struct Side<'a> {
+struct SidePlan<'a> {
     name: String,
-    /// The unmeasured step before a sample; it returns the memory that the sample takes.
+    /// Unmeasured step before a sample; returns the memory that the sample takes.
     prepare: Rc<dyn Fn() -> Result<Bytes, Error> + 'a>,
     tries: usize,
     measure: Rc<dyn Fn() -> Result<Figures, Error> + 'a>,
     needs: Needs,
-    /// The same side measured once more, for A/A rows.
+    /// Second measurement of the same side, for A/A rows.
     again: Option<usize>,
 }
 
-/// A row to be, of a figure, or of several that are added: `a_ms+b_ms`.
-struct Planned {
-    what: What,
+/// A future row: of one figure, or of a sum of figures (`a_ms+b_ms`).
+struct RowPlan {
+    what: Quantity,
     figure: &'static str,
     sides: [usize; 2],
-    /// `None` where there is only a value, of the first side.
+    /// `None` for a mere value of the first side.
     compare: Option<Compare>,
 }
 
-/// How two sides are held against each other.
-pub(crate) type Compare = fn(What, [Samples; 2]) -> Row;
+/// Constructor of a row from two sides.
+pub(crate) type Compare = fn(Quantity, [Samples; 2]) -> Row;
 
-/// The figures of a side, lap by lap; or why there are none, in words.
+/// Figures of a side, per lap; or the reason why there are none.
 type Sampled = Result<Vec<Figures>, String>;
 
-/// How often a sample is tried that another program disturbed.
-const TRIES: usize = 3;
+/// Maximum number of attempts at a disturbed sample.
+const MAX_ATTEMPTS: usize = 3;
 
-/// The rows of a group, each as `NAME => MEASURE, FIGURE, SIDES, PUBLISHED;`. The sides are
-/// `baseline / candidate` for a ratio, `candidate - baseline` for a difference, and `side / side`
-/// or `side - side` for an A/A row. The published figure may be left out.
+/// Adds rows to a group, each as `NAME => MEASURE, FIGURE, SIDES, PUBLISHED;`. The sides are
+/// `baseline / candidate` for a ratio, `candidate - baseline` for a difference, `side / side` or
+/// `side - side` for an A/A row. The published figure is optional.
 macro_rules! rows {
     ($group:expr; $($name:expr => $measure:expr, $figure:expr, $one:ident $how:tt $other:ident
         $(, $published:expr)?;)*) => {$(
@@ -92,7 +90,6 @@ macro_rules! rows {
 pub(crate) use rows;
 
 impl<'a> Group<'a> {
-    /// A group without sides.
     pub(crate) fn new(settings: &'a Settings, what: &'static str) -> Self {
         Self {
             settings,
@@ -108,13 +105,13 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// With a sample made of so many.
+    /// Makes each sample of several laps.
     pub(crate) fn laps(self, laps: usize, fold: fn(&[f64]) -> f64) -> Self {
         Self { laps, fold, ..self }
     }
 
-    /// On a kernel that is set for each sample.
-    pub(crate) fn on(self, kernel: &'a Kernel) -> Self {
+    /// Sets kernel knobs for each sample.
+    pub(crate) fn on(self, kernel: &'a KernelKnobs) -> Self {
         let kernel = Some(kernel);
         Self { kernel, ..self }
     }
@@ -129,17 +126,17 @@ impl<'a> Group<'a> {
         self.prepared(name, move || Ok(size), measure)
     }
 
-    /// Adds a side whose samples take what `prepare` returns, which is called before each of them.
+    /// Adds a side with a `prepare` step before each sample, which returns the sample's memory.
     pub(crate) fn prepared(
         &mut self,
         name: impl Into<String>,
         prepare: impl Fn() -> Result<Bytes, Error> + 'a,
         measure: impl Fn() -> Result<Figures, Error> + 'a,
     ) -> usize {
-        self.sides.push(Side {
+        self.sides.push(SidePlan {
             name: name.into(),
             prepare: Rc::new(prepare),
-            tries: TRIES,
+            tries: MAX_ATTEMPTS,
             measure: Rc::new(measure),
             needs: Needs::default(),
             again: None,
@@ -147,8 +144,7 @@ impl<'a> Group<'a> {
         self.sides.len() - 1
     }
 
-    /// Adds a side whose samples are of a worker that is started so, does this task, takes `size`
-    /// bytes and must show that.
+    /// Adds a side whose samples come from a worker with this launch and task.
     pub(crate) fn work(
         &mut self,
         launch: Launch,
@@ -159,7 +155,7 @@ impl<'a> Group<'a> {
         self.worker(launch.name(), Worker::new(launch, task), size, claims)
     }
 
-    /// The same of any worker, under any name.
+    /// Adds a side whose samples come from any worker.
     pub(crate) fn worker(
         &mut self,
         name: impl Into<String>,
@@ -171,18 +167,17 @@ impl<'a> Group<'a> {
         self.side(name, size, move || worker.sample(settings, &claims))
     }
 
-    /// The needs of the samples of `side`, of the kernel.
     pub(crate) fn needs(&mut self, side: usize, needs: Needs) -> usize {
         self.sides[side].needs = needs;
         side
     }
 
-    /// Tries a sample of `side` so often where it is not what the side's name says.
+    /// Sets the number of attempts for samples that do not meet the claims of `side`.
     pub(crate) fn tries(&mut self, side: usize, tries: usize) {
         self.sides[side].tries = tries;
     }
 
-    /// The side that measures `side` once more.
+    /// Second measurement of `side`.
     fn again(&mut self, side: usize) -> usize {
         if let Some(again) = self.sides[side].again {
             return again;
@@ -195,60 +190,50 @@ impl<'a> Group<'a> {
         at
     }
 
-    /// Adds a row: its name, what it measures, the figure; the sides and how they are compared. See
-    /// [`rows`].
+    /// Adds a row of a name, a measure and a figure, on two sides; see [`rows`].
     pub(crate) fn row(
         &mut self,
         (name, measure, figure): (impl Into<String>, impl Into<String>, &'static str),
         ([baseline, mut candidate], compare): ([usize; 2], Compare),
-    ) -> &mut What {
+    ) -> &mut Quantity {
         let mut measure = measure.into();
         if baseline == candidate {
             candidate = self.again(baseline);
             measure += ", A/A";
         }
-        self.plan(
-            name.into(),
-            measure,
-            figure,
-            [baseline, candidate],
-            Some(compare),
-        )
+        let sides = [baseline, candidate];
+        self.plan((name.into(), measure, figure), sides, Some(compare))
     }
 
-    /// Adds a figure that is compared with nothing; the median of the laps.
+    /// Adds a figure without comparison: the median of all laps.
     pub(crate) fn value(&mut self, name: impl Into<String>, figure: &'static str, side: usize) {
-        self.plan(name.into(), String::new(), figure, [side; 2], None);
+        self.plan((name.into(), String::new(), figure), [side; 2], None);
     }
 
     fn plan(
         &mut self,
-        name: String,
-        measure: String,
-        figure: &'static str,
+        (name, measure, figure): (String, String, &'static str),
         sides: [usize; 2],
         compare: Option<Compare>,
-    ) -> &mut What {
-        let what = What {
-            name,
-            measure,
-            unit: unit(figure),
-            published: None,
-        };
-        let at = self.rows.len();
-        self.rows.push(Planned {
-            what,
+    ) -> &mut Quantity {
+        let row = RowPlan {
+            what: Quantity {
+                name,
+                measure,
+                unit: unit(figure),
+                published: None,
+            },
             figure,
             sides,
             compare,
-        });
-        &mut self.rows[at].what
+        };
+        &mut self.rows.push_mut(row).what
     }
 
-    /// The figures of each side, lap by lap, without a first lap that warms up; or why it has none. Fewer laps once a
-    /// signal has asked for the end.
-    fn samples(&self, hit: &mut Hit) -> Result<Vec<Sampled>, Error> {
-        let (root, rounds) = (Root::host(), self.settings.rounds.get());
+    /// Measures all sides and returns their figures lap by lap, without the warm-up lap; or the
+    /// reason why there are none. Fewer laps after a signal.
+    fn samples(&self, hit: &mut Retakes) -> Result<Vec<Sampled>, Error> {
+        let rounds = self.settings.rounds.get();
         let progress = &self.settings.progress;
         let mut samples: Vec<Sampled> = self.sides.iter().map(|_| Ok(Vec::new())).collect();
         let mut least = vec![f64::INFINITY; self.sides.len()];
@@ -265,7 +250,8 @@ impl<'a> Group<'a> {
                 let side = &self.sides[at];
                 if is_first {
                     let what = self.what;
-                    self.settings.say(format!("{when}: {what}: {}", side.name));
+                    self.settings
+                        .show_progress(format!("{when}: {what}: {}", side.name));
                 }
                 progress.inc(u64::from(is_first));
                 let Ok(laps) = &mut samples[at] else {
@@ -280,12 +266,12 @@ impl<'a> Group<'a> {
                         .map_or(Ok(0.0), |kernel| kernel.provide(&side.needs))?;
                     (side.measure)()
                 };
-                let figures = sample(&root, limits, (&mut least[at], hit), &measure)
+                let figures = sample(limits, (&mut least[at], hit), &measure)
                     .map_err(|error| error.of_side(&side.name));
                 match figures {
                     Ok(figures) if lap > 0 => laps.push(figures),
                     Ok(_) => {}
-                    // The signal may have gone to the worker too.
+                    // The worker may have received the signal too.
                     Err(_) if interrupt::asked().is_some() => return Ok(samples),
                     Err(error) if self.spare.contains(&at) && (self.optional)(&error) => {
                         samples[at] = Err(format!("{}: {error}", side.name));
@@ -297,7 +283,6 @@ impl<'a> Group<'a> {
         Ok(samples)
     }
 
-    /// Adds the rows to `table`.
     fn push(self, table: &mut Table, samples: &[Sampled]) {
         for (side, why) in samples.iter().enumerate() {
             if let Err(why) = why {
@@ -309,9 +294,7 @@ impl<'a> Group<'a> {
         let laps = samples.iter().flatten().map(Vec::len).min();
         let whole = laps.unwrap_or_default() / self.laps * self.laps;
         if whole == 0 && laps.is_some() {
-            let why = "interrupted before the first round was over".to_owned();
-            let what = self.what;
-            return table.missing.push(Missing { what, why });
+            return table.missing(self.what, "interrupted during the first round");
         }
         for row in self.rows {
             let [Ok(baseline), Ok(candidate)] = row.sides.map(|side| samples[side].as_ref()) else {
@@ -332,7 +315,7 @@ impl<'a> Group<'a> {
             });
             let is_absent = |(_, rounds): &Samples| rounds.iter().all(|figure| figure.is_nan());
             match row.compare {
-                // Not every side has every figure.
+                // Some figures exist on one side only.
                 _ if sides.iter().any(is_absent) => {}
                 Some(compare) => table.push(compare(row.what, sides)),
                 None => table.value(row.what.name, row.what.unit, Spread::of(&sides[0].1)),
@@ -352,7 +335,7 @@ pub(crate) fn measure(
     let mut names: Vec<_> = groups.iter().map(|group| group.what).collect();
     names.dedup();
     let (rounds, samples) = (settings.rounds.get(), counted(steps as u64, "sample"));
-    // A line each: together they are wider than a terminal.
+    // One line each: together they are wider than a terminal.
     settings.progress.println(format!(
         "{}: {rounds} rounds after a warm-up, {samples}:\n  {}",
         table.table,
@@ -363,11 +346,8 @@ pub(crate) fn measure(
     for group in groups {
         match group.samples(&mut table.hit) {
             Ok(samples) => group.push(&mut table, &samples),
-            // What the other rows say is as true without it.
-            Err(error) if (group.optional)(&error) => table.missing.push(Missing {
-                what: group.what,
-                why: error.to_string(),
-            }),
+            // The other groups do not depend on it.
+            Err(error) if (group.optional)(&error) => table.missing(group.what, error.to_string()),
             Err(error) => return Err(error),
         }
     }
@@ -375,7 +355,7 @@ pub(crate) fn measure(
     Ok(table)
 }
 
-/// The order of so many sides: it rotates, and every second lap runs backwards.
+/// Order of the sides in a lap: it rotates, and every second lap runs backwards.
 fn order(lap: usize, sides: usize) -> Vec<usize> {
     let mut order: Vec<_> = (0..sides).collect();
     order.rotate_left(lap % sides.max(1));
@@ -391,7 +371,7 @@ mod tests {
 
     use super::*;
     use crate::figures::figures;
-    use crate::stats::least;
+    use crate::stats::minimum;
 
     fn measured(settings: &Settings, groups: Vec<Group<'_>>) -> Result<serde_json::Value, Error> {
         let table = Table::new("t", String::new(), settings)?;
@@ -400,11 +380,11 @@ mod tests {
     }
 
     #[test]
-    fn laps_are_folded_after_a_warm_up_and_figures_added() {
-        // The warm-up, and three laps for each of two rounds.
+    fn laps_are_combined_after_a_warm_up_and_figures_added() {
+        // One warm-up, and three laps for each of two rounds.
         let left = RefCell::new(vec![9.0, 3.0, 5.0, 4.0, 8.0, 7.0, 6.0].into_iter());
         let settings = Settings::for_tests();
-        let mut group = Group::new(&settings, "g").laps(3, least);
+        let mut group = Group::new(&settings, "g").laps(3, minimum);
         let a = group.side("a", Bytes(0), || {
             let next = left.borrow_mut().next().unwrap();
             Ok(figures([("x_ms", next), ("y_ms", 10.0)]))
@@ -431,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn the_side_that_fails_is_named_and_an_optional_group_is_missing() {
+    fn a_failing_side_is_named_and_an_optional_group_is_missing() {
         let settings = Settings::for_tests();
         let group = || {
             let mut group = Group::new(&settings, "g");
@@ -451,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_side_that_may_fail_is_missing_alone_with_its_rows() {
+    fn an_optional_side_is_missing_alone_with_its_rows() {
         let settings = Settings::for_tests();
         let mut group = Group::new(&settings, "g");
         let works = || Ok(figures([("x_ms", 2.0)]));
@@ -479,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn each_side_comes_once_a_lap_and_none_is_always_first() {
+    fn each_side_runs_once_per_lap_in_changing_order() {
         let laps: Vec<_> = (0..5).map(|lap| order(lap, 4)).collect();
         for lap in &laps {
             let mut sorted = lap.clone();

@@ -1,9 +1,10 @@
-//! Knobs of the kernel, changed for a measurement and put back however that ends: [`Keeper`] here, [`keep`] in a process of
-//! its own. [`Kernel`] is all of them that a table needs.
+//! Kernel knobs, changed for a measurement and always restored: [`Keeper`] in the measuring
+//! process, [`keep`] in a process of its own. [`KernelKnobs`] are all knobs of a table.
 //!
-//! The keeper takes orders from the process that measures on its standard input, and puts everything back at the end of
-//! that, which comes when that process ends, is interrupted, crashes or is killed. It hears no signal but SIGKILL; after
-//! that `jumbo pool --undo` or `jumbo thp --undo` puts back, by the record that stands in the journal before the first write.
+//! The keeper reads requests from its standard input and restores the knobs at the end of input,
+//! which comes when the measuring process ends, crashes or is killed. It ignores all signals but
+//! SIGKILL; after that `jumbo pool --undo` or `jumbo thp --undo` restores from the journal, which
+//! is written before the knobs.
 
 use std::cell::RefCell;
 use std::io;
@@ -17,50 +18,45 @@ use jumbo_host::kernel::{Root, hugetlb};
 use jumbo_host::knobs::{Group, Journal, Knob, Steering, Value};
 
 use crate::figures::ms;
+use crate::json_child::{JsonChild, send};
 use crate::launch::Launch;
-use crate::talk::{Talk, say};
-use crate::task::{Kept, Task};
+use crate::task::{KnobSet, Task};
 use crate::work::Worker;
 use crate::{Error, Settings};
 
-/// Its name in the journal.
-const COMMAND: &str = "jumbo bench";
+const JOURNAL_NAME: &str = "jumbo bench";
 
-/// The size of the pages of the kernel's pool.
-pub(crate) const SIZE: PageSize = PageSize::SIZE_2M;
+pub(crate) const PAGE_2M: PageSize = PageSize::SIZE_2M;
 
-/// The answer of the keeper, once when it has the knobs and after each order: for how many
-/// milliseconds the kernel worked, or why they are not as was ordered, or are not to be had at all.
+/// Answer of the keeper: milliseconds that the kernel took, or the reason of a failure.
 type Answer = Result<f64, String>;
 
-/// Knobs, and the right to set them.
+/// Knobs, and the process that sets them.
 pub(crate) struct Keeper {
-    kept: Kept,
-    talk: RefCell<Talk>,
-    /// The values that were set.
+    kept: KnobSet,
+    process: RefCell<JsonChild>,
+    /// Values that were set last.
     now: RefCell<Vec<(Knob, Value)>>,
-    /// The kernel's pool before.
+    /// The kernel's pool before the measurement.
     pool: Option<hugetlb::Pool>,
 }
 
-/// The needs of a sample, of the kernel.
+/// Kernel state that a sample needs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Needs {
-    /// Pages of the kernel's pool beyond those that it had.
+    /// Pages of the kernel's pool beyond those before the measurement.
     pub(crate) persistent: Pages,
     pub(crate) overcommit: Pages,
-    /// Other knobs.
     pub(crate) knobs: Vec<(Knob, Value)>,
 }
 
-/// The kernel, as far as this user may set it: its pool of 2 MiB pages, larger for a sample than it
-/// was, and other knobs. What is `None` is left as it is.
-pub(crate) struct Kernel {
+/// Knobs of a table: the kernel's pool of 2 MiB pages, and others. `None`: left unchanged.
+pub(crate) struct KernelKnobs {
     pub(crate) pool: Option<Keeper>,
     pub(crate) knobs: Option<Keeper>,
 }
 
-impl Kept {
+impl KnobSet {
     fn name(self) -> &'static str {
         match self {
             Self::Pool => "the kernel's pool of 2 MiB pages",
@@ -69,42 +65,41 @@ impl Kept {
         }
     }
 
-    /// The message where they could not be put back.
     fn not_back(self) -> String {
         let command = match self {
             Self::Pool => "pool",
             Self::Shmem => "thp",
             Self::Hvo => "vmemmap",
         };
-        format!("not all of it could be put back; `jumbo {command} --undo` tries again")
+        format!("cannot restore all knobs; `jumbo {command} --undo` tries again")
     }
 }
 
 impl Keeper {
-    /// Takes the knobs; [`Error::Kernel`] says why they are not to be had.
-    pub(crate) fn take(settings: &Settings, kept: Kept) -> Result<Self, Error> {
+    /// Starts a keeper; [`Error::Kernel`] if the knobs cannot be set.
+    pub(crate) fn take(settings: &Settings, kept: KnobSet) -> Result<Self, Error> {
         let worker = Worker::new(Launch::Plain, Task::Keep(kept));
         let mut keeper = Self {
             kept,
-            talk: worker.start(settings, Stdio::inherit())?.into(),
+            process: worker.start(settings, Stdio::inherit())?.into(),
             now: RefCell::default(),
             pool: None,
         };
-        keeper.hear()?;
-        // No other process sets it now.
-        keeper.pool = kernel_pool(&Root::host())?;
+        keeper.receive()?;
+        // No other process changes it from now on.
+        keeper.pool = kernel_pool()?;
         Ok(keeper)
     }
 
-    /// Takes the pool, if it can have so many pages more, held or on demand.
+    /// Starts a keeper of the pool, if the pool can grow by so many pages, persistent or surplus.
     pub(crate) fn of_pool(settings: &Settings, pages: Pages) -> Result<Self, Error> {
-        let keeper = Self::take(settings, Kept::Pool)?;
-        // What cannot be had is better known now than in the middle.
+        let keeper = Self::take(settings, KnobSet::Pool)?;
+        // A failure now is better than in the middle of the table.
         keeper.resize(pages, pages)?;
         Ok(keeper)
     }
 
-    /// Sets them, which the kernel took so many milliseconds for; [`Error::Kernel`] says why they cannot be so.
+    /// Sets the knobs and returns the milliseconds that the kernel took.
     fn set(&self, wanted: Vec<(Knob, Value)>) -> Result<f64, Error> {
         let mut new = wanted.clone();
         new.retain(|order| !self.now.borrow().contains(order));
@@ -112,29 +107,29 @@ impl Keeper {
             return Ok(0.0);
         }
         self.now.replace(wanted);
-        self.talk.borrow_mut().say(&new)?;
-        self.hear()
+        self.process.borrow_mut().send(&new)?;
+        self.receive()
     }
 
-    /// Sets the pool, to so many pages beyond those that it had.
+    /// Sets the pool to so many pages beyond its state before the measurement.
     fn resize(&self, persistent: Pages, overcommit: Pages) -> Result<f64, Error> {
         let before = self.pool.as_ref();
         let overcommit = before.map_or(0, |pool| pool.overcommit.0) + overcommit.0;
         let persistent = before.map_or(0, |pool| pool.persistent().0) + persistent.0;
         self.set(vec![
-            (Knob::overcommit(SIZE), Pages(overcommit).into()),
-            (Knob::persistent(SIZE, None), Pages(persistent).into()),
+            (Knob::overcommit(PAGE_2M), Pages(overcommit).into()),
+            (Knob::persistent(PAGE_2M, None), Pages(persistent).into()),
         ])
     }
 
-    fn hear(&self) -> Result<f64, Error> {
-        let answer: Answer = self.talk.borrow_mut().hear()?;
+    fn receive(&self) -> Result<f64, Error> {
+        let answer: Answer = self.process.borrow_mut().receive()?;
         answer.map_err(|why| Error::Kernel(self.kept.name(), why))
     }
 
-    /// Has them put back. Where that is not called, the end of the keeper's input has them put back.
+    /// Restores the knobs. The keeper also does so at the end of its input.
     fn give_back(self) -> Result<(), Error> {
-        let ended = self.talk.into_inner().end();
+        let ended = self.process.into_inner().wait();
         ended.map_err(|_| Error::Kernel(self.kept.name(), self.kept.not_back()))
     }
 }
@@ -148,8 +143,8 @@ impl Needs {
     }
 }
 
-impl Kernel {
-    /// Sets it; the pool took so many milliseconds. [`Error::Kernel`] says why it cannot be so.
+impl KernelKnobs {
+    /// Sets the knobs; returns the milliseconds that the pool took.
     pub(crate) fn provide(&self, needs: &Needs) -> Result<f64, Error> {
         if let Some(keeper) = &self.knobs {
             keeper.set(needs.knobs.clone())?;
@@ -160,70 +155,67 @@ impl Kernel {
         })
     }
 
-    /// Has it put back.
     pub(crate) fn give_back(self) -> Result<(), Error> {
         let mut keepers = self.pool.into_iter().chain(self.knobs);
         keepers.try_for_each(Keeper::give_back)
     }
 }
 
-/// Takes the knobs and sets them as each line of the standard input says; puts them back at the end of that.
-pub(crate) fn keep(kept: Kept) -> Result<(), Error> {
-    // The signals of the terminal, and those to the whole group, end the process that measures, and so our input.
+/// Sets knobs as each line of the standard input says; restores them at its end.
+pub(crate) fn keep(kept: KnobSet) -> Result<(), Error> {
+    // Signals of the terminal end the measuring process, and so our input.
     let _ = rustix::process::setsid();
     let _deaf = Signals::take()?;
-    match serve(&Root::host(), kept) {
+    match serve_knobs(&Root::host(), kept) {
         Ok(put_back) => put_back.map_err(|why| Error::Kernel(kept.name(), why)),
-        Err(refused) => say(&Answer::Err(refused.to_string())),
+        Err(refused) => send(&Answer::Err(refused.to_string())),
     }
 }
 
-/// The outcome for the knobs in the end; the outer error is why they are not to be had.
-fn serve(root: &Root, kept: Kept) -> Result<Result<(), String>, Box<dyn std::error::Error>> {
-    let no_folder = "there is no folder for a record of what it was: XDG_RUNTIME_DIR";
+/// Locks and serves the knobs. The inner error is a failure to restore, the outer one to begin.
+fn serve_knobs(
+    root: &Root,
+    kept: KnobSet,
+) -> Result<Result<(), String>, Box<dyn std::error::Error>> {
+    let no_folder = "no folder for the journal: XDG_RUNTIME_DIR";
     let journal = Journal::of_user(root).ok_or(no_folder)?;
-    let pool = kernel_pool(root)?;
+    let pool = kernel_pool()?;
     let (group, knobs) = match (kept, &pool) {
-        (Kept::Pool, None) => Err(format!("the kernel has no pool of {SIZE} pages"))?,
-        (Kept::Pool, _) => (Group::pool(SIZE), vec![Knob::persistent(SIZE, None)]),
-        (Kept::Hvo, _) => (Group::hvo(), vec![Knob::hvo()]),
-        (Kept::Shmem, _) => (
+        (KnobSet::Pool, None) => Err(format!("the kernel has no pool of {PAGE_2M} pages"))?,
+        (KnobSet::Pool, _) => (Group::pool(PAGE_2M), vec![Knob::persistent(PAGE_2M, None)]),
+        (KnobSet::Hvo, _) => (Group::hvo(), vec![Knob::hvo()]),
+        (KnobSet::Shmem, _) => (
             Group::thp(),
             sizes(root)?.into_iter().map(control).collect(),
         ),
     };
     let first = knobs
         .first()
-        .ok_or("the kernel has none (before Linux 6.12)")?;
+        .ok_or("the kernel has no such control (before Linux 6.12)")?;
     first.writable(root)?;
-    let locked = journal.lock(&group, COMMAND)?;
-    let steering = match pool.filter(|_| kept == Kept::Pool) {
-        Some(pool) => steer(root, &locked, &pool, COMMAND)?,
-        None => Steering::of(root, &locked, knobs, COMMAND)?,
+    let locked = journal.lock(&group, JOURNAL_NAME)?;
+    let mut steering = match pool.filter(|_| kept == KnobSet::Pool) {
+        Some(pool) => steer(root, &locked, &pool, JOURNAL_NAME)?,
+        None => Steering::of(root, &locked, knobs, JOURNAL_NAME)?,
     };
-    Ok(until_the_end(root, kept, steering))
-}
-
-fn until_the_end(root: &Root, kept: Kept, mut steering: Steering<'_>) -> Result<(), String> {
-    // Whatever goes wrong ends the orders, and nothing but that.
-    let _ = obey(root, &mut steering);
-    match steering.put_back(&mut ()) {
+    // Any failure ends the requests only: the knobs are restored below.
+    let _ = serve_requests(root, &mut steering);
+    Ok(match steering.put_back(&mut ()) {
         Ok(undone) if undone.complete => Ok(()),
         Ok(_) => Err(kept.not_back()),
         Err(error) => Err(error.to_string()),
-    }
+    })
 }
 
-/// Does as it is told until there are no more orders.
-fn obey(root: &Root, steering: &mut Steering<'_>) -> Result<(), Error> {
-    say(&Answer::Ok(0.0))?;
+fn serve_requests(root: &Root, steering: &mut Steering<'_>) -> Result<(), Error> {
+    send(&Answer::Ok(0.0))?;
     for order in io::stdin().lines() {
         let wanted: Vec<(Knob, Value)> = serde_json::from_str(&order?).map_err(io::Error::from)?;
         let mut orders = wanted.into_iter();
-        let all: Answer = orders.try_fold(0.0, |took, (knob, to)| {
-            Ok(took + set(root, steering, &knob, to)?)
+        let all: Answer = orders.try_fold(0.0, |elapsed_ms, (knob, to)| {
+            Ok(elapsed_ms + set(root, steering, &knob, to)?)
         });
-        say(&all)?;
+        send(&all)?;
     }
     Ok(())
 }
@@ -231,32 +223,32 @@ fn obey(root: &Root, steering: &mut Steering<'_>) -> Result<(), Error> {
 fn set(root: &Root, steering: &mut Steering<'_>, knob: &Knob, to: Value) -> Answer {
     let written = steering.set(knob, to.clone(), &mut ());
     let written = written.map_err(|error| error.to_string())?;
-    let (step, took) = (written.step, ms(written.took));
+    let (step, elapsed_ms) = (written.step, ms(written.elapsed));
     let after = step.after.clone().unwrap_or_else(|| step.before.clone());
     let reached = match (after.number(), to.number()) {
         (Some(after), Some(to)) => after >= to,
         _ => after == to,
     };
     if reached {
-        return Ok(took);
+        return Ok(elapsed_ms);
     }
-    let came = match to.number() {
-        Some(to) => format!("{after} of {} came", counted(to, "page")),
-        None => format!("{knob} is {after}, and not {to}"),
+    let result = match to.number() {
+        Some(to) => format!("{after} of {} obtained", counted(to, "page")),
+        None => format!("{knob} is {after} instead of {to}"),
     };
     let shortage = Shortage::of(root, &[step], false);
     let reasons = shortage.map_or(Vec::new(), |short| short.reasons);
-    let why: Vec<_> = std::iter::once(came).chain(reasons).collect();
+    let why: Vec<_> = std::iter::once(result).chain(reasons).collect();
     Err(why.join("; "))
 }
 
-/// The kernel's pool of [`SIZE`], where there is one.
-pub(crate) fn kernel_pool(root: &Root) -> Result<Option<hugetlb::Pool>, Error> {
-    let pools = hugetlb::pools(root)?.unwrap_or_default();
-    Ok(pools.into_iter().find(|pool| pool.size == SIZE))
+/// The kernel's pool of [`PAGE_2M`] pages, if it has one.
+pub(crate) fn kernel_pool() -> Result<Option<hugetlb::Pool>, Error> {
+    let pools = hugetlb::pools(&Root::host())?.unwrap_or_default();
+    Ok(pools.into_iter().find(|pool| pool.size == PAGE_2M))
 }
 
-/// The folio sizes that have a control of shared memory (Linux 6.12).
+/// Folio sizes that have a control for shared memory (Linux 6.12).
 pub(crate) fn sizes(root: &Root) -> Result<Vec<PageSize>, Error> {
     let sizes = Thp::read_controls(root)?.map_or_else(Default::default, |thp| thp.sizes);
     let controlled = sizes
@@ -265,7 +257,7 @@ pub(crate) fn sizes(root: &Root) -> Result<Vec<PageSize>, Error> {
     Ok(controlled.map(|(size, _)| size).collect())
 }
 
-/// The control of shared memory of one folio size.
+/// Knob of the shared-memory control of one folio size.
 pub(crate) fn control(size: PageSize) -> Knob {
     Knob::thp(Some(size), "shmem_enabled")
 }

@@ -1,18 +1,19 @@
-//! `jumbo bench latency`: how long the first touch of an allocation takes, in the median and at its worst.
+//! `jumbo bench latency`: the time of the first touch of an allocation, median and tail.
 //!
-//! A process allocates blocks of 1 MiB and touches all base pages of each. Each block is timed by itself, and kept. On a
-//! host as it is found, and on one whose free memory is in pieces: where a huge page has to be made by compaction, the
-//! program that wants it may wait.
+//! A process allocates blocks of 1 MiB, touches all base pages of each, and keeps them. Each block
+//! is timed. The host is measured as found, and with fragmented free memory: there a huge page
+//! needs compaction, for which the program may wait.
 //!
-//! The pieces are made by a process that stays while samples are taken. It fills free memory with base pages, and
-//! frees all but a few of each block that could be a huge page. They can be moved, as those of most programs can. The
-//! blocks that are free as a whole in spite of that it keeps, but for a few. Before each sample it does so anew, because
-//! the sample before left huge pages behind; that is also what touches the memory before the sample.
+//! The fragmenter is a process that stays while samples are taken. It fills free memory with base
+//! pages, and frees all but a few of each huge-page-sized block. The kept pages are movable, as in
+//! most programs. It also occupies most blocks that are still free as a whole. It repeats this
+//! before each sample, because the previous sample left huge pages behind; this also warms the
+//! memory for the sample.
 //!
-//! In a virtual machine the whole blocks would measure something else: a hypervisor takes them back while they are free
-//! (free page reporting, Linux 5.7), and a first touch waits until it has found memory anew.
+//! In a virtual machine whole free blocks would measure something else: the hypervisor takes them
+//! back (free page reporting, Linux 5.7), and the first touch waits for new memory.
 //!
-//! No side but plain claims a share of huge pages: the share is a result.
+//! Only plain claims a share of huge pages (none): on other sides the share is a result.
 
 use std::cell::RefCell;
 use std::io;
@@ -27,80 +28,70 @@ use jumbo_host::kernel::{FileError, Root, base_page};
 use crate::claim;
 use crate::figures::{Figures, ms, with};
 use crate::group::{self, Group, rows};
-use crate::keeper::SIZE;
+use crate::json_child::{JsonChild, send};
+use crate::keeper::PAGE_2M;
 use crate::launch::Launch;
-use crate::memory::{Block, available, footprint, had, room};
+use crate::memory::{RawBlock, available, check_available, footprint, own_memory};
 use crate::stats::quantile;
 use crate::table::Table;
-use crate::talk::{Talk, say};
-use crate::task::{By, Task};
+use crate::task::{AllocCall, Task};
 use crate::work::Worker;
 use crate::{Error, Settings};
 
-/// The least size: a hundredth of all blocks is one at least.
+/// Minimum size: 1 % of all blocks must be at least one.
 pub const MIN_SIZE: Bytes = Bytes(128 << 20);
 
-/// The size of an allocation.
-const BLOCK: Bytes = Bytes(1 << 20);
+const BLOCK_BYTES: Bytes = Bytes(1 << 20);
 
-/// The figures of a sample, by what stands in the names of rows.
-const FIGURES: [(&str, &str); 4] = [
-    ("p50", "p50_us"),
-    ("p99", "p99_us"),
-    ("p999", "p999_us"),
-    ("max", "max_us"),
-];
+/// Times of a sample: percentiles and the maximum.
+const FIGURES: [&str; 4] = ["p50_us", "p99_us", "p999_us", "max_us"];
 
-/// The part of free memory that is in blocks as large as a huge page when a sample begins, in percent.
-const WHOLE: &str = "free_whole_percent";
+/// Share of free memory in huge-page-sized blocks at the start of a sample, in percent.
+const FREE_WHOLE: &str = "free_whole_percent";
 
-/// How much of free memory is to be in pieces, at most: so many bytes, with `--quick` too, and so many percent.
-const PIECES: [Bytes; 2] = [Bytes(12 << 30), Bytes(2 << 30)];
-const PERCENT: u64 = 60;
+/// Maximum of fragmented memory: without and with `--quick`, and in percent of what is available.
+const MAX_FRAGMENTED: [Bytes; 2] = [Bytes(12 << 30), Bytes(2 << 30)];
+const MAX_FRAGMENTED_PERCENT: u64 = 60;
 
-/// Of each block of so many bytes one base page is kept for each of so many.
-const HUGE: usize = 2 << 20;
-const KEPT: usize = HUGE / 4;
+/// One base page per so many bytes of a huge page stays allocated.
+const HUGE_PAGE: usize = 2 << 20;
+const KEPT_PAGE_DISTANCE: usize = HUGE_PAGE / 4;
 /// Memory that stays free in whole blocks.
-const WHOLE_LEFT: Bytes = Bytes(64 << 20);
+const MAX_WHOLE_BYTES: Bytes = Bytes(64 << 20);
 
-/// Measures the table, with `size` bytes in all; with less memory in pieces where `quick` is set.
-///
-/// # Errors
-/// [`Error`].
+/// Measures the table, with `size` bytes in total; with less fragmented memory if `quick` is set.
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
-    let root = Root::host();
-    room(&root, footprint(size))?;
-    let share = Bytes(available(&root)?.0 / 100 * PERCENT);
-    let pieces = PIECES[usize::from(quick)].min(share);
-    let what = format!("{size} in blocks of {BLOCK}; {pieces} in pieces");
+    check_available(footprint(size))?;
+    let share = Bytes(available()?.0 / 100 * MAX_FRAGMENTED_PERCENT);
+    let pieces = MAX_FRAGMENTED[usize::from(quick)].min(share);
+    let what = format!("{size} in blocks of {BLOCK_BYTES}; {pieces} in pieces");
     let table = Table::new("latency", what, settings)?;
     let groups = [None, Some(pieces)].map(|pieces| group_of(settings, size, pieces));
     group::measure(settings, table, groups.into())
 }
 
-/// Rows on the host as found, or with so many bytes in pieces.
+/// Rows on the host as found, or with `pieces` bytes fragmented.
 fn group_of(settings: &Settings, size: Bytes, pieces: Option<Bytes>) -> Group<'_> {
     let (suffix, host) = match pieces {
         None => ("", "host as found"),
         Some(_) => ("_fragmented", "memory in pieces"),
     };
     let mut group = Group::new(settings, host);
-    // What is not to be had here leaves the other rows as true as they are.
+    // The other rows do not depend on it.
     group.optional = Error::is_of_host;
-    // Compaction takes system time as well as the host does.
+    // Compaction takes system time, too.
     group.is_even = pieces.is_none();
-    let breaker = Rc::new(RefCell::new(None));
+    let fragmenter = Rc::new(RefCell::new(None));
     let mut side = |launch: Launch| {
         let claims = match launch {
             Launch::Plain => claim::no_huge(),
             _ => Vec::new(),
         };
         let (name, worker) = (launch.name(), Worker::new(launch, Task::Latency(size)));
-        let breaker = Rc::clone(&breaker);
+        let fragmenter = Rc::clone(&fragmenter);
         let prepare = move || match pieces {
             None => Ok(size),
-            Some(pieces) => broken(settings, pieces, &breaker).map(|()| Bytes(0)),
+            Some(pieces) => fragment(settings, pieces, &fragmenter).map(|()| Bytes(0)),
         };
         group.prepared(name, prepare, move || worker.sample(settings, &claims))
     };
@@ -111,95 +102,104 @@ fn group_of(settings: &Settings, size: Bytes, pieces: Option<Bytes>) -> Group<'_
         ("unbounded", Launch::at_once("")),
     ];
     let others = others.map(|(key, launch)| (key, side(launch)));
-    for (part, figure) in FIGURES {
-        let measure = &format!("first touch of {BLOCK}, {part}, {host}");
+    for figure in FIGURES {
+        let part = figure.trim_end_matches("_us");
+        let measure = &format!("first touch of {BLOCK_BYTES}, {part}, {host}");
         rows! { group; format!("{part}{suffix}_aa") => measure, figure, plain / plain; }
         for (key, side) in others {
             rows! { group; format!("{key}_{part}{suffix}") => measure, figure, plain / side; }
         }
     }
     for (key, side) in [("plain", plain)].into_iter().chain(others) {
-        for figure in ["huge_percent", WHOLE] {
+        for figure in ["huge_percent", FREE_WHOLE] {
             group.value(format!("{key}_{figure}{suffix}"), figure, side);
         }
     }
     group
 }
 
-/// Has the free memory in pieces.
-fn broken(settings: &Settings, size: Bytes, breaker: &RefCell<Option<Talk>>) -> Result<(), Error> {
-    let mut breaker = breaker.borrow_mut();
-    let talk = match &mut *breaker {
+/// Makes the fragmenter fragment free memory, and starts it at first.
+fn fragment(
+    settings: &Settings,
+    size: Bytes,
+    fragmenter: &RefCell<Option<JsonChild>>,
+) -> Result<(), Error> {
+    let mut fragmenter = fragmenter.borrow_mut();
+    let talk = match &mut *fragmenter {
         Some(talk) => talk,
         none => {
-            room(&Root::host(), footprint(size))?;
-            let worker = Worker::new(Launch::Plain, Task::Break(size));
+            check_available(footprint(size))?;
+            let worker = Worker::new(Launch::Plain, Task::Fragment(size));
             none.insert(worker.start(settings, Stdio::piped())?)
         }
     };
-    talk.say(&())?;
-    talk.hear()
+    talk.send(&())?;
+    talk.receive()
 }
 
-/// [`Task::Break`]: at each line of the standard input it breaks free memory of `size` bytes anew, and answers.
-pub(crate) fn break_up(size: Bytes) -> Result<(), Error> {
+/// [`Task::Fragment`]: fragments `size` bytes of free memory at each line of input.
+pub(crate) fn run_fragmenter(size: Bytes) -> Result<(), Error> {
     let root = Root::host();
-    let (page, mut block) = (rustix::param::page_size(), Block::take(By::Map, size)?);
+    let (page, mut block) = (
+        rustix::param::page_size(),
+        RawBlock::take(AllocCall::Map, size)?,
+    );
     block.advise(libc::MADV_NOHUGEPAGE)?;
     let mut held = None;
     for line in io::stdin().lines() {
         line?;
-        held.take().map_or(Ok(()), Block::give_back)?;
+        held.take().map_or(Ok(()), RawBlock::give_back)?;
         let length = block.bytes().len();
-        // Those that were kept lie together by now, where compaction moved them.
+        // Compaction moved the kept pages together.
         block.let_go(0..length)?;
         block.touch_by_two();
-        for kept in (0..length).step_by(KEPT) {
-            block.let_go((kept + page).min(length)..(kept + KEPT).min(length))?;
+        for kept in (0..length).step_by(KEPT_PAGE_DISTANCE) {
+            block.let_go((kept + page).min(length)..(kept + KEPT_PAGE_DISTANCE).min(length))?;
         }
-        // Where that is more than was broken, the host is too large to be in pieces.
-        let whole = free(&root)?[1].0.saturating_sub(WHOLE_LEFT.0);
-        let mut rest = Block::take(By::MapHuge, Bytes(whole.clamp(HUGE as u64, size.0)))?;
+        // If more is free than was fragmented, the host is too large to fragment.
+        let whole = free(&root)?[1].0.saturating_sub(MAX_WHOLE_BYTES.0);
+        let mut rest = RawBlock::take(
+            AllocCall::MapHuge,
+            Bytes(whole.clamp(HUGE_PAGE as u64, size.0)),
+        )?;
         rest.touch();
         held = Some(rest);
-        say(&())?;
+        send(&())?;
     }
     Ok(())
 }
 
-/// Free memory of the host, and that in blocks as large as a huge page.
+/// Free memory of the host, and the part of it in huge-page-sized blocks.
 fn free(root: &Root) -> Result<[Bytes; 2], FileError> {
     let (zones, base) = (Zone::read_all(root)?, base_page(root));
-    let whole = |zone: &Zone| Some(zone.whole(SIZE, base)?.bytes(SIZE));
+    let whole = |zone: &Zone| Some(zone.whole(PAGE_2M, base)?.bytes(PAGE_2M));
     let all = zones.iter().map(|zone| zone.free(base)).sum();
     Ok([all, zones.iter().filter_map(whole).sum()])
 }
 
-/// The figure [`WHOLE`].
 fn whole_percent(root: &Root) -> Result<f64, FileError> {
     let [all, whole] = free(root)?;
     Ok(100.0 * whole.0 as f64 / all.0.max(1) as f64)
 }
 
-/// [`Task::Latency`]: quantiles over all blocks, and the memory of the process with all of them.
+/// [`Task::Latency`]: quantiles over all blocks, and the memory of the process.
 pub(crate) fn latency(size: Bytes) -> Result<Figures, Error> {
-    let root = Root::host();
-    let whole = whole_percent(&root)?;
-    let count = usize::try_from(size.0 / BLOCK.0).unwrap_or(usize::MAX);
+    let whole = whole_percent(&Root::host())?;
+    let count = usize::try_from(size.0 / BLOCK_BYTES.0).unwrap_or(usize::MAX);
     let (mut blocks, mut times) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for _ in 0..count {
         let clock = Instant::now();
-        let mut block = Block::take(By::Malloc, BLOCK)?;
+        let mut block = RawBlock::take(AllocCall::Malloc, BLOCK_BYTES)?;
         block.touch();
         times.push(ms(clock.elapsed()) * 1e3);
         blocks.push(block);
     }
-    let had = with(had(&root)?, [(WHOLE, whole)]);
-    blocks.into_iter().try_for_each(Block::give_back)?;
+    let memory = with(own_memory()?, [(FREE_WHOLE, whole)]);
+    blocks.into_iter().try_for_each(RawBlock::give_back)?;
     let parts = [0.5, 0.99, 0.999, 1.0].map(|part| quantile(&times, part));
-    let figures = FIGURES.map(|(_, figure)| figure).into_iter().zip(parts);
+    let figures = FIGURES.into_iter().zip(parts);
     let figures = figures.map(|(figure, time)| (figure.to_owned(), time));
-    Ok(had.into_iter().chain(figures).collect())
+    Ok(memory.into_iter().chain(figures).collect())
 }
 
 #[cfg(test)]
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_free_in_whole_blocks_is_told_from_pieces() {
+    fn whole_free_blocks_are_counted() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("proc")).unwrap();
         let zones = "Node 0, zone      DMA   512 0 0 0 0 0 0 0 0 1 0\n\

@@ -1,25 +1,30 @@
-//! How a program is started: [`Launch`], and [`Peer`], an allocator that a user would preload
-//! instead.
+//! Launch modes of a program: [`Launch`]; and [`Peer`], an allocator for LD_PRELOAD.
 
 use std::ffi::OsStr;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
-/// How a program is started: the one thing in which the sides of a comparison differ.
+use crate::figures::ms;
+use crate::json_child::JsonChild;
+use crate::{Error, Settings};
+
+/// Launch mode of a program: the only difference between the sides of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Launch {
-    /// As it is.
+    /// Unchanged.
     Plain,
-    /// With glibc's own switch for huge pages.
+    /// With glibc's tunable for huge pages.
     Tunable,
-    /// With `jumbo run`, with these options as they are typed.
+    /// With `jumbo run` and these options.
     Jumbo(String),
-    /// With another allocator, as LD_PRELOAD brings it in.
+    /// With another allocator through LD_PRELOAD.
     Preload(Peer),
 }
 
-/// Variables of the user that change how `malloc` behaves, and would change every side at once.
-const NEUTRAL: [&str; 10] = [
+/// Variables that change `malloc`, and so would change all sides at once.
+const MALLOC_VARIABLES: [&str; 10] = [
     "JUMBO",
     "GLIBC_TUNABLES",
     "LD_PRELOAD",
@@ -33,16 +38,15 @@ const NEUTRAL: [&str; 10] = [
 ];
 
 impl Launch {
-    /// `jumbo run` as most people type it.
+    /// `jumbo run` with its defaults.
     pub(crate) const JUMBO: Self = Self::Jumbo(String::new());
 
-    /// `jumbo run` with these options, and huge pages for all memory at its first touch: where what
-    /// is measured is anything else than when huge pages come.
+    /// `jumbo run` with these options, and huge pages from the first touch.
     pub(crate) fn at_once(options: &str) -> Self {
         Self::Jumbo(format!("{options} --max-waste=unbounded").trim().to_owned())
     }
 
-    /// The name of this side in a table.
+    /// Name of the side in a table.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Plain => "plain".to_owned(),
@@ -52,17 +56,35 @@ impl Launch {
         }
     }
 
-    /// The command that starts `program` this way, with nothing else that changes how `malloc`
-    /// behaves.
+    /// Command that starts `program`, without any other setting that changes `malloc`.
     pub(crate) fn command(&self, jumbo: &Path, program: &OsStr) -> Command {
         let alone = match self {
             Self::Jumbo(options) => &Self::Jumbo(format!("--no-config {options}")),
             other => other,
         };
-        alone.command_without(&NEUTRAL, jumbo, program)
+        alone.command_without(&MALLOC_VARIABLES, jumbo, program)
     }
 
-    /// The same without those `variables` only: what else is set belongs to the program.
+    /// Runs `program` to its end and returns its milliseconds.
+    pub(crate) fn time(
+        &self,
+        settings: &Settings,
+        program: &str,
+        arguments: &[&str],
+        input: &str,
+    ) -> Result<f64, Error> {
+        let mut command = self.command(&settings.jumbo, OsStr::new(program));
+        command.args(arguments);
+        let clock = Instant::now();
+        let mut child = JsonChild::start(command, Stdio::piped())?;
+        if let Some(mut stdin) = child.process.stdin.take() {
+            stdin.write_all(input.as_bytes())?;
+        }
+        child.wait()?;
+        Ok(ms(clock.elapsed()))
+    }
+
+    /// Command without those `variables`; the program keeps all others.
     pub(crate) fn command_without(
         &self,
         variables: &[&str],
@@ -87,25 +109,21 @@ impl Launch {
         match self {
             Self::Plain | Self::Jumbo(_) => &mut command,
             Self::Tunable => command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
-            Self::Preload(peer) => {
-                let preload = ("LD_PRELOAD", peer.library.as_os_str());
-                command
-                    .env(preload.0, preload.1)
-                    .envs(peer.set.iter().copied())
-            }
+            Self::Preload(peer) => command
+                .env("LD_PRELOAD", &peer.library)
+                .envs(peer.set.iter().copied()),
         };
         command
     }
 }
 
-/// Where a program is on the PATH, or in these folders beside it.
+/// Finds a program in the PATH or in the folders `beside`.
 pub(crate) fn on_path(program: &str, beside: impl Iterator<Item = PathBuf>) -> Option<PathBuf> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let mut paths = std::env::split_paths(&paths).chain(beside);
     paths.find_map(|folder| Some(folder.join(program)).filter(|path| path.is_file()))
 }
 
-/// The command as a user would type it.
 pub(crate) fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words
@@ -114,10 +132,9 @@ pub(crate) fn line(command: &Command) -> String {
         .join(" ")
 }
 
-/// A variable and its value.
 type Setting = (&'static str, &'static str);
 
-/// An allocator of this host, and the settings with which it takes huge pages.
+/// An allocator of this host, with its settings for huge pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) name: &'static str,
@@ -125,45 +142,45 @@ pub(crate) struct Peer {
     pub(crate) set: &'static [Setting],
 }
 
-/// The cache's word for libraries that this architecture's programs can load.
+/// Name of this architecture in the cache of the dynamic linker.
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: &str = "x86-64";
 #[cfg(not(target_arch = "x86_64"))]
 const ARCHITECTURE: &str = "AArch64";
 
-/// The names of allocators, of their libraries in the cache, and of the Debian packages that have them.
-const KNOWN: [[&str; 3]; 3] = [
-    ["jemalloc", "libjemalloc.so", "libjemalloc2"],
-    [
+/// Names of allocators, their libraries, Debian packages, and settings for huge pages.
+const KNOWN_PEERS: [(&str, &str, &str, &[Setting]); 3] = [
+    (
+        "jemalloc",
+        "libjemalloc.so",
+        "libjemalloc2",
+        &[("MALLOC_CONF", "thp:always")],
+    ),
+    (
         "tcmalloc",
         "libtcmalloc_minimal.so libtcmalloc.so",
         "libtcmalloc-minimal4",
-    ],
-    ["mimalloc", "libmimalloc.so", "libmimalloc2.0"],
-];
-
-/// The settings with which an allocator takes huge pages.
-fn settings(name: &str) -> &'static [Setting] {
-    match name {
-        "jemalloc" => &[("MALLOC_CONF", "thp:always")],
-        // The second is what it was called before 2.1.
-        "mimalloc" => &[
+        &[],
+    ),
+    (
+        "mimalloc",
+        "libmimalloc.so",
+        "libmimalloc2.0",
+        // The second is the name before 2.1.
+        &[
             ("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"),
             ("MIMALLOC_LARGE_OS_PAGES", "1"),
         ],
-        _ => &[],
-    }
-}
+    ),
+];
 
 impl Peer {
-    /// The names that there are.
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-        KNOWN.into_iter().map(|[name, ..]| name)
+        KNOWN_PEERS.into_iter().map(|(name, ..)| name)
     }
 
-    /// The allocator of that name, where the dynamic linker's cache has it.
     pub(crate) fn find(name: &str) -> Result<Self, String> {
-        // Debian's PATH of ordinary users leaves it out.
+        // On Debian /sbin is not in the PATH of ordinary users.
         let cache = ["ldconfig", "/sbin/ldconfig"].into_iter().find_map(|tool| {
             let output = Command::new(tool).arg("-p").output().ok()?;
             String::from_utf8(output.stdout).ok()
@@ -171,28 +188,22 @@ impl Peer {
         Self::listed(name, &cache.unwrap_or_default())
     }
 
-    /// The same, in what `ldconfig -p` prints.
+    /// Finds an allocator in the output of `ldconfig -p`.
     fn listed(name: &str, cache: &str) -> Result<Self, String> {
-        let mut known = KNOWN.into_iter();
-        let Some([name, files, package]) = known.find(|[known, ..]| *known == name) else {
+        let mut known = KNOWN_PEERS.into_iter();
+        let Some((name, files, package, set)) = known.find(|(known, ..)| *known == name) else {
             return Err(format!("there is no peer `{name}`"));
         };
         let library = files.split(' ').find_map(|start| {
             let mut lines = cache.lines().map(str::trim);
             lines.find_map(|line| {
                 let (_, path) = line.strip_prefix(start)?.split_once("=> ")?;
-                // The cache has those of other architectures too.
+                // The cache lists other architectures too.
                 line.contains(ARCHITECTURE).then(|| PathBuf::from(path))
             })
         });
-        match library {
-            Some(library) => Ok(Self {
-                name,
-                library,
-                set: settings(name),
-            }),
-            None => Err(format!("not installed (Debian: {package})")),
-        }
+        let library = library.ok_or_else(|| format!("not installed (Debian: {package})"))?;
+        Ok(Self { name, library, set })
     }
 }
 
@@ -201,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_is_found_in_the_cache_or_said_to_be_absent() {
+    fn a_peer_is_found_in_the_cache_or_reported_missing() {
         let cache = "2 libs found\n\tlibtcmalloc.so.4 (libc6,ARCH) => /l/libtcmalloc.so.4\n\
                      \tlibjemalloc.so.2 (libc6) => /32/libjemalloc.so.2\n\
                      \tlibjemalloc.so.2 (libc6,ARCH) => /l/libjemalloc.so.2\n";
@@ -214,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sides_differ_in_nothing_but_the_launch() {
+    fn the_sides_differ_only_in_their_launch() {
         let jumbo = Path::new("/j");
         let options = Launch::Jumbo("--heap=glibc --pool=64M".to_owned());
         let typed = line(&options.command(jumbo, OsStr::new("/p")));

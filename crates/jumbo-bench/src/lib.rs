@@ -1,25 +1,26 @@
 //! The measurements behind `jumbo bench`: a module for each table, and what they share.
 //!
-//! A table is data: its sides, each a launch, a `task` and the claims on it, and its rows. The
-//! engine is one for all tables:
-//! - `group`: measures sides in turn, so that a drift of the machine falls on all of them, and makes
-//!   rows of them.
-//! - `task`: all work of a process that is measured. `work`: a fresh process for each sample. `launch`: how it is
-//!   started, the one thing compared. [`worker`]: that process. `talk`: the lines between the two.
-//! - `claim`: whether a sample is what was to be measured. `figures`: the figures that it found.
-//! - [`table`]: rows that hold two sides of one run against each other; what `--json` prints. [`stats`]: what many
-//!   samples come to. [`machine`]: where it was measured.
-//! - [`interrupt`]: a signal that asks for the end. [`published`]: where published figures come from.
-//! - `keeper`: knobs of the kernel, set for a sample and put back. `elf`: a worker with a segment more.
-//! - [`memory`]: what a process has, when memory is free again, and that it is warm. `life`: memory taken and given
-//!   back.
+//! A table consists of sides (each a launch, a `task` and claims) and of rows that compare two
+//! sides. All tables share one engine:
+//! - `group`: measures the sides in turn, so that drift of the machine affects all of them alike,
+//!   and makes the rows.
+//! - `task`: the work of a measured process. `work`: a fresh process for each sample. `launch`: the
+//!   way it starts, the only difference between sides. [`worker`]: the process itself.
+//!   `json_child`: the JSON lines between the two.
+//! - `claim`: checks that a sample is what its side claims. `figures`: the figures of a sample.
+//! - [`table`]: rows that compare two sides of one run, as `--json` prints them. [`stats`]: medians
+//!   and spreads. [`machine`]: the machine that was measured.
+//! - [`interrupt`]: signals that end a measurement. [`published`]: sources of published figures.
+//! - `keeper`: kernel knobs, set for a sample and restored. `elf`: a worker with one more segment.
+//! - [`memory`]: memory of a process, free memory of the host, warm-up. `life`: memory allocated
+//!   and freed.
+//! - [`program`]: unmodified programs, as `jumbo compare` runs them.
 //!
-//! - [`program`]: programs that are not ours, as they are: what `jumbo compare` does.
+//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`shmem`], [`vmemmap`],
+//! [`mod@fork`], [`latency`], [`programs`].
 //!
-//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`shmem`], [`vmemmap`], [`mod@fork`], [`latency`], [`programs`].
-//!
-//! Invariants: every table holds the baseline against itself as well (the A/A row), so that noise is seen for
-//! what it is; and every sample says what memory it had, which is checked before the sample counts.
+//! Invariants: every table also compares the baseline with itself (the A/A row), which shows the
+//! noise. Every sample reports its memory, which is checked before the sample counts.
 
 mod claim;
 mod elf;
@@ -32,6 +33,7 @@ mod group;
 pub mod heap;
 #[expect(unsafe_code, reason = "calls sigaction")]
 pub mod interrupt;
+mod json_child;
 mod keeper;
 pub mod latency;
 mod launch;
@@ -46,7 +48,6 @@ pub mod published;
 pub mod shmem;
 pub mod stats;
 pub mod table;
-mod talk;
 mod task;
 pub mod text;
 pub mod vmemmap;
@@ -59,22 +60,22 @@ use std::path::PathBuf;
 pub use error::Error;
 use indicatif::ProgressBar;
 
-/// The settings of every table.
+/// Settings of every table.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The `jumbo` executable: the launcher that is measured, and the program that it is measured on.
+    /// The `jumbo` executable: the launcher under test, and the program that it starts.
     pub jumbo: PathBuf,
-    /// How many rounds are measured, after the warm-up.
+    /// Number of measured rounds, after the warm-up.
     pub rounds: NonZeroUsize,
-    /// Shows how far a table has come.
+    /// Progress bar of the table.
     pub progress: ProgressBar,
-    /// Prints the progress line by line, a line a run, where the bar cannot be seen.
+    /// Prints one line per run where the bar is not visible.
     pub line: Option<fn(&str)>,
 }
 
 impl Settings {
     /// Shows `message` beside the bar, or prints it.
-    pub(crate) fn say(&self, message: String) {
+    pub(crate) fn show_progress(&self, message: String) {
         if let Some(line) = self.line {
             line(&message);
         }
@@ -82,7 +83,7 @@ impl Settings {
     }
 }
 
-/// Where files are made: on a disk, if there is one.
+/// Folder for temporary files, on a disk if there is one.
 fn on_disk() -> PathBuf {
     let on_disk = || PathBuf::from("/var/tmp");
     std::env::var_os("TMPDIR").map_or_else(on_disk, PathBuf::from)

@@ -1,8 +1,7 @@
-//! Memory taken, touched, and given back, copied or held: the work of the tables `free`, `fork` and
+//! Memory allocated, touched, and freed, forked or held: the work of the tables `free`, `fork` and
 //! `exit`.
 //!
-//! Who freed is read from the counters that the preload library shows to every process that may
-//! look into this one.
+//! The preload library's counters, readable by other processes, say which threads freed.
 
 use std::io;
 use std::time::Instant;
@@ -17,57 +16,53 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::Error;
 use crate::figures::{Figures, figures, ms, with};
-use crate::memory::{Block, Watch, base_pages_only, had_in};
+use crate::json_child::send;
+use crate::memory::{FreeWatch, RawBlock, base_pages_only, own_memory_in};
 use crate::stats::median;
-use crate::talk::say;
-use crate::task::{End, Memory, Then};
-use crate::work::shown;
+use crate::task::{Action, MemoryTask, Termination};
+use crate::work::wait_for_status;
 
-/// The process IDs in the figures of a process that is to end: the worker, which a launcher may
-/// stand in front of; and the sibling that will give the memory back, where there is one.
-pub(crate) const PID: &str = "pid";
-pub(crate) const REAPER: &str = "reaper_pid";
+/// Process IDs in the figures of a process that will end: of the worker, and of its reaper.
+pub(crate) const WORKER_PID: &str = "pid";
+pub(crate) const REAPER_PID: &str = "reaper_pid";
 
-/// How often a process forks and writes nothing: the median of these counts.
-const CALLS: usize = 5;
+/// Number of forks without writes; their median counts.
+const FORKS: usize = 5;
 
-/// How many writes follow the last fork, all over the memory.
+/// Number of writes after the last fork, all over the memory.
 const WRITES: usize = 1000;
 
-/// The time that giving back, or forking, takes: of each size the median, added; and the memory
-/// that all of it was.
-pub(crate) fn run(told: &Memory) -> Result<Figures, Error> {
-    if told.base {
+/// Times of free or fork: per size the median, summed over sizes; and the memory of all blocks.
+pub(crate) fn run(task: &MemoryTask) -> Result<Figures, Error> {
+    if task.base {
         base_pages_only()?;
     }
-    let root = Root::host();
     let (mut all, mut call_ms) = (Figures::new(), 0.0);
-    for &size in &told.sizes {
-        let mut calls = Vec::with_capacity(told.times);
-        for _ in 0..told.times {
-            let mut block = Block::take(told.by, size)?;
+    for &size in &task.sizes {
+        let mut calls = Vec::with_capacity(task.times);
+        for _ in 0..task.times {
+            let mut block = RawBlock::take(task.by, size)?;
             block.touch_by_two();
-            let watch = Watch::new(&root, size)?;
-            for (name, had) in had_in(&root, &[block.addresses()])? {
-                *all.entry(name).or_default() += had;
+            let watch = FreeWatch::new(&Root::host(), size)?;
+            for (name, figure) in own_memory_in(&[block.addresses()])? {
+                *all.entry(name).or_default() += figure;
             }
-            match told.then {
-                Then::Free | Then::FreeAndWatch => {}
-                Then::Fork => return Ok(with(all, fork(&mut block)?)),
-                // Its end is that of the process.
-                Then::End(_, sibling) => {
-                    all.extend(held(&root, sibling)?);
+            match task.then {
+                Action::Free | Action::FreeAndWatch => {}
+                Action::Fork => return Ok(with(all, fork(&mut block)?)),
+                // The process frees it by its end.
+                Action::End(_, sibling) => {
+                    all.extend(held(sibling)?);
                     return Ok(all);
                 }
             }
             let clock = Instant::now();
             block.give_back()?;
             calls.push(ms(clock.elapsed()));
-            if told.then == Then::FreeAndWatch {
+            if task.then == Action::FreeAndWatch {
                 match watch.wait(clock) {
                     Ok(back) => drop(all.insert("back_ms".to_owned(), ms(back))),
-                    // Another program took it: that is no failure of this process, and the sample
-                    // is worth another try.
+                    // Another program took the memory: the sample is repeated.
                     Err(Error::NotBack(_)) => {}
                     Err(error) => return Err(error),
                 }
@@ -75,18 +70,17 @@ pub(crate) fn run(told: &Memory) -> Result<Figures, Error> {
         }
         call_ms += median(&calls);
     }
-    all.extend(counted(&root)?);
+    all.extend(freeing_counters()?);
     Ok(with(
         all,
         [("call_ms", call_ms), ("unmap_us", call_ms * 1e3)],
     ))
 }
 
-/// The threads that freed, when nothing is left to be freed.
-fn counted(root: &Root) -> Result<Figures, Error> {
-    let freed = shown(root, |covered| {
-        (covered.free.pending == Bytes(0)).then_some(covered.free)
-    })?;
+/// Counters of the freeing threads, once nothing is left to free.
+fn freeing_counters() -> Result<Figures, Error> {
+    let freed =
+        wait_for_status(|covered| (covered.free.pending == Bytes(0)).then_some(covered.free))?;
     Ok(freed.map_or_else(Figures::new, |freed| {
         figures([
             ("gathered_bytes", freed.gathered.0 as f64),
@@ -96,25 +90,24 @@ fn counted(root: &Root) -> Result<Figures, Error> {
     }))
 }
 
-/// How long fork(2) takes, and the first writes after it.
-fn fork(block: &mut Block) -> Result<[(&'static str, f64); 2], Error> {
+/// Times of fork(2) and of the first writes after it.
+fn fork(block: &mut RawBlock) -> Result<[(&'static str, f64); 2], Error> {
     let mut calls = Vec::new();
     let mut writes = 0.0;
-    for nth in 0..=CALLS {
+    for nth in 0..=FORKS {
         let clock = Instant::now();
-        // SAFETY: the child calls nothing but pause(2), which is safe there whatever other threads
-        // were doing, and never returns from here.
+        // SAFETY: the child only calls pause(2), which is async-signal-safe, and never returns.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             loop {
-                // SAFETY: takes nothing.
+                // SAFETY: no arguments.
                 unsafe { libc::pause() };
             }
         }
         let child = Pid::from_raw(pid).filter(|_| pid > 0);
         let child = child.ok_or_else(io::Error::last_os_error)?;
         match nth {
-            CALLS => {
+            FORKS => {
                 let clock = Instant::now();
                 block.write_to(WRITES);
                 writes = ms(clock.elapsed());
@@ -127,52 +120,51 @@ fn fork(block: &mut Block) -> Result<[(&'static str, f64); 2], Error> {
     Ok([("call_ms", median(&calls)), ("writes_ms", writes)])
 }
 
-/// The processes that are there when this one is to end.
-fn held(root: &Root, sibling: bool) -> Result<Figures, Error> {
-    // A crash shall measure the end and not the disk. Less than a page: no file. Where cores go to
-    // a program the kernel looks at no other limit than 1 (core(5)).
+fn held(sibling: bool) -> Result<Figures, Error> {
+    // A crash shall measure the end, not the disk. Less than a page: no core file. If cores go to a
+    // program, the kernel respects only the limit 1 (core(5)).
     let limit = Rlimit {
         current: Some(1),
         maximum: Some(1),
     };
     setrlimit(Resource::Core, limit)?;
-    let own = figures([(PID, f64::from(std::process::id()))]);
-    let reaper = if sibling { reaper(root)? } else { None };
+    let own = figures([(WORKER_PID, f64::from(std::process::id()))]);
+    let reaper = if sibling { reaper()? } else { None };
     Ok(match reaper {
-        Some(reaper) => with(own, [(REAPER, f64::from(reaper))]),
+        Some(reaper) => with(own, [(REAPER_PID, f64::from(reaper))]),
         None => own,
     })
 }
 
-/// The sibling, once it sleeps.
-fn reaper(root: &Root) -> Result<Option<u32>, Error> {
-    shown(root, |covered| {
+/// Process ID of the reaper, once it sleeps.
+fn reaper() -> Result<Option<u32>, Error> {
+    wait_for_status(|covered| {
         let running = covered.reaper.state == State::Running.name();
         covered.reaper.pid.filter(|pid| {
-            let stat = root.read(format!("proc/{pid}/stat"));
+            let stat = Root::host().read(format!("proc/{pid}/stat"));
             running && stat.is_ok_and(|stat| state(&stat) == Some('S'))
         })
     })
 }
 
-/// The state that /proc/PID/stat shows, behind a name that may hold anything.
+/// State in /proc/PID/stat, after a name that may contain anything.
 fn state(stat: &str) -> Option<char> {
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.chars().next()
 }
 
-/// Ends this process that way once its standard input says something, and says when that was.
-pub(crate) fn end(end: End) -> Result<(), Error> {
-    // Were the process that measures gone, this would be the end of the input.
+/// Ends this process as soon as its input has a line, and reports the time.
+pub(crate) fn end(end: Termination) -> Result<(), Error> {
+    // The input also ends when the measuring process ends.
     io::stdin().read_line(&mut String::new())?;
-    say(&now_ns())?;
-    if end == End::Crash {
+    send(&now_ns())?;
+    if end == Termination::Crash {
         std::process::abort();
     }
     std::process::exit(0);
 }
 
-/// CLOCK_MONOTONIC, which is the same in all processes.
+/// CLOCK_MONOTONIC, the same in all processes.
 pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let (seconds, nanos) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
@@ -184,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_state_stands_behind_the_name() {
+    fn the_state_follows_the_name() {
         assert_eq!(state("7 (a) R b) S 1 2"), Some('S'));
         assert_eq!(state("7"), None);
     }

@@ -1,4 +1,4 @@
-//! [`Machine`]: where a table was measured, as far as it bears on the figures.
+//! [`Machine`]: description of the machine, as far as it affects the figures.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,6 @@ use jumbo_host::kernel::thp::Thp;
 use jumbo_host::kernel::{FileError, Root};
 use serde::Serialize;
 
-/// The processors that this process may use.
 pub(crate) fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -16,27 +15,27 @@ pub(crate) fn cpus() -> usize {
 /// The machine and the settings of its kernel.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Machine {
-    /// The processor's name, where the kernel knows it (not on arm64).
+    /// Name of the processor, if the kernel knows it (not on arm64).
     pub cpu: Option<String>,
-    /// Processors that this process may use.
+    /// Number of CPUs that this process may use.
     pub cores: usize,
     /// Memory, in bytes.
     pub ram: Bytes,
-    /// The kernel's release.
+    /// Kernel release.
     pub kernel: String,
-    /// Runnable processes, averaged over the minute before the measurement: above 0.5 or so, another
-    /// program was at work.
+    /// Load average of the minute before the measurement: above about 0.5, another program was
+    /// running.
     pub load: f64,
-    /// Transparent huge pages: the chosen value of `enabled`, `defrag` and `shmem_enabled`. Empty on a
-    /// kernel without them.
+    /// Current value of THP's `enabled`, `defrag` and `shmem_enabled`. Empty on a kernel without
+    /// THP.
     pub thp: BTreeMap<&'static str, String>,
 }
 
 impl Machine {
-    /// Looks at the machine under `root`.
+    /// Reads the description of the machine under `root`.
     ///
     /// # Errors
-    /// [`FileError`] where /proc cannot be read.
+    /// [`FileError`] if /proc cannot be read.
     pub fn read(root: &Root) -> Result<Self, FileError> {
         let load = root.read("proc/loadavg")?;
         let minute = load.split_whitespace().next();
@@ -63,8 +62,8 @@ impl Machine {
     }
 }
 
-/// The kernel's version and its settings of huge pages, each by the path of its file; those that this kernel lacks or
-/// this user may not read are left out.
+/// The kernel's version and its huge page settings, by path; without those that this kernel lacks
+/// or this user may not read.
 pub fn knobs(root: &Root) -> BTreeMap<String, String> {
     let folders = [
         "sys/kernel/mm/transparent_hugepage",
@@ -88,7 +87,7 @@ pub fn knobs(root: &Root) -> BTreeMap<String, String> {
     deep.chain(named).filter_map(text).collect()
 }
 
-/// The value of `name` in a file of `name: value` lines.
+/// Value of `name` in a file of `name: value` lines.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines()
         .filter_map(|line| line.split_once(':'))

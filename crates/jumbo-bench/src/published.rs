@@ -1,23 +1,23 @@
-//! [`Source`]: where the figures in the column "published" come from, and what differs there.
+//! [`Citation`]: source of the figures in the column "published", and the conditions there.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The origin of the published figures of a table.
+/// Source of the published figures of a table.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-pub struct Source {
+pub struct Citation {
     /// Author, title and date; or that none is recorded.
     pub title: String,
-    /// Where it can be read.
+    /// Link to it.
     pub url: Option<String>,
-    /// The conditions there, where they differ from those here.
+    /// Conditions there, as far as they differ from those here.
     pub conditions: String,
 }
 
-/// The source of the published figures of `table`, where it has some.
-pub(crate) fn source(table: &str) -> Option<Source> {
-    let mut sources: BTreeMap<String, Source> =
+/// Citation for the published figures of `table`, if it has any.
+pub(crate) fn source(table: &str) -> Option<Citation> {
+    let mut sources: BTreeMap<String, Citation> =
         toml::from_str(include_str!("published/sources.toml")).unwrap_or_default();
     sources.remove(table)
 }
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_is_one_and_tables_without_published_figures_have_none() {
+    fn published_figures_have_links() {
         for table in ["free", "exit", "shmem", "vmemmap"] {
             let url = source(table).and_then(|source| source.url);
             assert!(

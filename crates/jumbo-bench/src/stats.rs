@@ -1,30 +1,30 @@
-//! Statistics of many samples: [`Spread`], [`median`].
+//! Statistics of samples: [`Spread`], [`median`].
 
 use serde::Serialize;
 
-/// The middle of some samples, and how far they lie apart.
+/// Median and range of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// Half of the samples are below.
+    /// Median.
     pub median: f64,
-    /// The smallest.
+    /// Minimum.
     pub min: f64,
-    /// The largest.
+    /// Maximum.
     pub max: f64,
 }
 
 impl Spread {
-    /// The spread of `samples`; not a number (`null` in JSON) where there are none.
+    /// Spread of `samples`; NaN (`null` in JSON) without samples.
     pub fn of(samples: &[f64]) -> Self {
         Self {
             median: median(samples),
-            min: least(samples),
+            min: minimum(samples),
             max: samples.iter().copied().fold(f64::NAN, f64::max),
         }
     }
 }
 
-/// The middle sample, or the mean of the two middle ones; not a number where there are none.
+/// Middle sample, or the mean of the two middle ones; NaN without samples.
 pub fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -36,12 +36,12 @@ pub fn median(samples: &[f64]) -> f64 {
     }
 }
 
-/// The smallest sample; not a number where there are none.
-pub(crate) fn least(samples: &[f64]) -> f64 {
+/// Minimum; NaN without samples.
+pub(crate) fn minimum(samples: &[f64]) -> f64 {
     samples.iter().copied().fold(f64::NAN, f64::min)
 }
 
-/// The sample that this part of all are below; not a number where there are none.
+/// Quantile `part` (0 to 1) of the samples; NaN without samples.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

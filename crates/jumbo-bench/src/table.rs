@@ -1,4 +1,4 @@
-//! [`Table`] and [`Row`]: two sides of one run, held against each other.
+//! [`Table`] and [`Row`]: comparisons of two sides of one run.
 
 use std::collections::BTreeMap;
 
@@ -6,49 +6,48 @@ use jumbo_host::kernel::Root;
 use serde::Serialize;
 
 use crate::machine::Machine;
-use crate::memory::Hit;
-use crate::published::{self, Source};
+use crate::memory::Retakes;
+use crate::published::{self, Citation};
 use crate::stats::Spread;
 use crate::{Error, Settings};
 
-/// The results of a table, as `--json` prints them.
+/// Results of a table, as `--json` prints them.
 #[derive(Clone, Debug, Serialize)]
 pub struct Table {
-    /// Its name.
+    /// Name of the table.
     pub table: &'static str,
-    /// The object of the measurement, in a few words.
+    /// Short description of the measured object.
     pub what: String,
-    /// How often.
+    /// Number of rounds.
     pub rounds: usize,
-    /// Where.
+    /// Machine that was measured.
     pub machine: Machine,
-    /// From the top.
+    /// Rows, from the top.
     pub rows: Vec<Row>,
     ratios: BTreeMap<String, Spread>,
-    /// `None`: not measured here; `missing` says why.
+    /// `None` for a value that was not measured; `missing` has the reason.
     values: BTreeMap<String, Option<Value>>,
-    /// The samples that waited for the host.
-    pub hit: Hit,
-    /// Where the published figures come from.
-    pub source: Option<Source>,
-    /// The signal that ended it early: rows have fewer rounds, or are missing.
+    /// Samples that waited for the host.
+    pub hit: Retakes,
+    /// Source of the published figures.
+    pub source: Option<Citation>,
+    /// Signal that ended the table early: rows have fewer rounds, or are missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interrupted: Option<i32>,
-    /// The rows that could not be measured here: none is left out in silence.
+    /// Rows that could not be measured, each with its reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<Missing>,
 }
 
-/// Something that could not be measured here.
+/// A part of a table that could not be measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Missing {
-    /// Its name, in a few words.
+    /// Short name.
     pub what: &'static str,
-    /// Why not.
+    /// Reason.
     pub why: String,
 }
 
-/// A spread that needs its unit to be understood.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Value {
     #[serde(flatten)]
@@ -56,73 +55,73 @@ struct Value {
     unit: &'static str,
 }
 
-/// One measure, on two sides.
+/// One quantity, measured on two sides.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Of both sides.
+    /// Name, quantity and unit of both sides.
     #[serde(flatten)]
-    pub what: What,
-    /// The side that jumbo is held against.
+    pub what: Quantity,
+    /// The side that jumbo is compared with.
     pub baseline: Side,
-    /// The side that is held against it.
+    /// The side that is compared with the baseline.
     pub candidate: Side,
-    /// How they compare.
+    /// Comparison of the sides.
     #[serde(flatten)]
     pub comparison: Comparison,
-    /// The verdict on the candidate.
+    /// Verdict on the candidate.
     pub verdict: Verdict,
 }
 
-/// The subject of a row.
+/// Name, quantity and unit of a row.
 #[derive(Clone, Debug, Serialize)]
-pub struct What {
-    /// The row's key in `ratios` or `values`.
+pub struct Quantity {
+    /// Key of the row in `ratios` or `values`.
     pub name: String,
-    /// The measured quantity.
+    /// Measured quantity.
     pub measure: String,
-    /// Of both sides, and of a difference: `ms`, `us`, `ns`, `bytes`, `pages` or `faults`.
+    /// Unit of both sides and of a difference: `ms`, `us`, `ns`, `bytes`, `pages` or `faults`.
     pub unit: &'static str,
-    /// The figure that came with the mechanism, where there is one.
+    /// Published figure of the mechanism, if there is one.
     pub published: Option<&'static str>,
 }
 
-/// One side of a row: every figure is a cost, so less is better.
+/// One side of a row. Every figure is a cost: less is better.
 #[derive(Clone, Debug, Serialize)]
 pub struct Side {
-    /// Its name.
+    /// Name of the side.
     pub name: String,
-    /// Of its samples.
+    /// Spread of its samples.
     #[serde(flatten)]
     pub spread: Spread,
-    /// One a round.
+    /// One sample per round.
     pub samples: Vec<f64>,
 }
 
-/// How the two sides of a row compare, round by round.
+/// Comparison of the two sides of a row, round by round.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Comparison {
-    /// The baseline divided by the candidate: above 1 the candidate is ahead.
+    /// Baseline divided by candidate: above 1 the candidate is better.
     Ratio(Spread),
-    /// The candidate minus the baseline: below 0 the candidate is ahead.
+    /// Candidate minus baseline: below 0 the candidate is better.
     Difference(Spread),
 }
 
-/// The verdict of a comparison on the candidate.
+/// Verdict on the candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It is better.
+    /// The candidate is better.
     Ahead,
-    /// The spread is larger than the difference.
+    /// The spread exceeds the difference.
     #[serde(rename = "no_difference_seen")]
     NoDifference,
-    /// It is worse.
+    /// The candidate is worse.
     Behind,
 }
 
 impl Verdict {
-    /// As tables show it.
+    /// Text for tables.
     pub fn text(self) -> &'static str {
         match self {
             Self::Ahead => "ahead",
@@ -133,9 +132,9 @@ impl Verdict {
 }
 
 impl Comparison {
-    /// The verdict on the candidate: the one rule for all tables. A difference is seen where all rounds agree about its
-    /// direction, and half of the distance from the least to the most of them is smaller than their median. Ratios
-    /// count by their logarithm.
+    /// Verdict on the candidate, by one rule for all tables. A difference is seen if all rounds
+    /// agree on its direction, and half the distance from minimum to maximum is below the median.
+    /// Ratios count by their logarithm.
     pub fn verdict(self) -> Verdict {
         let (median, min, max) = match self {
             Self::Ratio(Spread { median, min, max }) => (median.ln(), min.ln(), max.ln()),
@@ -150,14 +149,14 @@ impl Comparison {
     }
 }
 
-/// A side's name and its samples, one a round.
+/// Name of a side and its samples, one per round.
 pub type Samples = (String, Vec<f64>);
 
 impl Table {
-    /// A table without rows.
+    /// Creates a table without rows.
     ///
     /// # Errors
-    /// [`Error::File`] where the machine cannot be described.
+    /// [`Error::File`] if the machine cannot be described.
     pub fn new(table: &'static str, what: String, settings: &Settings) -> Result<Self, Error> {
         Ok(Self {
             table,
@@ -167,16 +166,16 @@ impl Table {
             rows: Vec::new(),
             ratios: BTreeMap::new(),
             values: BTreeMap::new(),
-            hit: Hit::default(),
+            hit: Retakes::default(),
             source: published::source(table),
             interrupted: None,
             missing: Vec::new(),
         })
     }
 
-    /// Adds a row below the others.
+    /// Appends a row.
     pub fn push(&mut self, row: Row) {
-        let What { name, unit, .. } = row.what.clone();
+        let Quantity { name, unit, .. } = row.what.clone();
         match row.comparison {
             Comparison::Ratio(ratio) => drop(self.ratios.insert(name, ratio)),
             Comparison::Difference(spread) => self.value(name, unit, spread),
@@ -184,75 +183,73 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// Adds a figure to `values`.
     pub(crate) fn value(&mut self, name: String, unit: &'static str, spread: Spread) {
         self.values.insert(name, Some(Value { spread, unit }));
     }
 
-    /// Adds something that is not measured here, and why.
+    /// Adds a part that is not measured, with the reason.
     pub(crate) fn missing(&mut self, what: &'static str, why: impl Into<String>) {
         let why = why.into();
         self.missing.push(Missing { what, why });
     }
 
-    /// The thing that was looked for, where this host has it; else `what` is missing.
-    pub(crate) fn found<T>(
+    /// Returns the result, or `None` where the host lacks it: then `what` is missing.
+    pub(crate) fn available<T>(
         &mut self,
         what: &'static str,
-        looked: Result<T, Error>,
+        result: Result<T, Error>,
     ) -> Result<Option<T>, Error> {
-        match looked {
+        match result {
             Err(error) if error.is_absence() => {
                 self.missing(what, error.to_string());
                 Ok(None)
             }
-            looked => looked.map(Some),
+            result => result.map(Some),
         }
     }
 
-    /// The ratio of that name.
+    /// Ratio of that name.
     pub fn ratio_of(&self, name: &str) -> Option<Spread> {
         self.ratios.get(name).copied()
     }
 
-    /// The value of that name.
+    /// Value of that name.
     pub fn value_of(&self, name: &str) -> Option<Spread> {
         self.values.get(name)?.map(|value| value.spread)
     }
 
-    /// The figures that are in no row, with their names and units.
+    /// Values that belong to no row, with their names and units.
     pub fn beside(&self) -> impl Iterator<Item = (&str, Spread, &'static str)> {
         let is_row = |name: &str| self.rows.iter().any(|row| row.what.name == name);
         let values = self.values.iter().filter(move |(name, _)| !is_row(name));
         values.filter_map(|(name, value)| value.map(|value| (&**name, value.spread, value.unit)))
     }
 
-    /// Adds a ratio under another name.
     pub(crate) fn also(&mut self, name: String, ratio: Spread) {
         self.ratios.insert(name, ratio);
     }
 
-    /// These figures of `values` are not to be had here.
+    /// Records that these entries of `values` are not available here.
     pub(crate) fn without(&mut self, values: &[&str], what: &'static str, why: String) {
         let none = values.iter().map(|name| ((*name).to_owned(), None));
         self.values.extend(none);
-        self.missing.push(Missing { what, why });
+        self.missing(what, why);
     }
 }
 
 impl Row {
-    /// A row whose sides are divided.
-    pub fn ratio(what: What, sides: [Samples; 2]) -> Self {
+    /// Creates a row whose sides are divided.
+    pub fn ratio(what: Quantity, sides: [Samples; 2]) -> Self {
         Self::of(what, sides, |b, c| b / c, Comparison::Ratio)
     }
 
-    /// A row whose sides are subtracted.
-    pub fn difference(what: What, sides: [Samples; 2]) -> Self {
+    /// Creates a row whose sides are subtracted.
+    pub fn difference(what: Quantity, sides: [Samples; 2]) -> Self {
         Self::of(what, sides, |b, c| c - b, Comparison::Difference)
     }
 
     fn of(
-        what: What,
+        what: Quantity,
         [baseline, candidate]: [Samples; 2],
         compare: fn(f64, f64) -> f64,
         comparison: fn(Spread) -> Comparison,
@@ -281,13 +278,13 @@ mod tests {
     use serde_json::json;
 
     fn row(
-        of: fn(What, [Samples; 2]) -> Row,
+        of: fn(Quantity, [Samples; 2]) -> Row,
         name: &str,
         baseline: &[f64],
         candidate: &[f64],
     ) -> Row {
         let sides = [("plain", baseline), ("jumbo run", candidate)];
-        let what = What {
+        let what = Quantity {
             name: name.to_owned(),
             measure: "what".to_owned(),
             unit: "ms",
@@ -359,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_called_one_and_noise_is_not_a_win() {
+    fn a_loss_is_reported_and_noise_is_no_gain() {
         let verdict = |candidate: &[f64]| {
             let [ratio, difference] = [Row::ratio, Row::difference]
                 .map(|of| row(of, "x", &[10.0, 10.0, 10.0], candidate).verdict);
@@ -370,7 +367,7 @@ mod tests {
         assert_eq!(verdict(&[11.0, 12.0, 10.5]), Verdict::Behind);
         // The rounds disagree.
         assert_eq!(verdict(&[5.0, 6.0, 10.1]), Verdict::NoDifference);
-        // They agree, and lie further apart than the difference is large.
+        // They agree, but their spread exceeds the difference.
         assert_eq!(verdict(&[9.0, 5.0, 9.5]), Verdict::NoDifference);
         assert_eq!(verdict(&[11.0, 18.0, 10.5]), Verdict::NoDifference);
         assert_eq!(verdict(&[10.0, 10.0, 10.0]), Verdict::NoDifference);

@@ -1,214 +1,207 @@
-//! The work of a process that is measured, as data: [`Task`]. [`worker`](crate::worker) does it.
+//! Work of a measured process, as data: [`Task`], which [`worker`](crate::worker) executes.
 
 use std::ops::Range;
 
 use jumbo::units::{Bytes, PageSize, Pages};
 use serde::{Deserialize, Serialize};
 
-/// The work of one process, as its command line has it.
+/// Work of one process, as its command line has it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Task {
-    /// Objects of so many bytes in all: allocated, each byte of them written, chased through by
-    /// pointers in random order, and freed in another.
+    /// Objects of so many bytes: allocated, filled, visited in random order, and freed.
     Load(Bytes),
-    /// Small objects freed, many times.
     SmallFree,
-    /// Memory taken and touched, and given back or held.
-    Memory(Memory),
-    /// STREAM over arrays of so many bytes in all, by so many threads, in so many passes.
+    /// Memory allocated and touched, then freed or held.
+    Memory(MemoryTask),
+    /// STREAM: total bytes of the arrays, threads, passes.
     Stream(Arrays, Bytes, usize, usize),
-    /// Pages of a pool, so many, that are taken, each touched in all of its base pages, and given
-    /// back, so many times.
-    FirstUse(Supply, Pages, usize),
-    /// A page of a pool of so many had and given back, by so many threads.
-    Exchange(Source, Way, Pages, usize),
-    /// Blocks of so many bytes in all, each allocated, touched and timed by itself.
+    /// Pages of a pool, all taken, touched and given back so many times.
+    FirstUse(PoolConfig, Pages, usize),
+    /// Pages of a pool of that size taken and given back one at a time, by so many threads.
+    Exchange(PoolKind, PageCycle, Pages, usize),
+    /// Blocks of so many bytes in total, each allocated, touched and timed.
     Latency(Bytes),
-    /// Free memory of so many bytes broken into pieces, again and again.
-    Break(Bytes),
-    /// Functions called.
-    Text(Text),
-    /// Shared memory touched.
-    Touch(Touch),
-    /// Huge pages described.
-    Describe(Huge),
-    /// Knobs of the kernel kept, and put back in the end.
-    Keep(Kept),
+    /// Free memory of so many bytes fragmented on request.
+    Fragment(Bytes),
+    Text(TextTask),
+    Touch(TouchTask),
+    Describe(DescribeTask),
+    /// Kernel knobs set, and restored at the end.
+    Keep(KnobSet),
 }
 
-/// Memory that a process takes and touches, and what it does then.
+/// Memory that a process allocates and touches, and the action that follows.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Memory {
-    pub(crate) by: By,
-    /// One after the other.
+pub(crate) struct MemoryTask {
+    pub(crate) by: AllocCall,
+    /// Sizes of the blocks, allocated one after the other.
     pub(crate) sizes: Vec<Bytes>,
-    /// How often each.
     pub(crate) times: usize,
-    /// On base pages, whatever the host gives an ordinary program.
+    /// Base pages only, whatever the host gives an ordinary program.
     pub(crate) base: bool,
-    pub(crate) then: Then,
+    pub(crate) then: Action,
 }
 
-/// The call by which memory is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum By {
+pub(crate) enum AllocCall {
     Malloc,
     Map,
     /// Aligned, and advised to be huge.
     MapHuge,
 }
 
-/// The use of memory once it was touched.
+/// Action after the first touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Then {
+pub(crate) enum Action {
     Free,
-    /// Given back, and watched until it is free again.
+    /// Freed, and watched until the memory is free again.
     FreeAndWatch,
-    /// Copied by fork(2), and written to while the child has it too.
+    /// Copied by fork(2), and written to while the child shares it.
     Fork,
-    /// Held until the process ends that way; where that is set, beside a sibling that gives it back.
-    End(End, bool),
+    /// Held until the process ends; if true, a reaper frees it.
+    End(Termination, bool),
 }
 
-/// How a process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum End {
-    /// It calls `exit(0)`.
+pub(crate) enum Termination {
+    /// `exit(0)`.
     Exit,
-    /// It calls `abort()`, and leaves no core.
+    /// `abort()`, without a core file.
     Crash,
-    /// It gets SIGKILL.
     Kill,
 }
 
-/// Where STREAM's arrays are.
+/// Memory of STREAM's arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Arrays {
-    /// In memory from `calloc`, on base pages.
+    /// Memory from `calloc`, on base pages.
     Base,
-    /// In memory from `calloc`, of whose supply from the kernel's pool (`jumbo run --pool`) the
-    /// program knows nothing; or in a region of a pool of THPs, which it asks for it.
-    Supplied(Supply),
-    /// In static memory, on base pages.
+    /// Memory from `calloc` on pages of `jumbo run --pool`, or a region of the program's THP pool.
+    Supplied(PoolConfig),
+    /// Static memory, on base pages.
     StaticBase,
-    /// In static memory, on the pages that it has.
+    /// Static memory, on whatever pages it has.
     Static,
 }
 
-/// A pool, and how it comes by its pages.
+/// A pool, and the origin of its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Supply(pub(crate) Source, pub(crate) Provision);
+pub(crate) struct PoolConfig(pub(crate) PoolKind, pub(crate) Provision);
 
-/// The kind of a pool's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Source {
+pub(crate) enum PoolKind {
     /// Pages of the kernel's pool.
     Hugetlb,
-    /// Transparent huge pages.
     Thp,
 }
 
-/// How pages come to be there.
+/// Origin of a pool's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Provision {
-    /// The pool holds them before the clock runs.
+    /// The pool holds them before the measurement.
     Held,
-    /// The kernel's pool holds them before; ours takes them from there when they are wanted.
+    /// The kernel's pool holds them before; our pool takes them on demand.
     Persistent,
-    /// No pool holds them: they are surplus pages, of our pool and of the kernel's, made when they
-    /// are wanted.
+    /// Surplus pages of our pool and of the kernel's, allocated on demand.
     Surplus,
 }
 
-/// How a page is had and given back.
+/// Method to obtain a page and give it back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Way {
-    /// `take` and `give`, its content unspecified.
+pub(crate) enum PageCycle {
+    /// `take` and `give`, content unspecified.
     Take,
-    /// The same of a pool that describes no page.
+    /// `take` and `give` of a pool that does not describe its pages.
     TakePlain,
-    /// The same as the first, with zeroes in it.
+    /// `take_zeroed` and `give`.
     TakeZeroed,
-    /// `mmap` and `munmap` of MAP_HUGETLB: the page is promised and never touched.
+    /// `mmap` of MAP_HUGETLB and `munmap`: the page is reserved and never touched.
     Map,
-    /// The same with a touch, on which the kernel clears the page; of THPs `mmap`, aligned,
-    /// MADV_HUGEPAGE, a touch, `munmap`.
+    /// `mmap`, a touch, and `munmap`. For THPs aligned and with MADV_HUGEPAGE.
     MapTouched,
 }
 
-/// The calls of the program with much text.
+/// Calls in the program with much text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Text {
-    /// Of all of its text.
+pub(crate) struct TextTask {
+    /// Size of the program's text.
     pub(crate) size: Bytes,
-    /// Of that, what it touches: a call in each base page, in their order.
+    /// Size of the text that it touches, by a call in each base page, in ascending order.
     pub(crate) touched: Bytes,
-    /// How often it calls a function then, at random...
     pub(crate) calls: u64,
-    /// ... of all that it touched, and not only of those by which it did.
+    /// Random calls of any touched function; else of the first functions called.
     pub(crate) any: bool,
-    /// On base pages, whatever the page cache has.
+    /// Base pages only, whatever the page cache holds.
     pub(crate) base: bool,
-    /// It stays until the end of its input.
+    /// The process stays until the end of its input.
     pub(crate) stays: bool,
 }
 
-/// Shared memory of so many bytes that so many threads touch.
+/// Shared memory that several threads touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Touch {
-    pub(crate) by: Shared,
+pub(crate) struct TouchTask {
+    pub(crate) by: ShmemMode,
     pub(crate) size: Bytes,
     pub(crate) threads: usize,
-    /// The slowest of a hundred first touches is looked for as well.
+    /// The p99 of single first touches is measured as well.
     pub(crate) timed: bool,
 }
 
-/// How shared memory comes.
+/// Method that backs shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Shared {
-    /// In base pages, whatever the kernel's controls are.
+pub(crate) enum ShmemMode {
+    /// Base pages, whatever the kernel's controls say.
     Base,
-    /// As the kernel's controls have it, and they allow no size.
+    /// The kernel's controls, none of which allows a size.
     Plain,
     /// The same under `jumbo run`.
     Disabled,
-    /// In folios of this size, which the kernel's control allows to all programs.
+    /// Folios of this size, which the kernel's control allows to all programs.
     Kernel(PageSize),
-    /// A touch for each PMD, then MADV_COLLAPSE, by the program itself.
+    /// One touch per PMD, then MADV_COLLAPSE, by the program itself.
     Collapse,
-    /// In blocks of this size, by `jumbo run --shm=user`.
+    /// Blocks of this size, by `jumbo run --shm=user`.
     User(PageSize),
-    /// In pages of the kernel's pool, by `jumbo run --shm=hugetlb`.
+    /// Pages of the kernel's pool, by `jumbo run --shm=hugetlb`.
     Hugetlb,
 }
 
 /// Huge pages, and the table that describes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Huge {
+pub(crate) struct DescribeTask {
     /// Over base pages of 4 KiB.
     pub(crate) order: u32,
     pub(crate) pages: usize,
-    /// The descriptors of huge pages are given back; else all are there.
+    /// Descriptors of tail pages are freed; else all are present.
     pub(crate) optimised: bool,
-    /// All but the first and the last base page are pinned and unpinned; else all pages are
-    /// prepared, looked up and released.
+    /// Pages are pinned and unpinned; else they are prepared, looked up and released.
     pub(crate) pinned: bool,
 }
 
-/// The knobs of one keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Kept {
-    /// The kernel's pool of 2 MiB pages.
+pub(crate) enum KnobSet {
     Pool,
-    /// The control of shared memory of each folio size.
+    /// The shared-memory control of each folio size.
     Shmem,
-    /// Whether hugetlb pages give their metadata back.
+    /// The kernel's switch for HVO.
     Hvo,
 }
 
-impl Huge {
-    /// The base pages.
+impl Task {
+    /// One block of `size` bytes from `malloc`.
+    pub(crate) fn block(size: Bytes, base: bool, then: Action) -> Self {
+        Self::Memory(MemoryTask {
+            by: AllocCall::Malloc,
+            sizes: vec![size],
+            times: 1,
+            base,
+            then,
+        })
+    }
+}
+
+impl DescribeTask {
     pub(crate) fn all(self) -> Range<usize> {
         0..self.pages << self.order
     }

@@ -1,9 +1,8 @@
-//! A fresh process for each sample: [`Worker`] says how it is started, and which [`Task`] it does.
+//! A fresh process for each sample: [`Worker`], with its launch and its [`Task`].
 //!
-//! A worker is the `jumbo` executable itself: an ordinary, dynamically linked program whose only
-//! allocator is the `malloc` that it finds at run time. A process that has freed memory is not the
-//! process that allocated it: its allocator keeps some, its address space is laid out differently.
-//! So no two samples come from one process.
+//! A worker is the `jumbo` executable, a dynamically linked program that uses the `malloc` it finds
+//! at run time. No two samples come from one process: after a `free` the allocator keeps memory,
+//! and the address space has changed.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,21 +15,19 @@ use jumbo_host::status::Covered;
 
 use crate::claim::{self, Claim};
 use crate::figures::Figures;
+use crate::json_child::JsonChild;
 use crate::launch::Launch;
-use crate::talk::Talk;
 use crate::task::Task;
 use crate::{Error, Settings};
 
-/// A worker that is to be started.
 pub(crate) struct Worker {
     launch: Launch,
-    /// A copy of the `jumbo` executable; `None`: itself.
+    /// A copy of the `jumbo` executable; `None`: `jumbo` itself.
     program: Option<PathBuf>,
     task: Task,
 }
 
 impl Worker {
-    /// A worker that is started so, and does that.
     pub(crate) fn new(launch: Launch, task: Task) -> Self {
         let program = None;
         Self {
@@ -40,54 +37,48 @@ impl Worker {
         }
     }
 
-    /// The same in a copy of the `jumbo` executable.
+    /// Replaces the executable by a copy.
     pub(crate) fn of(self, program: PathBuf) -> Self {
         let program = Some(program);
         Self { program, ..self }
     }
 
-    /// Starts it, with its standard error as it is told.
-    pub(crate) fn start(&self, settings: &Settings, stderr: Stdio) -> Result<Talk, Error> {
+    pub(crate) fn start(&self, settings: &Settings, stderr: Stdio) -> Result<JsonChild, Error> {
         let program = self.program.as_ref().unwrap_or(&settings.jumbo);
         let mut command = self.launch.command(&settings.jumbo, program.as_os_str());
         let task = serde_json::to_string(&self.task).map_err(io::Error::from)?;
         command.args(["bench", "worker", &task]);
-        Talk::start(command, stderr)
+        JsonChild::start(command, stderr)
     }
 
-    /// Starts it, and hears its figures, for which the claims must hold. It stays where its task
-    /// says so.
+    /// Starts the worker, receives its figures and checks the claims.
     pub(crate) fn begin(
         &self,
         settings: &Settings,
         claims: &[Claim],
-    ) -> Result<(Talk, Figures), Error> {
-        let mut talk = self.start(settings, Stdio::piped())?;
-        let figures = talk.hear()?;
+    ) -> Result<(JsonChild, Figures), Error> {
+        let mut child = self.start(settings, Stdio::piped())?;
+        let figures = child.receive()?;
         claim::check(claims, &self.launch, &figures)?;
-        Ok((talk, figures))
+        Ok((child, figures))
     }
 
-    /// A sample: its figures, once it has ended.
+    /// Runs the worker to its end and returns its figures.
     pub(crate) fn sample(&self, settings: &Settings, claims: &[Claim]) -> Result<Figures, Error> {
-        let (mut talk, figures) = self.begin(settings, claims)?;
-        talk.end()?;
+        let (mut child, figures) = self.begin(settings, claims)?;
+        child.wait()?;
         Ok(figures)
     }
 }
 
-/// The longest that the preload library may take for what it does beside the program.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of the preload library's background work.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The first thing that `see` finds in what the preload library shows of this process; `None` where
-/// there is none in time, or no such library.
-pub(crate) fn shown<T>(
-    root: &Root,
-    see: impl Fn(Covered) -> Option<T>,
-) -> Result<Option<T>, Error> {
+/// Polls the status of the preload library in this process until `see` returns a value.
+pub(crate) fn wait_for_status<T>(see: impl Fn(Covered) -> Option<T>) -> Result<Option<T>, Error> {
     let clock = Instant::now();
-    while let Some(covered) = Covered::read(root, std::process::id())?
-        && clock.elapsed() < PATIENCE
+    while let Some(covered) = Covered::read(&Root::host(), std::process::id())?
+        && clock.elapsed() < STATUS_TIMEOUT
     {
         if let Some(seen) = see(covered) {
             return Ok(Some(seen));
@@ -97,7 +88,7 @@ pub(crate) fn shown<T>(
     Ok(None)
 }
 
-/// Does `work` on the first of `parts`, while a thread of its own does it on each other.
+/// Runs `work` on each of `parts`: on the first in this thread, on each other in a new thread.
 pub(crate) fn on_threads<P: Send>(
     mut parts: impl Iterator<Item = P>,
     work: impl Fn(P) -> Result<(), Error> + Sync,
@@ -115,14 +106,13 @@ pub(crate) fn on_threads<P: Send>(
     })
 }
 
-/// The time of one of many, in nanoseconds, when so many threads do it again and again, for a span,
-/// and so many between two looks at the clock.
-pub(crate) fn by_threads(
+/// Nanoseconds per call of `once`, repeated by `threads` threads for `span`.
+pub(crate) fn ns_per_call(
     threads: usize,
     (span, batch): (Duration, u64),
     once: impl Fn() -> Result<(), Error> + Sync,
 ) -> Result<f64, Error> {
-    // The first ones fill caches, and find the code.
+    // The first calls warm the caches.
     for _ in 0..batch {
         once()?;
     }

@@ -1,17 +1,13 @@
-//! The process that is measured, from its first instruction: [`run`] does the `Task` that it is
-//! told.
+//! The measured process: [`run`] executes its `Task`.
 
 use std::io;
 
 use crate::figures::Figures;
-use crate::talk::{die_with_parent, say};
-use crate::task::{Memory, Task, Then};
+use crate::json_child::{die_with_parent, send};
+use crate::task::{Action, MemoryTask, Task};
 use crate::{Error, heap, keeper, latency, life, pool, shmem, text, vmemmap};
 
-/// Does a task, which is a JSON text, and prints the figures, another.
-///
-/// # Errors
-/// [`Error`].
+/// Executes a task, a JSON text, and prints the figures as JSON.
 pub fn run(task: &str) -> Result<(), Error> {
     let task: Task = serde_json::from_str(task).map_err(io::Error::from)?;
     // A keeper outlives the process that measures.
@@ -19,15 +15,15 @@ pub fn run(task: &str) -> Result<(), Error> {
         return keeper::keep(kept);
     }
     die_with_parent();
-    if let Task::Break(size) = task {
-        return latency::break_up(size);
+    if let Task::Fragment(size) = task {
+        return latency::run_fragmenter(size);
     }
-    say(&figures(&task)?)?;
-    // The process itself is looked at.
+    send(&figures(&task)?)?;
+    // The parent examines the process before it ends.
     match task {
         Task::Text(text) if text.stays => drop(io::stdin().read_line(&mut String::new())?),
-        Task::Memory(Memory {
-            then: Then::End(end, _),
+        Task::Memory(MemoryTask {
+            then: Action::End(end, _),
             ..
         }) => life::end(end)?,
         _ => {}
@@ -39,7 +35,7 @@ fn figures(task: &Task) -> Result<Figures, Error> {
     match task {
         Task::Load(size) => heap::load(*size),
         Task::SmallFree => heap::small_free(),
-        Task::Memory(told) => life::run(told),
+        Task::Memory(memory) => life::run(memory),
         Task::Stream(arrays, size, threads, passes) => {
             pool::stream(*arrays, *size, *threads, *passes)
         }
@@ -48,9 +44,9 @@ fn figures(task: &Task) -> Result<Figures, Error> {
             pool::exchange(*source, *way, *pages, *threads)
         }
         Task::Latency(size) => latency::latency(*size),
-        Task::Text(told) => text::text(told),
-        Task::Touch(told) => shmem::touch(told),
+        Task::Text(text) => text::text(text),
+        Task::Touch(touch) => shmem::touch(touch),
         Task::Describe(huge) => vmemmap::describe(*huge),
-        Task::Keep(_) | Task::Break(_) => Ok(Figures::new()),
+        Task::Keep(_) | Task::Fragment(_) => Ok(Figures::new()),
     }
 }

@@ -63,7 +63,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     let mut snapshot = Snapshot::read(&root, args.top);
     if args.measure {
         let what = "what the first touch of memory takes";
-        snapshot.touch = Missing::or_default(measure(&root), what, &mut snapshot.host.missing);
+        snapshot.touch = Missing::or_default(measure(), what, &mut snapshot.host.missing);
     }
     let findings = examine(&snapshot);
     let page = Page {
@@ -78,14 +78,14 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(is_blind || is_failure)))
 }
 
-fn measure(root: &Root) -> Result<Option<Touch>, jumbo_bench::Error> {
+fn measure() -> Result<Option<Touch>, jumbo_bench::Error> {
     let bar = bar();
     let progress = |round, rounds| {
         bar.set_length(rounds as u64);
         bar.set_position(round as u64);
         bar.set_message("touching memory");
     };
-    let touch = touch_after_a_while(root, progress);
+    let touch = touch_after_a_while(progress);
     bar.finish_and_clear();
     let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     touch.map(|touch| {

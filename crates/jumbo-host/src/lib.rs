@@ -1,16 +1,15 @@
-//! The backend of the command `jumbo`: the kernel's files, and what is read and written there for a host and for other programs.
+//! The backend of the command `jumbo`: reads and changes a host's settings and other processes.
 //!
 //! - [`kernel`]: files of /proc and /sys, system calls that rustix lacks, and starting a program.
-//! - [`knobs`]: what is written on a host, with one journal for all of it; [`host_pools`]: the kernel's hugetlb pools.
-//! - [`status`]: snapshots of the host and of processes: what is huge, what is not, and why not.
-//! - [`policy`]: what was asked and what the probe found, turned into a plan; pure, no I/O.
-//! - [`promote`]: huge pages for processes that run already.
+//! - [`knobs`]: journalled writes to kernel settings; [`host_pools`]: the kernel's hugetlb pools.
+//! - [`status`]: snapshots of the host and of processes: huge memory, base pages, and the reasons.
+//! - [`policy`]: turns options and probe results into a plan; pure, no I/O.
+//! - [`promote`]: huge pages for running processes.
 //! - [`segments`]: executables and libraries from outside: program text on huge pages.
-//! - [`teardown`]: a process that ends, and whose memory is given back by several processes meanwhile.
-//! - [`whole_file`]: files written whole or not at all.
+//! - [`teardown`]: frees the memory of an ending process in parallel with the kernel.
+//! - [`whole_file`]: atomic writes of files.
 //!
-//! Which module uses which is a table in `tests/arrows.rs`: no mechanism uses the parts of another. What a Rust program wants of
-//! huge pages for itself is the crate [`jumbo`].
+//! `tests/arrows.rs` has the allowed dependencies between modules.
 
 pub mod host_pools;
 pub mod kernel;

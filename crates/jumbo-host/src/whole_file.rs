@@ -1,7 +1,7 @@
-//! A file that has all of its content or was not touched, after a crash too: [`write()`].
+//! Atomic writes of files, also across a crash: [`write()`].
 //!
-//! The content goes to a file of another name beside it, which then takes the name. It uses no other module; `knobs` writes
-//! records and boot files with it.
+//! The content goes to a temporary file in the same folder, which is then renamed. `knobs` writes
+//! records and boot files so.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -11,32 +11,31 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-/// What the name of a file ends with until its content is whole.
-pub(crate) const NEW: &str = ".jumbo-new";
+const TEMPORARY_EXTENSION: &str = "jumbo-new";
 
-/// What becomes of a file that is there already.
+/// Treatment of an existing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Existing {
-    /// It gets the new content. The caller holds a lock that every writer of the file takes, and the content is on
-    /// disk when the call returns.
+    /// The content is replaced, and on disk when the call returns. The caller holds a lock that
+    /// every writer of the file takes.
     Replace,
-    /// It stays, and the call fails with [`io::ErrorKind::AlreadyExists`].
+    /// The file stays, and the call fails with [`io::ErrorKind::AlreadyExists`].
     Keep,
 }
 
 /// Writes `content` to `path`; `mode` is that of a new file, less the umask.
 ///
 /// # Errors
-/// Those of open(2), write(2), fsync(2) and rename(2); `path` is as it was then.
+/// Errors of open(2), write(2), fsync(2) and rename(2); `path` is unchanged then.
 pub fn write(path: &Path, content: &[u8], mode: u32, existing: Existing) -> io::Result<()> {
     fill(path, mode, existing, |file| file.write_all(content))
 }
 
-/// The same of what `content` writes.
+/// Like [`write()`], with a function that writes the content.
 ///
 /// # Errors
-/// As [`write()`], and those of `content`.
+/// Errors of [`write()`] and of `content`.
 pub(crate) fn fill(
     path: &Path,
     mode: u32,
@@ -46,7 +45,9 @@ pub(crate) fn fill(
     let temporary = match existing {
         Existing::Replace => clear(path),
         // Another process may be writing the same file.
-        Existing::Keep => with_ending(path, &format!(".{}{NEW}", std::process::id())),
+        Existing::Keep => {
+            path.with_added_extension(format!("{}.{TEMPORARY_EXTENSION}", std::process::id()))
+        }
     };
     let mut file = OpenOptions::new()
         .read(true)
@@ -71,10 +72,10 @@ pub(crate) fn fill(
     }
 }
 
-/// Removes `path`; no file is no error. It is gone from the disk when this returns.
+/// Removes `path`, if it exists. The removal is on disk when the function returns.
 ///
 /// # Errors
-/// Those of unlink(2) and fsync(2).
+/// Errors of unlink(2) and fsync(2).
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -82,21 +83,14 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes the new content of `path` that a process left behind which was killed before the content had its name, and
-/// gives where that would be.
+/// Removes the temporary file that a killed writer of `path` left behind, and returns its path.
 pub(crate) fn clear(path: &Path) -> PathBuf {
-    let temporary = with_ending(path, NEW);
+    let temporary = path.with_added_extension(TEMPORARY_EXTENSION);
     let _ = fs::remove_file(&temporary);
     temporary
 }
 
-fn with_ending(path: &Path, ending: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(ending);
-    PathBuf::from(name)
-}
-
-/// rename(2) that replaces nothing; not every file system has that.
+/// Renames with RENAME_NOREPLACE, or with link(2) on file systems that lack it.
 fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL | Errno::NOSYS) => {
@@ -106,7 +100,7 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// A name is on disk when its folder is.
+/// Syncs the folder of `path`, which has its name.
 fn sync_folder_of(path: &Path) -> io::Result<()> {
     let folder = path
         .parent()
@@ -119,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_or_kept_and_nothing_is_left_beside_it() {
+    fn existing_file_is_replaced_or_kept_without_temporary_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let text = || fs::read_to_string(&path).unwrap();
@@ -127,7 +121,7 @@ mod tests {
         let kept = write(&path, b"two", 0o600, Existing::Keep).unwrap_err();
         assert_eq!(kept.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(text(), "one");
-        fs::write(with_ending(&path, NEW), "left behind").unwrap();
+        fs::write(clear(&path), "left behind").unwrap();
         write(&path, b"three", 0o600, Existing::Replace).unwrap();
         assert_eq!(text(), "three");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);

@@ -1,45 +1,44 @@
-//! How much freed memory stays for the program's next allocations: [`Keep`].
+//! Bound on freed memory that stays resident: [`Keep`].
 
 use core::fmt;
 use core::str::FromStr;
 
 use crate::units::{Bytes, SizeError};
 
-/// What the user said about it (`--keep`). Where nothing was said, the heap has a rule of its own: see
-/// docs/design/heap.md.
+/// Bound that the user set (`--keep`). The heap's own rule is in docs/design/heap.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// So many bytes.
+    /// A number of bytes.
     Size(usize),
-    /// So many percent of the most that the program had in large blocks so far; at most 100.
+    /// Percentage, at most 100, of the peak of the program's large blocks.
     Percent(u32),
 }
 
 impl Keep {
-    /// In bytes, where the program had `most` bytes at once so far.
-    pub fn of(self, most: usize) -> usize {
+    /// Returns the bound in bytes, for a peak of `peak` bytes in large blocks.
+    pub fn of(self, peak: usize) -> usize {
         match self {
             Self::Size(bytes) => bytes,
             Self::Percent(percent) => {
                 let percent = usize::try_from(percent).unwrap_or(0);
-                most / 100 * percent + most % 100 * percent / 100
+                peak / 100 * percent + peak % 100 * percent / 100
             }
         }
     }
 }
 
-/// Why a text is no [`Keep`].
+/// Error of parsing a [`Keep`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeepError {
-    /// It is no size.
+    /// Invalid size.
     #[error(transparent)]
     Size(#[from] SizeError),
-    /// It ends with `%`, and is no percentage.
+    /// Invalid percentage, ending with `%`.
     #[error("not a percentage: expected 0% to 100%")]
     Percent,
 }
 
-/// As it is typed: `64M`, `10%`.
+/// Parses the form that users type: `64M`, `10%`.
 impl FromStr for Keep {
     type Err = KeepError;
 
@@ -53,7 +52,7 @@ impl FromStr for Keep {
     }
 }
 
-/// What is parsed to the same again: bytes without a unit, or a percentage.
+/// Formats a text that parses to the same value: bytes without a unit, or a percentage.
 impl fmt::Display for Keep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -81,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_percentage_is_of_the_most() {
+    fn a_percentage_is_of_the_peak() {
         assert_eq!(Keep::Percent(10).of(1055), 105);
         assert_eq!(Keep::Percent(100).of(usize::MAX), usize::MAX);
         assert_eq!(Keep::Size(7).of(0), 7);

@@ -1,26 +1,26 @@
-//! What jumbo does inside the programs that it wraps.
+//! The code that runs inside the programs that jumbo wraps.
 //!
-//! The preload library is made of this, and nothing else of ours runs in a wrapped program. So there is no standard
-//! library here and no allocator: the compiler keeps what a comment would have to ask for. Where something cannot be done the
-//! caller is told, and the program's own allocator or the kernel does it.
+//! The preload library calls only this crate. The crate has no standard library and no allocator.
+//! Where an operation fails, the program's own allocator or the kernel takes over.
 //!
-//! - [`events`]: the one door: what a program does that mechanisms hear, and in which order.
-//! - [`heap`]: large allocations in an address window of their own, and the program's mappings.
-//! - [`keep`]: how much of what is freed stays for the next allocations.
-//! - [`gather`]: memory given back by several threads, or later.
-//! - [`reaper`]: memory given back after the program's end, by a sibling process.
-//! - [`segments`]: the program's text and data, moved to huge pages.
-//! - [`density`]: whether memory may have huge pages now, and the scan that finds out.
-//! - [`shmem`]: memory that the program shares, on huge pages.
-//! - [`watch`]: the thread that looks, now and then, what of it has become worth while.
-//! - [`ledger`]: what all of them did in each process, for the launcher to read.
-//! - [`orders`]: what the launcher tells the library, in one environment variable.
-//! - [`pool`]: the rules of a pool of huge pages, for the heap and for `jumbo::pool`.
-//! - [`headroom`], [`sandbox`]: what may be touched and called without harm; [`bpf`]: what a filter would say to a call.
+//! - [`events`]: the calls of the program that mechanisms hear, and their order.
+//! - [`heap`]: large allocations in an address range of their own, and the program's mappings.
+//! - [`keep`]: bound of the freed memory that stays for later allocations.
+//! - [`gather`]: memory freed by several threads, or in the background.
+//! - [`reaper`]: memory freed after the program's end, by a reaper process.
+//! - [`segments`]: text and data of the program, moved to huge pages.
+//! - [`density`]: decides whether memory may have huge pages now, and scans it.
+//! - [`shmem`]: shared memory on huge pages.
+//! - [`watch`]: the background scanner, a thread.
+//! - [`ledger`]: counters of each process, for the launcher.
+//! - [`orders`]: the configuration that the launcher passes in one environment variable.
+//! - [`pool`]: rules of a pool of huge pages, for the heap and for `jumbo::pool`.
+//! - [`headroom`]: memory and tasks that are available. [`sandbox`]: detects a seccomp filter.
+//!   [`bpf`]: evaluates one.
 //! - [`sys`], [`sync`], [`units`]: system calls that rustix lacks, locks, sizes.
 //!
-//! This crate is no public interface: `jumbo` is. Its functions take addresses; those whose callers have to keep a promise
-//! are `unsafe`, and say which.
+//! The public interface is the crate `jumbo`. Functions here that take addresses are `unsafe` where
+//! the caller must keep a promise.
 
 #![cfg_attr(not(test), no_std)]
 

@@ -1,11 +1,11 @@
-//! The calls that free, move, copy or map by address, tried by a program that forbids `unsafe`: none of them compiles. Each
-//! does where the program vouches for it, so that nothing else is what the compiler refuses.
+//! Calls that free, move, copy or map by address: none compiles under `#![forbid(unsafe_code)]`.
+//! Each compiles in an `unsafe` block, so `unsafe` is the only reason for the refusal.
 
 macro_rules! refused {
     ($($name:ident: $call:literal,)*) => {$(
         #[doc = concat!(
             "```compile_fail,E0133\n#![forbid(unsafe_code)]\nuse jumbo_inside::*;\nlet _ = ", $call, ";\n```\n",
-            // SAFETY: compiled, and never run.
+            // SAFETY: compiled, never run.
             "```no_run\nuse jumbo_inside::*;\nlet _ = unsafe { ", $call, " };\n```\n",
         )]
         const $name: () = ();
@@ -18,10 +18,10 @@ refused! {
     RESIZE: "heap::resize(4096, 8192)",
     ROOM: "heap::room(4096)",
     MOVE_GROWN: "heap::maps::move_grown(4096, 4096, 8192)",
-    SEEN: "heap::arena::seen(4096)",
+    CHECK_ARENA: "heap::arena::check(4096)",
     COMMIT: "heap::managed::commit(4096, 4096)",
     UNCOMMIT: "heap::managed::uncommit(4096, 4096)",
-    RENEW: "heap::managed::renew(4096, 4096)",
+    DISCARD: "heap::managed::discard(4096, 4096)",
     UNRESERVE: "heap::managed::unreserve(4096, 4096)",
     OPEN: "heap::managed::open(4096, 4096)",
     AFTER_FORK: "events::after_fork::<heap::Events>()",

@@ -1,11 +1,13 @@
-//! The standing of a thread of ours beside the program's first thread: [`begin`], [`compare`].
+//! Comparison of jumbo's threads with the program's first thread: [`begin`], [`compare`].
 //!
-//! Credentials, namespaces and CPUs belong to a thread. The C library's functions change them for all threads that it knows, and a
-//! thread of ours is gone by then. A program that changes them by a bare system call changes one thread alone: a thread of ours would keep
-//! the old ones. So it compares itself with the first thread at each scan, and leaves where they differ.
+//! Credentials, namespaces and CPUs are attributes of a thread. The C library changes them in all
+//! threads that it knows, after jumbo's threads have exited. A bare system call changes the calling
+//! thread only. So a thread of jumbo compares itself with the first one at each scan, and exits if
+//! they differ.
 //!
-//! No capability is in effect from the first instruction on. The permitted ones stay: a process of the same user without them
-//! could attach to the thread by ptrace(2) otherwise, and so reach the program's memory.
+//! A thread has no effective capabilities from its first instruction on. It keeps the permitted
+//! ones: otherwise a process of the same user without them could attach by ptrace(2), and reach the
+//! program's memory.
 
 use rustix::fd::AsFd;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
@@ -18,9 +20,9 @@ use rustix::thread::{
 use crate::proc::{each_byte, open_at};
 use crate::sys::leave_descriptors;
 
-/// The lines of /proc/PID/status that have to agree; proc_pid_status(5).
-const LINES: [&[u8]; 5] = [b"Uid:", b"Gid:", b"Groups:", b"NoNewPrivs:", b"Seccomp:"];
-/// The namespaces that have to agree; namespaces(7).
+/// Lines of /proc/PID/status that must agree; proc_pid_status(5).
+const STATUS_KEYS: [&[u8]; 5] = [b"Uid:", b"Gid:", b"Groups:", b"NoNewPrivs:", b"Seccomp:"];
+/// Namespaces that must agree; namespaces(7).
 const NAMESPACES: [&core::ffi::CStr; 7] = [
     c"ns/cgroup",
     c"ns/ipc",
@@ -31,27 +33,26 @@ const NAMESPACES: [&core::ffi::CStr; 7] = [
     c"ns/uts",
 ];
 
-/// The program's first thread, as seen from a thread of ours.
+/// Result of comparing a thread of jumbo with the program's first thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leader {
-    /// It has this thread's standing.
+    /// The first thread has the same attributes.
     Same,
-    /// It is another user, or confined in another way; or that cannot be known.
+    /// The first thread has another user or confinement, or its attributes are unknown.
     Different,
-    /// It has ended by itself, past the C library: the process ends with its last thread, and this may be it.
+    /// The first thread has exited by a system call; the process ends with its last thread.
     Gone,
 }
 
-/// Begins the calling thread, one of ours: no capability in effect (capset(2), Linux 2.2), no
-/// descriptor, and a name.
+/// Initializes a thread of jumbo: no effective capability (capset(2), Linux 2.2), no descriptors.
 pub(crate) fn begin(name: &core::ffi::CStr) -> Result<()> {
     set_effective(false);
     let _ = rustix::thread::set_name(name);
     leave_descriptors()
 }
 
-/// Does `work` with the permitted capabilities in effect: root's processes hide their descriptors from a thread without them.
-pub(crate) fn unshed<R>(work: impl FnOnce() -> R) -> R {
+/// Runs `work` with effective capabilities: without them root's processes hide descriptors.
+pub(crate) fn with_capabilities<R>(work: impl FnOnce() -> R) -> R {
     set_effective(true);
     let result = work();
     set_effective(false);
@@ -67,11 +68,11 @@ fn set_effective(in_effect: bool) {
         false => CapabilitySet::empty(),
     };
     sets.inheritable = CapabilitySet::empty();
-    // Refused by no kernel: no set becomes larger than the permitted one.
+    // Never refused: no set grows beyond the permitted one.
     let _ = set_capabilities(None, sets);
 }
 
-/// Compares the calling thread with the first one, and follows it to other CPUs.
+/// Compares the calling thread with the first one, and copies its CPU affinity.
 pub(crate) fn compare() -> Leader {
     let (Ok(leader), Ok(own)) = (standing(c"/proc/self"), standing(c"/proc/thread-self")) else {
         return Leader::Different;
@@ -82,7 +83,7 @@ pub(crate) fn compare() -> Leader {
     if leader != own {
         return Leader::Different;
     }
-    // sched_setaffinity(2) of the first thread, from without too (taskset -p).
+    // The affinity of the first thread can be changed from outside (taskset -p).
     if let (Ok(wanted), Ok(now)) = (sched_getaffinity(Some(getpid())), sched_getaffinity(None))
         && wanted != now
     {
@@ -92,24 +93,24 @@ pub(crate) fn compare() -> Leader {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Standing {
+struct ThreadStatus {
     is_zombie: bool,
-    /// A hash of the lines of its status, and of the namespaces that it is in.
+    /// Hash of the status lines and namespaces.
     hash: u64,
 }
 
-/// FNV-1a, one step: <http://www.isthe.com/chongo/tech/comp/fnv/>.
+/// One step of FNV-1a: <http://www.isthe.com/chongo/tech/comp/fnv/>.
 const fn mix(hash: u64, byte: u8) -> u64 {
     (hash ^ byte as u64).wrapping_mul(0x0100_0000_01b3)
 }
-const SEED: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 
-fn standing(folder: &core::ffi::CStr) -> Result<Standing> {
+fn standing(folder: &core::ffi::CStr) -> Result<ThreadStatus> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::openat(CWD, folder, flags, Mode::empty())?;
     let mut standing = status(&folder)?;
     for namespace in NAMESPACES {
-        // One that this kernel does not have, it has for neither.
+        // A namespace that the kernel lacks is 0 for both threads.
         let inode = rustix::fs::statat(&folder, namespace, AtFlags::empty());
         let inode = inode.map_or(0, |stat| stat.st_ino);
         standing.hash = inode.to_ne_bytes().into_iter().fold(standing.hash, mix);
@@ -117,13 +118,13 @@ fn standing(folder: &core::ffi::CStr) -> Result<Standing> {
     Ok(standing)
 }
 
-fn status(folder: impl AsFd) -> Result<Standing> {
-    let mut standing = Standing {
+fn status(folder: impl AsFd) -> Result<ThreadStatus> {
+    let mut standing = ThreadStatus {
         is_zombie: false,
-        hash: SEED,
+        hash: FNV_OFFSET_BASIS,
     };
-    // The line so far: its beginning, how long it is, and the hash with it.
-    let (mut head, mut length, mut line) = ([0u8; 16], 0, SEED);
+    // Start, length and hash of the present line.
+    let (mut head, mut length, mut line) = ([0u8; 16], 0, FNV_OFFSET_BASIS);
     each_byte(open_at(folder, c"status")?, |byte| {
         if byte != b'\n' {
             if let Some(place) = head.get_mut(length) {
@@ -135,10 +136,10 @@ fn status(folder: impl AsFd) -> Result<Standing> {
         }
         let begun = head.get(..length.min(head.len())).unwrap_or_default();
         standing.is_zombie |= begun.starts_with(b"State:\tZ");
-        if LINES.iter().any(|key| begun.starts_with(key)) {
+        if STATUS_KEYS.iter().any(|key| begun.starts_with(key)) {
             standing.hash = line.to_ne_bytes().into_iter().fold(standing.hash, mix);
         }
-        (length, line) = (0, SEED);
+        (length, line) = (0, FNV_OFFSET_BASIS);
         Ok(false)
     })?;
     Ok(standing)
@@ -168,7 +169,7 @@ mod tests {
             let before = capabilities(None).unwrap();
             begin(c"test").unwrap();
             let shed = capabilities(None).unwrap();
-            let needed = unshed(|| capabilities(None).unwrap());
+            let needed = with_capabilities(|| capabilities(None).unwrap());
             [before, shed, needed, capabilities(None).unwrap()]
         });
         let [before, shed, needed, after] = sets.join().unwrap();

@@ -1,64 +1,63 @@
-//! Units that live in types: [`Bytes`], [`Pages`], [`PageSize`], [`Order`], [`NodeId`]. It uses no other module; `jumbo`
-//! has them under the same name.
+//! Unit types: [`Bytes`], [`Pages`], [`PageSize`], [`Order`], [`NodeId`]. They use no other module;
+//! `jumbo` re-exports them.
 //!
-//! Invariant: a [`PageSize`] is a power of two of at least one byte, so shifting and masking by it is
-//! always right.
+//! Invariant: a [`PageSize`] is a power of two, so shifting and masking by it is valid.
 
 use core::fmt::{self, Write as _};
 use core::str::FromStr;
 
-/// A number of bytes. Displays in binary units (`1.5 GiB`); parses `2M`, `2MiB`, `64k`, `1g`, `4096`.
+/// A number of bytes: displays as `1.5 GiB`; parses `2M`, `2MiB`, `64k`, `1g`, `4096`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Bytes(pub u64);
 
-/// A number of pages of a size that the context names.
+/// A number of pages; the context defines their size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Pages(pub u64);
 
-/// A NUMA node, as the kernel numbers it.
+/// Number of a NUMA node in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(transparent))]
 pub struct NodeId(pub u32);
 
-/// The size of a page or folio: a power of two, in bytes.
+/// Size of a page or folio: a power of two, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(transparent))]
 pub struct PageSize(u64);
 
-/// The binary logarithm of the number of base pages in a folio.
+/// Base-2 logarithm of the number of base pages in a folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Order(pub u32);
 
-/// Why a text is no size.
+/// Error of parsing a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SizeError {
-    /// Not a whole number with an optional unit.
+    /// Text that is no whole number with an optional unit.
     #[error(
         "not a size: expected a whole number, with one of the units K, M, G and T if need be, such as 2M or 1536M"
     )]
     Syntax,
-    /// More bytes than 64 bits can count.
+    /// Sizes of 2^64 bytes and more.
     #[error("more than any machine has")]
     TooLarge,
-    /// A page size that is no power of two.
+    /// Page sizes that are no power of two.
     #[error("{0} is not a page size: expected a power of two")]
     NotPowerOfTwo(Bytes),
 }
 
 impl Bytes {
-    /// The number as the kernel's `kB` fields give it.
+    /// Converts a `kB` field of the kernel.
     pub const fn from_kib(kib: u64) -> Self {
         Self(kib.saturating_mul(1024))
     }
 
-    /// How many whole pages of `size` fit.
+    /// Returns the number of whole pages of `size` that fit.
     pub const fn whole_pages(self, size: PageSize) -> Pages {
         Pages(self.0 / size.0)
     }
@@ -84,7 +83,7 @@ impl core::iter::Sum for Bytes {
 }
 
 impl Pages {
-    /// The memory of that many pages of `size`.
+    /// Returns the memory of that many pages of `size`.
     pub const fn bytes(self, size: PageSize) -> Bytes {
         Bytes(self.0.saturating_mul(size.0))
     }
@@ -93,12 +92,12 @@ impl Pages {
 impl PageSize {
     /// 4 KiB, the base page of x86-64 and of most arm64 kernels.
     pub const SIZE_4K: Self = Self(4 << 10);
-    /// 2 MiB, what one PMD maps where the base page is 4 KiB.
+    /// 2 MiB, the memory that one PMD maps where the base page is 4 KiB.
     pub const SIZE_2M: Self = Self(2 << 20);
-    /// 1 GiB, what one PUD maps where the base page is 4 KiB.
+    /// 1 GiB, the memory that one PUD maps where the base page is 4 KiB.
     pub const SIZE_1G: Self = Self(1 << 30);
 
-    /// A page size of that many bytes.
+    /// Creates a page size.
     ///
     /// # Errors
     /// [`SizeError::NotPowerOfTwo`].
@@ -110,22 +109,22 @@ impl PageSize {
         }
     }
 
-    /// In bytes.
+    /// Returns the size in bytes.
     pub const fn bytes(self) -> u64 {
         self.0
     }
 
-    /// In kibibytes, as the kernel's directory names have it (`hugepages-2048kB`).
+    /// Returns the size in KiB, as in the kernel's directory names (`hugepages-2048kB`).
     pub const fn kib(self) -> u64 {
         self.0 >> 10
     }
 
-    /// `address` rounded down to this size.
+    /// Rounds `address` down to this size.
     pub const fn align_down(self, address: u64) -> u64 {
         address & !(self.0 - 1)
     }
 
-    /// `address` rounded up to this size, or `None` past the end of the address space.
+    /// Rounds `address` up to this size; `None` past the end of the address space.
     pub const fn align_up(self, address: u64) -> Option<u64> {
         match address.checked_add(self.0 - 1) {
             Some(sum) => Some(self.align_down(sum)),
@@ -133,7 +132,7 @@ impl PageSize {
         }
     }
 
-    /// The order of a folio of this size over base pages of `base`.
+    /// Returns the order of a folio of this size over base pages of `base`.
     pub const fn order(self, base: Self) -> Order {
         Order(
             self.0
@@ -152,22 +151,23 @@ impl<'de> serde::Deserialize<'de> for PageSize {
 }
 
 impl Order {
-    /// The size of a folio of this order over base pages of `base`.
+    /// Returns the size of a folio of this order over base pages of `base`.
     pub const fn size(self, base: PageSize) -> PageSize {
         PageSize(base.0 << self.0)
     }
 }
 
-const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
+/// Returns the largest unit that is at most `bytes`, and its binary logarithm.
+fn unit(bytes: u64) -> (&'static str, u32) {
+    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let found = units.into_iter().find(|(_, shift)| bytes >> shift != 0);
+    found.unwrap_or(("B", 0))
+}
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, shift) = UNITS
-            .iter()
-            .find(|(_, shift)| self.0 >> shift != 0)
-            .copied()
-            .unwrap_or(("B", 0));
-        let mut text = Text::new();
+        let (unit, shift) = unit(self.0);
+        let mut text = PaddedText::new();
         if self.0 & ((1 << shift) - 1) == 0 {
             write!(text, "{} {unit}", self.0 >> shift)?;
         } else {
@@ -189,26 +189,24 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// The short form that users type: `4K`, `2M`, `1G`.
+/// Formats the short form that users type: `4K`, `2M`, `1G`.
 impl fmt::Display for PageSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, shift) = [("T", 40), ("G", 30), ("M", 20), ("K", 10), ("", 0)]
-            .into_iter()
-            .find(|(_, shift)| self.0 >> shift != 0)
-            .unwrap_or(("", 0));
-        let mut text = Text::new();
+        let (unit, shift) = unit(self.0);
+        let unit = unit.strip_suffix("iB").unwrap_or_default();
+        let mut text = PaddedText::new();
         write!(text, "{}{unit}", self.0 >> shift)?;
         f.pad(text.as_str())
     }
 }
 
-/// A short text that is padded as a whole, without memory of its own to be had.
-struct Text {
+/// A short text on the stack, which is padded as a whole.
+struct PaddedText {
     bytes: [u8; 32],
     length: usize,
 }
 
-impl Text {
+impl PaddedText {
     const fn new() -> Self {
         Self {
             bytes: [0; 32],
@@ -221,7 +219,7 @@ impl Text {
     }
 }
 
-impl fmt::Write for Text {
+impl fmt::Write for PaddedText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let end = self.length + text.len();
         let room = self.bytes.get_mut(self.length..end).ok_or(fmt::Error)?;
@@ -259,7 +257,7 @@ impl FromStr for Bytes {
         if digits == 0 {
             return Err(SizeError::Syntax);
         }
-        // Digits alone fail to be a number only by being too many.
+        // Digits fail to parse only if there are too many.
         let number: Option<u64> = trimmed[..digits].parse().ok();
         number
             .and_then(|number| number.checked_mul(1 << shift))

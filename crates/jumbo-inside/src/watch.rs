@@ -1,13 +1,14 @@
-//! The thread that looks at a program from within, now and then: `begin`, [`end`]. What it looks at is a `Job`: whether the
-//! program has lived long enough for a copy of its text ([`crate::segments`]); which of its memory
-//! has turned out dense (`density`).
+//! Background scanner, a thread: `begin`, [`end`]. Its `Job`s copy the text of long-lived programs
+//! ([`crate::segments`]) and find dense memory (`density`).
 //!
-//! It is none of the C library's: a program of one thread stays one to it. So it is gone before whatever concerns all
-//! threads or wants a single one: fork(2), unshare(2), setns(2), a change of user or capabilities, a seccomp filter, the
-//! end of the main thread, the pool's move off hugetlb pages. After a fork it comes again with the next mapping that the
-//! program makes ([`resume`]), the more seldom the more forks there were, or when a job begins again, as that of shared memory does;
-//! after the others it does not. Its descriptors are
-//! its own. A program that changes its user or namespaces by a bare system call is noticed at the next scan (`crate::standing`).
+//! The C library does not know the thread, so a program of one thread remains one. The thread ends
+//! before calls that concern all threads or need a single one: fork(2), unshare(2), setns(2),
+//! changes of user or capabilities, seccomp filters, the end of the main thread, the pool's move
+//! off hugetlb.
+//!
+//! The thread restarts only after a fork: when the program next maps memory ([`resume`]), less
+//! often the more it forks, or when a job begins again. Its descriptors are its own. A change of
+//! user or namespaces by a bare system call is noticed at the next scan (`crate::standing`).
 #![expect(unsafe_code, reason = "makes a thread on a stack of its own")]
 
 use core::cell::UnsafeCell;
@@ -25,118 +26,114 @@ use crate::standing::{self, Leader};
 use crate::sync::now;
 use crate::sys::{Blocked, Thread, process, stay_prompt, wait, wake};
 
-/// Between two looks.
-pub(crate) const SHORTEST: Duration = Duration::from_millis(20);
-pub(crate) const LONGEST: Duration = Duration::from_mins(1);
-/// How long a fork waits for a job: it is over sooner, but where text has to be read from a disk.
+/// Bounds of the wait between two scans.
+pub(crate) const MIN_WAIT: Duration = Duration::from_millis(20);
+pub(crate) const MAX_WAIT: Duration = Duration::from_mins(1);
+/// Maximum delay of a fork by a job. Only reading text from a disk reaches it.
 const MAX_FORK_DELAY: Duration = Duration::from_millis(200);
-/// A user that may have fewer processes is left alone: how many there are is not known.
+/// Minimum process limit of a user who gets a thread: the number of present processes is unknown.
 const MIN_PROCESSES: u64 = 1024;
 
-/// Where the thread runs. The kernel empties it in the child of a fork, however that was made, which so has no thread.
+/// Stack of the thread. The kernel clears it in the child of any fork, so the child has no thread.
 #[repr(C, align(4096))]
-struct Stack {
-    /// Not 0 where there is a thread, or there was.
-    is_here: AtomicU32,
+struct ThreadStack {
+    /// Nonzero after the start of a thread.
+    is_used: AtomicU32,
     _rest: UnsafeCell<[u8; STACK_BYTES - WORD_BYTES]>,
 }
 const STACK_BYTES: usize = 128 << 10;
 const WORD_BYTES: usize = size_of::<AtomicU32>();
-// SAFETY: the thread's alone, but for the first word, which is an atomic.
-unsafe impl Sync for Stack {}
+// SAFETY: only the thread uses it, except for the first word, which is an atomic.
+unsafe impl Sync for ThreadStack {}
 crate::one_page::table! {
-    /// Zeroes that no page stands for before there is a thread.
-    static STACK_OF_THREAD: Stack = Stack {
-        is_here: AtomicU32::new(0),
+    /// Zeroes without a page until the first thread.
+    static STACK: ThreadStack = ThreadStack {
+        is_used: AtomicU32::new(0),
         _rest: UnsafeCell::new([0; STACK_BYTES - WORD_BYTES]),
     };
 }
 
 crate::one_page! {
     static THREAD: Thread = Thread::none();
-    /// There was a thread, or is: the stack is as it has to be.
+    /// The stack is prepared: a thread was started at least once.
     static IS_PREPARED: AtomicBool = AtomicBool::new(false);
-    /// The process that made it: in a child that shares the memory (vfork(2)) what concerns threads concerns another process.
-    static MAKER: AtomicI32 = AtomicI32::new(0);
+    /// Process that made the thread. A child that shares the memory (vfork(2)) is another process.
+    static MAKER_PROCESS: AtomicI32 = AtomicI32::new(0);
 }
-/// What there is to do: one for each mechanism.
 static JOBS: [AtomicPtr<Job>; 5] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 5];
 crate::one_page! {
-    /// It is to end, and to give up what it is at.
-    static ENDING: AtomicBool = AtomicBool::new(false);
-    /// It is to end before it waits again.
-    static LEAVING: AtomicBool = AtomicBool::new(false);
-    /// None is to be made any more.
-    static OVER: AtomicBool = AtomicBool::new(false);
-    /// The word that it sleeps on: another number has it look at what it is to do.
-    static CALLS: AtomicU32 = AtomicU32::new(0);
-    /// It ended for a fork, and is to come again.
-    static AGAIN: AtomicBool = AtomicBool::new(false);
-    /// The forks so far.
-    static FORKS: AtomicU32 = AtomicU32::new(0);
-    /// One is being made or ended.
-    static BUSY: AtomicBool = AtomicBool::new(false);
+    /// Tells the thread to end at once.
+    static STOP_NOW: AtomicBool = AtomicBool::new(false);
+    /// Tells the thread to end before its next wait.
+    static STOP_SOON: AtomicBool = AtomicBool::new(false);
+    /// No thread is made any more.
+    static IS_DISABLED: AtomicBool = AtomicBool::new(false);
+    /// Futex word on which the thread sleeps; a change wakes it to check its jobs.
+    static WAKE_WORD: AtomicU32 = AtomicU32::new(0);
+    /// The thread ended for a fork, and restarts.
+    static IS_RESTARTING: AtomicBool = AtomicBool::new(false);
+    static FORK_COUNT: AtomicU32 = AtomicU32::new(0);
+    /// A thread is being made or ended.
+    static IS_CHANGING: AtomicBool = AtomicBool::new(false);
 }
 
-/// What ends the threads of another mechanism, which are as this one is and have to go when it has to.
+/// Function that ends the threads of another mechanism, under the same rules.
 static OTHERS: AtomicPtr<Others> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Such threads: what ends them, for good, and returns at once where there are none.
+/// Function that ends such threads for good, and returns at once if there are none.
 #[derive(Debug)]
 pub(crate) struct Others(pub(crate) fn());
 
-/// Has these threads end with this one.
+/// Ends these threads, too, whenever this one ends.
 pub(crate) fn with(others: &'static Others) {
     OTHERS.store(core::ptr::from_ref(others).cast_mut(), Ordering::Release);
 }
 
-/// Something to look at.
 #[derive(Debug)]
 pub(crate) struct Job {
-    /// Its place among the jobs.
-    place: usize,
-    /// Looks, and says after how long it wants to look again; `None`: it is done.
-    look: fn(&Stop) -> Option<Duration>,
-    /// Why there is no thread for it, or none any more.
+    /// Index among the jobs.
+    index: usize,
+    /// Scans; returns the time until the next scan, or `None` when done.
+    scan: fn(&Stop) -> Option<Duration>,
+    /// Receives the reason why no thread runs the job.
     without: fn(Without),
-    /// The process that it is for; 0: none.
+    /// Process of the job; 0: none.
     process: AtomicI32,
-    /// When it is due: [`now`], in nanoseconds; or [`NEVER`].
+    /// Time of the next scan: [`now`] in nanoseconds, or [`NEVER`].
     due: AtomicU64,
 }
 
-/// Not due yet, while it is looked at.
+/// Time of a job while it runs.
 const NEVER: u64 = u64::MAX;
 
-/// Why there is no thread.
+/// Reason why there is no thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Without {
-    /// A seccomp filter.
     Filter,
-    /// No memory, or no task.
+    /// No memory or no task available.
     Room,
-    /// A kernel without what it needs.
+    /// Kernel without a needed facility.
     Kernel,
-    /// It had to go.
+    /// The thread had to end.
     Ended,
 }
 
 impl Job {
     pub(crate) const fn new(
-        place: usize,
-        look: fn(&Stop) -> Option<Duration>,
+        index: usize,
+        scan: fn(&Stop) -> Option<Duration>,
         without: fn(Without),
     ) -> Self {
         Self {
-            place,
-            look,
+            index,
+            scan,
             without,
             process: AtomicI32::new(0),
             due: AtomicU64::new(0),
         }
     }
 
-    /// Looks, if it is due; how long until it is, if it ever is.
+    /// Runs the job if it is due; returns the time until the next run.
     fn run(&self, stop: &Stop) -> Option<Duration> {
         if self.process.load(Ordering::Relaxed) != process() {
             return None;
@@ -146,9 +143,9 @@ impl Job {
         if !left.is_zero() {
             return Some(left);
         }
-        // A thread that begins it again from here on makes it due.
+        // A concurrent `begin` from here on makes it due.
         self.due.store(NEVER, Ordering::SeqCst);
-        if let Some(wait) = (self.look)(stop) {
+        if let Some(wait) = (self.scan)(stop) {
             self.hasten(wait);
         } else {
             self.process.store(0, Ordering::SeqCst);
@@ -167,20 +164,20 @@ impl Job {
         self.due.store(due, Ordering::SeqCst);
     }
 
-    /// Makes it due after that time, if it is not due sooner. True where that is sooner than it was.
+    /// Makes the job due after `wait` at the latest; true if that is sooner than before.
     fn hasten(&self, wait: Duration) -> bool {
         let is_new = self.process.load(Ordering::Relaxed) != process();
         let due = Duration::from_nanos(self.due.load(Ordering::Relaxed));
-        let sooner = is_new || now().saturating_add(wait) < due;
-        if sooner {
+        let is_sooner = is_new || now().saturating_add(wait) < due;
+        if is_sooner {
             self.set_due(wait);
         }
         self.process.store(process(), Ordering::SeqCst);
-        sooner
+        is_sooner
     }
 }
 
-/// All jobs that were begun, by this process or by one that it was forked from.
+/// Returns all jobs begun by this process, or by one that it was forked from.
 fn jobs() -> impl Iterator<Item = &'static Job> {
     JOBS.iter().filter_map(|job| {
         // SAFETY: null, or a static that was stored there.
@@ -188,41 +185,42 @@ fn jobs() -> impl Iterator<Item = &'static Job> {
     })
 }
 
-/// Says to the jobs of this process why there is no thread.
-fn because(why: Without) {
+/// Reports to the jobs of this process why there is no thread.
+fn report_absence(why: Without) {
     let mine = |job: &&Job| job.process.load(Ordering::Relaxed) == process();
     jobs().filter(mine).for_each(|job| (job.without)(why));
 }
 
-/// Whether the thread is that of another process, which shares its memory with this one.
-pub(crate) fn is_anothers() -> bool {
-    is_watched() && MAKER.load(Ordering::Relaxed) != process()
+/// Reports whether the thread belongs to another process, which shares the memory.
+pub(crate) fn is_foreign() -> bool {
+    is_watched() && MAKER_PROCESS.load(Ordering::Relaxed) != process()
 }
 
-/// Has the thread look after `wait` at the latest, and makes it if there is none.
+/// Runs a job after `wait` at the latest, and makes the thread if needed.
 pub(crate) fn begin(job: &'static Job, wait: Duration) {
-    if is_anothers() {
+    if is_foreign() {
         return;
     }
-    let sooner = job.hasten(wait);
-    if let Some(place) = JOBS.get(job.place) {
+    let is_sooner = job.hasten(wait);
+    if let Some(place) = JOBS.get(job.index) {
         place.store(core::ptr::from_ref(job).cast_mut(), Ordering::Release);
     }
     if is_watched() {
-        if sooner {
-            call(None);
+        if is_sooner {
+            notify(None);
         }
-        // It may just be leaving.
-        AGAIN.store(true, Ordering::Release);
+        // The thread may be about to end.
+        IS_RESTARTING.store(true, Ordering::Release);
         return;
     }
-    if OVER.load(Ordering::Acquire) {
-        return because(Without::Ended);
+    if IS_DISABLED.load(Ordering::Acquire) {
+        return report_absence(Without::Ended);
     }
-    let stack = core::ptr::from_ref(&STACK_OF_THREAD).cast_mut().cast();
-    // SAFETY: nothing is on it yet, and no process is to find in a copy what is on it. MADV_WIPEONFORK, Linux 4.14.
+    let stack = core::ptr::from_ref(&STACK).cast_mut().cast();
+    // SAFETY: the stack is still unused, and a copy in another process must be empty.
+    // MADV_WIPEONFORK, Linux 4.14.
     if unsafe { madvise(stack, STACK_BYTES, Advice::LinuxWipeOnFork) }.is_err() {
-        return because(Without::Room);
+        return report_absence(Without::Room);
     }
     IS_PREPARED.store(true, Ordering::Release);
     make();
@@ -230,128 +228,126 @@ pub(crate) fn begin(job: &'static Job, wait: Duration) {
 
 fn make() {
     if sandbox::is_entered() {
-        return because(Without::Filter);
+        return report_absence(Without::Filter);
     }
-    let few = getrlimit(Resource::Nproc).current;
-    if few.is_some_and(|most| most < MIN_PROCESSES) {
-        return because(Without::Room);
+    let limit = getrlimit(Resource::Nproc).current;
+    if limit.is_some_and(|limit| limit < MIN_PROCESSES) {
+        return report_absence(Without::Room);
     }
-    // No handler may find it busy; and a thread is born with its maker's mask.
+    // A signal handler must not find it busy; a thread inherits the signal mask.
     let _blocked = Blocked::all();
-    if BUSY.swap(true, Ordering::SeqCst) {
+    if IS_CHANGING.swap(true, Ordering::SeqCst) {
         return;
     }
-    // Another thread, or a handler, may have made it since the caller looked; or marked that it installs a filter, and found no
-    // thread to end.
+    // Another thread or a handler may have made the thread meanwhile, or have begun to install a
+    // filter without a thread to end.
     fence(Ordering::SeqCst);
     let is_entered = sandbox::is_entered();
     if is_watched() || is_entered {
-        BUSY.store(false, Ordering::SeqCst);
-        // The jobs do without a thread, and say so.
+        IS_CHANGING.store(false, Ordering::SeqCst);
         if is_entered {
-            because(Without::Filter);
+            report_absence(Without::Filter);
         }
         return;
     }
-    MAKER.store(process(), Ordering::Relaxed);
-    ENDING.store(false, Ordering::Release);
-    LEAVING.store(false, Ordering::Release);
-    STACK_OF_THREAD.is_here.store(1, Ordering::Release);
-    if !OVER.load(Ordering::SeqCst) {
-        let first = core::ptr::from_ref(&STACK_OF_THREAD).expose_provenance();
+    MAKER_PROCESS.store(process(), Ordering::Relaxed);
+    STOP_NOW.store(false, Ordering::Release);
+    STOP_SOON.store(false, Ordering::Release);
+    STACK.is_used.store(1, Ordering::Release);
+    if !IS_DISABLED.load(Ordering::SeqCst) {
+        let first = core::ptr::from_ref(&STACK).expose_provenance();
         let stack = (first + WORD_BYTES, STACK_BYTES - WORD_BYTES);
-        // SAFETY: signals are blocked. The one that was before has been joined, or was another process's, and the stack is its
-        // alone; both values are static.
-        if !unsafe { THREAD.start(Thread::FLAGS, stack, &look) } {
-            because(Without::Room);
+        // SAFETY: signals are blocked. The previous thread was joined or belonged to another
+        // process, so the stack is unused; both values are static.
+        if !unsafe { THREAD.start(Thread::FLAGS, stack, &run) } {
+            report_absence(Without::Room);
         }
     }
-    BUSY.store(false, Ordering::SeqCst);
+    IS_CHANGING.store(false, Ordering::SeqCst);
 }
 
-/// Whether this process made the thread, or would. No call is made in one that never did: a filter may end who asks for its number.
+/// Reports whether this process made the thread. Without one no getpid(2): a filter may kill.
 fn is_makers() -> bool {
-    let maker = MAKER.load(Ordering::Relaxed);
+    let maker = MAKER_PROCESS.load(Ordering::Relaxed);
     maker != 0 && maker == process()
 }
 
-/// Whether there is a thread, of this process or of one that shares the memory.
+/// Reports whether a thread runs, of this process or of one that shares the memory.
 #[inline(always)]
 pub fn is_watched() -> bool {
-    THREAD.is_alive() && STACK_OF_THREAD.is_here.load(Ordering::Relaxed) != 0
+    THREAD.is_alive() && STACK.is_used.load(Ordering::Relaxed) != 0
 }
 
-/// Ends the thread, if there is one, for good. A move that is under way is given up, or has just been made.
+/// Ends the thread for good. A move in progress is abandoned, or just complete.
 pub fn end() {
     // SAFETY: null, or a static that was stored there.
     if let Some(Others(end)) = unsafe { OTHERS.load(Ordering::Acquire).as_ref() } {
         end();
     }
     fence(Ordering::SeqCst);
-    // Where there never was one, or is none any more, no call is made.
-    let none =
-        !IS_PREPARED.load(Ordering::Acquire) || OVER.load(Ordering::Acquire) && !is_watched();
-    if none {
+    // No call without a thread.
+    let is_absent = !IS_PREPARED.load(Ordering::Acquire)
+        || IS_DISABLED.load(Ordering::Acquire) && !is_watched();
+    if is_absent {
         return;
     }
     // Another thread may be making one.
-    while BUSY.load(Ordering::SeqCst) {
+    while IS_CHANGING.load(Ordering::SeqCst) {
         rustix::thread::sched_yield();
     }
     if !is_makers() {
         return;
     }
-    OVER.store(true, Ordering::SeqCst);
-    AGAIN.store(false, Ordering::Relaxed);
-    while BUSY.load(Ordering::SeqCst) {
+    IS_DISABLED.store(true, Ordering::SeqCst);
+    IS_RESTARTING.store(false, Ordering::Relaxed);
+    while IS_CHANGING.load(Ordering::SeqCst) {
         rustix::thread::sched_yield();
     }
     if is_watched() {
-        because(Without::Ended);
-        call(Some(&ENDING));
+        report_absence(Without::Ended);
+        notify(Some(&STOP_NOW));
         THREAD.join();
     }
 }
 
-fn call(how: Option<&AtomicBool>) {
-    if let Some(how) = how {
-        how.store(true, Ordering::Release);
+fn notify(flag: Option<&AtomicBool>) {
+    if let Some(flag) = flag {
+        flag.store(true, Ordering::Release);
     }
-    CALLS.fetch_add(1, Ordering::Release);
-    wake(&CALLS);
+    WAKE_WORD.fetch_add(1, Ordering::Release);
+    wake(&WAKE_WORD);
 }
 
-/// Makes the thread that has ended for a fork again, in the process that forked.
+/// Restarts the thread that ended for a fork, in the parent.
 #[inline(always)]
 pub fn resume() {
-    if AGAIN.load(Ordering::Relaxed) {
-        come_again();
+    if IS_RESTARTING.load(Ordering::Relaxed) {
+        restart();
     }
 }
 
 #[cold]
-fn come_again() {
-    let again = AGAIN.swap(false, Ordering::AcqRel) && !is_watched();
+fn restart() {
+    let again = IS_RESTARTING.swap(false, Ordering::AcqRel) && !is_watched();
     if again && is_makers() {
         make();
     }
 }
 
-/// What the thread does.
-fn look() {
+fn run() {
     if standing::begin(c"jumbo-watch").is_err() {
-        return because(Without::Kernel);
+        return report_absence(Without::Kernel);
     }
-    // Asked here: the stack of who makes the thread may be a small one.
+    // Checked here: the caller that makes the thread may have a small stack.
     if !has_tasks() {
-        return because(Without::Room);
+        return report_absence(Without::Room);
     }
-    // Whatever its maker has. It holds the lock of all mappings at times, which the program may wait
-    // for: it must not wait for the program's threads to leave it a CPU.
+    // The thread holds the mmap lock at times, for which the program may wait. So it must not wait
+    // for the program's threads to free a CPU, under any of these policies.
     stay_prompt(&[libc::SCHED_OTHER, libc::SCHED_FIFO, libc::SCHED_RR]);
-    let stop = Stop::at(&ENDING, &LEAVING);
+    let stop = Stop::at(&STOP_NOW, &STOP_SOON);
     loop {
-        let calls = CALLS.load(Ordering::Acquire);
+        let before = WAKE_WORD.load(Ordering::Acquire);
         if stop.check_before_wait().is_err() {
             return;
         }
@@ -359,36 +355,35 @@ fn look() {
             Leader::Same => {}
             Leader::Gone => return,
             Leader::Different => {
-                // For good: it would be made anew with what the calling thread may do, not the first one.
-                OVER.store(true, Ordering::SeqCst);
-                return because(Without::Ended);
+                // For good: a new thread would have the privileges of its maker.
+                IS_DISABLED.store(true, Ordering::SeqCst);
+                return report_absence(Without::Ended);
             }
         }
         match jobs().filter_map(|job| job.run(&stop)).min() {
-            Some(soonest) => wait(&CALLS, calls, soonest.min(LONGEST)),
+            Some(soonest) => wait(&WAKE_WORD, before, soonest.min(MAX_WAIT)),
             None => return,
         };
     }
 }
 
-/// The CPU time of this thread: on a busy machine a look is longer than what it takes from the program.
-pub(crate) fn used() -> Duration {
+/// Returns the CPU time of this thread: on a busy machine elapsed time overstates the cost.
+pub(crate) fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
-/// Whether what is under way is to be given up.
+/// Requests to stop a job.
 #[derive(Debug)]
 pub(crate) struct Stop {
     now: Option<&'static AtomicBool>,
     soon: Option<&'static AtomicBool>,
 }
 
-/// Why a job stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stopped {
     /// For good.
     Ended,
-    /// For now.
+    /// Until later.
     NotYet,
 }
 
@@ -400,7 +395,7 @@ impl Stop {
         }
     }
 
-    /// When `now` is set; a wait also when `soon` is.
+    /// Stops when `now` is set, and before a wait also when `soon` is.
     pub(crate) const fn at(now: &'static AtomicBool, soon: &'static AtomicBool) -> Self {
         Self {
             now: Some(now),
@@ -420,7 +415,17 @@ impl Stop {
         }
     }
 
-    /// Before a wait.
+    /// Waits for `time` amid a job; false once the thread is wanted elsewhere.
+    pub(crate) fn pause(&self, time: Duration) -> bool {
+        let before = WAKE_WORD.load(Ordering::Acquire);
+        if self.check_before_wait().is_err() {
+            return false;
+        }
+        wait(&WAKE_WORD, before, time);
+        WAKE_WORD.load(Ordering::Acquire) == before
+    }
+
+    /// Checks before a wait.
     pub(crate) fn check_before_wait(&self) -> Result<(), Stopped> {
         let is_set = |flag: &AtomicBool| flag.load(Ordering::Acquire);
         match self.soon.is_some_and(is_set) {
@@ -430,7 +435,7 @@ impl Stop {
     }
 }
 
-/// The events that end the thread, because it would keep what the program gives up or stand in the way.
+/// Events that end the thread: it would keep a dropped privilege, or prevent the call.
 #[derive(Debug)]
 pub struct Events;
 
@@ -451,31 +456,30 @@ impl Mechanism for Events {
         end();
     }
 
-    // The thread goes. The child has none, whatever stands in its copy of the memory; what is being copied there would be a
-    // waste of addresses.
+    // The child has no thread. A copy in progress would waste addresses there.
     fn about_to_fork() {
-        let never = !IS_PREPARED.load(Ordering::Acquire) || OVER.load(Ordering::Acquire);
+        let never = !IS_PREPARED.load(Ordering::Acquire) || IS_DISABLED.load(Ordering::Acquire);
         if never || !is_makers() {
             return;
         }
-        // A program that forks often is left alone for ever longer.
-        let forks = FORKS.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        // The more a program forks, the longer it runs without the thread.
+        let forks = FORK_COUNT.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         if is_watched() {
-            call(Some(&LEAVING));
+            notify(Some(&STOP_SOON));
             THREAD.join_for(MAX_FORK_DELAY);
         }
-        if forks.is_power_of_two() && !is_watched() && !OVER.load(Ordering::Acquire) {
-            AGAIN.store(true, Ordering::Release);
+        if forks.is_power_of_two() && !is_watched() && !IS_DISABLED.load(Ordering::Acquire) {
+            IS_RESTARTING.store(true, Ordering::Release);
         }
     }
 
-    #[expect(unsafe_code, reason = "an event of the child")]
+    #[expect(unsafe_code, reason = "the event is unsafe")]
     unsafe fn is_forked(_pid: u32) {
-        // What ended it for good holds for the child too.
-        for flag in [&AGAIN, &BUSY, &ENDING, &LEAVING] {
+        // A final end holds in the child, too.
+        for flag in [&IS_RESTARTING, &IS_CHANGING, &STOP_NOW, &STOP_SOON] {
             flag.store(false, Ordering::Relaxed);
         }
-        FORKS.store(0, Ordering::Relaxed);
-        MAKER.store(0, Ordering::Relaxed);
+        FORK_COUNT.store(0, Ordering::Relaxed);
+        MAKER_PROCESS.store(0, Ordering::Relaxed);
     }
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use jumbo_inside::gather::{self, FreeError, Gather, Mode, Operation, Settings, Tunables};
+use jumbo_inside::gather::{self, FreeError, Gather, GatherSettings, Mode, Operation, Tunables};
 use jumbo_inside::units::Pages;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{Errno, Result};
@@ -33,10 +33,10 @@ fn in_mode(mode: Mode) -> MutexGuard<'static, ()> {
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
     rustix::thread::disable_transparent_huge_pages(true).unwrap();
-    gather::start(Settings {
+    gather::start(GatherSettings {
         mode,
         threads: 3,
-        least: MIB,
+        min_bytes: MIB,
         small_pages: false,
     });
     alone

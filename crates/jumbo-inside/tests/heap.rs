@@ -10,7 +10,7 @@
 
 use std::sync::Once;
 
-use jumbo_inside::heap::{self, LARGE, Resize, Settings};
+use jumbo_inside::heap::{self, HeapSettings, LARGE_BLOCK_BYTES, Resize};
 use jumbo_inside::orders::MaxWaste;
 
 const PMD: usize = 2 << 20;
@@ -18,7 +18,7 @@ const PMD: usize = 2 << 20;
 fn start() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let settings = Settings {
+        let settings = HeapSettings {
             glibc: true,
             pmd: PMD,
             max_waste: MaxWaste::Percent(5),
@@ -108,7 +108,7 @@ fn storm(seed: u64, steps: usize, bound: usize) {
         } else {
             3 << 20
         };
-        let size = LARGE + random.below(most);
+        let size = LARGE_BLOCK_BYTES + random.below(most);
         let mark = u8::try_from(step & 0xff).unwrap();
         match random.below(10) {
             0..4 if total < bound => {
@@ -199,7 +199,7 @@ fn what_cannot_be_had_is_refused() {
     start();
     assert!(heap::allocate(1 << 50, 16, false).is_none());
     assert!(heap::allocate(isize::MAX as usize, 16, false).is_none());
-    assert!(heap::allocate(LARGE, 1 << 62, false).is_none());
+    assert!(heap::allocate(LARGE_BLOCK_BYTES, 1 << 62, false).is_none());
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn a_growing_block_keeps_what_was_written() {
     let mut fences = Vec::new();
     while block.size < 64 << 20 {
         block.fill();
-        fences.push(heap::allocate(LARGE, 16, false).unwrap());
+        fences.push(heap::allocate(LARGE_BLOCK_BYTES, 16, false).unwrap());
         let size = block.size + block.size / 4;
         match resize(block.address, size) {
             Resize::Done(address) => {

@@ -28,7 +28,7 @@ pub(crate) const ALIGN: usize = 16;
 
 /// Starts diverting.
 pub(crate) fn divert() {
-    LARGE_FROM.store(heap::LARGE, Ordering::Release);
+    LARGE_FROM.store(heap::LARGE_BLOCK_BYTES, Ordering::Release);
 }
 
 /// Whether the program's blocks may be ours.
@@ -65,7 +65,7 @@ fn small(pointer: *mut c_void) -> *mut c_void {
         }
         // SAFETY: glibc's malloc has just returned it (another allocator leaves LARGE_FROM at its start), and the
         // program has not seen it yet.
-        if unsafe { heap::arena::seen(pointer.addr()) } {
+        if unsafe { heap::arena::check(pointer.addr()) } {
             auto::region();
         }
     }
@@ -140,7 +140,7 @@ fn in_main_heap(size: usize, ask: impl Fn() -> *mut c_void) -> *mut c_void {
         false => ask(),
         true => behind_pending(&ask),
     });
-    main_heap::took(size, heap_end());
+    main_heap::record_block(size, heap_end());
     block
 }
 
@@ -157,7 +157,7 @@ fn between(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
     let block = from_glibc(|| unsafe { (next::memalign.get())(align, size) });
     let end = heap_end();
     let has_found = program_break::is_below(block.addr(), end);
-    main_heap::tried(size, has_found, end);
+    main_heap::record_attempt(size, has_found, end);
     if !has_found {
         // SAFETY: the block has just been allocated, and nothing uses it.
         unsafe { (next::free.get())(block) };
@@ -303,7 +303,7 @@ unsafe fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
         unsafe { release(pointer) };
         return ptr::null_mut();
     }
-    let room = if size < heap::LARGE / 2 {
+    let room = if size < heap::LARGE_BLOCK_BYTES / 2 {
         // SAFETY: the caller's promise.
         unsafe { heap::room(pointer.addr()) }
     } else {
@@ -573,7 +573,7 @@ pub unsafe extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
         parameter,
         libc::M_MMAP_THRESHOLD | libc::M_TRIM_THRESHOLD | libc::M_TOP_PAD | libc::M_MMAP_MAX
     ) {
-        main_heap::is_tuned();
+        main_heap::set_tuned();
     }
     // SAFETY: the same call.
     unsafe { (next::mallopt.get())(parameter, value) }

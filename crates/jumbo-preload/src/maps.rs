@@ -88,7 +88,7 @@ fn any(
 ) -> *mut c_void {
     watch::resume();
     let pmd = PMD.load(Ordering::Relaxed);
-    let large = len >= maps::SMALL && flags & MAP_ANONYMOUS != 0;
+    let large = len >= maps::MIN_PACKED_BYTES && flags & MAP_ANONYMOUS != 0;
     let map = |addr, flags| call(addr, len, prot, flags, fd, off);
     let mapped = if shmem::is_covered(len, flags) && sandbox::allows_advice() {
         shared(map, addr, len, prot, flags, fd, off)
@@ -209,7 +209,7 @@ fn anonymous(
     // Stacks grow into what is never touched; hugetlb is huge; 32-bit addresses and code are special.
     let special = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT;
     if flags & special != 0 || prot & PROT_EXEC != 0 {
-        maps::left_alone(len);
+        maps::count_unmodified(len);
         return map(addr, flags);
     }
     let writable = prot == PROT_READ | PROT_WRITE;
@@ -227,12 +227,12 @@ fn anonymous(
         if is_reserved && let Some(place) = maps::place_piece(addr.addr(), len) {
             return map(with_exposed_provenance_mut(place), flags);
         }
-        maps::left_alone(len);
+        maps::count_unmodified(len);
         return map(addr, flags);
     }
     // A reservation (PROT_NONE) is heard as well: the program makes it accessible later.
     if !writable && prot != PROT_NONE {
-        maps::left_alone(len);
+        maps::count_unmodified(len);
         return map(addr, flags);
     }
     let hint = if anywhere {
@@ -304,8 +304,7 @@ pub(crate) unsafe fn remap(
             moved = moved_to(place.map_or(MAP_FAILED, with_exposed_provenance_mut));
         }
     }
-    let is_several =
-        || !ODDLY_ADVISED.load(Ordering::Relaxed) && maps::is_several(addr.addr(), old);
+    let is_split = || !ODDLY_ADVISED.load(Ordering::Relaxed) && maps::is_split(addr.addr(), old);
     let cut = |answer: Result<usize, Errno>| match answer {
         Ok(place) => moved_to(with_exposed_provenance_mut(place)),
         Err(error) => {
@@ -321,12 +320,12 @@ pub(crate) unsafe fn remap(
         let is_aligned = (from | to).is_multiple_of(page);
         is_aligned && (from.saturating_add(old) <= to || to.saturating_add(new) <= from)
     };
-    if flags == MREMAP_MAYMOVE | MREMAP_FIXED && new > 0 && is_apart() && is_several() {
+    if flags == MREMAP_MAYMOVE | MREMAP_FIXED && new > 0 && is_apart() && is_split() {
         // SAFETY: the caller's promise.
         moved = cut(unsafe { maps::move_cut(addr.addr(), old, new, Some(to.addr())) });
     } else if moved == MAP_FAILED {
         moved = remap(flags);
-        if moved == MAP_FAILED && next::errno() == libc::EFAULT && is_several() {
+        if moved == MAP_FAILED && next::errno() == libc::EFAULT && is_split() {
             moved = match flags {
                 // SAFETY: the caller's promise.
                 MREMAP_MAYMOVE => cut(unsafe { maps::move_cut(addr.addr(), old, new, None) }),
@@ -337,7 +336,7 @@ pub(crate) unsafe fn remap(
     }
     if moved != MAP_FAILED {
         if grows {
-            maps::advise_grown(moved.addr(), old, new);
+            maps::advise_mapping(moved.addr() + old, new - old, true);
         }
         next::set_errno(saved);
     }

@@ -92,7 +92,7 @@ pub(crate) static ODDLY_ADVISED: AtomicBool = AtomicBool::new(false);
 
 impl Mechanism for Mappings {
     fn advising(address: usize, _length: usize, advice: c_int) {
-        if heap::sticks(advice) && maps::is_placed(address) {
+        if heap::is_sticky(advice) && maps::is_placed(address) {
             ODDLY_ADVISED.store(true, Ordering::Relaxed);
         }
     }
@@ -115,7 +115,7 @@ impl Mechanism for Reaper {
     fn mapped(mapping: &Mapping) {
         if mapping.flags & libc::MAP_ANONYMOUS == 0 {
             auto::mapped_file(mapping);
-        } else if mapping.length >= maps::SMALL {
+        } else if mapping.length >= maps::MIN_PACKED_BYTES {
             auto::mapped(mapping);
         }
     }

@@ -303,7 +303,7 @@ fn look_up() -> bool {
     if DONE.load(Ordering::Acquire) {
         return true;
     }
-    let me = jumbo_inside::heap::thread();
+    let me = jumbo_inside::sync::thread_pointer();
     loop {
         match BUSY.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => break,

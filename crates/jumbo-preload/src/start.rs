@@ -5,7 +5,7 @@ use core::ptr;
 
 use jumbo_inside::density::program_break;
 use jumbo_inside::gather;
-use jumbo_inside::heap::{self, Settings};
+use jumbo_inside::heap::{self, HeapSettings};
 use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, MaxWaste, Orders, PoolOrder};
 use jumbo_inside::{sandbox, shmem};
@@ -90,7 +90,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     let managed = orders
         .pool
         .filter(|_| mimalloc && orders.heap == HeapMode::Mimalloc);
-    let settings = Settings {
+    let settings = HeapSettings {
         pmd: orders.pmd,
         // Where no memory is huge none is wasted, and mappings are not cut by advice.
         max_waste: match orders.small_pages || heap::thp_disabled() {
@@ -145,10 +145,10 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     };
     // What another allocator unmaps is freed as it has it.
     if let Some(mode) = mode.filter(|_| is_libcs) {
-        gather::start(gather::Settings {
+        gather::start(gather::GatherSettings {
             mode,
             threads: orders.free_workers,
-            least: orders.free_least.unwrap_or(gather::LEAST),
+            min_bytes: orders.free_least.unwrap_or(gather::MIN_BYTES),
             small_pages: orders.small_pages,
         });
     }

@@ -18,7 +18,7 @@ mod random;
 
 use std::sync::atomic::Ordering;
 
-use jumbo_inside::heap::supply::{Before, Supply};
+use jumbo_inside::heap::supply::{Before, PageSupply};
 use jumbo_inside::ledger::{Ledger, Slot};
 use jumbo_inside::orders::PoolOrder;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
@@ -100,11 +100,11 @@ fn in_child(work: impl FnOnce() -> Result<(), String>) {
 }
 
 /// A supply that counts in a ledger of its own, whose bound is that of the order.
-fn supply(order: PoolOrder) -> (Supply, &'static Ledger) {
+fn supply(order: PoolOrder) -> (PageSupply, &'static Ledger) {
     let (ledger, _) = Ledger::create().unwrap();
     ledger.pool.set((order.size + order.overcommit) as u64);
     jumbo_inside::heap::count_in(ledger, std::process::id());
-    let supply = Supply::new();
+    let supply = PageSupply::new();
     assert!(supply.start(order, PAGE, BASE));
     (supply, ledger)
 }
@@ -157,7 +157,7 @@ fn books(seed: u64) -> Result<(), String> {
         if random.at(2) == 0 {
             let pages = 1 + random.at(4);
             let place = place_for(pages, &pieces, &mut random);
-            let ours = supply.bring(BASE + place * PAGE, pages * PAGE);
+            let ours = supply.map(BASE + place * PAGE, pages * PAGE);
             match (ours, map_kernel(pages)) {
                 (Ok(()), Some(kernel)) => {
                     brought += 1;
@@ -183,7 +183,7 @@ fn books(seed: u64) -> Result<(), String> {
             // SAFETY: the pages are the piece's, and no reference points into them.
             unsafe {
                 supply
-                    .give(BASE + piece.place * PAGE, pages * PAGE)
+                    .unmap(BASE + piece.place * PAGE, pages * PAGE)
                     .unwrap()
             };
             unmap_kernel(piece.kernel, pages);
@@ -195,9 +195,9 @@ fn books(seed: u64) -> Result<(), String> {
             }
         }
         let [total, free, _, surplus] = kernel_counters();
-        let books = supply.books();
+        let counts = supply.counts();
         let charged = ledger.pool.charged() / PAGE as u64;
-        let ours = (books.total(), books.surplus(), charged);
+        let ours = (counts.total(), counts.surplus(), charged);
         let charges = if each { 0 } else { total - free };
         if ours != (total - free, surplus, charges) {
             return Err(format!(
@@ -210,12 +210,12 @@ fn books(seed: u64) -> Result<(), String> {
         // SAFETY: the pages are the piece's, and no reference points into them.
         unsafe {
             supply
-                .give(BASE + piece.place * PAGE, piece.pages * PAGE)
+                .unmap(BASE + piece.place * PAGE, piece.pages * PAGE)
                 .unwrap()
         };
         unmap_kernel(piece.kernel, piece.pages);
     }
-    let left = (supply.books().total(), ledger.pool.charged());
+    let left = (supply.counts().total(), ledger.pool.charged());
     if left != (0, 0) || refused * 20 < brought {
         return Err(format!("{left:?} left; {refused} of {brought} refused"));
     }
@@ -254,7 +254,7 @@ fn pages(seed: u64, persistent: u64) -> Result<(), String> {
         if random.at(2) == 0 {
             let pages = 1 + random.at(4);
             let place = place_for(pages, &pieces, &mut random);
-            if supply.bring(BASE + place * PAGE, pages * PAGE).is_ok() {
+            if supply.map(BASE + place * PAGE, pages * PAGE).is_ok() {
                 for page in place..place + pages {
                     // SAFETY: the page has just been brought, zeroed, for this piece alone.
                     unsafe {
@@ -275,7 +275,7 @@ fn pages(seed: u64, persistent: u64) -> Result<(), String> {
             // SAFETY: the pages are the piece's, and no reference points into them.
             unsafe {
                 supply
-                    .give(BASE + piece.place * PAGE, piece.pages * PAGE)
+                    .unmap(BASE + piece.place * PAGE, piece.pages * PAGE)
                     .unwrap()
             };
         }
@@ -298,7 +298,7 @@ fn pages(seed: u64, persistent: u64) -> Result<(), String> {
         let counts = (
             hugetlb,
             hugetlb + thp,
-            supply.books().total(),
+            supply.counts().total(),
             of(&slot.pool_charged),
         );
         if counts != (total - free, held, held, held) || moved && hugetlb > 0 {
@@ -340,7 +340,7 @@ fn what_is_in_the_place_of_a_spare_mapping_stays() {
         let ours = unsafe { mm::mmap_anonymous(place, 4096, prot, flags).unwrap() };
         let (supply, _) = supply(order(SIZE, 0, true));
         // Whether there is a page is no matter here.
-        let _ = supply.bring(BASE, PAGE);
+        let _ = supply.map(BASE, PAGE);
         supply.evacuate(Before::Fork);
         // SAFETY: mapped above.
         let there = unsafe { mm::madvise(ours, 4096, Advice::LinuxPopulateWrite) };

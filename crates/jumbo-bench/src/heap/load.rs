@@ -1,29 +1,27 @@
-//! The program that is measured: it allocates, follows pointers and frees, and says how long that took.
+//! The measured program: it allocates, follows pointers and frees, and reports the times.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use fastrand::Rng;
 use jumbo::units::Bytes;
-use jumbo_host::kernel::Root;
 
-use super::plan::Plan;
+use super::plan::LoadPlan;
 use super::ring::{Object, Ring};
 use crate::Error;
 use crate::figures::{Figures, ms, with};
-use crate::memory::had;
+use crate::memory::own_memory;
 use crate::stats::median;
 
-/// Of everything random in the workload; any number serves, as long as it is the same for all.
+/// Seed of all random choices: the same for all processes.
 const SEED: u64 = 0x6a75_6d62;
 
-/// All figures of [`load`], added.
-pub(crate) const TOTAL: &str = "alloc_ms+chase_ms+free_ms";
+/// Sum of all times of [`load`].
+pub(crate) const TOTAL_MS: &str = "alloc_ms+chase_ms+free_ms";
 
-/// [`Task::Load`](crate::task::Task::Load).
 pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
     let mut rng = Rng::with_seed(SEED);
-    let plan = Plan::new(size, &mut rng);
+    let plan = LoadPlan::new(size, &mut rng);
     let mut objects = Vec::with_capacity(plan.sizes.len());
 
     let clock = Instant::now();
@@ -40,12 +38,12 @@ pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
     let expected = (0..plan.stops.len() as u64).sum::<u64>();
     if sum != Some(expected) {
         return Err(Error::Corrupt(format!(
-            "the tags of the objects sum up to {sum:?} and not to {expected}"
+            "the tags of the objects sum up to {sum:?} instead of {expected}"
         )));
     }
 
-    // Nothing has been freed yet: this is the peak.
-    let had = had(&Root::host())?;
+    // Nothing has been freed yet.
+    let peak = own_memory()?;
     rng.shuffle(&mut objects);
     let clock = Instant::now();
     drop(objects);
@@ -55,13 +53,11 @@ pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
         ("chase_ms", ms(chase)),
         ("free_ms", ms(free)),
     ];
-    Ok(with(had, figures))
+    Ok(with(peak, figures))
 }
 
-/// [`Task::SmallFree`](crate::task::Task::SmallFree).
 pub(crate) fn small_free() -> Result<Figures, Error> {
-    // So few that they fit the caches of any processor, its TLB too: the cost of the call is what is left, without
-    // the gain from huge pages.
+    // They fit any cache and TLB: the cost of the call remains, without the gain of huge pages.
     const OBJECTS: usize = 400;
     const BATCHES: usize = 2_000;
     let mut nanos = Vec::with_capacity(BATCHES);
@@ -76,14 +72,14 @@ pub(crate) fn small_free() -> Result<Figures, Error> {
     }
     // The first batches grow the heap and warm the caches.
     nanos.drain(..BATCHES / 10);
-    Ok(with(had(&Root::host())?, [("free_ns", median(&nanos))]))
+    Ok(with(own_memory()?, [("free_ns", median(&nanos))]))
 }
 
-/// An allocation, each of its bytes written.
+/// Allocates an object and writes to each byte of it.
 fn object(size: u32) -> Result<Object, Error> {
     let mut bytes = Vec::new();
-    let had = bytes.try_reserve_exact(size as usize);
-    had.map_err(|_| Error::Malloc(Bytes(size.into())))?;
+    let reserved = bytes.try_reserve_exact(size as usize);
+    reserved.map_err(|_| Error::Malloc(Bytes(size.into())))?;
     bytes.resize(size as usize, 0x5a);
     Ok(black_box(bytes.into_boxed_slice()))
 }

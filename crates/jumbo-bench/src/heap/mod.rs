@@ -1,54 +1,44 @@
-//! `jumbo bench heap`: what the heap gains, and what the launcher and the wrapped `free` cost.
+//! `jumbo bench heap`: gains of the heap, and costs of the launcher and of the wrapped `free`.
 //!
-//! One load (`load`) in four variants: plain glibc, plain glibc once more (the A/A row), glibc with its own
-//! switch for huge pages, and `jumbo run`. A run without huge pages that was to have them, or with some that was
-//! to have none, is an error and no figure.
+//! One load (`load`) on four sides: plain glibc, plain again (the A/A row), glibc's tunable for
+//! huge pages, and `jumbo run`. A sample without the huge pages that its side claims, or with some
+//! where it claims none, is an error.
 
 mod load;
 mod plan;
 #[expect(unsafe_code, reason = "follows raw pointers, as a C program would")]
 mod ring;
 
-pub(crate) use load::{TOTAL, load, small_free};
-
-use std::ffi::OsStr;
-use std::process::Stdio;
-use std::time::Instant;
+pub(crate) use load::{TOTAL_MS, load, small_free};
 
 use jumbo::units::Bytes;
-use jumbo_host::kernel::Root;
 
 use crate::claim;
-use crate::figures::{figures, ms};
+use crate::figures::figures;
 use crate::group::{self, Group, rows};
 use crate::launch::Launch;
-use crate::memory::room;
+use crate::memory::check_available;
 use crate::stats::median;
 use crate::table::Table;
-use crate::talk::Talk;
 use crate::task::Task;
 use crate::{Error, Settings};
 
-/// The least size of the load: below, the bookkeeping of the measurement would weigh as much as what is measured.
+/// Minimum size of the load: below, the bookkeeping of the measurement has a comparable size.
 pub const MIN_SIZE: Bytes = Bytes(32 << 20);
 
-/// A start takes a millisecond and a `free` a few nanoseconds, so the differences drown in noise unless each round
-/// looks at many.
-const STARTS_A_ROUND: usize = 40;
-const FREES_A_ROUND: usize = 5;
+/// Laps per round. A start takes a millisecond, a `free` nanoseconds: one is lost in noise.
+const STARTS_PER_ROUND: usize = 40;
+const FREES_PER_ROUND: usize = 5;
 
-/// How often the tunable is tried. glibc 2.36 ignores its own tunable in some starts (it compares a text that it has
-/// not terminated); such a run is plain and no sample of the tunable. Where every second start ignores it, one
-/// measurement in a thousand fails.
-const TUNABLE_TRIES: usize = 15;
+/// Maximum attempts with the tunable. glibc 2.36 ignores it in some starts (it compares an
+/// unterminated string); such a run is plain. If every second start ignores it, one measurement in
+/// a thousand fails.
+const MAX_TUNABLE_ATTEMPTS: usize = 15;
 
 /// Measures the table, with a load of `size` bytes.
-///
-/// # Errors
-/// [`Error`].
 pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
-    // With its bookkeeping, and with what alignment wastes.
-    room(&Root::host(), size + Bytes(size.0 / 4))?;
+    // The bookkeeping, and waste by alignment, included.
+    check_available(size + Bytes(size.0 / 4))?;
     let table = Table::new("heap", format!("{size} of objects"), settings)?;
     let groups = vec![loads(settings, size), starts(settings), frees(settings)];
     group::measure(settings, table, groups)
@@ -60,14 +50,14 @@ fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
     let plain = side(Launch::Plain, claim::no_huge());
     let tunable = side(Launch::Tunable, claim::half_huge());
     let jumbo = side(Launch::JUMBO, claim::half_huge());
-    group.tries(tunable, TUNABLE_TRIES);
+    group.tries(tunable, MAX_TUNABLE_ATTEMPTS);
     let (all, peers) = ("all phases", "mimalloc 1.75, tcmalloc 1.73, jemalloc 1.54");
     let [write, chase, free] = ["allocate and write", "link and chase", "free"];
     rows! { group;
-        "heap_aa" => all, TOTAL, plain / plain;
-        "heap_tunable" => all, TOTAL, plain / tunable, "1.77";
-        "heap_total" => all, TOTAL, plain / jumbo, peers;
-        "heap_vs_tunable" => all, TOTAL, tunable / jumbo;
+        "heap_aa" => all, TOTAL_MS, plain / plain;
+        "heap_tunable" => all, TOTAL_MS, plain / tunable, "1.77";
+        "heap_total" => all, TOTAL_MS, plain / jumbo, peers;
+        "heap_vs_tunable" => all, TOTAL_MS, tunable / jumbo;
         "heap_alloc" => write, "alloc_ms", plain / jumbo;
         "heap_alloc_vs_tunable" => write, "alloc_ms", tunable / jumbo;
         "heap_chase" => chase, "chase_ms", plain / jumbo;
@@ -79,17 +69,15 @@ fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
     group
 }
 
-/// The start and the end of a program that does nothing.
+/// Start and end of a program that does nothing.
 fn starts(settings: &Settings) -> Group<'_> {
     let time = |launch: Launch| {
         move || {
-            let command = launch.command(&settings.jumbo, OsStr::new("true"));
-            let clock = Instant::now();
-            Talk::start(command, Stdio::piped())?.end()?;
-            Ok(figures([("start_ms", ms(clock.elapsed()))]))
+            let time = launch.time(settings, "true", &[], "")?;
+            Ok(figures([("start_ms", time)]))
         }
     };
-    let mut group = Group::new(settings, "start-up").laps(STARTS_A_ROUND, median);
+    let mut group = Group::new(settings, "start-up").laps(STARTS_PER_ROUND, median);
     let direct = group.side("direct", Bytes(0), time(Launch::Plain));
     let jumbo = group.side("jumbo run", Bytes(0), time(Launch::JUMBO));
     let what = "start of `true`";
@@ -101,7 +89,7 @@ fn starts(settings: &Settings) -> Group<'_> {
 }
 
 fn frees(settings: &Settings) -> Group<'_> {
-    let mut group = Group::new(settings, "free").laps(FREES_A_ROUND, median);
+    let mut group = Group::new(settings, "free").laps(FREES_PER_ROUND, median);
     let mut side = |launch, claims| group.work(launch, Task::SmallFree, Bytes(0), claims);
     let plain = side(Launch::Plain, claim::no_huge());
     let jumbo = side(Launch::JUMBO, Vec::new());

@@ -1,55 +1,51 @@
-//! [`Plan`]: which objects the worker allocates, and in which order it visits them.
+//! [`LoadPlan`]: objects that the worker allocates, and the order in which it visits them.
 //!
-//! It is made before any clock runs, and from one seed, so that every process does the same work.
+//! The plan is made before the measurement from one seed, so that every process does the same work.
 
 use fastrand::Rng;
 use jumbo::units::Bytes;
 
-/// Half of the bytes are in objects of these sizes, all equally likely: what trees, strings and nodes take.
-const SMALL: std::ops::RangeInclusive<u32> = 16..=1024;
+/// Sizes of half of the bytes, uniformly distributed: trees, strings, nodes.
+const SMALL_OBJECT_BYTES: std::ops::RangeInclusive<u32> = 16..=1024;
 
-/// The other half, each doubling of the size equally likely: buffers, tables, images. The lower bound is
-/// glibc's threshold for a mapping of its own.
-const LARGE: std::ops::RangeInclusive<u32> = 128 << 10..=16 << 20;
+/// Sizes of the other half, log-uniformly distributed, from glibc's mmap threshold on.
+const LARGE_OBJECT_BYTES: std::ops::RangeInclusive<u32> = 128 << 10..=16 << 20;
 
-/// A large object is visited this often: once in each base page, since a program that has a buffer of
-/// megabytes does not use its first bytes only.
-const STRIDE: u32 = 4096;
+/// Distance of the stops in a large object: one per base page.
+const STOP_DISTANCE: u32 = 4096;
 
-/// The size and the alignment of a stop of the chase; `malloc` aligns to 16 anyway.
-pub(super) const STOP: u32 = 16;
+/// Size and alignment of a stop; `malloc` aligns to 16 anyway.
+pub(super) const STOP_BYTES: u32 = 16;
 
-/// The plan of the worker.
-pub(super) struct Plan {
-    /// The sizes of the objects, in the order of their allocation.
+pub(super) struct LoadPlan {
+    /// Sizes of the objects, in the order of their allocation.
     pub(super) sizes: Vec<u32>,
-    /// The stops of the chase, in the order of the visit: random over all objects.
-    pub(super) stops: Vec<Stop>,
+    /// Stops, in the order of the visit: random over all objects.
+    pub(super) stops: Vec<ChaseStop>,
 }
 
-/// A place that the chase comes through: [`STOP`] bytes at `offset` of an object.
+/// A visited place: [`STOP_BYTES`] bytes at `offset` of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Stop {
+pub(super) struct ChaseStop {
     pub(super) object: u32,
     pub(super) offset: u32,
 }
 
-impl Plan {
-    /// The plan for objects of `total` bytes.
+impl LoadPlan {
     pub(super) fn new(total: Bytes, rng: &mut Rng) -> Self {
         let half = total.0 / 2;
-        let mut sizes = fill(half, || rng.u32(SMALL));
+        let mut sizes = fill(half, || rng.u32(SMALL_OBJECT_BYTES));
         sizes.extend(fill(half, || log_uniform(rng)));
         rng.shuffle(&mut sizes);
 
         let mut stops = Vec::new();
         for (object, &size) in (0..).zip(&sizes) {
-            for page in (0..size).step_by(STRIDE as usize) {
-                // Anywhere in the page: were it always the start, all stops would share a few cache sets.
-                let room = (size - page).min(STRIDE) / STOP;
+            for page in (0..size).step_by(STOP_DISTANCE as usize) {
+                // A random place in the page: page starts would share a few cache sets.
+                let room = (size - page).min(STOP_DISTANCE) / STOP_BYTES;
                 if room > 0 {
-                    let offset = page + rng.u32(0..room) * STOP;
-                    stops.push(Stop { object, offset });
+                    let offset = page + rng.u32(0..room) * STOP_BYTES;
+                    stops.push(ChaseStop { object, offset });
                 }
             }
         }
@@ -58,7 +54,7 @@ impl Plan {
     }
 }
 
-/// Sizes from `draw` until they come to `total`; the last one that does not fit is left out.
+/// Draws sizes up to a sum of `total`; leaves out the last one that does not fit.
 fn fill(total: u64, mut draw: impl FnMut() -> u32) -> Vec<u32> {
     let mut left = total;
     std::iter::from_fn(|| {
@@ -69,10 +65,10 @@ fn fill(total: u64, mut draw: impl FnMut() -> u32) -> Vec<u32> {
     .collect()
 }
 
-/// A size of [`LARGE`], each doubling equally likely.
+/// Draws a log-uniformly distributed size of [`LARGE_OBJECT_BYTES`].
 fn log_uniform(rng: &mut Rng) -> u32 {
-    let doublings = LARGE.end().ilog2() - LARGE.start().ilog2();
-    let start = LARGE.start() << rng.u32(0..doublings);
+    let doublings = LARGE_OBJECT_BYTES.end().ilog2() - LARGE_OBJECT_BYTES.start().ilog2();
+    let start = LARGE_OBJECT_BYTES.start() << rng.u32(0..doublings);
     rng.u32(start..=start * 2)
 }
 
@@ -83,31 +79,34 @@ mod tests {
     #[test]
     fn half_the_bytes_are_small_and_every_page_is_visited_once() {
         let total = Bytes(64 << 20);
-        let plan = Plan::new(total, &mut Rng::with_seed(1));
+        let plan = LoadPlan::new(total, &mut Rng::with_seed(1));
         let sum = |large: bool| -> u64 {
             let sizes = plan
                 .sizes
                 .iter()
-                .filter(|&&size| (size >= *LARGE.start()) == large);
+                .filter(|&&size| (size >= *LARGE_OBJECT_BYTES.start()) == large);
             sizes.map(|&size| u64::from(size)).sum()
         };
         let half = total.0 / 2;
         assert!(half - 1024 < sum(false) && sum(false) <= half);
         assert!(half - (16 << 20) < sum(true) && sum(true) <= half);
         for &size in &plan.sizes {
-            assert!(SMALL.contains(&size) || LARGE.contains(&size), "{size}");
+            assert!(
+                SMALL_OBJECT_BYTES.contains(&size) || LARGE_OBJECT_BYTES.contains(&size),
+                "{size}"
+            );
         }
 
         let mut stops = plan.stops.clone();
         assert!(!stops.is_sorted(), "the visit is in order of allocation");
         stops.sort_unstable();
         for pair in stops.windows(2) {
-            let page = |stop: Stop| (stop.object, stop.offset / STRIDE);
+            let page = |stop: ChaseStop| (stop.object, stop.offset / STOP_DISTANCE);
             assert!(page(pair[0]) < page(pair[1]));
         }
         for stop in stops {
-            assert!(stop.offset + STOP <= plan.sizes[stop.object as usize]);
-            assert_eq!(stop.offset % STOP, 0);
+            assert!(stop.offset + STOP_BYTES <= plan.sizes[stop.object as usize]);
+            assert_eq!(stop.offset % STOP_BYTES, 0);
         }
     }
 }

@@ -1,12 +1,14 @@
-//! Memory, as the tables need it: what a process has, what is free, and blocks to measure on.
+//! Memory for the tables: usage of a process, free memory, and blocks to measure on.
 //!
-//! - `had`: what a worker had when it was measured.
-//! - `Watch`: whether memory that was taken is free again, by one probe for all sides.
-//! - `Block`: memory by `malloc` and by `mmap`.
-//! - [`first_touch`]: what it takes to touch memory at first. [`touch_after_a_while`]: where the host may have taken it back.
-//! - `sample`: one whose memory is touched and let go right before. `room`: whether there is enough.
+//! - `own_memory`: memory of this process.
+//! - `FreeWatch`: waits until memory is free again, by one probe for all sides.
+//! - `RawBlock`: memory from `malloc` and from `mmap`.
+//! - [`first_touch`]: cost of the first touch. [`touch_after_a_while`]: the same where the host may
+//!   have reclaimed the memory.
+//! - `sample`: a sample whose memory is touched and freed right before. `check_available`: lower
+//!   bound of available memory.
 //!
-//! Invariant: nothing here knows of jumbo's own allocations; the worker asks as any program would.
+//! Invariant: nothing here uses jumbo's own allocations; a worker allocates as any program does.
 
 #[expect(
     unsafe_code,
@@ -18,11 +20,11 @@ mod touch;
 mod warm;
 mod watch;
 
-pub(crate) use block::{Block, numbers};
+pub(crate) use block::{RawBlock, numbers};
 pub use touch::{AfterAWhile, FirstTouch, first_touch, touch_after_a_while};
-pub use warm::Hit;
-pub(crate) use warm::{own_times, sample};
-pub(crate) use watch::Watch;
+pub use warm::Retakes;
+pub(crate) use warm::{own_usage, sample};
+pub(crate) use watch::FreeWatch;
 
 use std::ops::Range;
 
@@ -36,27 +38,24 @@ use rustix::thread::disable_transparent_huge_pages;
 use crate::Error;
 use crate::figures::{Figures, figures};
 
-/// The memory of this process now.
-pub(crate) fn had(root: &Root) -> Result<Figures, Error> {
-    let rollup = Smaps::read_rollup(root, std::process::id())?;
-    // The kernel puts program text on huge pages by itself: that is not what is measured.
-    sum(root, rollup.mappings(), |mapping| mapping.anon_huge_pages)
+pub(crate) fn own_memory() -> Result<Figures, Error> {
+    let rollup = Smaps::read_rollup(&Root::host(), std::process::id())?;
+    // Text is excluded: the kernel maps it with huge pages by itself.
+    sum(rollup.mappings(), |mapping| mapping.anon_huge_pages)
 }
 
-/// Its memory in the mappings in which `addresses` lie. A process that is told to keep to base
-/// pages may have had huge ones before, in the heap of its start-up: those are not what is
-/// measured.
-pub(crate) fn had_in(root: &Root, addresses: &[Range<u64>]) -> Result<Figures, Error> {
-    let smaps = Smaps::read(root, std::process::id())?;
+/// Memory of this process in the mappings that overlap `addresses`. The heap of its start-up is
+/// excluded: it may have got huge pages before the process switched to base pages.
+pub(crate) fn own_memory_in(addresses: &[Range<u64>]) -> Result<Figures, Error> {
+    let smaps = Smaps::read(&Root::host(), std::process::id())?;
     let within = |mapping: &Mapped<'_>| {
         let mut ranges = addresses.iter();
         ranges.any(|range| mapping.start < range.end && range.start < mapping.end)
     };
-    sum(root, smaps.mappings().filter(within), Mapped::pmd_mapped)
+    sum(smaps.mappings().filter(within), Mapped::pmd_mapped)
 }
 
 fn sum<'m>(
-    root: &Root,
     mappings: impl Iterator<Item = Mapped<'m>>,
     transparent: fn(&Mapped<'m>) -> Bytes,
 ) -> Result<Figures, Error> {
@@ -71,70 +70,67 @@ fn sum<'m>(
         ("huge_bytes", huge.0 as f64),
         ("huge_percent", huge.0 as f64 / resident.0 as f64 * 100.0),
         ("hugetlb_bytes", hugetlb.0 as f64),
-        (LIBRARIES, libraries(root, std::process::id())?),
+        preload_figure()?,
     ]))
 }
 
-/// The figure of [`libraries`].
-pub(crate) const LIBRARIES: &str = "preload_libraries";
-
-/// 1 where the preload library is in a process, else 0.
-pub(crate) fn libraries(root: &Root, pid: u32) -> Result<f64, Error> {
-    let maps = root.read(format!("proc/{pid}/maps"))?;
-    Ok(f64::from(u8::from(maps.contains("libjumbo_preload"))))
+/// Figure: 1 if the preload library is in this process, else 0.
+pub(crate) fn preload_figure() -> Result<(&'static str, f64), Error> {
+    let maps = Root::host().read("proc/self/maps")?;
+    let is_loaded = maps.contains("libjumbo_preload");
+    Ok(("preload_libraries", f64::from(u8::from(is_loaded))))
 }
 
-/// Has this process get base pages from now on, whatever it or a library in it advises.
+/// Restricts this process to base pages, whatever it or a library advises.
 pub(crate) fn base_pages_only() -> Result<(), Error> {
     Ok(disable_transparent_huge_pages(true)?)
 }
 
-/// The memory of a block of `size` bytes with its page tables and the program around it.
+/// Memory of a block of `size` bytes, with its page tables and the program around it.
 pub(crate) fn footprint(size: Bytes) -> Bytes {
     size + Bytes(size.0 / 50) + Bytes(64 << 20)
 }
 
-/// Checks that a measurement that takes `needed` at once does not meet the OOM killer: it would
-/// take a bystander as well.
-pub(crate) fn room(root: &Root, needed: Bytes) -> Result<(), Error> {
-    let available = available(root)?;
+/// Checks that a measurement of `needed` bytes will not invoke the OOM killer.
+pub(crate) fn check_available(needed: Bytes) -> Result<(), Error> {
+    let available = available()?;
     if needed > available {
         return Err(Error::Memory(needed, available));
     }
     Ok(())
 }
 
-/// The memory that may be taken: of the machine, within what the memory cgroup allows.
-pub(crate) fn available(root: &Root) -> Result<Bytes, Error> {
-    let machine = Host::read(root)?.available;
-    let limit = Limits::read(root, &[])?.memory;
+/// Available memory of the machine, within the limit of the memory cgroup.
+pub(crate) fn available() -> Result<Bytes, Error> {
+    let root = Root::host();
+    let machine = Host::read(&root)?.available;
+    let limit = Limits::read(&root, &[])?.memory;
     Ok(limit.map_or(machine, |limit| limit.room().min(machine)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task::By;
+    use crate::task::AllocCall;
 
     #[test]
-    fn a_blocks_memory_is_that_of_its_mapping() {
-        let root = Root::host();
-        let mut mapping = Block::take(By::Map, Bytes(8 << 20)).unwrap();
+    fn the_memory_of_a_block_is_that_of_its_mapping() {
+        let mut mapping = RawBlock::take(AllocCall::Map, Bytes(8 << 20)).unwrap();
         mapping.touch();
-        // The kernel may have merged it with a neighbour, which comes and goes with another test.
-        let resident = |range| had_in(&root, &[range]).unwrap()["resident_bytes"];
+        // The kernel may have merged it with a mapping of another test.
+        let resident = |range| own_memory_in(&[range]).unwrap()["resident_bytes"];
         assert!(resident(mapping.addresses()) >= f64::from(8 << 20));
         assert_eq!(resident(0..1), 0.0);
         mapping.give_back().unwrap();
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
-        let error = room(&Root::host(), Bytes(1 << 60)).unwrap_err();
+    fn too_much_memory_is_rejected() {
+        let error = check_available(Bytes(1 << 60)).unwrap_err();
         assert!(
             error.hint().is_some_and(|hint| hint.contains("--size")),
             "{error}"
         );
-        room(&Root::host(), Bytes(1 << 20)).unwrap();
+        check_available(Bytes(1 << 20)).unwrap();
     }
 }

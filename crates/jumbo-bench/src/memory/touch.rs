@@ -1,36 +1,35 @@
-//! The cost of touching memory: by huge faults and by base ones ([`first_touch`]), and when the
-//! host may have taken it back ([`touch_after_a_while`]).
+//! Cost of touching memory: by huge and by base page faults ([`first_touch`]), and when the host
+//! may have reclaimed it ([`touch_after_a_while`]).
 
 use std::io;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use jumbo::units::{Bytes, PageSize};
-use jumbo_host::kernel::Root;
 
-use super::{Block, room, warm};
+use super::{RawBlock, check_available, own_usage};
 use crate::Error;
-use crate::task::By;
+use crate::task::AllocCall;
 
-/// The cost of the first touch of a MiB on this host, now: see [`first_touch`].
+/// Cost of the first touch of 1 MiB on this host: see [`first_touch`].
 #[derive(Clone, Copy, Debug)]
 pub struct FirstTouch {
-    /// By faults on base pages.
+    /// Time by base page faults.
     pub base: Duration,
-    /// By faults on huge pages.
+    /// Time by huge page faults.
     pub huge: Duration,
 }
 
-/// Measures the first touch of memory, in some ten milliseconds and 8 MiB.
+/// Measures the first touch of 8 MiB, in some ten milliseconds.
 ///
 /// # Errors
-/// There is no such memory, or the kernel had no huge page free: then there is nothing to compare.
+/// The memory is not available, or no huge page is free: nothing to compare.
 pub fn first_touch() -> Result<FirstTouch, Error> {
     let touch = |advice| touch(Bytes(8 << 20), advice).map(|took| took / 8);
-    // The first fetches the memory from a virtual machine's host, where it went back to it.
+    // The first touch fetches the memory from the host of a virtual machine.
     touch(libc::MADV_HUGEPAGE)?;
     let (mut base, mut huge) = (Duration::MAX, Duration::MAX);
-    // The least of a few: what is more was another process's turn.
+    // The minimum of three: other processes may run meanwhile.
     for _ in 0..3 {
         huge = huge.min(touch(libc::MADV_HUGEPAGE)?);
         base = base.min(touch(libc::MADV_NOHUGEPAGE)?);
@@ -38,71 +37,66 @@ pub fn first_touch() -> Result<FirstTouch, Error> {
     Ok(FirstTouch { base, huge })
 }
 
-/// The cost of touching memory in huge pages: see [`touch_after_a_while`].
+/// Cost of touching memory in huge pages: see [`touch_after_a_while`].
 #[derive(Clone, Copy, Debug)]
 pub struct AfterAWhile {
-    /// How much memory.
+    /// Size of the memory.
     pub size: Bytes,
-    /// When it had been free for a while.
+    /// Time after it had been free for a while.
     pub first: Duration,
-    /// Right after it was given back.
+    /// Time right after it was freed.
     pub again: Duration,
 }
 
-/// How much memory is touched: enough that waiting for a host is longer than a turn of another process.
-const SIZE: Bytes = Bytes(256 << 20);
+/// Size of the touched memory: enough for more than a time slice of another process.
+const TOUCHED_BYTES: Bytes = Bytes(256 << 20);
 
-/// After this the kernel has reported to a host what became free: it waits two seconds.
-const A_WHILE: Duration = Duration::from_secs(3);
+/// Pause after which the kernel has reported free memory to the host: it waits two seconds.
+const REPORTING_DELAY: Duration = Duration::from_secs(3);
 
-/// How often it is measured; the median counts.
 const ROUNDS: usize = 3;
 
-/// Measures what touching 256 MiB takes that have been free for some seconds, which the host of a virtual machine may have taken
-/// back, against the same memory right after it was given back. It takes some ten seconds, most of it asleep; `progress` is called
-/// with the round and the number of rounds.
+/// Measures the touch of 256 MiB that have been free for some seconds, so that the host of a
+/// virtual machine may have reclaimed them, and again right after they were freed. Takes some ten
+/// seconds, most of them asleep. Calls `progress` with the round and the number of rounds.
 ///
 /// # Errors
-/// There is no such memory, or there were too few huge pages.
-pub fn touch_after_a_while(
-    root: &Root,
-    progress: impl Fn(usize, usize),
-) -> Result<AfterAWhile, Error> {
-    room(root, SIZE + SIZE)?;
+/// The memory is not available, or too few huge pages are free.
+pub fn touch_after_a_while(progress: impl Fn(usize, usize)) -> Result<AfterAWhile, Error> {
+    check_available(TOUCHED_BYTES + TOUCHED_BYTES)?;
     let mut times = [[Duration::ZERO; ROUNDS]; 2];
     for round in 0..ROUNDS {
         progress(round, ROUNDS);
-        sleep(A_WHILE);
+        sleep(REPORTING_DELAY);
         for times in &mut times {
-            times[round] = touch(SIZE, libc::MADV_HUGEPAGE)?;
+            times[round] = touch(TOUCHED_BYTES, libc::MADV_HUGEPAGE)?;
         }
     }
     times.iter_mut().for_each(|times| times.sort_unstable());
     let [first, again] = times.map(|times| times[ROUNDS / 2]);
     Ok(AfterAWhile {
-        size: SIZE,
+        size: TOUCHED_BYTES,
         first,
         again,
     })
 }
 
-/// Touches new memory of `size` bytes under an advice, and gives it back; how long the touch took. It must have come in the pages that
-/// were advised, but for an eighth.
+/// Times a touch of `size` bytes; at least 7/8 must come in pages of the advised size.
 fn touch(size: Bytes, advice: libc::c_int) -> Result<Duration, Error> {
-    let mut memory = Block::take(By::MapHuge, size)?;
+    let mut memory = RawBlock::take(AllocCall::MapHuge, size)?;
     memory.advise(advice)?;
-    let (before, clock) = (warm::own_faults()?, Instant::now());
+    let (before, clock) = (own_usage()?.ru_minflt, Instant::now());
     memory.touch();
-    let (took, faults) = (clock.elapsed(), warm::own_faults()? - before);
+    let (took, faults) = (clock.elapsed(), own_usage()?.ru_minflt - before);
     memory.give_back()?;
     let base = rustix::param::page_size() as u64;
-    match came_in_huge_pages(size, base, faults) == (advice == libc::MADV_HUGEPAGE) {
+    match came_in_huge_pages(size, base, faults.unsigned_abs()) == (advice == libc::MADV_HUGEPAGE) {
         true => Ok(took),
         false => Err(Error::Map(io::Error::from(io::ErrorKind::OutOfMemory))),
     }
 }
 
-/// Whether so many faults brought `size` in huge pages, but for an eighth.
+/// Reports whether at least 7/8 of `size` came in huge pages, by the number of faults.
 fn came_in_huge_pages(size: Bytes, base: u64, faults: u64) -> bool {
     faults < size.0 / PageSize::SIZE_2M.bytes() + size.0 / base / 8
 }
@@ -112,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_touch_is_of_the_pages_that_its_faults_say() {
+    fn the_page_size_of_a_touch_follows_from_its_faults() {
         let is_huge = |faults| came_in_huge_pages(Bytes(8 << 20), 4096, faults);
         assert!(is_huge(4), "one for each huge page");
         assert!(

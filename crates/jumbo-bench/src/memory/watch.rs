@@ -1,7 +1,7 @@
-//! Whether memory that was taken is free again: [`Watch`].
+//! [`FreeWatch`]: waits until memory is free again.
 //!
-//! The whole machine's free memory is asked, because that is what the next program needs, and because it is the one
-//! thing that can be asked on all sides: a process that is gone has no counters left.
+//! It reads the free memory of the whole machine, which the next program needs, and which can be
+//! read on all sides: an ended process has no counters.
 
 use std::time::{Duration, Instant};
 
@@ -10,44 +10,43 @@ use jumbo_host::kernel::{FileError, Root};
 
 use crate::Error;
 
-/// Memory is back when all but this part of it is free, in percent...
-const TOLERANCE: u64 = 1;
+/// Share of the memory that need not become free, in percent.
+const TOLERANCE_PERCENT: u64 = 1;
 
-/// ... or all but this much, which programs that have nothing to do with it take and give back all the time.
-const LEAST: u64 = 8 << 20;
+/// Minimum of that share in bytes: the fluctuation by other programs.
+const MIN_TOLERANCE_BYTES: u64 = 8 << 20;
 
-/// The share of a CPU that asking may take: as one part of so many. What it takes it takes from the threads that
-/// free, and the kernel holds the lock that they need while it writes about a zone.
-const SHARE: u32 = 40;
+/// Maximum share of a CPU for the checks: one part in so many. They delay the freeing threads: the
+/// kernel holds the zone lock while it prints a zone.
+const CHECK_TIME_DIVISOR: u32 = 40;
 
-/// After so long, and a second for each GiB, another program has the memory.
-const BOUND: Duration = Duration::from_secs(5);
+/// Time after which another program must have taken the memory, plus a second per GiB.
+const FREE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The least time between two looks.
-const PAUSE: Duration = Duration::from_millis(1);
+const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Waits until memory that was in use when this was made is free.
-pub(crate) struct Watch {
+/// Waits until memory that was in use at its creation is free.
+pub(crate) struct FreeWatch {
     root: Root,
-    /// How much must be free.
+    /// Amount of free memory to reach.
     level: Bytes,
     bound: Duration,
 }
 
-impl Watch {
-    /// To be made right before `size` bytes are given back: what others take or give before then is not counted.
+impl FreeWatch {
+    /// Creates a watch, right before `size` bytes are freed: earlier changes do not count.
     pub(crate) fn new(root: &Root, size: Bytes) -> Result<Self, Error> {
-        let tolerated = (size.0 / 100 * TOLERANCE).max(LEAST);
+        let tolerated = (size.0 / 100 * TOLERANCE_PERCENT).max(MIN_TOLERANCE_BYTES);
         let expected = Bytes(size.0.saturating_sub(tolerated));
         Ok(Self {
             root: root.clone(),
             level: free(root)? + expected,
-            bound: BOUND + Duration::from_secs(size.0 >> 30),
+            bound: FREE_TIMEOUT + Duration::from_secs(size.0 >> 30),
         })
     }
 
-    /// One look: whether the memory is back, and when to look again if it is not.
-    fn look(&self, since: Instant) -> Result<Option<Duration>, Error> {
+    /// Checks once: `None` if the memory is free, else the time until the next check.
+    fn check(&self, since: Instant) -> Result<Option<Duration>, Error> {
         let clock = Instant::now();
         let free = free(&self.root)?;
         if free >= self.level {
@@ -56,27 +55,29 @@ impl Watch {
         if since.elapsed() > self.bound {
             return Err(Error::NotBack(Bytes(self.level.0 - free.0)));
         }
-        Ok(Some((clock.elapsed() * SHARE).max(PAUSE)))
+        Ok(Some(
+            (clock.elapsed() * CHECK_TIME_DIVISOR).max(MIN_CHECK_INTERVAL),
+        ))
     }
 
-    /// Looks until it is back, and returns how long that took `since`.
+    /// Waits until the memory is free, and returns the time `since` then.
     pub(crate) fn wait(&self, since: Instant) -> Result<Duration, Error> {
-        while let Some(pause) = self.look(since)? {
+        while let Some(pause) = self.check(since)? {
             std::thread::sleep(pause);
         }
         Ok(since.elapsed())
     }
 }
 
-/// Memory that a program can have at once: free pages, those on the lists of each CPU (up to an eighth of a zone,
-/// which MemFree leaves out), and the page cache, into and out of which files move all the time.
+/// Memory that a program can get at once: free pages, those in per-CPU lists (up to an eighth of a
+/// zone, not in MemFree), and the page cache, which changes all the time.
 fn free(root: &Root) -> Result<Bytes, FileError> {
     let zones = root.read("proc/zoneinfo")?;
     let pages: u64 = zones.lines().filter_map(pages).sum();
     Ok(Bytes(pages * rustix::param::page_size() as u64))
 }
 
-/// The pages that a line of /proc/zoneinfo counts, where they are such.
+/// Pages that a line of /proc/zoneinfo counts, if it is relevant.
 fn pages(line: &str) -> Option<u64> {
     let (name, count) = line.trim_start().split_once(char::is_whitespace)?;
     ["nr_free_pages", "nr_file_pages", "count:"]
@@ -115,7 +116,7 @@ Node 0, zone   Normal
 ";
 
     #[test]
-    fn free_pages_are_those_of_all_zones_with_the_lists_of_each_cpu() {
+    fn free_pages_include_all_zones_and_per_cpu_lists() {
         let (_folder, root) = fake(ZONES);
         let page = rustix::param::page_size() as u64;
         assert_eq!(free(&root).unwrap(), Bytes(1327 * page));
@@ -123,20 +124,20 @@ Node 0, zone   Normal
     }
 
     #[test]
-    fn memory_is_back_within_a_hundredth() {
+    fn memory_is_free_within_one_percent() {
         let (folder, root) = fake(ZONES);
         let page = rustix::param::page_size() as u64;
         let zones =
             |left: u64| ZONES.replace("nr_free_pages 300", &format!("nr_free_pages {left}"));
         std::fs::write(folder.path().join("proc/zoneinfo"), zones(500_000)).unwrap();
-        let watch = Watch::new(&root, Bytes(500_000 * page)).unwrap();
+        let watch = FreeWatch::new(&root, Bytes(500_000 * page)).unwrap();
         let now = Instant::now();
         for (left, back) in [(1_000_000, true), (995_000, true), (994_999, false)] {
             let zones = zones(left);
             std::fs::write(folder.path().join("proc/zoneinfo"), zones).unwrap();
-            assert_eq!(watch.look(now).unwrap().is_none(), back, "{left}");
+            assert_eq!(watch.check(now).unwrap().is_none(), back, "{left}");
         }
-        let long_ago = now.checked_sub(BOUND * 2).unwrap();
-        assert!(matches!(watch.look(long_ago), Err(Error::NotBack(_))));
+        let long_ago = now.checked_sub(FREE_TIMEOUT * 2).unwrap();
+        assert!(matches!(watch.check(long_ago), Err(Error::NotBack(_))));
     }
 }

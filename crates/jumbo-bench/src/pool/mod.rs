@@ -1,18 +1,20 @@
-//! `jumbo bench pool`: what pages cost that are there beforehand, that come on demand, and that come from no pool.
+//! `jumbo bench pool`: costs of preallocated pages, of pages allocated on demand, and of pages
+//! without a pool.
 //!
-//! - STREAM's kernels over arrays on base pages, on a preallocated pool and on a dynamic one, which has no page
-//!   until it is asked: an unmodified program, whose pages come from the kernel's pool by `jumbo run --pool`; and one
-//!   whose arrays are a region of a pool of THPs; and one whose arrays are static, as in the original, plain and under
-//!   `jumbo run --data`;
-//! - the first use of a surplus page against that of a persistent one;
-//! - `take` and `give` against `mmap` and `munmap`, by several threads;
-//! - a whole heap on a pool, with mimalloc over it, against the plain one.
+//! - STREAM's kernels over arrays on base pages, on a preallocated pool, and on a dynamic one,
+//!   which allocates pages on demand. An unmodified program gets the kernel's pages by `jumbo run
+//!   --pool`; another program has its arrays in a region of a THP pool; a third has static arrays,
+//!   as in the original, plain and under `jumbo run --data`.
+//! - First use of a surplus page and of a persistent one.
+//! - `take` and `give`, compared with `mmap` and `munmap`, by several threads.
+//! - A whole heap on a pool (mimalloc), compared with the plain heap.
 //!
-//! Each for both sources of a pool, as far as they are to be had here; what is not to be had is named with the
-//! reason. *Preallocated* and *dynamic* hold for our pool and for the kernel's behind it: the dynamic
-//! side begins with no page in either, and every page of it is a surplus page of both, which its sample proves.
+//! All for both kinds of pool that the host has; a missing kind is reported with its reason.
+//! *Preallocated* and *dynamic* apply to our pool and to the kernel's behind it: the dynamic side
+//! starts without a page in either, and its samples prove that every page is a surplus page of
+//! both.
 //!
-//! The kernel's pool is set for each sample and put back in the end, whatever end that is (`keeper`).
+//! The kernel's pool is set for each sample and always restored (`keeper`).
 
 #[expect(unsafe_code, reason = "refers to static memory that has no name")]
 mod fixed;
@@ -31,82 +33,83 @@ use jumbo_host::kernel::Root;
 use crate::claim;
 use crate::elf::path_of;
 use crate::group::{self, Group, rows};
-use crate::heap::TOTAL;
-use crate::keeper::{Keeper, Kernel, SIZE};
+use crate::heap::TOTAL_MS;
+use crate::keeper::{Keeper, KernelKnobs, PAGE_2M};
 use crate::launch::Launch;
 use crate::machine::cpus;
-use crate::memory::room;
-use crate::stats::least;
+use crate::memory::check_available;
+use crate::stats::minimum;
 use crate::table::Table;
-use crate::task::{Arrays, Provision, Source, Supply, Task, Way};
+use crate::task::{Arrays, PageCycle, PoolConfig, PoolKind, Provision, Task};
 use crate::work::Worker;
 use crate::{Error, Settings};
-use stream::{ALL, KERNELS};
+use stream::{KERNELS, KERNELS_MS};
 
-/// The large arrays are larger than the small ones at least, and than most caches.
+/// Minimum size: the large arrays must exceed the small ones, and most caches.
 pub const MIN_SIZE: Bytes = Bytes(48 << 20);
 
-/// The small arrays, all three: what a large cache holds, and what the TLB holds with huge pages only.
-const SMALL: Bytes = Bytes(24 << 20);
+/// Size of all three small arrays: within a large cache, and within the TLB only on huge pages.
+const SMALL_ARRAYS: Bytes = Bytes(24 << 20);
 
-/// A process's arrays lie in memory that is as fast as the host made it, so of STREAM the best of so many processes is a
-/// sample, for each kernel, from arrays of this size on: who measures small ones wants to know soon.
+/// Processes per sample, of which the fastest counts for each kernel, for arrays of at least
+/// [`LARGE_ARRAYS`]: the host decides how fast the memory of one process is. Small arrays are for
+/// quick measurements.
 const LAPS: usize = 3;
-const LARGE: Bytes = Bytes(1 << 30);
+const LARGE_ARRAYS: Bytes = Bytes(1 << 30);
 
-/// Passes over the small arrays, and over the large ones; each with `--quick`, too.
+/// Passes over the small and the large arrays, without and with `--quick`.
 const PASSES: [[usize; 2]; 2] = [[200, 6], [50, 3]];
-/// How many pages are used for the first time, how often, and how many a pool has whose pages are had and given back.
-const FIRST: [Pages; 2] = [Pages(128), Pages(16)];
-const TIMES: usize = 5;
-const EXCHANGED: [Pages; 2] = [Pages(64), Pages(16)];
+/// Pages of the first-use rows, repetitions, and pages of the pool of the take-and-give rows.
+const FIRST_USE_PAGES: [Pages; 2] = [Pages(128), Pages(16)];
+const FIRST_USE_REPETITIONS: usize = 5;
+const EXCHANGE_POOL_PAGES: [Pages; 2] = [Pages(64), Pages(16)];
 
-/// The memory of a heap beside what the program asks for.
-const BESIDE: Bytes = Bytes(64 << 20);
+/// Memory of a heap beyond the program's allocations.
+const HEAP_OVERHEAD: Bytes = Bytes(64 << 20);
 
-/// Measures the table, with STREAM's three arrays of `size` bytes in all. 1, 2, 4 and more threads, up to one for each
-/// CPU, take and give; STREAM runs with the most of them. With less work where `quick` is set.
-///
-/// # Errors
-/// [`Error`].
+/// Measures the table, with `size` bytes for STREAM's three arrays. Take and give run on 1, 2, 4
+/// ... threads, up to one per CPU, and STREAM on one per CPU. `quick` reduces the work.
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let root = Root::host();
-    let size = size.whole_pages(SIZE).bytes(SIZE);
-    // The arrays, the pages that the kernel's pool may hold for the next side, and the program around.
-    room(&root, size + size + Bytes(256 << 20))?;
-    let most = cpus();
+    let size = size.whole_pages(PAGE_2M).bytes(PAGE_2M);
+    // The arrays, the pages that the kernel's pool may hold for the next side, and the program.
+    check_available(size + size + Bytes(256 << 20))?;
+    let max_threads = cpus();
     let what = format!(
-        "three arrays of {SMALL} and of {size} in all, {}",
-        counted(most as u64, "thread")
+        "three arrays of {SMALL_ARRAYS} and of {size} in all, {}",
+        counted(max_threads as u64, "thread")
     );
     let mut table = Table::new("pool", what, settings)?;
 
-    let fixed = table.found("static arrays", fixed::program(&settings.jumbo, size))?;
-    let pool = Keeper::of_pool(settings, size.whole_pages(SIZE));
-    let pool = table.found("pages of the kernel's pool (hugetlb)", pool)?;
+    let fixed = table.available("static arrays", fixed::program(&settings.jumbo, size))?;
+    let pool = Keeper::of_pool(settings, size.whole_pages(PAGE_2M));
+    let pool = table.available("pages of the kernel's pool (hugetlb)", pool)?;
     let thp = Thp::at(&root).map_err(Error::from);
-    let thp = table.found("transparent huge pages (thp)", thp)?;
-    let hugetlb = pool.as_ref().map(|_| Source::Hugetlb);
-    let kernel = Kernel { pool, knobs: None };
-    let bench = Bench {
+    let thp = table.available("transparent huge pages (thp)", thp)?;
+    let hugetlb = pool.as_ref().map(|_| PoolKind::Hugetlb);
+    let kernel = KernelKnobs { pool, knobs: None };
+    let bench = PoolBench {
         settings,
         kernel: &kernel,
         quick: usize::from(quick),
-        sources: [hugetlb, thp.map(|_| Source::Thp)]
+        kinds: [hugetlb, thp.map(|_| PoolKind::Thp)]
             .into_iter()
             .flatten()
             .collect(),
         fixed,
     };
     let powers = (0..).map(|power| 1 << power);
-    let mut threads: Vec<usize> = powers.take_while(|n| *n < most).chain([most]).collect();
-    let mut groups = vec![bench.streams(size, most)];
+    let mut threads: Vec<usize> = powers
+        .take_while(|n| *n < max_threads)
+        .chain([max_threads])
+        .collect();
+    let mut groups = vec![bench.streams(size, max_threads)];
     if quick {
         let what = "small arrays, and pages taken by more threads";
         table.missing(what, "--quick leaves them out");
         threads.truncate(1);
     } else {
-        groups.push(bench.streams(SMALL, most));
+        groups.push(bench.streams(SMALL_ARRAYS, max_threads));
     }
     groups.extend([
         bench.first_uses(),
@@ -118,50 +121,48 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     Ok(table)
 }
 
-/// The common parts of the sides.
-struct Bench<'a> {
+struct PoolBench<'a> {
     settings: &'a Settings,
-    kernel: &'a Kernel,
-    /// 1 where there is less work.
+    kernel: &'a KernelKnobs,
+    /// Index of `--quick`: 1 for less work.
     quick: usize,
-    /// The sources that are to be had.
-    sources: Vec<Source>,
-    /// The program with static arrays, where it can be made.
+    kinds: Vec<PoolKind>,
+    /// The program with static arrays, if it can be built.
     fixed: Option<File>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> PoolBench<'a> {
     fn group(&self, what: &'static str) -> Group<'a> {
         Group::new(self.settings, what).on(self.kernel)
     }
 
-    /// The baseline, the baseline again, static arrays, and for each source the preallocated and the dynamic side.
+    /// Base pages, static arrays, and per kind of pool the preallocated and the dynamic side.
     fn streams(&self, size: Bytes, threads: usize) -> Group<'a> {
-        let (small, kind) = match size {
-            SMALL => ("_small", "small"),
+        let (small, scale) = match size {
+            SMALL_ARRAYS => ("_small", "small"),
             _ => ("", "large"),
         };
         let is_large = small.is_empty();
         let passes = PASSES[self.quick][usize::from(is_large)];
-        let laps = if size >= LARGE { LAPS } else { 1 };
-        let mut group = self.group("STREAM").laps(laps, least);
+        let laps = if size >= LARGE_ARRAYS { LAPS } else { 1 };
+        let mut group = self.group("STREAM").laps(laps, minimum);
         let on = |launch, arrays| Worker::new(launch, Task::Stream(arrays, size, threads, passes));
         let plain = on(Launch::Plain, Arrays::Base);
         let base = group.worker("base pages", plain, size, claim::base(size));
-        let all = &format!("all kernels, {kind} arrays");
-        rows! { group; format!("stream{small}_aa") => all, ALL, base / base; }
+        let all = &format!("all kernels, {scale} arrays");
+        rows! { group; format!("stream{small}_aa") => all, KERNELS_MS, base / base; }
 
         if let Some(program) = &self.fixed {
-            // Static arrays: on base pages, and advised as `jumbo run --data` advises bss.
+            // Static arrays on base pages, and under `jumbo run --data`.
             let mut side = |name, launch, arrays, claims| {
                 group.worker(name, on(launch, arrays).of(path_of(program)), size, claims)
             };
             let (plain, arrays) = (Launch::Plain, Arrays::StaticBase);
             let fixed = side("static, base pages", plain, arrays, claim::base(size));
-            let (data, claims) = (Launch::at_once(DATA_ALONE), claim::huge(size));
+            let (data, claims) = (Launch::at_once(DATA_ONLY), claim::huge(size));
             let advised = side("static, jumbo run --data", data, Arrays::Static, claims);
-            let all = format!("all kernels, static {kind} arrays");
-            rows! { group; format!("static{small}") => all, ALL, fixed / advised; }
+            let all = format!("all kernels, static {scale} arrays");
+            rows! { group; format!("static{small}") => all, KERNELS_MS, fixed / advised; }
             if is_large {
                 rows! { group;
                     "start_static" => "static arrays touched", "start_ms", fixed / advised;
@@ -170,41 +171,41 @@ impl<'a> Bench<'a> {
             }
         }
 
-        for &source in &self.sources {
+        for &kind in &self.kinds {
             let mut side = |called, provision| {
-                let supply = Supply(source, provision);
-                let pool = format!("{called} {}", source.name());
-                let (name, launch, taken, claims) = match source {
-                    Source::Hugetlb => (
+                let config = PoolConfig(kind, provision);
+                let pool = format!("{called} {}", kind.name());
+                let (name, launch, taken, claims) = match kind {
+                    PoolKind::Hugetlb => (
                         format!("jumbo run --pool, {pool}"),
                         on_pool(size, ""),
                         pool_of(size),
-                        supply.claims_of_heap(size),
+                        config.claims_of_heap(size),
                     ),
-                    Source::Thp => (
+                    PoolKind::Thp => (
                         format!("region of a {pool} pool"),
                         Launch::Plain,
                         size,
-                        supply.claims(size.whole_pages(SIZE)),
+                        config.claims(size.whole_pages(PAGE_2M)),
                     ),
                 };
-                let worker = on(launch, Arrays::Supplied(supply));
+                let worker = on(launch, Arrays::Supplied(config));
                 let side = group.worker(name, worker, size, claims);
-                group.needs(side, supply.needs(taken.whole_pages(SIZE)))
+                group.needs(side, config.needs(taken.whole_pages(PAGE_2M)))
             };
             let held = side("preallocated", Provision::Held);
             let dynamic = side("dynamic", Provision::Surplus);
 
-            let name = |name: &str| format!("{name}{}{small}", suffix(source));
+            let name = |name: &str| format!("{name}{}{small}", suffix(kind));
             let published = |figure| Some(figure).filter(|_| is_large);
             rows! { group;
-                name("preallocated_vs_baseline") => all, ALL, base / held, published("up to 1.46");
-                name("dynamic_vs_preallocated") => all, ALL, held / dynamic, published("0.994");
+                name("preallocated_vs_baseline") => all, KERNELS_MS, base / held, published("up to 1.46");
+                name("dynamic_vs_preallocated") => all, KERNELS_MS, held / dynamic, published("0.994");
             }
-            // One source shows which kernel gains what.
-            for figure in KERNELS.into_iter().filter(|_| source == self.sources[0]) {
+            // One kind of pool is enough to show the gain of each kernel.
+            for figure in KERNELS.into_iter().filter(|_| kind == self.kinds[0]) {
                 let kernel = figure.trim_end_matches("_ms");
-                let what = format!("{kernel}, {kind} arrays");
+                let what = format!("{kernel}, {scale} arrays");
                 rows! { group;
                     name(&format!("{kernel}_preallocated")) => &what, figure, base / held;
                     name(&format!("{kernel}_dynamic")) => &what, figure, held / dynamic;
@@ -224,18 +225,21 @@ impl<'a> Bench<'a> {
 
     fn first_uses(&self) -> Group<'a> {
         let mut group = self.group("first use");
-        let pages = FIRST[self.quick];
-        for &source in &self.sources {
+        let pages = FIRST_USE_PAGES[self.quick];
+        for &kind in &self.kinds {
             let mut side = |called: &str, provision| {
-                let supply = Supply(source, provision);
-                let name = format!("{called} ({})", source.name());
-                let worker = Worker::new(Launch::Plain, Task::FirstUse(supply, pages, TIMES));
-                let side = group.worker(name, worker, pages.bytes(SIZE), supply.claims(pages));
-                group.needs(side, supply.needs(pages))
+                let config = PoolConfig(kind, provision);
+                let name = format!("{called} ({})", kind.name());
+                let worker = Worker::new(
+                    Launch::Plain,
+                    Task::FirstUse(config, pages, FIRST_USE_REPETITIONS),
+                );
+                let side = group.worker(name, worker, pages.bytes(PAGE_2M), config.claims(pages));
+                group.needs(side, config.needs(pages))
             };
             let held = side("held", Provision::Held);
             let surplus = side("surplus", Provision::Surplus);
-            if source == Source::Hugetlb {
+            if kind == PoolKind::Hugetlb {
                 let persistent = side("persistent", Provision::Persistent);
                 let what = "first use of a page";
                 rows! { group;
@@ -243,7 +247,7 @@ impl<'a> Bench<'a> {
                     "surplus_vs_persistent" => what, "page_us", persistent / surplus;
                 }
             }
-            let name = format!("held_vs_surplus{}", suffix(source));
+            let name = format!("held_vs_surplus{}", suffix(kind));
             rows! { group; name => "use of a page", "page_us", surplus / held; }
         }
         group
@@ -251,43 +255,43 @@ impl<'a> Bench<'a> {
 
     fn exchanges(&self, threads: &[usize]) -> Group<'a> {
         let mut group = self.group("take and give");
-        let all = self.sources.iter();
-        for (&source, &threads) in all.flat_map(|source| threads.iter().map(move |n| (source, n))) {
-            self.exchange(&mut group, source, threads);
+        let all = self.kinds.iter();
+        for (&kind, &threads) in all.flat_map(|kind| threads.iter().map(move |n| (kind, n))) {
+            self.exchange(&mut group, kind, threads);
         }
         group
     }
 
-    fn exchange(&self, group: &mut Group<'a>, source: Source, threads: usize) {
+    fn exchange(&self, group: &mut Group<'a>, kind: PoolKind, threads: usize) {
         let (by, called) = match threads {
             1 => (String::new(), "by 1 thread".to_owned()),
             n => (format!("_{n}_threads"), format!("by {n} threads")),
         };
-        let pages = EXCHANGED[self.quick];
-        let mut side = |way: Way| {
-            let worker = Worker::new(Launch::Plain, Task::Exchange(source, way, pages, threads));
-            let claims = way.claims(source, pages);
-            let side = group.worker(way.name(source), worker, pages.bytes(SIZE), claims);
-            group.needs(side, Supply(source, Provision::Held).needs(pages))
+        let pages = EXCHANGE_POOL_PAGES[self.quick];
+        let mut side = |cycle: PageCycle| {
+            let worker = Worker::new(Launch::Plain, Task::Exchange(kind, cycle, pages, threads));
+            let claims = cycle.claims(kind, pages);
+            let side = group.worker(cycle.name(kind), worker, pages.bytes(PAGE_2M), claims);
+            group.needs(side, PoolConfig(kind, Provision::Held).needs(pages))
         };
-        let [take, zeroed] = [Way::Take, Way::TakeZeroed].map(&mut side);
-        let touched = side(Way::MapTouched);
+        let [take, zeroed] = [PageCycle::Take, PageCycle::TakeZeroed].map(&mut side);
+        let touched = side(PageCycle::MapTouched);
         let what = |what: &str| format!("{what}, {called}");
         let name = |name: &str| format!("{name}{by}");
-        // Of the kernel's ways the one without a touch, where that gives a page.
+        // The kernel's fastest method: without a touch, if that yields a page.
         let mut kernel = touched;
-        if source == Source::Hugetlb {
-            kernel = side(Way::Map);
+        if kind == PoolKind::Hugetlb {
+            kernel = side(PageCycle::Map);
             let content = what("a page, content unspecified");
             rows! { group; name("take_give_vs_mmap") => content, "page_ns", kernel / take; }
         }
         if threads == 1 {
-            let name = format!("mmap{}_aa", suffix(source));
+            let name = format!("mmap{}_aa", suffix(kind));
             rows! { group; name => what("a page"), "page_ns", kernel / kernel; }
         }
-        let [touch, zeroes] = match source {
-            Source::Hugetlb => ["take_give_vs_mmap_touched", "take_give_zeroed_vs_mmap"],
-            Source::Thp => ["take_give_vs_mmap_thp", "take_give_zeroed_vs_mmap_thp"],
+        let [touch, zeroes] = match kind {
+            PoolKind::Hugetlb => ["take_give_vs_mmap_touched", "take_give_zeroed_vs_mmap"],
+            PoolKind::Thp => ["take_give_vs_mmap_thp", "take_give_zeroed_vs_mmap_thp"],
         };
         rows! { group;
             name(touch) => what("a page, and a touch"), "page_ns", touched / take;
@@ -295,46 +299,45 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// The load of the heap's table: plain, plain again, and on a pool of each source.
+    /// The load of the heap's table: plain, plain again, and on each kind of pool.
     fn loads(&self, size: Bytes) -> Group<'a> {
         let mut group = self.group("heap");
         let plain = group.work(Launch::Plain, Task::Load(size), size, claim::no_huge());
         let what = "objects allocated, chased, freed";
-        rows! { group; "heap_aa" => what, TOTAL, plain / plain; }
-        for &source in &self.sources {
-            let name = format!("jumbo run --heap=mimalloc --pool, {}", source.name());
-            // With what alignment wastes.
-            let most = Bytes(size.0 / 4 * 5);
-            let worker = Worker::new(on_pool(most, "--heap=mimalloc"), Task::Load(size));
-            let pooled = group.worker(name, worker, size, source.claims(size));
-            let held = pool_of(most).whole_pages(SIZE);
-            group.needs(pooled, Supply(source, Provision::Held).needs(held));
-            let name = format!("heap_pool_vs_plain{}", suffix(source));
-            rows! { group; name => what, TOTAL, plain / pooled; }
+        rows! { group; "heap_aa" => what, TOTAL_MS, plain / plain; }
+        for &kind in &self.kinds {
+            let name = format!("jumbo run --heap=mimalloc --pool, {}", kind.name());
+            // Waste by alignment included.
+            let max_size = Bytes(size.0 / 4 * 5);
+            let worker = Worker::new(on_pool(max_size, "--heap=mimalloc"), Task::Load(size));
+            let pooled = group.worker(name, worker, size, kind.claims(size));
+            let held = pool_of(max_size).whole_pages(PAGE_2M);
+            group.needs(pooled, PoolConfig(kind, Provision::Held).needs(held));
+            let name = format!("heap_pool_vs_plain{}", suffix(kind));
+            rows! { group; name => what, TOTAL_MS, plain / pooled; }
         }
         group
     }
 }
 
-/// Nothing but data differs.
-const DATA_ALONE: &str = "--data=on --text=off --heap=off --maps=off --free=off --reaper=off";
+const DATA_ONLY: &str = "--data=on --text=off --heap=off --maps=off --free=off --reaper=off";
 
-/// `jumbo run --pool` for a program that asks for `size` bytes.
+/// `jumbo run --pool` for a program that allocates `size` bytes.
 fn on_pool(size: Bytes, heap: &str) -> Launch {
-    // The pages must be back when the next sample begins: no reaper.
+    // No reaper: the pages must be free when the next sample begins.
     let mib = pool_of(size).0 >> 20;
     Launch::Jumbo(format!("--reaper=off {heap} --pool={mib}M,each,nofork"))
 }
 
-/// The size for `--pool`: the memory that the program asks for, and that its allocator needs.
+/// Size for `--pool`: the program's allocations and the overhead of its allocator.
 fn pool_of(size: Bytes) -> Bytes {
-    (size + BESIDE).whole_pages(SIZE).bytes(SIZE)
+    (size + HEAP_OVERHEAD).whole_pages(PAGE_2M).bytes(PAGE_2M)
 }
 
-/// The end of the names of rows on a source. The mechanism was made for the kernel's pool.
-fn suffix(source: Source) -> &'static str {
-    match source {
-        Source::Hugetlb => "",
-        Source::Thp => "_thp",
+/// Suffix of the row names of a kind of pool; empty for the kernel's.
+fn suffix(kind: PoolKind) -> &'static str {
+    match kind {
+        PoolKind::Hugetlb => "",
+        PoolKind::Thp => "_thp",
     }
 }

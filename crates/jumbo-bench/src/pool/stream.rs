@@ -1,54 +1,51 @@
 //! STREAM's four kernels on three arrays: [`run`].
 //!
-//! As in STREAM each thread has a part of its own of each array, the threads start each kernel together, and of the
-//! passes the best one counts. The numbers are checked in the end: arrays that lost a page give no figure.
+//! As in STREAM, each thread has its own part of each array, the threads start each kernel
+//! together, and the best pass counts. The values are checked at the end, which detects a lost
+//! page.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// The figures of the kernels, in their order...
+/// Figures of the kernels, in order.
 pub(super) const KERNELS: [&str; 4] = ["copy_ms", "scale_ms", "add_ms", "triad_ms"];
 
-/// ... and all of them, added.
-pub(super) const ALL: &str = "copy_ms+scale_ms+add_ms+triad_ms";
+/// Sum of all of [`KERNELS`].
+pub(super) const KERNELS_MS: &str = "copy_ms+scale_ms+add_ms+triad_ms";
 
-/// The factor of `scale` and `triad`, chosen so that the numbers neither grow nor vanish.
+/// Factor of `scale` and `triad`: with it the values neither grow nor vanish.
 const SCALAR: f64 = 0.4;
 
-/// The first values of the arrays.
-const FIRST: [f64; 3] = [1.0, 2.0, 0.0];
+const INITIAL_VALUES: [f64; 3] = [1.0, 2.0, 0.0];
 
-/// Between two arrays, in numbers. Were they a power of two apart, all three would share sets of a cache
-/// and banks of memory.
-const GAP: usize = 1160;
+/// Gap between two arrays, in numbers: a power of two would make them share cache sets.
+const ARRAY_GAP: usize = 1160;
 
-/// How long it took.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Times {
-    /// The first touch of the arrays.
+pub(super) struct StreamTimes {
+    /// First touch of the arrays.
     pub(super) touch: Duration,
-    /// The best pass of each kernel.
+    /// Best pass of each kernel.
     pub(super) best: [Duration; KERNELS.len()],
 }
 
-/// A thread's part of each array.
-struct Part<'m> {
+/// Part of each array that belongs to one thread.
+struct ThreadPart<'m> {
     a: &'m mut [f64],
     b: &'m mut [f64],
     c: &'m mut [f64],
 }
 
-/// Where threads meet. It spins, since sleeping and waking take as long as a kernel on small arrays.
-struct Meeting {
+/// Barrier that spins: sleeping and waking takes as long as a kernel on small arrays.
+struct SpinBarrier {
     threads: usize,
     came: AtomicUsize,
 }
 
-/// Runs all kernels so many times over three arrays in `memory`, with so many threads; what they hold in
-/// the end is the error where it is wrong.
-pub(super) fn run(memory: &mut [f64], threads: usize, passes: usize) -> Result<Times, f64> {
-    let parts = Part::all(memory, threads);
-    let meeting = Meeting {
+/// Runs all kernels `passes` times over three arrays in `memory`. The error is a wrong final value.
+pub(super) fn run(memory: &mut [f64], threads: usize, passes: usize) -> Result<StreamTimes, f64> {
+    let parts = ThreadPart::all(memory, threads);
+    let meeting = SpinBarrier {
         threads: parts.len(),
         came: AtomicUsize::new(0),
     };
@@ -60,10 +57,10 @@ pub(super) fn run(memory: &mut [f64], threads: usize, passes: usize) -> Result<T
         let threads: Vec<_> = threads.collect();
         threads.into_iter().map(|thread| thread.join()).collect()
     });
-    let mut all: Option<Times> = None;
+    let mut all: Option<StreamTimes> = None;
     for run in runs {
         let times = run.unwrap_or(Err(f64::NAN))?;
-        // They started and ended together; the thread that saw it take longest saw all of it.
+        // The threads start and end together: the longest time covers all of them.
         let whole = all.get_or_insert(times);
         whole.touch = whole.touch.max(times.touch);
         for (whole, best) in whole.best.iter_mut().zip(times.best) {
@@ -73,8 +70,11 @@ pub(super) fn run(memory: &mut [f64], threads: usize, passes: usize) -> Result<T
     all.ok_or(f64::NAN)
 }
 
-/// The work of one thread.
-fn work(mut part: Part<'_>, meeting: &Meeting, passes: usize) -> Result<Times, f64> {
+fn work(
+    mut part: ThreadPart<'_>,
+    meeting: &SpinBarrier,
+    passes: usize,
+) -> Result<StreamTimes, f64> {
     let touch = meeting.together(|| part.touch());
     let mut best = [Duration::MAX; KERNELS.len()];
     for _ in 0..passes {
@@ -83,16 +83,16 @@ fn work(mut part: Part<'_>, meeting: &Meeting, passes: usize) -> Result<Times, f
         }
     }
     part.check(passes)?;
-    Ok(Times { touch, best })
+    Ok(StreamTimes { touch, best })
 }
 
-impl<'m> Part<'m> {
-    /// The three arrays, cut into a part for each thread.
+impl<'m> ThreadPart<'m> {
+    /// Splits the three arrays into one part per thread.
     fn all(memory: &'m mut [f64], threads: usize) -> Vec<Self> {
-        let length = (memory.len() / 3).saturating_sub(GAP);
+        let length = (memory.len() / 3).saturating_sub(ARRAY_GAP);
         let cut = length.div_ceil(threads.max(1)).max(1);
         let mut arrays = memory
-            .chunks_mut(length + GAP)
+            .chunks_mut(length + ARRAY_GAP)
             .filter_map(|array| array.get_mut(..length))
             .map(|array| array.chunks_mut(cut));
         let (Some(a), Some(b), Some(c)) = (arrays.next(), arrays.next(), arrays.next()) else {
@@ -102,9 +102,9 @@ impl<'m> Part<'m> {
         parts.map(|((a, b), c)| Self { a, b, c }).collect()
     }
 
-    /// First touch.
+    /// Initialises the arrays, by a first touch.
     fn touch(&mut self) {
-        let [a, b, c] = FIRST;
+        let [a, b, c] = INITIAL_VALUES;
         self.a.fill(a);
         self.b.fill(b);
         self.c.fill(c);
@@ -126,9 +126,9 @@ impl<'m> Part<'m> {
         }
     }
 
-    /// Whether each number is what so many passes make of it; the first that is not is the error.
+    /// Checks each value after `passes` passes; the error is the first wrong one.
     fn check(&self, passes: usize) -> Result<(), f64> {
-        let [mut a, mut b, mut c] = FIRST;
+        let [mut a, mut b, mut c] = INITIAL_VALUES;
         for _ in 0..passes {
             c = a;
             b = SCALAR * c;
@@ -142,8 +142,8 @@ impl<'m> Part<'m> {
     }
 }
 
-impl Meeting {
-    /// How long it takes until all threads have done it that begin it together.
+impl SpinBarrier {
+    /// Time from a common start of all threads until all have finished.
     fn together(&self, work: impl FnOnce()) -> Duration {
         self.meet();
         let clock = Instant::now();
@@ -157,7 +157,7 @@ impl Meeting {
         let mut spins = 0u32;
         while self.came.load(Ordering::Acquire) < (turn + 1) * self.threads {
             spins += 1;
-            // The thread that is missing may need this CPU.
+            // The missing thread may need this CPU.
             if spins.is_multiple_of(1 << 12) {
                 std::thread::yield_now();
             }
@@ -171,24 +171,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_number_of_threads_does_all_of_it() {
+    fn any_number_of_threads_covers_all_memory() {
         for threads in 1..=5 {
-            let mut memory = vec![7.0; 3 * (GAP + 1003)];
+            let mut memory = vec![7.0; 3 * (ARRAY_GAP + 1003)];
             let times = run(&mut memory, threads, 3).unwrap();
             assert!(times.best.iter().all(|best| *best < Duration::MAX));
-            // What lies between the arrays belongs to none of them.
+            // The gaps between the arrays are untouched.
             assert_eq!(
                 memory.iter().filter(|&&value| value == 7.0).count(),
-                3 * GAP
+                3 * ARRAY_GAP
             );
         }
     }
 
     #[test]
-    fn a_number_that_was_lost_is_noticed() {
-        let mut memory = vec![0.0; 3 * (GAP + 100)];
+    fn a_lost_value_is_detected() {
+        let mut memory = vec![0.0; 3 * (ARRAY_GAP + 100)];
         run(&mut memory, 1, 2).unwrap();
-        let mut parts = Part::all(&mut memory, 1);
+        let mut parts = ThreadPart::all(&mut memory, 1);
         parts[0].check(2).unwrap();
         parts[0].b[99] = 0.0;
         assert_eq!(parts[0].check(2), Err(0.0));

@@ -1,20 +1,20 @@
-//! Claims on where the pages of a sample come from: the claims on [`Supply`] and [`Way`].
+//! Claims on the origin of a sample's pages: [`PoolConfig`] and [`PageCycle`].
 
 use jumbo::units::{Bytes, Pages};
 
-use crate::claim::{self, Claim, MOST, exactly};
-use crate::keeper::{Needs, SIZE};
-use crate::task::{Provision, Source, Supply, Way};
+use crate::claim::{self, Claim, MIN_PERCENT, exactly};
+use crate::keeper::{Needs, PAGE_2M};
+use crate::task::{PageCycle, PoolConfig, PoolKind, Provision};
 
-/// Where pages came from, by the counters of both pools: pages taken from our pool, its surplus pages, and what more
-/// surplus pages and promised ones the kernel's pool of 2 MiB pages had than before.
+/// Figures of the origin of pages: pages in use and surplus pages of our pool, and the growth of
+/// surplus and of reserved pages in the kernel's pool of 2 MiB pages.
 pub(super) const USED: &str = "used_pages";
 pub(super) const SURPLUS: &str = "surplus_pages";
 pub(super) const KERNEL_SURPLUS: &str = "kernel_surplus_pages";
 pub(super) const KERNEL_RESERVED: &str = "kernel_reserved_pages";
 
-impl Source {
-    /// The claim of so much memory on its pages.
+impl PoolKind {
+    /// Claims `size` bytes on pages of this kind.
     pub(super) fn claims(self, size: Bytes) -> Vec<Claim> {
         match self {
             Self::Hugetlb => claim::hugetlb(size),
@@ -30,37 +30,37 @@ impl Source {
     }
 }
 
-impl Supply {
-    /// The pages of the kernel's pool.
+impl PoolConfig {
+    /// Needs for `pages` pages in the kernel's pool.
     pub(super) fn needs(self, pages: Pages) -> Needs {
         match self {
-            Self(Source::Thp, _) => Needs::default(),
-            Self(Source::Hugetlb, Provision::Surplus) => Needs {
+            Self(PoolKind::Thp, _) => Needs::default(),
+            Self(PoolKind::Hugetlb, Provision::Surplus) => Needs {
                 overcommit: pages,
                 ..Needs::default()
             },
-            Self(Source::Hugetlb, _) => Needs::persistent(pages),
+            Self(PoolKind::Hugetlb, _) => Needs::persistent(pages),
         }
     }
 
-    /// Of a program that has `pages` of a pool of its own.
+    /// Claims of a program with `pages` pages in a pool of its own.
     pub(super) fn claims(self, pages: Pages) -> Vec<Claim> {
         let (ours, kernels) = match self.1 {
             Provision::Held => (0, 0),
             Provision::Persistent => (pages.0, 0),
             Provision::Surplus => (pages.0, pages.0),
         };
-        let mut claims = self.0.claims(pages.bytes(SIZE));
+        let mut claims = self.0.claims(pages.bytes(PAGE_2M));
         claims.extend([exactly(USED, pages.0), exactly(SURPLUS, ours)]);
-        if self.0 == Source::Hugetlb {
+        if self.0 == PoolKind::Hugetlb {
             claims.push(exactly(KERNEL_SURPLUS, kernels));
         }
         claims
     }
 
-    /// Of a program under `jumbo run --pool`, of which the kernel's counters alone are seen.
+    /// Claims of a program under `jumbo run --pool`, by the kernel's counters alone.
     pub(super) fn claims_of_heap(self, size: Bytes) -> Vec<Claim> {
-        let most = size.whole_pages(SIZE).0 / 100 * MOST;
+        let most = size.whole_pages(PAGE_2M).0 / 100 * MIN_PERCENT;
         let surplus = match self.1 {
             Provision::Surplus => most..=u64::MAX,
             _ => 0..=0,
@@ -71,28 +71,28 @@ impl Supply {
     }
 }
 
-impl Way {
-    pub(super) fn name(self, source: Source) -> String {
-        let how = match (self, source) {
+impl PageCycle {
+    pub(super) fn name(self, kind: PoolKind) -> String {
+        let how = match (self, kind) {
             (Self::Take | Self::TakePlain, _) => "take, give",
             (Self::TakeZeroed, _) => "take zeroed, give",
             (Self::Map, _) => "mmap, munmap",
-            (Self::MapTouched, Source::Hugetlb) => "mmap, touch, munmap",
-            (Self::MapTouched, Source::Thp) => "mmap, advise, touch, munmap",
+            (Self::MapTouched, PoolKind::Hugetlb) => "mmap, touch, munmap",
+            (Self::MapTouched, PoolKind::Thp) => "mmap, advise, touch, munmap",
         };
-        format!("{how} ({})", source.name())
+        format!("{how} ({})", kind.name())
     }
 
-    /// Of a program with one page in hand, of a pool of `pages` where it has a pool.
-    pub(crate) fn claims(self, source: Source, pages: Pages) -> Vec<Claim> {
+    /// Claims of a program with one page in use, from a pool of `pages` pages if it has one.
+    pub(crate) fn claims(self, kind: PoolKind, pages: Pages) -> Vec<Claim> {
         match self {
             Self::Take | Self::TakePlain | Self::TakeZeroed => {
-                let mut claims = source.claims(pages.bytes(SIZE));
+                let mut claims = kind.claims(pages.bytes(PAGE_2M));
                 claims.extend([exactly(USED, 1), exactly(SURPLUS, 0)]);
                 claims
             }
             Self::Map => vec![claim::at_least(KERNEL_RESERVED, 1)],
-            Self::MapTouched => source.claims(Pages(1).bytes(SIZE)),
+            Self::MapTouched => kind.claims(Pages(1).bytes(PAGE_2M)),
         }
     }
 }
@@ -104,18 +104,18 @@ mod tests {
     use crate::launch::Launch;
 
     const PAGES: Pages = Pages(10);
-    const SUPPLIES: [Supply; 5] = [
-        Supply(Source::Hugetlb, Provision::Held),
-        Supply(Source::Hugetlb, Provision::Persistent),
-        Supply(Source::Hugetlb, Provision::Surplus),
-        Supply(Source::Thp, Provision::Held),
-        Supply(Source::Thp, Provision::Surplus),
+    const SUPPLIES: [PoolConfig; 5] = [
+        PoolConfig(PoolKind::Hugetlb, Provision::Held),
+        PoolConfig(PoolKind::Hugetlb, Provision::Persistent),
+        PoolConfig(PoolKind::Hugetlb, Provision::Surplus),
+        PoolConfig(PoolKind::Thp, Provision::Held),
+        PoolConfig(PoolKind::Thp, Provision::Surplus),
     ];
 
-    /// Whether that is right: pages in huge pages, of them in hugetlb pages; pages taken from our pool, surplus ones of
-    /// it, surplus and promised ones of the kernel's.
+    /// Checks claims against: pages on huge pages, and on hugetlb pages; pages in use and surplus
+    /// pages of our pool, surplus and reserved pages of the kernel's.
     fn fine(claims: &[Claim], memory: [u32; 2], counted: [u32; 4]) -> bool {
-        let [huge, hugetlb] = memory.map(|pages| f64::from(pages) * SIZE.bytes() as f64);
+        let [huge, hugetlb] = memory.map(|pages| f64::from(pages) * PAGE_2M.bytes() as f64);
         let [used, surplus, kernel_surplus, kernel_reserved] = counted.map(f64::from);
         let figures = figures([
             ("huge_bytes", huge),
@@ -130,14 +130,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_surplus_is_not_in_the_kernels_pool_before() {
-        let needs = SUPPLIES.map(|supply| supply.needs(PAGES));
+    fn surplus_pages_need_overcommit_only() {
+        let needs = SUPPLIES.map(|config| config.needs(PAGES));
         let needs = needs.map(|needs| (needs.persistent.0, needs.overcommit.0));
         assert_eq!(needs, [(10, 0), (10, 0), (0, 10), (0, 0), (0, 0)]);
     }
 
     #[test]
-    fn pages_that_came_from_elsewhere_are_refused() {
+    fn pages_of_another_origin_are_rejected() {
         for (counted, huge, right) in [
             ([10, 0, 0, 0], 10, [true, false, false, true, false]),
             ([10, 10, 0, 0], 10, [false, true, false, false, true]),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heap_must_be_on_the_pages_that_its_side_names() {
+    fn a_heap_on_other_pages_is_rejected() {
         for (memory, surplus, right) in [
             ([100, 100], 0, [true, false]),
             ([100, 100], 97, [false, true]),
@@ -160,8 +160,8 @@ mod tests {
             ([100, 0], 0, [false, false]),
         ] {
             let each = [Provision::Held, Provision::Surplus].map(|provision| {
-                let supply = Supply(Source::Hugetlb, provision);
-                let claims = supply.claims_of_heap(Pages(100).bytes(SIZE));
+                let config = PoolConfig(PoolKind::Hugetlb, provision);
+                let claims = config.claims_of_heap(Pages(100).bytes(PAGE_2M));
                 fine(&claims, memory, [0, 0, surplus, 0])
             });
             assert_eq!(each, right, "{memory:?} {surplus}");
@@ -169,14 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_without_a_page_is_refused() {
-        let of = |way: Way, source, huge, promised| {
-            fine(&way.claims(source, PAGES), [huge; 2], [0, 0, 0, promised])
+    fn a_mapping_without_a_page_is_rejected() {
+        let of = |cycle: PageCycle, kind, huge, promised| {
+            fine(&cycle.claims(kind, PAGES), [huge; 2], [0, 0, 0, promised])
         };
-        let map = |huge, promised| of(Way::Map, Source::Hugetlb, huge, promised);
+        let map = |huge, promised| of(PageCycle::Map, PoolKind::Hugetlb, huge, promised);
         assert!(map(0, 1) && !map(0, 0));
-        for source in [Source::Hugetlb, Source::Thp] {
-            let touched = |huge, promised| of(Way::MapTouched, source, huge, promised);
+        for kind in [PoolKind::Hugetlb, PoolKind::Thp] {
+            let touched = |huge, promised| of(PageCycle::MapTouched, kind, huge, promised);
             assert!(touched(1, 0) && !touched(0, 1));
         }
     }

@@ -1,67 +1,64 @@
-//! The programs that are measured: they have pages from a pool, or from the kernel without one, and say how long that
-//! took and whose pages they were.
+//! The measured programs: they obtain pages with and without a pool, and report the times and the
+//! origin of the pages.
 //!
-//! A pool is an object of a program, so here the program mostly knows of jumbo: it calls `jumbo::pool` where it
-//! does not call `mmap`. Only STREAM under `jumbo run --pool` knows of nothing.
+//! A pool is an object of its program, so these programs call `jumbo::pool`. Only STREAM under
+//! `jumbo run --pool` is unaware of jumbo.
 
 use std::time::{Duration, Instant};
 
 use jumbo::pool::{Hugetlb, Page, Placement, Pool, Populate, Thp};
 use jumbo::units::{Bytes, Order, Pages};
-use jumbo_host::kernel::{Root, hugetlb, task};
+use jumbo_host::kernel::{Root, hugetlb};
 
 use super::supply::{KERNEL_RESERVED, KERNEL_SURPLUS, SURPLUS, USED};
 use super::{fixed, stream as kernels};
 use crate::Error;
 use crate::figures::{Figures, ms, with};
-use crate::keeper::{SIZE, kernel_pool};
-use crate::memory::{Block, base_pages_only, had, had_in, numbers};
-use crate::stats::{least, median};
-use crate::task::{Arrays, By, Provision, Source, Supply, Way};
-use crate::work::by_threads;
+use crate::keeper::{PAGE_2M, kernel_pool};
+use crate::memory::{RawBlock, base_pages_only, numbers, own_memory, own_memory_in, own_usage};
+use crate::stats::{median, minimum};
+use crate::task::{AllocCall, Arrays, PageCycle, PoolConfig, PoolKind, Provision};
+use crate::work::ns_per_call;
 
-/// The number and the length of the spans in which pages are had and given back, and how many of them come between two
-/// looks at the clock. The quickest span counts, because whatever disturbs makes it slower.
-const SPANS: usize = 10;
-const SPAN: Duration = Duration::from_millis(5);
+/// Number and duration of the intervals for take and give, and the iterations between two reads of
+/// the clock. The fastest interval counts: disturbances only slow it down.
+const INTERVALS: usize = 10;
+const INTERVAL: Duration = Duration::from_millis(5);
 const BATCH: u64 = 32;
 
-/// Whether a page of a pool can be had in folios.
+/// Figure: 1 if the pool can split a page into folios.
 pub(crate) const FOLIOS: &str = "folios_of_a_page";
 
-/// [`Task::Stream`](crate::task::Task::Stream): the time from nothing until the arrays hold values, the best pass of
-/// each kernel, and the minor page faults from nothing to the end.
+/// [`Task::Stream`](crate::task::Task::Stream): time of the start and of the best passes, faults.
 pub(crate) fn stream(
     arrays: Arrays,
     size: Bytes,
     threads: usize,
     passes: usize,
 ) -> Result<Figures, Error> {
-    let root = Root::host();
-    let pages = size.whole_pages(SIZE);
+    let pages = size.whole_pages(PAGE_2M);
     let mut _ballast = None;
-    let mut supplied_pool = None;
-    let kernel = kernel_pool(&root)?;
+    let mut pool = None;
+    let kernel = kernel_pool()?;
     match arrays {
         Arrays::Base | Arrays::StaticBase => base_pages_only()?,
         Arrays::Static => {}
-        Arrays::Supplied(supply) if supply.0 == Source::Hugetlb => {
-            _ballast = ballast(&root, supply)?;
+        Arrays::Supplied(config) if config.0 == PoolKind::Hugetlb => {
+            _ballast = ballast(config)?;
         }
-        Arrays::Supplied(supply) => supplied_pool = Some(supplied(&root, supply, pages)?.0),
+        Arrays::Supplied(config) => pool = Some(supplied_pool(config, pages)?.0),
     }
     let of_program = match arrays {
-        Arrays::Static | Arrays::StaticBase => Some(fixed::arrays(&root, size)?),
+        Arrays::Static | Arrays::StaticBase => Some(fixed::arrays(size)?),
         Arrays::Base | Arrays::Supplied(_) => None,
     };
-    let faults = || Ok::<_, Error>(task::faults(&root, std::process::id())?.minor);
 
-    let (before, clock) = (faults()?, Instant::now());
+    let (before, clock) = (own_usage()?.ru_minflt, Instant::now());
     let (mut block, mut region);
-    let memory = match (of_program, &supplied_pool) {
+    let memory = match (of_program, &pool) {
         (Some(bss), _) => bss,
         (None, None) => {
-            // By `calloc`.
+            // `vec!` of zeroes calls `calloc`.
             block = vec![0; usize::try_from(size.0).unwrap_or(usize::MAX)];
             &mut block[..]
         }
@@ -74,14 +71,12 @@ pub(crate) fn stream(
     let start = memory.as_ptr().addr() as u64;
     let addresses = start..start + memory.len() as u64;
     let times = kernels::run(numbers(memory), threads, passes).map_err(|found| {
-        Error::Corrupt(format!(
-            "a number of STREAM's arrays is {found}, which is wrong"
-        ))
+        Error::Corrupt(format!("STREAM's arrays contain a wrong number: {found}"))
     })?;
 
-    let faults = faults()?.saturating_sub(before);
-    let had = had_in(&root, &[addresses])?;
-    let mut figures = whose(had, kernel.as_ref(), supplied_pool.as_ref())?;
+    let faults = own_usage()?.ru_minflt - before;
+    let usage = own_memory_in(&[addresses])?;
+    let mut figures = add_origin(usage, kernel.as_ref(), pool.as_ref())?;
     let best = kernels::KERNELS.into_iter().zip(times.best);
     figures.extend(best.map(|(name, best)| (name.to_owned(), ms(best))));
     let start = ms(allocated + times.touch);
@@ -89,12 +84,10 @@ pub(crate) fn stream(
     Ok(with(figures, taken))
 }
 
-/// [`Task::FirstUse`](crate::task::Task::FirstUse): the time of one page, and the memory of the process with all of
-/// them in hand.
-pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Figures, Error> {
-    let root = Root::host();
-    let kernel = kernel_pool(&root)?;
-    let (pool, _ballast) = supplied(&root, supply, pages)?;
+/// [`Task::FirstUse`](crate::task::Task::FirstUse): time per page, and memory with all pages.
+pub(crate) fn first_use(config: PoolConfig, pages: Pages, times: usize) -> Result<Figures, Error> {
+    let kernel = kernel_pool()?;
+    let (pool, _ballast) = supplied_pool(config, pages)?;
     let pool = &pool;
     let mut taken: Vec<Page<'_>> = Vec::with_capacity(usize::try_from(pages.0).unwrap_or(0));
     let mut costs = Vec::with_capacity(times);
@@ -110,60 +103,60 @@ pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Fi
         }
         costs.push(ms(clock.elapsed()) * 1e3 / pages.0 as f64);
         if nth == 0 {
-            seen = whose(had(&root)?, kernel.as_ref(), Some(pool))?;
+            seen = add_origin(own_memory()?, kernel.as_ref(), Some(pool))?;
         }
         taken.clear();
     }
     Ok(with(seen, [("page_us", median(&costs))]))
 }
 
-/// [`Task::Exchange`](crate::task::Task::Exchange): the time by the number of pages of all threads, and what the
-/// process had with one page in hand.
+/// [`Task::Exchange`](crate::task::Task::Exchange): time per page, and memory with one page.
 pub(crate) fn exchange(
-    source: Source,
-    way: Way,
+    kind: PoolKind,
+    cycle: PageCycle,
     pages: Pages,
     threads: usize,
 ) -> Result<Figures, Error> {
-    let root = Root::host();
     let quickest = |once: &(dyn Fn() -> Result<(), Error> + Sync)| {
-        let spans = (0..SPANS).map(|_| by_threads(threads, (SPAN, BATCH), once));
-        Ok::<_, Error>(least(&spans.collect::<Result<Vec<_>, _>>()?))
+        let spans = (0..INTERVALS).map(|_| ns_per_call(threads, (INTERVAL, BATCH), once));
+        Ok::<_, Error>(minimum(&spans.collect::<Result<Vec<_>, _>>()?))
     };
-    if matches!(way, Way::Map | Way::MapTouched) {
+    if matches!(cycle, PageCycle::Map | PageCycle::MapTouched) {
         let map = || {
-            let mut block = match source {
-                Source::Thp => Block::take(By::MapHuge, Bytes(SIZE.bytes()))?,
-                Source::Hugetlb => Block::hugetlb(SIZE)?,
+            let mut block = match kind {
+                PoolKind::Thp => RawBlock::take(AllocCall::MapHuge, Bytes(PAGE_2M.bytes()))?,
+                PoolKind::Hugetlb => RawBlock::hugetlb(PAGE_2M)?,
             };
-            if way == Way::MapTouched {
+            if cycle == PageCycle::MapTouched {
                 block.bytes()[0] = 1;
             }
             Ok::<_, Error>(block)
         };
         let page_ns = quickest(&|| map()?.give_back())?;
-        let kernel = kernel_pool(&root)?;
+        let kernel = kernel_pool()?;
         let block = map()?;
-        let figures = whose(had(&root)?, kernel.as_ref(), None)?;
+        let figures = add_origin(own_memory()?, kernel.as_ref(), None)?;
         block.give_back()?;
         return Ok(with(figures, [("page_ns", page_ns)]));
     }
-    let pool = match way {
-        Way::TakePlain => Pool::without_folios(Thp::at(&root)?, Placement::of_thread()?),
-        _ => made(&root, source)?,
+    let pool = match cycle {
+        PageCycle::TakePlain => {
+            Pool::without_folios(Thp::at(&Root::host())?, Placement::of_thread()?)
+        }
+        _ => empty_pool(kind)?,
     };
     grow(&pool, pages)?;
-    let take = || match way {
-        Way::TakeZeroed => pool.take_zeroed(),
+    let take = || match cycle {
+        PageCycle::TakeZeroed => pool.take_zeroed(),
         _ => pool.take(),
     };
     let page_ns = quickest(&|| {
         take()?.bytes_mut()[0] = 1;
         Ok(())
     })?;
-    let kernel = kernel_pool(&root)?;
+    let kernel = kernel_pool()?;
     let page = take()?;
-    let figures = whose(had(&root)?, kernel.as_ref(), Some(&pool))?;
+    let figures = add_origin(own_memory()?, kernel.as_ref(), Some(&pool))?;
     drop(page);
     let folio = pool.take_folio(Order(0));
     let folios = folio.map_or(0, |_| pool.split().pages.0);
@@ -173,34 +166,32 @@ pub(crate) fn exchange(
     ))
 }
 
-/// A pool that has, or can have, so many pages; and pages of the kernel's that no other pool shall have meanwhile.
-fn supplied(root: &Root, supply: Supply, pages: Pages) -> Result<(Pool, Option<Pool>), Error> {
-    let pool = made(root, supply.0)?;
-    match supply.1 {
+/// Creates a pool with `pages` pages, or with overcommit for them; and the ballast.
+fn supplied_pool(config: PoolConfig, pages: Pages) -> Result<(Pool, Option<Pool>), Error> {
+    let pool = empty_pool(config.0)?;
+    match config.1 {
         Provision::Held => grow(&pool, pages)?,
         Provision::Persistent | Provision::Surplus => pool.set_overcommit(pages),
     }
-    Ok((pool, ballast(root, supply)?))
+    Ok((pool, ballast(config)?))
 }
 
-/// The unused pages of the kernel's pool, which it would give before it makes a surplus page, where
-/// such are wanted.
-fn ballast(root: &Root, supply: Supply) -> Result<Option<Pool>, Error> {
-    let unused = kernel_pool(root)?.map_or(Pages(0), |pool| pool.unused());
-    if supply != Supply(Source::Hugetlb, Provision::Surplus) || unused == Pages(0) {
+/// Occupies unused pages of the kernel's pool, if it shall allocate surplus pages.
+fn ballast(config: PoolConfig) -> Result<Option<Pool>, Error> {
+    let unused = kernel_pool()?.map_or(Pages(0), |pool| pool.unused());
+    if config != PoolConfig(PoolKind::Hugetlb, Provision::Surplus) || unused == Pages(0) {
         return Ok(None);
     }
-    let pool = made(root, Source::Hugetlb)?;
+    let pool = empty_pool(PoolKind::Hugetlb)?;
     grow(&pool, unused)?;
     Ok(Some(pool))
 }
 
-/// An empty pool.
-fn made(root: &Root, source: Source) -> Result<Pool, Error> {
+fn empty_pool(kind: PoolKind) -> Result<Pool, Error> {
     let placement = Placement::of_thread()?;
-    Ok(match source {
-        Source::Hugetlb => Pool::new(Hugetlb::at(root, SIZE)?, placement),
-        Source::Thp => Pool::new(Thp::at(root)?, placement),
+    Ok(match kind {
+        PoolKind::Hugetlb => Pool::new(Hugetlb::at(&Root::host(), PAGE_2M)?, placement),
+        PoolKind::Thp => Pool::new(Thp::at(&Root::host())?, placement),
     })
 }
 
@@ -210,13 +201,13 @@ fn grow(pool: &Pool, pages: Pages) -> Result<(), Error> {
         .map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Adds whose pages there are now, of our pool and of the kernel's, which was so before.
-fn whose(
+/// Adds the origin of the pages: counters of our pool, and growth of the kernel's.
+fn add_origin(
     figures: Figures,
     before: Option<&hugetlb::Pool>,
     pool: Option<&Pool>,
 ) -> Result<Figures, Error> {
-    let now = kernel_pool(&Root::host())?;
+    let now = kernel_pool()?;
     let more = |count: fn(&hugetlb::Pool) -> Pages| {
         let [before, now] = [before, now.as_ref()].map(|pool| pool.map_or(0, |pool| count(pool).0));
         now.saturating_sub(before) as f64

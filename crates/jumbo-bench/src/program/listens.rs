@@ -1,6 +1,6 @@
-//! [`listens`]: whether a server accepts connections yet, as the tables of its sockets say.
+//! [`listens`]: reports whether a server accepts connections, by the kernel's socket tables.
 //!
-//! A load that connects before that may hang instead of failing (redis-benchmark does).
+//! A load that connects too early may hang instead of failing (redis-benchmark does).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,35 +8,34 @@ use std::fs;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::process::tree;
 
-/// A table of sockets under /proc/PID/net: its name, the columns of the state and of the inode, and the state of a socket that
-/// listens.
-type Table = (&'static str, usize, usize, &'static str);
+/// A table under /proc/PID/net: name, columns of state and inode, state of a listener.
+type SocketTable = (&'static str, usize, usize, &'static str);
 
 /// `0A` is TCP_LISTEN; bit 16 of the flags is `__SO_ACCEPTCON`.
 ///
 /// # References
 /// proc_pid_net(5)
-const TABLES: [Table; 3] = [
+const SOCKET_TABLES: [SocketTable; 3] = [
     ("tcp", 3, 9, "0A"),
     ("tcp6", 3, 9, "0A"),
     ("unix", 3, 6, "00010000"),
 ];
 
-/// True where `pid` or a process that it started has a socket that listens. False where this user may not look.
+/// Reports whether `pid` or a descendant has a listening socket. False without permission.
 pub(super) fn listens(root: &Root, pid: u32) -> bool {
     let mut left = vec![pid];
     while let Some(pid) = left.pop() {
         left.extend(tree::children(root, pid));
         let sockets = sockets(root, pid);
-        let is_listening = |table: &Table| has_listener(root, pid, table, &sockets);
-        if !sockets.is_empty() && TABLES.iter().any(is_listening) {
+        let is_listening = |table| has_listener(root, pid, table, &sockets);
+        if !sockets.is_empty() && SOCKET_TABLES.into_iter().any(is_listening) {
             return true;
         }
     }
     false
 }
 
-/// The inodes of the sockets that `pid` has open.
+/// Inodes of the sockets that `pid` has open.
 fn sockets(root: &Root, pid: u32) -> BTreeSet<String> {
     let Ok(files) = fs::read_dir(root.path(format!("proc/{pid}/fd"))) else {
         return BTreeSet::new();
@@ -54,17 +53,17 @@ fn sockets(root: &Root, pid: u32) -> BTreeSet<String> {
 fn has_listener(
     root: &Root,
     pid: u32,
-    (name, state, inode, listening): &Table,
+    (name, state, inode, listening): SocketTable,
     sockets: &BTreeSet<String>,
 ) -> bool {
     let table = root.read(format!("proc/{pid}/net/{name}"));
     let table = table.unwrap_or_default();
     table.lines().skip(1).any(|line| {
         let columns: Vec<_> = line.split_ascii_whitespace().collect();
-        let is = |column: usize, wanted: &dyn Fn(&str) -> bool| {
-            columns.get(column).is_some_and(|column| wanted(column))
-        };
-        is(*state, &|state| state == *listening) && is(*inode, &|inode| sockets.contains(inode))
+        columns.get(state) == Some(&listening)
+            && columns
+                .get(inode)
+                .is_some_and(|inode| sockets.contains(*inode))
     })
 }
 
@@ -76,8 +75,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_listens_with_a_socket_of_its_own() {
-        // Another test of this process may listen meanwhile: a child that has no socket does not.
+    fn listening_sockets_are_found() {
+        // Another test of this process may listen meanwhile, but not a child without sockets.
         let mut sleeps = std::process::Command::new("sleep")
             .arg("1000")
             .spawn()

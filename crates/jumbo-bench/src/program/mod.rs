@@ -1,12 +1,14 @@
-//! Programs that are not ours, as they are: plain, under `jumbo run` in several modes, and with allocators that a user would
-//! preload instead. What `jumbo compare` and `jumbo bench programs` do.
+//! Unmodified programs: plain, under `jumbo run` in several modes, and with other allocators
+//! through LD_PRELOAD. For `jumbo compare` and `jumbo bench programs`.
 //!
-//! - [`Program`]: what is run; [`Server`]: how it is measured where it does not end by itself. [`Way`]: how it is started.
-//! - `running`: one run. `listens`: whether a server does. `peak`: what memory it had. `served`: figures of a load.
-//! - [`compare`]: one program, with what to say about it ([`verdict`]).
+//! - [`Program`]: the program; [`Server`]: its load, if it does not end by itself. [`Way`]: the way
+//!   to start it.
+//! - `running`: one run. `listens`: checks for a listening socket. `peak`: peak memory. `served`:
+//!   figures that a load prints.
+//! - [`compare`]: compares one program with itself, with a [`verdict`].
 //!
-//! Invariants: nothing but the way differs between the sides; a first run of each side is looked at and not counted; no process
-//! is left when a measurement ends, however it does.
+//! Invariants: the sides differ only in the way to start; the first run of each side examines its
+//! memory and is not counted; no process outlives the measurement.
 
 mod listens;
 mod peak;
@@ -36,124 +38,121 @@ use crate::figures::{Figures, figures, ms, with};
 use crate::group::{self, Group, rows};
 use crate::table::Table;
 use crate::{Error, Settings, interrupt};
-use peak::Peak;
-use running::{Ended, Running};
+use peak::MemoryPeak;
+use running::{ProgramRun, RunResult};
 pub use served::{Pattern, Served};
 pub use server::Server;
 use verdict::{Agreement, Change};
 pub use way::Way;
 
-/// The program that is run, the same on all sides.
+/// The measured program, the same on all sides.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
-    /// The program and its arguments.
+    /// Program and arguments.
     pub words: Vec<OsString>,
-    /// Variables of the user that change how `malloc` behaves are left as they are: they belong to
-    /// the program.
+    /// Keeps the user's variables that change `malloc`: they belong to the program.
     pub as_set: bool,
-    /// Run by `sh -c` before each run, unmeasured.
+    /// Command for `sh -c` before each run, unmeasured.
     pub prepare: Option<String>,
-    /// Its standard input, from the beginning each time; `None`: empty.
+    /// File for the standard input, read from its start in each run; `None`: empty.
     pub input: Option<PathBuf>,
-    /// Where it runs; `None`: where we are.
+    /// Working directory; `None`: unchanged.
     pub folder: Option<PathBuf>,
-    /// It does not end by itself.
+    /// Load of a program that does not end by itself.
     pub server: Option<Server>,
-    /// A run that fails is no sample: [`Error::Failed`]. Else how it ended is compared. That of a server is not looked at.
+    /// A failed run is an error; else exit statuses are compared. Not for servers.
     pub must_succeed: bool,
 }
 
-/// A comparison of one program with itself, started in several ways.
+/// Comparison of one program with itself, started in several ways.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
-    /// The figures: `time`, `time_aa`, `time_cpu`, `time_rss` of the default mode, `time_WAY` of another.
+    /// Figures: `time`, `time_aa`, `time_cpu`, `time_rss` of the default mode, `time_WAY` of
+    /// another.
     #[serde(flatten)]
     pub table: Table,
-    /// The program and its arguments.
+    /// Program and arguments.
     pub program: Vec<String>,
-    /// The reason why LD_PRELOAD does not get into the program, where that is known.
+    /// Reason why LD_PRELOAD cannot reach the program, if known.
     pub unreached: Option<String>,
-    /// Its memory is promoted from outside instead.
+    /// The program's memory is promoted from outside instead.
     pub outside: bool,
-    /// How the first plain run ended, as in "exit status: 0"; `None` for a server.
+    /// Exit of the first plain run, as in "exit status: 0"; `None` for a server.
     pub plain_status: Option<String>,
-    /// The figures that the load of a server printed, plain.
+    /// Figures that the load of a server printed, plain.
     pub plain_served: Option<Served>,
-    /// The last that a plain run said that failed.
+    /// Last line of output of a plain run that failed.
     pub plain_words: Option<String>,
-    /// The results of each way.
+    /// Results of each way.
     pub ways: Vec<Compared>,
 }
 
-/// The results of one way.
+/// Results of one way.
 #[derive(Clone, Debug, Serialize)]
 pub struct Compared {
-    /// As in the names of the figures.
+    /// Part of the names of its figures.
     pub key: String,
-    /// As it is typed.
+    /// Options, or the name of the peer.
     pub name: String,
-    /// It is one of jumbo's; else one of its peers.
+    /// A mode of jumbo; else a peer.
     pub is_jumbo: bool,
-    /// Of the time. Unknown, as the other two are, where it ended otherwise: then it did other work.
+    /// Change of the time. Unknown, as the other two, if the exit status differs: then the work
+    /// differs.
     pub time: Change,
-    /// Of the CPU time, which other programs disturb less.
+    /// Change of the CPU time, which other programs disturb less.
     pub cpu: Change,
-    /// Of the peak of the resident memory.
+    /// Change of the peak resident memory.
     pub memory: Change,
-    /// Of how it ended; `None` for a server.
+    /// Agreement of the exit status; `None` for a server.
     pub status: Option<Agreement>,
-    /// Of its standard output; `None` for a server, or where a process that goes on has it.
+    /// Agreement of stdout; `None` for a server, or if a remaining process keeps it open.
     pub stdout: Option<Agreement>,
-    /// Of its standard error; as above.
+    /// Agreement of stderr; `None` as above.
     pub stderr: Option<Agreement>,
-    /// The figures that the load of a server printed: the medians over the runs.
+    /// Figures that the load of a server printed: medians over the runs.
     pub served: Option<Served>,
-    /// How the runs ended, where that is not as plain ones did.
+    /// Exit status, if it differs from plain.
     pub ended: Option<String>,
 }
 
-/// Observations of a program while it is measured.
+/// Observations of a program during the measurement.
 #[derive(Default)]
-pub(crate) struct Notes {
-    /// The most memory that a run took, and that plain ones took.
+pub(crate) struct Observations {
     size: Cell<Bytes>,
     plain_size: Cell<Bytes>,
-    ended: RefCell<BTreeMap<String, Vec<Ended>>>,
+    ended: RefCell<BTreeMap<String, Vec<RunResult>>>,
 }
 
-/// The first part of the name of a side of plain runs.
+/// First part of the name of a side of plain runs.
 pub const PLAIN: &str = "plain";
 
-/// How many rounds there are where the user does not say: as many as fit this time.
-const ROUNDS: (f64, f64) = (5.0, 20.0);
-const TIME_MS: f64 = 60_000.0;
+/// Minimum and maximum of the default number of rounds, and the time that they should take.
+const DEFAULT_ROUNDS: (f64, f64) = (5.0, 20.0);
+const DEFAULT_TIME_MS: f64 = 60_000.0;
 
-/// How long to wait for memory that a reaper gives back.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Maximum time to wait for memory that a reaper frees.
+const REAPER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Compares `program`, started in those ways, with itself started plain, in so many rounds.
-///
-/// # Errors
-/// [`Error`].
+/// Compares `program`, started in those ways, with itself started plain.
 pub fn compare(
     settings: &Settings,
     program: &Program,
     ways: &[Way],
     rounds: Option<NonZeroUsize>,
 ) -> Result<Comparison, Error> {
-    let notes = Notes::default();
+    let observations = Observations::default();
     settings.progress.set_length(1);
-    settings.say("a first look".to_owned());
+    settings.show_progress("first run".to_owned());
     settings
         .progress
         .enable_steady_tick(Duration::from_millis(200));
     program.prepare()?;
     let clock = Instant::now();
     let plain = Way::plain();
-    notes.sample(settings, program, &plain, &Cell::default())?;
-    // Plain runs are there twice.
+    observations.sample(settings, program, &plain, &Cell::default())?;
+    // Plain runs count twice, because of the A/A row.
     let lap = ms(clock.elapsed()) * (ways.len() + 2) as f64;
-    let fitting = (TIME_MS / lap).clamp(ROUNDS.0, ROUNDS.1);
+    let fitting = (DEFAULT_TIME_MS / lap).clamp(DEFAULT_ROUNDS.0, DEFAULT_ROUNDS.1);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -167,42 +166,40 @@ pub fn compare(
     let program_words = program.words.iter().map(|word| word.to_string_lossy());
     let words: Vec<_> = program_words.map(String::from).collect();
     let table = Table::new("compare", words.join(" "), settings)?;
-    let group = notes.group(settings, program, "time", "program", ways);
+    let group = observations.group(settings, program, "time", "program", ways);
     let table = group::measure(settings, table, vec![group])?;
     interrupt::check()?;
-    Ok(notes.compared(table, words, (program, ways)))
+    Ok(observations.compared(table, words, (program, ways)))
 }
 
 impl Program {
     fn prepare(&self) -> Result<(), Error> {
-        let Some(command) = &self.prepare else {
-            return Ok(());
-        };
-        self.shell(command)
+        let command = self.prepare.as_ref();
+        command.map_or(Ok(()), |command| self.shell(command))
     }
 
-    /// Has a shell do something, unmeasured.
+    /// Runs a shell command, unmeasured.
     pub(crate) fn shell(&self, command: &str) -> Result<(), Error> {
         let mut shell = server::shell(command, self.folder.as_deref());
         shell.stdin(Stdio::null());
-        let running = Running::start(&Root::host(), shell)?;
-        running.succeed(&mut || PATIENCE).map(drop)
+        let running = ProgramRun::start(&Root::host(), shell)?;
+        running.succeed(&mut || REAPER_TIMEOUT).map(drop)
     }
 
-    /// It is a server, and what is measured is a load.
+    /// Reports whether a server's load is measured.
     fn has_load(&self) -> bool {
         self.server
             .as_ref()
             .is_some_and(|server| server.load.is_some())
     }
 
-    /// One run, whose memory is looked at where there is a `peak`.
+    /// Runs the program once, and samples its memory if there is a `peak`.
     fn run(
         &self,
         settings: &Settings,
         way: &Way,
-        (size, peak): (Bytes, Option<&mut Peak>),
-    ) -> Result<(Figures, Ended), Error> {
+        (size, peak): (Bytes, Option<&mut MemoryPeak>),
+    ) -> Result<(Figures, RunResult), Error> {
         let root = Root::host();
         let mut words = self.words.iter();
         let first = words.next().cloned().unwrap_or_default();
@@ -216,21 +213,26 @@ impl Program {
             command.current_dir(folder);
         }
         let (huge, clock) = (huge_faults(&root), Instant::now());
-        let running = Running::start(&root, command)?;
+        let running = ProgramRun::start(&root, command)?;
         let (pid, mut peak) = (running.pid(), peak);
-        let look = &mut || peak.as_mut().map_or(PATIENCE, |peak| peak.look(&root, pid));
-        let (took, served) = match &self.server {
+        let sample = &mut || {
+            peak.as_mut()
+                .map_or(REAPER_TIMEOUT, |peak| peak.sample(&root, pid))
+        };
+        let (elapsed_ms, served) = match &self.server {
             None => {
-                running.wait(None, look)?;
+                running.wait(None, sample)?;
                 (Some(ms(clock.elapsed())), None)
             }
-            Some(server) => match server.serve(settings, &running, self.folder.as_deref(), look) {
-                Ok(served) => served,
-                Err(error) => return Err(running.blame(error)),
-            },
+            Some(server) => {
+                match server.serve(settings, &running, self.folder.as_deref(), sample) {
+                    Ok(served) => served,
+                    Err(error) => return Err(running.blame(error)),
+                }
+            }
         };
         let mut ended = match self.must_succeed && self.server.is_none() {
-            true => running.succeed(&mut || PATIENCE)?,
+            true => running.succeed(&mut || REAPER_TIMEOUT)?,
             false => running.reap()?,
         };
         ended.served = served;
@@ -241,7 +243,7 @@ impl Program {
         let figures = figures([
             ("p50_ms", p50),
             ("p99_ms", p99),
-            ("time_ms", took.unwrap_or(cpu)),
+            ("time_ms", elapsed_ms.unwrap_or(cpu)),
             ("user_ms", ended.user_ms),
             ("system_ms", ended.system_ms),
             ("rss_bytes", ended.rss_bytes),
@@ -252,17 +254,17 @@ impl Program {
     }
 }
 
-impl Notes {
-    /// A sample. The first of each side is looked at, and each of a server with a load: what `seen` is set to then.
+impl Observations {
+    /// Takes a sample. The first run of each side, and all of a loaded server, sample the memory.
     fn sample(
         &self,
         settings: &Settings,
         program: &Program,
         way: &Way,
-        seen: &Cell<Option<Peak>>,
+        seen: &Cell<Option<MemoryPeak>>,
     ) -> Result<Figures, Error> {
-        let looks = seen.get().is_none() || program.has_load();
-        let mut peak = looks.then(Peak::default);
+        let is_sampled = seen.get().is_none() || program.has_load();
+        let mut peak = is_sampled.then(MemoryPeak::default);
         let size = (self.plain_size.get(), peak.as_mut());
         let (mut figures, ended) = program.run(settings, way, size)?;
         if let Some(peak) = peak {
@@ -283,18 +285,18 @@ impl Notes {
         let seen = seen.get().unwrap_or_default();
         if let Some(resident) = figures.get_mut("rss_bytes") {
             *resident = if program.has_load() {
-                // The largest of its processes says little of a server: what it maps of shared memory is its own
-                // touches on base pages, and those of all others on huge ones.
+                // The largest process says little about a server: the RSS of shared memory counts
+                // only its own touches on base pages, and those of all processes on huge ones.
                 seen.bytes.0 as f64
             } else {
-                // What wait4(2) says leaves hugetlb pages out.
+                // wait4(2) does not count hugetlb pages.
                 *resident + seen.hugetlb.0 as f64
             };
         }
         Ok(with(figures, [("huge_percent", seen.huge_percent)]))
     }
 
-    /// A group that measures `program` in all ways, and whose rows begin with `key`.
+    /// Group that measures `program` in all ways; its row names begin with `key`.
     pub(crate) fn group<'a>(
         &'a self,
         settings: &'a Settings,
@@ -319,7 +321,7 @@ impl Notes {
             ("_cpu", "CPU time", "user_ms+system_ms"),
             ("_rss", "peak memory", "rss_bytes"),
             ("_faults", "page faults", "faults"),
-            // Of a server whose load prints them.
+            // Only for a server whose load prints them.
             ("_p50", "p50 of the load", "p50_ms"),
             ("_p99", "p99 of the load", "p99_ms"),
         ] {
@@ -344,14 +346,13 @@ impl Notes {
             .chain(keys)
             .zip([plain].iter().chain(&sides))
         {
-            for figure in FIGURES {
+            for figure in RUN_FIGURES {
                 group.value(format!("{key}_{way}_{figure}"), figure, *side);
             }
         }
         group
     }
 
-    /// The summary of a table of one program.
     fn compared(
         &self,
         table: Table,
@@ -364,9 +365,9 @@ impl Notes {
         let ends_by_itself = program.server.is_none();
         let known =
             |agreement| (agreement != Agreement::Unknown && ends_by_itself).then_some(agreement);
-        let status = |ended: &Ended| Some(ended.status.to_string());
-        // The first run warms up.
-        let served = |runs: &[Ended]| {
+        let status = |ended: &RunResult| Some(ended.status.to_string());
+        // The first run is the warm-up.
+        let served = |runs: &[RunResult]| {
             let runs = runs.iter().skip(1).filter_map(|run| run.served);
             Served::median(&runs.collect::<Vec<_>>())
         };
@@ -393,8 +394,8 @@ impl Notes {
                 cpu: change("_cpu"),
                 memory: change("_rss"),
                 status: agrees,
-                stdout: known(Agreement::of(plain, runs, |ended| ended.said[0].clone())),
-                stderr: known(Agreement::of(plain, runs, |ended| ended.said[1].clone())),
+                stdout: known(Agreement::of(plain, runs, |ended| ended.output[0].clone())),
+                stderr: known(Agreement::of(plain, runs, |ended| ended.output[1].clone())),
                 ended: other.filter(|_| ends_by_itself).and_then(status),
                 key: way.key.clone(),
                 name: way.name.clone(),
@@ -409,14 +410,13 @@ impl Notes {
             outside: false,
             plain_status: first.and_then(status),
             plain_served: served(plain),
-            plain_words: (first.filter(|ended| !ended.status.success())).map(Ended::last_words),
+            plain_words: (first.filter(|ended| !ended.status.success())).map(RunResult::last_line),
             table,
         }
     }
 }
 
-/// The figures of a run.
-const FIGURES: [&str; 7] = [
+const RUN_FIGURES: [&str; 7] = [
     "time_ms",
     "user_ms",
     "system_ms",
@@ -426,18 +426,17 @@ const FIGURES: [&str; 7] = [
     "huge_percent",
 ];
 
-/// How often the kernel has mapped a huge page at the first touch, on this host. The samples are alone on it, or are not
-/// worth much.
+/// Number of huge pages that the host has mapped at first touches so far. Other programs count too.
 fn huge_faults(root: &Root) -> f64 {
     let events = Events::read(root).ok();
     let count = events.and_then(|events| events.get("thp_fault_alloc"));
     count.unwrap_or_default() as f64
 }
 
-/// Waits until no reaper is at work for a program that has ended: it would take a CPU from the next run.
+/// Waits for the reapers of ended programs: they would take a CPU from the next run.
 fn wait_for_memory() -> Result<(), Error> {
     let (root, clock) = (Root::host(), Instant::now());
-    while !reapers_of_the_ended(&root)?.is_empty() && clock.elapsed() < PATIENCE {
+    while !reapers_of_the_ended(&root)?.is_empty() && clock.elapsed() < REAPER_TIMEOUT {
         interrupt::check()?;
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -1,9 +1,9 @@
-//! [`Peak`]: the most memory that a program and those it started had at a time, and how much of it was on huge pages.
+//! [`MemoryPeak`]: peak memory of a program and its descendants, and the share of it on huge pages.
 //!
-//! Of hugetlb pages, which wait4(2) does not count, it has the most on its own.
+//! Also their peak of hugetlb pages, which wait4(2) does not count.
 //!
-//! To look costs the program time (its memory map is locked meanwhile), so this is done in a run that is not counted,
-//! or while nothing is timed.
+//! Sampling locks the program's memory map and slows it down, so it happens in runs that are not
+//! counted, or while nothing is timed.
 
 use std::time::{Duration, Instant};
 
@@ -12,56 +12,56 @@ use jumbo_host::kernel::Root;
 use jumbo_host::kernel::process::tree;
 use jumbo_host::kernel::smaps::Smaps;
 
-/// A pause is so many times what the look before it took, and within these bounds.
-const PAUSE: u32 = 10;
-const SHORTEST: Duration = Duration::from_millis(3);
-const LONGEST: Duration = Duration::from_millis(200);
+/// Interval between two samples: a multiple of the time of a sample, within these bounds.
+const SAMPLE_INTERVAL_FACTOR: u32 = 10;
+const MIN_SAMPLE_INTERVAL: Duration = Duration::from_millis(3);
+const MAX_SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The largest sample so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Peak {
-    /// Memory that several processes share counts once.
+pub(super) struct MemoryPeak {
+    /// Shared memory counts once.
     pub(super) bytes: Bytes,
-    /// On huge pages, in percent of what is resident.
+    /// Share of the resident memory on huge pages, in percent.
     pub(super) huge_percent: f64,
-    /// The most that one of them had of hugetlb pages, whenever that was.
+    /// Peak of hugetlb pages of one process, at any time.
     pub(super) hugetlb: Bytes,
 }
 
-impl Peak {
-    /// Looks at `pid` and those that it started, and says how long to wait until the next look.
+impl MemoryPeak {
+    /// Samples `pid` and its descendants, and returns the time until the next sample.
     ///
-    /// Twice, and the lesser counts: where one ends between the looks at two that share memory, the other's share
-    /// grows meanwhile, and the same pages count for both.
-    pub(super) fn look(&mut self, root: &Root, pid: u32) -> Duration {
+    /// It samples twice and takes the smaller result: when one of two processes that share memory
+    /// ends between their reads, the same pages count for both.
+    pub(super) fn sample(&mut self, root: &Root, pid: u32) -> Duration {
         let clock = Instant::now();
-        let looks = [(); 2].map(|()| Self::at(root, pid));
-        self.hugetlb = looks
+        let samples = [(); 2].map(|()| Self::at(root, pid));
+        self.hugetlb = samples
             .iter()
             .fold(self.hugetlb, |most, look| most.max(look.hugetlb));
-        if let Some(least) = looks.iter().min_by_key(|look| look.bytes)
+        if let Some(least) = samples.iter().min_by_key(|look| look.bytes)
             && least.bytes > self.bytes
         {
             (self.bytes, self.huge_percent) = (least.bytes, least.huge_percent);
         }
-        (clock.elapsed() * PAUSE / 2).clamp(SHORTEST, LONGEST)
+        (clock.elapsed() * SAMPLE_INTERVAL_FACTOR / 2)
+            .clamp(MIN_SAMPLE_INTERVAL, MAX_SAMPLE_INTERVAL)
     }
 
-    /// What they have now, one after the other.
+    /// Sums up the processes, one after the other.
     fn at(root: &Root, pid: u32) -> Self {
         let mut now = Self::default();
         let (mut resident, mut huge, mut shared_hugetlb) = (Bytes(0), Bytes(0), Bytes(0));
         let mut left = vec![pid];
         while let Some(pid) = left.pop() {
             left.extend(tree::children(root, pid));
-            // One that ends meanwhile has nothing.
+            // A process that ended meanwhile has no memory.
             let Ok(rollup) = Smaps::read_rollup(root, pid) else {
                 continue;
             };
             let hugetlb = rollup.mappings().map(|mapping| mapping.hugetlb()).sum();
             now.hugetlb = now.hugetlb.max(hugetlb);
             for mapping in rollup.mappings() {
-                // Of hugetlb pages the kernel does not say with how many they are shared: with all of them.
+                // The number of sharing processes is unknown: assume all of them.
                 shared_hugetlb = shared_hugetlb.max(mapping.shared_hugetlb);
                 now.bytes += mapping.pss + mapping.private_hugetlb;
                 resident += mapping.rss + mapping.hugetlb();
@@ -79,25 +79,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_of_hugetlb_pages_counts_whenever_it_was() {
+    fn the_peak_of_hugetlb_pages_is_independent() {
         let folder = tempfile::tempdir().unwrap();
         let process = folder.path().join("proc/7");
         std::fs::create_dir_all(&process).unwrap();
-        let mut peak = Peak::default();
+        let mut peak = MemoryPeak::default();
         for (pss, hugetlb) in [(100, 4096), (900_000, 2048)] {
             let rollup = format!(
                 "400000-800000 ---p 00000000 00:00 0 [rollup]\n\
                  Rss: {pss} kB\nPss: {pss} kB\nPrivate_Hugetlb: {hugetlb} kB\n"
             );
             std::fs::write(process.join("smaps_rollup"), rollup).unwrap();
-            peak.look(&Root::at(folder.path()), 7);
+            peak.sample(&Root::at(folder.path()), 7);
         }
         assert_eq!(peak.hugetlb, Bytes(4096 << 10));
         assert_eq!(peak.bytes, Bytes((900_000 + 2048) << 10));
     }
 
     #[test]
-    fn hugetlb_pages_that_processes_share_count_once() {
+    fn shared_hugetlb_pages_count_once() {
         let folder = tempfile::tempdir().unwrap();
         for (pid, children) in [("7", "8 9"), ("8", ""), ("9", "")] {
             let process = folder.path().join("proc").join(pid);
@@ -107,18 +107,18 @@ mod tests {
                           Rss: 300 kB\nPss: 100 kB\nShared_Hugetlb: 4096 kB\nPrivate_Hugetlb: 2048 kB\n";
             std::fs::write(process.join("smaps_rollup"), rollup).unwrap();
         }
-        let mut peak = Peak::default();
-        peak.look(&Root::at(folder.path()), 7);
+        let mut peak = MemoryPeak::default();
+        peak.sample(&Root::at(folder.path()), 7);
         assert_eq!(peak.bytes, Bytes((3 * (100 + 2048) + 4096) << 10));
     }
 
     #[test]
-    fn a_look_sees_the_process_and_keeps_the_most() {
-        let mut peak = Peak::default();
-        let pause = peak.look(&Root::host(), std::process::id());
-        assert!(peak.bytes > Bytes(1 << 20) && pause >= SHORTEST);
+    fn a_sample_keeps_the_peak() {
+        let mut peak = MemoryPeak::default();
+        let pause = peak.sample(&Root::host(), std::process::id());
+        assert!(peak.bytes > Bytes(1 << 20) && pause >= MIN_SAMPLE_INTERVAL);
         let before = peak.bytes;
-        peak.look(&Root::host(), u32::MAX);
+        peak.sample(&Root::host(), u32::MAX);
         assert_eq!(peak.bytes, before);
     }
 }

@@ -1,5 +1,5 @@
-//! A program that runs: [`Running`]. It is started in a process group of its own, what it says is hashed as it comes, and
-//! nothing of it is left when this is dropped.
+//! A running program: [`ProgramRun`]. It has a process group of its own, its output is hashed, and
+//! on drop no process of it remains.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::Hasher as _;
@@ -23,59 +23,51 @@ use crate::figures::cpu_ms;
 use crate::interrupt;
 use crate::launch::line;
 
-/// How long a program may take to end that was asked to, and how long its output may stay open behind its end.
-const GRACE: Duration = Duration::from_secs(10);
+/// Maximum time until a program ends after SIGTERM, and until its output closes after its end.
+const TERMINATION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A signal is seen so much later at most.
-const LOOK: Duration = Duration::from_millis(200);
+/// Maximum delay until a signal is noticed.
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The size of the end of its output that is kept: for a message, and for the figures of a load.
-const KEPT: usize = 64 << 10;
+/// Kept end of the output: for messages, and for the figures of a load.
+const KEPT_OUTPUT_BYTES: usize = 64 << 10;
 
-/// The output of a program to one stream. Two are equal when as many bytes came, with the same
-/// hash.
+/// Output to one stream. Two are equal if their lengths and hashes are.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Said {
+pub(super) struct Output {
     bytes: u64,
     hash: u64,
-    /// The last line that says something.
     pub(super) last: String,
-    /// The end of it.
     pub(super) end: String,
 }
 
-/// How a run ended, and what it said.
 #[derive(Clone, Debug)]
-pub(super) struct Ended {
+pub(super) struct RunResult {
     pub(super) status: ExitStatus,
-    /// stdout and stderr; `None` where a process that it left behind still has the stream.
-    pub(super) said: [Option<Said>; 2],
-    /// Of it and of those that it waited for.
+    /// stdout and stderr; `None` if a remaining process keeps the stream open.
+    pub(super) output: [Option<Output>; 2],
+    /// CPU time of the process and of the descendants that it waited for.
     pub(super) user_ms: f64,
     pub(super) system_ms: f64,
-    /// Of the largest of its processes.
     pub(super) rss_bytes: f64,
     pub(super) faults: f64,
-    /// The figures that the load printed that it served, where it did.
+    /// Figures that the load printed, if this is its server.
     pub(super) served: Option<Served>,
 }
 
-/// A process, and those that it starts.
-pub(super) struct Running {
+pub(super) struct ProgramRun {
     process: Process,
-    /// The command as a user would type it.
     pub(super) command: String,
-    streams: Option<[Receiver<io::Result<Said>>; 2]>,
+    streams: Option<[Receiver<io::Result<Output>>; 2]>,
 }
 
-impl PartialEq for Said {
+impl PartialEq for Output {
     fn eq(&self, other: &Self) -> bool {
         (self.bytes, self.hash) == (other.bytes, other.hash)
     }
 }
 
-impl Running {
-    /// Starts it.
+impl ProgramRun {
     pub(super) fn start(root: &Root, mut command: Command) -> Result<Self, Error> {
         let command_line = line(&command);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -104,18 +96,20 @@ impl Running {
         self.process.is_gone()
     }
 
-    /// Waits until it has ended, or `most` has passed: then false. `look` is called now and then, and says when to call
-    /// it again.
+    /// Waits for the end of the program; false after `timeout`. Calls `sample` repeatedly, which
+    /// returns the time until its next call.
     pub(super) fn wait(
         &self,
-        most: Option<Duration>,
-        look: &mut dyn FnMut() -> Duration,
+        timeout: Option<Duration>,
+        sample: &mut dyn FnMut() -> Duration,
     ) -> Result<bool, Error> {
         let clock = Instant::now();
         loop {
             interrupt::check()?;
-            let left = most.map_or(LOOK, |most| most.saturating_sub(clock.elapsed()));
-            let pause = look().min(left).min(LOOK);
+            let left = timeout.map_or(SIGNAL_CHECK_INTERVAL, |timeout| {
+                timeout.saturating_sub(clock.elapsed())
+            });
+            let pause = sample().min(left).min(SIGNAL_CHECK_INTERVAL);
             if self.ended_within(pause)? {
                 return Ok(true);
             }
@@ -136,12 +130,12 @@ impl Running {
         }
     }
 
-    /// Asks it to end, and after a while has the kernel end it.
+    /// Sends SIGTERM, and after a timeout SIGKILL.
     pub(super) fn stop(&self) -> Result<(), Error> {
         let _ = self.process.signal(libc::SIGTERM);
         let clock = Instant::now();
-        while clock.elapsed() < GRACE {
-            if self.ended_within(LOOK)? {
+        while clock.elapsed() < TERMINATION_TIMEOUT {
+            if self.ended_within(SIGNAL_CHECK_INTERVAL)? {
                 return Ok(());
             }
         }
@@ -151,29 +145,29 @@ impl Running {
 
     fn signal_group(&self, signal: Signal) {
         if let Some(group) = Pid::from_raw(self.pid().cast_signed()) {
-            // ESRCH: none is left.
+            // ESRCH: the group is empty.
             let _ = kill_process_group(group, signal);
         }
     }
 
-    /// How it ended. What is left of its process group is ended too: it would disturb the next run.
-    pub(super) fn reap(mut self) -> Result<Ended, Error> {
+    /// Reaps the program and kills the rest of its process group, which would disturb the next run.
+    pub(super) fn reap(mut self) -> Result<RunResult, Error> {
         let streams = self.streams.take();
-        // Its ID, and so that of its group, is not given to another process before it is waited for.
+        // Before the wait: afterwards the ID of the group may be reused.
         self.signal_group(Signal::KILL);
         let (status, usage) = wait4(self.pid())?;
         let clock = Instant::now();
-        let hear = |stream: &Receiver<io::Result<Said>>| {
-            let left = GRACE.saturating_sub(clock.elapsed()) / 10;
+        let hear = |stream: &Receiver<io::Result<Output>>| {
+            let left = TERMINATION_TIMEOUT.saturating_sub(clock.elapsed()) / 10;
             stream.recv_timeout(left).ok().transpose()
         };
-        let said = match &streams {
+        let output = match &streams {
             Some([out, err]) => [hear(out)?, hear(err)?],
             None => [None, None],
         };
-        Ok(Ended {
+        Ok(RunResult {
             status,
-            said,
+            output,
             user_ms: cpu_ms(usage.ru_utime),
             system_ms: cpu_ms(usage.ru_stime),
             rss_bytes: usage.ru_maxrss as f64 * 1024.0,
@@ -182,42 +176,42 @@ impl Running {
         })
     }
 
-    /// The reason of `error`, which came while it was to serve: its own end, where it has ended.
+    /// Replaces `error`, which came up while it was serving, by its own failure if it has ended.
     pub(super) fn blame(self, error: Error) -> Error {
         if matches!(error, Error::Interrupted(_)) || !self.is_gone() {
             return error;
         }
         let command = self.command.clone();
         match self.reap() {
-            Ok(ended) => Error::Failed(command, ended.status, ended.last_words()),
+            Ok(ended) => Error::Failed(command, ended.status, ended.last_line()),
             Err(error) => error,
         }
     }
 
-    /// Waits for its end, or a signal, and returns how it ended; [`Error::Failed`] where that was with an error.
-    pub(super) fn succeed(self, look: &mut dyn FnMut() -> Duration) -> Result<Ended, Error> {
-        self.wait(None, look)?;
+    /// Waits for the end of the program, or a signal; [`Error::Failed`] if it failed.
+    pub(super) fn succeed(self, sample: &mut dyn FnMut() -> Duration) -> Result<RunResult, Error> {
+        self.wait(None, sample)?;
         let command = self.command.clone();
         let ended = self.reap()?;
         match ended.status.success() {
             true => Ok(ended),
-            false => Err(Error::Failed(command, ended.status, ended.last_words())),
+            false => Err(Error::Failed(command, ended.status, ended.last_line())),
         }
     }
 }
 
-impl Ended {
-    /// The last that it said, on stderr if it said something there.
-    pub(super) fn last_words(&self) -> String {
-        let [out, err] = &self.said;
-        let mut said = [err, out].into_iter().flatten().map(|said| &said.last);
-        let last = said.find(|last| !last.is_empty()).cloned();
+impl RunResult {
+    /// Last line of stderr, or of stdout if stderr is empty.
+    pub(super) fn last_line(&self) -> String {
+        let [out, err] = &self.output;
+        let mut output = [err, out].into_iter().flatten().map(|output| &output.last);
+        let last = output.find(|last| !last.is_empty()).cloned();
         last.unwrap_or_else(|| "no message".to_owned())
     }
 }
 
-impl Drop for Running {
-    /// Only one that was not waited for has its streams: an error came between, or a signal.
+impl Drop for ProgramRun {
+    /// A run that was not reaped (after an error or a signal) still has its streams.
     fn drop(&mut self) {
         if self.streams.is_none() {
             return;
@@ -238,28 +232,28 @@ impl Drop for Running {
         for process in &tree {
             let _ = process.signal(libc::SIGKILL);
         }
-        // Init reaps those whose parent is gone; the memory of all of them is to be free when this returns.
+        // Init reaps orphans; all memory should be free on return.
         let clock = Instant::now();
         let is_left = |process: &Process| !process.is_gone();
-        while tree.iter().any(is_left) && clock.elapsed() < GRACE {
+        while tree.iter().any(is_left) && clock.elapsed() < TERMINATION_TIMEOUT {
             thread::sleep(Duration::from_millis(1));
         }
         let _ = wait4(self.pid());
     }
 }
 
-/// Reads a stream to its end, in a thread of its own.
-fn listen(stream: Option<impl Read + Send + 'static>) -> Receiver<io::Result<Said>> {
+/// Reads a stream to its end, in a new thread.
+fn listen(stream: Option<impl Read + Send + 'static>) -> Receiver<io::Result<Output>> {
     let (sender, receiver) = channel();
     thread::spawn(move || {
-        let said = stream.map_or(Ok(Said::default()), hash);
-        // The receiver is gone where the run was given up.
-        let _ = sender.send(said);
+        let output = stream.map_or(Ok(Output::default()), hash);
+        // The receiver is gone if the run was given up.
+        let _ = sender.send(output);
     });
     receiver
 }
 
-fn hash(mut stream: impl Read) -> io::Result<Said> {
+fn hash(mut stream: impl Read) -> io::Result<Output> {
     let (mut hasher, mut bytes, mut tail) = (DefaultHasher::new(), 0, Vec::new());
     let mut buffer = vec![0; 1 << 16];
     loop {
@@ -272,12 +266,12 @@ fn hash(mut stream: impl Read) -> io::Result<Said> {
         hasher.write(read);
         bytes += read.len() as u64;
         tail.extend_from_slice(read);
-        tail.drain(..tail.len().saturating_sub(KEPT));
+        tail.drain(..tail.len().saturating_sub(KEPT_OUTPUT_BYTES));
     }
     let tail = String::from_utf8_lossy(&tail);
     let mut lines = tail.lines().rev().map(str::trim);
     let last = lines.find(|line| !line.is_empty()).unwrap_or_default();
-    Ok(Said {
+    Ok(Output {
         bytes,
         hash: hasher.finish(),
         last: last.to_owned(),
@@ -285,16 +279,16 @@ fn hash(mut stream: impl Read) -> io::Result<Said> {
     })
 }
 
-/// Has the process be made by fork(2) and not by vfork(2), as posix_spawn(3) makes it. At execve(2) the kernel adds the memory that a
-/// process has had so far to its peak: after vfork that is all of ours, after fork what was copied, which is less than a
-/// program has that does nothing.
+/// Makes the standard library use fork(2) instead of the vfork(2) of posix_spawn(3). At execve(2)
+/// the kernel adds the RSS before it to the peak: after vfork that is our whole RSS; after fork
+/// only what was copied, which is less than a program that does nothing has.
 fn forks(command: &mut Command) {
-    // SAFETY: does nothing at all; a closure is what keeps the standard library from vfork.
+    // SAFETY: the closure does nothing; its presence prevents vfork.
     unsafe { command.pre_exec(|| Ok(())) };
 }
 
-/// Resets the peak of this process, which a new one inherits. Where the file cannot be written the figure is too large on all
-/// sides.
+/// Resets the peak RSS of this process, which a child inherits. If the file is not writable, the
+/// figure is too large on all sides.
 ///
 /// # References
 /// proc_pid_clear_refs(5), Linux 4.0
@@ -302,16 +296,16 @@ fn forget_peak() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-/// Waits for a child of this process, and returns what it and those that it waited for took.
+/// Waits for a child, and returns its resource usage with that of the descendants it waited for.
 ///
 /// # References
 /// wait4(2)
 fn wait4(pid: u32) -> Result<(ExitStatus, libc::rusage), Error> {
-    // SAFETY: the structure is integers only, for which zeroes are valid.
+    // SAFETY: all fields are integers, for which zeroes are valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     let mut status = 0;
     loop {
-        // SAFETY: the kernel writes a number and a `rusage` where these are.
+        // SAFETY: the kernel writes an integer and a `rusage` to these.
         let waited = unsafe { libc::wait4(pid.cast_signed(), &raw mut status, 0, &raw mut usage) };
         match io::Error::last_os_error() {
             _ if waited >= 0 => return Ok((ExitStatus::from_raw(status), usage)),
@@ -325,28 +319,25 @@ fn wait4(pid: u32) -> Result<(ExitStatus, libc::rusage), Error> {
 mod tests {
     use super::*;
 
-    fn shell(script: &str) -> Running {
+    fn shell(script: &str) -> ProgramRun {
         let mut command = Command::new("sh");
         command.args(["-c", script]).stdin(Stdio::null());
-        Running::start(&Root::host(), command).unwrap()
+        ProgramRun::start(&Root::host(), command).unwrap()
     }
 
-    fn ended(script: &str) -> Ended {
+    fn ended(script: &str) -> RunResult {
         let running = shell(script);
-        assert!(running.wait(None, &mut || LOOK).unwrap());
+        assert!(running.wait(None, &mut || SIGNAL_CHECK_INTERVAL).unwrap());
         running.reap().unwrap()
     }
 
     #[test]
-    fn what_it_says_and_how_it_ends_is_compared() {
+    fn output_and_exit_status_are_compared() {
         let (one, two) = (ended("echo a; exit 3"), ended("echo a; echo b >&2; exit 3"));
-        assert_eq!((one.status, one.said[0].is_some()), (two.status, true));
-        assert_eq!(one.said[0], two.said[0]);
-        assert_ne!(one.said[1], two.said[1]);
-        assert_eq!(
-            (one.last_words(), two.last_words()),
-            ("a".into(), "b".into())
-        );
+        assert_eq!((one.status, one.output[0].is_some()), (two.status, true));
+        assert_eq!(one.output[0], two.output[0]);
+        assert_ne!(one.output[1], two.output[1]);
+        assert_eq!((one.last_line(), two.last_line()), ("a".into(), "b".into()));
         assert_ne!(ended("kill -9 $$").status, one.status);
     }
 
@@ -358,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_a_run_that_is_given_up() {
+    fn an_aborted_run_leaves_no_process() {
         let running = shell("sleep 1000 & setsid sleep 1000 & wait");
         let root = Root::host();
         let mut children = Vec::new();
@@ -370,7 +361,7 @@ mod tests {
         let is_there =
             |pid: &u32| Process::open(&root, *pid).is_ok_and(|process| !process.is_gone());
         while children.iter().any(is_there) {
-            assert!(clock.elapsed() < GRACE);
+            assert!(clock.elapsed() < TERMINATION_TIMEOUT);
         }
     }
 }

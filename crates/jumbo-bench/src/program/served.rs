@@ -1,4 +1,5 @@
-//! [`Served`]: throughput and latencies of a load, as its tool prints them; [`Pattern`]: where a tool is none that is known.
+//! [`Served`]: throughput and latencies that a load prints; [`Pattern`]: for the output of unknown
+//! tools.
 
 use std::str::FromStr;
 
@@ -7,14 +8,14 @@ use serde::Serialize;
 
 use crate::stats::median;
 
-/// The figures that a load printed. Those of pgbench, redis-benchmark, wrk and ab are known.
+/// Figures that a load printed. Those of pgbench, redis-benchmark, wrk and ab are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Served {
-    /// Requests or transactions a second: the mean where the tool prints several.
+    /// Requests or transactions per second: the mean if the tool prints several.
     pub throughput: Option<f64>,
-    /// The median of the latencies, in milliseconds.
+    /// Median latency, in milliseconds.
     pub p50_ms: Option<f64>,
-    /// The latency that one request in a hundred exceeds, in milliseconds: the largest where the tool prints several.
+    /// 99th percentile of the latency, in milliseconds: the largest if the tool prints several.
     pub p99_ms: Option<f64>,
 }
 
@@ -35,10 +36,12 @@ impl FromStr for Pattern {
 }
 
 impl Served {
-    /// Reads what a load printed. A `pattern` comes before what is known of tools.
+    /// Reads the output of a load. `pattern` takes precedence over known tools.
     pub(super) fn read(text: &str, pattern: Option<&Pattern>) -> Self {
         let own = pattern.map_or_else(Self::default, |pattern| pattern.read(text));
-        let known = KNOWN.into_iter().filter_map(|regex| Regex::new(regex).ok());
+        let known = KNOWN_LINES
+            .into_iter()
+            .filter_map(|regex| Regex::new(regex).ok());
         let known = Self::found(&known.collect::<Vec<_>>(), text);
         Self {
             throughput: own.throughput.or(known.throughput),
@@ -47,7 +50,7 @@ impl Served {
         }
     }
 
-    /// The median of each figure; `None` where there is none of any.
+    /// Median of each figure; `None` without any figure.
     pub(super) fn median(all: &[Self]) -> Option<Self> {
         let of = |figure: fn(&Self) -> Option<f64>| {
             let figures: Vec<_> = all.iter().filter_map(figure).collect();
@@ -61,7 +64,7 @@ impl Served {
         (median != Self::default()).then_some(median)
     }
 
-    /// What the named groups of these find in all of a text. A latency is in milliseconds where no group is its unit.
+    /// Figures of all named groups. A latency is in milliseconds unless there is a group `unit`.
     fn found(all: &[Regex], text: &str) -> Self {
         let (mut throughput, mut p50, mut p99) = (Vec::new(), Vec::new(), Vec::new());
         for captures in all.iter().flat_map(|regex| regex.captures_iter(text)) {
@@ -88,7 +91,7 @@ impl Served {
 }
 
 impl Pattern {
-    /// The figures of its named groups; without these the first group is a latency in milliseconds, a request a match.
+    /// Figures of the named groups; without them, the first group is a latency in milliseconds.
     fn read(&self, text: &str) -> Served {
         let is_named = |name: &str| ["throughput", "p50", "p99"].contains(&name);
         if self.0.capture_names().flatten().any(is_named) {
@@ -98,7 +101,7 @@ impl Pattern {
         let latencies = captures.filter_map(|captures| captures.get(1)?.as_str().parse().ok());
         let mut latencies: Vec<f64> = latencies.collect();
         latencies.sort_by(f64::total_cmp);
-        // The nearest rank.
+        // Nearest-rank percentile.
         let rank = |percent: usize| latencies.len().saturating_mul(percent).div_ceil(100);
         let at = |percent| latencies.get(rank(percent).saturating_sub(1)).copied();
         Served {
@@ -109,9 +112,8 @@ impl Pattern {
     }
 }
 
-/// The lines in which tools that are known print figures: redis-benchmark, with `-q` and in its
-/// last table; pgbench; wrk; ab; the latencies of wrk and ab.
-const KNOWN: [&str; 7] = [
+/// Lines of redis-benchmark, with `-q` and in its last table; pgbench; wrk; ab; both latencies.
+const KNOWN_LINES: [&str; 7] = [
     r"(?<throughput>[0-9.]+) requests per second(, p50=(?<p50>[0-9.]+))?",
     r"avg +min +p50 +p95 +p99 +max\s+[0-9.]+ +[0-9.]+ +(?<p50>[0-9.]+) +[0-9.]+ +(?<p99>[0-9.]+)",
     r"tps = (?<throughput>[0-9.]+)",
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tools_that_are_known_are_read() {
+    fn known_tools_are_parsed() {
         let quiet = "SET: rps=0.0 (overall: 0.0) avg_msec=-nan\r   \rSET: 31250.00 requests per second, p50=0.300 msec\n\
                      GET: 33750.00 requests per second, p50=0.500 msec\n";
         assert_eq!(read(quiet), [Some(32500.0), Some(0.4), None]);
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_of_each_figure() {
+    fn each_figure_has_its_median() {
         let of = |throughput| Served {
             throughput,
             ..Served::default()

@@ -1,4 +1,4 @@
-//! A server that is measured by the load that it serves: [`Server`].
+//! A server, measured by a load: [`Server`].
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,119 +7,107 @@ use std::time::{Duration, Instant};
 use jumbo_host::kernel::Root;
 
 use super::listens::listens;
-use super::running::{Ended, Running};
+use super::running::{ProgramRun, RunResult};
 use super::served::{Pattern, Served};
 use crate::figures::ms;
 use crate::{Error, Settings};
 
-/// How long a server may take until it serves, the last question included.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a question may take that was put before the server listened: such a client may hang. The next has twice as long.
-const EARLY: Duration = Duration::from_secs(5);
-/// How long to wait for a server to listen. One that needs no socket is asked nevertheless.
-const LISTENS: Duration = Duration::from_millis(500);
-/// The user is told after so long that the measurement waits for the server.
-const TOLD: Duration = Duration::from_secs(2);
-/// What it serves may hang once it is gone: that is looked at so often.
-const GLANCE: Duration = Duration::from_secs(1);
-/// How long one run of what fills or loads a server may take: it is not to hang for ever.
-const LONGEST: Duration = Duration::from_secs(30 * 60);
-/// The time between two questions whether it does.
-const PAUSE: Duration = Duration::from_millis(50);
+/// Maximum time until a server is ready, the last probe included.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Timeout of a probe that starts before the server listens: such a client may hang. It doubles
+/// with each probe.
+const EARLY_PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time to wait for a listening socket; after it, a server without one is probed nevertheless.
+const LISTEN_TIMEOUT: Duration = Duration::from_millis(500);
+/// Time after which the user is told that the measurement waits for the server.
+const NOTICE_DELAY: Duration = Duration::from_secs(2);
+/// Interval of checks that the server still exists: its clients may hang without it.
+const SERVER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_COMMAND_TIME: Duration = Duration::from_secs(30 * 60);
+const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A program that does not end by itself, and its load. The commands are run by `sh -c`, without
-/// jumbo.
+/// A program that does not end by itself, and its load. `sh -c` runs the commands, without jumbo.
 #[derive(Clone, Debug, Default)]
 pub struct Server {
-    /// Succeeds once the server serves; it is run until it does, for a minute. `None`: the load is.
+    /// Command that succeeds once the server is ready, within a minute. `None`: the load.
     pub ready: Option<String>,
-    /// Fills the server, before anything is measured.
+    /// Command that fills the server, unmeasured.
     pub setup: Option<String>,
-    /// The load that is measured: how long it takes. `None`: the CPU time of the server.
+    /// Command whose time is measured. `None`: the CPU time of the server.
     pub load: Option<String>,
-    /// How long the load is run again and again: what counts is the mean. `None`: it is run once.
+    /// Duration for which the load is repeated; the mean counts. `None`: once.
     pub time: Option<Duration>,
-    /// The load says on the last line of its output what counts, in milliseconds.
+    /// The last line of the load's output is the figure, in milliseconds.
     pub says: bool,
-    /// Finds figures in the output of the load; those of some tools are found without.
+    /// Finds figures in the output of the load; not needed for known tools.
     pub figures: Option<Pattern>,
 }
 
 impl Server {
-    /// Waits until the server serves, has it serve the load, and asks it to end. How long the load took, in milliseconds,
-    /// `None` without a load; and the figures that it printed.
+    /// Waits until the server is ready, runs the load, and stops the server. Returns the
+    /// milliseconds of the load, `None` without a load, and the figures that it printed.
     ///
-    /// While the load is timed there is no `look`: the load runs once more, and it is looked at then.
+    /// `sample` is not called while the load is timed: the load runs once more for it.
     pub(super) fn serve(
         &self,
         settings: &Settings,
-        server: &Running,
+        server: &ProgramRun,
         folder: Option<&Path>,
-        look: &mut dyn FnMut() -> Duration,
+        sample: &mut dyn FnMut() -> Duration,
     ) -> Result<(Option<f64>, Option<Served>), Error> {
-        self.prepare(settings, server, folder, look)?;
-        let (took, served) = match &self.load {
+        self.wait_until_ready(settings, server, READY_TIMEOUT, &mut |command, timeout| {
+            run(command, server, (folder, timeout), sample).map(drop)
+        })?;
+        if let Some(setup) = &self.setup {
+            run(setup, server, (folder, MAX_COMMAND_TIME), sample)?;
+        }
+        let (elapsed_ms, served) = match &self.load {
             None => {
-                server.wait(self.time, look)?;
+                server.wait(self.time, sample)?;
                 (None, None)
             }
             Some(load) => {
-                let (took, served) = self.loaded(load, server, folder)?;
-                run(load, server, (folder, LONGEST), look)?;
-                (Some(took), served)
+                let (elapsed_ms, served) = self.loaded(load, server, folder)?;
+                run(load, server, (folder, MAX_COMMAND_TIME), sample)?;
+                (Some(elapsed_ms), served)
             }
         };
         server.stop()?;
-        Ok((took, served))
+        Ok((elapsed_ms, served))
     }
 
-    /// Waits until the server serves, and fills it.
-    fn prepare(
-        &self,
-        settings: &Settings,
-        server: &Running,
-        folder: Option<&Path>,
-        look: &mut dyn FnMut() -> Duration,
-    ) -> Result<(), Error> {
-        self.wait_until_ready(settings, server, PATIENCE, &mut |command, most| {
-            run(command, server, (folder, most), look).map(drop)
-        })?;
-        let setup = self.setup.as_ref();
-        let filled = setup.map(|setup| run(setup, server, (folder, LONGEST), look));
-        filled.transpose().map(drop)
-    }
-
-    /// Has the server serve the load: how long it took, in milliseconds, and the figures that it
-    /// printed.
+    /// Runs the load: returns its milliseconds, and the figures that it printed.
     fn loaded(
         &self,
         load: &str,
-        server: &Running,
+        server: &ProgramRun,
         folder: Option<&Path>,
     ) -> Result<(f64, Option<Served>), Error> {
-        let (clock, mut times, mut said, mut served) = (Instant::now(), 0, None, Vec::new());
+        let (clock, mut times, mut last_line, mut served) = (Instant::now(), 0, None, Vec::new());
         while times == 0 || self.time.is_some_and(|time| clock.elapsed() < time) {
-            let ended = run(load, server, (folder, LONGEST), &mut || GLANCE)?;
+            let ended = run(load, server, (folder, MAX_COMMAND_TIME), &mut || {
+                SERVER_CHECK_INTERVAL
+            })?;
             times += 1;
-            let out = ended.said[0].as_ref();
-            said = out.map(|said| said.last.clone());
-            served.extend(out.map(|said| Served::read(&said.end, self.figures.as_ref())));
+            let out = ended.output[0].as_ref();
+            last_line = out.map(|last_line| last_line.last.clone());
+            served.extend(out.map(|last_line| Served::read(&last_line.end, self.figures.as_ref())));
         }
-        let mut took = ms(clock.elapsed()) / f64::from(times);
+        let mut elapsed_ms = ms(clock.elapsed()) / f64::from(times);
         if self.says {
-            let said = said.unwrap_or_default();
-            let number = said.parse();
-            took = number.map_err(|_| Error::NoFigure(load.to_owned(), said))?;
+            let last_line = last_line.unwrap_or_default();
+            let number = last_line.parse();
+            elapsed_ms = number.map_err(|_| Error::NoFigure(load.to_owned(), last_line))?;
         }
-        Ok((took, Served::median(&served)))
+        Ok((elapsed_ms, Served::median(&served)))
     }
 
-    /// Runs the probe until it succeeds, for `patience` in all. The probe is the load where there is no other.
+    /// Repeats the probe, or else the load, until it succeeds, for at most `ready_timeout`.
     fn wait_until_ready(
         &self,
         settings: &Settings,
-        server: &Running,
-        patience: Duration,
+        server: &ProgramRun,
+        ready_timeout: Duration,
         probe: &mut dyn FnMut(&str, Duration) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let Some(command) = self.ready.as_ref().or(self.load.as_ref()) else {
@@ -127,23 +115,24 @@ impl Server {
         };
         let (root, clock) = (Root::host(), Instant::now());
         let is_listening = || listens(&root, server.pid());
-        let is_over = || server.is_gone() || clock.elapsed() >= patience;
-        while !is_listening() && !is_over() && clock.elapsed() < LISTENS {
-            server.wait(Some(PAUSE / 5), &mut || PAUSE)?;
+        let is_over = || server.is_gone() || clock.elapsed() >= ready_timeout;
+        while !is_listening() && !is_over() && clock.elapsed() < LISTEN_TIMEOUT {
+            server.wait(Some(PROBE_INTERVAL / 5), &mut || PROBE_INTERVAL)?;
         }
-        let (mut early, mut is_told, shown) = (EARLY, false, settings.progress.message());
+        let (mut early_timeout, mut is_noticed, message) =
+            (EARLY_PROBE_TIMEOUT, false, settings.progress.message());
         loop {
-            let left = patience.saturating_sub(clock.elapsed());
-            let most = match is_listening() {
+            let left = ready_timeout.saturating_sub(clock.elapsed());
+            let timeout = match is_listening() {
                 true => left,
-                false => left.min(early),
+                false => left.min(early_timeout),
             };
-            let last = match probe(command, most) {
+            let last = match probe(command, timeout) {
                 Ok(()) => break,
                 Err(Error::Failed(_, _, last)) => last,
                 Err(error @ Error::Endless(..)) if server.is_gone() => return Err(error),
                 Err(Error::Endless(_, seconds)) => {
-                    early *= 2;
+                    early_timeout *= 2;
                     format!("it did not end within {seconds} s")
                 }
                 Err(error) => return Err(error),
@@ -152,42 +141,41 @@ impl Server {
                 let waited = clock.elapsed().as_secs();
                 return Err(Error::NotReady(waited, command.clone(), last));
             }
-            if !is_told && clock.elapsed() >= TOLD {
-                settings.say(format!(
+            if !is_noticed && clock.elapsed() >= NOTICE_DELAY {
+                settings.show_progress(format!(
                     "waiting until `{command}` succeeds, for at most {} s: {last}",
-                    patience.as_secs()
+                    ready_timeout.as_secs()
                 ));
-                is_told = true;
+                is_noticed = true;
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(PROBE_INTERVAL);
         }
-        if is_told {
-            settings.progress.set_message(shown);
+        if is_noticed {
+            settings.progress.set_message(message);
         }
         Ok(())
     }
 }
 
-/// Runs a command to its end, for `most` at most, and no longer than the server is there.
+/// Runs a command to its end, for at most `timeout`, and only while the server exists.
 fn run(
     command: &str,
-    server: &Running,
-    (folder, most): (Option<&Path>, Duration),
-    look: &mut dyn FnMut() -> Duration,
-) -> Result<Ended, Error> {
+    server: &ProgramRun,
+    (folder, timeout): (Option<&Path>, Duration),
+    sample: &mut dyn FnMut() -> Duration,
+) -> Result<RunResult, Error> {
     let (mut shell, clock) = (shell(command, folder), Instant::now());
     shell.stdin(Stdio::null());
-    let running = Running::start(&Root::host(), shell)?;
-    while !running.wait(Some(GLANCE), look)? {
+    let running = ProgramRun::start(&Root::host(), shell)?;
+    while !running.wait(Some(SERVER_CHECK_INTERVAL), sample)? {
         let passed = clock.elapsed();
-        if server.is_gone() || passed > most {
+        if server.is_gone() || passed > timeout {
             return Err(Error::Endless(command.to_owned(), passed.as_secs()));
         }
     }
-    running.succeed(look)
+    running.succeed(sample)
 }
 
-/// `sh -c COMMAND` in that folder.
 pub(super) fn shell(command: &str, folder: Option<&Path>) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", command]);
@@ -202,11 +190,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_hangs_is_given_up_once_the_server_is_gone() {
+    fn a_hanging_command_is_given_up_after_the_server_ended() {
         let start = || {
             let mut server = shell("exec sleep 0.2", None);
             server.stdin(Stdio::null());
-            Running::start(&Root::host(), server).unwrap()
+            ProgramRun::start(&Root::host(), server).unwrap()
         };
         let hangs = Some("sleep 1000".to_owned());
         let [ready, load] = [true, false].map(|is_ready| Server {
@@ -218,7 +206,7 @@ mod tests {
         for serves in [ready, load] {
             let server = start();
             let error = serves
-                .serve(&settings, &server, None, &mut || PAUSE)
+                .serve(&settings, &server, None, &mut || PROBE_INTERVAL)
                 .unwrap_err();
             assert!(matches!(error, Error::Endless(..)), "{error}");
             assert!(server.is_gone());
@@ -226,41 +214,41 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_hangs_is_given_up_and_named() {
+    fn a_hanging_probe_is_given_up_and_named() {
         let mut server = shell("exec sleep 1000", None);
         server.stdin(Stdio::null());
-        let server = Running::start(&Root::host(), server).unwrap();
+        let server = ProgramRun::start(&Root::host(), server).unwrap();
         let serves = Server {
             load: Some("hangs".to_owned()),
             ..Server::default()
         };
         let settings = Settings::for_tests();
         let mut limits = Vec::new();
-        let mut hang = |command: &str, most: Duration| {
-            limits.push(most);
+        let mut hang = |command: &str, timeout: Duration| {
+            limits.push(timeout);
             std::thread::sleep(Duration::from_millis(100));
-            Err(Error::Endless(command.to_owned(), most.as_secs()))
+            Err(Error::Endless(command.to_owned(), timeout.as_secs()))
         };
-        let patience = Duration::from_secs(2);
+        let ready_timeout = Duration::from_secs(2);
         let error = serves
-            .wait_until_ready(&settings, &server, patience, &mut hang)
+            .wait_until_ready(&settings, &server, ready_timeout, &mut hang)
             .unwrap_err();
         let error = error.to_string();
         assert!(
             error.contains("not ready") && error.contains("`hangs`"),
             "{error}"
         );
-        assert!(limits.len() > 1 && limits.iter().all(|limit| *limit <= patience));
+        assert!(limits.len() > 1 && limits.iter().all(|limit| *limit <= ready_timeout));
         limits.clear();
-        let mut hangs_once = |_: &str, most: Duration| {
-            limits.push(most);
+        let mut hangs_once = |_: &str, timeout: Duration| {
+            limits.push(timeout);
             match limits.len() {
-                1 => Err(Error::Endless(String::new(), most.as_secs())),
+                1 => Err(Error::Endless(String::new(), timeout.as_secs())),
                 _ => Ok(()),
             }
         };
-        let ready = serves.wait_until_ready(&settings, &server, PATIENCE, &mut hangs_once);
+        let ready = serves.wait_until_ready(&settings, &server, READY_TIMEOUT, &mut hangs_once);
         assert!(ready.is_ok());
-        assert_eq!(limits, [EARLY, EARLY * 2]);
+        assert_eq!(limits, [EARLY_PROBE_TIMEOUT, EARLY_PROBE_TIMEOUT * 2]);
     }
 }

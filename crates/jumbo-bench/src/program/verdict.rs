@@ -1,59 +1,59 @@
-//! What a comparison says: [`Change`] of a cost, [`Agreement`] of what a program did.
+//! Verdicts of a comparison: [`Change`] of a cost, [`Agreement`] of the output.
 
 use serde::Serialize;
 
-use super::Ended;
+use super::RunResult;
 use crate::table::{Comparison, Table, Verdict};
 
-/// How a cost changed, against what plain runs differ by from each other.
+/// Change of a cost, relative to the noise between plain runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "change")]
 pub enum Change {
-    /// Not by more than the same thing differs from itself.
+    /// No change beyond the noise.
     None {
-        /// By so much of it: 0.03 are 3 percent.
+        /// Noise: 0.03 are 3 percent.
         noise: f64,
     },
-    /// The cost is less: plain costs so many times as much.
+    /// Lower cost: plain costs `factor` times as much.
     Less {
         /// Above 1.
         factor: f64,
-        /// As above.
+        /// Noise, as above.
         noise: f64,
     },
-    /// The cost is more: so many times that of plain.
+    /// Higher cost: `factor` times that of plain.
     More {
         /// Above 1.
         factor: f64,
-        /// As above.
+        /// Noise, as above.
         noise: f64,
     },
-    /// It was not measured.
+    /// The cost was not measured.
     Unknown,
 }
 
-/// What is less is not told from noise, whatever the A/A row says: a few rounds may agree by chance.
-const LEAST: f64 = 0.01;
+/// Minimum change that counts, whatever the A/A row says: a few rounds may agree by chance.
+const MIN_CHANGE: f64 = 0.01;
 
-/// So many rounds that agree are not likely to do so by chance.
-const ENOUGH: usize = 5;
+/// Minimum number of rounds that are unlikely to agree by chance.
+const MIN_ROUNDS: usize = 5;
 
 impl Change {
-    /// Of a row of ratios, plain divided by the other, with that A/A row beside it.
+    /// Change in a row of ratios (plain divided by the other), with the noise of an A/A row.
     pub fn of(table: &Table, row: &str, aa: &str) -> Self {
         let (Some(ratio), Some(aa)) = (table.ratio_of(row), table.ratio_of(aa)) else {
             return Self::Unknown;
         };
-        // In both directions: which of the two plain runs is the baseline is chance.
+        // In both directions: which of the plain runs is the baseline is chance.
         let noise = aa.max.max(1.0 / aa.min) - 1.0;
         let factor = ratio.median.max(1.0 / ratio.median);
         if !(factor.is_finite() && noise.is_finite()) {
             return Self::Unknown;
         }
         let verdict = Comparison::Ratio(ratio).verdict();
-        // Where the row alone shows no difference, or the rounds are few, it has to stand out clearly.
-        let is_clear = verdict != Verdict::NoDifference && table.rounds >= ENOUGH;
-        let needed = noise.max(LEAST) * if is_clear { 1.0 } else { 2.0 };
+        // Without a clear verdict, or with few rounds, twice the noise is required.
+        let is_clear = verdict != Verdict::NoDifference && table.rounds >= MIN_ROUNDS;
+        let needed = noise.max(MIN_CHANGE) * if is_clear { 1.0 } else { 2.0 };
         match factor - 1.0 > needed {
             false => Self::None { noise },
             true if ratio.median > 1.0 => Self::Less { factor, noise },
@@ -62,28 +62,28 @@ impl Change {
     }
 }
 
-/// Whether a program did the same when it was started in another way.
+/// Agreement of a program's behaviour between two ways to start it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Agreement {
-    /// In all runs.
+    /// The same in all runs.
     Same,
-    /// It did the same in all plain runs, and something else in one of these.
+    /// The same in all plain runs, and different in another run.
     Differs,
     /// Plain runs differ from each other.
     DiffersFromItself,
-    /// It cannot be told.
+    /// Unknown.
     Unknown,
 }
 
 impl Agreement {
-    /// Of what `see` finds in plain runs and in others; `None` where it cannot be told.
+    /// Agreement of what `see` returns for plain and other runs; `Unknown` if one is `None`.
     pub(super) fn of<T: PartialEq>(
-        plain: &[Ended],
-        others: &[Ended],
-        see: impl Fn(&Ended) -> Option<T>,
+        plain: &[RunResult],
+        others: &[RunResult],
+        see: impl Fn(&RunResult) -> Option<T>,
     ) -> Self {
-        let of = |runs: &[Ended]| runs.iter().map(&see).collect::<Option<Vec<_>>>();
+        let of = |runs: &[RunResult]| runs.iter().map(&see).collect::<Option<Vec<_>>>();
         let (Some(plain), Some(others)) = (of(plain), of(others)) else {
             return Self::Unknown;
         };
@@ -104,7 +104,7 @@ mod tests {
 
     fn change([min, median, max]: [f64; 3], [least, most]: [f64; 2]) -> Change {
         let mut table = Table::new("t", String::new(), &Settings::for_tests()).unwrap();
-        table.rounds = ENOUGH;
+        table.rounds = MIN_ROUNDS;
         let aa = [least, 1.0, most];
         for (name, [min, median, max]) in [("x", [min, median, max]), ("aa", aa)] {
             table.also(name.into(), Spread { median, min, max });
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_same_thing_differs_by_is_no_difference() {
+    fn differences_within_the_noise_do_not_count() {
         for (row, aa, said) in [
             ([1.01, 1.03, 1.04], [0.96, 1.01], "None"),
             ([1.05, 1.06, 1.07], [0.96, 1.01], "Less"),
@@ -121,7 +121,7 @@ mod tests {
             // The rounds disagree.
             ([0.99, 1.06, 1.07], [0.96, 1.01], "None"),
             ([0.99, 1.20, 1.27], [0.96, 1.01], "Less"),
-            // Two runs that were alike by chance.
+            // Two runs alike by chance.
             ([1.005; 3], [1.0, 1.0], "None"),
         ] {
             let change = format!("{:?}", change(row, aa));

@@ -1,4 +1,4 @@
-//! How a program is started: [`Way`].
+//! Ways to start a program: [`Way`].
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -11,38 +11,36 @@ use crate::Error;
 use crate::launch::{Launch, Peer};
 use crate::table::Missing;
 
-/// A way to start a program, by name.
+/// A named way to start a program.
 #[derive(Clone, Debug)]
 pub struct Way {
-    /// What stands in the names of its figures.
+    /// Part of the names of its figures.
     pub key: String,
-    /// What is typed.
+    /// Options, or the name of the peer.
     pub name: String,
     launch: Launch,
 }
 
-/// The mode that `jumbo run` has when nothing is said.
-const DEFAULT: &str = "default";
+/// Mode of `jumbo run` without options.
+const DEFAULT_MODE: &str = "default";
 
-/// The modes by name, and their options.
 const MODES: [(&str, &str); 6] = [
-    (DEFAULT, ""),
+    (DEFAULT_MODE, ""),
     ("glibc", "--heap=glibc"),
     ("mimalloc", "--heap=mimalloc --pool"),
-    ("pool", POOL),
+    ("pool", POOL_OPTION),
     ("text", "--text=shared"),
     ("background", "--free=background"),
 ];
 
-/// The pool is as large as what the program takes plain, a quarter, and this.
-const POOL: &str = "--pool";
-const ROOM: u64 = 64 << 20;
+/// The pool has 5/4 of the program's plain size, plus this.
+const POOL_OPTION: &str = "--pool";
+const POOL_OVERHEAD_BYTES: u64 = 64 << 20;
 
-/// The only variable that is never the user's.
-const OURS: [&str; 1] = ["JUMBO_ORDERS"];
+/// The only variable that never belongs to the user.
+const JUMBO_VARIABLES: [&str; 1] = ["JUMBO_ORDERS"];
 
 impl Way {
-    /// As it is.
     pub(crate) fn plain() -> Self {
         Self::of(PLAIN, Launch::Plain)
     }
@@ -55,10 +53,10 @@ impl Way {
         }
     }
 
-    /// `jumbo run` in a mode: one of [`Way::modes`], or options as they are typed.
+    /// `jumbo run` in a mode of [`Way::modes`], or with literal options.
     ///
     /// # Errors
-    /// [`Error::Way`]: there is no such mode.
+    /// [`Error::Way`]: unknown mode.
     pub fn mode(name: &str) -> Result<Self, Error> {
         if name.starts_with('-') {
             let letters = name.split(|c: char| !c.is_ascii_alphanumeric());
@@ -77,25 +75,25 @@ impl Way {
         Ok(Self::of(name, launch))
     }
 
-    /// The names of the modes.
+    /// Names of the modes.
     pub fn modes() -> impl Iterator<Item = &'static str> {
         MODES.into_iter().map(|(name, _)| name)
     }
 
-    /// Without jumbo, with what a user would take instead: one of [`Way::peers`].
+    /// An alternative to jumbo: one of [`Way::peers`].
     ///
     /// # Errors
-    /// [`Error::Way`]: there is no such peer, or it is not installed.
+    /// [`Error::Way`]: unknown, or not installed.
     pub fn peer(name: &str) -> Result<Self, Error> {
         let launch = match name {
             "tunable" => Launch::Tunable,
             name => Launch::Preload(Peer::find(name).map_err(Error::Way)?),
         };
-        // One of our modes has the name of an allocator.
+        // The prefix is needed: one of our modes has the name of an allocator.
         Ok(Self::of(&format!("peer_{name}"), launch))
     }
 
-    /// The peers of those names, and which of them are not installed.
+    /// The peers of those names, and the missing ones.
     pub fn peers_of(names: &[impl AsRef<str>]) -> (Vec<Self>, Vec<Missing>) {
         let (mut ways, mut missing) = (Vec::new(), Vec::new());
         let is_asked = |name: &&str| names.iter().any(|asked| asked.as_ref() == *name);
@@ -111,34 +109,33 @@ impl Way {
         (ways, missing)
     }
 
-    /// The names of the peers.
+    /// Names of the peers.
     pub fn peers() -> impl Iterator<Item = &'static str> {
         std::iter::once("tunable").chain(Peer::names())
     }
 
-    /// The name of its row.
+    /// Name of its row.
     pub fn row(&self, key: &str) -> String {
         match self.key.as_str() {
-            DEFAULT => key.to_owned(),
+            DEFAULT_MODE => key.to_owned(),
             way => format!("{key}_{way}"),
         }
     }
 
-    /// The name of the row that holds this peer against the default mode.
+    /// Name of the row that compares this peer with the default mode.
     pub(crate) fn peer_row(&self, key: &str) -> Option<String> {
         (!self.is_jumbo()).then(|| format!("{key}_vs_{}", self.key))
     }
 
     pub(super) fn is_default(&self) -> bool {
-        self.key == DEFAULT
+        self.key == DEFAULT_MODE
     }
 
     pub(super) fn is_jumbo(&self) -> bool {
         matches!(self.launch, Launch::Jumbo(_))
     }
 
-    /// The command that starts `program` this way, which takes `size` when it is started plain; with the user's own
-    /// settings of `malloc` where these are the program's.
+    /// Command that starts `program` of that plain size; `as_set` keeps the user's variables.
     pub(super) fn command(
         &self,
         jumbo: &Path,
@@ -146,14 +143,14 @@ impl Way {
         (as_set, size): (bool, Bytes),
     ) -> Command {
         let launch = match &self.launch {
-            Launch::Jumbo(options) if options.ends_with(POOL) => {
-                let size = (size.0 + size.0 / 4 + ROOM) >> 20;
+            Launch::Jumbo(options) if options.ends_with(POOL_OPTION) => {
+                let size = (size.0 + size.0 / 4 + POOL_OVERHEAD_BYTES) >> 20;
                 Launch::Jumbo(format!("{options}={size}M"))
             }
             other => other.clone(),
         };
         match as_set {
-            true => launch.command_without(&OURS, jumbo, program),
+            true => launch.command_without(&JUMBO_VARIABLES, jumbo, program),
             false => launch.command(jumbo, program),
         }
     }
@@ -165,7 +162,7 @@ mod tests {
     use crate::launch::line;
 
     #[test]
-    fn a_mode_is_a_name_or_what_is_typed() {
+    fn a_mode_is_a_name_or_options() {
         let typed = |name: &str, as_set| {
             let way = Way::mode(name).unwrap();
             let size = Bytes(256 << 20);

@@ -1,53 +1,55 @@
-//! The programs of `jumbo bench programs`: [`PROGRAMS`], from `programs.toml`, which says what is
-//! in an entry.
+//! [`PROGRAMS`]: the programs of `jumbo bench programs`, from `programs.toml`, which documents the
+//! fields.
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-/// A program, what it is to do, and what that needs.
+/// A program, its work and its requirements.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct Entry {
+pub(super) struct ProgramEntry {
     pub(super) key: String,
     pub(super) what: String,
     pub(super) install: String,
     pub(super) needs: Vec<String>,
-    /// How much there is to do, and how much where it shall be over soon.
     pub(super) size: [u32; 2],
-    /// The name of one of [`FILES`].
+    /// Name of one of [`FILES`].
     pub(super) file: String,
     pub(super) once: String,
     pub(super) run: Vec<String>,
-    pub(super) serves: Option<Serves>,
-}
-
-/// The scripts that a server is measured by.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Serves {
+    /// Scripts of a server: without `load` the program ends by itself.
     pub(super) ready: String,
-    #[serde(default)]
     pub(super) setup: String,
     pub(super) load: String,
-    #[serde(default)]
     pub(super) says: bool,
 }
 
-/// All of them, in the order of the table.
-pub(super) static PROGRAMS: LazyLock<Vec<Entry>> =
-    LazyLock::new(|| read().unwrap_or_default().program);
+/// All programs, in the order of the table.
+pub(super) static PROGRAMS: LazyLock<Vec<ProgramEntry>> =
+    LazyLock::new(|| read().unwrap_or_default());
 
-#[derive(Default, Deserialize)]
-struct List {
-    program: Vec<Entry>,
+/// Reads all entries. An entry with `like` inherits the fields that it lacks from an earlier one.
+fn read() -> Result<Vec<ProgramEntry>, toml::de::Error> {
+    let list: BTreeMap<String, Vec<toml::Table>> = toml::from_str(include_str!("programs.toml"))?;
+    let mut entries: Vec<toml::Table> = Vec::new();
+    for mut entry in list.into_values().flatten() {
+        if let Some(like) = entry.remove("like") {
+            let mut earlier = entries.iter();
+            let base = earlier
+                .find(|earlier| earlier.get("key") == Some(&like))
+                .cloned();
+            for (field, value) in base.unwrap_or_default() {
+                entry.entry(field).or_insert(value);
+            }
+        }
+        entries.push(entry);
+    }
+    entries.into_iter().map(toml::Table::try_into).collect()
 }
 
-fn read() -> Result<List, toml::de::Error> {
-    toml::from_str(include_str!("programs.toml"))
-}
-
-/// The files that programs run or read, by name.
+/// Files that programs run or read, by name.
 pub(super) const FILES: [(&str, &str); 11] = [
     ("Main.java", include_str!("work/Main.java")),
     ("allocator.cpp", include_str!("work/allocator.cpp")),
@@ -69,8 +71,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_program_has_a_name_of_its_own_and_something_to_run() {
-        let all = read().unwrap().program;
+    fn program_entries_are_unique_and_complete() {
+        let all = read().unwrap();
         for entry in &all {
             let is_known = FILES.iter().any(|(name, _)| *name == entry.file);
             assert!(is_known || entry.file.is_empty(), "{entry:?}");

@@ -1,10 +1,9 @@
-//! `jumbo bench programs`: real programs, plain against every mode of ours and every allocator that a user would preload.
+//! `jumbo bench programs`: real programs, plain, in each mode of jumbo, and with each allocator
+//! that a user would preload.
 //!
-//! `list` has the programs. What is not installed is missing from the table, with what installs it; so is a program that fails,
-//! and of one that fails in some way alone the figures of that way.
-//! Each has a folder of its own, in TMPDIR or /var/tmp, which goes with the table.
-//!
-//! Losses stand in the table as gains do.
+//! The table reports programs that are not installed, with the command that installs them, programs
+//! that fail, and single ways in which a program fails. Each program has a temporary folder in
+//! TMPDIR or /var/tmp.
 
 mod list;
 
@@ -17,32 +16,27 @@ use tempfile::TempDir;
 
 use crate::group::Group;
 use crate::launch::on_path;
-use crate::program::{Notes, Program, Server, Way};
+use crate::program::{Observations, Program, Server, Way};
 use crate::table::Table;
 use crate::{Error, Settings, group};
-use list::{Entry, FILES, PROGRAMS};
+use list::{FILES, PROGRAMS, ProgramEntry};
 
-/// The row that holds against the best of all peers.
-const BEST: (&str, &str) = ("hashmap", "hashmap_vs_best_peer");
+/// The program, and its row that compares jumbo with the best of all peers.
+const BEST_PEER_ROW: (&str, &str) = ("hashmap", "hashmap_vs_best_peer");
 
-/// The names of the programs that there are, and what each does.
+/// Names of the programs, and their descriptions.
 pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
     PROGRAMS.iter().map(|entry| (&*entry.key, &*entry.what))
 }
 
-/// A program that is ready to be measured.
-struct Ready {
-    entry: &'static Entry,
+struct PreparedProgram {
+    entry: &'static ProgramEntry,
     program: Program,
-    notes: Notes,
-    /// Goes when this is dropped.
+    observations: Observations,
     _folder: TempDir,
 }
 
-/// Measures the programs of those names, or all, in those ways; with less to do where `quick` is set.
-///
-/// # Errors
-/// [`Error`].
+/// Measures the named programs, or all, in those ways; `quick` reduces their work.
 pub fn measure(
     settings: &Settings,
     names: &[String],
@@ -51,7 +45,7 @@ pub fn measure(
 ) -> Result<Table, Error> {
     let mut table = Table::new("programs", "real programs".to_owned(), settings)?;
     let mut all = Vec::new();
-    let is_wanted = |entry: &&Entry| names.is_empty() || names.contains(&entry.key);
+    let is_wanted = |entry: &&ProgramEntry| names.is_empty() || names.contains(&entry.key);
     for entry in PROGRAMS.iter().filter(is_wanted) {
         settings
             .progress
@@ -64,10 +58,10 @@ pub fn measure(
     }
     let groups = all.iter().map(|ready| {
         let what = (&*ready.entry.key, &ready.program);
-        group_of(settings, what, &ready.notes, ways)
+        group_of(settings, what, &ready.observations, ways)
     });
     let mut table = group::measure(settings, table, groups.collect())?;
-    let (key, name) = BEST;
+    let (key, name) = BEST_PEER_ROW;
     let against = ways
         .iter()
         .filter_map(|way| table.ratio_of(&way.peer_row(key)?));
@@ -81,20 +75,26 @@ pub fn measure(
 fn group_of<'a>(
     settings: &'a Settings,
     (key, program): (&'static str, &'a Program),
-    notes: &'a Notes,
+    observations: &'a Observations,
     ways: &'a [Way],
 ) -> Group<'a> {
-    let mut group = notes.group(settings, program, key, key, ways);
+    let mut group = observations.group(settings, program, key, key, ways);
     group.optional = |error| !matches!(error, Error::Interrupted(_));
-    // Without plain runs there is nothing to compare with; without another way there are the others.
+    // The plain side is required; any other may be missing.
     group.spare = 1..1 + ways.len();
     group
 }
 
-impl Entry {
-    /// Whether it is installed, and all that comes before it is measured.
-    fn ready(&'static self, quick: bool) -> Result<Ready, Error> {
-        let absent = |what: &str| Error::Way(format!("no {what}; hint: {}", self.hint()));
+impl ProgramEntry {
+    /// Checks the requirements and does all that precedes the measurement.
+    fn ready(&'static self, quick: bool) -> Result<PreparedProgram, Error> {
+        let absent = |what: &str| {
+            let apt = match self.install.starts_with("pip") {
+                true => "",
+                false => "apt install ",
+            };
+            Error::Way(format!("no {what}; hint: {apt}{}", self.install))
+        };
         let mut bin = None;
         let mut python = String::new();
         for need in &self.needs {
@@ -114,18 +114,19 @@ impl Entry {
             .and_then(Path::parent)
             .unwrap_or(Path::new("/"));
         let is_root = rustix::process::geteuid().is_root();
-        let other = match is_root {
+        let drop_root = match is_root {
             true => "setpriv --reuid=postgres --regid=postgres --clear-groups",
             false => "",
         };
         let size = self.size[usize::from(quick)].to_string();
         let words = [
             ("SIZE", size.as_str()),
+            ("KEY", &self.key),
             ("FOLDER", &folder.path().to_string_lossy()),
             ("BIN", &bin.to_string_lossy()),
             ("PYTHON", &python),
             ("USER", if is_root { "root" } else { "" }),
-            ("AS", other),
+            ("AS", drop_root),
         ];
         let filled = |text: &str| replaced(text, &words);
         for (name, text) in FILES.iter().filter(|(name, _)| *name == self.file) {
@@ -133,9 +134,9 @@ impl Entry {
             let written = fs::write(&path, filled(text));
             written.map_err(|error| Error::Program(path.display().to_string(), error))?;
         }
-        // A word that becomes several, or none, is a command.
+        // The word AS becomes several words, or none.
         let words = self.run.iter().flat_map(|word| match word.as_str() {
-            "AS" => other.split_whitespace().map(str::to_owned).collect(),
+            "AS" => drop_root.split_whitespace().map(str::to_owned).collect(),
             word => vec![filled(word)],
         });
         let words = words.filter(|word| !word.ends_with("--user="));
@@ -149,11 +150,11 @@ impl Entry {
         let program = Program {
             words,
             folder: Some(folder.path().to_owned()),
-            server: self.serves.as_ref().map(|serves| Server {
-                ready: Some(filled(&serves.ready)),
-                setup: Some(filled(&serves.setup)).filter(|setup| !setup.is_empty()),
-                load: Some(filled(&serves.load)),
-                says: serves.says,
+            server: (!self.load.is_empty()).then(|| Server {
+                ready: Some(filled(&self.ready)),
+                setup: Some(filled(&self.setup)).filter(|setup| !setup.is_empty()),
+                load: Some(filled(&self.load)),
+                says: self.says,
                 ..Server::default()
             }),
             must_succeed: true,
@@ -162,23 +163,16 @@ impl Entry {
         if !self.once.is_empty() {
             program.shell(&filled(&self.once))?;
         }
-        Ok(Ready {
+        Ok(PreparedProgram {
             entry: self,
             program,
-            notes: Notes::default(),
+            observations: Observations::default(),
             _folder: folder,
         })
     }
-
-    fn hint(&self) -> String {
-        match self.install.starts_with("pip") {
-            true => self.install.clone(),
-            false => format!("apt install {}", self.install),
-        }
-    }
 }
 
-/// `text` with values in place of these words, where they are no part of a longer word in capitals.
+/// Replaces these words in `text`, unless they are part of a longer word in capitals.
 fn replaced(text: &str, words: &[(&str, &str)]) -> String {
     let value = |found: &Captures<'_>| {
         let known = words.iter().find(|(word, _)| *word == &found[0]);
@@ -191,7 +185,7 @@ fn replaced(text: &str, words: &[(&str, &str)]) -> String {
     )
 }
 
-/// Where a program is: on the PATH, or where Debian has those of servers.
+/// Finds a program in Debian's folders of PostgreSQL, or in the PATH.
 fn find(program: &str) -> Option<PathBuf> {
     let servers = fs::read_dir("/usr/lib/postgresql")
         .into_iter()
@@ -199,13 +193,13 @@ fn find(program: &str) -> Option<PathBuf> {
         .flatten();
     let mut servers: Vec<_> = servers.map(|version| version.path().join("bin")).collect();
     servers.sort_unstable();
-    // Wrappers of the same names are on the PATH.
+    // The PATH has wrappers of the same names.
     let server = servers.iter().rev().map(|folder| folder.join(program));
     let server = server.into_iter().find(|path| path.is_file());
     server.or_else(|| on_path(program, std::iter::once("/usr/sbin".into())))
 }
 
-/// A Python that has a module: the interpreter itself, not a shim that starts it.
+/// Finds a Python interpreter that has the module: the interpreter, not a shim.
 fn interpreter(module: &str) -> Option<String> {
     ["python3", "/usr/bin/python3"]
         .into_iter()
@@ -231,7 +225,7 @@ mod tests {
     use crate::table::Missing;
 
     #[test]
-    fn words_are_replaced_where_they_stand_alone() {
+    fn only_whole_words_are_replaced() {
         let words = [("SIZE", "9"), ("AS", "y SIZE")];
         assert_eq!(
             replaced("-n SIZE0 SIZES to_SIZE", &words),
@@ -241,8 +235,8 @@ mod tests {
     }
 
     #[test]
-    fn a_way_in_which_a_program_fails_has_no_figures_and_says_why() {
-        let (settings, notes) = (Settings::for_tests(), Notes::default());
+    fn a_failing_way_is_missing_with_its_reason() {
+        let (settings, observations) = (Settings::for_tests(), Observations::default());
         let ways = [Way::peer("tunable").unwrap()];
         let script = "echo no such luck >&2; test -z \"$GLIBC_TUNABLES\"";
         let program = Program {
@@ -250,7 +244,7 @@ mod tests {
             must_succeed: true,
             ..Program::default()
         };
-        let group = group_of(&settings, ("x", &program), &notes, &ways);
+        let group = group_of(&settings, ("x", &program), &observations, &ways);
         let table = Table::new("t", String::new(), &settings).unwrap();
         let table = group::measure(&settings, table, vec![group]).unwrap();
         assert!(table.ratio_of("x_aa").is_some());
@@ -263,14 +257,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_installed_says_what_installs_it() {
+    fn a_missing_program_has_an_install_hint() {
         assert!(find("no-such-program").is_none() && find("sh").is_some());
         assert!(interpreter("no_such_module").is_none());
         let refused = |needs: &[&str], install: &str| {
-            let entry: &'static Entry = Box::leak(Box::new(Entry {
+            let entry: &'static ProgramEntry = Box::leak(Box::new(ProgramEntry {
                 needs: needs.iter().copied().map(String::from).collect(),
                 install: install.to_owned(),
-                ..Entry::default()
+                ..ProgramEntry::default()
             }));
             let Err(error) = entry.ready(true) else {
                 panic!("{needs:?} is there");

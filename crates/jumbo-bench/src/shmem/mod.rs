@@ -1,14 +1,15 @@
-//! `jumbo bench shmem`: what shared memory costs in folios of each size, and on each rung of the ladder.
+//! `jumbo bench shmem`: costs of shared memory in folios of each size, and by each method.
 //!
-//! A program maps anonymous shared memory and touches all of it (`worker`), by one thread for each CPU
-//! and by many, in each `Shared` way: the kernel's controls, size by size; `jumbo run` with all of them off; touch and collapse;
-//! user-space population; hugetlb. PostgreSQL, whose buffers are such memory, is among the [`programs`](crate::programs).
+//! A program maps anonymous shared memory and touches all of it (`worker`), with one thread per CPU
+//! and with many, in each `ShmemMode`: the kernel's controls, size by size; `jumbo run` with all of
+//! them off; touch and collapse; user-space population; hugetlb. PostgreSQL with its shared buffers
+//! is among the [`programs`](crate::programs).
 //!
-//! Each sample says how its memory came: by the page faults that the touches took, by the kernel's statistics of folios, by smaps.
-//! The kernel's controls and its pool are set for each sample, and put back in the end, whatever end that is
-//! (`keeper`). Without the right to set them the controls are as they are, and what needs them is left out.
+//! Each sample proves the origin of its memory by page faults, the kernel's folio statistics and
+//! smaps. The kernel's controls and its pool are set for each sample and always restored
+//! (`keeper`). Without the right to set them, the rows that need them are missing.
 
-mod way;
+mod mode;
 mod worker;
 
 pub(crate) use worker::touch;
@@ -18,32 +19,29 @@ use jumbo_host::kernel::Root;
 
 use crate::figures::Figures;
 use crate::group::{self, Group, rows};
-use crate::keeper::{Keeper, Kernel, SIZE, sizes};
+use crate::keeper::{Keeper, KernelKnobs, PAGE_2M, sizes};
 use crate::machine::cpus;
-use crate::memory::{footprint, room};
-use crate::stats::least;
+use crate::memory::{check_available, footprint};
+use crate::stats::minimum;
 use crate::table::Table;
-use crate::task::{Kept, Shared, Task, Touch};
+use crate::task::{KnobSet, ShmemMode, Task, TouchTask};
 use crate::work::Worker;
 use crate::{Error, Settings};
 
-/// The least size: each of many threads touches whole huge pages.
+/// Minimum size: each of many threads touches whole huge pages.
 pub const MIN_SIZE: Bytes = Bytes(64 << 20);
 
-/// As many threads as the published figures were measured with.
-const MANY: usize = 32;
+const MANY_THREADS: usize = 32;
 
-/// How often all the memory is touched for a sample, the least of which counts: one touch can take half as long again as the
-/// next. And for a sample of what `jumbo run` costs without folios.
+/// Laps per sample, whose minimum counts: one touch may take 1.5 times as long as the next. More
+/// laps for the overhead of `jumbo run` without folios.
 const LAPS: usize = 3;
 const LAPS_OFF: usize = 6;
 
-/// The sizes of folios that have rows.
 const FOLIOS_KIB: [u64; 4] = [16, 64, 256, 2048];
-/// The size of the blocks of user-space population.
-const BLOCK_KIB: u64 = 64;
+const USER_BLOCK_KIB: u64 = 64;
 
-/// The columns of the published table, and those beside it here.
+/// Columns of the published table, and those added here.
 const COLUMNS: [(&str, &str); 7] = [
     ("user_ms", "user_ms"),
     ("system_ms", "system_ms"),
@@ -54,34 +52,31 @@ const COLUMNS: [(&str, &str); 7] = [
     ("bloat", "resident_x"),
 ];
 
-/// Measures the table, with `size` bytes of shared memory; without many threads where `quick` is set.
-///
-/// # Errors
-/// [`Error`].
+/// Measures the table, with `size` bytes of shared memory; `quick` leaves out many threads.
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let root = Root::host();
-    let size = size.whole_pages(SIZE).bytes(SIZE);
+    let size = size.whole_pages(PAGE_2M).bytes(PAGE_2M);
     // The memory, and the pages that the kernel's pool may hold for the next side.
-    room(&root, footprint(size) + size)?;
+    check_available(footprint(size) + size)?;
     let mut table = Table::new("shmem", format!("{size} of shared memory"), settings)?;
-    let knobs = Keeper::take(settings, Kept::Shmem);
-    let knobs = table.found("folio sizes by the kernel's controls", knobs)?;
-    let pool = Keeper::of_pool(settings, size.whole_pages(SIZE));
-    let pool = table.found("pages of the kernel's pool (hugetlb)", pool)?;
-    let kernel = Kernel { pool, knobs };
-    let mut bench = Bench {
+    let knobs = Keeper::take(settings, KnobSet::Shmem);
+    let knobs = table.available("folio sizes by the kernel's controls", knobs)?;
+    let pool = Keeper::of_pool(settings, size.whole_pages(PAGE_2M));
+    let pool = table.available("pages of the kernel's pool (hugetlb)", pool)?;
+    let kernel = KernelKnobs { pool, knobs };
+    let mut bench = ShmemBench {
         settings,
         sizes: sizes(&root)?,
         kernel: &kernel,
-        ways: Vec::new(),
+        modes: Vec::new(),
     };
     bench.try_out(&mut table)?;
     let mut groups = vec![bench.touches(size, cpus(), "")];
     match quick {
         true => table.missing("32 threads", "left out with --quick"),
-        false => groups.push(bench.touches(size, MANY, "_32_threads")),
+        false => groups.push(bench.touches(size, MANY_THREADS, "_32_threads")),
     }
-    if bench.ways.contains(&Shared::Disabled) {
+    if bench.modes.contains(&ShmemMode::Disabled) {
         groups.push(bench.off(size, cpus()));
     }
     let table = group::measure(settings, table, groups)?;
@@ -89,42 +84,44 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     Ok(table)
 }
 
-/// The common parts of the sides.
-struct Bench<'a> {
+struct ShmemBench<'a> {
     settings: &'a Settings,
-    /// The folio sizes that have a control of shared memory.
+    /// Folio sizes that have a control for shared memory.
     sizes: Vec<PageSize>,
-    kernel: &'a Kernel,
-    /// The ways that are to be had here, beside base pages.
-    ways: Vec<Shared>,
+    kernel: &'a KernelKnobs,
+    modes: Vec<ShmemMode>,
 }
 
-impl<'a> Bench<'a> {
-    /// Tries out the ways that could be had with the kernel's controls and its pool.
+impl<'a> ShmemBench<'a> {
+    /// Tries all modes that the kernel's controls and its pool may allow.
     fn try_out(&mut self, table: &mut Table) -> Result<(), Error> {
         let folio = |kib: u64| PageSize::new(kib << 10).ok();
         let controlled = FOLIOS_KIB
             .into_iter()
             .filter_map(folio)
             .filter(|size| self.kernel.knobs.is_some() && self.sizes.contains(size));
-        let ways = [Shared::Disabled, Shared::Collapse].into_iter();
-        let ways = ways.chain(folio(BLOCK_KIB).map(Shared::User));
-        let ways = ways.chain(controlled.map(Shared::Kernel));
-        let ways = ways.chain(self.kernel.pool.as_ref().map(|_| Shared::Hugetlb));
-        let mut found = Vec::new();
-        for way in ways {
-            let worker = self.worker(way, MIN_SIZE, 1, false);
-            let tried = self.kernel.provide(&way.needs(MIN_SIZE, &self.sizes));
-            let tried = tried.and_then(|_| worker.sample(self.settings, &way.claims(MIN_SIZE)));
-            let tried = tried.map_err(|error| error.of_side(&way.to_string()));
-            found.extend(table.found(way.rung(), tried)?.map(|_: Figures| way));
+        let modes = [ShmemMode::Disabled, ShmemMode::Collapse].into_iter();
+        let modes = modes.chain(folio(USER_BLOCK_KIB).map(ShmemMode::User));
+        let modes = modes.chain(controlled.map(ShmemMode::Kernel));
+        let modes = modes.chain(self.kernel.pool.as_ref().map(|_| ShmemMode::Hugetlb));
+        let mut available = Vec::new();
+        for mode in modes {
+            let worker = self.worker(mode, MIN_SIZE, 1, false);
+            let result = self.kernel.provide(&mode.needs(MIN_SIZE, &self.sizes));
+            let result = result.and_then(|_| worker.sample(self.settings, &mode.claims(MIN_SIZE)));
+            let result = result.map_err(|error| error.of_side(&mode.to_string()));
+            available.extend(
+                table
+                    .available(mode.method(), result)?
+                    .map(|_: Figures| mode),
+            );
         }
-        self.ways = found;
+        self.modes = available;
         Ok(())
     }
 
-    fn worker(&self, by: Shared, size: Bytes, threads: usize, timed: bool) -> Worker {
-        let touch = Touch {
+    fn worker(&self, by: ShmemMode, size: Bytes, threads: usize, timed: bool) -> Worker {
+        let touch = TouchTask {
             by,
             size,
             threads,
@@ -136,31 +133,31 @@ impl<'a> Bench<'a> {
     fn side(
         &self,
         group: &mut Group<'a>,
-        way: Shared,
+        mode: ShmemMode,
         (size, threads, timed): (Bytes, usize, bool),
     ) -> usize {
-        let worker = self.worker(way, size, threads, timed);
-        let side = group.worker(way.to_string(), worker, size, way.claims(size));
-        group.needs(side, way.needs(size, &self.sizes))
+        let worker = self.worker(mode, size, threads, timed);
+        let side = group.worker(mode.to_string(), worker, size, mode.claims(size));
+        group.needs(side, mode.needs(size, &self.sizes))
     }
 
-    /// All of the memory touched by so many threads: in base pages, in those again, and in each way.
+    /// Touches of all the memory by `threads` threads: on base pages, again, and in each mode.
     fn touches(&self, size: Bytes, threads: usize, suffix: &'static str) -> Group<'a> {
         let mut group = Group::new(self.settings, "touch")
             .on(self.kernel)
-            .laps(LAPS, least);
+            .laps(LAPS, minimum);
         let by = counted(threads as u64, "thread");
-        // Once is enough: one thread does it.
+        // Measured by one thread, so once is enough.
         let timed = suffix.is_empty();
         let columns = &COLUMNS[..if timed { 7 } else { 5 }];
-        let side = |group: &mut Group<'a>, way: Shared| {
-            let side = self.side(group, way, (size, threads, timed));
+        let side = |group: &mut Group<'a>, mode: ShmemMode| {
+            let side = self.side(group, mode, (size, threads, timed));
             for (column, figure) in columns {
-                group.value(format!("{column}_{}{suffix}", way.key()), figure, side);
+                group.value(format!("{column}_{}{suffix}", mode.key()), figure, side);
             }
             side
         };
-        let base = side(&mut group, Shared::Base);
+        let base = side(&mut group, ShmemMode::Base);
         let name = |name: &str| format!("{name}{suffix}");
         let (touch, unmap) = (
             &format!("touch of {size}, {by}"),
@@ -170,13 +167,13 @@ impl<'a> Bench<'a> {
             name("touch_aa") => touch, "touch_ms", base / base;
             name("unmap_aa") => unmap, "unmap_ms", base / base;
         }
-        for &way in &self.ways {
-            let side = side(&mut group, way);
-            let (key, published) = (way.key(), way.published());
-            if way != Shared::Disabled {
+        for &mode in &self.modes {
+            let side = side(&mut group, mode);
+            let (key, published) = (mode.key(), mode.published());
+            if mode != ShmemMode::Disabled {
                 rows! { group; name(&key) => touch, "touch_ms", base / side, published; }
             }
-            if way == Shared::Collapse {
+            if mode == ShmemMode::Collapse {
                 let key = key.replace("collapse", "unmap");
                 rows! { group; name(&key) => unmap, "unmap_ms", base / side; }
             }
@@ -184,16 +181,16 @@ impl<'a> Bench<'a> {
         group
     }
 
-    /// The cost of `jumbo run` where no folio size is allowed, which is little.
+    /// Overhead of `jumbo run` if no folio size is allowed.
     fn off(&self, size: Bytes, threads: usize) -> Group<'a> {
         let mut group = Group::new(self.settings, "sizes off").on(self.kernel);
-        group = group.laps(LAPS_OFF, least);
-        let [plain, off] = [Shared::Plain, Shared::Disabled]
-            .map(|way| self.side(&mut group, way, (size, threads, false)));
+        group = group.laps(LAPS_OFF, minimum);
+        let [plain, off] = [ShmemMode::Plain, ShmemMode::Disabled]
+            .map(|mode| self.side(&mut group, mode, (size, threads, false)));
         let what = &format!("touch of {size}, sizes off");
         rows! { group;
             "disabled_aa" => what, "touch_ms", plain / plain;
-            "disabled" => what, "touch_ms", plain / off, Shared::Disabled.published();
+            "disabled" => what, "touch_ms", plain / off, ShmemMode::Disabled.published();
         }
         group
     }

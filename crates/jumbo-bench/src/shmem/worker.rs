@@ -1,56 +1,54 @@
-//! The program that is measured: it maps shared memory, touches it by several threads, and unmaps it.
+//! The measured program: it maps shared memory, touches it by several threads, and unmaps it.
 
 use std::time::Instant;
 
 use jumbo::units::{Bytes, PageSize};
+use jumbo_host::kernel::Root;
 use jumbo_host::kernel::thp::Thp;
-use jumbo_host::kernel::{Root, task};
 use jumbo_inside::sys::collapse;
 
-use super::way::{BLOAT, FAULTS, LARGE, SIZED};
+use super::mode::{BLOAT, LARGE_FOLIO_BYTES, SIZED_FOLIO_BYTES, TOUCH_FAULTS};
 use crate::Error;
-use crate::figures::{Figures, figures, ms, with};
-use crate::keeper::SIZE;
-use crate::memory::{Block, base_pages_only, had_in, own_times};
+use crate::figures::{Figures, cpu_ms, figures, ms, with};
+use crate::keeper::PAGE_2M;
+use crate::memory::{RawBlock, base_pages_only, own_memory_in, own_usage};
 use crate::stats::quantile;
-use crate::task::{Shared, Touch};
+use crate::task::{ShmemMode, TouchTask};
 use crate::work::on_threads;
 
-/// Of so much memory, at most, touches are timed one by one.
-const TIMED: Bytes = Bytes(256 << 20);
-/// In so much memory one byte is touched for each ...
-const SPARSE: Bytes = Bytes(64 << 20);
-/// ... of these.
-const STEP: usize = 1 << 20;
+/// Maximum memory whose touches are timed one by one.
+const MAX_TIMED_BYTES: Bytes = Bytes(256 << 20);
+/// Memory for the bloat figure.
+const SPARSE_BYTES: Bytes = Bytes(64 << 20);
+/// Distance of the touched bytes in it.
+const SPARSE_STEP: usize = 1 << 20;
 
-/// [`Task::Touch`](crate::task::Task::Touch): the time, the memory that came, and how much more than was touched is
-/// resident where touches are far apart.
-pub(crate) fn touch(told: &Touch) -> Result<Figures, Error> {
-    let Touch {
-        by: way,
+/// [`Task::Touch`](crate::task::Task::Touch): times, page faults, origin of the memory, bloat.
+pub(crate) fn touch(task: &TouchTask) -> Result<Figures, Error> {
+    let TouchTask {
+        by: mode,
         size,
         threads,
         timed,
-    } = *told;
-    let root = Root::host();
-    if way == Shared::Base {
+    } = *task;
+    if mode == ShmemMode::Base {
         base_pages_only()?;
     }
-    // What is collapsed, and when, is up to the program.
-    let is_by_touch = way != Shared::Collapse;
-    let bloat = is_by_touch.then(|| bloat(&root, way)).transpose()?;
-    let folios = Folios::read(&root)?;
-    let faults = || Ok::<_, Error>(task::faults(&root, std::process::id())?.minor);
-    let (before, [user, system], clock) = (faults()?, own_times()?, Instant::now());
-    let mut memory = map(way, size)?;
-    touch_all(memory.bytes(), way, threads)?;
+    // Collapse is called by the program, not by a touch.
+    let is_by_touch = mode != ShmemMode::Collapse;
+    let bloat = is_by_touch.then(|| bloat(mode)).transpose()?;
+    let folios = FolioCounts::read()?;
+    let (before, clock) = (own_usage()?, Instant::now());
+    let mut memory = map(mode, size)?;
+    touch_all(memory.bytes(), mode, threads)?;
     let touched = clock.elapsed();
-    let ([user_after, system_after], after) = (own_times()?, faults()?);
-    let (user, system) = (user_after - user, system_after - system);
+    let after = own_usage()?;
+    let user = cpu_ms(after.ru_utime) - cpu_ms(before.ru_utime);
+    let system = cpu_ms(after.ru_stime) - cpu_ms(before.ru_stime);
 
     let pages = size.0 as f64 / rustix::param::page_size() as f64;
-    let mut figures = had_in(&root, &[memory.addresses()])?;
-    figures.extend(Folios::read(&root)?.since(&folios, way.block()));
+    let mut figures = own_memory_in(&[memory.addresses()])?;
+    figures.extend(FolioCounts::read()?.since(&folios, mode.block()));
     if memory
         .bytes()
         .iter()
@@ -66,31 +64,34 @@ pub(crate) fn touch(told: &Touch) -> Result<Figures, Error> {
     let unmapped = clock.elapsed();
     figures.extend(bloat.map(|bloat| (BLOAT.to_owned(), bloat)));
     if timed && is_by_touch {
-        let part = Bytes(TIMED.0.min(size.0));
-        figures.insert("first_touch_p99_us".to_owned(), slowest(way, part)?);
+        let part = Bytes(MAX_TIMED_BYTES.0.min(size.0));
+        figures.insert("first_touch_p99_us".to_owned(), slowest(mode, part)?);
     }
     let taken = [
         ("touch_ms", ms(touched)),
         ("user_ms", user),
         ("system_ms", system),
         ("unmap_ms", ms(unmapped)),
-        (FAULTS, after.saturating_sub(before) as f64),
+        (TOUCH_FAULTS, (after.ru_minflt - before.ru_minflt) as f64),
         ("touch_faults/s", pages / touched.as_secs_f64()),
         ("touch_faults/s/CPU", pages / ((user + system) / 1e3)),
     ];
     Ok(with(figures, taken))
 }
 
-fn map(way: Shared, size: Bytes) -> Result<Block, Error> {
-    Block::shared(size, way == Shared::Collapse)
+fn map(mode: ShmemMode, size: Bytes) -> Result<RawBlock, Error> {
+    RawBlock::shared(size, mode == ShmemMode::Collapse)
 }
 
-/// Touches each base page; each thread those of a part of its own, in the order of their addresses.
-fn touch_all(memory: &mut [u8], way: Shared, threads: usize) -> Result<(), Error> {
-    let huge = usize::try_from(SIZE.bytes()).unwrap_or(usize::MAX);
+/// Touches each base page, in ascending order, by `threads` threads with a part each.
+fn touch_all(memory: &mut [u8], mode: ShmemMode, threads: usize) -> Result<(), Error> {
+    let huge = usize::try_from(PAGE_2M.bytes()).unwrap_or(usize::MAX);
     let part = memory.len().div_ceil(threads).next_multiple_of(huge);
     let work = |part: &mut [u8]| -> Result<(), Error> {
-        for block in part.chunks_mut(huge).filter(|_| way == Shared::Collapse) {
+        for block in part
+            .chunks_mut(huge)
+            .filter(|_| mode == ShmemMode::Collapse)
+        {
             block[0] = 1;
             collapse(block.as_ptr().addr(), block.len())?;
         }
@@ -102,10 +103,10 @@ fn touch_all(memory: &mut [u8], way: Shared, threads: usize) -> Result<(), Error
     on_threads(memory.chunks_mut(part), work)
 }
 
-/// The slowest of a hundred first touches of a block, in microseconds.
-fn slowest(way: Shared, size: Bytes) -> Result<f64, Error> {
-    let mut memory = map(way, size)?;
-    let block = usize::try_from(way.block().bytes()).unwrap_or(usize::MAX);
+/// p99 of the first touches of single blocks, in microseconds.
+fn slowest(mode: ShmemMode, size: Bytes) -> Result<f64, Error> {
+    let mut memory = map(mode, size)?;
+    let block = usize::try_from(mode.block().bytes()).unwrap_or(usize::MAX);
     let time = |block: &mut [u8]| {
         let clock = Instant::now();
         block[0] = 1;
@@ -116,25 +117,25 @@ fn slowest(way: Shared, size: Bytes) -> Result<f64, Error> {
     Ok(quantile(&times, 0.99))
 }
 
-/// How many times as much as was touched is resident, where one byte is touched in each [`STEP`].
-fn bloat(root: &Root, way: Shared) -> Result<f64, Error> {
-    let mut memory = map(way, SPARSE)?;
+/// Resident memory divided by touched memory, if one byte per step is touched.
+fn bloat(mode: ShmemMode) -> Result<f64, Error> {
+    let mut memory = map(mode, SPARSE_BYTES)?;
     let mut touched = 0.0;
-    for step in memory.bytes().chunks_mut(STEP) {
+    for step in memory.bytes().chunks_mut(SPARSE_STEP) {
         step[0] = 1;
         touched += rustix::param::page_size() as f64;
     }
-    let had = had_in(root, &[memory.addresses()])?;
+    let usage = own_memory_in(&[memory.addresses()])?;
     memory.give_back()?;
-    Ok(had["resident_bytes"] / touched)
+    Ok(usage["resident_bytes"] / touched)
 }
 
-/// The kernel's counts of large folios for shared memory of all programs, by size.
-struct Folios(Vec<(PageSize, u64)>);
+/// Kernel counters of large folios in shared memory, by size, as bytes.
+struct FolioCounts(Vec<(PageSize, u64)>);
 
-impl Folios {
-    fn read(root: &Root) -> Result<Self, Error> {
-        let sizes = Thp::read(root)?.map_or_else(Default::default, |thp| thp.sizes);
+impl FolioCounts {
+    fn read() -> Result<Self, Error> {
+        let sizes = Thp::read(&Root::host())?.map_or_else(Default::default, |thp| thp.sizes);
         let counted = sizes.into_iter().map(|(size, has)| {
             let count = has.stats.get("shmem_alloc").copied();
             (size, count.unwrap_or(0) * size.bytes())
@@ -142,7 +143,7 @@ impl Folios {
         Ok(Self(counted.collect()))
     }
 
-    /// The memory that came since then: of all sizes, and of `sized`.
+    /// Bytes allocated since `before`: of all sizes, and of `sized`.
     fn since(&self, before: &Self, sized: PageSize) -> Figures {
         let more = self.0.iter().zip(&before.0);
         let more: Vec<_> = more
@@ -151,6 +152,9 @@ impl Folios {
         let all: u64 = more.iter().map(|(_, bytes)| bytes).sum();
         let own = more.iter().find(|(size, _)| *size == sized);
         let own = own.map_or(0, |own| own.1);
-        figures([(LARGE, all as f64), (SIZED, own as f64)])
+        figures([
+            (LARGE_FOLIO_BYTES, all as f64),
+            (SIZED_FOLIO_BYTES, own as f64),
+        ])
     }
 }

@@ -1,7 +1,7 @@
-//! `Program`: one with much text, made when it is measured.
+//! `TextProgram`: a generated program with much text.
 //!
-//! It is a copy of the `jumbo` executable ([`elf`](crate::elf)) with one segment more: functions of 64 bytes each that return their
-//! number.
+//! It is a copy of the `jumbo` executable ([`elf`](crate::elf)) with a segment of functions, 64
+//! bytes each, that return their number.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -15,65 +15,59 @@ use jumbo_host::segments::running::Running;
 use rustix::fs::{Advice, fadvise};
 
 use crate::Error;
-use crate::elf::{HUGE, Segment, path_of, with_segment};
+use crate::elf::{AddedSegment, HUGE_PAGE, path_of, with_segment};
 
-/// The size of a function: a line of the processor's cache.
-pub(super) const FUNCTION: u64 = 64;
+/// Size of a function: one cache line.
+pub(super) const FUNCTION_BYTES: u64 = 64;
 
-/// How the page cache holds the text of a program.
+/// State of a program's text in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cached {
-    /// In base pages.
+pub(super) enum CacheState {
     Base,
-    /// As the kernel reads a file ahead: in folios that grow, up to what a PMD maps where it reads far ahead.
+    /// Folios of readahead: they grow, up to PMD size.
     AsRead,
-    /// In folios that a PMD maps.
+    /// PMD-sized folios.
     Primed,
-    /// Not at all.
     Dropped,
 }
 
-/// A program with so much text.
-pub(super) struct Program {
-    /// Of its text.
+pub(super) struct TextProgram {
     pub(super) size: Bytes,
     file: File,
-    cached: Cell<Cached>,
+    cached: Cell<CacheState>,
 }
 
-impl Program {
-    /// Makes one from `executable`.
+impl TextProgram {
     pub(super) fn make(executable: &Path, size: Bytes) -> Result<Self, Error> {
-        let size = Bytes(size.0.next_multiple_of(HUGE));
-        let count = u32::try_from(size.0 / FUNCTION).unwrap_or(u32::MAX);
-        let file = with_segment(executable, Segment::Text(size), |file| {
+        let size = Bytes(size.0.next_multiple_of(HUGE_PAGE));
+        let count = u32::try_from(size.0 / FUNCTION_BYTES).unwrap_or(u32::MAX);
+        let file = with_segment(executable, AddedSegment::Text(size), |file| {
             (0..count).try_for_each(|number| file.write_all(&function(number)))
         })?;
         Ok(Self {
             size,
             file,
-            cached: Cell::new(Cached::Dropped),
+            cached: Cell::new(CacheState::Dropped),
         })
     }
 
-    /// By which others start it.
     pub(super) fn path(&self) -> PathBuf {
         path_of(&self.file)
     }
 
-    /// Has the page cache hold its text so. No process may run it.
-    pub(super) fn cache(&self, wanted: Cached) -> Result<(), Error> {
-        if self.cached.get() == wanted && wanted != Cached::Dropped {
+    /// Brings its text into this state of the page cache. No process may run it.
+    pub(super) fn cache(&self, wanted: CacheState) -> Result<(), Error> {
+        if self.cached.get() == wanted && wanted != CacheState::Dropped {
             return Ok(());
         }
-        // The file is on the disk.
+        // The file is on the disk, so its pages are clean.
         fadvise(&self.file, 0, None, Advice::DontNeed)?;
         match wanted {
-            Cached::Dropped => {}
-            // Whose reads are random is read ahead in base pages.
-            Cached::Base => self.read(Advice::Random)?,
-            Cached::AsRead => self.read(Advice::Normal)?,
-            Cached::Primed => self.prime()?,
+            CacheState::Dropped => {}
+            // Random access disables readahead: base pages.
+            CacheState::Base => self.read(Advice::Random)?,
+            CacheState::AsRead => self.read(Advice::Normal)?,
+            CacheState::Primed => self.prime()?,
         }
         self.cached.set(wanted);
         Ok(())
@@ -85,7 +79,7 @@ impl Program {
         let primed = prime(&root, &self.path(), &running, false, &mut |_, _| {})?;
         if primed.huge.0 * 2 < primed.text.0 {
             let why = primed.why_not.unwrap_or_default();
-            return Err(Error::claim(why, NO_HUGE_FOLIOS));
+            return Err(Error::claim(why, NO_HUGE_FOLIOS_HINT));
         }
         Ok(())
     }
@@ -100,11 +94,10 @@ impl Program {
     }
 }
 
-/// Where the page cache has no huge folios.
-const NO_HUGE_FOLIOS: &str =
+const NO_HUGE_FOLIOS_HINT: &str =
     "let TMPDIR name a folder on ext4 or xfs: other file systems have no huge folios for text";
 
-/// The function that returns `number`.
+/// Machine code of the function that returns `number`.
 fn function(number: u32) -> [u8; 64] {
     let mut code = [0; 64];
     let bytes = number.to_le_bytes();
@@ -132,21 +125,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_has_all_functions_and_is_cached_as_it_is_told() {
+    fn a_program_has_all_functions_and_every_cache_state() {
         let executable = std::env::current_exe().unwrap();
-        let program = Program::make(&executable, Bytes(HUGE + 1)).unwrap();
-        assert_eq!(program.size, Bytes(2 * HUGE));
+        let program = TextProgram::make(&executable, Bytes(HUGE_PAGE + 1)).unwrap();
+        assert_eq!(program.size, Bytes(2 * HUGE_PAGE));
         let mut last = [0; 64];
         let end = fs::metadata(program.path()).unwrap().len();
         program
             .file
-            .read_exact_at(&mut last, end - FUNCTION)
+            .read_exact_at(&mut last, end - FUNCTION_BYTES)
             .unwrap();
         assert_eq!(
             last,
-            function(u32::try_from(2 * HUGE / FUNCTION).unwrap() - 1)
+            function(u32::try_from(2 * HUGE_PAGE / FUNCTION_BYTES).unwrap() - 1)
         );
-        for cached in [Cached::Base, Cached::AsRead, Cached::Dropped, Cached::Base] {
+        for cached in [
+            CacheState::Base,
+            CacheState::AsRead,
+            CacheState::Dropped,
+            CacheState::Base,
+        ] {
             program.cache(cached).unwrap();
         }
     }

@@ -1,44 +1,39 @@
-//! Programs as they are: `groups`.
+//! Real programs: `groups`.
 //!
-//! Their text is on huge pages where that costs nothing, or once they have shown that they live; so most of what is measured here is
-//! that they do not lose.
+//! Their text moves to huge pages if that costs nothing, or after they have run for a while; so the
+//! rows mostly show that they do not become slower.
 
-use std::ffi::OsStr;
-use std::io::Write as _;
 use std::iter;
-use std::process::Stdio;
-use std::time::Instant;
 
 use jumbo::units::Bytes;
 
-use crate::figures::{Figures, figures, ms};
+use crate::Settings;
+use crate::figures::figures;
 use crate::group::{Group, rows};
 use crate::launch::{Launch, on_path};
-use crate::stats::{least, median};
+use crate::stats::{median, minimum};
 use crate::table::Table;
-use crate::talk::Talk;
-use crate::{Error, Settings};
 
-/// Work for a program that a host may have: what its rows are called, the program, its arguments and its standard input.
+/// Work for a real program: row name, program, arguments, standard input.
 #[derive(Clone, Copy)]
-struct Work(
+struct RealProgram(
     &'static str,
     &'static str,
     &'static [&'static str],
     &'static str,
 );
 
-/// Work of less than a second, and of some seconds, in programs with much text.
-const ALL: [Work; 4] = [
-    Work("short_time", "node", &["-e", "1"], ""),
-    Work(
+/// Work of less than a second, and of some seconds, for programs with much text.
+const PROGRAMS: [RealProgram; 4] = [
+    RealProgram("short_time", "node", &["-e", "1"], ""),
+    RealProgram(
         "short_time",
         "g++",
         &["-S", "-o", "/dev/null", "-x", "c++", "-"],
         "int main() {}",
     ),
-    Work("real_time", "node", &["-"], include_str!("work/words.js")),
-    Work(
+    RealProgram("real_time", "node", &["-"], include_str!("work/words.js")),
+    RealProgram(
         "real_time",
         "g++",
         &["-O2", "-S", "-o", "/dev/null", "-x", "c++", "-"],
@@ -46,37 +41,38 @@ const ALL: [Work; 4] = [
     ),
 ];
 
-/// How often short work is done, in all rounds together; with `--quick` too.
-const STARTS: [usize; 2] = [50, 5];
+/// Runs of short work over all rounds, without and with `--quick`.
+const SHORT_RUNS: [usize; 2] = [50, 5];
 
-/// Of so many runs of long work in a round the best one counts: another program disturbs most of those that take a second.
-/// With three of them a program differed from itself by a tenth.
-const RUNS: usize = 8;
+/// Runs of long work per round, of which the best counts: other programs disturb most runs of a
+/// second. With three, a program differed from itself by a tenth.
+const LONG_RUNS: usize = 8;
 
-/// Nothing but text differs.
-const TEXT: &str = "--quiet --text=auto --heap=off --maps=off --free=off --reaper=off --data=on";
-const NO_TEXT: &str = "--text=off --heap=off --maps=off --free=off --reaper=off --data=off";
+/// Options under which only text differs from plain.
+const TEXT_ONLY: &str =
+    "--quiet --text=auto --heap=off --maps=off --free=off --reaper=off --data=on";
+const TEXT_OFF: &str = "--text=off --heap=off --maps=off --free=off --reaper=off --data=off";
 
-/// The figure of a round, from its laps.
 type Fold = fn(&[f64]) -> f64;
 
-/// The groups of the programs that this host has; of one of them, and of its start alone, where it is to be `quick`.
+/// Groups of the programs that this host has; `quick`: only the start of one of them.
 pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table) -> Vec<Group<'a>> {
-    let starts = STARTS[usize::from(quick)].div_ceil(settings.rounds.get());
+    let starts = SHORT_RUNS[usize::from(quick)].div_ceil(settings.rounds.get());
     let kinds = [
         ("short_time", starts, median as Fold),
-        ("real_time", RUNS, least),
+        ("real_time", LONG_RUNS, minimum),
     ];
-    let (kinds, most) = if quick {
+    let (kinds, max_programs) = if quick {
         (&kinds[..1], 1)
     } else {
         (&kinds[..], 2)
     };
     let mut groups = Vec::new();
     for &(key, laps, fold) in kinds {
-        let is_here = |work: &Work| work.0 == key && on_path(work.1, iter::empty()).is_some();
-        let here = ALL.into_iter().filter(is_here);
-        for (work, suffix) in here.zip(["", "_2"]).take(most) {
+        let is_here =
+            |work: &RealProgram| work.0 == key && on_path(work.1, iter::empty()).is_some();
+        let here = PROGRAMS.into_iter().filter(is_here);
+        for (work, suffix) in here.zip(["", "_2"]).take(max_programs) {
             groups.push(group(
                 settings,
                 work,
@@ -93,19 +89,23 @@ pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table)
 
 fn group<'a>(
     settings: &'a Settings,
-    work: Work,
+    work: RealProgram,
     name: &str,
     (laps, fold): (usize, Fold),
 ) -> Group<'a> {
-    let mut group = Group::new(settings, work.1).laps(laps, fold);
+    let RealProgram(_, program, arguments, input) = work;
+    let mut group = Group::new(settings, program).laps(laps, fold);
     let mut side = |name: &str, launch: Launch| {
-        group.side(name, Bytes(0), move || work.run(settings, &launch))
+        group.side(name, Bytes(0), move || {
+            let time = launch.time(settings, program, arguments, input)?;
+            Ok(figures([("work_ms", time)]))
+        })
     };
     let plain = side("plain", Launch::Plain);
-    let off = side("--text=off alone", Launch::Jumbo(NO_TEXT.to_owned()));
-    let auto = side("--text=auto alone", Launch::Jumbo(TEXT.to_owned()));
+    let off = side("--text=off alone", Launch::Jumbo(TEXT_OFF.to_owned()));
+    let auto = side("--text=auto alone", Launch::Jumbo(TEXT_ONLY.to_owned()));
     let jumbo = side("jumbo run", Launch::JUMBO);
-    let measure = &format!("{} {}", work.1, work.2.join(" "));
+    let measure = &format!("{program} {}", arguments.join(" "));
     let row = |suffix: &str| format!("{name}{suffix}");
     rows! { group;
         row("_aa") => measure, "work_ms", plain / plain;
@@ -114,19 +114,4 @@ fn group<'a>(
         row("_jumbo_run") => measure, "work_ms", plain / jumbo;
     }
     group
-}
-
-impl Work {
-    fn run(self, settings: &Settings, launch: &Launch) -> Result<Figures, Error> {
-        let Self(_, program, arguments, said) = self;
-        let mut command = launch.command(&settings.jumbo, OsStr::new(program));
-        command.args(arguments);
-        let clock = Instant::now();
-        let mut talk = Talk::start(command, Stdio::piped())?;
-        if let Some(mut input) = talk.child.stdin.take() {
-            input.write_all(said.as_bytes())?;
-        }
-        talk.end()?;
-        Ok(figures([("work_ms", ms(clock.elapsed()))]))
-    }
 }

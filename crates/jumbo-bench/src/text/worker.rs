@@ -5,48 +5,46 @@ use std::ptr::with_exposed_provenance;
 use std::time::Instant;
 
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
 use jumbo_host::kernel::smaps::{Mapping, Smaps};
-use jumbo_host::kernel::{Root, task};
 
-use super::counters::Counters;
-use super::program::FUNCTION;
+use super::counters::TlbCounters;
+use super::program::FUNCTION_BYTES;
 use crate::Error;
 use crate::figures::{Figures, figures, ms, with};
-use crate::memory::{LIBRARIES, base_pages_only, libraries};
-use crate::task::Text;
+use crate::memory::{base_pages_only, own_usage, preload_figure};
+use crate::task::TextTask;
 
-/// The functions.
 struct Functions {
     first: *const u8,
     count: u64,
 }
 
-/// Its multiples have no pattern in their upper halves: 2^64 divided by the golden ratio.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Weyl constant, 2^64 / golden ratio: the upper halves of its multiples have no pattern.
+const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// [`Task::Text`](crate::task::Task::Text): how long the calls took, and how the functions were mapped then.
-pub(crate) fn text(what: &Text) -> Result<Figures, Error> {
-    let (root, pid) = (Root::host(), std::process::id());
-    let faults = || task::faults(&root, pid).map(|faults| faults.minor + faults.major);
+/// [`Task::Text`](crate::task::Task::Text): times and faults of the calls, page types.
+pub(crate) fn text(what: &TextTask) -> Result<Figures, Error> {
+    let faults = || own_usage().map(|usage| (usage.ru_minflt + usage.ru_majflt) as f64);
     if what.base {
         base_pages_only()?;
     }
-    let functions = Functions::find(&root, what)?;
-    let counters = Counters::open();
+    let functions = Functions::find(what)?;
+    let counters = TlbCounters::open().ok();
 
-    let (before, clock) = (faults()?, Instant::now());
-    let in_page = rustix::param::page_size() as u64 / FUNCTION;
+    let before = faults()?;
+    let in_page = rustix::param::page_size() as u64 / FUNCTION_BYTES;
     let pages = functions.count / in_page;
-    // Anywhere in its page: were there a rule, all of them would share a few sets of the processor's caches.
-    let of_page = |page: u64| page * in_page + (page.wrapping_mul(GOLDEN) >> 32) % in_page;
+    // An irregular place in the page: a regular one would share a few cache sets.
+    let of_page = |page: u64| page * in_page + (page.wrapping_mul(WEYL) >> 32) % in_page;
     let mut wrong = (0..pages).fold(0, |wrong, page| wrong | functions.call(of_page(page)));
-    let (touched, touch_faults) = (clock.elapsed(), faults()? - before);
+    let touch_faults = faults()? - before;
 
-    let misses = counters.as_ref().map(Counters::read).transpose()?;
+    let misses = counters.as_ref().map(TlbCounters::read).transpose()?;
     let clock = Instant::now();
     let mut random = 1u64;
     for _ in 0..what.calls {
-        // Knuth's MMIX, of which the upper half is random enough.
+        // Knuth's MMIX generator; its upper half is random enough.
         random = random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
@@ -59,30 +57,30 @@ pub(crate) fn text(what: &Text) -> Result<Figures, Error> {
     let called = clock.elapsed();
     let misses = counters.and_then(|counters| Some((counters, misses?)));
     if wrong != 0 {
-        return Err(Error::Corrupt("a function is not what it was".to_owned()));
+        return Err(Error::Corrupt(
+            "a function returned a wrong number".to_owned(),
+        ));
     }
 
     let mut figures = with(
-        mapped_as(&root, &functions)?,
+        mapped_as(&functions)?,
         [
-            ("touch_ms", ms(touched)),
-            ("touch_faults", touch_faults as f64),
+            ("touch_faults", touch_faults),
             ("calls_ms", ms(called)),
-            ("faults", faults()? as f64),
+            ("faults", faults()?),
         ],
     );
     if let Some((counters, before)) = misses {
-        for ((name, before), after) in Counters::NAMES.iter().zip(before).zip(counters.read()?) {
+        for ((name, before), after) in TlbCounters::NAMES.iter().zip(before).zip(counters.read()?) {
             figures.insert((*name).to_owned(), after.saturating_sub(before) as f64);
         }
     }
     Ok(figures)
 }
 
-/// How the text of this process is mapped.
-fn mapped_as(root: &Root, functions: &Functions) -> Result<Figures, Error> {
+fn mapped_as(functions: &Functions) -> Result<Figures, Error> {
     let address = functions.first.addr() as u64;
-    let smaps = Smaps::read(root, std::process::id())?;
+    let smaps = Smaps::read(&Root::host(), std::process::id())?;
     let mut mappings = smaps.mappings();
     let text = mappings.find(|mapping| (mapping.start..mapping.end).contains(&address));
     let text = text.unwrap_or_default();
@@ -91,36 +89,37 @@ fn mapped_as(root: &Root, functions: &Functions) -> Result<Figures, Error> {
         ("text_huge_bytes", text.pmd_mapped().0 as f64),
         ("text_file_huge_bytes", text.file_pmd_mapped.0 as f64),
         ("text_shared_huge_bytes", text.shmem_pmd_mapped.0 as f64),
-        (LIBRARIES, libraries(root, std::process::id())?),
+        preload_figure()?,
     ]))
 }
 
-/// True for the mapping of the text of a program with so much of it.
+/// Reports whether this is the mapping of `size` bytes of generated text.
 pub(super) fn is_text(mapping: &Mapping<'_>, size: Bytes) -> bool {
     mapping.execute && mapping.end - mapping.start == size.0
 }
 
 impl Functions {
-    fn find(root: &Root, what: &Text) -> Result<Self, Error> {
-        let maps = Smaps::read_maps(root, std::process::id())?;
+    fn find(what: &TextTask) -> Result<Self, Error> {
+        let maps = Smaps::read_maps(&Root::host(), std::process::id())?;
         let text = maps.mappings().find(|mapping| is_text(mapping, what.size));
-        let text = text.ok_or_else(|| Error::Corrupt("the program has no text".to_owned()))?;
+        let text =
+            text.ok_or_else(|| Error::Corrupt("the program lacks its generated text".to_owned()))?;
         let start = usize::try_from(text.start).unwrap_or(usize::MAX);
         Ok(Self {
             first: with_exposed_provenance(start),
-            count: what.touched.0.min(what.size.0) / FUNCTION,
+            count: what.touched.0.min(what.size.0) / FUNCTION_BYTES,
         })
     }
 
-    /// Calls one of them; 0 where it does what it is to do.
+    /// Calls a function; returns 0 if its result is right.
     #[inline(always)]
     fn call(&self, number: u64) -> u64 {
         debug_assert!(number < self.count);
         let address = self
             .first
-            .wrapping_add(usize::try_from(number * FUNCTION).unwrap_or(0));
-        // SAFETY: the program was made with functions of this kind, all over the mapping that `find` found, and no caller asks
-        // for one beyond it.
+            .wrapping_add(usize::try_from(number * FUNCTION_BYTES).unwrap_or(0));
+        // SAFETY: the program was built with such functions in the whole mapping that `find` found,
+        // and no caller passes a number beyond it.
         let function = unsafe { transmute::<*const u8, extern "C" fn() -> u32>(address) };
         u64::from(function()) ^ number
     }

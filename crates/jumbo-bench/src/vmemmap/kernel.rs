@@ -1,6 +1,7 @@
-//! The kernel's own pool, grown and shrunk with HVO off and on: [`OfKernel`].
+//! The kernel's pool, grown and shrunk with HVO off and on: [`KernelPool`].
 //!
-//! Off is the baseline: HVO costs time. What it saves is what the kernel's two counters of page metadata fall by.
+//! Off is the baseline: HVO costs time. It saves as much as the kernel's two counters of page
+//! metadata fall.
 
 use jumbo::units::{Bytes, PageSize, Pages};
 use jumbo_host::kernel::Root;
@@ -9,52 +10,47 @@ use jumbo_host::knobs::Knob;
 
 use crate::claim::{self, Claim};
 use crate::figures::{Figures, figures};
-use crate::keeper::{Keeper, Kernel, Needs, SIZE};
+use crate::keeper::{Keeper, KernelKnobs, Needs, PAGE_2M};
 use crate::launch::Launch;
 use crate::stats::quantile;
-use crate::task::Kept;
+use crate::task::KnobSet;
 use crate::{Error, Settings};
 
-/// Of the eight base pages of descriptors of a 2 MiB page the kernel frees so many.
-const FREED: u64 = 7;
+/// Base pages of descriptors that the kernel frees, of eight per 2 MiB page.
+const FREED_PER_HUGE_PAGE: u64 = 7;
 
-/// How many pages come and go one by one.
-const SINGLE: u64 = 32;
+const SINGLE_RESIZES: u64 = 32;
 
-/// The fall of the metadata counters, in base pages.
 const SAVED: &str = "metadata_saved_pages";
 
-/// The kernel, its pool of 2 MiB pages and the switch of HVO.
-pub(super) struct OfKernel {
-    kernel: Kernel,
+/// The kernel's pool of 2 MiB pages and its switch of HVO.
+pub(super) struct KernelPool {
+    pub(super) kernel: KernelKnobs,
     pages: Pages,
 }
 
-impl OfKernel {
-    /// Takes them, if the pool can have up to `most` pages more; [`Error::Kernel`] says why not.
-    pub(super) fn take(settings: &Settings, most: Pages) -> Result<Self, Error> {
-        let root = Root::host();
-        let available = Memory::read(&root)?.available;
-        let pages = Pages(most.0.min(available.whole_pages(SIZE).0 / 3));
-        if metadata(&root)?.is_none() {
+impl KernelPool {
+    /// Takes the knobs, if the pool can grow by up to `max` pages.
+    pub(super) fn take(settings: &Settings, max: Pages) -> Result<Self, Error> {
+        let available = Memory::read(&Root::host())?.available;
+        let pages = Pages(max.0.min(available.whole_pages(PAGE_2M).0 / 3));
+        if metadata()?.is_none() {
             let why = "the kernel does not count its page metadata (before Linux 6.12)";
             return Err(Error::Kernel("HVO", why.to_owned()));
         }
-        let knobs = Some(Keeper::take(settings, Kept::Hvo)?);
+        let knobs = Some(Keeper::take(settings, KnobSet::Hvo)?);
         let pool = Some(Keeper::of_pool(settings, pages)?);
-        let kernel = Kernel { pool, knobs };
+        let kernel = KernelKnobs { pool, knobs };
         kernel.provide(&Needs::default())?;
         Ok(Self { kernel, pages })
     }
 
-    /// The memory of a sample.
     pub(super) fn bytes(&self) -> Bytes {
-        self.pages.bytes(SIZE)
+        self.pages.bytes(PAGE_2M)
     }
 
-    /// The pool grown and shrunk at once, and then page by page.
+    /// Grows and shrinks the pool at once, and then page by page.
     pub(super) fn sample(&self, on: bool) -> Result<Figures, Error> {
-        let root = Root::host();
         let resize = |pages| {
             self.kernel.provide(&Needs {
                 knobs: vec![(Knob::hvo(), u64::from(on).into())],
@@ -62,16 +58,16 @@ impl OfKernel {
             })
         };
         resize(Pages(0))?;
-        let before = metadata(&root)?.unwrap_or_default();
+        let before = metadata()?.unwrap_or_default();
         let grow = resize(self.pages)?;
-        let saved = before.saturating_sub(metadata(&root)?.unwrap_or_default());
+        let saved = before.saturating_sub(metadata()?.unwrap_or_default());
         let shrink = resize(Pages(0))?;
         let singly = |to: &mut dyn Iterator<Item = u64>| {
             let times = to.map(|pages| Ok(resize(Pages(pages))? * 1e3));
             times.collect::<Result<Vec<_>, Error>>()
         };
-        let grows = singly(&mut (1..=SINGLE))?;
-        let shrinks = singly(&mut (0..SINGLE).rev())?;
+        let grows = singly(&mut (1..=SINGLE_RESIZES))?;
+        let shrinks = singly(&mut (0..SINGLE_RESIZES).rev())?;
         let of_8 = saved as f64 / self.pages.0.max(1) as f64;
         let figures = figures([
             ("grow_ms", grow),
@@ -88,27 +84,21 @@ impl OfKernel {
         Ok(figures)
     }
 
-    /// The claim that HVO is what the side's name says: all but a few of what it frees, or next to
-    /// nothing.
+    /// Claims that HVO has the state of the side: nearly all of its savings, or nearly none.
     fn claim(&self, on: bool) -> Claim {
-        let freed = self.pages.0 * FREED;
+        let freed = self.pages.0 * FREED_PER_HUGE_PAGE;
         let range = match on {
-            true => freed / 100 * claim::MOST..=u64::MAX,
+            true => freed / 100 * claim::MIN_PERCENT..=u64::MAX,
             false => 0..=freed / 20,
         };
         claim::within(SAVED, range)
     }
-
-    /// Has both put back.
-    pub(super) fn give_back(self) -> Result<(), Error> {
-        self.kernel.give_back()
-    }
 }
 
-/// The size of the kernel's page metadata, in base pages; `None` where it does not count that.
-fn metadata(root: &Root) -> Result<Option<u64>, Error> {
-    let base = PageSize::SIZE_4K;
-    let metadata = Events::read(root)?.metadata(&Memory::read(root)?, base);
+/// Size of the kernel's page metadata, in base pages; `None` if it is not counted.
+fn metadata() -> Result<Option<u64>, Error> {
+    let (root, base) = (Root::host(), PageSize::SIZE_4K);
+    let metadata = Events::read(&root)?.metadata(&Memory::read(&root)?, base);
     let pages = metadata.bytes.whole_pages(base).0;
     Ok(metadata.counted.then_some(pages))
 }

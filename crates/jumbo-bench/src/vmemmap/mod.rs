@@ -1,14 +1,14 @@
-//! `jumbo bench vmemmap`: what page descriptors cost that huge pages do not pay for, against descriptors that are all there.
+//! `jumbo bench vmemmap`: costs of optimised page descriptors, compared with a full table.
 //!
-//! - huge pages prepared and released, by address space alone: no memory stands behind what is described;
-//! - what all of them keep, with page tables and the section table: counted by the kernel;
-//! - `head_of`, of random pages and of one after the other;
-//! - ranges pinned and unpinned, from a tail on. The baseline counts by head as well, and learns the heads from the tails.
+//! - Preparing and releasing huge pages, by address only: no memory is behind them.
+//! - Memory that all of them keep, page tables and section table included, by the kernel's count.
+//! - `head_of` of random and of consecutive pages.
+//! - Pinning and unpinning ranges that start at a tail. The baseline also counts per head, and
+//!   finds the heads through the tails.
+//! - Taking and giving whole pages of a pool with and without descriptors.
+//! - Growing and shrinking the kernel's pool with its optimisation (HVO) off and on (`kernel`).
 //!
-//! - whole pages of a pool that describes them, taken and given back, against one that does not;
-//! - the kernel's own pool, grown and shrunk with its optimisation (HVO) off and on (`kernel`): put back in the end.
-//!
-//! The baseline (`plain`) is resident before anything is timed, checks nothing and takes no lock.
+//! The baseline (`plain`) is resident before the measurement, checks nothing and takes no lock.
 
 mod kernel;
 mod plain;
@@ -17,66 +17,45 @@ mod worker;
 pub(crate) use worker::describe;
 
 use jumbo::units::{Bytes, PageSize, Pages, counted};
-use jumbo_host::kernel::Root;
 
 use crate::claim;
 use crate::group::{self, Group, rows};
 use crate::launch::Launch;
-use crate::memory::room;
+use crate::memory::check_available;
 use crate::pool::FOLIOS;
-use crate::stats::least;
+use crate::stats::minimum;
 use crate::table::Table;
-use crate::task::{Huge, Source, Task, Way};
+use crate::task::{DescribeTask, PageCycle, PoolKind, Task};
 use crate::work::Worker;
 use crate::{Error, Settings};
-use kernel::OfKernel;
+use kernel::KernelPool;
 
-/// How many base pages of 4 KiB a huge page has.
+/// Orders of huge pages over base pages of 4 KiB.
 const ORDER_2M: u32 = 9;
 const ORDER_1G: u32 = 18;
 
-/// Of a plain table, and of one descriptor.
-const DESCRIPTOR: u64 = 64;
+const DESCRIPTOR_BYTES: u64 = 64;
 
-/// How many 2 MiB pages are prepared, as in the published table, and how many GiB are pinned.
-struct Size {
-    pages: usize,
-    gib: usize,
-    /// At most, of the kernel's pool.
-    kernel: Pages,
-}
+/// 2 MiB pages to prepare, GiB to pin, maximum of the kernel's pool; without and with `--quick`.
+const PAGES: [usize; 2] = [10_240, 2_560];
+const PINNED_GIB: [usize; 2] = [16, 4];
+const KERNEL_POOL: [Pages; 2] = [Pages(4096), Pages(256)];
 
-const FULL: Size = Size {
-    pages: 10_240,
-    gib: 16,
-    kernel: Pages(4096),
-};
-const QUICK: Size = Size {
-    pages: 2_560,
-    gib: 4,
-    kernel: Pages(256),
-};
+/// Ratios of the series of 2021: allocating and freeing took 2.5 and 2.6 times as long.
+const PUBLISHED: [&str; 2] = ["0.40", "0.38"];
 
-/// The figures of the series of 2021: 2.5 times as long to make a page, 2.6 times as long to free
-/// one.
-const SLOWER: [&str; 2] = ["0.40", "0.38"];
-
-/// A take and give is so short that where its memory lies is half of it: the best of so many processes is a sample.
+/// Processes per sample, of which the fastest counts: half of the time is memory placement.
 const LAPS: usize = 3;
 
-/// How many pages the pool has whose pages are taken and given.
-const EXCHANGED: Pages = Pages(16);
+const EXCHANGE_POOL_PAGES: Pages = Pages(16);
 
-/// 1 GiB pages prepared.
-const GIGANTIC: usize = 10;
+const GIGANTIC_PAGES: usize = 10;
 
-/// Measures the table; with `quick` with fewer pages.
-///
-/// # Errors
-/// [`Error`].
+/// Measures the table; `quick` reduces the number of pages.
 pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
-    let size = if quick { QUICK } else { FULL };
-    let plain = |order, pages| Huge {
+    let quick = usize::from(quick);
+    let (pages, pinned_gib) = (PAGES[quick], PINNED_GIB[quick]);
+    let plain = |order, pages| DescribeTask {
         order,
         pages,
         optimised: false,
@@ -86,53 +65,56 @@ pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
         |pages| plain(ORDER_2M, pages),
         |pages| plain(ORDER_1G, pages),
     );
-    room(&Root::host(), Bytes(bytes(mib(size.pages)).0 * 2))?;
+    check_available(Bytes(bytes(mib(pages)).0 * 2))?;
     let what = format!(
         "{} of 2 MiB and {} of 1 GiB; {} GiB pinned",
-        counted(size.pages as u64, "page"),
-        counted(GIGANTIC as u64, "page"),
-        size.gib
+        counted(pages as u64, "page"),
+        counted(GIGANTIC_PAGES as u64, "page"),
+        pinned_gib
     );
     let mut table = Table::new("vmemmap", what, settings)?;
-    let kernel = OfKernel::take(settings, size.kernel);
-    let kernel = table.found("the kernel's own pool with HVO", kernel)?;
+    let kernel = KernelPool::take(settings, KERNEL_POOL[quick]);
+    let kernel = table.available("the kernel's own pool with HVO", kernel)?;
     let mut groups = vec![
-        lives(settings, mib(size.pages), "", "2 MiB"),
-        lives(settings, gib(GIGANTIC), "_1g", "1 GiB"),
-        pins(settings, mib(size.gib << 9), "", "2 MiB"),
-        pins(settings, gib(size.gib), "_1g", "1 GiB"),
+        lives(settings, mib(pages), "", "2 MiB"),
+        lives(settings, gib(GIGANTIC_PAGES), "_1g", "1 GiB"),
+        pins(settings, mib(pinned_gib << 9), "", "2 MiB"),
+        pins(settings, gib(pinned_gib), "_1g", "1 GiB"),
         exchanges(settings),
     ];
     groups.extend(kernel.as_ref().map(|kernel| resizes(settings, kernel)));
     let table = group::measure(settings, table, groups)?;
-    kernel.map_or(Ok(()), OfKernel::give_back)?;
+    kernel.map_or(Ok(()), |pool| pool.kernel.give_back())?;
     Ok(table)
 }
 
-/// The memory of a plain table for them.
-fn bytes(huge: Huge) -> Bytes {
-    Bytes(DESCRIPTOR * huge.all().len() as u64)
+/// Memory of a full table for these pages.
+fn bytes(huge: DescribeTask) -> Bytes {
+    Bytes(DESCRIPTOR_BYTES * huge.all().len() as u64)
 }
 
-/// Both sides: the plain table and ours, which keeps at least a hundred times less.
-fn sides(group: &mut Group<'_>, huge: Huge) -> [usize; 2] {
+/// The full table and ours, which keeps at most a hundredth of it.
+fn sides(group: &mut Group<'_>, huge: DescribeTask) -> [usize; 2] {
     let all = bytes(huge);
     let mut side = |name, optimised, kept| {
-        let worker = Worker::new(Launch::Plain, Task::Describe(Huge { optimised, ..huge }));
+        let worker = Worker::new(
+            Launch::Plain,
+            Task::Describe(DescribeTask { optimised, ..huge }),
+        );
         group.worker(name, worker, all, vec![claim::within("kept_bytes", kept)])
     };
     let plain = side("all descriptors", false, all.0..=all.0 / 8 * 9);
     [plain, side("jumbo::vmemmap", true, 0..=all.0 / 100)]
 }
 
-fn lives<'a>(settings: &'a Settings, huge: Huge, suffix: &str, of: &str) -> Group<'a> {
+fn lives<'a>(settings: &'a Settings, huge: DescribeTask, suffix: &str, of: &str) -> Group<'a> {
     let mut group = Group::new(settings, "prepare and release");
     let [plain, ours] = sides(&mut group, huge);
     let (name, what) = (
         |name| format!("{name}{suffix}"),
         |what| format!("{what}, {of}"),
     );
-    let published = SLOWER.map(|figure| Some(figure).filter(|_| suffix.is_empty()));
+    let published = PUBLISHED.map(|figure| Some(figure).filter(|_| suffix.is_empty()));
     let (saved, kept) = match huge.order {
         ORDER_2M => ("saved_of_8", "4 (2 of 8 kept)"),
         _ => ("saved_of_4096", "2048 (2 of 4096 kept)"),
@@ -159,10 +141,10 @@ fn lives<'a>(settings: &'a Settings, huge: Huge, suffix: &str, of: &str) -> Grou
     group
 }
 
-fn pins<'a>(settings: &'a Settings, huge: Huge, suffix: &str, of: &str) -> Group<'a> {
+fn pins<'a>(settings: &'a Settings, huge: DescribeTask, suffix: &str, of: &str) -> Group<'a> {
     let mut group = Group::new(settings, "pin and unpin");
     let pinned = true;
-    let [plain, ours] = sides(&mut group, Huge { pinned, ..huge });
+    let [plain, ours] = sides(&mut group, DescribeTask { pinned, ..huge });
     let (name, what) = (
         |name| format!("{name}{suffix}"),
         |what| format!("{what}, {of} pages"),
@@ -175,37 +157,40 @@ fn pins<'a>(settings: &'a Settings, huge: Huge, suffix: &str, of: &str) -> Group
     group
 }
 
-/// A pool that describes its pages gives whole ones as fast as one that does not.
+/// A pool with descriptors should give whole pages as fast as one without.
 fn exchanges(settings: &Settings) -> Group<'_> {
-    let mut group = Group::new(settings, "take and give").laps(LAPS, least);
-    let (source, size) = (Source::Thp, EXCHANGED.bytes(PageSize::SIZE_2M));
-    let mut side = |name: &str, way: Way, folios: u64| {
-        let mut claims = way.claims(source, EXCHANGED);
+    let mut group = Group::new(settings, "take and give").laps(LAPS, minimum);
+    let (kind, size) = (PoolKind::Thp, EXCHANGE_POOL_PAGES.bytes(PageSize::SIZE_2M));
+    let mut side = |name: &str, way: PageCycle, folios: u64| {
+        let mut claims = way.claims(kind, EXCHANGE_POOL_PAGES);
         claims.push(claim::exactly(FOLIOS, folios));
-        let worker = Worker::new(Launch::Plain, Task::Exchange(source, way, EXCHANGED, 1));
+        let worker = Worker::new(
+            Launch::Plain,
+            Task::Exchange(kind, way, EXCHANGE_POOL_PAGES, 1),
+        );
         group.worker(name, worker, size, claims)
     };
-    let plain = side("pool without folios", Way::TakePlain, 0);
-    let ours = side("pool", Way::Take, 1);
+    let plain = side("pool without folios", PageCycle::TakePlain, 0);
+    let ours = side("pool", PageCycle::Take, 1);
     let what = "a page taken and given";
     rows! { group;
         "take_give" => what, "page_ns", plain / ours;
         "take_give_aa" => what, "page_ns", plain / plain;
     }
-    // Where there are no THPs the rest is as true.
+    // The other rows do not need THP.
     group.optional = Error::is_of_host;
     group
 }
 
-fn resizes<'a>(settings: &'a Settings, kernel: &'a OfKernel) -> Group<'a> {
+fn resizes<'a>(settings: &'a Settings, kernel: &'a KernelPool) -> Group<'a> {
     let mut group = Group::new(settings, "the kernel's pool");
     group.optional = Error::is_of_host;
     let [off, on] = [("HVO off", false), ("HVO on", true)]
         .map(|(name, on)| group.side(name, kernel.bytes(), move || kernel.sample(on)));
     let [grown, shrunk] = ["grown", "shrunk"].map(|how| format!("the kernel's pool {how}, 2 MiB"));
     rows! { group;
-        "kernel_grow" => &grown, "grow_ms", off / on, SLOWER[0];
-        "kernel_shrink" => shrunk, "shrink_ms", off / on, SLOWER[1];
+        "kernel_grow" => &grown, "grow_ms", off / on, PUBLISHED[0];
+        "kernel_shrink" => shrunk, "shrink_ms", off / on, PUBLISHED[1];
         "kernel_grow_aa" => grown, "grow_ms", off / off;
     }
     group.value("kernel_saved_of_8", "saved_of_8_pages", on);

@@ -1,52 +1,49 @@
-//! The two kinds of [`Table`]; and [`Plain`], the baseline: descriptors that are all there, as the
-//! kernel's are without HVO.
+//! [`DescriptorTable`], and its baseline [`PlainTable`]: a full table of descriptors, like the
+//! kernel's without HVO.
 //!
-//! Each tail holds who its head is, because that is what a reader looks at. Nothing is checked and nothing locked: no table of
-//! this kind is faster.
+//! Each tail contains its head, as readers need. There are no checks and no locks: no full table is
+//! faster.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Error;
 
-/// A table of either kind. Pages go by their number.
-pub(super) trait Table {
+/// A table of descriptors. Pages are identified by their number.
+pub(super) trait DescriptorTable {
     fn prepare(&self, head: usize, order: u32) -> Result<(), Error>;
     fn release(&self, head: usize) -> Result<(), Error>;
     fn head_of(&self, page: usize) -> Option<usize>;
-    /// Pins pages, has something done, and unpins them.
+    /// Pins pages, calls `meanwhile`, and unpins them.
     fn pinned(&self, pages: Range<usize>, meanwhile: &mut dyn FnMut()) -> Result<(), Error>;
     fn pins(&self, page: usize) -> u64;
-    /// The base pages of descriptors that one huge page gives back, by the kernel's count; and
-    /// those it had.
-    fn saved(&self, head: usize) -> Result<[f64; 2], Error>;
+    /// Base pages of descriptors that one huge page saves, by the kernel's count.
+    fn saved(&self, head: usize) -> Result<f64, Error>;
 }
 
-/// A descriptor of 64 bytes.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Line {
-    /// The number of the head, plus 1; 0 where there is no page.
+struct Descriptor {
+    /// Number of the head plus 1; 0 without a page.
     head: AtomicU64,
-    /// Of a head.
+    /// Order, in a head.
     order: AtomicU64,
-    /// Of a head: references, and pins above.
+    /// References in the lower half and pins in the upper half, in a head.
     counts: AtomicU64,
 }
 
-/// Descriptors of so many base pages, by number.
-pub(super) struct Plain(Box<[Line]>);
+/// Descriptors, by number of the base page.
+pub(super) struct PlainTable(Box<[Descriptor]>);
 
-/// A pin is a reference too.
+/// A pin is also a reference.
 const PIN: u64 = 1 | 1 << 32;
 
-impl Plain {
+impl PlainTable {
     pub(super) fn new(pages: usize) -> Self {
-        Self((0..pages).map(|_| Line::default()).collect())
+        Self((0..pages).map(|_| Descriptor::default()).collect())
     }
 
-    /// Runs `count` on each head of `pages`, with how many of these are its own: told by their
-    /// tails.
+    /// Calls `count` for each head in `pages`, with the number of its pages in the range.
     fn by_head(&self, pages: &Range<usize>, count: impl Fn(&AtomicU64, u64)) {
         let mut next = pages.start;
         while next < pages.end
@@ -61,7 +58,7 @@ impl Plain {
     }
 }
 
-impl Table for Plain {
+impl DescriptorTable for PlainTable {
     fn prepare(&self, head: usize, order: u32) -> Result<(), Error> {
         let number = head as u64 + 1;
         let pages = &self.0[head..head + (1 << order)];
@@ -103,8 +100,8 @@ impl Table for Plain {
         self.0[head].counts.load(Ordering::Relaxed) >> 32
     }
 
-    fn saved(&self, _: usize) -> Result<[f64; 2], Error> {
-        Ok([0.0; 2])
+    fn saved(&self, _: usize) -> Result<f64, Error> {
+        Ok(0.0)
     }
 }
 
@@ -113,8 +110,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_counts_by_head() {
-        let plain = Plain::new(16);
+    fn pins_are_counted_per_head() {
+        let plain = PlainTable::new(16);
         plain.prepare(4, 2).unwrap();
         plain.prepare(8, 3).unwrap();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The process that is measured: a table of one kind, its pages prepared, looked up, pinned and released.
+//! The measured process: it prepares, looks up, pins and releases the pages of a table.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -8,24 +8,22 @@ use jumbo::units::{Order, PageSize};
 use jumbo::vmemmap::{Geometry, Vmemmap};
 use jumbo_host::kernel::Root;
 
-use super::plain::{Plain, Table};
+use super::plain::{DescriptorTable, PlainTable};
 use crate::Error;
 use crate::figures::{Figures, figures, ms, with};
-use crate::memory::{LIBRARIES, base_pages_only, had, libraries};
+use crate::memory::{base_pages_only, own_memory, preload_figure};
 use crate::stats::quantile;
-use crate::task::Huge;
+use crate::task::DescribeTask;
 
-/// The base page of both tables.
-const BASE: PageSize = PageSize::SIZE_4K;
+const BASE_PAGE: PageSize = PageSize::SIZE_4K;
 
-/// The number of random pages that are looked up.
-const LOOKS: usize = 1 << 20;
+const RANDOM_LOOKUPS: usize = 1 << 20;
 
 fn address(page: usize) -> u64 {
-    page as u64 * BASE.bytes()
+    page as u64 * BASE_PAGE.bytes()
 }
 
-impl Table for Vmemmap {
+impl DescriptorTable for Vmemmap {
     fn prepare(&self, head: usize, order: u32) -> Result<(), Error> {
         Ok(self.prepare(address(head), Order(order)).map(drop)?)
     }
@@ -36,7 +34,7 @@ impl Table for Vmemmap {
 
     fn head_of(&self, page: usize) -> Option<usize> {
         let head = self.head_of(address(page))?.head;
-        usize::try_from(head / BASE.bytes()).ok()
+        usize::try_from(head / BASE_PAGE.bytes()).ok()
     }
 
     fn pinned(&self, pages: Range<usize>, meanwhile: &mut dyn FnMut()) -> Result<(), Error> {
@@ -50,35 +48,33 @@ impl Table for Vmemmap {
         self.users(address(page)).map_or(0, |users| users.pins)
     }
 
-    fn saved(&self, head: usize) -> Result<[f64; 2], Error> {
+    fn saved(&self, head: usize) -> Result<f64, Error> {
         let root = Root::host();
         let pages = || {
             let resident = self.resident(&root)?.descriptors;
-            Ok::<_, Error>(resident.whole_pages(BASE).0 as f64)
+            Ok::<_, Error>(resident.whole_pages(BASE_PAGE).0 as f64)
         };
-        let before = pages()?;
         self.restore(address(head))?;
         let restored = pages()?;
         self.optimise(address(head))?;
-        Ok([restored - pages()?, restored - before])
+        Ok(restored - pages()?)
     }
 }
 
-/// [`Task::Describe`](crate::task::Task::Describe): what work on a table with all its pages prepared took, and the
-/// memory kept with all pages there.
-pub(crate) fn describe(huge: Huge) -> Result<Figures, Error> {
+/// [`Task::Describe`](crate::task::Task::Describe): times on a full table, and its memory.
+pub(crate) fn describe(huge: DescribeTask) -> Result<Figures, Error> {
     base_pages_only()?;
-    // Code and files that are touched for the first time are not what a table keeps.
-    on_table(Huge { pages: 2, ..huge })?;
+    // A first run touches code and files, which would count as memory of the table.
+    on_table(DescribeTask { pages: 2, ..huge })?;
     on_table(huge)
 }
 
-fn on_table(huge: Huge) -> Result<Figures, Error> {
+fn on_table(huge: DescribeTask) -> Result<Figures, Error> {
     let before = taken()?;
     if !huge.optimised {
-        return prepared(huge, &Plain::new(huge.all().end), before);
+        return prepared(huge, &PlainTable::new(huge.all().end), before);
     }
-    let geometry = Geometry::new(BASE, PageSize::SIZE_2M)?;
+    let geometry = Geometry::new(BASE_PAGE, PageSize::SIZE_2M)?;
     prepared(
         huge,
         &Vmemmap::new(0..address(huge.all().end), geometry)?,
@@ -86,37 +82,39 @@ fn on_table(huge: Huge) -> Result<Figures, Error> {
     )
 }
 
-fn prepared<T: Table>(huge: Huge, table: &T, before: f64) -> Result<Figures, Error> {
+fn prepared<T: DescriptorTable>(
+    huge: DescribeTask,
+    table: &T,
+    before: f64,
+) -> Result<Figures, Error> {
     heads(huge).try_for_each(|head| table.prepare(head, huge.order))?;
     let kept = taken()? - before;
-    let libraries = libraries(&Root::host(), std::process::id())?;
-    let had = [("kept_bytes", kept.max(1.0)), (LIBRARIES, libraries)];
+    let kept = [("kept_bytes", kept.max(1.0)), preload_figure()?];
     let work = if huge.pinned { pins } else { life };
-    Ok(with(work(huge, table)?, had))
+    Ok(with(work(huge, table)?, kept))
 }
 
-fn heads(huge: Huge) -> impl Iterator<Item = usize> + Clone {
+fn heads(huge: DescribeTask) -> impl Iterator<Item = usize> + Clone {
     huge.all().step_by(1 << huge.order)
 }
 
-/// The memory of this process, with its page tables.
+/// Resident memory of this process, with its page tables.
 fn taken() -> Result<f64, Error> {
     let root = Root::host();
     let status = root.read("proc/self/status")?;
     let tables = status.lines().find_map(|line| line.strip_prefix("VmPTE:"));
     let tables = tables.and_then(|kib| kib.trim().trim_end_matches(" kB").parse().ok());
     let tables: f64 = tables.unwrap_or(f64::NAN);
-    Ok(had(&root)?["resident_bytes"] + tables * 1024.0)
+    Ok(own_memory()?["resident_bytes"] + tables * 1024.0)
 }
 
-/// How long all of it takes.
 fn timed(work: impl FnOnce() -> Result<(), Error>) -> Result<Duration, Error> {
     let clock = Instant::now();
     work()?;
     Ok(clock.elapsed())
 }
 
-/// How long each takes, in nanoseconds.
+/// Times of single calls, in nanoseconds.
 fn each(
     mut all: impl Iterator<Item = usize>,
     one: impl Fn(usize) -> Result<(), Error>,
@@ -129,12 +127,12 @@ fn each(
     Ok(times)
 }
 
-fn life<T: Table>(huge: Huge, table: &T) -> Result<Figures, Error> {
+fn life<T: DescriptorTable>(huge: DescribeTask, table: &T) -> Result<Figures, Error> {
     let prepare = |head| table.prepare(head, huge.order);
     let release = |head| table.release(head);
-    // All has been touched by now, in both kinds of table: the kernel has its own from the boot on.
+    // Both tables are fully touched by now, as the kernel's is from boot on.
     let [random, sequential] = looks(table, huge)?;
-    let [saved, of] = table.saved(0)?;
+    let saved = table.saved(0)?;
     let released = timed(|| heads(huge).try_for_each(release))?;
     let prepared = timed(|| heads(huge).try_for_each(prepare))?;
     let releases = each(heads(huge), release)?;
@@ -149,12 +147,11 @@ fn life<T: Table>(huge: Huge, table: &T) -> Result<Figures, Error> {
         ("random_ns", random),
         ("sequential_ns", sequential),
         ("saved_pages", saved),
-        ("described_pages", of),
     ]))
 }
 
-/// How long a look takes: at random pages, and at one after the other.
-fn looks<T: Table>(table: &T, huge: Huge) -> Result<[f64; 2], Error> {
+/// Nanoseconds per lookup: of random and of consecutive pages.
+fn looks<T: DescriptorTable>(table: &T, huge: DescribeTask) -> Result<[f64; 2], Error> {
     let all = huge.all().end;
     let look = |page: usize| -> Result<(), Error> {
         let head = black_box(table.head_of(page));
@@ -166,13 +163,13 @@ fn looks<T: Table>(table: &T, huge: Huge) -> Result<[f64; 2], Error> {
         Ok(())
     };
     let mut random = fastrand::Rng::with_seed(1);
-    let at_random = timed(|| (0..LOOKS).try_for_each(|_| look(random.usize(..all))))?;
+    let at_random = timed(|| (0..RANDOM_LOOKUPS).try_for_each(|_| look(random.usize(..all))))?;
     let in_order = timed(|| (0..all).try_for_each(look))?;
-    let [at_random, in_order] = [(at_random, LOOKS), (in_order, all)];
+    let [at_random, in_order] = [(at_random, RANDOM_LOOKUPS), (in_order, all)];
     Ok([at_random, in_order].map(|(time, looks)| time.as_secs_f64() * 1e9 / looks as f64))
 }
 
-fn pins<T: Table>(huge: Huge, table: &T) -> Result<Figures, Error> {
+fn pins<T: DescriptorTable>(huge: DescribeTask, table: &T) -> Result<Figures, Error> {
     let pages = 1..huge.all().end - 1;
     let (mut pinned, mut pins, mut clock) = (Duration::ZERO, 0, Instant::now());
     let mut look = || {
@@ -182,7 +179,7 @@ fn pins<T: Table>(huge: Huge, table: &T) -> Result<Figures, Error> {
     };
     table.pinned(pages.clone(), &mut look)?;
     let unpinned = clock.elapsed();
-    // Of the first huge page all but one base page.
+    // All base pages of the first huge page but one.
     if pins != (1 << huge.order) - 1 {
         return Err(Error::Corrupt(format!("a page has {pins} pins")));
     }

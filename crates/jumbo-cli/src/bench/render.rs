@@ -119,7 +119,7 @@ fn signed(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jumbo_bench::table::{Samples, What};
+    use jumbo_bench::table::{Quantity, Samples};
 
     #[test]
     fn figures_carry_three_digits() {
@@ -131,8 +131,8 @@ mod tests {
 
     #[test]
     fn a_row_shows_both_sides_in_its_unit_and_a_loss_in_capitals() {
-        let row = |of: fn(What, [Samples; 2]) -> Row, unit, [one, other]: [[f64; 2]; 2]| {
-            let what = What {
+        let row = |of: fn(Quantity, [Samples; 2]) -> Row, unit, [one, other]: [[f64; 2]; 2]| {
+            let what = Quantity {
                 name: "startup".to_owned(),
                 measure: "start".to_owned(),
                 unit,

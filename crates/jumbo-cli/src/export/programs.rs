@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use jumbo_host::kernel::groups::{self, Huge, Workload};
+use jumbo_host::kernel::groups::{self, GroupHuge, Workload};
 use jumbo_host::kernel::{Root, base_page, thp};
 use jumbo_host::status::{Census, Member};
 use jumbo_inside::ledger::flag;
@@ -91,7 +91,7 @@ fn names(workload: &Workload) -> Labels {
     there.map(|(name, value)| label(name, value)).collect()
 }
 
-fn of_group((workload, huge): (&Workload, &Huge)) -> Row {
+fn of_group((workload, huge): (&Workload, &GroupHuge)) -> Row {
     let values = [
         ("container_memory_anon_thp", huge.anon),
         ("container_memory_shmem_thp", huge.shmem),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jumbo::units::Bytes;
-use jumbo_host::teardown::{Reason, Way};
+use jumbo_host::teardown::{Reason, TeardownMethod};
 use serde_json::json;
 
 use super::target::{Concluded, Outcome};
@@ -97,7 +97,7 @@ fn lines(one: &Concluded) -> Vec<String> {
             ));
         }
         lines.extend(gain.reason.map(|reason| format!("less: {reason}")));
-        if gain.way == Way::Raced && gain.reason.is_none() {
+        if gain.way == TeardownMethod::Raced && gain.reason.is_none() {
             lines.push(String::from("raced, and won"));
         }
     }

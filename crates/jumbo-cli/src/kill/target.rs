@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use jumbo_host::kernel::process::Standing;
+use jumbo_host::kernel::process::ProcessState;
 use jumbo_host::kernel::{Root, task};
 use jumbo_host::status::{is_reaper, program_of};
-use jumbo_host::teardown::{Gain, Hold, News, Process, Reason, Teardown};
+use jumbo_host::teardown::{Gain, Hold, HoldEvent, Process, Reason, Teardown};
 use rustix::io::Errno;
 
 use crate::signal::Number;
@@ -132,9 +132,9 @@ impl Target {
             return;
         };
         match hold.poll() {
-            News::None | News::Stopped(_) => {}
-            News::Ends(teardown) => self.state = State::Ending(process.clone(), teardown),
-            News::Lost(reason) => {
+            HoldEvent::None | HoldEvent::Stopped(_) => {}
+            HoldEvent::Ends(teardown) => self.state = State::Ending(process.clone(), teardown),
+            HoldEvent::Lost(reason) => {
                 self.unheld = Some(reason);
                 self.state = State::Alive(process.clone(), None);
             }
@@ -156,7 +156,7 @@ impl Target {
         let gone = match &mut self.state {
             State::Concluded(_) => false,
             State::Alive(process, _) => process.is_gone(),
-            State::Ending(_, teardown) => teardown.look(),
+            State::Ending(_, teardown) => teardown.poll(),
         };
         if gone && self.ended.is_none() {
             self.ended = self.sent.map(|sent| sent.elapsed());
@@ -167,7 +167,7 @@ impl Target {
 
     /// True while it is on its way out: then it is waited for, however long it takes.
     pub(super) fn is_ending(&self) -> bool {
-        let standing = || Standing::read(&self.root, self.pid);
+        let standing = || ProcessState::read(&self.root, self.pid);
         standing().is_ok_and(|standing| !standing.has_memory || standing.is_dumping)
             || task::is_exiting(&self.root, self.pid).unwrap_or(true)
     }
@@ -206,7 +206,7 @@ fn examine(root: &Root, pid: u32) -> Result<Process, Outcome> {
         return Err(Outcome::failed("that is the init process", Some(hint)));
     }
     let opened = Process::open(root, pid);
-    let standing = Standing::read(root, pid).map_err(|_| Outcome::of(Errno::SRCH))?;
+    let standing = ProcessState::read(root, pid).map_err(|_| Outcome::of(Errno::SRCH))?;
     if standing.process != pid {
         let why = format!("that is a thread of process {}", standing.process);
         return Err(Outcome::failed(why, Some("name the process")));
@@ -242,7 +242,7 @@ fn examine(root: &Root, pid: u32) -> Result<Process, Outcome> {
 /// Why a process did not end by a signal. `is_stopped`: it was while it was held, which does not
 /// show.
 fn why_alive(root: &Root, pid: u32, signal: Number, is_stopped: bool) -> String {
-    let Ok(standing) = Standing::read(root, pid) else {
+    let Ok(standing) = ProcessState::read(root, pid) else {
         return String::from("it has only just ended");
     };
     let bit = 1u64 << (signal.0 - 1);

@@ -8,7 +8,7 @@ use indicatif::ProgressBar;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::memory::Events;
 use jumbo_host::kernel::process::Signals;
-use jumbo_host::knobs::{Doing, Form, Step, Watcher};
+use jumbo_host::knobs::{Activity, Form, Step, Watcher};
 
 use crate::bench::bar;
 use crate::signal::{asked, end_by};
@@ -51,14 +51,14 @@ impl Terminal {
         self.signals.release();
     }
 
-    fn show(&mut self, doing: &Doing<'_>) {
+    fn show(&mut self, doing: &Activity<'_>) {
         let (length, position, message) = match doing {
-            Doing::Nothing => {
+            Activity::Nothing => {
                 self.given = given(&self.root);
                 return;
             }
-            Doing::Compacting => (0, 0, "the kernel moves memory together".to_owned()),
-            Doing::Writing(step) => {
+            Activity::Compacting => (0, 0, "the kernel moves memory together".to_owned()),
+            Activity::Writing(step) => {
                 let (all, made) = self.pages(step);
                 (all, made.min(all), step.knob.to_string())
             }
@@ -93,7 +93,7 @@ fn given(root: &Root) -> u64 {
 }
 
 impl Watcher for Terminal {
-    fn look(&mut self, doing: &Doing<'_>) -> ControlFlow<()> {
+    fn poll(&mut self, doing: &Activity<'_>) -> ControlFlow<()> {
         self.show(doing);
         self.ended_by = asked(&self.signals);
         match self.ended_by {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use jumbo_host::host_pools::Shortage;
 use jumbo_host::kernel::Root;
-use jumbo_host::knobs::apply::{stands, undo_steps};
+use jumbo_host::knobs::apply::{check_unchanged, undo_steps};
 use jumbo_host::knobs::{Group, Record, Undone, undo};
 use serde_json::json;
 
@@ -40,7 +40,7 @@ pub(crate) fn main(
             complete: false,
         };
         print(root, &last, &undone, manner, compact)?;
-        return match stands(root, &last) {
+        return match check_unchanged(root, &last) {
             Err(error) if !manner.force => {
                 Err(failed(error).context("it would be refused without --force"))
             }

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
 
 use jumbo::units::Bytes;
-use jumbo_bench::table::What;
+use jumbo_bench::table::Quantity;
 use roxmltree::{Document as Xml, Node};
 
 use super::*;
@@ -12,7 +12,7 @@ use crate::bench::all::NotMeasured;
 const HOSTILE: &str = "</style><script>alert(1)</script>\" onload='x' \u{1b}[2J";
 
 fn row(name: &str, samples: [&[f64]; 2]) -> Row {
-    let what = What {
+    let what = Quantity {
         name: name.to_owned(),
         measure: format!("{HOSTILE} {name}"),
         unit: "ms",

@@ -5,7 +5,7 @@ use std::io;
 use std::process::ExitCode;
 
 use jumbo::units::{NodeId, PageSize, Pages, counted};
-use jumbo_host::host_pools::{self, Effect, Plan, Shortage, Wish, obstacles};
+use jumbo_host::host_pools::{self, Effect, PoolChange, PoolPlan, Shortage, obstacles};
 use jumbo_host::kernel::cgroup::{Limit, Limits};
 use jumbo_host::kernel::hugetlb::Pool;
 use jumbo_host::kernel::memory::Memory;
@@ -102,7 +102,7 @@ struct Place {
 }
 
 pub(super) fn set(root: &Root, args: &SetArgs) -> anyhow::Result<ExitCode> {
-    change(root, args.size, &args.place, &|size| Wish {
+    change(root, args.size, &args.place, &|size| PoolChange {
         persistent: args
             .persistent
             .map(|to| host_pools::Amount::To(to.pages(size))),
@@ -116,7 +116,7 @@ pub(super) fn by(
     args: &By,
     direction: fn(Pages) -> host_pools::Amount,
 ) -> anyhow::Result<ExitCode> {
-    change(root, args.size, &args.place, &|size| Wish {
+    change(root, args.size, &args.place, &|size| PoolChange {
         persistent: args.by.map(|by| direction(by.pages(size))),
         overcommit: None,
         node: args.place.node.map(NodeId),
@@ -127,7 +127,7 @@ fn change(
     root: &Root,
     size: Option<PageSize>,
     place: &Place,
-    wish: &dyn Fn(PageSize) -> Wish,
+    wish: &dyn Fn(PageSize) -> PoolChange,
 ) -> anyhow::Result<ExitCode> {
     let (how, compact) = (&place.how, place.compact.compact);
     let size = match size {
@@ -138,7 +138,7 @@ fn change(
     let wish = wish(size);
     change::change(root, &how.manner, || {
         let before = pool(root, size)?;
-        let plan = Plan::new(&before, &wish)?;
+        let plan = PoolPlan::new(&before, &wish)?;
         let boot = how.boot(
             || host_pools::boot::persist(root, &before, &wish, &plan),
             || host_pools::boot::forget(root, size, wish.node),
@@ -169,7 +169,7 @@ fn more_than_available(root: &Root, size: PageSize, made: Pages) -> Option<Strin
     })
 }
 
-fn slow(root: &Root, pool: &Pool, wish: &Wish) -> Option<String> {
+fn slow(root: &Root, pool: &Pool, wish: &PoolChange) -> Option<String> {
     let lends = wish.overcommit.is_some_and(|to| to > pool.overcommit);
     (lends && hvo::surplus_is_slow(root)).then(|| {
         "HVO is on, and on this kernel each surplus page waits milliseconds for it: persistent pages are \

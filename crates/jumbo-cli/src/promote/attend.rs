@@ -11,7 +11,7 @@ use jumbo::units::Bytes;
 use jumbo_host::kernel::process::tree;
 use jumbo_host::kernel::{Root, task};
 use jumbo_host::promote::{
-    Outcome, Pace, Plan, Progress, Reach, Refusal, Target, Watcher, Wish, promote,
+    Access, Outcome, Pace, Progress, PromotePlan, Refusal, Selection, Target, Watcher, promote,
 };
 use jumbo_host::status::LIBRARY;
 use jumbo_inside::orders::MaxWaste;
@@ -52,7 +52,7 @@ pub(crate) fn attend(pid: u32, max_waste: MaxWaste) -> anyhow::Result<()> {
     let root = Root::host();
     let mut watch = Watch::new()?;
     let mut promoted = Promoted::default();
-    let wish = Wish {
+    let wish = Selection {
         heap: true,
         text: false,
         shm: false,
@@ -66,12 +66,18 @@ pub(crate) fn attend(pid: u32, max_waste: MaxWaste) -> anyhow::Result<()> {
     crate::view::json_line(&promoted)
 }
 
-fn follow(root: &Root, target: &Target, wish: &Wish, watch: &mut Watch, promoted: &mut Promoted) {
+fn follow(
+    root: &Root,
+    target: &Target,
+    wish: &Selection,
+    watch: &mut Watch,
+    promoted: &mut Promoted,
+) {
     let mut pace = Pace::new(target, None);
     let mut size = Size::new(root, target);
     let (mut planned_at, mut interval) = (Bytes(0), SHORTEST);
     // A plan that was cut short.
-    let mut open: Option<Plan> = None;
+    let mut open: Option<PromotePlan> = None;
     let mut earliest = Instant::now();
     let (mut due, mut ended) = (earliest, earliest);
     while watch.ended_by().is_none() && !target.process().is_gone() {
@@ -154,14 +160,14 @@ struct Calm<'a, 'r> {
 }
 
 impl Watcher for Calm<'_, '_> {
-    fn look(&mut self, progress: &Progress) -> ControlFlow<()> {
+    fn poll(&mut self, progress: &Progress) -> ControlFlow<()> {
         self.is_cut = match self.until {
             Some(until) => Instant::now() >= until,
             None => self.size.looked.elapsed() >= LOOK && self.size.look(),
         };
         match self.is_cut {
             true => ControlFlow::Break(()),
-            false => self.watch.look(progress),
+            false => self.watch.poll(progress),
         }
     }
 }
@@ -170,19 +176,19 @@ impl Watcher for Calm<'_, '_> {
 fn plan(
     root: &Root,
     target: &Target,
-    wish: &Wish,
+    wish: &Selection,
     spent: Bytes,
-    open: Option<Plan>,
-) -> Result<(Plan, Reach), Refusal> {
+    open: Option<PromotePlan>,
+) -> Result<(PromotePlan, Access), Refusal> {
     if task::map_each(root, &[target.pid()], LIBRARY) == [true] {
         return Err(Refusal::Covered);
     }
-    let plan = open.map_or_else(|| Plan::new(target, wish, spent), Ok)?;
-    Ok((plan, Reach::find(target)?))
+    let plan = open.map_or_else(|| PromotePlan::new(target, wish, spent), Ok)?;
+    Ok((plan, Access::find(target)?))
 }
 
 impl Promoted {
-    fn add(&mut self, reach: &Reach, outcome: &Outcome, is_cut: bool) {
+    fn add(&mut self, reach: &Access, outcome: &Outcome, is_cut: bool) {
         self.obtained += outcome.obtained;
         self.cost += outcome.cost;
         if outcome.obtained > Bytes(0) {

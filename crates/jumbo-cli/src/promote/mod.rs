@@ -17,7 +17,7 @@ use anyhow::{Context as _, bail};
 use jumbo::units::Bytes;
 use jumbo_host::kernel::{Root, cgroup, task};
 use jumbo_host::promote::{
-    Outcome, Pace, Plan, Reach, Refusal, Split, Target, Wish, promote, split,
+    Access, Outcome, Pace, PromotePlan, Refusal, Selection, Split, Target, promote, split,
 };
 use jumbo_host::status;
 use jumbo_inside::orders::MaxWaste;
@@ -124,9 +124,9 @@ struct Done {
     hint: Option<&'static str>,
     /// The method.
     #[serde(skip_serializing_if = "Option::is_none")]
-    reach: Option<Reach>,
+    reach: Option<Access>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    plan: Option<Plan>,
+    plan: Option<PromotePlan>,
     /// The result of the plan; none of a dry run.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<Outcome>,
@@ -150,9 +150,9 @@ struct Named {
 type Typed = BTreeMap<u32, Option<u64>>;
 
 impl Args {
-    fn wish(&self) -> Wish {
+    fn wish(&self) -> Selection {
         let all_but_named = !(self.heap || self.text || self.shm);
-        Wish {
+        Selection {
             heap: self.heap || all_but_named,
             text: self.text || self.undo && all_but_named,
             shm: self.shm || self.undo && all_but_named,
@@ -268,13 +268,13 @@ fn work(
     let wish = args.wish();
     watch.begin(&target);
     if args.undo {
-        let reach = done.reach.insert(Reach::find(&target)?);
+        let reach = done.reach.insert(Access::find(&target)?);
         done.split = Some(split(&target, reach, &wish, args.dry_run, watch)?);
         return Ok(());
     }
-    let plan = done.plan.insert(Plan::new(&target, &wish, spent)?);
+    let plan = done.plan.insert(PromotePlan::new(&target, &wish, spent)?);
     // After the plan: what it needs to see is less than what it takes to do it.
-    let reach = done.reach.insert(Reach::find(&target)?);
+    let reach = done.reach.insert(Access::find(&target)?);
     if !args.dry_run {
         let mut pace = Pace::new(&target, Some(args.rate));
         done.outcome = Some(promote(&target, reach, plan, &mut pace, watch));

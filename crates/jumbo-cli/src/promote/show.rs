@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jumbo::units::Bytes;
-use jumbo_host::promote::{Outcome, Part, Plan, Reach, Split, left_out};
+use jumbo_host::promote::{Access, Outcome, Part, PromotePlan, Split, left_out};
 use jumbo_host::status::Kind;
 
 use super::{Done, Page};
@@ -50,8 +50,8 @@ fn text(page: &Page) -> anyhow::Result<()> {
 fn promoted(
     view: &mut View,
     name: &str,
-    plan: &Plan,
-    reach: &Reach,
+    plan: &PromotePlan,
+    reach: &Access,
     done: &Done,
 ) -> anyhow::Result<()> {
     let method = reach.method;

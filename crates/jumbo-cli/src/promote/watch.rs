@@ -90,7 +90,7 @@ impl Watch {
 }
 
 impl Watcher for Watch {
-    fn look(&mut self, progress: &Progress) -> ControlFlow<()> {
+    fn poll(&mut self, progress: &Progress) -> ControlFlow<()> {
         self.bar.set_length(progress.of.0 >> 20);
         self.bar.set_position(progress.done.0 >> 20);
         let pause = progress.pause.map(|pause| format!(", waits: {pause}"));

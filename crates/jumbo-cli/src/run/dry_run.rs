@@ -124,7 +124,7 @@ fn describe(
     settings: &RunSettings,
     launch: &Launch<'_>,
     changes: &[super::launch::Change],
-    memory: &[jumbo_host::policy::Memory],
+    memory: &[jumbo_host::policy::MemoryPlan],
 ) -> io::Result<()> {
     let program = launch.program;
     view.fact("Program", program.path.to_string_lossy())?;

@@ -5,9 +5,11 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
 use jumbo::units::PageSize;
-use jumbo_host::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
+use jumbo_host::kernel::process::{
+    Child, ProgramImage, Signals, SpawnError, inherited_environment,
+};
 use jumbo_host::kernel::{Root, hugetlb, thp};
-use jumbo_host::policy::{FreeMode, Host, Orders, Plan, Tunable, variables};
+use jumbo_host::policy::{FreeMode, HostSupport, Orders, RunPlan, Tunable, variables};
 use jumbo_inside::headroom;
 use jumbo_inside::sandbox::{self, Answer};
 
@@ -20,7 +22,7 @@ use super::{Failure, NOT_EXECUTABLE};
 #[derive(Debug)]
 pub(super) struct Launch<'a> {
     pub(super) program: &'a Program,
-    pub(super) plan: Plan,
+    pub(super) plan: RunPlan,
     command: &'a [OsString],
     libs: Option<&'a str>,
     /// `None` if nothing is preloaded.
@@ -49,7 +51,7 @@ impl<'a> Launch<'a> {
         let without = tunables.as_deref().filter(|_| outer);
         let without = without.and_then(variables::without_tunable);
         let users = without.as_deref().or(tunables.as_deref());
-        let mut plan = Plan::new(
+        let mut plan = RunPlan::new(
             settings.requested.clone(),
             settings.pool,
             host,
@@ -170,11 +172,11 @@ impl<'a> Launch<'a> {
             .unwrap_or_default()
     }
 
-    fn image(&self, ledger: Option<&str>) -> Result<Image, Failure> {
+    fn image(&self, ledger: Option<&str>) -> Result<ProgramImage, Failure> {
         let environment = merge(inherited_environment(), &self.changes(ledger));
         let arguments = self.command.iter().map(OsString::as_os_str);
         environment
-            .and_then(|environment| Image::new(&self.program.path, arguments, environment))
+            .and_then(|environment| ProgramImage::new(&self.program.path, arguments, environment))
             .map_err(|error| Failure {
                 code: NOT_EXECUTABLE,
                 message: format!("cannot run `{}`: {error}", self.name().display()),
@@ -183,13 +185,13 @@ impl<'a> Launch<'a> {
 }
 
 /// Reads the properties of the host that a start needs.
-pub(super) fn host(root: &Root, settings: &RunSettings) -> Result<Host, Failure> {
+pub(super) fn host(root: &Root, settings: &RunSettings) -> Result<HostSupport, Failure> {
     // Without sysfs THP is assumed: advice without effect costs nothing.
     let folder = root.path("sys/kernel/mm");
     let thp = folder.join("transparent_hugepage").exists() || !folder.exists();
     let pmd = thp.then(|| thp::pmd_size(root)).transpose();
     let pmd = pmd.map_err(|error| Failure::own(error.to_string()))?;
-    Ok(Host {
+    Ok(HostSupport {
         pmd,
         thp_never: pmd.is_some_and(|pmd| thp::is_never(root, pmd)),
         has_pages: (settings.pool.and_then(|pool| pool.page))

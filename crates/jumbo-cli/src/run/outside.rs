@@ -8,7 +8,7 @@ use std::io;
 use std::time::Duration;
 
 use jumbo::units::Bytes;
-use jumbo_host::kernel::process::{Beside, Child, Image, Signals};
+use jumbo_host::kernel::process::{Beside, Child, ProgramImage, Signals};
 use jumbo_host::policy::{HeapMode, MaxWaste, Orders, Reach};
 use jumbo_inside::sys::has_collapse;
 use jumbo_inside::{reaper, sandbox};
@@ -82,13 +82,13 @@ pub(super) fn beside_child(
     Some(image(child.pid(), *bound).and_then(start))
 }
 
-fn image(pid: u32, bound: MaxWaste) -> io::Result<Image> {
+fn image(pid: u32, bound: MaxWaste) -> io::Result<ProgramImage> {
     let words = format!("promote --follow --from-start --rate 0 --max-waste {bound} {pid}");
     let words: Vec<OsString> = words.split(' ').map(OsString::from).collect();
     let words = words.iter().map(OsString::as_os_str);
     let words = std::iter::once(OsStr::new("jumbo")).chain(words);
     // It needs no environment.
-    Image::new(&std::env::current_exe()?, words, Vec::new())
+    ProgramImage::new(&std::env::current_exe()?, words, Vec::new())
 }
 
 /// Result after the program's end, or the reason why there is none.

@@ -203,7 +203,7 @@ impl Counted {
             counted.reapers.extend(state.map(|state| (state, counts)));
         }
         last_of_each(&mut counted.reapers);
-        let shared = ledger.filter(|ledger| ledger.pool.most() > 0);
+        let shared = ledger.filter(|ledger| ledger.pool.limit() > 0);
         counted.run_pool_peak = shared.map(|ledger| Bytes(ledger.pool.peak()));
         counted
     }

@@ -2,7 +2,7 @@
 
 use jumbo::units::{self, Bytes};
 use jumbo_host::kernel::thp::Thp;
-use jumbo_host::policy::{HeapMode, MaxWaste, Memory, Tunable, variables::HUGETLB_TUNABLE};
+use jumbo_host::policy::{HeapMode, MaxWaste, MemoryPlan, Tunable, variables::HUGETLB_TUNABLE};
 use jumbo_inside::ledger::{SLOTS, flag, pool_reason};
 use jumbo_inside::sys::has_collapse;
 use rustix::io::Errno;
@@ -51,7 +51,7 @@ pub(super) fn find(
         let memory = (launch.plan).memory(&launch.program.reach, thp.as_ref(), disabled);
         let mut all = memory
             .into_iter()
-            .filter(|memory| memory.what != Memory::SHARED);
+            .filter(|memory| memory.what != MemoryPlan::SHARED);
         let first = all.next()?;
         (first.sizes.is_empty() && all.all(|memory| memory.sizes.is_empty())).then_some(first.how)
     };

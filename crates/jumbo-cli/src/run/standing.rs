@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{anyhow, bail};
 use clap::{Args as _, FromArgMatches as _};
 use jumbo_host::kernel::{Root, base_page};
-use jumbo_host::policy::{Orders, Plan, Reach, Tunable};
+use jumbo_host::policy::{Orders, Reach, RunPlan, Tunable};
 
 use super::args::RunSettings;
 use super::launch::host;
@@ -50,7 +50,7 @@ pub(crate) fn standing(
     }
     let host = host(&root, &settings).map_err(failed)?;
     let tunables = tunables.map(str::as_bytes);
-    let plan = Plan::new(
+    let plan = RunPlan::new(
         settings.requested,
         settings.pool,
         host,

@@ -14,7 +14,7 @@ use std::time::Instant;
 use jumbo::units::Bytes;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::memory::Events;
-use jumbo_host::kernel::process::{Change, Child, Faults, Signal, Signals, tree};
+use jumbo_host::kernel::process::{Change, Child, ResourceUsage, Signal, Signals, tree};
 use jumbo_host::kernel::thp::Thp;
 use jumbo_inside::ledger::{Ledger, SLOTS};
 use jumbo_inside::sandbox;
@@ -36,7 +36,7 @@ const MAX_RECENT_SENDERS: usize = 16;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProgramEnd {
     pub(super) change: Change,
-    pub(super) faults: Faults,
+    pub(super) faults: ResourceUsage,
 }
 
 /// Reports whether this process may make the calls of [`run`]. An inherited seccomp filter may kill

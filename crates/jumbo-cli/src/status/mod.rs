@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use jumbo_host::kernel::{self, Probe, Root};
-use jumbo_host::status::{self, Detail, Host, Lens, Missing, Tasks, Usage};
+use jumbo_host::status::{self, Detail, Host, Inspector, Missing, Tasks, Usage};
 use serde::Serialize;
 
 use crate::value::whole;
@@ -90,12 +90,12 @@ fn read_processes(root: &Root, args: &Args) -> anyhow::Result<ProcessPage> {
     }
     pids.sort_unstable();
     pids.dedup();
-    let mut lens = Lens::new(root)?;
-    lens.mappings = args.mappings;
+    let mut inspector = Inspector::new(root)?;
+    inspector.mappings = args.mappings;
     let alone = pids.len() == 1;
     let mut processes = Vec::new();
     for pid in pids {
-        match lens.look(pid) {
+        match inspector.inspect(pid) {
             Ok(detail) => processes.push(detail),
             // One of several processes may end meanwhile.
             Err(error) if error.is_missing() && !alone => {}
@@ -113,7 +113,7 @@ fn read_processes(root: &Root, args: &Args) -> anyhow::Result<ProcessPage> {
     Ok(ProcessPage {
         processes,
         total,
-        missing: lens.missing,
+        missing: inspector.missing,
     })
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 use jumbo::units::Bytes;
-use jumbo_host::kernel::Root;
+use jumbo_host::kernel::{FileError, Root};
 use jumbo_host::segments::align::{Aligned, Options, align};
 use jumbo_host::segments::{Error, Sizes};
 
@@ -64,7 +64,9 @@ fn refused(args: &Args, error: Error) -> anyhow::Error {
         Error::Itself => {
             "write it beside the original, try it, and move it over the original with mv(1)"
         }
-        Error::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+        Error::File(FileError::Io { source, .. })
+            if source.kind() == io::ErrorKind::AlreadyExists =>
+        {
             "`--force` replaces it"
         }
         Error::Layout(_) => "link it anew: `jumbo text inspect` has the flags",

@@ -4,7 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use jumbo_host::kernel::Root;
-use jumbo_host::segments::images::{self, Check, Image};
+use jumbo_host::segments::images::{self, Check, TextImage};
 use serde::Serialize;
 
 use crate::view::{self, NONE, View};
@@ -35,7 +35,7 @@ pub(crate) struct Args {
 #[derive(Serialize)]
 struct Row {
     #[serde(flatten)]
-    image: Image,
+    image: TextImage,
     #[serde(skip_serializing_if = "Option::is_none")]
     check: Option<Check>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use jumbo::units::Bytes;
 use jumbo_host::kernel::{Root, task};
+use jumbo_host::segments::inspect::{Inspection, SegmentReport, inspect};
 use jumbo_host::segments::mapped::{MappedFile, mapped};
-use jumbo_host::segments::prime::Text;
-use jumbo_host::segments::rungs::{Inspection, Look, inspect};
+use jumbo_host::segments::prime::CachedText;
 use serde::Serialize;
 
 use crate::view::{self, NONE, View, percent};
@@ -93,11 +93,11 @@ fn show_file(view: &mut View, file: &Inspection) -> io::Result<()> {
     view.fact("Huge page", file.huge_page.to_string())?;
     let columns = ">OFFSET|>ADDRESS|>SIZE|<FLAGS|>ALIGN|>HUGE PAGES|<CONGRUENT|<PAGE CACHE";
     view.table(columns, file.segments.iter().map(row))?;
-    for rung in &file.rungs {
-        match rung.why_not.split_first() {
-            None => view.fact(rung.name, "to be had")?,
+    for method in &file.methods {
+        match method.why_not.split_first() {
+            None => view.fact(method.name, "to be had")?,
             Some((first, more)) => {
-                view.fact(rung.name, format!("not to be had: {first}"))?;
+                view.fact(method.name, format!("not to be had: {first}"))?;
                 for why in more {
                     view.fact("", format!("and: {why}"))?;
                 }
@@ -110,7 +110,7 @@ fn show_file(view: &mut View, file: &Inspection) -> io::Result<()> {
     }
 }
 
-fn row(look: &Look) -> [String; 8] {
+fn row(look: &SegmentReport) -> [String; 8] {
     let segment = &look.segment;
     let flag = |set: bool, letter| if set { letter } else { '-' };
     let flags = [
@@ -133,7 +133,7 @@ fn row(look: &Look) -> [String; 8] {
     ]
 }
 
-fn cached(text: Text) -> String {
+fn cached(text: CachedText) -> String {
     let parts = [
         (text.huge, "huge"),
         (text.small, "small"),

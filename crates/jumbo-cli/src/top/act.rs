@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use jumbo::units::Bytes;
 use jumbo_host::kernel::{Root, task};
-use jumbo_host::promote::{Plan, Target, Wish};
-use jumbo_host::status::{Detail, Lens, MappingDetail};
+use jumbo_host::promote::{PromotePlan, Selection, Target};
+use jumbo_host::status::{Detail, Inspector, MappingDetail};
 use jumbo_inside::orders::MaxWaste;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -35,8 +35,8 @@ pub(super) struct SelectedProcess {
 #[derive(Debug)]
 pub(super) struct ProcessDetails {
     pub(super) detail: Detail,
-    /// The plan of `jumbo promote`, or the reason why it would do nothing.
-    pub(super) plan: Result<Plan, String>,
+    /// The plan of `jumbo promote`; or why it would do nothing.
+    pub(super) plan: Result<PromotePlan, String>,
 }
 
 pub(super) enum WorkResult {
@@ -72,19 +72,20 @@ impl SelectedProcess {
 pub(super) fn read_details(pid: u32) -> WorkResult {
     let root = Root::host();
     let read = || {
-        let mut lens = Lens::new(&root)?;
-        lens.mappings = true;
-        let mut detail = lens.look(pid)?;
+        let mut inspector = Inspector::new(&root)?;
+        inspector.mappings = true;
+        let mut detail = inspector.inspect(pid)?;
         detail.mappings.retain(|mapping| mapping.bytes > Bytes(0));
         let by_size = |mapping: &MappingDetail| (Reverse(mapping.bytes), mapping.start);
         detail.mappings.sort_by_key(by_size);
-        let wish = Wish {
+        let wish = Selection {
             heap: true,
             text: false,
             shm: false,
             max_waste: MaxWaste::USUAL,
         };
-        let plan = Target::open(&root, pid).and_then(|target| Plan::new(&target, &wish, Bytes(0)));
+        let plan =
+            Target::open(&root, pid).and_then(|target| PromotePlan::new(&target, &wish, Bytes(0)));
         let plan = plan.map_err(|refusal| match refusal.hint() {
             Some(hint) => format!("{refusal}; hint: {hint}"),
             None => refusal.to_string(),

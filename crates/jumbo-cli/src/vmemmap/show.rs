@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use jumbo::units::Pages;
 use jumbo_host::kernel::hugetlb;
-use jumbo_host::kernel::hvo::{self, OfPool, Savings};
+use jumbo_host::kernel::hvo::{self, PoolSavings, Savings};
 use jumbo_host::kernel::memory::{Events, Memory, Metadata};
 use jumbo_host::kernel::{self, Root};
 use jumbo_host::knobs::Group;
@@ -92,7 +92,7 @@ fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
     view::missing(view, "Not shown", &page.missing)
 }
 
-fn row(pool: &OfPool) -> [String; 6] {
+fn row(pool: &PoolSavings) -> [String; 6] {
     let range = |range: Option<(Pages, Pages)>, one: &dyn Fn(Pages) -> String| match range {
         None => "not known".to_owned(),
         Some((least, most)) if least == most => one(least),

@@ -1,55 +1,59 @@
-//! What of a pool is set at the next boot.
+//! Settings of a pool for the next boot.
 //!
-//! Pages larger than the page allocator's largest block need
-//! memory that is still in one piece, and a boot script may be too late for that: the kernel command line is what
-//! they need, which is the boot loader's and is printed, not written.
+//! A boot script may be too late for pages beyond the page allocator's largest block. They need the
+//! kernel command line, which belongs to the boot loader and is only printed.
 
-use super::plan::{Plan, Wish};
+use super::plan::{PoolChange, PoolPlan};
 use super::shortage::is_gigantic;
 use crate::kernel::hugetlb::{self, Pool};
 use crate::kernel::{FileError, Root};
 use crate::knobs::{Boot, Group, Knob, boot};
 use crate::units::{NodeId, PageSize, Pages};
 
-/// What it takes to have at the next boot what was asked, or where nothing was, what is.
+/// Returns the files that repeat `plan` at boot, or the current values where `change` is empty.
 ///
 /// # Errors
-/// [`FileError`] where our files, or what tells the sizes, cannot be read.
-pub fn persist(root: &Root, pool: &Pool, wish: &Wish, plan: &Plan) -> Result<Boot, FileError> {
+/// [`FileError`] where our files, or the pool's, cannot be read.
+pub fn persist(
+    root: &Root,
+    pool: &Pool,
+    change: &PoolChange,
+    plan: &PoolPlan,
+) -> Result<Boot, FileError> {
     let size = pool.size;
     let to = |knob: &Knob| {
         let step = plan.writes.steps.iter().find(|step| step.knob == *knob)?;
         step.to.number().map(Pages)
     };
     let of_node = |node: &NodeId| hugetlb::file(size, Some(*node), "nr_hugepages");
-    let (mut values, mut instead, mut pages) = (Vec::new(), Vec::new(), None);
-    if wish.persistent.is_some() || wish.overcommit.is_none() {
-        let here = wish.node.and_then(|node| pool.nodes.get(&node));
+    let (mut values, mut replaced, mut pages) = (Vec::new(), Vec::new(), None);
+    if change.persistent.is_some() || change.overcommit.is_none() {
+        let here = change.node.and_then(|node| pool.nodes.get(&node));
         let now = here.map_or(pool.persistent(), hugetlb::NodePool::persistent);
-        let to = to(&Knob::persistent(size, wish.node)).unwrap_or(now);
-        values.push((hugetlb::file(size, wish.node, "nr_hugepages"), to.into()));
+        let to = to(&Knob::persistent(size, change.node)).unwrap_or(now);
+        values.push((hugetlb::file(size, change.node, "nr_hugepages"), to.into()));
         pages = Some(to);
-        // A total and a part of it would be written in an order that is not defined.
-        instead = match wish.node {
+        // The order in which a total and a part of it are written is undefined.
+        replaced = match change.node {
             Some(_) => vec![hugetlb::file(size, None, "nr_hugepages")],
             None => pool.nodes.keys().map(of_node).collect(),
         };
     }
-    let both = wish.persistent.is_none() && wish.node.is_none() && pool.overcommit > Pages(0);
-    if wish.overcommit.is_some() || both {
+    let both = change.persistent.is_none() && change.node.is_none() && pool.overcommit > Pages(0);
+    if change.overcommit.is_some() || both {
         let to = to(&Knob::overcommit(size)).unwrap_or(pool.overcommit);
         let file = hugetlb::file(size, None, "nr_overcommit_hugepages");
         values.push((file, to.into()));
     }
-    let mut boot = boot::persist(root, &Group::pool(size), &values, &instead)?;
+    let mut boot = boot::persist(root, &Group::pool(size), &values, &replaced)?;
     if is_gigantic(root, size) || !boot.unset.is_empty() {
-        boot.command_line = pages.map(|pages| command_line(size, &[(wish.node, pages)]));
+        boot.command_line = pages.map(|pages| command_line(size, &[(change.node, pages)]));
     }
     boot.notes.extend(command_line_sets(root, size));
     Ok(boot)
 }
 
-/// What it takes to have nothing of ours about a pool, or about its part on `node`, at the next boot.
+/// Returns the files without our settings of a pool, or of its part on `node`.
 ///
 /// # Errors
 /// [`FileError`] where our files cannot be read.
@@ -61,8 +65,8 @@ pub fn forget(root: &Root, size: PageSize, node: Option<NodeId>) -> Result<Boot,
     Ok(boot)
 }
 
-/// `hugepagesz=1G hugepages=4`, which the kernel does before anything has broken memory up. Nodes can
-/// be named since Linux 5.16.
+/// Returns kernel arguments, as in `hugepagesz=1G hugepages=4`: the kernel makes these pages before
+/// memory is fragmented. Linux 5.16 is the first that takes nodes.
 pub fn command_line(size: PageSize, parts: &[(Option<NodeId>, Pages)]) -> String {
     let part = |(node, pages): &(Option<NodeId>, Pages)| match node {
         Some(node) => format!("{node}:{pages}"),
@@ -89,13 +93,13 @@ mod tests {
 
     fn persisted(root: &Root, size: PageSize, node: Option<u32>, pages: u64) -> Boot {
         let pool = pool(size);
-        let wish = Wish {
+        let change = PoolChange {
             persistent: Some(Amount::To(Pages(pages))),
             overcommit: None,
             node: node.map(NodeId),
         };
-        let plan = Plan::new(&pool, &wish).unwrap();
-        apply(root, persist(root, &pool, &wish, &plan))
+        let plan = PoolPlan::new(&pool, &change).unwrap();
+        apply(root, persist(root, &pool, &change, &plan))
     }
 
     fn apply(root: &Root, boot: Result<Boot, FileError>) -> Boot {
@@ -114,7 +118,7 @@ mod tests {
 
     const READER: &[(&str, &str)] = &[("usr/bin/systemd-tmpfiles", "")];
 
-    /// Without pages, on two nodes.
+    /// An empty pool on two nodes.
     fn pool(size: PageSize) -> Pool {
         Pool {
             size,
@@ -126,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_total_and_a_node_are_files_of_sys() {
+    fn total_and_node_are_set_by_file() {
         let (_folder, root) = host(READER);
         assert_eq!(
             persisted(&root, PageSize::SIZE_2M, None, 512).command_line,
@@ -148,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn gigantic_pages_are_for_the_command_line_too() {
+    fn gigantic_pages_need_the_command_line() {
         let (_folder, root) = host(READER);
         let boot = persisted(&root, PageSize::SIZE_1G, Some(1), 4);
         let arguments = boot.command_line.unwrap();
@@ -162,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_reads_neither_is_told_the_command_line() {
+    fn command_line_is_the_fallback() {
         let (_folder, root) = host(&[]);
         let boot = persisted(&root, PageSize::SIZE_2M, None, 4);
         assert!(boot.files.is_empty() && boot.notes.len() == 1, "{boot:?}");
@@ -171,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_replaces_the_total_and_forgetting_leaves_nothing() {
+    fn node_replaces_the_total_and_forget_removes_all() {
         let (_folder, root) = host(READER);
         persisted(&root, PageSize::SIZE_2M, None, 512);
         persisted(&root, PageSize::SIZE_1G, None, 1);

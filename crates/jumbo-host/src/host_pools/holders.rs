@@ -1,4 +1,4 @@
-//! Who has the pages of the kernel's pools: [`Holders`].
+//! The holders of pages of the kernel's pools: [`Holders`].
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,58 +13,58 @@ use crate::kernel::{self, FileError, Root, aside, task};
 use crate::status::program_of;
 use crate::units::{Bytes, PageSize, Pages};
 
-/// How many files of a mount are looked at.
-const FILES: usize = 10_000;
+/// Maximum number of files scanned per mount.
+const MAX_FILES: usize = 10_000;
 
-/// What one process has of one size.
+/// Pages of one size in one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// The process.
+    /// Process ID.
     pub pid: u32,
-    /// Its name, as ps(1) shows it.
+    /// Process name, as ps(1) shows it.
     pub name: String,
-    /// The page size; `None` where this user may not look, and the bytes are of all sizes.
+    /// Page size; `None`: all sizes together, where this user may not read smaps.
     pub size: Option<PageSize>,
-    /// In pages that it alone maps.
+    /// Memory in pages that only this process maps.
     pub private: Bytes,
-    /// In pages that others map too, each of them counting them.
+    /// Memory in pages that other processes map too; each counts it.
     pub shared: Bytes,
-    /// Mapped and not touched yet: reserved, unless the mapping is MAP_NORESERVE.
+    /// Mapped but untouched memory: reserved, unless the mapping is MAP_NORESERVE.
     pub untouched: Bytes,
 }
 
 /// A file on a hugetlbfs mount that has pages, mapped or not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HeldFile {
-    /// Where.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The mount's page size, where it is known.
+    /// Page size of the mount, if known.
     pub size: Option<PageSize>,
-    /// In pages.
+    /// Memory in its pages.
     pub bytes: Bytes,
 }
 
-/// All of them.
+/// All processes and files with pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holders {
-    /// Processes, those with the most first.
+    /// Processes, the largest first.
     pub processes: Vec<Holder>,
     /// Files, the largest first.
     pub files: Vec<HeldFile>,
-    /// Processes that this user may not look into, and that may hold more than is shown.
+    /// Number of processes whose smaps this user may not read: they may hold more than is shown.
     pub hidden: usize,
 }
 
 impl Holder {
-    /// Pages it maps.
+    /// Memory in mapped pages.
     pub fn resident(&self) -> Bytes {
         self.private + self.shared
     }
 }
 
 impl Holders {
-    /// Looks at every process that may hold pages of `pools`, and at the hugetlbfs mounts. Any user sees
-    /// how much a process has; by size, and what is reserved, only who may read its smaps.
+    /// Scans the processes that may hold pages of `pools`, and the hugetlbfs mounts. The total of a
+    /// process is public; the sizes and reservations need the right to read its smaps.
     ///
     /// # Errors
     /// [`FileError`] where /proc cannot be listed.
@@ -74,34 +74,34 @@ impl Holders {
             return Ok(holders);
         }
         let base = kernel::base_page(root);
-        // Reading smaps takes milliseconds a process; without reservations the status file tells who.
+        // smaps takes milliseconds per process; without reservations the status file suffices.
         let all = pools.iter().any(|pool| pool.reserved > Pages(0));
         let pids = task::all(root)?;
         for pid in pids.iter().copied() {
             let Ok(Some(memory)) = task::memory(root, pid) else {
                 continue;
             };
-            // What the program of a reaper has, the reaper would have once more.
+            // A reaper shares its program's memory, which would count twice.
             if (all || memory.hugetlb > Bytes(0))
                 && program_of(root, pid, pids.iter().copied()).is_none()
             {
-                holders.look(root, base, pid, memory.hugetlb);
+                holders.add(root, base, pid, memory.hugetlb);
             }
         }
-        let most = |holder: &Holder| Reverse((holder.resident(), holder.untouched));
-        holders.processes.sort_by_key(most);
+        let size = |holder: &Holder| Reverse((holder.resident(), holder.untouched));
+        holders.processes.sort_by_key(size);
         holders.files = files(root);
         holders.files.sort_by_key(|file| Reverse(file.bytes));
         Ok(holders)
     }
 
-    /// What is held of `size`, as far as it is known to be of that size.
+    /// Returns the holders that are known to have pages of `size`.
     pub fn of(&self, size: PageSize) -> impl Iterator<Item = &Holder> {
         let is_of = move |holder: &&Holder| holder.size == Some(size);
         self.processes.iter().filter(is_of)
     }
 
-    fn look(&mut self, root: &Root, base: PageSize, pid: u32, hugetlb: Bytes) {
+    fn add(&mut self, root: &Root, base: PageSize, pid: u32, hugetlb: Bytes) {
         let holder = |size, private| Holder {
             pid,
             name: task::name(root, pid).unwrap_or_default(),
@@ -118,7 +118,7 @@ impl Holders {
                 }
                 return;
             }
-            // It has ended.
+            // The process has ended.
             Err(_) => return,
         };
         let mut found: BTreeMap<PageSize, Holder> = BTreeMap::new();
@@ -147,25 +147,25 @@ fn files(root: &Root) -> Vec<HeldFile> {
         let Ok(device) = fs::symlink_metadata(&folder).map(|metadata| metadata.dev()) else {
             continue;
         };
-        let mut left = FILES;
-        walk(&folder, device, size, &mut left, &mut found);
+        let mut budget = MAX_FILES;
+        walk(&folder, device, size, &mut budget, &mut found);
     }
     found
 }
 
-/// Every file with pages below `folder`, on its own file system, following no links.
+/// Finds every file with pages below `folder` on `device`. Follows no links.
 fn walk(
     folder: &Path,
     device: u64,
     size: Option<PageSize>,
-    left: &mut usize,
+    budget: &mut usize,
     found: &mut Vec<HeldFile>,
 ) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if *left == 0 {
+        if *budget == 0 {
             return;
         }
-        *left -= 1;
+        *budget -= 1;
         let metadata = entry.metadata().ok();
         let Some(metadata) = metadata.filter(|metadata| metadata.dev() == device) else {
             continue;
@@ -174,7 +174,7 @@ fn walk(
         // st_blocks is in 512 bytes, whatever the block size (inode(7)).
         let bytes = Bytes(metadata.blocks().saturating_mul(512));
         if metadata.is_dir() {
-            walk(&path, device, size, left, found);
+            walk(&path, device, size, budget, found);
         } else if metadata.is_file() && bytes > Bytes(0) {
             found.push(HeldFile { path, size, bytes });
         }

@@ -1,17 +1,17 @@
-//! The kernel's hugetlb pools of a host: what stands behind `jumbo pool`.
+//! The kernel's hugetlb pools of a host: the backend of `jumbo pool`.
 //!
-//! A change begins as a [`Wish`], which with the pool as it is makes a [`Plan`]: which knob gets which value, and what
-//! the kernel will do for it. [`knobs`](crate::knobs) writes it, records what was before, and puts that back.
+//! A [`PoolChange`] of a pool becomes a [`PoolPlan`]: the new value of each knob, and its effect.
+//! [`knobs`](crate::knobs) records, writes and restores the values.
 //!
-//! - [`plan`]: wishes and plans, and [`steer`] for many writes; pure but for that.
-//! - [`obstacles()`]: what speaks against a growth before it is tried; [`shortage`]: why not all pages came.
-//! - [`boot`]: the setting for the next boot.
-//! - [`holders`]: which processes and files have the pages.
+//! - [`plan`]: changes and plans, pure; [`steer`] for many writes.
+//! - [`obstacles()`]: obstacles to growth; [`shortage`]: reasons for missing pages.
+//! - [`boot`]: the settings for the next boot.
+//! - [`holders`]: processes and files that hold the pages.
 //!
-//! Processes are named by [`status`](crate::status). Invariant: no knob is written but by [`knobs`](crate::knobs), under a record.
+//! Invariant: only [`knobs`](crate::knobs) writes a knob, under a record.
 //!
-//! A [`Hugetlb`](jumbo::pool::Hugetlb) pool of this process takes what the kernel's pool has. With the privilege that
-//! one can be made larger for it:
+//! A [`Hugetlb`](jumbo::pool::Hugetlb) pool of this process takes pages from the kernel's pool,
+//! which a privileged process can grow:
 //!
 //! ```no_run
 //! use jumbo_host::host_pools::{obstacles, steer};
@@ -44,5 +44,5 @@ pub mod shortage;
 
 pub use holders::{HeldFile, Holder, Holders};
 pub use obstacles::obstacles;
-pub use plan::{Amount, Effect, Plan, PlanError, Wish, demote, steer};
+pub use plan::{Amount, Effect, PlanError, PoolChange, PoolPlan, demote, steer};
 pub use shortage::{Shortage, is_gigantic};

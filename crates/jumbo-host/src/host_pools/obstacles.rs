@@ -1,14 +1,13 @@
-//! What speaks against a growth before it is tried: [`obstacles`].
+//! Obstacles to a pool's growth, before it is tried: [`obstacles`].
 //!
-//! Huge pages come out of free blocks, a zone of movable memory is the safest place for them, and a host
-//! without free blocks of that size has to move memory first. What became of it is the shortage's to say.
+//! Huge pages are made of free blocks, best in a zone of movable memory. A host without free blocks
+//! of that size has to move memory first.
 
 use super::shortage::{ZoneRoom, is_gigantic, zones};
 use crate::kernel::Root;
 use crate::units::{NodeId, PageSize, Pages, counted};
 
-/// What speaks against making `more` pages, on `node` or on all, for a person to read before. Nothing is
-/// written, and what cannot be read is not told.
+/// Describes the obstacles to `more` pages, on `node` or on all. Skips unreadable files.
 pub fn obstacles(root: &Root, size: PageSize, node: Option<NodeId>, more: Pages) -> Vec<String> {
     if more == Pages(0) {
         return Vec::new();
@@ -46,7 +45,7 @@ mod tests {
     use super::*;
     use crate::kernel::fake;
 
-    /// Eleven orders of free blocks: pages of 2 MiB are the last but one.
+    /// A host with eleven orders of free blocks: pages of 2 MiB are the last but one.
     fn host(buddyinfo: &str) -> (tempfile::TempDir, Root) {
         let (folder, root) = fake::host(&[("proc/buddyinfo", buddyinfo)]);
         let auxv = [6u64, 4096, 0, 0].map(u64::to_ne_bytes).concat();
@@ -55,27 +54,27 @@ mod tests {
     }
 
     #[test]
-    fn free_blocks_and_movable_memory_are_asked_for() {
+    fn free_blocks_and_movable_memory_are_required() {
         let (_folder, root) = host(
             "Node 0, zone Normal 0 0 0 0 0 0 0 0 0 3 4\n\
              Node 0, zone Movable 0 0 0 0 0 0 0 0 0 1 2\n\
              Node 1, zone Movable 0 0 0 0 0 0 0 0 0 0 9\n",
         );
         let size = PageSize::SIZE_2M;
-        let ask = |more| obstacles(&root, size, Some(NodeId(0)), Pages(more));
-        assert_eq!(ask(0), [""; 0]);
-        assert_eq!(ask(5), [""; 0]);
-        let movable = ask(16);
+        let growth = |more| obstacles(&root, size, Some(NodeId(0)), Pages(more));
+        assert_eq!(growth(0), [""; 0]);
+        assert_eq!(growth(5), [""; 0]);
+        let movable = growth(16);
         assert_eq!(movable.len(), 1, "{movable:?}");
         assert!(movable[0].contains("has blocks for 5 of 16 pages"));
-        let both = ask(17);
+        let both = growth(17);
         assert_eq!(both.len(), 2, "{both:?}");
         assert!(both[0].starts_with("free blocks hold 16 of 17 pages"));
         assert_eq!(obstacles(&root, size, None, Pages(23)), [""; 0]);
     }
 
     #[test]
-    fn a_page_that_no_block_holds_is_told() {
+    fn gigantic_pages_are_an_obstacle() {
         let (_folder, root) = host("Node 0, zone Movable 0 0 0 0 0 0 0 0 0 0 9000\n");
         let gigantic = obstacles(&root, PageSize::SIZE_1G, None, Pages(1));
         assert!(gigantic.len() == 1 && gigantic[0].contains("larger than the largest free block"));

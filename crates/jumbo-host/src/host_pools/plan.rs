@@ -1,4 +1,4 @@
-//! What a pool is to have: [`Wish`]; and what the kernel will do for it: [`Plan`]. [`knobs`] writes it.
+//! A requested change of a pool, [`PoolChange`], and its writes and effect, [`PoolPlan`].
 
 use serde::Serialize;
 
@@ -8,45 +8,45 @@ use crate::knobs::apply::ApplyError;
 use crate::knobs::{self, Group, Knob, Locked, Saved, Steering};
 use crate::units::{NodeId, PageSize, Pages, counted};
 
-/// What a caller wants of a pool.
+/// Requested change of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wish {
-    /// Its persistent pages.
+pub struct PoolChange {
+    /// Persistent pages.
     pub persistent: Option<Amount>,
-    /// How many surplus pages there may be.
+    /// Maximum number of surplus pages.
     pub overcommit: Option<Pages>,
-    /// The node that `persistent` is about; `None`: the kernel spreads over all.
+    /// Node of the `persistent` pages; `None`: the kernel spreads them over all.
     pub node: Option<NodeId>,
 }
 
-/// A number of pages, by itself or from what is there.
+/// Number of pages, absolute or relative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
-    /// So many.
+    /// New number.
     To(Pages),
-    /// So many more.
+    /// Pages to add.
     More(Pages),
-    /// So many less.
+    /// Pages to remove.
     Less(Pages),
 }
 
-/// What the kernel does for a new number of persistent pages (`set_max_huge_pages` in mm/hugetlb.c).
+/// Effect of a new number of persistent pages (`set_max_huge_pages` in mm/hugetlb.c).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Effect {
-    /// Surplus pages that become persistent: no memory is needed for them.
+    /// Surplus pages that become persistent, without new memory.
     pub adopted: Pages,
     /// Pages made of free memory.
     pub made: Pages,
-    /// Free pages given back to the host.
+    /// Free pages returned to the host.
     pub freed: Pages,
-    /// Pages in use or reserved that become surplus, and go back when they are free.
+    /// Used or reserved pages that become surplus; the kernel frees them after use.
     pub turned_surplus: Pages,
 }
 
 impl Effect {
-    /// Pages that were to be freed and are there still, as surplus. Before the kernel frees a page that HVO optimised, it
-    /// makes the page's descriptors again; where no memory is left for them, it keeps the page and counts it as surplus
-    /// (5.14, mm/hugetlb.c).
+    /// Returns the number of pages that were to be freed but became surplus. Before the kernel
+    /// frees a page that HVO optimised, it allocates its descriptors again. Where memory for them
+    /// is short, it keeps the page as surplus (5.14, mm/hugetlb.c).
     pub fn kept(&self, before: &Pool, after: &Pool) -> Pages {
         let to = before.total.0.saturating_sub(self.freed.0);
         let surplus = before.surplus.0 + self.turned_surplus.0;
@@ -56,80 +56,38 @@ impl Effect {
     }
 }
 
-/// How a pool gets what is wished.
+/// Plan for a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
-    /// What is to be written.
+pub struct PoolPlan {
+    /// The writes.
     pub writes: knobs::Plan,
-    /// What becomes of the persistent pages.
+    /// Effect on the persistent pages.
     pub effect: Effect,
 }
 
-/// Why there is no plan.
+/// Reason why a change is impossible, in words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlanError {
-    /// No such node, or none at all on a kernel without NUMA.
-    #[error("there is no node {node}: the pool of {size} pages has {nodes}")]
-    NoNode {
-        /// The node asked for.
-        node: NodeId,
-        /// The pool.
-        size: PageSize,
-        /// The nodes there are, in words.
-        nodes: String,
-    },
-    /// Fewer pages than are to go.
-    #[error("the pool of {size} pages cannot shrink by {by}: it has {}{place}", counted(has.0, "persistent page"))]
-    TooFew {
-        /// The pool.
-        size: PageSize,
-        /// How many were to go.
-        by: Pages,
-        /// How many there are.
-        has: Pages,
-        /// ` on node N`, or nothing.
-        place: String,
-    },
-    /// Fewer free pages than are to be split.
-    #[error("cannot split {by} pages of {size}: {has} free{place}, neither in use nor reserved")]
-    TooFewFree {
-        /// The pool.
-        size: PageSize,
-        /// How many were to be split.
-        by: Pages,
-        /// How many there are.
-        has: Pages,
-        /// ` on node N`, or nothing.
-        place: String,
-    },
-    /// More pages than a number holds.
-    #[error("{by} pages more than {has} are more than a kernel can count")]
-    TooMany {
-        /// How many more.
-        by: Pages,
-        /// How many there are.
-        has: Pages,
-    },
-}
+#[error("{0}")]
+pub struct PlanError(String);
 
-impl Plan {
-    /// What it takes to give the pool what is wished.
+impl PoolPlan {
+    /// Plans a change of the pool.
     ///
     /// # Errors
-    /// [`PlanError`].
-    pub fn new(pool: &Pool, wish: &Wish) -> Result<Self, PlanError> {
+    /// [`PlanError`]: no such node, fewer pages than are to be removed, or an overflow.
+    pub fn new(pool: &Pool, change: &PoolChange) -> Result<Self, PlanError> {
         let size = pool.size;
         let mut writes = knobs::Plan::new(Group::pool(size));
         let mut effect = Effect::default();
-        if let Some(to) = wish.overcommit {
+        if let Some(to) = change.overcommit {
             writes.add(Knob::overcommit(size), pool.overcommit, to);
         }
-        if let Some(amount) = wish.persistent {
-            let part = part(pool, wish.node)?;
+        if let Some(amount) = change.persistent {
+            let part = part(pool, change.node)?;
             let has = part.persistent();
-            let to = amount.from(has, size, wish.node)?;
+            let to = amount.from(has, size, change.node)?;
             if to != has {
-                let knob = Knob::persistent(size, wish.node);
+                let knob = Knob::persistent(size, change.node);
                 writes.steps.push(knobs::Step::new(knob, has, to));
                 writes.saved.extend(saved(pool));
                 effect = Effect::of(pool, part, to);
@@ -139,11 +97,11 @@ impl Plan {
     }
 }
 
-/// The steps that split so many free pages of `pool` into pages of `smaller`, its `demote_size`. `--undo` gives the
-/// smaller ones back and asks for as many large ones again.
+/// Plans to split `by` free pages of `pool` into pages of `smaller`, its `demote_size`. `--undo`
+/// frees the smaller pages and makes as many large ones again.
 ///
 /// # Errors
-/// [`PlanError::NoNode`], [`PlanError::TooFew`].
+/// [`PlanError`]: no such node, or fewer free pages than are to be split.
 pub fn demote(
     pool: &Pool,
     smaller: &Pool,
@@ -153,14 +111,10 @@ pub fn demote(
     let part = part(pool, node)?;
     let has = Pages(pool.unused().0.min(part.free.0).min(part.persistent().0));
     if by > has {
-        let place = node.map_or(String::new(), |node| format!(" on node {node}"));
-        let size = pool.size;
-        return Err(PlanError::TooFewFree {
-            size,
-            by,
-            has,
-            place,
-        });
+        let (size, place) = (pool.size, on_node(node));
+        return Err(PlanError(format!(
+            "cannot split {by} pages of {size}: {has} free{place}, neither in use nor reserved"
+        )));
     }
     let mut writes = knobs::Plan::new(Group::pool(pool.size));
     if by > Pages(0) {
@@ -173,10 +127,10 @@ pub fn demote(
     Ok(writes)
 }
 
-/// Takes a pool in hand, to write its overcommit and its persistent pages any number of times under one record.
+/// Begins any number of writes to a pool's overcommit and persistent pages, under one record.
 ///
 /// # Errors
-/// As [`Steering::begin`].
+/// Errors of [`Steering::begin`].
 pub fn steer<'a>(
     root: &'a Root,
     locked: &'a Locked,
@@ -194,27 +148,30 @@ pub fn steer<'a>(
 
 impl Amount {
     fn from(self, has: Pages, size: PageSize, node: Option<NodeId>) -> Result<Pages, PlanError> {
-        match self {
-            Self::To(to) => Ok(to),
-            Self::More(by) => {
-                let sum = has.0.checked_add(by.0).map(Pages);
-                sum.ok_or(PlanError::TooMany { by, has })
-            }
-            Self::Less(by) => {
-                let rest = has.0.checked_sub(by.0).map(Pages);
-                let place = node.map_or(String::new(), |node| format!(" on node {node}"));
-                rest.ok_or(PlanError::TooFew {
-                    size,
-                    by,
-                    has,
-                    place,
-                })
-            }
-        }
+        let (to, error) = match self {
+            Self::To(to) => return Ok(to),
+            Self::More(by) => (
+                has.0.checked_add(by.0),
+                format!("{by} pages more than {has} are more than a kernel can count"),
+            ),
+            Self::Less(by) => (
+                has.0.checked_sub(by.0),
+                format!(
+                    "the pool of {size} pages cannot shrink by {by}: it has {}{}",
+                    counted(has.0, "persistent page"),
+                    on_node(node)
+                ),
+            ),
+        };
+        to.map(Pages).ok_or(PlanError(error))
     }
 }
 
-/// A pool, or its part on one node.
+fn on_node(node: Option<NodeId>) -> String {
+    node.map_or(String::new(), |node| format!(" on node {node}"))
+}
+
+/// Returns the pages of a pool, or of its part on one node.
 fn part(pool: &Pool, node: Option<NodeId>) -> Result<NodePool, PlanError> {
     let Some(node) = node else {
         return Ok(NodePool {
@@ -224,10 +181,11 @@ fn part(pool: &Pool, node: Option<NodeId>) -> Result<NodePool, PlanError> {
         });
     };
     let here = pool.nodes.get(&node).copied();
-    here.ok_or_else(|| PlanError::NoNode {
-        node,
-        size: pool.size,
-        nodes: nodes_in_words(pool),
+    here.ok_or_else(|| {
+        let (size, nodes) = (pool.size, nodes_in_words(pool));
+        PlanError(format!(
+            "there is no node {node}: the pool of {size} pages has {nodes}"
+        ))
     })
 }
 
@@ -241,8 +199,8 @@ fn nodes_in_words(pool: &Pool) -> String {
 }
 
 impl Effect {
-    /// The kernel frees free pages until what is mapped or reserved, in the whole pool, would no longer
-    /// fit; the rest of the difference it calls surplus.
+    /// Predicts the effect of `to` persistent pages. The kernel frees pages that are neither mapped
+    /// nor reserved in the whole pool, and turns the rest of the difference into surplus.
     fn of(pool: &Pool, part: NodePool, to: Pages) -> Self {
         let (has, to) = (part.persistent().0, to.0);
         if to >= has {
@@ -253,7 +211,7 @@ impl Effect {
                 ..Self::default()
             };
         }
-        // Mapped or reserved, they cannot be given back now.
+        // Mapped and reserved pages cannot be freed now.
         let pinned = pool.used().0 + pool.reserved.0;
         let spare = (pool.persistent().0.saturating_sub(pinned)).min(part.free.0);
         let freed = spare.min(has - to);
@@ -265,8 +223,7 @@ impl Effect {
     }
 }
 
-/// The persistent pages of a pool as they lie. The total does not say where they are: putting back a
-/// total would spread them over all nodes anew.
+/// Returns the persistent pages of each node: a restored total would be spread over all nodes.
 fn saved(pool: &Pool) -> Vec<Saved> {
     let saved = |node, pages: Pages| Saved {
         knob: Knob::persistent(pool.size, node),
@@ -300,8 +257,8 @@ mod tests {
         }
     }
 
-    fn wish(persistent: Amount) -> Wish {
-        Wish {
+    fn change(persistent: Amount) -> PoolChange {
+        PoolChange {
             persistent: Some(persistent),
             overcommit: None,
             node: None,
@@ -314,20 +271,20 @@ mod tests {
             made,
             freed,
             turned_surplus,
-        } = Plan::new(pool, &wish(Amount::To(Pages(to))))
+        } = PoolPlan::new(pool, &change(Amount::To(Pages(to))))
             .unwrap()
             .effect;
         [adopted.0, made.0, freed.0, turned_surplus.0]
     }
 
     #[test]
-    fn pages_that_the_kernel_kept_are_told_from_those_that_came() {
+    fn kept_pages_exclude_later_growth() {
         let before = pool(100, 90, 0, 0);
-        let effect = Plan::new(&before, &wish(Amount::To(Pages(70))))
+        let effect = PoolPlan::new(&before, &change(Amount::To(Pages(70))))
             .unwrap()
             .effect;
         assert_eq!(effect.kept(&before, &pool(70, 60, 0, 0)), Pages(0));
-        // The pool was made larger meanwhile: these are persistent.
+        // The pool grew meanwhile: these pages are persistent.
         assert_eq!(effect.kept(&before, &pool(75, 65, 0, 0)), Pages(0));
         assert_eq!(effect.kept(&before, &pool(82, 72, 0, 12)), Pages(12));
     }
@@ -339,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn shrinking_leaves_what_is_used_or_reserved() {
+    fn shrinking_keeps_used_and_reserved_pages() {
         // 10 persistent: 6 free, 2 of them reserved, so 4 can go.
         assert_eq!(effect(&pool(10, 6, 2, 0), 8), [0, 0, 2, 0]);
         assert_eq!(effect(&pool(10, 6, 2, 0), 0), [0, 0, 4, 6]);
@@ -347,23 +304,23 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_do_is_no_step() {
-        let plan = Plan::new(&pool(10, 10, 0, 0), &wish(Amount::To(Pages(10)))).unwrap();
+    fn unchanged_pool_has_no_step() {
+        let plan = PoolPlan::new(&pool(10, 10, 0, 0), &change(Amount::To(Pages(10)))).unwrap();
         assert!(plan.writes.is_empty() && plan.writes.saved.is_empty());
     }
 
     #[test]
     fn amounts_beyond_the_pool_are_refused() {
         let ten = pool(10, 10, 0, 0);
-        let less = Plan::new(&ten, &wish(Amount::Less(Pages(11)))).unwrap_err();
+        let less = PoolPlan::new(&ten, &change(Amount::Less(Pages(11)))).unwrap_err();
         assert!(less.to_string().contains("has 10 persistent"), "{less}");
-        let more = Plan::new(&ten, &wish(Amount::More(Pages(u64::MAX)))).unwrap_err();
-        assert!(matches!(more, PlanError::TooMany { .. }));
-        let elsewhere = Wish {
+        let more = PoolPlan::new(&ten, &change(Amount::More(Pages(u64::MAX)))).unwrap_err();
+        assert!(more.to_string().contains("a kernel can count"), "{more}");
+        let elsewhere = PoolChange {
             node: Some(NodeId(7)),
-            ..wish(Amount::To(Pages(1)))
+            ..change(Amount::To(Pages(1)))
         };
-        let error = Plan::new(&ten, &elsewhere).unwrap_err();
+        let error = PoolPlan::new(&ten, &elsewhere).unwrap_err();
         assert!(error.to_string().contains("has node 0"), "{error}");
     }
 
@@ -371,7 +328,7 @@ mod tests {
     fn with_several_nodes_each_is_saved() {
         let mut pool = pool(10, 10, 0, 0);
         pool.nodes.insert(NodeId(2), part(3, 3, 1));
-        let plan = Plan::new(&pool, &wish(Amount::More(Pages(5)))).unwrap();
+        let plan = PoolPlan::new(&pool, &change(Amount::More(Pages(5)))).unwrap();
         let saved: Vec<_> = plan
             .writes
             .saved

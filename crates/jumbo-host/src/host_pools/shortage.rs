@@ -1,8 +1,7 @@
-//! Why a pool did not get all the pages it was to have: [`Shortage`].
+//! Reasons for pages that a pool did not get: [`Shortage`].
 //!
-//! The kernel does not say; it stops where the page allocator gives no more. What can be seen right
-//! after that: how much memory there is at all, whether it lies in pieces that are large enough, how
-//! much of it cannot be moved, and what is not for us.
+//! The kernel reports none. Derived from the available memory, its fragmentation, the unmovable
+//! part, and the unusable zones, all read right after the failure.
 
 use std::collections::BTreeSet;
 
@@ -15,46 +14,46 @@ use crate::kernel::{self, Root, hugetlb};
 use crate::knobs::Step;
 use crate::units::{Bytes, NodeId, PageSize, Pages, counted};
 
-/// Pages that did not come, and what is known about why.
+/// Missing pages and their reasons.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Shortage {
     /// The page size.
     pub size: PageSize,
-    /// How many more there were to be.
+    /// Number of pages to make.
     pub asked: Pages,
-    /// How many came.
+    /// Number of pages made.
     pub came: Pages,
-    /// What could be had without swapping.
+    /// Memory available without swapping.
     pub available: Option<Bytes>,
-    /// The zones that pages could come from, and those that they could not.
+    /// Usable and unusable zones.
     pub zones: Vec<ZoneRoom>,
-    /// In words, the weightiest first.
+    /// Reasons in words, the main one first.
     pub reasons: Vec<String>,
-    /// What could be done, the mildest first.
+    /// Remedies, the mildest first.
     pub hints: Vec<String>,
 }
 
-/// What one zone could give.
+/// Free memory of one zone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ZoneRoom {
-    /// The node it belongs to.
+    /// Node of the zone.
     pub node: NodeId,
-    /// Its name.
+    /// Name of the zone.
     pub zone: String,
-    /// Its free memory.
+    /// Free memory.
     pub free: Bytes,
-    /// What of that the kernel keeps for itself.
+    /// Part of it below the min watermark, which the kernel keeps.
     pub kept: Option<Bytes>,
-    /// How many whole pages lie free; `None` where the page allocator's largest block is smaller.
+    /// Number of whole free pages; `None` where the page allocator's largest block is smaller.
     pub whole: Option<Pages>,
-    /// Pageblocks with memory that cannot be moved, of all; for root alone.
+    /// Pageblocks with unmovable memory, and all pageblocks; readable for root alone.
     pub fixed_blocks: Option<(u64, u64)>,
-    /// Why nothing comes from here, where that is so.
+    /// Reason why the zone has no pages for the pool.
     pub closed: Option<String>,
 }
 
-/// True where the page allocator has no blocks as large as one page: it is made by searching for a range
-/// of memory whose pages can all be moved away.
+/// Reports whether a page is larger than the page allocator's largest block: the kernel has to find
+/// a range whose pages can all be migrated.
 pub fn is_gigantic(root: &Root, size: PageSize) -> bool {
     let base = kernel::base_page(root);
     let zones = Zone::read_all(root).unwrap_or_default();
@@ -95,14 +94,14 @@ pub(super) fn zones(root: &Root, size: PageSize, node: Option<NodeId>) -> Vec<Zo
     zones
         .filter(|zone| node.is_none_or(|node| node == zone.node))
         .map(room)
-        // A zone smaller than a page says nothing.
+        // A zone smaller than a page is irrelevant.
         .filter(|zone| {
             zone.free.0 >= size.bytes() || zone.fixed_blocks.is_some_and(|(_, all)| all > 16)
         })
         .collect()
 }
 
-/// The nodes whose memory this process may have: cpusets rule the writes of a knob too.
+/// Nodes that this process may allocate from: its cpuset also restricts writes to a knob.
 fn allowed_nodes(root: &Root) -> Option<BTreeSet<NodeId>> {
     let status = Status::read(root, "self").ok()?;
     let mut nodes = BTreeSet::new();
@@ -115,7 +114,7 @@ fn allowed_nodes(root: &Root) -> Option<BTreeSet<NodeId>> {
 }
 
 impl Shortage {
-    /// What the steps fell short of; `None` where all pages came that were asked.
+    /// Explains the missing pages of `steps`; `None` where none are missing.
     pub fn of(root: &Root, steps: &[Step], compacted: bool) -> Option<Self> {
         let step = steps.iter().find(|step| step.missing() > 0)?;
         let (size, node) = hugetlb::of_file(&step.knob.file)?;
@@ -187,7 +186,7 @@ impl Shortage {
             }
         }
         if !compacted {
-            hints.push("`--compact` has the kernel move memory together first".to_owned());
+            hints.push("`--compact` has the kernel compact memory first".to_owned());
         } else if !scarce {
             hints.push(
                 "page cache and kernel caches may be in the way: `sync; echo 3 > \

@@ -1,12 +1,13 @@
-//! Files of /proc that another process can hold back, read by a child of this process: [`text`], [`texts`], [`parts`], and
-//! the mappings of a process: [`smaps`], [`maps`], [`rollup`].
+//! Files of /proc whose read another process can block, read by a child of this process: [`text`],
+//! [`texts`], [`parts`], and the mappings of a process: [`smaps`], [`maps`].
 //!
-//! A process's command line, mappings and memory are read with its memory map locked, and out of its memory. A thread
-//! that keeps the lock holds the reader up, and so does a mapping of a file whose file system never answers: then not
-//! even SIGKILL ends the reader. So a child reads. One that gets nowhere is killed and not waited for, and what it was
-//! to read counts as held back: [`FileError::is_held_back`]. A process's own files are read in place.
+//! The kernel reads a process's command line, mappings and memory under its mmap lock, and from its
+//! memory. The reader blocks while a thread holds the lock, and where a mapped file's file system
+//! does not answer: then even SIGKILL does not end it. So a child reads. A child without progress
+//! is killed without a wait, and its file counts as held back: [`FileError::is_held_back`]. This
+//! process reads its own files itself.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -20,40 +21,35 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::stdio::{dup2_stdin, dup2_stdout, stdout};
 
-use super::process::{Standing, end, fork, is_ready};
+use super::process::{ProcessState, end, fork, is_ready};
 use super::smaps::Smaps;
 use super::{FileError, Root};
 
-/// How long a reader may sleep without having read anything. It sleeps where another thread has the lock for a moment.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// The same, once a file has been held back: where there are many the sum has to have a bound.
-const SHORT: Duration = Duration::from_millis(100);
-/// How often the parent looks what the reader does.
-const SLICE: Duration = Duration::from_millis(20);
-/// The bytes that a reader passes on at a time, heads included.
-const CHUNK: usize = 32 << 10;
-/// Before each chunk its length; 0: the file has ended; less: it failed, by the errno.
-type Head = i32;
+/// Maximum time that a reader may sleep without progress. Another thread may hold the lock briefly.
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
+/// The same after the first timeout, to bound the sum over many files.
+const SHORT_READ_TIMEOUT: Duration = Duration::from_millis(100);
+/// Interval at which the parent checks the state of the reader.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Size of a chunk in the pipe, header included.
+const CHUNK_BYTES: usize = 32 << 10;
+/// Header of a chunk: its length; 0 at the end of the file; a negative errno after an error.
+type Header = i32;
 
-/// The memory of the process whose folder it is in.
-const MEM: &CStr = c"mem";
-/// The longest text of one process, and of each where there are several: a process decides on the number of its mappings
-/// and the length of their paths.
-const LONGEST: usize = 128 << 20;
-const LONGEST_OF_MANY: usize = 16 << 20;
+/// Maximum text of one process. A process decides on the number and the paths of its mappings.
+const MAX_TEXT_BYTES: usize = 128 << 20;
+/// Maximum text of each of several processes.
+const MAX_TEXT_BYTES_OF_MANY: usize = 16 << 20;
 
-/// What is to be read.
-enum Source {
-    /// A file to its end.
+/// A request to the reader.
+enum Request {
+    /// A file, up to its end.
     File(CString),
-    /// A number of bytes of the file [`MEM`] in an open folder, from here on.
-    Part(OwnedFd, u64, usize),
+    /// A range of the file `mem` in an open folder of /proc: offset and length.
+    Memory(OwnedFd, u64, usize),
 }
 
-/// The text of `proc/PID/FILE`, as [`Root::read`].
-///
-/// # Errors
-/// [`FileError::Io`].
+/// Reads `proc/PID/FILE`, as [`Root::read`].
 pub(crate) fn text(root: &Root, pid: u32, file: &str) -> Result<String, FileError> {
     if pid == std::process::id() {
         return root.read(format!("proc/{pid}/{file}"));
@@ -62,21 +58,20 @@ pub(crate) fn text(root: &Root, pid: u32, file: &str) -> Result<String, FileErro
     text.unwrap_or_else(|| Err(FileError::io("read", &root.path("proc"))(Errno::IO.into())))
 }
 
-/// [`text`] of each of these processes; one that is very long counts as held back.
+/// Reads the [`text`] of each of these processes; a text above the maximum counts as held back.
 pub(crate) fn texts(root: &Root, pids: &[u32], file: &str) -> Vec<Result<String, FileError>> {
-    let longest = if pids.len() > 1 {
-        LONGEST_OF_MANY
-    } else {
-        LONGEST
+    let max = match pids.len() {
+        ..=1 => MAX_TEXT_BYTES,
+        _ => MAX_TEXT_BYTES_OF_MANY,
     };
     let path = |pid: &u32| root.path(format!("proc/{pid}/{file}"));
     let paths: Vec<PathBuf> = pids.iter().map(path).collect();
-    let source = |path: &PathBuf| {
+    let request = |path: &PathBuf| {
         let path = std::path::absolute(path)?;
-        Ok(Source::File(CString::new(path.as_os_str().as_bytes())?))
+        Ok(Request::File(CString::new(path.as_os_str().as_bytes())?))
     };
-    let read = match paths.iter().map(source).collect::<io::Result<Vec<_>>>() {
-        Ok(sources) => read(&sources, longest),
+    let read = match paths.iter().map(request).collect::<io::Result<Vec<_>>>() {
+        Ok(requests) => read(&requests, max),
         Err(error) => vec![Err(error)],
     };
     let text = |(path, bytes): (&PathBuf, io::Result<Vec<u8>>)| {
@@ -85,49 +80,38 @@ pub(crate) fn texts(root: &Root, pids: &[u32], file: &str) -> Vec<Result<String,
     paths.iter().zip(read).map(text).collect()
 }
 
-/// [`Smaps::read`] of any process.
+/// Reads smaps of any process.
 ///
 /// # Errors
-/// As that, and where the process holds its mappings back.
+/// [`FileError`] where the process is gone, may not be read, or holds its mappings back.
 pub(crate) fn smaps(root: &Root, pid: u32) -> Result<Smaps, FileError> {
     text(root, pid, "smaps").map(Smaps::of)
 }
 
-/// [`Smaps::read_maps`] of any process.
-///
-/// # Errors
-/// As [`smaps`].
+/// Reads maps of any process.
 pub(crate) fn maps(root: &Root, pid: u32) -> Result<Smaps, FileError> {
     text(root, pid, "maps").map(Smaps::of)
 }
 
-/// [`maps`] of each of these processes.
+/// Reads the [`maps`] of each of these processes.
 pub(crate) fn maps_of_each(root: &Root, pids: &[u32]) -> Vec<Result<Smaps, FileError>> {
     let texts = texts(root, pids, "maps").into_iter();
     texts.map(|text| text.map(Smaps::of)).collect()
 }
 
-/// [`Smaps::read_rollup`] of any process.
+/// Reads ranges of memory: the folder of a process in /proc, an offset and a length each.
 ///
 /// # Errors
-/// As [`smaps`].
-pub(crate) fn rollup(root: &Root, pid: u32) -> Result<Smaps, FileError> {
-    text(root, pid, "smaps_rollup").map(Smaps::of)
-}
-
-/// Of the memory of each process whose folder this is so many bytes at an offset.
-///
-/// # Errors
-/// The errno of openat(2) and pread(2); [`io::ErrorKind::UnexpectedEof`] where there are fewer.
+/// The errno of openat(2) and pread(2); [`io::ErrorKind::UnexpectedEof`] after a short read.
 pub(crate) fn parts(wanted: &[(&File, u64, usize)]) -> Vec<io::Result<Vec<u8>>> {
-    // Off the standard descriptors, which the reader puts its own on.
-    let source = |(folder, offset, length): &(&File, u64, usize)| {
+    // Above the standard descriptors, which the reader replaces.
+    let request = |(folder, offset, length): &(&File, u64, usize)| {
         let folder = rustix::io::fcntl_dupfd_cloexec(folder, 3)?;
-        Ok(Source::Part(folder, *offset, *length))
+        Ok(Request::Memory(folder, *offset, *length))
     };
-    let sources = wanted.iter().map(source).collect::<io::Result<Vec<_>>>();
-    let read = match &sources {
-        Ok(sources) => read(sources, usize::MAX),
+    let requests = wanted.iter().map(request).collect::<io::Result<Vec<_>>>();
+    let read = match &requests {
+        Ok(requests) => read(requests, usize::MAX),
         Err(error) => {
             let failed = |_| Err(io::Error::new(error.kind(), error.to_string()));
             wanted.iter().map(failed).collect()
@@ -140,15 +124,14 @@ pub(crate) fn parts(wanted: &[(&File, u64, usize)]) -> Vec<io::Result<Vec<u8>>> 
     read.into_iter().zip(wanted).map(whole).collect()
 }
 
-/// The content of each source, or why that was not to be had: one with more bytes than `longest` is refused.
-fn read(sources: &[Source], longest: usize) -> Vec<io::Result<Vec<u8>>> {
-    let (mut read, mut patience) = (Vec::new(), PATIENCE);
-    while let Some(rest) = sources.get(read.len()..).filter(|rest| !rest.is_empty()) {
-        let reader = Reader::start(rest, patience);
-        if let Err(error) = reader.and_then(|reader| reader.collect(rest.len(), longest, &mut read))
-        {
+/// Content of each request, or the error. Content of more than `max` bytes is an error.
+fn read(requests: &[Request], max: usize) -> Vec<io::Result<Vec<u8>>> {
+    let (mut read, mut timeout) = (Vec::new(), READ_TIMEOUT);
+    while let Some(rest) = requests.get(read.len()..).filter(|rest| !rest.is_empty()) {
+        let reader = Reader::start(rest, timeout);
+        if let Err(error) = reader.and_then(|reader| reader.collect(rest.len(), max, &mut read)) {
             if error.kind() == io::ErrorKind::TimedOut {
-                patience = SHORT;
+                timeout = SHORT_READ_TIMEOUT;
             }
             read.push(Err(error));
         }
@@ -156,78 +139,75 @@ fn read(sources: &[Source], longest: usize) -> Vec<io::Result<Vec<u8>>> {
     read
 }
 
-/// A child that reads one source after the other.
+/// A child that serves the requests in their order.
 struct Reader {
     pid: Pid,
     pipe: OwnedFd,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Reader {
-    fn start(sources: &[Source], patience: Duration) -> io::Result<Self> {
+    fn start(requests: &[Request], timeout: Duration) -> io::Result<Self> {
         let (pipe, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let write = rustix::io::fcntl_dupfd_cloexec(&write, 3)?;
-        let parts = sources.iter().filter_map(|source| match source {
-            Source::Part(file, ..) => Some(file.as_raw_fd().unsigned_abs()),
-            Source::File(_) => None,
+        let folders = requests.iter().filter_map(|request| match request {
+            Request::Memory(folder, ..) => Some(folder.as_raw_fd().unsigned_abs()),
+            Request::File(_) => None,
         });
-        let mut kept: Vec<_> = parts.collect();
+        let mut kept: Vec<_> = folders.collect();
         kept.sort_unstable();
         match Pid::from_raw(fork()?) {
-            Some(pid) => Ok(Self {
-                pid,
-                pipe,
-                patience,
-            }),
-            None => serve(sources, &kept, &write),
+            Some(pid) => Ok(Self { pid, pipe, timeout }),
+            None => serve(requests, &kept, &write),
         }
     }
 
-    /// Appends what was read of each of `count` sources. An error is that of the one after the last of them.
+    /// Appends the result of each of `count` requests. An error belongs to the first request
+    /// without a result.
     fn collect(
         self,
         count: usize,
-        longest: usize,
+        max: usize,
         read: &mut Vec<io::Result<Vec<u8>>>,
     ) -> io::Result<()> {
-        let mut input = BufReader::with_capacity(CHUNK, self);
+        let mut input = BufReader::with_capacity(CHUNK_BYTES, self);
         for _ in 0..count {
             let mut bytes = Vec::new();
-            let ended = loop {
-                let mut head = Head::default().to_ne_bytes();
-                input.read_exact(&mut head)?;
-                let head = Head::from_ne_bytes(head);
-                let Ok(length) = usize::try_from(head) else {
-                    break Err(io::Error::from_raw_os_error(head.saturating_neg()));
+            let result = loop {
+                let mut header = Header::default().to_ne_bytes();
+                input.read_exact(&mut header)?;
+                let header = Header::from_ne_bytes(header);
+                let Ok(length) = usize::try_from(header) else {
+                    break Err(io::Error::from_raw_os_error(header.saturating_neg()));
                 };
                 if length == 0 {
                     break Ok(bytes);
                 }
                 let filled = bytes.len();
-                if length > longest - filled {
-                    let why = format!("it is longer than {} MiB", longest >> 20);
+                if length > max - filled {
+                    let why = format!("it is longer than {} MiB", max >> 20);
                     return Err(io::Error::new(io::ErrorKind::TimedOut, why));
                 }
                 bytes.resize(filled + length, 0);
                 input.read_exact(&mut bytes[filled..])?;
             };
-            read.push(ended);
+            read.push(result);
         }
         Ok(())
     }
 
-    /// Waits for something to read; false where the child has slept all the while: it does not get on.
+    /// Waits for input; false where the child slept for the whole timeout.
     fn is_ready(&self) -> io::Result<bool> {
         let mut slept = Duration::ZERO;
-        while slept < self.patience {
-            if is_ready(&self.pipe, SLICE)? {
+        while slept < self.timeout {
+            if is_ready(&self.pipe, POLL_INTERVAL)? {
                 return Ok(true);
             }
             let pid = self.pid.as_raw_nonzero().get().unsigned_abs();
-            match Standing::read(&Root::host(), pid).map(|standing| standing.state) {
-                // To walk the page tables of a terabyte takes seconds of work.
+            match ProcessState::read(&Root::host(), pid).map(|reader| reader.state) {
+                // A walk of the page tables of a terabyte takes seconds of CPU time.
                 Ok('R') => slept = Duration::ZERO,
-                _ => slept += SLICE,
+                _ => slept += POLL_INTERVAL,
             }
         }
         Ok(false)
@@ -245,7 +225,7 @@ impl Read for Reader {
 }
 
 impl Drop for Reader {
-    /// Ends the reader. One that no signal ends is left to its fate.
+    /// Kills the reader, and waits 65 ms at most: a blocked reader may not end.
     fn drop(&mut self) {
         let _ = kill_process(self.pid, Signal::KILL);
         for shift in 0..16 {
@@ -258,23 +238,24 @@ impl Drop for Reader {
     }
 }
 
-/// The work of the child, with the descriptors that are `kept`, by ascending number. It makes system calls alone: another thread of its parent may have had any lock.
+/// Serves the requests in the child. `kept` are their descriptors, by ascending number. Makes only
+/// system calls: another thread of the parent may have held any lock at the fork.
 #[expect(
     unsafe_code,
     reason = "descriptors by number, in a process that has nothing else to do"
 )]
-fn serve(sources: &[Source], kept: &[u32], write: &OwnedFd) -> ! {
-    // Left behind it must hold nothing of its parent's: no pipe that is read to its end, no lock, no folder.
+fn serve(requests: &[Request], kept: &[u32], write: &OwnedFd) -> ! {
+    // A child that outlives its parent must hold no pipe, lock or folder of the parent.
     let _ = dup2_stdout(write);
     let _ = dup2_stdin(write);
     let _ = rustix::process::chdir(c"/");
     let mut next = 2;
     for &fd in kept.iter().chain([&libc::c_uint::MAX]) {
-        // SAFETY: the descriptors are this process's own since the fork, and nothing here uses one above 1 any more that
-        // is not kept: `write` is 1 now.
+        // SAFETY: the descriptors belong to this process since the fork, and no code here uses one
+        // above 1 that is not kept: `write` is 1 now.
         unsafe {
             if next < fd && libc::syscall(libc::SYS_close_range, next, fd - 1, 0) != 0 {
-                // Before 5.9.
+                // Linux before 5.9.
                 for other in next..fd.min(1024) {
                     libc::close(other.cast_signed());
                 }
@@ -282,49 +263,46 @@ fn serve(sources: &[Source], kept: &[u32], write: &OwnedFd) -> ! {
         }
         next = fd.saturating_add(1);
     }
-    for source in sources {
-        let passed = match source {
-            Source::File(path) => rustix::fs::open(path.as_c_str(), OFlags::RDONLY, Mode::empty())
-                .map(|file| pass_on(|room| rustix::io::read(&file, room))),
-            Source::Part(folder, offset, length) => {
+    for request in requests {
+        let sent = match request {
+            Request::File(path) => rustix::fs::open(path.as_c_str(), OFlags::RDONLY, Mode::empty())
+                .map(|file| send(|buffer| rustix::io::read(&file, buffer))),
+            Request::Memory(folder, offset, length) => {
                 let (mut at, mut left) = (*offset, *length);
-                let file = rustix::fs::openat(folder, MEM, OFlags::RDONLY, Mode::empty());
+                let file = rustix::fs::openat(folder, c"mem", OFlags::RDONLY, Mode::empty());
                 file.map(|file| {
-                    pass_on(|room| {
-                        let wanted = room.len().min(left);
-                        let got = rustix::io::pread(&file, &mut room[..wanted], at)?;
-                        (at, left) = (at + got as u64, left - got);
-                        Ok(got)
+                    send(|buffer| {
+                        let wanted = buffer.len().min(left);
+                        let count = rustix::io::pread(&file, &mut buffer[..wanted], at)?;
+                        (at, left) = (at + count as u64, left - count);
+                        Ok(count)
                     })
                 })
             }
         };
-        if passed
-            .unwrap_or_else(|errno| pass_on(|_| Err(errno)))
-            .is_err()
-        {
+        if sent.unwrap_or_else(|errno| send(|_| Err(errno))).is_err() {
             break;
         }
     }
     end(0)
 }
 
-/// Sends what `read` gives in chunks with their heads, until it gives nothing.
-fn pass_on(mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>) -> Result<(), Errno> {
-    const HEAD: usize = size_of::<Head>();
-    let mut buffer = [0; CHUNK];
+/// Sends the bytes that `read` returns as chunks, until it returns 0 or an error.
+fn send(mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>) -> Result<(), Errno> {
+    const HEADER_BYTES: usize = size_of::<Header>();
+    let mut buffer = [0; CHUNK_BYTES];
     loop {
-        let got = rustix::io::retry_on_intr(|| read(&mut buffer[HEAD..]));
-        let length = got.unwrap_or(0);
-        let head = got.map_or_else(
+        let count = rustix::io::retry_on_intr(|| read(&mut buffer[HEADER_BYTES..]));
+        let length = count.unwrap_or(0);
+        let header = count.map_or_else(
             |errno| -errno.raw_os_error(),
-            |_| Head::try_from(length).unwrap_or_default(),
+            |_| Header::try_from(length).unwrap_or_default(),
         );
-        buffer[..HEAD].copy_from_slice(&head.to_ne_bytes());
-        let mut left = &buffer[..HEAD + length];
+        buffer[..HEADER_BYTES].copy_from_slice(&header.to_ne_bytes());
+        let mut left = &buffer[..HEADER_BYTES + length];
         while !left.is_empty() {
-            let sent = rustix::io::retry_on_intr(|| rustix::io::write(stdout(), left))?;
-            left = &left[sent..];
+            let written = rustix::io::retry_on_intr(|| rustix::io::write(stdout(), left))?;
+            left = &left[written..];
         }
         if length == 0 {
             return Ok(());
@@ -336,9 +314,9 @@ fn pass_on(mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>) -> Result<()
 mod tests {
     use super::*;
 
-    /// A pipe that nothing is written to holds its reader up.
+    /// The reader of an empty pipe blocks.
     #[test]
-    fn what_is_held_back_is_given_up_and_the_rest_is_read() {
+    fn a_blocked_file_times_out_and_the_others_are_read() {
         let large = "x".repeat(3 << 20);
         let files = [
             ("proc/1/maps", &*large),
@@ -350,7 +328,7 @@ mod tests {
         let fifo = rustix::fs::FileType::Fifo;
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, fifo, Mode::RWXU, 0).unwrap();
         let [first, held, gone, empty] = &texts(&root, &[1, 2, 3, 4], "maps")[..] else {
-            panic!("four were asked for");
+            panic!("four results expected");
         };
         assert_eq!(first.as_ref().unwrap(), &large);
         assert!(held.as_ref().unwrap_err().is_held_back());
@@ -359,9 +337,9 @@ mod tests {
         assert!(texts(&root, &[], "maps").is_empty());
     }
 
-    /// A file that takes long to be opened holds up the child alone.
+    /// A slow open blocks only the child.
     #[test]
-    fn memory_that_cannot_be_opened_is_given_up() {
+    fn memory_that_blocks_on_open_times_out() {
         let folder = tempfile::tempdir().unwrap();
         let fifo = rustix::fs::FileType::Fifo;
         let pipe = folder.path().join("mem");
@@ -372,8 +350,8 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_very_long_is_refused_and_the_rest_is_read() {
-        let long = "x".repeat(LONGEST_OF_MANY + 1);
+    fn a_text_above_the_maximum_is_refused_and_the_others_are_read() {
+        let long = "x".repeat(MAX_TEXT_BYTES_OF_MANY + 1);
         let files = [("proc/1/maps", &*long), ("proc/2/maps", "short")];
         let (_folder, root) = crate::kernel::fake::host(&files);
         let read = texts(&root, &[1, 2], "maps");
@@ -383,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_read_where_they_are() {
+    fn parts_are_read_at_their_offsets() {
         let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let [one, other] = folders.each_ref().map(|folder| File::open(folder).unwrap());
         for (folder, text) in folders.iter().zip(["0123456789", "abcdef"]) {
@@ -391,7 +369,7 @@ mod tests {
         }
         let read = parts(&[(&one, 3, 4), (&other, 0, 2), (&one, 8, 4), (&one, 0, 1)]);
         let [first, second, short, last] = &read[..] else {
-            panic!("four were asked for");
+            panic!("four results expected");
         };
         assert_eq!(first.as_ref().unwrap(), b"3456");
         assert_eq!(second.as_ref().unwrap(), b"ab");

@@ -1,14 +1,15 @@
-//! What this process's control group allows it: hugetlb and memory limits, in both versions
+//! Hugetlb and memory limits of a control group, in both versions
 //! (Documentation/admin-guide/cgroup-v1/hugetlb.rst, cgroup-v2.rst).
 //!
-//! A limit binds together with those of all its ancestors, so the walk goes up to the mount. In a
-//! container it ends where the container's view ends: limits above that cannot be seen from inside.
+//! The limits of all ancestors apply too, so the walk goes up to the mount. In a container, limits
+//! above the mount are invisible.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use procfs_core::ProcessCGroups;
 use procfs_core::process::{MountInfo, MountInfos};
+use procfs_core::{ProcessCGroup, ProcessCGroups};
 use serde::Serialize;
 
 use super::thp::optional;
@@ -16,48 +17,49 @@ use super::{FileError, Root, parse};
 use crate::units::{Bytes, PageSize};
 use jumbo_inside::headroom::clean_files;
 
-/// A limit, of the group that leaves the least room.
+/// The tightest limit of a group and its ancestors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Limit {
-    /// The file that sets it.
+    /// File with the limit.
     pub file: PathBuf,
-    /// What may be used.
+    /// Maximum usage.
     pub limit: Bytes,
-    /// What the group uses.
+    /// Current usage.
     pub usage: Bytes,
-    /// Page cache among that which need not be written first: it makes room when asked to.
+    /// Clean page cache in `usage`, which the kernel can reclaim without a write.
     pub reclaimable: Bytes,
 }
 
 /// The limits on this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Limits {
-    /// Which cgroup version has the hugetlb controller here; `None` where none has it.
+    /// Version of the cgroups that have the hugetlb controller; `None` where none has it.
     pub hugetlb_version: Option<u8>,
-    /// On hugetlb pages touched, by size. Beyond it a touch is SIGBUS.
+    /// Limits on touched hugetlb pages, by size. A touch beyond them is SIGBUS.
     pub hugetlb: BTreeMap<PageSize, Limit>,
-    /// On hugetlb pages reserved, by size (5.7). Beyond it mmap(2) fails with ENOMEM.
+    /// Limits on reserved hugetlb pages, by size (5.7). Beyond them mmap(2) fails with ENOMEM.
     pub reservations: BTreeMap<PageSize, Limit>,
-    /// On all memory.
+    /// Limit on all memory.
     pub memory: Option<Limit>,
 }
 
 impl Limit {
-    /// What may still be used.
+    /// Memory that the group can still get.
     pub fn room(&self) -> Bytes {
         let fixed = self.usage.0.saturating_sub(self.reclaimable.0);
         Bytes(self.limit.0.saturating_sub(fixed))
     }
 
-    /// The room without what the group needs to go on growing: an eighth, 64 MiB at most.
+    /// The room less a reserve for growth of the group: an eighth of the limit, 64 MiB at most.
     pub fn spare(&self) -> Bytes {
-        const MOST: u64 = 64 << 20;
-        Bytes(self.room().0.saturating_sub((self.limit.0 / 8).min(MOST)))
+        const MAX_RESERVE_BYTES: u64 = 64 << 20;
+        let reserve = (self.limit.0 / 8).min(MAX_RESERVE_BYTES);
+        Bytes(self.room().0.saturating_sub(reserve))
     }
 }
 
-/// A controller's files: the folder of this process's group, and the mount above it.
-struct Group {
+/// Folders of a controller: that of the process's group, and the mount above it.
+struct ControllerGroup {
     version: u8,
     mount: PathBuf,
     folder: PathBuf,
@@ -65,16 +67,9 @@ struct Group {
 
 impl Limits {
     /// Reads the limits for hugetlb pages of `sizes` and for memory.
-    ///
-    /// # Errors
-    /// [`FileError`] where /proc/self/{cgroup,mountinfo} or a limit cannot be read or understood.
     pub fn read(root: &Root, sizes: &[PageSize]) -> Result<Self, FileError> {
-        let Some(groups) = optional(parse::<ProcessCGroups>(root, "proc/self/cgroup"))? else {
-            return Ok(Self::default());
-        };
-        let mounts: MountInfos = parse(root, "proc/self/mountinfo")?;
         let mut limits = Self::default();
-        if let Some(group) = Group::find(root, &groups, &mounts, "hugetlb") {
+        if let Some(group) = ControllerGroup::of(root, "self", "hugetlb")? {
             limits.hugetlb_version = Some(group.version);
             for size in sizes {
                 let pages = format!("hugetlb.{}", unit(*size));
@@ -85,24 +80,21 @@ impl Limits {
                 limits.reservations.extend(reserved);
             }
         }
-        if let Some(group) = Group::find(root, &groups, &mounts, "memory") {
+        if let Some(group) = ControllerGroup::of(root, "self", "memory")? {
             limits.memory = group.tightest(root, "memory")?;
         }
         Ok(limits)
     }
 }
 
-/// Where the hierarchy with the memory controller is mounted; `None` where there is none.
+/// Mount point of the hierarchy with the memory controller; `None` where there is none.
 pub(super) fn memory_mount(root: &Root) -> Result<Option<PathBuf>, FileError> {
-    let Some(groups) = optional(parse::<ProcessCGroups>(root, "proc/self/cgroup"))? else {
-        return Ok(None);
-    };
-    let mounts: MountInfos = parse(root, "proc/self/mountinfo")?;
-    Ok(Group::find(root, &groups, &mounts, "memory").map(|group| group.mount))
+    let group = ControllerGroup::of(root, "self", "memory")?;
+    Ok(group.map(|group| group.mount))
 }
 
-/// The file with the memory pressure of the group of `pid`, below a [`Root`]; `None` where it is in no
-/// group of version 2 that can be seen from here.
+/// Path, relative to a [`Root`], of the memory pressure file of the group of `pid`; `None` without
+/// a visible group of version 2.
 pub fn pressure_file(root: &Root, pid: u32) -> Option<PathBuf> {
     let groups: ProcessCGroups = parse(root, &format!("proc/{pid}/cgroup")).ok()?;
     let group = groups.0.iter().find(|group| group.hierarchy == 0)?;
@@ -114,28 +106,22 @@ pub fn pressure_file(root: &Root, pid: u32) -> Option<PathBuf> {
     root.path(&file).exists().then_some(file)
 }
 
-/// The path of the group that counts the memory of `pid`, as /proc/PID/cgroup has it; `None` where the process is gone.
+/// Path of the group that counts the memory of `pid`, as in /proc/PID/cgroup; `None` where the
+/// process is gone.
 pub fn path(root: &Root, pid: u32) -> Option<String> {
-    let ProcessCGroups(groups) = parse(root, &format!("proc/{pid}/cgroup")).ok()?;
-    let counts = |group: &procfs_core::ProcessCGroup| {
-        let mut names = group.controllers.iter();
-        names.any(|name| name == "memory")
-    };
-    let v1 = groups.iter().find(|group| counts(group));
-    let group = v1.or_else(|| groups.iter().find(|group| group.hierarchy == 0))?;
+    let groups: ProcessCGroups = parse(root, &format!("proc/{pid}/cgroup")).ok()?;
+    let (_, group) = with_controller(&groups, "memory")?;
     Some(group.pathname.clone())
 }
 
-/// The memory limit on `pid`; `None` where there is none that can be seen from here.
+/// The memory limit on `pid`; `None` where none is visible.
 pub fn memory_limit(root: &Root, pid: u32) -> Option<Limit> {
-    let groups: ProcessCGroups = parse(root, &format!("proc/{pid}/cgroup")).ok()?;
-    let mounts: MountInfos = parse(root, "proc/self/mountinfo").ok()?;
-    let group = Group::find(root, &groups, &mounts, "memory")?;
+    let group = ControllerGroup::of(root, pid, "memory").ok()??;
     group.tightest(root, "memory").ok()?
 }
 
-/// The processes of a control group and of those in it, by ascending PID. `path` is its folder, or its
-/// path in the hierarchy of version 2, or of version 1's memory.
+/// PIDs of the processes of a control group and its descendants, ascending. `path` is its folder,
+/// or its path in the hierarchy of version 2 or of version 1's memory controller.
 ///
 /// # Errors
 /// [`FileError::Io`] where there is no such group.
@@ -156,7 +142,7 @@ pub fn members(root: &Root, path: &Path) -> Result<Vec<u32>, FileError> {
     let mut left = vec![folder.ok_or_else(missing)?];
     let mut pids = Vec::new();
     while let Some(folder) = left.pop() {
-        // A group may be removed meanwhile; one of threads lists its processes above.
+        // A group may be removed meanwhile. A threaded group lists its processes in its ancestor.
         let list = root.read(folder.join("cgroup.procs")).unwrap_or_default();
         pids.extend(list.split_ascii_whitespace().flat_map(str::parse::<u32>));
         let entries = root.list(&folder).unwrap_or_default().into_iter();
@@ -165,40 +151,47 @@ pub fn members(root: &Root, path: &Path) -> Result<Vec<u32>, FileError> {
     }
     pids.sort_unstable();
     pids.dedup();
-    // A process outside the PID namespace of this one is 0.
+    // A process outside this PID namespace is listed as 0.
     pids.retain(|pid| *pid > 0);
     Ok(pids)
 }
 
-impl Group {
-    fn find(
-        root: &Root,
-        groups: &ProcessCGroups,
-        mounts: &MountInfos,
-        controller: &str,
-    ) -> Option<Self> {
-        let named = |group: &&procfs_core::ProcessCGroup| {
-            group.controllers.iter().any(|name| name == controller)
+/// The group that has `controller`, and its version. Version 2 lists no controllers.
+fn with_controller<'g>(
+    groups: &'g ProcessCGroups,
+    controller: &str,
+) -> Option<(u8, &'g ProcessCGroup)> {
+    let has = |group: &&ProcessCGroup| group.controllers.iter().any(|name| name == controller);
+    let v1 = groups.0.iter().find(has).map(|group| (1, group));
+    let v2 = || groups.0.iter().find(|group| group.hierarchy == 0);
+    v1.or_else(|| v2().map(|group| (2, group)))
+}
+
+impl ControllerGroup {
+    /// The group of `pid`, a PID or `self`; `None` where no visible hierarchy has the controller.
+    fn of(root: &Root, pid: impl Display, controller: &str) -> Result<Option<Self>, FileError> {
+        let groups = optional(parse::<ProcessCGroups>(root, &format!("proc/{pid}/cgroup")))?;
+        let Some((version, group)) = (groups.as_ref()).and_then(|g| with_controller(g, controller))
+        else {
+            return Ok(None);
         };
-        let v1 = groups.0.iter().find(named);
-        let version = if v1.is_some() { 1 } else { 2 };
-        let group = v1.or_else(|| groups.0.iter().find(|group| group.hierarchy == 0))?;
+        let mounts: MountInfos = parse(root, "proc/self/mountinfo")?;
         let mount = mounts.iter().find(|mount| match version {
             1 => mount.fs_type == "cgroup" && mount.super_options.contains_key(controller),
             _ => mount.fs_type == "cgroup2",
-        })?;
-        let found = Self {
+        });
+        let found = mount.map(|mount| Self {
             version,
             mount: below_root(root, &mount.mount_point),
             folder: below_root(root, &inside(mount, &group.pathname)),
-        };
-        // The root of a v2 hierarchy has no limits, so the list of controllers has to tell.
+        });
+        // The root of a v2 hierarchy has no limit files, so its list of controllers decides.
         let is_named = |text: String| text.split_ascii_whitespace().any(|name| name == controller);
-        let listed = || root.read(found.mount.join("cgroup.controllers"));
-        (version == 1 || listed().is_ok_and(is_named)).then_some(found)
+        let listed = |found: &Self| root.read(found.mount.join("cgroup.controllers"));
+        Ok(found.filter(|found| version == 1 || listed(found).is_ok_and(is_named)))
     }
 
-    /// The limit on `what` with the least room, of this group and its ancestors up to the mount.
+    /// The tightest limit on `what` of this group and its ancestors up to the mount.
     fn tightest(&self, root: &Root, what: &str) -> Result<Option<Limit>, FileError> {
         let (limit, usage) = match self.version {
             1 => ("limit_in_bytes", "usage_in_bytes"),
@@ -208,10 +201,8 @@ impl Group {
         let folders = self.folder.ancestors();
         for folder in folders.take_while(|folder| folder.starts_with(&self.mount)) {
             let file = folder.join(format!("{what}.{limit}"));
-            let Some(text) = optional(root.read(&file))? else {
-                continue;
-            };
-            let Some(bytes) = bounded(text.trim()) else {
+            let text = optional(root.read(&file))?;
+            let Some(bytes) = text.and_then(|text| bounded(text.trim())) else {
                 continue;
             };
             let usage = optional(root.read_u64(folder.join(format!("{what}.{usage}"))))?;
@@ -236,8 +227,8 @@ impl Group {
     }
 }
 
-/// The group's folder as this mount shows it. A mount can show a part of the hierarchy only (a bind
-/// mount into a container); a group outside that part is looked for at the mount's top.
+/// The group's folder below a mount. A mount can show only a part of the hierarchy (a bind mount
+/// into a container). A group outside that part maps to the mount point.
 fn inside(mount: &MountInfo, group: &str) -> PathBuf {
     let relative = Path::new(group)
         .strip_prefix(&mount.root)
@@ -249,7 +240,7 @@ fn below_root(root: &Root, path: &Path) -> PathBuf {
     root.path(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// `max` in v2, and in v1 a number near the largest there is, mean that there is no limit.
+/// Parses a limit. `max` in v2 and a number near the maximum in v1 mean no limit.
 fn bounded(text: &str) -> Option<Bytes> {
     text.parse()
         .ok()
@@ -257,7 +248,7 @@ fn bounded(text: &str) -> Option<Bytes> {
         .map(Bytes)
 }
 
-/// A size as the files' names have it: `64KB`, `2MB`, `1GB`.
+/// A size in the format of file names: `64KB`, `2MB`, `1GB`.
 fn unit(size: PageSize) -> String {
     let (shift, unit) = match size.bytes() {
         bytes if bytes >= 1 << 30 => (30, "GB"),
@@ -273,7 +264,7 @@ mod tests {
     use crate::kernel::fake;
 
     #[test]
-    fn a_process_is_bounded_by_the_groups_above_it() {
+    fn limits_of_ancestors_apply() {
         let mounts = "35 31 0:32 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
         let (_folder, root) = fake::host(&[
             ("proc/7/cgroup", "0::/a/b\n"),
@@ -290,7 +281,7 @@ mod tests {
             ("sys/fs/cgroup/c/memory.max", "max\n"),
         ]);
         let limit = memory_limit(&root, 7).unwrap();
-        // An eighth of 128 MiB of the 28 MiB that are left.
+        // 28 MiB of room, less an eighth of 128 MiB.
         assert_eq!(limit.spare(), Bytes(12 << 20));
         assert_eq!(memory_limit(&root, 8), None);
         assert_eq!(memory_limit(&root, 9), None);

@@ -1,4 +1,4 @@
-//! Files in a folder that stands in for a host, and pools in no file.
+//! Fake hosts for unit tests: a folder with files, and pools without files.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use super::Root;
 use super::hugetlb::Pool;
 use crate::units::{PageSize, Pages};
 
-/// A host with these files; gone when the folder is dropped.
+/// Creates a fake host with these files. Dropping the folder removes it.
 pub(crate) fn host(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
     let folder = tempfile::tempdir().unwrap();
     let root = Root::at(folder.path());

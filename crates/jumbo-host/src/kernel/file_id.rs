@@ -1,7 +1,7 @@
-//! Which file a mapping is of, as /proc/PID/maps tells: [`FileId`].
+//! Identity of a mapped file according to /proc/PID/maps: [`FileId`].
 //!
-//! Not as stat(2) tells, which differs on btrfs and overlayfs. And a file that another process maps is never asked
-//! itself: its file system may not answer.
+//! stat(2) returns other numbers on btrfs and overlayfs. And it may block on a file that another
+//! process maps, because the file system may not answer.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,25 +11,25 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use super::smaps::{Mapping, Smaps};
 use super::{Root, base_page};
 
-/// A file, as mappings of it show it.
+/// Identity of a file in /proc/PID/maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
-    /// The major and the minor number of its device.
+    /// Major and minor number of the device.
     pub device: (u32, u32),
-    /// Its inode.
+    /// Inode number.
     pub inode: u64,
 }
 
 impl FileId {
-    /// What `file` is: maps a page of it, and looks at that.
+    /// Maps a page of `file`, and reads its identity from /proc/self/maps.
     ///
     /// # Errors
-    /// The errno of mmap(2), or why /proc/self/maps cannot be read.
+    /// The errno of mmap(2), or the error of reading /proc/self/maps.
     #[expect(unsafe_code, reason = "a mapping is made and unmapped")]
     pub fn of(file: impl AsFd) -> io::Result<Self> {
         let root = Root::host();
         let length = usize::try_from(base_page(&root).bytes()).unwrap_or(4096);
-        // SAFETY: a new mapping, where the kernel chooses, which nothing refers to.
+        // SAFETY: a new mapping at an address that the kernel chooses, without references to it.
         let page = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -42,7 +42,7 @@ impl FileId {
         }?;
         let address = page.addr() as u64;
         let maps = Smaps::read_maps(&root, std::process::id());
-        // SAFETY: the mapping made above, of which nothing else knows.
+        // SAFETY: the mapping made above, to which no other code refers.
         let unmapped = unsafe { munmap(page, length) };
         let maps = maps.map_err(io::Error::other)?;
         unmapped?;
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_known_by_its_mappings() {
+    fn a_file_is_identified_by_its_mappings() {
         let (root, own) = (Root::host(), std::env::current_exe().unwrap());
         let exe = FileId::of(std::fs::File::open(&own).unwrap()).unwrap();
         let maps = Smaps::read_maps(&root, std::process::id()).unwrap();

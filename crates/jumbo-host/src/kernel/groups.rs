@@ -1,8 +1,8 @@
-//! The control groups that a manager has named, and their huge pages: [`groups`].
+//! The control groups of units, pods and containers, and their huge pages: [`groups`].
 //!
-//! A group's path names a systemd unit, a pod or a container ([`Workload`]). Those names last longer than a process, and so
-//! do for metrics. Of groups in groups the innermost that have a name count: the memory of a group holds that of the groups
-//! in it, and a sum over those that are listed counts no page twice.
+//! A group's path names a systemd unit, a pod or a container ([`Workload`]). These names outlive
+//! processes, so they suit metrics. The memory of a group includes that of its descendants. Only
+//! the innermost named groups are listed, so that a sum over them counts no page twice.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,20 +11,21 @@ use std::path::Path;
 use super::{FileError, Root, cgroup};
 use crate::units::Bytes;
 
-/// The names in a group's path; empty for those that it has not.
+/// The names in a group's path; empty where it has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Workload {
-    /// The systemd unit: a service or a scope, but no container's scope.
+    /// Systemd unit: a service, or a scope that is no container's.
     pub unit: String,
-    /// The UID of the pod.
+    /// UID of the pod.
     pub pod: String,
-    /// The ID of the container.
+    /// ID of the container.
     pub container: String,
 }
 
-/// The memory of a group in huge folios, as memory.stat says; `None` where the kernel does not count it.
+/// Memory of a group in huge folios according to memory.stat; `None` where the kernel does not
+/// count it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Huge {
+pub struct GroupHuge {
     /// Anonymous memory.
     pub anon: Option<Bytes>,
     /// Shared memory.
@@ -33,16 +34,16 @@ pub struct Huge {
     pub file: Option<Bytes>,
 }
 
-/// The beginnings of the names that container runtimes give a container's group.
-const RUNTIMES: [&str; 4] = ["cri-containerd-", "crio-", "docker-", "libpod-"];
-/// A whole ID of a container has so many digits.
+/// Prefixes of the names of container groups, by runtime.
+const RUNTIME_PREFIXES: [&str; 4] = ["cri-containerd-", "crio-", "docker-", "libpod-"];
+/// Number of digits of a container ID.
 const ID_DIGITS: usize = 64;
-/// Groups in groups are followed so far.
+/// Maximum depth of the walk.
 const MAX_DEPTH: usize = 32;
 
 impl Workload {
-    /// The names in the path of a group, the innermost of each kind.
-    pub fn of(path: &str) -> Self {
+    /// Parses the path of a group. The innermost name of each kind counts.
+    fn of(path: &str) -> Self {
         let mut found = Self::default();
         let mut is_kube = false;
         for part in path.split('/') {
@@ -62,10 +63,7 @@ impl Workload {
         found
     }
 
-    /// The names in the paths of a process's groups, of the first hierarchy that has some.
-    ///
-    /// # Errors
-    /// [`FileError::Io`] where the process is gone.
+    /// Names in the paths of a process's groups, of the first hierarchy that has any.
     pub fn of_process(root: &Root, pid: u32) -> Result<Self, FileError> {
         let text = root.read(format!("proc/{pid}/cgroup"))?;
         let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
@@ -73,27 +71,24 @@ impl Workload {
         Ok(all.find(Self::is_named).unwrap_or_default())
     }
 
-    /// Whether there is any name.
-    pub fn is_named(&self) -> bool {
+    /// Reports whether the path has any name.
+    fn is_named(&self) -> bool {
         self != &Self::default()
     }
 }
 
-/// The ID of the container whose group is called so.
+/// The container ID in the name of a group.
 fn container(name: &str) -> Option<&str> {
     let bare = name.strip_suffix(".scope").unwrap_or(name);
-    let mut runtimes = RUNTIMES.iter();
-    let id = runtimes.find_map(|runtime| bare.strip_prefix(runtime));
+    let mut prefixes = RUNTIME_PREFIXES.iter();
+    let id = prefixes.find_map(|prefix| bare.strip_prefix(prefix));
     let is_hex = |id: &&str| id.bytes().all(|byte| byte.is_ascii_hexdigit()) && !id.is_empty();
     let whole = || Some(bare).filter(|bare| bare.len() == ID_DIGITS);
     id.or_else(whole).filter(is_hex)
 }
 
-/// The groups with a name, and what of their memory is in huge folios. Groups of the same name count as one.
-///
-/// # Errors
-/// [`FileError`] where /proc/self/{cgroup,mountinfo} cannot be read or understood.
-pub fn groups(root: &Root) -> Result<BTreeMap<Workload, Huge>, FileError> {
+/// Memory in huge folios of each named group. Groups of the same name are summed.
+pub fn groups(root: &Root) -> Result<BTreeMap<Workload, GroupHuge>, FileError> {
     let mut all = BTreeMap::new();
     if let Some(mount) = cgroup::memory_mount(root)? {
         walk(root, &mount, "", MAX_DEPTH, &mut all);
@@ -101,13 +96,13 @@ pub fn groups(root: &Root) -> Result<BTreeMap<Workload, Huge>, FileError> {
     Ok(all)
 }
 
-/// Adds the named groups at or below `path` whose memory is counted; true where there is one.
+/// Adds the named groups at or below `path` whose memory is counted. Reports whether it found any.
 fn walk(
     root: &Root,
     mount: &Path,
     path: &str,
     depth: usize,
-    all: &mut BTreeMap<Workload, Huge>,
+    all: &mut BTreeMap<Workload, GroupHuge>,
 ) -> bool {
     let folder = mount.join(path.trim_start_matches('/'));
     let mut is_any = false;
@@ -122,17 +117,17 @@ fn walk(
     if is_any || !workload.is_named() {
         return is_any;
     }
-    // A group without the controller counts in the one around it.
+    // The memory of a group without the controller counts in its parent.
     let stat = root.read(folder.join("memory.stat"));
     let Ok(text) = stat else {
         return false;
     };
-    all.entry(workload).or_default().add(&Huge::of(&text));
+    all.entry(workload).or_default().add(&GroupHuge::of(&text));
     true
 }
 
-impl Huge {
-    /// The figures of memory.stat, of either version.
+impl GroupHuge {
+    /// Parses memory.stat of either version.
     fn of(text: &str) -> Self {
         let value = |name: &str| {
             let mut lines = text.lines();
@@ -140,7 +135,7 @@ impl Huge {
             value.trim().parse().ok().map(Bytes)
         };
         Self {
-            // The first is version 2's; in version 1 that with the groups below comes first.
+            // Version 2 has anon_thp. Version 1 has rss_huge, and total_rss_huge with descendants.
             anon: (value("anon_thp").or_else(|| value("total_rss_huge")))
                 .or_else(|| value("rss_huge")),
             shmem: value("shmem_thp"),
@@ -149,15 +144,10 @@ impl Huge {
     }
 
     fn add(&mut self, other: &Self) {
-        let sum = |one: &mut Option<Bytes>, other: Option<Bytes>| {
-            *one = match (*one, other) {
-                (Some(one), Some(other)) => Some(one + other),
-                (one, other) => one.or(other),
-            }
-        };
-        sum(&mut self.anon, other.anon);
-        sum(&mut self.shmem, other.shmem);
-        sum(&mut self.file, other.file);
+        let sum = |one: Option<Bytes>, other| one.into_iter().chain(other).reduce(|a, b| a + b);
+        self.anon = sum(self.anon, other.anon);
+        self.shmem = sum(self.shmem, other.shmem);
+        self.file = sum(self.file, other.file);
     }
 }
 
@@ -169,9 +159,9 @@ mod tests {
     const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
     #[test]
-    fn a_path_tells_unit_pod_and_container() {
+    fn a_path_names_unit_pod_and_container() {
         let uid = "1b4e28ba-2fa1-11d2-883f-0016d3cca427";
-        // Path, unit, pod, container; U_ID is the pod's in systemd's spelling.
+        // Path, unit, pod, container. U_ID is the pod's UID in systemd's spelling.
         let rows = "\
             /system.slice/redis-server.service redis-server.service - -
             /system.slice/foo.service/worker foo.service - -
@@ -194,28 +184,17 @@ mod tests {
             else {
                 panic!("{row}");
             };
-            let name = |word: &str| {
-                if word == "-" {
-                    String::new()
-                } else {
-                    word.to_owned()
-                }
-            };
-            let (unit, pod, container) = (name(unit), name(pod), name(container));
-            assert_eq!(
-                Workload::of(path),
-                Workload {
-                    unit,
-                    pod,
-                    container
-                },
-                "{path}"
-            );
+            let expected = [unit, pod, container].map(|word| match word {
+                "-" => "",
+                name => name,
+            });
+            let found = Workload::of(path);
+            assert_eq!([found.unit, found.pod, found.container], expected, "{path}");
         }
     }
 
     #[test]
-    fn the_innermost_groups_with_a_name_count() {
+    fn the_innermost_named_groups_are_listed() {
         let stat = "anon 9\nanon_thp 4096\nfile_thp 8192\nshmem_thp 0\n";
         let mounts = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
         let (_folder, root) = host(&[
@@ -247,7 +226,7 @@ mod tests {
             ("c.service", 4096),
         ];
         assert_eq!(anon, expected);
-        let v1 = Huge::of("rss_huge 1\ntotal_rss_huge 2\n");
+        let v1 = GroupHuge::of("rss_huge 1\ntotal_rss_huge 2\n");
         assert_eq!((v1.anon, v1.shmem), (Some(Bytes(2)), None));
     }
 }

@@ -1,5 +1,6 @@
-//! The kernel's hugetlb pools: /sys/kernel/mm/hugepages and /sys/devices/system/node/node*/hugepages
-//! (Documentation/admin-guide/mm/hugetlbpage.rst), and who mounts hugetlbfs.
+//! The kernel's hugetlb pools: /sys/kernel/mm/hugepages and
+//! /sys/devices/system/node/node*/hugepages (Documentation/admin-guide/mm/hugetlbpage.rst), and the
+//! hugetlbfs mounts.
 
 use std::collections::BTreeMap;
 
@@ -11,35 +12,35 @@ use super::thp::{absent, optional, size_folders, size_of_folder};
 use super::{FileError, Root, parse};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
 
-/// Where the pools are, below a [`Root`].
+/// Folder of the pools, relative to a [`Root`].
 pub const FOLDER: &str = "sys/kernel/mm/hugepages";
 const NODES: &str = "sys/devices/system/node";
 
-/// How often numbers are read again that changed under the reader.
-const READS: u32 = 64;
+/// Maximum number of repeated reads of numbers that change meanwhile.
+const MAX_REREADS: u32 = 64;
 
-/// One pool. `total` holds persistent and surplus pages; `free` holds the reserved ones.
+/// A hugetlb pool. `total` includes persistent and surplus pages; `free` includes reserved pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pool {
-    /// The size of its pages.
+    /// Page size.
     pub size: PageSize,
-    /// `nr_hugepages`: every page of the pool.
+    /// `nr_hugepages`: all pages of the pool.
     pub total: Pages,
-    /// `free_hugepages`: those that no process maps.
+    /// `free_hugepages`: pages that no process maps.
     pub free: Pages,
-    /// `resv_hugepages`: those of the free ones that are promised to mappings.
+    /// `resv_hugepages`: free pages reserved for mappings.
     pub reserved: Pages,
-    /// `surplus_hugepages`: those beyond the persistent ones, on demand.
+    /// `surplus_hugepages`: pages beyond the persistent ones, on demand.
     pub surplus: Pages,
-    /// `nr_overcommit_hugepages`: how many surplus pages there may be.
+    /// `nr_overcommit_hugepages`: maximum number of surplus pages.
     pub overcommit: Pages,
-    /// `demote_size`: what its pages can be split into (5.16).
+    /// `demote_size`: size of the parts of a demoted page (5.16).
     pub demote_size: Option<PageSize>,
-    /// The same for each node; empty on kernels without NUMA.
+    /// Pages on each node; empty on kernels without NUMA.
     pub nodes: BTreeMap<NodeId, NodePool>,
 }
 
-/// A pool's pages on one node. Reservations belong to no node.
+/// Pages of a pool on one node. Reservations belong to no node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NodePool {
     /// `nr_hugepages`.
@@ -53,14 +54,14 @@ pub struct NodePool {
 /// A hugetlbfs mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Mount {
-    /// Where.
+    /// Mount point.
     pub path: String,
-    /// `pagesize=`, `size=`, `min_size=` and what else it was mounted with, as the kernel shows it.
+    /// `pagesize=`, `size=`, `min_size=` and other mount options, as the kernel shows them.
     pub options: BTreeMap<String, Option<String>>,
 }
 
 impl NodePool {
-    /// Pages that stay when demand is gone.
+    /// Pages that stay without demand.
     pub fn persistent(&self) -> Pages {
         Pages(self.total.0.saturating_sub(self.surplus.0))
     }
@@ -72,7 +73,7 @@ impl NodePool {
 }
 
 impl Pool {
-    /// Pages that stay when demand is gone.
+    /// Pages that stay without demand.
     pub fn persistent(&self) -> Pages {
         Pages(self.total.0.saturating_sub(self.surplus.0))
     }
@@ -87,32 +88,25 @@ impl Pool {
         Pages(self.free.0.saturating_sub(self.reserved.0))
     }
 
-    /// Surplus pages that may still be made.
+    /// Surplus pages that the kernel may still add.
     pub fn may_grow_by(&self) -> Pages {
         Pages(self.overcommit.0.saturating_sub(self.surplus.0))
     }
 }
 
-/// Every pool, by ascending size; `None` where this kernel has no hugetlb.
+/// All pools by ascending size; `None` where this kernel has no hugetlb.
 ///
-/// Each number is a file of its own and they change meanwhile, so all are read until two readings agree;
-/// of a pool that never rests it is the last one.
-///
-/// # Errors
-/// [`FileError`] where the folder is there and cannot be read or understood.
+/// Each number is a file of its own, and they change meanwhile: all are read until two reads agree.
 pub fn pools(root: &Root) -> Result<Option<Vec<Pool>>, FileError> {
     let Some(folders) = optional(size_folders(root, FOLDER))? else {
         return absent(root).map(|()| None);
     };
-    let (pools, _) = stable(|| look(root, &folders))?;
+    let (pools, _) = stable(|| read_pools(root, &folders))?;
     Ok(Some(pools))
 }
 
-/// The pool of the default size by what /proc says of it, for where /sys is hidden; `None` where the kernel has no
-/// hugetlb. It knows of no nodes.
-///
-/// # Errors
-/// [`FileError`] where the files cannot be read or understood.
+/// The pool of the default size according to /proc, without nodes, for hosts that hide /sys; `None`
+/// where the kernel has no hugetlb.
 pub fn default_pool(root: &Root) -> Result<Option<Pool>, FileError> {
     let Some(size) = default_size(root)? else {
         return Ok(None);
@@ -135,13 +129,13 @@ pub fn default_pool(root: &Root) -> Result<Option<Pool>, FileError> {
     Ok(Some(stable(read)?.0))
 }
 
-/// Reads until two readings in a row agree; false where none did in a bounded number of tries, which gives
-/// the last one.
+/// Repeats a read until two results in a row agree. After [`MAX_REREADS`] it returns the last
+/// result and false.
 pub(crate) fn stable<T: PartialEq>(
     read: impl Fn() -> Result<T, FileError>,
 ) -> Result<(T, bool), FileError> {
     let mut last = read()?;
-    for _ in 0..READS {
+    for _ in 0..MAX_REREADS {
         let again = read()?;
         if again == last {
             return Ok((again, true));
@@ -151,7 +145,7 @@ pub(crate) fn stable<T: PartialEq>(
     Ok((last, false))
 }
 
-fn look(root: &Root, folders: &BTreeMap<PageSize, String>) -> Result<Vec<Pool>, FileError> {
+fn read_pools(root: &Root, folders: &BTreeMap<PageSize, String>) -> Result<Vec<Pool>, FileError> {
     let all = super::memory::nodes(root)?;
     let pool = |&size: &PageSize| {
         let pages = |node, name| root.read_u64(file(size, node, name)).map(Pages);
@@ -182,7 +176,7 @@ fn look(root: &Root, folders: &BTreeMap<PageSize, String>) -> Result<Vec<Pool>, 
     folders.keys().map(pool).collect()
 }
 
-/// The file `name` of the pool of `size` pages, or of its part on `node`.
+/// Path of the file `name` of the pool of `size` pages, or of its part on `node`.
 pub fn file(size: PageSize, node: Option<NodeId>, name: &str) -> String {
     let kib = size.kib();
     match node {
@@ -191,7 +185,7 @@ pub fn file(size: PageSize, node: Option<NodeId>, name: &str) -> String {
     }
 }
 
-/// The page size and the node in a path that [`file()`] made.
+/// Page size and node in a path of [`file()`].
 pub fn of_file(path: &str) -> Option<(PageSize, Option<NodeId>)> {
     let mut parts = path.rsplit('/').skip(1);
     let size = size_of_folder(parts.next()?)?;
@@ -199,21 +193,15 @@ pub fn of_file(path: &str) -> Option<(PageSize, Option<NodeId>)> {
     Some((size, node.map(NodeId)))
 }
 
-/// The size that `vm.nr_hugepages` and a plain MAP_HUGETLB mean: `Hugepagesize` of /proc/meminfo.
-/// `None` where the kernel has no hugetlb.
-///
-/// # Errors
-/// [`FileError`] where the file cannot be read or understood.
+/// Default page size of `vm.nr_hugepages` and MAP_HUGETLB: `Hugepagesize` of /proc/meminfo. `None`
+/// where the kernel has no hugetlb.
 pub fn default_size(root: &Root) -> Result<Option<PageSize>, FileError> {
     let info: Meminfo = parse(root, "proc/meminfo")?;
     let size = info.hugepagesize.map(PageSize::new);
     Ok(size.and_then(Result::ok))
 }
 
-/// The hugetlbfs mounts that this process sees.
-///
-/// # Errors
-/// [`FileError`] where mountinfo cannot be read or understood.
+/// The hugetlbfs mounts in this mount namespace.
 pub fn mounts(root: &Root) -> Result<Vec<Mount>, FileError> {
     let infos: MountInfos = parse(root, "proc/self/mountinfo")?;
     let found = infos.into_iter().filter(|info| info.fs_type == "hugetlbfs");
@@ -224,7 +212,7 @@ pub fn mounts(root: &Root) -> Result<Vec<Mount>, FileError> {
     Ok(found.map(mount).collect())
 }
 
-/// The memory of the pages in use, of all pools.
+/// Memory of the pages in use of all pools.
 pub fn used(pools: &[Pool]) -> Bytes {
     pools.iter().map(|pool| pool.used().bytes(pool.size)).sum()
 }
@@ -236,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_tells_the_pool() {
+    fn a_path_names_the_pool() {
         for node in [None, Some(NodeId(3))] {
             let path = file(PageSize::SIZE_1G, node, "nr_hugepages");
             assert_eq!(of_file(&path), Some((PageSize::SIZE_1G, node)));
@@ -245,12 +233,12 @@ mod tests {
     }
 
     #[test]
-    fn a_reading_that_was_torn_is_read_again() {
-        let readings = Cell::new(0);
+    fn a_torn_read_is_repeated() {
+        let reads = Cell::new(0);
         let read = |values: &'static [u64]| {
-            readings.set(0);
+            reads.set(0);
             stable(|| {
-                let at: usize = readings.replace(readings.get() + 1);
+                let at: usize = reads.replace(reads.get() + 1);
                 Ok(values[at % values.len()])
             })
             .unwrap()
@@ -258,6 +246,6 @@ mod tests {
         assert_eq!(read(&[7]), (7, true));
         assert_eq!(read(&[12, 8, 8, 9]), (8, true));
         assert!(!read(&[1, 2]).1);
-        assert_eq!(readings.get(), READS as usize + 1);
+        assert_eq!(reads.get(), MAX_REREADS as usize + 1);
     }
 }

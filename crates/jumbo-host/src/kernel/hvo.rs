@@ -1,10 +1,11 @@
-//! HVO, the kernel's own optimisation of the vmemmap of hugetlb pages (Documentation/mm/vmemmap_dedup.rst): whether it is on, and what it
-//! saves: [`Savings`].
+//! HVO, the kernel's optimisation of the vmemmap of hugetlb pages
+//! (Documentation/mm/vmemmap_dedup.rst): its state, and its [`Savings`].
 //!
-//! The kernel counts its page metadata, but not of which pages. What all memory blocks would need without HVO, less what is counted, is
-//! what HVO saves, whenever its pages were made. Of which pool that is follows only where one pool alone can have it.
+//! The kernel counts the sum of its page metadata. The savings are the descriptors of all memory
+//! blocks without HVO, less that sum. They are attributed to a pool only where no other can have
+//! them.
 //!
-//! Invariant: a figure that does not follow from what was read is absent, with the reason.
+//! Invariant: a figure that the counters do not determine is absent, with the reason.
 
 use serde::Serialize;
 
@@ -15,25 +16,22 @@ use super::zones;
 use super::{FileError, Root};
 use crate::units::{Bytes, PageSize, Pages};
 
-/// Where HVO is switched on and off (Linux 5.18).
+/// File that switches HVO (Linux 5.18).
 pub const FILE: &str = "proc/sys/vm/hugetlb_optimize_vmemmap";
-/// Whether hotplugged memory holds its own descriptors (Linux 5.13).
-const ON_MEMORY: &str = "sys/module/memory_hotplug/parameters/memmap_on_memory";
-const BLOCKS: &str = "sys/devices/system/memory";
-/// The kernel makes descriptors for so much memory at a time, where any of it is present (SECTION_SIZE_BITS; arm64 with large base
-/// pages has larger ones). A memory block is one section or, on large machines, several, of which some may be absent.
-const SECTION: Bytes = Bytes(128 << 20);
+const MEMMAP_ON_MEMORY: &str = "sys/module/memory_hotplug/parameters/memmap_on_memory";
+const MEMORY_BLOCKS: &str = "sys/devices/system/memory";
+/// Unit of memory for which the kernel allocates descriptors, where any of it is present
+/// (SECTION_SIZE_BITS; larger on arm64 with large base pages). A memory block is one section or, on
+/// large machines, several. Some of them may be absent.
+const SECTION_BYTES: Bytes = Bytes(128 << 20);
 
-/// Whether HVO is on for pages made from now on; `None` where the kernel lacks it (before 5.18, or
+/// Reports whether HVO applies to new pages; `None` where the kernel lacks it (before 5.18, or
 /// CONFIG_HUGETLB_PAGE_OPTIMIZE_VMEMMAP not set).
-///
-/// # Errors
-/// [`FileError`] where the file is there and cannot be read or understood.
 pub fn is_on(root: &Root) -> Result<Option<bool>, FileError> {
     optional(root.read_u64(FILE).map(|value| value != 0))
 }
 
-/// What [`is_on`] found, in words.
+/// The result of [`is_on`] in words.
 pub fn in_words(is_on: Option<bool>) -> &'static str {
     match is_on {
         Some(true) => "on, for pages made from now on",
@@ -42,132 +40,115 @@ pub fn in_words(is_on: Option<bool>) -> &'static str {
     }
 }
 
-/// True where every page that HVO is for waits for a grace period of RCU: the kernel is one before 7.3, or does not say.
+/// Reports whether each page that HVO optimises waits for an RCU grace period: Linux before 7.3, or
+/// an unknown version.
 pub fn waits_for_rcu(root: &Root) -> bool {
     let release = root.read("proc/sys/kernel/osrelease").unwrap_or_default();
     super::version(&release).is_none_or(|release| release < (7, 3))
 }
 
-/// True where every surplus page waits for a grace period of RCU, milliseconds each.
+/// Reports whether each surplus page waits for an RCU grace period of some milliseconds.
 pub fn surplus_is_slow(root: &Root) -> bool {
     is_on(root).ok().flatten() == Some(true) && waits_for_rcu(root)
 }
 
-/// Whether hotplugged memory holds its own descriptors, which HVO then leaves alone: `memory_hotplug.memmap_on_memory`. `None` where
-/// the kernel lacks it.
-///
-/// # Errors
-/// [`FileError`] where the file is there and cannot be read.
+/// Reports whether hotplugged memory holds its own descriptors, which HVO then does not free:
+/// `memory_hotplug.memmap_on_memory` (Linux 5.13). `None` where the kernel lacks it.
 pub fn memmap_on_memory(root: &Root) -> Result<Option<bool>, FileError> {
-    let text = optional(root.read(ON_MEMORY))?;
+    let text = optional(root.read(MEMMAP_ON_MEMORY))?;
     Ok(text.map(|text| text.trim() != "N"))
 }
 
-/// What the descriptors of so much memory take.
-pub fn descriptors(memory: Bytes, base: PageSize) -> Bytes {
+/// Size of the descriptors of `memory`.
+fn descriptors(memory: Bytes, base: PageSize) -> Bytes {
     Bytes(memory.whole_pages(base).0.saturating_mul(DESCRIPTOR.0))
 }
 
-/// What is left of a page's descriptors where `kept` base pages of them stay: one with HVO, two with the series of 2021.
-pub fn kept(size: PageSize, base: PageSize, kept: Pages) -> Bytes {
-    descriptors(Bytes(size.bytes()), base).min(kept.bytes(base))
-}
-
-/// What HVO frees of a page's descriptors: all but one base page of them.
+/// Size of the descriptors that HVO frees per page: all but one base page of them.
 pub fn freed(size: PageSize, base: PageSize) -> Bytes {
     let all = descriptors(Bytes(size.bytes()), base);
-    Bytes(all.0 - kept(size, base, Pages(1)).0)
+    Bytes(all.0.saturating_sub(base.bytes()))
 }
 
-/// What HVO saves.
+/// Memory that HVO saves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Savings {
-    /// Now, by the kernel's counters; `None` where that does not follow from them.
+    /// Current savings; `None` where the kernel's counters do not determine them.
     pub now: Option<Bytes>,
-    /// Why it does not.
+    /// Reason why `now` is absent.
     pub unknown: Option<String>,
-    /// What it would be if every page of every pool had it.
+    /// Savings if HVO applied to every page of every pool.
     pub most: Bytes,
-    /// By pool.
-    pub pools: Vec<OfPool>,
+    /// Savings by pool.
+    pub pools: Vec<PoolSavings>,
 }
 
-/// What HVO saves of the pages of a pool.
+/// Memory that HVO saves in one pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct OfPool {
-    /// The size of its pages.
+pub struct PoolSavings {
+    /// Page size.
     pub size: PageSize,
-    /// How many there are.
+    /// Number of pages.
     pub pages: Pages,
-    /// What it frees for each.
+    /// Savings per page.
     pub each: Bytes,
-    /// What it would free for all of them.
+    /// Savings if HVO applied to all pages.
     pub most: Bytes,
-    /// Of how many pages it freed the descriptors: at least, and at most. `None` where that is not known.
+    /// Lower and upper bound of the number of optimised pages; `None` where unknown.
     pub optimised: Option<(Pages, Pages)>,
 }
 
 impl Savings {
-    /// From the pools, and what the kernel counts.
+    /// Computes the savings from the pools and the kernel's counters.
     pub fn read(root: &Root, pools: &[Pool], metadata: Option<Metadata>, base: PageSize) -> Self {
-        let (now, unknown) = match saved(root, metadata, base) {
-            Ok(now) => (Some(now), None),
-            Err(why) => (None, Some(why)),
-        };
-        Self::new(pools, now, unknown, base)
+        Self::new(pools, saved(root, metadata, base), base)
     }
 
-    fn new(
-        pools: &[Pool],
-        mut now: Option<Bytes>,
-        mut unknown: Option<String>,
-        base: PageSize,
-    ) -> Self {
+    fn new(pools: &[Pool], saved: Result<Bytes, String>, base: PageSize) -> Self {
+        let max = |pool: &Pool| Bytes(pool.total.0.saturating_mul(freed(pool.size, base).0));
+        let most: Bytes = pools.iter().map(max).sum();
+        // 2 % more is possible: a pool may change between its counters and those of metadata.
+        let saved = saved.and_then(|now| match now.0 <= most.0 + most.0 / 50 {
+            true => Ok(now),
+            false => Err(
+                "the counters have less than HVO explains: they do not count all memory blocks"
+                    .to_owned(),
+            ),
+        });
+        let now = saved.as_ref().ok().copied();
         let of = |pool: &Pool| {
             let each = freed(pool.size, base);
-            OfPool {
+            let pages = |saved: u64| {
+                let pages = Pages(saved.checked_div(each.0).unwrap_or(0));
+                pages.min(pool.total)
+            };
+            let others = most.0 - max(pool).0;
+            PoolSavings {
                 size: pool.size,
                 pages: pool.total,
                 each,
-                most: Bytes(pool.total.0.saturating_mul(each.0)),
-                optimised: None,
+                most: max(pool),
+                optimised: now.map(|now| (pages(now.0.saturating_sub(others)), pages(now.0))),
             }
         };
-        let mut pools: Vec<_> = pools.iter().map(of).collect();
-        let most: Bytes = pools.iter().map(|pool| pool.most).sum();
-        // A pool may have changed between its counters and those of metadata; beyond that it is not HVO's.
-        if now.is_some_and(|now| now.0 > most.0 + most.0 / 50) {
-            now = None;
-            let why =
-                "the counters have less than HVO explains: they do not count all memory blocks";
-            unknown = Some(why.to_owned());
-        }
-        for pool in &mut pools {
-            pool.optimised = now.map(|now| {
-                let others = most.0 - pool.most.0;
-                let pages = |saved: u64| Pages(saved.checked_div(pool.each.0).unwrap_or(0));
-                let least = pages(now.0.saturating_sub(others));
-                (least.min(pool.pages), pages(now.0).min(pool.pages))
-            });
-        }
         Self {
             now,
-            unknown,
+            unknown: saved.err(),
             most,
-            pools,
+            pools: pools.iter().map(of).collect(),
         }
     }
 }
 
-impl OfPool {
-    /// How many pages keep all their descriptors, since they were made while HVO was off: at least, and at most.
+impl PoolSavings {
+    /// Lower and upper bound of the number of pages made while HVO was off, with all descriptors.
     pub fn predate(&self) -> Option<(Pages, Pages)> {
         let (least, most) = self.optimised?;
         Some((Pages(self.pages.0 - most.0), Pages(self.pages.0 - least.0)))
     }
 }
 
-/// What the counters lack of the descriptors of all memory; why that is not known.
+/// Size of the descriptors of all memory less the counted metadata; or the reason why unknown.
 fn saved(root: &Root, metadata: Option<Metadata>, base: PageSize) -> Result<Bytes, String> {
     let metadata = metadata
         .filter(|metadata| metadata.counted)
@@ -177,24 +158,24 @@ fn saved(root: &Root, metadata: Option<Metadata>, base: PageSize) -> Result<Byte
     }
     let in_words = |error: FileError| error.to_string();
     let block = root
-        .read(format!("{BLOCKS}/block_size_bytes"))
+        .read(format!("{MEMORY_BLOCKS}/block_size_bytes"))
         .map_err(in_words)?;
     let block = u64::from_str_radix(block.trim(), 16)
-        .map_err(|error| format!("{BLOCKS}/block_size_bytes: {error}"))?;
-    let names = root.list(BLOCKS).map_err(in_words)?;
+        .map_err(|error| format!("{MEMORY_BLOCKS}/block_size_bytes: {error}"))?;
+    let names = root.list(MEMORY_BLOCKS).map_err(in_words)?;
     let is_block = |name: &&String| {
         let number = name.strip_prefix("memory");
         number.is_some_and(|number| number.parse::<u64>().is_ok())
     };
     let blocks = names.iter().filter(is_block).count() as u64;
     let memory = Bytes(blocks.saturating_mul(block));
-    if block > SECTION.0 {
+    if block > SECTION_BYTES.0 {
         let zones = zones::watermarks(root).map_err(in_words)?;
         let present = Pages(zones.values().map(|zone| zone.present.0).sum());
-        // A section that is absent is so much that is not present.
-        if memory.0.saturating_sub(present.bytes(base).0) >= SECTION.0 {
+        // An absent section has no descriptors.
+        if memory.0.saturating_sub(present.bytes(base).0) >= SECTION_BYTES.0 {
             return Err(format!(
-                "memory blocks of {} are larger than what descriptors are made for, and some of {memory} is absent",
+                "memory blocks of {} have several sections each, and some of {memory} is absent",
                 Bytes(block)
             ));
         }
@@ -224,8 +205,8 @@ mod tests {
     }
 
     fn predate(pools: &[Pool], now: u64) -> Vec<Option<(u64, u64)>> {
-        let savings = Savings::new(pools, Some(Bytes(now)), None, BASE);
-        let predate = savings.pools.iter().map(OfPool::predate);
+        let savings = Savings::new(pools, Ok(Bytes(now)), BASE);
+        let predate = savings.pools.iter().map(PoolSavings::predate);
         predate
             .map(|range| range.map(|(least, most)| (least.0, most.0)))
             .collect()
@@ -235,7 +216,7 @@ mod tests {
     fn seven_of_eight_pages_and_4095_of_4096_are_freed() {
         assert_eq!(freed(PageSize::SIZE_2M, BASE), Bytes(7 * 4096));
         assert_eq!(freed(PageSize::SIZE_1G, BASE), Bytes(4095 * 4096));
-        // Of one base page of descriptors or less there is nothing to free.
+        // HVO keeps one base page of descriptors.
         let large = PageSize::new(64 << 10).unwrap();
         assert_eq!(freed(PageSize::SIZE_2M, large), Bytes(0));
     }
@@ -246,10 +227,14 @@ mod tests {
         let read = |block: &str, blocks: u64, absent: u64| {
             let present = ((4 << 30) - absent) / BASE.bytes();
             let zone = format!("Node 0, zone Normal\n  present {present}\n  managed {present}\n");
-            let size = format!("{BLOCKS}/block_size_bytes");
+            let size = format!("{MEMORY_BLOCKS}/block_size_bytes");
             let (_folder, root) = fake::host(&[(&size, block), ("proc/zoneinfo", &zone)]);
             for number in 0..blocks {
-                fake::write(&root, &format!("{BLOCKS}/memory{number}/online"), "1");
+                fake::write(
+                    &root,
+                    &format!("{MEMORY_BLOCKS}/memory{number}/online"),
+                    "1",
+                );
             }
             let metadata = Metadata {
                 bytes: Bytes(all.0 - (absent >> 6)),
@@ -257,26 +242,26 @@ mod tests {
             };
             saved(&root, Some(metadata), BASE).ok()
         };
-        // 128 MiB of a block of 2 GiB are absent, and so are their descriptors.
+        // 128 MiB of a block of 2 GiB are absent, with their descriptors.
         assert_eq!(read("80000000\n", 2, 128 << 20), None);
         assert_eq!(read("80000000\n", 2, 0), Some(Bytes(0)));
         assert_eq!(read("8000000\n", 32, 0), Some(Bytes(0)));
     }
 
     #[test]
-    fn of_one_pool_it_is_known_how_many_pages_predate_the_switch() {
+    fn one_pool_has_an_exact_number_of_pages_before_the_switch() {
         let pool = [pages(PageSize::SIZE_2M, 10)];
         for optimised in 0..=10 {
             let rest = 10 - optimised;
             let found = predate(&pool, optimised * 7 * 4096);
             assert_eq!(found, [Some((rest, rest))]);
         }
-        // More than HVO can have saved is not HVO's.
+        // Savings above the maximum are unknown.
         assert_eq!(predate(&pool, 80 * 4096), [None]);
     }
 
     #[test]
-    fn of_several_pools_it_lies_between_two_numbers() {
+    fn several_pools_have_bounds_of_that_number() {
         let both = [pages(PageSize::SIZE_2M, 1000), pages(PageSize::SIZE_1G, 1)];
         assert_eq!(predate(&both, 0), [Some((1000, 1000)), Some((1, 1))]);
         let all = (7000 + 4095) * 4096;

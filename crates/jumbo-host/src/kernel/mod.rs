@@ -1,21 +1,22 @@
-//! The only door to the kernel: files under /proc and /sys, and the system calls that rustix lacks.
+//! Access to the kernel: files under /proc and /sys, and the system calls that rustix lacks.
 //!
-//! Every path starts at a [`Root`], which tests replace with a folder of their own. This module knows
-//! none of the mechanisms above it: only units, the files that `jumbo` reads itself, and from `jumbo-inside` the system calls and the
-//! reading of cgroup files that both worlds need.
+//! Every path starts at a [`Root`], which tests replace with a folder of their own. This module
+//! uses no mechanism: only units, the files that `jumbo` reads itself, and from `jumbo-inside`
+//! system calls and the reader of cgroup files.
 //!
-//! - [`memory`], [`pressure`], [`zones`], [`hugetlb`], [`hvo`], [`thp`], [`cgroup`]: the host, and what it allows this process. [`balloon`]: what a
-//!   virtual machine gives back to its own.
+//! - [`memory`], [`pressure`], [`zones`], [`hugetlb`], [`hvo`], [`thp`]: the host. [`cgroup`]: the
+//!   limits on this process. [`balloon`]: free page reporting of a virtual machine.
 //! - [`groups`]: the control groups of units, pods and containers.
 //! - [`page_cache`]: huge folios of a file. [`mounts`]: its file system.
 //! - [`smaps`], [`task`], [`folios`], [`file_id`], [`peek`]: one process.
-//! - `aside`: files of a process that it can hold back, read by a child.
+//! - `aside`: files of a process whose read can block, read by a child.
 //! - `sys`: the system calls.
-//! - [`process`]: starting a program and standing in for it.
+//! - [`process`]: starts a program and acts as its parent.
 //! - [`remote`]: madvise(2) made by a thread of another process.
-//! - [`mod@probe`]: what all of that comes to.
+//! - [`mod@probe`]: the available facilities.
 //!
-//! Invariant: a file that is not there is no error where a kernel may lack it; a file that cannot be read is one, with its path.
+//! Errors are [`FileError`]s with a path: a file exists and cannot be read or parsed, or a process
+//! is gone. A missing file is no error where a kernel may lack it.
 
 pub(crate) mod aside;
 pub mod balloon;
@@ -42,7 +43,7 @@ pub use probe::{Probe, probe};
 
 use jumbo::kernel::parse;
 
-/// The major and the minor number of a kernel's release (uname(2)).
+/// Major and minor number of a kernel's release (uname(2)).
 pub fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))

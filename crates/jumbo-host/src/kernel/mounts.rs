@@ -1,4 +1,4 @@
-//! What is mounted where this process is: /proc/self/mountinfo (proc_pid_mountinfo(5)).
+//! Mounts in this mount namespace: /proc/self/mountinfo (proc_pid_mountinfo(5)).
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,7 @@ use serde::Serialize;
 
 use super::{FileError, Root, parse};
 
-/// The type of each mounted file system, by the major and the minor number of its device, as `maps` shows it.
-///
-/// # Errors
-/// [`FileError`] where the file cannot be read or understood.
+/// Type of each mounted file system, by major and minor number of its device as in `maps`.
 pub fn by_device(root: &Root) -> Result<BTreeMap<(u32, u32), String>, FileError> {
     let infos: MountInfos = parse(root, "proc/self/mountinfo")?;
     let device = |majmin: &str| {
@@ -22,19 +19,16 @@ pub fn by_device(root: &Root) -> Result<BTreeMap<(u32, u32), String>, FileError>
     Ok(mounts.collect())
 }
 
-/// A tmpfs, whose files obey its `huge=` and not `shmem_enabled`.
+/// A tmpfs. Its option `huge=` applies to its files, not `shmem_enabled`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Tmpfs {
-    /// Where.
+    /// Mount point.
     pub path: String,
-    /// `never` where it was mounted without (tmpfs(5), Documentation/filesystems/tmpfs.rst).
+    /// Value of `huge=`, by default `never` (tmpfs(5), Documentation/filesystems/tmpfs.rst).
     pub huge: String,
 }
 
-/// Each tmpfs that this process sees; of those at the same place the one that can be reached.
-///
-/// # Errors
-/// [`FileError`] where the file cannot be read or understood.
+/// All visible tmpfs mounts.
 pub fn tmpfs(root: &Root) -> Result<Vec<Tmpfs>, FileError> {
     let infos: MountInfos = parse(root, "proc/self/mountinfo")?;
     let mut found: BTreeMap<String, String> = BTreeMap::new();
@@ -51,10 +45,10 @@ pub fn tmpfs(root: &Root) -> Result<Vec<Tmpfs>, FileError> {
     Ok(found.map(|(path, huge)| Tmpfs { path, huge }).collect())
 }
 
-/// Where `shm_open` has its files.
+/// Folder of the files of `shm_open`.
 pub const DEV_SHM: &str = "/dev/shm";
 
-/// True of file systems that another host or a program answers for, or does not.
+/// Reports whether a file system is served by another host or a program, and so may block.
 pub fn may_not_answer(kind: &str) -> bool {
     let remote = [
         "nfs", "cifs", "smb", "9p", "ceph", "afs", "fuse", "virtiofs", "lustre", "gfs2", "ocfs2",

@@ -1,12 +1,13 @@
 //! Huge folios in the page cache of a file: [`PageCache`].
 //!
-//! The kernel has no file that tells of which folios a file's page cache is made. So one PMD of the file at a time is mapped
-//! where a PMD can map it, touched, and looked up in /proc/self/smaps: `FilePmdMapped` (of tmpfs `ShmemPmdMapped`) is the kernel's word. Where MADV_HUGEPAGE was
-//! given, a touch of what is not in the page cache has the kernel read the whole PMD at once, into one folio where the
-//! file system can (xfs since Linux 5.18, ext4 since 6.16). What the page cache has already stays as it is.
+//! The kernel has no file with the folio sizes of a file's page cache. So each PMD range of the
+//! file is mapped at an aligned address and touched, and /proc/self/smaps tells by `FilePmdMapped`
+//! (tmpfs: `ShmemPmdMapped`) whether a PMD maps it. With MADV_HUGEPAGE, a touch of an uncached
+//! range reads the whole range at once. The file system may use one folio for it (xfs since Linux
+//! 5.18, ext4 since 6.16). Cached folios stay as they are.
 //!
-//! Invariant: nothing is written, and no byte of the file is read by this process: a file that is truncated
-//! meanwhile is an error, and no SIGBUS.
+//! Invariant: this process writes nothing, and reads no byte of the file: the truncation of a file
+//! causes an error, and no SIGBUS.
 
 #![expect(
     unsafe_code,
@@ -26,29 +27,29 @@ use super::smaps::Smaps;
 use super::{Root, base_page};
 use crate::units::PageSize;
 
-/// What the page cache has of one PMD of a file.
+/// State of one PMD range of a file in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cached {
-    /// Nothing.
+    /// No page is cached.
     Absent,
-    /// Folios that a PMD cannot map, or a part.
+    /// Some pages are cached, or all in folios that a PMD cannot map.
     Small,
     /// One folio that a PMD maps.
     Huge,
 }
 
-/// The page cache of a file, looked at through a window of one PMD.
+/// Page cache of a file, seen through a window of one PMD range.
 #[derive(Debug)]
 pub struct PageCache<'f> {
     file: &'f File,
-    /// It has the window.
+    /// Addresses of the window.
     reserved: Reserved,
     pmd: usize,
     base: usize,
 }
 
 impl<'f> PageCache<'f> {
-    /// A window for a file that is open to be read.
+    /// Reserves a window for a file that is open for reading.
     ///
     /// # Errors
     /// The errno of mmap(2).
@@ -68,15 +69,17 @@ impl<'f> PageCache<'f> {
         at(self.reserved.address)
     }
 
-    /// What is cached of the PMD at `offset`, a multiple of its size. Nothing is read from disk where this process owns the file
-    /// or may write to it; for others mincore(2) says that all is resident, and what is not is then read.
+    /// State of the PMD range at `offset`, a multiple of its size. Reads nothing from disk where
+    /// this process owns the file or may write to it. For other files mincore(2) reports all pages
+    /// as resident, so missing ones are read.
     ///
     /// # Errors
     /// The errno of mmap(2), mincore(2) or madvise(2).
     pub fn look(&self, offset: u64) -> io::Result<Cached> {
         self.map(offset)?;
         let mut pages = vec![0u8; self.pmd / self.base];
-        // SAFETY: the range is the window's mapping, and the vector has a byte for each of its pages.
+        // SAFETY: the range is the window's mapping, and the vector has a byte for each of its
+        // pages.
         match unsafe { libc::mincore(self.window(), self.pmd, pages.as_mut_ptr()) } {
             0 => {}
             _ => return Err(io::Error::last_os_error()),
@@ -87,22 +90,25 @@ impl<'f> PageCache<'f> {
         }
     }
 
-    /// Has the PMD at `offset` in the page cache, in one folio where that can be had and no other folios are there.
+    /// Reads the PMD range at `offset` into the page cache, in one folio if the file system can and
+    /// no other folio is cached.
     ///
     /// # Errors
-    /// The errno of mmap(2) or madvise(2): EFAULT where the file is shorter or cannot be read.
+    /// The errno of mmap(2) or madvise(2): EFAULT where the file is shorter or unreadable.
     pub fn bring(&self, offset: u64) -> io::Result<Cached> {
         self.map(offset)?;
         self.touch(0)
     }
 
-    /// Drops what is cached of the PMD at `offset`, but for pages that a process maps or that are not on disk yet.
+    /// Drops cached pages of the PMD range at `offset`, except mapped and dirty ones.
     ///
     /// # Errors
     /// The errno of posix_fadvise(2).
     pub fn drop_clean(&self, offset: u64) -> io::Result<()> {
-        // Folios that are mapped, here too, stay.
-        self.clear()?;
+        // The kernel does not drop mapped folios.
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: as in `map`.
+        unsafe { mmap_anonymous(self.window(), self.pmd, ProtFlags::empty(), flags)? };
         let length = NonZeroU64::new(self.pmd as u64);
         Ok(fadvise(
             self.file,
@@ -112,13 +118,14 @@ impl<'f> PageCache<'f> {
         )?)
     }
 
-    /// Maps the PMD at `offset` in the window; what was there goes.
+    /// Maps the PMD range at `offset` in the window, and replaces the previous mapping.
     fn map(&self, offset: u64) -> io::Result<()> {
         let (prot, flags) = (ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED);
-        // SAFETY: the window lies in this value's own reservation, of which no reference was ever made.
+        // SAFETY: the window lies in this value's own reservation, to which no reference exists.
         unsafe { mmap(self.window(), self.pmd, prot, flags, self.file, offset)? };
-        // The second keeps the kernel from reading the next PMD as well: pages that are being read cannot be dropped when it is
-        // that one's turn. A kernel without THP refuses the first; what is there tells.
+        // MADV_RANDOM prevents readahead of the next PMD range: its pages could not be dropped
+        // later while they are read. A kernel without THP refuses MADV_HUGEPAGE; `touch` reports
+        // the result.
         for advice in [Advice::LinuxHugepage, Advice::Random] {
             // SAFETY: the mapping just made; the advice changes no byte.
             let _ = unsafe { madvise(self.window(), self.pmd, advice) };
@@ -126,18 +133,11 @@ impl<'f> PageCache<'f> {
         Ok(())
     }
 
-    fn clear(&self) -> io::Result<()> {
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: as in `map`.
-        unsafe { mmap_anonymous(self.window(), self.pmd, ProtFlags::empty(), flags)? };
-        Ok(())
-    }
-
-    /// Brings in one page of what is mapped, and looks what the kernel mapped with it.
+    /// Faults one page in, and reports whether the kernel mapped it by a PMD.
     fn touch(&self, page: usize) -> io::Result<Cached> {
         let address = at(self.reserved.address + page * self.base);
-        // SAFETY: a page of the window's mapping; populating it for reading changes no byte, and fails where a read
-        // would be killed.
+        // SAFETY: a page of the window's mapping; populating it for reading changes no byte, and
+        // fails where a read would be SIGBUS.
         unsafe { madvise(address, self.base, Advice::LinuxPopulateRead)? };
         let smaps = Smaps::read(&Root::host(), std::process::id()).map_err(io::Error::other)?;
         let window = self.reserved.address as u64;

@@ -1,12 +1,12 @@
 //! The memory of another process, read through /proc/PID/mem (proc_pid_mem(5)): [`Peek`].
 //!
-//! It takes the right to trace the process (ptrace(2), PTRACE_MODE_ATTACH), which is more than reading smaps
-//! takes. Rather than process_vm_readv(2), because it takes no pointer, and a folder is opened for one process:
-//! a PID that is reused in between cannot be mistaken for it.
+//! It needs the permission to trace the process (ptrace(2), PTRACE_MODE_ATTACH), unlike smaps.
+//! process_vm_readv(2) was rejected: it needs unsafe code, and a PID can be reused, but an open
+//! folder refers to one process.
 //!
-//! Invariant: memory is read where the kernel itself has it, which is anonymous memory, memfds, and files on one device
-//! that the caller trusts. A file system in user space can leave its reader waiting for ever. The process may map another
-//! file there meanwhile: so a child reads (see `aside`).
+//! Invariant: only anonymous memory, memfds, and files on one trusted device are read. A file
+//! system in user space can block a reader for ever. The process may map another file meanwhile, so
+//! a child reads (see `aside`).
 
 use std::fs::File;
 use std::ops::Range;
@@ -18,24 +18,25 @@ use super::file_id::FileId;
 use super::smaps::Smaps;
 use super::{FileError, Root, aside};
 
-/// Another process's memory. It goes on while this is open, and reads as missing once the process is gone. Where it
-/// starts another program meanwhile, that program's memory is read.
+/// Memory of another process, which runs on. It reads as missing once the process is gone. After an
+/// execve(2) it is the memory of the new program.
 #[derive(Debug)]
 pub struct Peek {
-    /// Its folder in /proc. To open `mem` waits for an execve(2) of the process, which a file system can hold up: a child
-    /// does that too.
+    /// Folder in /proc. The open of `mem` waits for an execve(2) of the process, which a file
+    /// system can block, so the child opens it.
     folder: File,
     path: PathBuf,
-    /// What may be read, by ascending address.
+    /// Readable ranges by ascending address.
     safe: Vec<Range<u64>>,
     is_own: bool,
 }
 
 impl Peek {
-    /// Opens the memory of `pid`, which has these mappings. Files on `device` are trusted to be read.
+    /// Opens the memory of `pid`, which has these mappings. Files on the trusted `device` are
+    /// readable.
     ///
     /// # Errors
-    /// [`FileError::Io`]: no such process. One that this user may not trace is denied when it is read.
+    /// [`FileError::Io`]: no such process. The first read checks the permission to trace it.
     pub fn open(
         root: &Root,
         pid: u32,
@@ -61,10 +62,10 @@ impl Peek {
         })
     }
 
-    /// Bytes at an address of each of these, read by one child.
+    /// Reads ranges of memory by one child: process, address and length each.
     ///
     /// # Errors
-    /// [`FileError::Content`] where that is not all memory that may be read; [`FileError::Io`].
+    /// [`FileError::Content`] where a part is not readable; [`FileError::Io`].
     pub fn read_each(wanted: &[(&Self, u64, usize)]) -> Vec<Result<Vec<u8>, FileError>> {
         let is_aside = |peek: &Self, address, length| !peek.is_own && peek.is_safe(address, length);
         let others = (wanted.iter())
@@ -74,7 +75,7 @@ impl Peek {
         let each = wanted.iter().map(|&(peek, address, length)| {
             if !peek.is_safe(address, length) {
                 return Err(peek.misread(format!(
-                    "{length} bytes at {address:#x} are not all in memory that can be read without waiting"
+                    "a read of {length} bytes at {address:#x} may block or fail"
                 )));
             }
             let read = if peek.is_own {
@@ -83,14 +84,15 @@ impl Peek {
                 file.and_then(|file| file.read_exact_at(&mut bytes, address))
                     .map(|()| bytes)
             } else {
-                read.next().unwrap_or_else(|| Err(std::io::ErrorKind::Other.into()))
+                read.next()
+                    .unwrap_or_else(|| Err(std::io::ErrorKind::Other.into()))
             };
             read.map_err(FileError::io("read", &peek.path))
         });
         each.collect()
     }
 
-    /// Whether all of that is memory that can be read without waiting.
+    /// Reports whether a read of the whole range cannot block.
     fn is_safe(&self, address: u64, length: usize) -> bool {
         let end = address.saturating_add(length as u64);
         let mut reached = address;
@@ -102,7 +104,7 @@ impl Peek {
         reached >= end
     }
 
-    /// That what was read is not what was expected there.
+    /// The error for unexpected content.
     pub(crate) fn misread(&self, what: impl Into<String>) -> FileError {
         FileError::Content {
             path: self.path.clone(),
@@ -116,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_this_process_holds_is_read() {
+    fn memory_of_this_process_is_read() {
         let (root, own) = (Root::host(), std::process::id());
         let held = [7u8; 99];
         let maps = Smaps::read_maps(&root, own).unwrap();
@@ -125,8 +127,8 @@ mod tests {
         let address = std::hint::black_box(&held).as_ptr().addr() as u64;
         assert_eq!(read(address, held.len()).unwrap(), held);
         assert!(read(0, 8).is_err());
-        // The program's file is on a device that was not named.
-        let code = (what_this_process_holds_is_read as fn()) as usize as u64;
+        // The program's file is on an untrusted device.
+        let code = (memory_of_this_process_is_read as fn()) as usize as u64;
         assert!(matches!(read(code, 8), Err(FileError::Content { .. })));
     }
 }

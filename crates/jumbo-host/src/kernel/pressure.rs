@@ -1,5 +1,5 @@
-//! How long tasks waited for memory: /proc/pressure/memory, and `memory.pressure` of a control group
-//! (Documentation/accounting/psi.rst, 4.20).
+//! Memory pressure: /proc/pressure/memory, and `memory.pressure` of a control group
+//! (Documentation/accounting/psi.rst, Linux 4.20).
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,27 +7,21 @@ use std::time::Duration;
 use super::thp::optional;
 use super::{FileError, Root};
 
-/// Since the boot.
+/// Total stall times since boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pressure {
-    /// Some task waited.
+    /// Time in which some task waited for memory.
     pub some: Duration,
-    /// All tasks that were not idle waited.
+    /// Time in which all tasks that were not idle waited.
     pub full: Duration,
 }
 
-/// The pressure of memory on the host; `None` where the kernel does not account for it.
-///
-/// # Errors
-/// [`FileError`] where the file cannot be read or understood.
+/// Memory pressure of the host; `None` where the kernel does not account for it.
 pub fn memory(root: &Root) -> Result<Option<Pressure>, FileError> {
     memory_in(root, "proc/pressure/memory")
 }
 
-/// The same from `relative`, a control group's file.
-///
-/// # Errors
-/// As [`memory`].
+/// Memory pressure in the file `relative` of a control group.
 pub fn memory_in(root: &Root, relative: impl AsRef<Path>) -> Result<Option<Pressure>, FileError> {
     let relative = relative.as_ref();
     let Some(text) = optional(root.read(relative))? else {

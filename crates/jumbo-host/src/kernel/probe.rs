@@ -1,7 +1,8 @@
-//! What this kernel, this privilege and this container allow, each with the reason: [`Probe`].
+//! Facilities of this kernel, with this privilege, in this container, each with the reason:
+//! [`Probe`].
 //!
-//! What a file says is read from it; what only a call can tell is tried, on memory of our own. The
-//! calls ask the kernel that runs this process, whatever [`Root`] is given.
+//! Files are read where they state the answer. The other facilities are tried on memory of this
+//! process. The calls ask the kernel that runs this process, whatever the [`Root`].
 
 use std::collections::BTreeMap;
 
@@ -17,41 +18,41 @@ use super::thp::{Choice, Thp};
 use super::{FileError, Root, base_page, hvo, sys, task, thp};
 use crate::units::{Bytes, PageSize, Pages};
 
-/// Above this, collapsing is not tried: it would take that much memory for a moment (a huge page is
-/// 512 MiB where base pages are 64 KiB).
-const LARGEST_TRIAL: Bytes = Bytes(32 << 20);
+/// Maximum PMD size for a trial of MADV_COLLAPSE, which takes that much memory for a moment (512
+/// MiB with base pages of 64 KiB).
+const MAX_TRIAL_BYTES: Bytes = Bytes(32 << 20);
 
-/// How far something can be used.
+/// Availability of a facility.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Available {
-    /// As the kernel documents it.
+    /// Available as the kernel documents it.
     Yes,
-    /// With a restriction that the reason names.
+    /// Available with a restriction that the reason names.
     Limited,
-    /// Not at all.
+    /// Unavailable.
     No,
 }
 
-/// One thing, and why it is so.
+/// Availability of one facility, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Feature {
-    /// Whether it can be used.
+    /// Availability.
     pub available: Available,
-    /// The evidence.
+    /// Evidence.
     pub reason: String,
-    /// What the kernel answered where it was asked and refused.
+    /// Errno of a call that the kernel refused.
     pub errno: Option<i32>,
 }
 
-/// Everything that was asked.
+/// Results of all trials.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Probe {
-    /// The base page.
+    /// Base page size.
     pub base_page: PageSize,
-    /// What one PMD maps.
+    /// Size of the memory that one PMD maps.
     pub pmd_size: PageSize,
-    /// hugetlb pages of each size.
+    /// Hugetlb pages of each size.
     pub hugetlb: BTreeMap<PageSize, Feature>,
     /// Folios of each size in anonymous memory.
     pub anon: BTreeMap<PageSize, Feature>,
@@ -67,35 +68,33 @@ pub struct Probe {
     pub process_mrelease: Feature,
     /// userfaultfd(2) for faults of user space.
     pub userfaultfd: Feature,
-    /// HVO: no memory for the descriptors of a hugetlb page's tail.
+    /// HVO: hugetlb pages without tail descriptors.
     pub vmemmap_optimization: Feature,
-    /// Hotplugged memory holds its own descriptors.
+    /// Hotplugged memory that holds its own descriptors.
     pub memmap_on_memory: Feature,
-    /// What the control group leaves of hugetlb.
+    /// Hugetlb limits of the control group.
     pub cgroup_hugetlb: Feature,
 }
 
 impl Feature {
-    fn yes(reason: impl Into<String>) -> Self {
+    fn new(available: Available, reason: impl Into<String>) -> Self {
         Self {
-            available: Available::Yes,
+            available,
             reason: reason.into(),
             errno: None,
         }
     }
 
+    fn yes(reason: impl Into<String>) -> Self {
+        Self::new(Available::Yes, reason)
+    }
+
     fn limited(reason: impl Into<String>) -> Self {
-        Self {
-            available: Available::Limited,
-            ..Self::yes(reason)
-        }
+        Self::new(Available::Limited, reason)
     }
 
     fn no(reason: impl Into<String>) -> Self {
-        Self {
-            available: Available::No,
-            ..Self::yes(reason)
-        }
+        Self::new(Available::No, reason)
     }
 
     fn refused(reason: impl Into<String>, errno: Errno) -> Self {
@@ -108,7 +107,7 @@ impl Feature {
 }
 
 impl Probe {
-    /// Everything but the page sizes, under the names of the fields.
+    /// All features with the names to print.
     pub fn features(&self) -> impl Iterator<Item = (String, &Feature)> {
         let sized = [
             ("hugetlb", &self.hugetlb),
@@ -133,7 +132,7 @@ impl Probe {
     }
 }
 
-/// Asks everything. It takes a few milliseconds, and no more memory than one huge page.
+/// Probes all features in a few milliseconds, with the memory of at most one huge page.
 pub fn probe(root: &Root) -> Probe {
     let pools = hugetlb::pools(root).map(Option::unwrap_or_default);
     let sizes: Vec<_> = pools.iter().flatten().map(|pool| pool.size).collect();
@@ -158,11 +157,12 @@ pub fn probe(root: &Root) -> Probe {
         userfaultfd: userfaultfd(root),
         vmemmap_optimization: vmemmap_optimization(root),
         memmap_on_memory: memmap_on_memory(root),
-        cgroup_hugetlb: match &limits {
-            Ok(limits) => cgroup_feature(limits),
-            Err(error) => Feature::no(error.to_string()),
-        },
+        cgroup_hugetlb: or_no(limits.map(|limits| cgroup_feature(&limits))),
     }
+}
+
+fn or_no(feature: Result<Feature, FileError>) -> Feature {
+    feature.unwrap_or_else(|error| Feature::no(error.to_string()))
 }
 
 fn pool_feature(pool: &Pool, limits: Option<&Limits>) -> Feature {
@@ -201,7 +201,7 @@ fn by_size(
     };
     let of = |size: PageSize| {
         let at_a_fault = feature(choice(thp, size)?);
-        // MADV_COLLAPSE makes PMD-sized folios, and has rules of its own about when.
+        // MADV_COLLAPSE makes PMD-sized folios, and has conditions of its own.
         if size == thp.pmd_size
             && at_a_fault.available == Available::No
             && can_collapse(size, sharing)
@@ -222,7 +222,7 @@ fn try_collapse(pmd: PageSize, sharing: MapFlags) -> Result<(), Errno> {
 }
 
 fn can_collapse(pmd: PageSize, sharing: MapFlags) -> bool {
-    pmd.bytes() <= LARGEST_TRIAL.0 && try_collapse(pmd, sharing).is_ok()
+    pmd.bytes() <= MAX_TRIAL_BYTES.0 && try_collapse(pmd, sharing).is_ok()
 }
 
 fn anon_feature(choice: &Choice) -> Feature {
@@ -243,53 +243,52 @@ fn shared_feature(choice: &Choice) -> Feature {
 }
 
 fn thp_for_process(root: &Root, thp: &Result<Option<Thp>, FileError>) -> Feature {
-    match (thp, task::own_thp_enabled(root)) {
-        (Err(error), _) => Feature::no(error.to_string()),
+    match (thp, &task::own_thp_enabled(root)) {
         (Ok(None), _) => Feature::no("this kernel has no transparent huge pages"),
-        (_, Ok(Some(false))) => {
+        (Ok(Some(_)), Ok(Some(false))) => {
             Feature::no("PR_SET_THP_DISABLE is set: THP_enabled is 0 in /proc/self/status")
         }
-        (_, Ok(_)) => Feature::yes("PR_SET_THP_DISABLE is not set"),
-        (_, Err(error)) => Feature::no(error.to_string()),
+        (Ok(Some(_)), Ok(_)) => Feature::yes("PR_SET_THP_DISABLE is not set"),
+        (Err(error), _) | (_, Err(error)) => Feature::no(error.to_string()),
     }
 }
 
 fn collapse(pmd: PageSize) -> Feature {
-    if pmd.bytes() > LARGEST_TRIAL.0 {
+    if pmd.bytes() > MAX_TRIAL_BYTES.0 {
         return Feature::limited(format!("not tried: one huge page is {pmd} here"));
     }
     match try_collapse(pmd, MapFlags::PRIVATE) {
-        Ok(()) => Feature::yes(format!("{pmd} of anonymous memory were collapsed")),
+        Ok(()) => Feature::yes(format!("collapsed {pmd} of anonymous memory")),
         Err(errno @ Errno::INVAL) => {
             Feature::refused("no MADV_COLLAPSE (Linux 6.1) or no THP", errno)
         }
         Err(errno) => {
-            let reason = format!("collapsing {pmd} of anonymous memory failed");
+            let reason = format!("MADV_COLLAPSE of {pmd} of anonymous memory failed");
             Feature::refused(reason, errno)
         }
     }
 }
 
 fn process_madvise() -> Feature {
-    // An empty page is enough: the kernel resolves the process and checks the right to it first.
+    // An empty page is enough: the kernel first resolves the process and checks the permission.
     let tried = pidfd_open(getpid(), PidfdFlags::empty()).and_then(|this| {
         let memory = sys::Scratch::new(base_page(&Root::host()), MapFlags::PRIVATE)?;
         sys::collapse_in(this, memory.address(), 0)
     });
     match tried {
         Ok(_) if has(CapabilitySet::SYS_NICE) => Feature::yes("CAP_SYS_NICE is held"),
-        Ok(_) => Feature::limited("this process only: others take CAP_SYS_NICE"),
+        Ok(_) => Feature::limited("this process only: others need CAP_SYS_NICE"),
         Err(Errno::NOSYS) => Feature::refused("no process_madvise (Linux 5.10)", Errno::NOSYS),
-        Err(errno) => Feature::refused("advising this process itself failed", errno),
+        Err(errno) => Feature::refused("process_madvise on this process failed", errno),
     }
 }
 
 fn process_mrelease() -> Feature {
-    // This process is not dying, so the kernel must refuse: EINVAL says that it understood.
+    // This process is not dying, so a kernel that has the call refuses with EINVAL.
     match pidfd_open(getpid(), PidfdFlags::empty()).and_then(sys::release) {
         Ok(()) | Err(Errno::INVAL) => Feature::yes("for dying processes of this user"),
         Err(Errno::NOSYS) => Feature::refused("no process_mrelease (Linux 5.15)", Errno::NOSYS),
-        Err(errno) => Feature::refused("asking about this process itself failed", errno),
+        Err(errno) => Feature::refused("process_mrelease on this process failed", errno),
     }
 }
 
@@ -316,23 +315,21 @@ fn userfaultfd(root: &Root) -> Feature {
 }
 
 fn vmemmap_optimization(root: &Root) -> Feature {
-    match hvo::is_on(root) {
-        Ok(Some(true)) => Feature::yes(hvo::in_words(Some(true))),
-        Ok(Some(false)) => Feature::limited("off; root can switch it: `jumbo vmemmap on`"),
-        Ok(None) => Feature::no("not in this kernel (Linux 5.18)"),
-        Err(error) => Feature::no(error.to_string()),
-    }
+    or_no(hvo::is_on(root).map(|is_on| match is_on {
+        Some(true) => Feature::yes(hvo::in_words(is_on)),
+        Some(false) => Feature::limited("off; root can switch it: `jumbo vmemmap on`"),
+        None => Feature::no("not in this kernel (Linux 5.18)"),
+    }))
 }
 
 fn memmap_on_memory(root: &Root) -> Feature {
-    match hvo::memmap_on_memory(root) {
-        Ok(Some(true)) => {
+    or_no(hvo::memmap_on_memory(root).map(|is_on| match is_on {
+        Some(true) => {
             Feature::yes("hotplugged memory holds its own descriptors, which HVO leaves alone")
         }
-        Ok(Some(false)) => Feature::no("memory_hotplug.memmap_on_memory is N"),
-        Ok(None) => Feature::no("this kernel has no memory_hotplug.memmap_on_memory (Linux 5.13)"),
-        Err(error) => Feature::no(error.to_string()),
-    }
+        Some(false) => Feature::no("memory_hotplug.memmap_on_memory is N"),
+        None => Feature::no("this kernel has no memory_hotplug.memmap_on_memory (Linux 5.13)"),
+    }))
 }
 
 fn cgroup_feature(limits: &Limits) -> Feature {
@@ -361,7 +358,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_is_probed_and_every_answer_has_a_reason() {
+    fn every_feature_of_the_host_has_a_reason() {
         let probe = probe(&Root::host());
         for (name, feature) in probe.features() {
             assert!(!feature.reason.is_empty(), "{name}");

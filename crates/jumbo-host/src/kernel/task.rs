@@ -1,4 +1,5 @@
-//! One process beside its mappings: /proc/PID/{stat,status,comm,cmdline} (proc_pid_stat(5)).
+//! One process without its mappings: /proc/PID/{stat,status,comm,cmdline} (proc_pid_stat(5)). All
+//! functions return [`FileError::Io`] where the process is gone.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use super::smaps::kib;
 use super::{FileError, Root, aside, parse};
 use crate::units::Bytes;
 
-/// How often memory had to be brought in.
+/// Page fault counts of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Faults {
     /// Page faults that needed no I/O.
@@ -24,9 +25,6 @@ pub struct Faults {
 }
 
 /// The page faults of `pid`, from its stat file. Any user may read it.
-///
-/// # Errors
-/// [`FileError::Io`] where the process is gone.
 pub fn faults(root: &Root, pid: u32) -> Result<Faults, FileError> {
     let stat = stat(root, pid)?;
     Ok(Faults {
@@ -37,7 +35,7 @@ pub fn faults(root: &Root, pid: u32) -> Result<Faults, FileError> {
     })
 }
 
-/// The age of `pid` in seconds; `None` where it is gone or the kernel does not say.
+/// The age of `pid` in seconds; `None` where it is gone or the kernel does not report it.
 ///
 /// # References
 /// proc_pid_stat(5), field 22; proc_uptime(5)
@@ -49,38 +47,26 @@ pub fn age(root: &Root, pid: u32) -> Option<f64> {
     Some((uptime - started / ticks).max(0.0))
 }
 
-/// True where `pid`, a process or one thread, is on its way out (PF_EXITING): its program runs no more.
-///
-/// # Errors
-/// [`FileError::Io`] where it is gone.
+/// Reports whether `pid`, a process or one thread, is exiting (PF_EXITING) and runs no program.
 pub fn is_exiting(root: &Root, pid: u32) -> Result<bool, FileError> {
     const PF_EXITING: u32 = 0x4;
     Ok(stat(root, pid)?.flags & PF_EXITING != 0)
 }
 
-/// True where a thread, `PID/task/TID`, is one that the kernel works with (PF_IO_WORKER, PF_USER_WORKER):
-/// io_uring's or vhost's. It has the memory of the process, and never runs its program.
-///
-/// # Errors
-/// [`FileError::Io`] where it is gone.
+/// Reports whether a thread, `PID/task/TID`, is a kernel worker of io_uring or vhost (PF_IO_WORKER,
+/// PF_USER_WORKER). It has the memory of the process, and never runs its program.
 pub(crate) fn is_worker(root: &Root, thread: impl Display) -> Result<bool, FileError> {
     const PF_IO_WORKER: u32 = 0x10;
     const PF_USER_WORKER: u32 = 0x4000;
     Ok(stat(root, thread)?.flags & (PF_IO_WORKER | PF_USER_WORKER) != 0)
 }
 
-/// The moment at which `pid` was started, in ticks after the boot: another that gets its ID has another.
-///
-/// # Errors
-/// [`FileError::Io`] where it is gone.
+/// Start time of `pid` in ticks after the boot, which tells it from a later process of that ID.
 pub fn started(root: &Root, pid: u32) -> Result<u64, FileError> {
     Ok(stat(root, pid)?.starttime)
 }
 
-/// The CPU time of the children of `pid` that it waited for.
-///
-/// # Errors
-/// [`FileError::Io`] where it is gone.
+/// CPU time of the children of `pid` that it waited for.
 pub fn children_cpu(root: &Root, pid: u32) -> Result<Duration, FileError> {
     let stat = stat(root, pid)?;
     let ticks = u64::try_from(stat.cutime + stat.cstime).unwrap_or(0);
@@ -92,7 +78,7 @@ fn stat(root: &Root, pid: impl Display) -> Result<Stat, FileError> {
     parse(root, &format!("proc/{pid}/stat"))
 }
 
-/// The fields of /proc/PID/status, or of this process's own, by name (proc_pid_status(5)).
+/// Fields of /proc/PID/status by name (proc_pid_status(5)).
 pub(crate) struct Status(String);
 
 impl Status {
@@ -116,56 +102,44 @@ impl Status {
     }
 }
 
-/// The largest resident set `pid` ever had (`VmHWM`), without hugetlb. Any user may read it. `None`
-/// for a kernel thread or zombie, which has no memory.
-///
-/// # Errors
-/// [`FileError::Io`] where the process is gone.
+/// Peak resident set of `pid` (`VmHWM`), without hugetlb. Any user may read it. `None` for a kernel
+/// thread or zombie, which has no memory.
 pub fn vm_hwm(root: &Root, pid: u32) -> Result<Option<Bytes>, FileError> {
     Ok(Status::read(root, pid)?.kib("VmHWM"))
 }
 
-/// True where a seccomp filter, or strict mode, sees the system calls of `pid`, a process or `PID/task/TID`.
-///
-/// # Errors
-/// [`FileError::Io`] where it is gone.
+/// Reports whether seccomp (filter or strict) applies to `pid`, a process or `PID/task/TID`.
 pub fn is_filtered(root: &Root, pid: impl Display) -> Result<bool, FileError> {
     let status = Status::read(root, pid)?;
     // A kernel without seccomp has no such line.
     Ok(!matches!(status.get("Seccomp"), None | Some("0")))
 }
 
-/// What status says about a process's memory. Any user may read it, of any process.
+/// Memory of a process according to status. Any user may read it, of any process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Memory {
-    /// The user it runs as, of whom it has the rights of (effective).
+    /// Effective user ID.
     pub uid: u32,
     /// Resident anonymous memory (4.5).
     pub anon: Bytes,
     /// Resident file mappings (4.5).
     pub file: Bytes,
-    /// Resident shared memory, each process that maps it counting it (4.5).
+    /// Resident shared memory, counted in each process that maps it (4.5).
     pub shmem: Bytes,
-    /// hugetlb pages, which no other field counts (4.4).
+    /// Hugetlb pages, which no other field counts (4.4).
     pub hugetlb: Bytes,
     /// Anonymous memory in swap.
     pub swap: Bytes,
-    /// False where PR_SET_THP_DISABLE is set (5.0); `None` where the kernel does not say.
+    /// False where PR_SET_THP_DISABLE is set (5.0); `None` where the kernel does not report it.
     pub thp_enabled: Option<bool>,
 }
 
 /// Reads /proc/PID/status; `None` for kernel threads and zombies, which have no memory.
-///
-/// # Errors
-/// [`FileError::Io`] where the process is gone.
 pub fn memory(root: &Root, pid: u32) -> Result<Option<Memory>, FileError> {
     Ok(memory_of(&Status::read(root, pid)?))
 }
 
-/// [`memory`], and the [`name`] of the process, in which status escapes backslashes and newlines.
-///
-/// # Errors
-/// As [`memory`].
+/// Reads the [`name`] of a process, with backslashes and newlines escaped, and its [`memory`].
 pub fn named_memory(root: &Root, pid: u32) -> Result<Option<(String, Memory)>, FileError> {
     let status = Status::read(root, pid)?;
     let name = status.get("Name").unwrap_or_default().to_owned();
@@ -186,30 +160,28 @@ fn memory_of(status: &Status) -> Option<Memory> {
     })
 }
 
-/// Whether this process may have THPs at all, as [`Memory::thp_enabled`].
-///
-/// # Errors
-/// [`FileError::Io`] where /proc is not there.
+/// [`Memory::thp_enabled`] of this process.
 pub fn own_thp_enabled(root: &Root) -> Result<Option<bool>, FileError> {
     Ok(Status::read(root, "self")?.thp_enabled())
 }
 
-/// The program of `pid` and its arguments, as it shows them itself; empty for kernel threads.
+/// The command line of `pid`, which the process can change; empty for kernel threads.
 ///
 /// # Errors
-/// [`FileError::Io`] where the process is gone, or holds it back.
+/// [`FileError::Io`] where the process is gone, or holds the file back.
 pub fn arguments(root: &Root, pid: u32) -> Result<Vec<String>, FileError> {
     aside::text(root, pid, "cmdline").map(|text| split(&text))
 }
 
-/// [`arguments`] of each of these processes; empty where there are none to be had.
+/// The [`arguments`] of each of these processes; empty where they cannot be read.
 pub fn arguments_of_each(root: &Root, pids: &[u32]) -> Vec<Vec<String>> {
     let texts = aside::texts(root, pids, "cmdline");
     let arguments = texts.into_iter().map(|text| text.map(|text| split(&text)));
     arguments.map(Result::unwrap_or_default).collect()
 }
 
-/// Whether each of these processes maps a file of that name; false where that is not to be had.
+/// Reports whether each of these processes maps a file of that name; false where its mappings
+/// cannot be read.
 pub fn map_each(root: &Root, pids: &[u32], file: &str) -> Vec<bool> {
     let (texts, end) = (aside::texts(root, pids, "maps"), format!("/{file}"));
     let has = |text: String| text.lines().any(|line| line.ends_with(&end));
@@ -217,10 +189,10 @@ pub fn map_each(root: &Root, pids: &[u32], file: &str) -> Vec<bool> {
     texts.map(|text| text.is_ok_and(has)).collect()
 }
 
-/// The arguments in a command line. Where all but the first are empty that is a title, which the program wrote over its
-/// arguments, and what it left of their room.
+/// Splits a command line into arguments. If only the first is not empty, it is a title that the
+/// program wrote over its arguments.
 fn split(text: &str) -> Vec<String> {
-    // The last argument ends in a NUL like the others, unless the program wrote a title there.
+    // The last argument ends in a NUL too, unless the program wrote a title there.
     let text = text.strip_suffix('\0').unwrap_or(text);
     let (first, rest) = text.split_once('\0').unwrap_or((text, ""));
     match (first, rest.trim_start_matches('\0')) {
@@ -230,41 +202,32 @@ fn split(text: &str) -> Vec<String> {
     }
 }
 
-/// [`arguments`] as a shell takes them, quoted where that is needed: a process writes there what it
-/// likes, and the line may be copied into a shell.
-///
-/// # Errors
-/// [`FileError::Io`] where the process is gone.
+/// The [`arguments`] quoted for a shell: a process can write anything there, and users copy the
+/// line into a shell.
 pub fn command(root: &Root, pid: u32) -> Result<String, FileError> {
     let arguments = arguments(root, pid)?;
     Ok(quoted(arguments.iter().map(String::as_str)))
 }
 
-/// Words as a shell takes them.
+/// Quotes words for a shell.
 pub(crate) fn quoted<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
-    // Only a NUL cannot be quoted, and there is none in arguments and paths.
+    // Only a NUL cannot be quoted, and arguments and paths have none.
     shlex::try_join(words).unwrap_or_default()
 }
 
 /// The name of `pid`'s main thread, at most 15 bytes. Any user may read it.
-///
-/// # Errors
-/// [`FileError::Io`] where the process is gone.
 pub fn name(root: &Root, pid: u32) -> Result<String, FileError> {
     let comm = root.read(format!("proc/{pid}/comm"))?;
     Ok(comm.trim_end_matches('\n').to_owned())
 }
 
-/// Every process, by ascending PID.
-///
-/// # Errors
-/// [`FileError::Io`] where /proc cannot be listed.
+/// PIDs of all processes, ascending.
 pub fn all(root: &Root) -> Result<Vec<u32>, FileError> {
     let names = root.list("proc")?;
     let mut pids: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
     pids.sort_unstable();
     if pids.is_empty() {
-        let what = "no process is in it, not even this one: procfs is not mounted there";
+        let what = "it lists no process, so procfs is not mounted there";
         return Err(root.misread("proc", what));
     }
     Ok(pids)
@@ -275,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_is_seen() {
+    fn this_process_is_read() {
         let (root, pid) = (Root::host(), std::process::id());
         assert!(faults(&root, pid).unwrap().minor > 0);
         assert!(vm_hwm(&root, pid).unwrap().unwrap() > Bytes(0));
@@ -311,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_gone_is_missing() {
-        // Above the largest PID a kernel can give (2^22).
+        // Above the largest PID of a kernel (2^22).
         let (root, pid) = (Root::host(), 5_000_000);
         assert!(faults(&root, pid).unwrap_err().is_missing());
         assert!(vm_hwm(&root, pid).unwrap_err().is_missing());

@@ -1,39 +1,36 @@
-//! What the page allocator holds back and cannot move: /proc/{zoneinfo,pagetypeinfo} (proc(5)).
+//! Watermarks and unmovable blocks of the page allocator: /proc/{zoneinfo,pagetypeinfo} (proc(5)).
 //!
-//! Beside [`Zone`](super::memory::Zone), which counts the free blocks. Together they tell why a huge
-//! page could not be made.
+//! [`Zone`](super::memory::Zone) has the free blocks. Together they explain why the kernel could
+//! not form a huge page.
 
 use std::collections::BTreeMap;
 
 use super::{FileError, Root};
 use crate::units::{NodeId, Pages};
 
-/// Something of each zone, by node and name (`DMA`, `DMA32`, `Normal`, `Movable`).
+/// A value for each zone, by node and name (`DMA`, `DMA32`, `Normal`, `Movable`).
 pub type ByZone<T> = BTreeMap<(NodeId, String), T>;
 
 /// A zone in zoneinfo.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watermarks {
-    /// What an allocation that may wait leaves free.
+    /// Pages that an allocation that may wait leaves free.
     pub min: Pages,
-    /// What there is of memory, without the holes between.
+    /// Pages of the zone without holes.
     pub present: Pages,
 }
 
-/// The pageblocks of a zone.
+/// Pageblocks of a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Blocks {
-    /// All of them.
+pub struct Pageblocks {
+    /// All pageblocks.
     pub total: u64,
-    /// Those of kernel memory that cannot be moved (`Unmovable`, `Reclaimable`, `HighAtomic`): no
-    /// compaction makes a whole free block of them.
+    /// Pageblocks of unmovable kernel memory (`Unmovable`, `Reclaimable`, `HighAtomic`), which
+    /// compaction cannot free.
     pub fixed: u64,
 }
 
-/// Reads /proc/zoneinfo: every zone that has memory.
-///
-/// # Errors
-/// [`FileError::Io`].
+/// Reads all zones with memory from /proc/zoneinfo.
 pub fn watermarks(root: &Root) -> Result<ByZone<Watermarks>, FileError> {
     let text = root.read("proc/zoneinfo")?;
     let (mut zones, mut current) = (ByZone::new(), None);
@@ -41,7 +38,7 @@ pub fn watermarks(root: &Root) -> Result<ByZone<Watermarks>, FileError> {
         if let Some((node, zone)) = header(line) {
             current = Some((node, zone.to_owned()));
         }
-        // Fields of the same names that come later belong to CPUs, and have a colon.
+        // Later fields of the same names belong to CPUs, and have a colon.
         let words: Vec<_> = line.split_whitespace().collect();
         if let (Some(zone), [name @ ("min" | "present"), value]) = (&current, &words[..]) {
             let zone: &mut Watermarks = zones.entry(zone.clone()).or_default();
@@ -56,11 +53,11 @@ pub fn watermarks(root: &Root) -> Result<ByZone<Watermarks>, FileError> {
     Ok(zones)
 }
 
-/// Reads /proc/pagetypeinfo, which is for root alone.
+/// Reads /proc/pagetypeinfo, which only root can read.
 ///
 /// # Errors
 /// [`FileError::Io`], EACCES where this process is not root.
-pub fn blocks(root: &Root) -> Result<ByZone<Blocks>, FileError> {
+pub fn blocks(root: &Root) -> Result<ByZone<Pageblocks>, FileError> {
     let text = root.read("proc/pagetypeinfo")?;
     let mut lines = text.lines();
     let types = lines.find_map(|line| line.strip_prefix("Number of blocks type"));
@@ -75,12 +72,12 @@ pub fn blocks(root: &Root) -> Result<ByZone<Blocks>, FileError> {
             .zip(&counts)
             .filter(|(name, _)| matches!(**name, "Unmovable" | "Reclaimable" | "HighAtomic"));
         let (total, fixed) = (counts.iter().sum(), fixed.map(|(_, count)| count).sum());
-        Some(((node, zone.to_owned()), Blocks { total, fixed }))
+        Some(((node, zone.to_owned()), Pageblocks { total, fixed }))
     };
     Ok(lines.filter_map(blocks).collect())
 }
 
-/// `Node 0, zone   Normal …`: the node, and what follows `zone`.
+/// Parses `Node 0, zone   Normal …` into the node and the rest after `zone`.
 fn header(line: &str) -> Option<(NodeId, &str)> {
     let (node, rest) = line.strip_prefix("Node ")?.split_once(", zone")?;
     Some((NodeId(node.trim().parse().ok()?), rest.trim()))
@@ -111,14 +108,14 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_cannot_be_moved_are_counted() {
+    fn unmovable_blocks_are_counted() {
         let text = "Page block order: 9\n\
             Node    0, zone   Normal, type    Unmovable      0      1 \n\n\
             Number of blocks type     Unmovable      Movable  Reclaimable   HighAtomic      Isolate \n\
             Node 0, zone   Normal           41         2378           77            2            0 \n";
         let (_folder, root) = host(&[("proc/pagetypeinfo", text)]);
         let key = (NodeId(0), "Normal".to_owned());
-        let expected = Blocks {
+        let expected = Pageblocks {
             total: 2498,
             fixed: 120,
         };

@@ -1,12 +1,11 @@
-//! Writing what a plan says, and putting it back: [`apply()`], [`undo()`].
+//! Writes a plan, and restores the values before it: [`apply()`], [`undo()`].
 //!
-//! Each knob is written once, however many pages that means: the kernel does a resize as a whole, and
-//! what a resize costs beside its pages (a grace period of RCU with HVO) it costs once. A write is read
-//! back, because the kernel answers a pool that grew by half of what was asked with success.
+//! Each knob is written once for all pages: a resize has a fixed cost (a grace period of RCU with
+//! HVO). Each write is read back, because the kernel reports success for partial growth.
 //!
-//! A write sits in a thread of its own, so that it can be cut short. What is cut short or fails is put
-//! back from its record at once; where that cannot be (memory that was given back is in other hands) the
-//! record stays, for another try.
+//! A write runs in a thread of its own, so that it can be interrupted. A write that is interrupted
+//! or fails is undone from its record at once. Where that fails (freed memory is in use elsewhere)
+//! the record stays, for another try.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -18,116 +17,116 @@ use super::knob::{Knob, Value};
 use super::plan::{Plan, Saved, Step};
 use crate::kernel::process::Interruptible;
 use crate::kernel::{FileError, Root};
+use crate::whole_file;
 
-/// How often the watcher is asked while the kernel works.
-const TICK: Duration = Duration::from_millis(50);
+/// Interval between calls of the watcher while the kernel works.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Who watches a change: shows how far it is, and says when to stop.
+/// Observer of a change, which can end it.
 pub trait Watcher {
-    /// Asked between the steps, and every 50 ms while the kernel works. `Break` asks for an end: once,
-    /// so that putting back is not stopped by the same wish.
-    fn look(&mut self, doing: &Doing<'_>) -> ControlFlow<()>;
+    /// Called between steps, and every 50 ms while the kernel works. `Break` requests an end. It is
+    /// returned once per request, so that it does not interrupt the undo too.
+    fn poll(&mut self, activity: &Activity<'_>) -> ControlFlow<()>;
 }
 
-/// What is under way.
+/// Current activity of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doing<'a> {
+pub enum Activity<'a> {
     /// Between two steps.
     Nothing,
-    /// The kernel moves memory together.
+    /// The kernel compacts memory.
     Compacting,
     /// A knob is written.
     Writing(&'a Step),
 }
 
-/// Nothing is shown, nothing stops.
+/// Shows nothing, and never requests an end.
 impl Watcher for () {
-    fn look(&mut self, _: &Doing<'_>) -> ControlFlow<()> {
+    fn poll(&mut self, _: &Activity<'_>) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 }
 
-/// How a plan went.
+/// Result of [`apply()`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Applied {
-    /// The steps with what was read back.
+    /// The steps with the values read back.
     pub steps: Vec<Step>,
-    /// What was put back because the watcher asked for an end; `None` where all was written.
+    /// The undo that followed the watcher's request for an end; `None` where all was written.
     pub put_back: Option<Undone>,
-    /// What was tried and did not work, and is no failure.
+    /// Failures of optional parts.
     pub notes: Vec<String>,
 }
 
-/// How putting back went.
+/// Result of an undo.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Undone {
-    /// The writes; values that were as before are not in it.
+    /// The writes; knobs that had their value already are left out.
     pub steps: Vec<Step>,
-    /// The files that were put back.
+    /// The restored files.
     pub files: Vec<String>,
-    /// True where everything is as it was: the record is gone.
+    /// Everything is restored, and the record removed.
     pub complete: bool,
 }
 
-/// Why a plan could not be made, applied or undone.
+/// Errors of planning, applying and undoing.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// A knob or file refused; nothing was changed.
+    /// A knob or file is unusable; nothing was changed.
     #[error(transparent)]
     Refused(#[from] FileError),
-    /// A knob, a file or the record refused on the way.
+    /// A knob, a file or the record failed midway.
     #[error("{error}; {outcome}")]
     Failed {
-        /// Which, and why.
+        /// The failure.
         error: Box<ApplyError>,
-        /// What became of the steps before it.
+        /// Outcome of undoing the earlier steps, in words.
         outcome: String,
-        /// True where everything is as it was.
+        /// Everything is restored.
         put_back: bool,
     },
-    /// A word that is not among those that the knob takes: there is no plan.
+    /// A word that the knob does not take: there is no plan.
     #[error("{knob} does not take `{word}`: it takes {}", words.join(", "))]
     Word {
         /// The knob.
         knob: Knob,
         /// The word.
         word: String,
-        /// The words it takes, as the kernel lists them.
+        /// The allowed words, as the kernel lists them.
         words: Vec<String>,
     },
     /// The record could not be written, or removed.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// The plan has no step and no file: there is nothing to do, and nothing to record.
-    #[error("everything is as wished: there is nothing to do")]
+    /// The plan has no step and no file.
+    #[error("there is nothing to do")]
     Nothing,
-    /// A knob is not what the plan was made from, so what was before is not known; nothing was changed.
+    /// A knob has changed since the plan was made; nothing was written.
     #[error("{knob}: {now} now, where the plan was made from {planned}: it changes meanwhile")]
     Moved {
         /// The knob.
         knob: Knob,
-        /// What it was when the plan was made.
+        /// The value when the plan was made.
         planned: Value,
-        /// What it is.
+        /// The current value.
         now: Value,
     },
-    /// A value is not what the change left.
+    /// A value has changed since it was written.
     #[error("{what}: {now} now, where the change left {left}: it was set by others since")]
     Changed {
-        /// The knob, or file, in words.
+        /// The knob or file, in words.
         what: String,
-        /// What the change left.
+        /// The value that was written.
         left: String,
-        /// What is there.
+        /// The current value.
         now: String,
     },
 }
 
-/// Does what `plan` says, with a record of what was before in the journal. With `compact`, memory is
-/// moved together before pages are made.
+/// Records and writes `plan`. With `compact`, compacts memory before it grows a pool.
 ///
 /// # Errors
-/// [`ApplyError`]. Then everything is as before, or the record says what is not.
+/// [`ApplyError`]. Then everything is restored, or the record remains.
 pub fn apply(
     root: &Root,
     locked: &Locked,
@@ -140,7 +139,7 @@ pub fn apply(
         return Err(ApplyError::Nothing);
     }
     plan.writable(root)?;
-    stands_on(root, plan)?;
+    check_current(root, plan)?;
     let mut record = Record::of(plan, command);
     locked.add(&record)?;
     let mut work = Work::new(root, locked, compact, watcher);
@@ -162,7 +161,7 @@ pub fn apply(
 }
 
 impl ApplyError {
-    /// This error, and what became of the steps before it: whether all of it was put back, and that in words.
+    /// Adds the outcome of undoing the earlier steps: whether all is restored, and a description.
     fn and(self, put_back: bool, outcome: impl Into<String>) -> Self {
         Self::Failed {
             error: Box::new(self),
@@ -171,30 +170,29 @@ impl ApplyError {
         }
     }
 
-    /// True where something may have been left changed.
+    /// Reports whether some change may remain.
     pub fn leaves_changes(&self) -> bool {
         matches!(self, Self::Failed { put_back, .. } if !put_back)
     }
 }
 
-/// Whether `plan` was made from what is: a record must say what really was before. A knob may have changed since, or
-/// was read while it did; what does not rest is not the value either.
+/// Checks that the values that `plan` was made from are current and stable: the record must have
+/// the real values before the change.
 ///
 /// # Errors
 /// [`ApplyError::Moved`]; [`ApplyError::Refused`] where a knob cannot be read.
-pub(super) fn stands_on(root: &Root, plan: &Plan) -> Result<(), ApplyError> {
-    let steps = plan.steps.iter().enumerate();
-    // A knob that is written twice is now what it was before the first write.
+pub(super) fn check_current(root: &Root, plan: &Plan) -> Result<(), ApplyError> {
+    // Only the first write of a knob has its current value.
     let is_first = |(at, step): &(usize, &Step)| {
         let mut earlier = plan.steps.iter().take(*at);
         earlier.all(|earlier| earlier.knob != step.knob)
     };
-    let steps = steps.filter(is_first);
+    let steps = plan.steps.iter().enumerate().filter(is_first);
     let steps = steps.map(|(_, step)| (&step.knob, &step.before));
     let saved = plan.saved.iter().map(|saved| (&saved.knob, &saved.value));
     for (knob, planned) in steps.chain(saved) {
-        let (now, rests) = knob.read_stable(root)?;
-        if now != *planned || !rests {
+        let (now, is_stable) = knob.read_stable(root)?;
+        if now != *planned || !is_stable {
             let (knob, planned) = (knob.clone(), planned.clone());
             return Err(ApplyError::Moved { knob, planned, now });
         }
@@ -202,9 +200,8 @@ pub(super) fn stands_on(root: &Root, plan: &Plan) -> Result<(), ApplyError> {
     Ok(())
 }
 
-/// Puts back what `record` says, and removes it where that worked. A change that was cut short is put
-/// back from wherever it stands; one that was finished only where its values still stand, unless
-/// `force`.
+/// Restores the values of `record`, and removes it. An unfinished change is undone from any state,
+/// a finished one only while its values are unchanged, unless `force`.
 ///
 /// # Errors
 /// [`ApplyError`]; the record stays.
@@ -217,20 +214,19 @@ pub fn undo(
     watcher: &mut dyn Watcher,
 ) -> Result<Undone, ApplyError> {
     if !force {
-        stands(root, record)?;
+        check_unchanged(root, record)?;
     }
     for step in undo_steps(root, record)? {
         step.knob.writable(root)?;
     }
     if record.finished {
-        // From here on its values may be anywhere, should this be cut short too.
+        // The undo may be interrupted too, and leave any values.
         locked.reopen()?;
     }
     Work::new(root, locked, compact, watcher).put_back(record)
 }
 
-/// The writes that put `record` back from where things stand, in the order in which the kernel takes them: those that give
-/// memory back first, as those that want some may need it.
+/// Returns the writes that restore the values of `record`; those that free memory come first.
 ///
 /// # Errors
 /// [`FileError`] where a knob cannot be read.
@@ -246,21 +242,18 @@ pub fn undo_steps(root: &Root, record: &Record) -> Result<Vec<Step>, FileError> 
     Ok(steps)
 }
 
-/// Whether the values that a finished change left still stand.
+/// Checks that the values of a finished change are unchanged.
 ///
 /// # Errors
-/// [`ApplyError::Changed`] where they do not; [`ApplyError::Refused`] where that cannot be read.
-pub fn stands(root: &Root, record: &Record) -> Result<(), ApplyError> {
+/// [`ApplyError::Changed`]; [`ApplyError::Refused`] where a knob cannot be read.
+pub fn check_unchanged(root: &Root, record: &Record) -> Result<(), ApplyError> {
     if !record.finished {
         return Ok(());
     }
     for (at, step) in record.steps.iter().enumerate() {
-        let later = record.steps.iter().skip(at + 1);
-        if later
-            .map(|later| &later.knob)
-            .any(|knob| *knob == step.knob)
-        {
-            // What the change left is its last write.
+        // Only the last write of a knob is still in effect.
+        let mut later = record.steps.iter().skip(at + 1);
+        if later.any(|later| later.knob == step.knob) {
             continue;
         }
         let now = step.knob.read(root)?;
@@ -290,17 +283,17 @@ pub fn stands(root: &Root, record: &Record) -> Result<(), ApplyError> {
     Ok(())
 }
 
-/// Writing, with a watcher.
+/// Writer with a watcher.
 pub(super) struct Work<'a> {
     root: &'a Root,
     locked: &'a Locked,
-    /// Memory is moved together before pages are made.
+    /// Compact memory before a pool grows.
     compact: bool,
     watcher: &'a mut dyn Watcher,
-    /// The watcher asked for an end.
+    /// The watcher requested an end.
     pub(super) stop: bool,
-    /// How long the kernel worked on the last write.
-    pub(super) took: Duration,
+    /// Duration of the last write.
+    pub(super) elapsed: Duration,
     notes: Vec<String>,
 }
 
@@ -317,31 +310,31 @@ impl<'a> Work<'a> {
             compact,
             watcher,
             stop: false,
-            took: Duration::ZERO,
+            elapsed: Duration::ZERO,
             notes: Vec::new(),
         }
     }
 
     fn all(&mut self, record: &mut Record) -> Result<(), FileError> {
         for step in &mut record.steps {
-            if self.asked_to_stop(&Doing::Nothing) {
+            if self.asked_to_stop(&Activity::Nothing) {
                 return Ok(());
             }
             self.step(step)?;
         }
         for file in &record.files {
-            if self.asked_to_stop(&Doing::Nothing) {
+            if self.asked_to_stop(&Activity::Nothing) {
                 return Ok(());
             }
             file.put(self.root, file.after.as_deref())?;
         }
-        self.asked_to_stop(&Doing::Nothing);
+        self.asked_to_stop(&Activity::Nothing);
         Ok(())
     }
 
     pub(super) fn put_back(&mut self, record: &Record) -> Result<Undone, ApplyError> {
         self.try_put_back(record).map_err(|error| match error {
-            // The record is the last that is put back.
+            // The record is removed last.
             ApplyError::Journal(_) => {
                 error.and(true, "everything was put back, and the record of it stands")
             }
@@ -362,7 +355,8 @@ impl<'a> Work<'a> {
             undone.steps.push(step);
         }
         for file in &record.files {
-            file.clear_up(self.root);
+            // A killed process may have left a temporary file.
+            whole_file::clear(&self.root.path(&file.file));
             if self.root.read(&file.file).ok() != file.before {
                 file.put(self.root, file.before.as_deref())?;
                 undone.files.push(file.file.clone());
@@ -376,7 +370,7 @@ impl<'a> Work<'a> {
         Ok(undone)
     }
 
-    /// Puts back what was done before `error`, and says what became of that.
+    /// Undoes the steps before `error`, and adds the outcome.
     fn give_up(&mut self, record: &Record, error: ApplyError) -> ApplyError {
         const PART: &str =
             "what was done before it could not all be put back, and `--undo` tries again";
@@ -387,7 +381,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// One knob: written, and read back.
+    /// Writes one knob, and reads it back.
     pub(super) fn step(&mut self, step: &mut Step) -> Result<(), FileError> {
         if self.compact && step.grows() {
             self.compact(step);
@@ -400,46 +394,46 @@ impl<'a> Work<'a> {
                 root.write(file, &to)?;
                 Ok(clock.elapsed())
             };
-            self.took = self.patiently(write, &Doing::Writing(step))?;
+            self.elapsed = self.run(write, &Activity::Writing(step))?;
             step.after = Some(step.knob.read(self.root)?);
         }
         Ok(())
     }
 
-    /// That memory cannot be compacted is a pity and no failure.
+    /// Compacts memory for a pool. A failure is only noted.
     fn compact(&mut self, step: &Step) {
         let (root, file) = (self.root.clone(), step.knob.compaction());
-        let done = self.patiently(move || root.write(file, "1"), &Doing::Compacting);
+        let done = self.run(move || root.write(file, "1"), &Activity::Compacting);
         if let Err(error) = done {
             let note = format!("memory was not compacted: {error}");
             self.notes.push(note);
         }
     }
 
-    /// Work in the kernel that may take long.
-    fn patiently<T: Send + 'static>(
+    /// Runs `work`, a long system call, in a thread that the watcher can interrupt.
+    fn run<T: Send + 'static>(
         &mut self,
         work: impl FnOnce() -> Result<T, FileError> + Send + 'static,
-        doing: &Doing<'_>,
+        activity: &Activity<'_>,
     ) -> Result<T, FileError> {
         let process = self.root.path("proc/self");
         let no_thread = |source| FileError::io("start a thread in", &process)(source);
         let mut work = Interruptible::start(work).map_err(no_thread)?;
         loop {
-            work = match work.wait(TICK) {
+            work = match work.wait(POLL_INTERVAL) {
                 Ok(Some(result)) => return result,
                 Ok(None) => return Err(no_thread(std::io::ErrorKind::Other.into())),
                 Err(work) => work,
             };
-            self.asked_to_stop(doing);
+            self.asked_to_stop(activity);
             if self.stop {
                 work.interrupt();
             }
         }
     }
 
-    fn asked_to_stop(&mut self, doing: &Doing<'_>) -> bool {
-        self.stop |= self.watcher.look(doing).is_break();
+    fn asked_to_stop(&mut self, activity: &Activity<'_>) -> bool {
+        self.stop |= self.watcher.poll(activity).is_break();
         self.stop
     }
 }
@@ -457,18 +451,18 @@ mod tests {
         apply(&fake.root, &fake.locked, plan, "test", false, watcher)
     }
 
-    /// Does something once the knobs are written.
+    /// Calls a function at each poll.
     struct Then<F>(F);
 
     impl<F: FnMut()> Watcher for Then<F> {
-        fn look(&mut self, _: &Doing<'_>) -> ControlFlow<()> {
+        fn poll(&mut self, _: &Activity<'_>) -> ControlFlow<()> {
             (self.0)();
             ControlFlow::Continue(())
         }
     }
 
     #[test]
-    fn what_was_not_so_or_is_so_already_is_not_recorded() {
+    fn stale_and_empty_plans_are_not_recorded() {
         let fake = Fake::new();
         let apply = |plan: &Plan| apply_to(&fake, plan, &mut ());
         assert!(matches!(apply(&fake.plan(0)), Err(ApplyError::Nothing)));
@@ -484,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_recorded_as_done_is_put_back() {
+    fn failed_record_undoes_the_change() {
         let fake = Fake::new();
         let failed = apply_to(&fake, &fake.plan(5), &mut Then(|| fake.fill()));
         let error = failed.unwrap_err();
@@ -498,15 +492,15 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_put_back_either_is_said_and_stays_recorded() {
+    fn failed_undo_is_reported_and_keeps_the_record() {
         let fake = Fake::new();
-        let spoil = || {
+        let corrupt = || {
             fake.fill();
             if fake.pages() == "5" {
                 fake.set_pages("no number");
             }
         };
-        let error = apply_to(&fake, &fake.plan(5), &mut Then(spoil)).unwrap_err();
+        let error = apply_to(&fake, &fake.plan(5), &mut Then(corrupt)).unwrap_err();
         assert!(error.leaves_changes(), "{error}");
         let text = error.to_string();
         assert!(

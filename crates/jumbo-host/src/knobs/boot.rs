@@ -1,9 +1,8 @@
-//! The setting for the next boot, in the form of the host: [`Boot`].
+//! Settings for the next boot: [`Boot`].
 //!
-//! Every knob is a file of /proc or /sys, which `tmpfiles.d` can write early in the boot (tmpfiles.d(5)). Its files are
-//! whole files of ours, so that removing the setting leaves nothing behind and touches nothing of any other program. Each
-//! [`Group`] has a file of its own, as it has a lock and records of its own: putting one group back
-//! does not touch what was set for another since.
+//! Every knob is a file of /proc or /sys, which `tmpfiles.d` can write early in the boot
+//! (tmpfiles.d(5)). Each [`Group`] has a file of its own there: to remove it leaves the files of
+//! other programs and the settings of other groups as they are.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +16,7 @@ use crate::kernel::thp::optional;
 use crate::kernel::{FileError, Root, hugetlb};
 use crate::whole_file::{self, Existing};
 
-/// What the host has that reads such files: any of these.
+/// Programs that read such files; the host needs one of them.
 const READERS: [&str; 4] = [
     "usr/bin/systemd-tmpfiles",
     "bin/systemd-tmpfiles",
@@ -27,20 +26,20 @@ const READERS: [&str; 4] = [
 
 const HEADER: &str = "# Written by `jumbo ... --persist`; `--forget` removes it.\n";
 
-/// A file with its content before and after; `None`: no file.
+/// Content of a file before and after a change; `None`: no file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileChange {
-    /// Its path below the root.
+    /// Path below the root.
     pub file: String,
-    /// What is in it.
+    /// Current content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
-    /// What is to be in it.
+    /// New content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
 }
 
-/// How the next boot is told.
+/// Changes for the next boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Boot {
     /// The files that change; a plan has them too.
@@ -48,30 +47,25 @@ pub struct Boot {
     pub files: Vec<FileChange>,
     /// Knobs that no program on this host sets at boot.
     pub unset: Vec<String>,
-    /// What belongs on the kernel command line, where only that is sure to work.
+    /// Arguments for the kernel command line, where a boot script may be too late.
     pub command_line: Option<String>,
-    /// What the user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
 /// A line of one of our files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Setting {
-    /// What it writes, below the root.
+    /// File of the knob, below the root.
     pub knob: String,
     /// The value.
     pub value: String,
-    /// The file it stands in, below the root.
+    /// File with this line, below the root.
     pub file: String,
 }
 
 impl FileChange {
-    /// Removes what a process left beside the file that was killed while it wrote it.
-    pub(super) fn clear_up(&self, root: &Root) {
-        whole_file::clear(&root.path(&self.file));
-    }
-
-    /// Gives the file this content, of which there is none before or after it.
+    /// Replaces the content of the file; `None` removes it.
     pub(crate) fn put(&self, root: &Root, content: Option<&str>) -> Result<(), FileError> {
         let path = root.path(&self.file);
         let folder = path.parent().unwrap_or(Path::new("/"));
@@ -84,11 +78,11 @@ impl FileChange {
     }
 }
 
-/// What our files of one group set, by knob.
+/// Settings of one group, by knob.
 type Lines = BTreeMap<String, Setting>;
 
-/// What it takes to have these values, by file of the knob, after the next boot, and nothing of ours in the files of
-/// `instead`.
+/// Returns the changes that set `values`, by file of the knob, at the next boot. Lines of the knobs
+/// in `replaced` are removed.
 ///
 /// # Errors
 /// [`FileError`] where our files cannot be read.
@@ -96,21 +90,21 @@ pub fn persist(
     root: &Root,
     group: &Group,
     values: &[(String, Value)],
-    instead: &[String],
+    replaced: &[String],
 ) -> Result<Boot, FileError> {
     let is_read = READERS.iter().any(|file| root.path(file).exists());
     let mut lines = read(root, group)?;
     let mut boot = Boot::default();
-    for knob in instead {
+    for knob in replaced {
         if lines.remove(knob).is_some() {
             boot.notes
-                .push(format!("what stood there for /{knob} goes"));
+                .push(format!("the setting of /{knob} there is removed"));
         }
     }
     for (knob, value) in values {
         if !is_read {
             boot.notes.push(format!(
-                "nothing on this host sets /{knob} at boot: systemd-tmpfiles is not here for it"
+                "nothing on this host sets /{knob} at boot: it has no systemd-tmpfiles"
             ));
             boot.unset.push(knob.clone());
             continue;
@@ -124,25 +118,22 @@ pub fn persist(
     Ok(boot)
 }
 
-/// What it takes to have nothing of ours about `group` at the next boot; with `only`, about these files of knobs.
+/// Returns the files without our settings of `group`; with `only`, without those knobs.
 ///
 /// # Errors
 /// [`FileError`] where our files cannot be read.
 pub fn forget(root: &Root, group: &Group, only: Option<&[String]>) -> Result<Boot, FileError> {
     let mut lines = read(root, group)?;
-    let goes = |knob: &String| only.is_none_or(|only| only.contains(knob));
-    let gone: Lines = lines.extract_if(.., |knob, _| goes(knob)).collect();
+    let is_removed = |knob: &String| only.is_none_or(|only| only.contains(knob));
+    let removed: Lines = lines.extract_if(.., |knob, _| is_removed(knob)).collect();
     Ok(Boot {
         files: changes(root, group, &lines)?,
-        notes: others(root, group, gone.keys()),
+        notes: others(root, group, removed.keys()),
         ..Boot::default()
     })
 }
 
-/// What our files set at the next boot.
-///
-/// # Errors
-/// [`FileError`] where they cannot be read.
+/// Reads the settings of our files.
 pub fn settings(root: &Root, groups: &[Group]) -> Result<Vec<Setting>, FileError> {
     let mut settings = Vec::new();
     for group in groups {
@@ -155,7 +146,7 @@ fn file(group: &Group) -> String {
     format!("etc/tmpfiles.d/jumbo-{}.conf", group.id)
 }
 
-/// The sysctl that sets the same: `vm.nr_hugepages` for the pool of the default size.
+/// Returns the sysctl of the same knob: `vm.nr_hugepages` for the pool of the default size.
 fn sysctl(root: &Root, knob: &str) -> Option<String> {
     if let Some(name) = knob.strip_prefix("proc/sys/") {
         return Some(name.replace('/', "."));
@@ -165,7 +156,6 @@ fn sysctl(root: &Root, knob: &str) -> Option<String> {
     is_default.then(|| format!("vm.{}", knob.rsplit('/').next().unwrap_or_default()))
 }
 
-/// The lines about `group`.
 fn read(root: &Root, group: &Group) -> Result<Lines, FileError> {
     let file = file(group);
     let text = optional(root.read(&file))?.unwrap_or_default();
@@ -181,7 +171,7 @@ fn read(root: &Root, group: &Group) -> Result<Lines, FileError> {
     Ok(text.lines().filter_map(setting).collect())
 }
 
-/// The file of `group` with these lines in it, where that is not what it is.
+/// Returns the change of our file of `group` to these lines, if they differ.
 fn changes(root: &Root, group: &Group, lines: &Lines) -> Result<Vec<FileChange>, FileError> {
     let file = file(group);
     let before = optional(root.read(&file))?;
@@ -196,7 +186,7 @@ fn changes(root: &Root, group: &Group, lines: &Lines) -> Result<Vec<FileChange>,
     Ok(change.into_iter().collect())
 }
 
-/// Files of others that set the same: which of them wins at boot is the order of their names.
+/// Notes on other files that set the same knobs: the order of names decides which wins at boot.
 fn others<'a>(
     root: &Root,
     group: &Group,
@@ -218,7 +208,7 @@ fn others<'a>(
         for place in ["etc", "run", "usr/local/lib", "usr/lib"] {
             let folder = format!("{place}/{kind}");
             let mut names = root.list(&folder).unwrap_or_default();
-            // /etc/sysctl.conf is there under that name too.
+            // A link to /etc/sysctl.conf.
             names.retain(|name| name.ends_with(".conf") && name != "99-sysctl.conf");
             found.extend(names.into_iter().map(|name| format!("{folder}/{name}")));
         }
@@ -286,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_program_reads_is_not_written() {
+    fn no_file_is_written_without_a_reader() {
         let (_folder, root) = host(&[TMPFILES]);
         set(&root, &Group::hvo(), Knob::hvo(), 0);
         assert_eq!(settings(&root, &[Group::hvo()]).unwrap()[0].value, "0");
@@ -296,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_set_is_named() {
+    fn other_settings_are_noted() {
         let (_folder, root) = host(&[TMPFILES]);
         let line = "# x\nvm.hugetlb_optimize_vmemmap=1\n";
         write(&root, "etc/sysctl.d/99-database.conf", line);

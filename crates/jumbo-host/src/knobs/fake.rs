@@ -1,4 +1,4 @@
-//! A pool in a folder that stands in for a host, and the right to change it.
+//! A locked pool in a fake root.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ pub(crate) struct Fake {
 }
 
 impl Fake {
-    /// A pool of 2 MiB pages that has none.
+    /// An empty pool of 2 MiB pages.
     pub(crate) fn new() -> Self {
         let (folder, root) = host(&[]);
         for name in ["nr", "free", "resv", "surplus", "nr_overcommit"] {
@@ -33,7 +33,7 @@ impl Fake {
         }
     }
 
-    /// To so many persistent pages.
+    /// Plans `to` persistent pages.
     pub(crate) fn plan(&self, to: u64) -> Plan {
         Plan::of(&self.root, Group::pool(SIZE), [(Self::knob(), to.into())]).unwrap()
     }
@@ -54,7 +54,7 @@ impl Fake {
         self.root.path(Self::knob().file)
     }
 
-    /// Has no record written any more, as on a full disk.
+    /// Makes all writes of records fail, as on a full disk.
     pub(crate) fn fill(&self) {
         let record = "jumbo/pool-2M/changes.toml.jumbo-new";
         let _ = fs::create_dir(self.folder.path().join(record));

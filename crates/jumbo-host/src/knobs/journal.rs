@@ -1,13 +1,13 @@
-//! What was before a change, kept until it is undone: [`Journal`].
+//! The values before each change, kept until it is undone: [`Journal`].
 //!
-//! A folder for each [`Group`] has one file with its changes, the latest last: all changes before the last one, which have
-//! become one, the last one that was done, and while it is under way, or was cut short, another one. `--undo` puts back the
-//! latest of them, so that two undos bring back what was before any change of ours. The file is whole before the first knob
-//! is written ([`whole_file`]). So it survives SIGKILL at every point, and a change that was cut short leaves a record like
-//! any other.
+//! A folder for each [`Group`] has one file with at most three records, the latest last: all older
+//! changes merged into one, the last finished change, and one that is under way or was interrupted.
+//! `--undo` restores the latest, so two undos restore the values before any change of ours. The
+//! file is written atomically before the first knob ([`whole_file`]): it survives SIGKILL at every
+//! point, and an interrupted change has a record like any other.
 //!
-//! The folder is in /run, which is empty after a boot, and so is what the records are about. Where /run outlives the
-//! boot (a container) the boot's ID, which stands in the file, tells.
+//! The folder is in /run, which a boot empties, as it resets the knobs. Where /run outlives the
+//! boot (a container), the boot ID in the file differs.
 //!
 //! Invariant: a process that writes a record or a knob of a group holds the lock of that group.
 
@@ -28,14 +28,14 @@ use super::plan::{Plan, Saved, Step};
 use crate::kernel::{FileError, Root};
 use crate::whole_file::{self, Existing};
 
-/// Where the records are.
+/// The records of all groups.
 #[derive(Clone, Debug)]
 pub struct Journal {
     folder: PathBuf,
     boot: Option<String>,
 }
 
-/// The right to change one group of knobs; given back when dropped, and by the kernel when the process dies.
+/// Lock of one group of knobs. The kernel releases it when the process dies.
 #[derive(Debug)]
 pub struct Locked {
     journal: Journal,
@@ -43,12 +43,11 @@ pub struct Locked {
     _lock: File,
 }
 
-/// The file of a group.
+/// Content of a group's file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Changes {
-    /// Its form.
     version: u32,
-    /// The boot's ID (proc_sys_kernel(5)).
+    /// Boot ID (proc_sys_kernel(5)).
     boot: Option<String>,
     /// The latest last.
     #[serde(default)]
@@ -58,52 +57,52 @@ struct Changes {
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// What was changed.
+    /// The changed group.
     pub group: Group,
-    /// What made it, in words: the command.
+    /// The command that made the change.
     pub command: String,
-    /// The process.
+    /// Process ID of the command.
     pub pid: u32,
-    /// When, in nanoseconds since boot.
+    /// Time of the change, in nanoseconds since boot.
     pub since_boot_ns: u64,
-    /// False from before the first write until after the last: what is not finished may be anywhere
-    /// between before and after.
+    /// False from before the first write until after the last: values of an unfinished change may
+    /// be those before, after, or between.
     pub finished: bool,
     /// The writes.
     pub steps: Vec<Step>,
-    /// What has to be written to have everything back.
+    /// The values that restore the knobs.
     pub saved: Vec<Saved>,
-    /// Files, with what was in them.
+    /// The changed files, with their content before.
     #[serde(default)]
     pub files: Vec<FileChange>,
 }
 
-/// Why the journal cannot be used.
+/// Errors of the journal.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// A file of the journal cannot be used, or is no record.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Another user could change the records, and have us write what they say.
+    /// Another user could forge records, whose values this process would write.
     #[error("will not use {}: {why}", path.display())]
     Unsafe {
         /// The folder.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// Another process changes this group.
     #[error("{group} is being changed by process {holder}")]
     Busy {
-        /// Its name.
+        /// Name of the group.
         group: String,
-        /// Its PID and command.
+        /// PID and command of the process.
         holder: String,
     },
 }
 
 impl Record {
-    /// A record of what `plan` will do, not finished.
+    /// Returns an unfinished record of `plan`.
     pub(super) fn of(plan: &Plan, command: &str) -> Self {
         Self {
             group: plan.group.clone(),
@@ -117,11 +116,11 @@ impl Record {
         }
     }
 
-    /// Makes `later`, a change on top of this one, a part of it: what is put back is what was before both.
+    /// Merges the next change into this one, which then restores the values before both.
     fn absorb(&mut self, later: Self) {
         let pages = |step: &Step| matches!(step.knob.form, Form::Pages | Form::Demote);
         if later.steps.iter().any(pages) {
-            // Of one pool: its total is not what was left where a node was set since, nor the other way round.
+            // The pages of a node change the pool's total, and vice versa.
             self.steps.retain(|step| !pages(step));
         }
         for step in later.steps {
@@ -148,13 +147,12 @@ impl Record {
 
 const VERSION: u32 = 3;
 
-/// What the command of a record ends with that has absorbed others.
+/// Suffix of the command of a merged record.
 const FOLLOWED: &str = ", and what followed";
 
-/// The name of the file.
-const FILE: &str = "changes.toml";
-/// How many changes that were done are kept apart.
-const KEPT: usize = 2;
+const FILE_NAME: &str = "changes.toml";
+/// Maximum number of finished records in a file.
+const MAX_FINISHED: usize = 2;
 
 fn since_boot_ns() -> u64 {
     let now = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default();
@@ -162,8 +160,8 @@ fn since_boot_ns() -> u64 {
 }
 
 impl Journal {
-    /// The journal of this user on the kernel behind `root`: /run/jumbo/knobs for root, the user's own
-    /// runtime folder for others, who may have been given a knob. `None` where they have no such folder.
+    /// Returns the journal of this user: in /run/jumbo/knobs for root, else in the user's runtime
+    /// folder, as other users may own a knob. `None` without such a folder.
     pub fn of_user(root: &Root) -> Option<Self> {
         let folder = if rustix::process::geteuid().is_root() {
             root.path("run/jumbo/knobs")
@@ -174,7 +172,7 @@ impl Journal {
         Some(Self::at(root, folder))
     }
 
-    /// A journal in that folder.
+    /// Returns the journal in that folder.
     pub fn at(root: &Root, folder: PathBuf) -> Self {
         let boot = root.read("proc/sys/kernel/random/boot_id").ok();
         Self {
@@ -183,10 +181,10 @@ impl Journal {
         }
     }
 
-    /// The right to change a group, for `command`.
+    /// Locks a group, for `command`.
     ///
     /// # Errors
-    /// [`JournalError::Busy`] where another process has it; others where the folder cannot be used.
+    /// [`JournalError::Busy`] where another process has the lock; others for an unusable folder.
     pub fn lock(&self, group: &Group, command: &str) -> Result<Locked, JournalError> {
         let folder = self.folder.join(&group.id);
         for folder in [self.folder.parent(), Some(&self.folder), Some(&folder)] {
@@ -215,9 +213,9 @@ impl Journal {
                 return Err(FileError::io("lock", &path)(source).into());
             }
         }
-        // What a process left behind that was killed while it wrote a record.
-        whole_file::clear(&folder.join(FILE));
-        // For the process that is refused; that it cannot be written does no harm.
+        // A killed process may have left a temporary file.
+        whole_file::clear(&folder.join(FILE_NAME));
+        // For the message of other processes; optional.
         let _ = lock.set_len(0);
         let _ = lock.rewind();
         let _ = writeln!(lock, "{} (`{command}`)", std::process::id());
@@ -230,11 +228,10 @@ impl Journal {
         Ok(locked)
     }
 
-    /// The last change of any of these groups. Nothing is locked: this is for looking, and for finding out which
-    /// lock to take.
+    /// Returns the last change of any of these groups, without a lock.
     ///
     /// # Errors
-    /// [`JournalError`] where the journal cannot be read or understood.
+    /// [`JournalError`] where the journal cannot be read or parsed.
     pub fn last(&self, groups: &[Group]) -> Result<Option<Record>, JournalError> {
         let mut last = Vec::new();
         for group in groups {
@@ -243,25 +240,25 @@ impl Journal {
         Ok(last.into_iter().max_by_key(|record| record.since_boot_ns))
     }
 
-    /// The records of this boot, the latest last; none where the folder is not there.
+    /// Reads the records of this boot, the latest last; none where the folder is missing.
     fn records(&self, group: &Group) -> Result<Vec<Record>, JournalError> {
         let folder = self.folder.join(&group.id);
         if folder.exists() {
             check_folder(&folder)?;
         }
-        let path = folder.join(FILE);
+        let path = folder.join(FILE_NAME);
         let text = match fs::read_to_string(&path) {
             Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             read => read.map_err(FileError::io("read", &path))?,
         };
-        let strange = |what| FileError::Content {
+        let invalid = |what| FileError::Content {
             path: path.clone(),
             what,
         };
-        let changes: Changes = toml::from_str(&text).map_err(|error| strange(error.to_string()))?;
+        let changes: Changes = toml::from_str(&text).map_err(|error| invalid(error.to_string()))?;
         if changes.version != VERSION {
             let what = format!("it is of version {}", changes.version);
-            return Err(strange(what).into());
+            return Err(invalid(what).into());
         }
         Ok(match changes.boot == self.boot {
             true => changes.changes,
@@ -271,38 +268,38 @@ impl Journal {
 }
 
 impl Locked {
-    /// What may be changed.
+    /// Returns the locked group.
     pub fn group(&self) -> &Group {
         &self.group
     }
 
-    /// The last change that was not undone.
+    /// Returns the last change that was not undone.
     ///
     /// # Errors
-    /// [`JournalError`] where it cannot be read or understood.
+    /// [`JournalError`] where the journal cannot be read or parsed.
     pub fn last(&self) -> Result<Option<Record>, JournalError> {
         Ok(self.journal.records(&self.group)?.pop())
     }
 
-    /// Makes the record the latest; it is on disk when this returns.
+    /// Appends the record; it is on disk when this returns.
     pub(super) fn add(&self, record: &Record) -> Result<(), JournalError> {
         self.change(|changes| {
-            fold(changes);
+            merge(changes);
             changes.push(record.clone());
         })
     }
 
-    /// All of it is done: the record, the latest, says so.
+    /// Marks the record, the latest, as finished.
     pub(super) fn finish(&self, record: &mut Record) -> Result<(), JournalError> {
         record.finished = true;
         self.change(|changes| {
             changes.pop();
             changes.push(record.clone());
-            fold(changes);
+            merge(changes);
         })
     }
 
-    /// What the latest record says may be anywhere again.
+    /// Marks the latest record as unfinished.
     pub(super) fn reopen(&self) -> Result<(), JournalError> {
         self.change(|changes| {
             if let Some(last) = changes.last_mut() {
@@ -311,14 +308,14 @@ impl Locked {
         })
     }
 
-    /// Forgets the latest record: it is undone.
+    /// Removes the latest record, once it is undone.
     pub(super) fn forget_last(&self) -> Result<(), JournalError> {
         self.change(|changes| drop(changes.pop()))
     }
 
-    /// Writes the file anew.
+    /// Rewrites the file; removes it when no record is left.
     fn change(&self, change: impl FnOnce(&mut Vec<Record>)) -> Result<(), JournalError> {
-        let path = self.journal.folder.join(&self.group.id).join(FILE);
+        let path = self.journal.folder.join(&self.group.id).join(FILE_NAME);
         let mut changes = self.journal.records(&self.group)?;
         change(&mut changes);
         if changes.is_empty() {
@@ -339,9 +336,9 @@ impl Locked {
     }
 }
 
-/// Makes all changes but the last of them one.
-fn fold(changes: &mut Vec<Record>) {
-    while changes.len() > KEPT {
+/// Merges all records but the last into one.
+fn merge(changes: &mut Vec<Record>) {
+    while changes.len() > MAX_FINISHED {
         let second = changes.remove(1);
         changes[0].absorb(second);
     }
@@ -349,7 +346,7 @@ fn fold(changes: &mut Vec<Record>) {
 
 const NOFOLLOW: i32 = OFlags::NOFOLLOW.bits().cast_signed();
 
-/// A folder that only this user can change.
+/// Creates a folder that only this user can change, or checks an existing one.
 fn make_folder(folder: &Path) -> Result<(), JournalError> {
     match fs::DirBuilder::new().mode(0o700).create(folder) {
         Err(source) if source.kind() == io::ErrorKind::AlreadyExists => {}
@@ -387,7 +384,7 @@ mod tests {
         Journal::at(&Root::at(folder.path()), folder.path().join("jumbo/knobs"))
     }
 
-    /// A child that another test has just forked holds the lock of one that was dropped, until it executes its program.
+    /// Locks the group. A child that another test forks keeps a dropped lock until execve(2).
     fn lock(folder: &tempfile::TempDir) -> Locked {
         loop {
             match journal(folder).lock(&Group::pool(SIZE), "test") {
@@ -415,7 +412,7 @@ mod tests {
         plan
     }
 
-    /// A record of a change, begun.
+    /// Adds an unfinished record.
     fn begun(locked: &Locked, from: u64, to: u64) -> Record {
         let record = Record::of(&plan(from, to), "jumbo");
         locked.add(&record).unwrap();
@@ -441,13 +438,13 @@ mod tests {
         assert_eq!((last(PageSize::SIZE_1G), count(&locked)), (None, 2));
         locked.forget_last().unwrap();
         assert_eq!(last(SIZE).unwrap().steps[0].to, 2.into());
-        let file = locked.journal.folder.join(&locked.group.id).join(FILE);
+        let file = locked.journal.folder.join(&locked.group.id).join(FILE_NAME);
         let mode = fs::metadata(&file).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }
 
     #[test]
-    fn all_but_the_last_become_one_and_none_while_the_last_may_be_put_back() {
+    fn finished_records_but_the_last_are_merged() {
         let folder = tempfile::tempdir().unwrap();
         let locked = lock(&folder);
         for to in 1..9 {
@@ -471,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time_and_the_other_is_told_which() {
+    fn second_lock_is_refused_with_the_holder() {
         let folder = tempfile::tempdir().unwrap();
         let journal = journal(&folder);
         let held = journal.lock(&Group::pool(SIZE), "jumbo pool grow 2M 1");
@@ -487,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_one_clears_what_was_cut_short() {
+    fn lock_removes_temporary_files() {
         let folder = tempfile::tempdir().unwrap();
         let locked = lock(&folder);
         begun(&locked, 1, 2);
@@ -499,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_another_boot_is_none() {
+    fn records_of_another_boot_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let locked = lock(&folder);
         begun(&locked, 1, 2);
@@ -511,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_others_can_write_is_refused() {
+    fn folder_that_others_can_write_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let journal = journal(&folder);
         drop(lock(&folder));

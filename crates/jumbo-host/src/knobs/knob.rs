@@ -1,4 +1,4 @@
-//! What can be set: [`Knob`]; and what it is set to: [`Value`].
+//! A kernel setting, [`Knob`], and its [`Value`].
 
 use std::fmt;
 
@@ -13,51 +13,52 @@ use crate::units::Pages;
 /// One setting of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Knob {
-    /// What it is called, in words.
+    /// Name, in words.
     pub name: String,
-    /// Its file, below a [`Root`].
+    /// File, below a [`Root`].
     pub file: String,
-    /// What stands in the file.
+    /// Format of the file.
     pub form: Form,
 }
 
-/// How a knob is read, and which values it takes.
+/// Format of a knob's file, and the values it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
     /// A whole number.
     Number,
-    /// One word of a list, as in `always [madvise] never`: reading shows the list with that word in brackets, and the
-    /// list is what it takes.
+    /// One word of a list, as in `always [madvise] never`: the file shows all words, with the
+    /// current one in brackets.
     Word,
-    /// The persistent pages of a hugetlb pool. The file (`nr_hugepages`) takes this number and shows another: the
-    /// surplus pages are in it. The kernel makes what it can, and answers a part with success.
+    /// The persistent pages of a hugetlb pool. Reads of the file (`nr_hugepages`) include surplus
+    /// pages, writes do not. A write succeeds even if the kernel makes only some of the pages.
     Pages,
-    /// The same pages, of which the file (`demote`) takes how many are to be split into smaller ones. It shows nothing.
+    /// The persistent pages of a pool. The file (`demote`) takes the number of pages to split into
+    /// smaller ones, and shows nothing.
     Demote,
 }
 
-/// What a knob is set to.
+/// Value of a knob.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Value {
-    /// Of [`Form::Number`] and [`Form::Pages`].
+    /// Value in [`Form::Number`], [`Form::Pages`] and [`Form::Demote`].
     Number(u64),
-    /// Of [`Form::Word`].
+    /// Value in [`Form::Word`].
     Word(String),
 }
 
 impl Knob {
-    /// The value now.
+    /// Reads the value.
     ///
     /// # Errors
-    /// [`FileError`] where a file cannot be read or understood.
+    /// [`FileError`] where a file cannot be read or parsed.
     pub fn read(&self, root: &Root) -> Result<Value, FileError> {
         self.read_stable(root).map(|(value, _)| value)
     }
 
-    /// The value now, and whether it is of one moment: a pool's surplus pages come and go while two files are read,
-    /// so both are read until two readings agree; false where the pool did not rest.
+    /// Reads the value, and reports whether it is consistent: a pool's surplus pages may change
+    /// between the reads of two files, so both are read until two readings agree.
     pub(crate) fn read_stable(&self, root: &Root) -> Result<(Value, bool), FileError> {
         match self.form {
             Form::Number => Ok((Value::Number(root.read_u64(&self.file)?), true)),
@@ -67,16 +68,16 @@ impl Knob {
                 let file = |name: &str| format!("{folder}/{name}");
                 let total = || root.read_u64(file("nr_hugepages"));
                 let read = || Ok((total()?, root.read_u64(file("surplus_hugepages"))?));
-                let ((total, surplus), rests) = stable(read)?;
-                Ok((Value::Number(total.saturating_sub(surplus)), rests))
+                let ((total, surplus), is_stable) = stable(read)?;
+                Ok((Value::Number(total.saturating_sub(surplus)), is_stable))
             }
         }
     }
 
-    /// The words it takes; none where it takes a number.
+    /// Reads the list of allowed words; empty for numbers.
     ///
     /// # Errors
-    /// [`FileError`] where the file cannot be read or understood.
+    /// [`FileError`] where the file cannot be read or parsed.
     pub fn words(&self, root: &Root) -> Result<Vec<String>, FileError> {
         match self.form {
             Form::Word => Ok(Choice::read(root, &self.file)?.options),
@@ -84,22 +85,19 @@ impl Knob {
         }
     }
 
-    /// True where it takes words, and no number.
+    /// Reports whether values are words.
     pub fn takes_word(&self) -> bool {
         self.form == Form::Word
     }
 
-    /// Whether it could be written.
-    ///
-    /// # Errors
-    /// [`FileError::Io`] as writing would give it.
+    /// Checks the permission to write.
     pub fn writable(&self, root: &Root) -> Result<(), FileError> {
         let path = root.path(&self.file);
         let may = access(&path, Access::WRITE_OK);
         may.map_err(|errno| FileError::io("write", &path)(errno.into()))
     }
 
-    /// Where a 1 has the kernel move memory together for it.
+    /// File that compacts memory when a 1 is written: of the knob's node, or of the host.
     pub(crate) fn compaction(&self) -> String {
         match self.file.split_once("/hugepages/") {
             Some((node, _)) if node.starts_with("sys/devices/") => format!("{node}/compact"),
@@ -115,7 +113,7 @@ impl fmt::Display for Knob {
 }
 
 impl Value {
-    /// The number; `None` of a word.
+    /// Returns the number; `None` for a word.
     pub fn number(&self) -> Option<u64> {
         match self {
             Self::Number(number) => Some(*number),

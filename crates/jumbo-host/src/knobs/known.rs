@@ -1,4 +1,4 @@
-//! The knobs that there are, and which of them are changed together: [`Group`].
+//! The existing knobs, and the [`Group`]s that are changed together.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,12 +6,12 @@ use super::knob::{Form, Knob};
 use crate::kernel::{hugetlb, hvo, thp};
 use crate::units::{NodeId, PageSize};
 
-/// Knobs that have one lock, one list of records, and one file for the next boot.
+/// Knobs that share a lock, a list of records, and a file for the next boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
-    /// In names of files: `pool-2M`.
+    /// Part of file names: `pool-2M`.
     pub id: String,
-    /// In words: `the pool of 2M pages`.
+    /// Name in messages: `the pool of 2M pages`.
     pub name: String,
 }
 
@@ -43,7 +43,7 @@ impl Group {
 }
 
 impl Knob {
-    /// How many pages of a pool stay, needed or not; on `node`, or on all together.
+    /// Number of persistent pages of a pool, on `node` or on all nodes together.
     pub fn persistent(size: PageSize, node: Option<NodeId>) -> Self {
         let place = node.map_or(String::new(), |node| format!(" on node {node}"));
         Self {
@@ -53,7 +53,7 @@ impl Knob {
         }
     }
 
-    /// The pages of a pool that stay, of which some can be split into the next smaller size (5.16).
+    /// Splits persistent pages of a pool into the next smaller size (5.16).
     pub fn demote(size: PageSize, node: Option<NodeId>) -> Self {
         Self {
             file: hugetlb::file(size, node, "demote"),
@@ -62,7 +62,7 @@ impl Knob {
         }
     }
 
-    /// How many surplus pages a pool may have beyond these.
+    /// Maximum number of surplus pages of a pool.
     pub fn overcommit(size: PageSize) -> Self {
         Self {
             name: format!("overcommit of {size} pages"),
@@ -71,7 +71,7 @@ impl Knob {
         }
     }
 
-    /// Whether hugetlb pages that are made from now on give most of their metadata back: 0 or 1.
+    /// The vmemmap optimisation of hugetlb pages that are made from now on: 0 or 1.
     pub fn hvo() -> Self {
         Self {
             name: "HVO".to_owned(),
@@ -80,9 +80,9 @@ impl Knob {
         }
     }
 
-    /// One of those of transparent huge pages (Documentation/admin-guide/mm/transhuge.rst), by the name of its file:
-    /// `enabled` and `shmem_enabled`, of one folio size or at the top, `defrag`, `use_zero_page`,
-    /// `shrink_underused`, `khugepaged/max_ptes_none`.
+    /// A knob of transparent huge pages (Documentation/admin-guide/mm/transhuge.rst), by its file
+    /// name: `enabled` and `shmem_enabled`, of one folio size or at the top, `defrag`,
+    /// `use_zero_page`, `shrink_underused`, `khugepaged/max_ptes_none`.
     pub fn thp(size: Option<PageSize>, name: &str) -> Self {
         let (folder, of) = size.map_or(Default::default(), |size| {
             (

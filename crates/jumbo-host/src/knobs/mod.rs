@@ -1,15 +1,15 @@
-//! What is written on a host, and put back: one journal for every knob of the kernel.
+//! Journalled writes to kernel settings.
 //!
-//! A [`Knob`] says where a setting is, how it is read and which values it takes. A [`Plan`] says which knob gets which
-//! value, and what has to be written to have everything back. [`apply()`] makes a [`Record`] of that in the [`Journal`],
-//! writes each knob once, and reads it back; [`undo()`] puts back what a record says. [`boot`] has the same set at the
-//! next boot, by files whose change is part of the plan, and of what is undone.
+//! A [`Knob`] has the file, format and values of a setting. A [`Plan`] has the new value of each
+//! knob, and the values that restore the current state. [`apply()`] adds a [`Record`] to the
+//! [`Journal`], writes each knob once, and reads it back; [`undo()`] restores the values of a
+//! record. [`boot`] repeats the settings at boot; plan and undo include its files.
 //!
-//! - [`knob`]: knobs and values. [`known`]: the knobs that there are, and their [`Group`]s.
-//! - [`thp`]: the THP tables as one, to keep and to put back.
-//! - [`plan`]: what is to be written. [`journal`]: what was before.
-//! - [`mod@apply`]: writing, reading back, putting back. [`steering`]: many writes under one record.
-//! - [`boot`]: the setting for the next boot.
+//! - [`knob`]: knobs and values. [`known`]: the existing knobs and their [`Group`]s.
+//! - [`thp`]: the THP tables as a whole, to save and restore.
+//! - [`plan`]: the writes. [`journal`]: the values before.
+//! - [`mod@apply`]: writes, reads back, restores. [`steering`]: many writes under one record.
+//! - [`boot`]: the settings for the next boot.
 //!
 //! ```no_run
 //! use jumbo_host::kernel::Root;
@@ -30,7 +30,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Invariant: no knob is written that no record in the journal names with its value before.
+//! Invariant: before a knob is written, a record in the journal has its previous value.
 
 pub mod apply;
 pub mod boot;
@@ -41,7 +41,7 @@ pub mod plan;
 pub mod steering;
 pub mod thp;
 
-pub use apply::{Applied, ApplyError, Doing, Undone, Watcher, apply, undo};
+pub use apply::{Activity, Applied, ApplyError, Undone, Watcher, apply, undo};
 pub use boot::{Boot, FileChange};
 pub use journal::{Journal, JournalError, Locked, Record};
 pub use knob::{Form, Knob, Value};

@@ -1,4 +1,4 @@
-//! What is to be written, in order: [`Plan`].
+//! The writes to a group of knobs, in order: [`Plan`].
 
 use serde::{Deserialize, Serialize};
 
@@ -11,10 +11,10 @@ use crate::kernel::{FileError, Root};
 /// One write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// What is written.
+    /// The knob.
     #[serde(flatten)]
     pub knob: Knob,
-    /// Its value before.
+    /// The value before.
     pub before: Value,
     /// The value written.
     pub to: Value,
@@ -23,31 +23,31 @@ pub struct Step {
     pub after: Option<Value>,
 }
 
-/// A knob and the value it had.
+/// A knob and its value before a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Saved {
     /// The knob.
     #[serde(flatten)]
     pub knob: Knob,
-    /// Its value.
+    /// The value.
     pub value: Value,
 }
 
-/// Everything that is to be done to one group of knobs.
+/// A change of one group of knobs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Plan {
-    /// Which.
+    /// The group.
     pub group: Group,
-    /// The writes. Those that would change nothing are not in it.
+    /// The writes that change something.
     pub steps: Vec<Step>,
-    /// What has to be written to have everything back as it is.
+    /// The values that restore the current state.
     pub saved: Vec<Saved>,
     /// Files for the next boot.
     pub files: Vec<FileChange>,
 }
 
 impl Step {
-    /// A write that is still to be done.
+    /// A write that is not done yet.
     pub fn new(knob: Knob, before: impl Into<Value>, to: impl Into<Value>) -> Self {
         Self {
             knob,
@@ -57,7 +57,7 @@ impl Step {
         }
     }
 
-    /// True where the kernel is to make pages.
+    /// Reports whether the kernel has to make pages.
     pub fn grows(&self) -> bool {
         self.knob.form == Form::Pages && self.to.number() > self.before.number()
     }
@@ -70,9 +70,10 @@ impl Step {
         }
     }
 
-    /// When it is written, beside others. What gives memory back is first, as what wants some may need it. The kernel takes
-    /// `force` for shared memory only while no size but the PMD size inherits it, and lets no other size inherit it then:
-    /// so `force` goes before the sizes are set, and comes after.
+    /// Sort key of the writes. Steps that free memory come first, because those that allocate may
+    /// need it. The kernel takes `force` for shared memory only while no size but the PMD size
+    /// inherits it, and then rejects `inherit` for other sizes: so `force` is removed before the
+    /// sizes, and set after them.
     pub(super) fn turn(&self) -> (bool, u8) {
         let rank = match &self.to {
             _ if self.knob != Knob::thp(None, "shmem_enabled") => 1,
@@ -82,7 +83,7 @@ impl Step {
         (self.grows(), rank)
     }
 
-    /// How many pages did not come; none where nothing was read back.
+    /// Number of pages that the kernel did not make; 0 before the value is read back.
     pub fn missing(&self) -> u64 {
         let after = self.after.as_ref().unwrap_or(&self.to);
         match (self.to.number(), after.number()) {
@@ -93,7 +94,7 @@ impl Step {
 }
 
 impl Plan {
-    /// Nothing to do yet.
+    /// An empty plan.
     pub fn new(group: Group) -> Self {
         Self {
             group,
@@ -103,7 +104,7 @@ impl Plan {
         }
     }
 
-    /// What it takes to give these knobs these values.
+    /// Plans these values of these knobs.
     ///
     /// # Errors
     /// [`ApplyError::Refused`] where a knob cannot be read; [`ApplyError::Word`].
@@ -128,7 +129,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Adds a write, where it changes something, and what puts it back.
+    /// Adds a write and the value that undoes it, if the write changes something.
     pub fn add(&mut self, knob: Knob, before: impl Into<Value>, to: impl Into<Value>) {
         let step = Step::new(knob, before, to);
         if step.before != step.to {
@@ -140,15 +141,12 @@ impl Plan {
         }
     }
 
-    /// True where everything is already as wished.
+    /// Reports whether nothing has to be changed.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty() && self.files.is_empty()
     }
 
-    /// Whether its knobs could be written, so that nothing begins that must fail.
-    ///
-    /// # Errors
-    /// [`FileError::Io`] as writing would give it.
+    /// Checks the permission to write all knobs, before the first write.
     pub fn writable(&self, root: &Root) -> Result<(), FileError> {
         let mut knobs = self.steps.iter().map(|step| &step.knob);
         knobs.try_for_each(|knob| knob.writable(root))

@@ -1,44 +1,45 @@
-//! Any number of writes under one record: [`Steering`], what a measurement holds while it runs.
+//! Any number of writes under one record: [`Steering`], for the duration of a measurement.
 //!
-//! The record is written before the first write and says what was before it, so that it covers all that
-//! follow. It is not finished until the steering ends: a process that was killed leaves a change that
-//! was cut short, which `--undo` puts back from wherever it stands.
+//! The record is written before the first write and has the values before it, so it covers all that
+//! follow. It stays unfinished until the steering ends: `--undo` restores the knobs of a process
+//! that was killed, whatever their values are.
 
 use std::time::Duration;
 
-use super::apply::{ApplyError, Undone, Watcher, Work, stands_on};
+use super::apply::{ApplyError, Undone, Watcher, Work, check_current};
 use super::journal::{Locked, Record};
 use super::knob::{Knob, Value};
 use super::plan::{Plan, Saved, Step};
 use crate::kernel::{FileError, Root};
 
-/// One group of knobs in our hands. Dropping it puts back what was before; [`Steering::put_back`] says how that went.
+/// Exclusive control of one group of knobs. Dropping it restores them, without a result;
+/// [`Steering::put_back`] returns one.
 #[derive(Debug)]
 pub struct Steering<'a> {
     root: &'a Root,
     locked: &'a Locked,
     record: Record,
-    /// It was said what is to become of the knobs.
+    /// The restoration was tried.
     ended: bool,
 }
 
-/// How one write went.
+/// Result of one write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// With the value read back, where it was written.
+    /// The step, with the value read back if it was written.
     pub step: Step,
-    /// True where the watcher asked for an end meanwhile.
+    /// The watcher requested an end.
     pub stopped: bool,
-    /// How long the kernel worked on it.
-    pub took: Duration,
+    /// Duration of the write.
+    pub elapsed: Duration,
 }
 
 impl<'a> Steering<'a> {
-    /// Records what `saved` says of the `knobs` that will be written.
+    /// Records `saved`, the values that restore the `knobs` that will be written.
     ///
     /// # Errors
-    /// [`ApplyError::Refused`] where the knobs cannot be written; [`ApplyError::Moved`] where they are not as
-    /// `saved`; [`ApplyError::Journal`].
+    /// [`ApplyError::Refused`] where the knobs cannot be written; [`ApplyError::Moved`] where their
+    /// values are not those of `saved`; [`ApplyError::Journal`].
     pub fn begin(
         root: &'a Root,
         locked: &'a Locked,
@@ -53,7 +54,7 @@ impl<'a> Steering<'a> {
         }
         plan.saved = saved;
         plan.writable(root)?;
-        stands_on(root, &plan)?;
+        check_current(root, &plan)?;
         let record = Record::of(&plan, command);
         locked.add(&record)?;
         Ok(Self {
@@ -64,10 +65,10 @@ impl<'a> Steering<'a> {
         })
     }
 
-    /// The same for knobs whose values now are what has to be put back.
+    /// Records the current values of `knobs` as those that restore them.
     ///
     /// # Errors
-    /// As [`Steering::begin`].
+    /// Errors of [`Steering::begin`].
     pub fn of(
         root: &'a Root,
         locked: &'a Locked,
@@ -82,7 +83,7 @@ impl<'a> Steering<'a> {
         Self::begin(root, locked, knobs, saved?, command)
     }
 
-    /// Gives one of the knobs a new value.
+    /// Writes one of the knobs, and reads it back.
     ///
     /// # Errors
     /// [`FileError`] where it cannot be written or read back.
@@ -95,15 +96,15 @@ impl<'a> Steering<'a> {
         let mut step = Step::new(knob.clone(), knob.read(self.root)?, to);
         let mut work = Work::new(self.root, self.locked, false, watcher);
         work.step(&mut step)?;
-        let (stopped, took) = (work.stop, work.took);
+        let (stopped, elapsed) = (work.stop, work.elapsed);
         Ok(Written {
             step,
             stopped,
-            took,
+            elapsed,
         })
     }
 
-    /// Puts back what was before.
+    /// Restores the knobs.
     ///
     /// # Errors
     /// [`ApplyError`]; the record stays.
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn killed_it_leaves_a_change_that_undo_puts_back() {
+    fn undo_restores_after_a_kill() {
         let fake = Fake::new();
         std::mem::forget(begun(&fake));
         let record = fake.locked.last().unwrap().unwrap();
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_it_puts_back_what_was_before() {
+    fn drop_restores() {
         let fake = Fake::new();
         let steering = begun(&fake);
         assert!(fake.locked.last().unwrap().is_some());

@@ -1,7 +1,7 @@
-//! The THP tables as one thing: the short names of their knobs, a [`Table`] of them to keep and to put back, and what says
-//! the same on the kernel's command line.
+//! The THP tables as a whole: short names of their knobs, a [`Table`] to save and restore, and the
+//! equivalent arguments of the kernel's command line.
 //!
-//! A name is what `jumbo thp set` takes and what a saved table has: `enabled`, `64K`, `shmem`, `64K.shmem`, `defrag`.
+//! The short names, as in `jumbo thp set`: `enabled`, `64K`, `shmem`, `64K.shmem`, `defrag`.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use super::knob::{Knob, Value};
 use crate::kernel::thp::Thp;
 use crate::units::PageSize;
 
-/// The version of [`Table`] that is written, and the newest that is read.
+/// Version of [`Table`] that is written, and the newest that is read.
 const VERSION: u32 = 1;
 
-/// Which memory a control is about.
+/// Kind of memory that a control concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Anonymous memory.
@@ -27,30 +27,30 @@ pub enum Side {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
-    /// Of this form: 1.
+    /// Version of this format.
     pub version: u32,
-    /// The release of the kernel that had these values.
+    /// Release of the kernel that had these values.
     pub kernel: String,
-    /// By name.
+    /// Values by short name.
     pub values: BTreeMap<String, Value>,
 }
 
-/// Why a saved table cannot be put back.
+/// Reasons why a saved table cannot be restored.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
-    /// One of a later jumbo.
+    /// Written by a later jumbo.
     #[error("the table is of version {0}, and this jumbo reads up to version {VERSION}")]
     Version(u32),
-    /// A name that no knob has.
+    /// Unknown name.
     #[error("the table sets `{0}`, which is no knob")]
     Name(String),
-    /// A word where the knob takes a number, or the other way round.
+    /// A word where the knob takes a number, or vice versa.
     #[error("the table sets {0} to {1}, which is no value of it")]
     Value(String, Value),
-    /// One knob, under one name or two (`64K`, `65536`).
+    /// A knob that is set twice, possibly under two names (`64K`, `65536`).
     #[error("{0} is given twice")]
     Twice(Knob),
-    /// Nothing in it is about the memory that was asked for.
+    /// No value for the requested kind of memory.
     #[error("the table has no value for that memory")]
     Nothing,
 }
@@ -58,14 +58,14 @@ pub enum TableError {
 /// One argument of the kernel's command line (Documentation/admin-guide/kernel-parameters.txt).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Argument {
-    /// As it is typed.
+    /// The argument, as typed.
     pub text: String,
-    /// The first release that takes it.
+    /// First release that takes it.
     pub since: &'static str,
 }
 
 impl Side {
-    /// What a name is about; `None`: the kernel's work on either memory (`defrag`).
+    /// Returns the kind of memory of a short name; `None` for both (`defrag`).
     pub fn of(name: &str) -> Option<Self> {
         match name {
             "enabled" => Some(Self::Anon),
@@ -77,7 +77,7 @@ impl Side {
 }
 
 impl Knob {
-    /// A knob of the THP tables by its short name.
+    /// Returns the knob of a short name.
     pub fn thp_named(name: &str) -> Option<Self> {
         let file = match name {
             "enabled" | "defrag" | "use_zero_page" | "shrink_underused" => name,
@@ -95,7 +95,7 @@ impl Knob {
     }
 }
 
-/// Whether no knob is given twice.
+/// Checks that each knob has one value.
 ///
 /// # Errors
 /// [`TableError::Twice`].
@@ -109,8 +109,7 @@ pub fn once(values: &[(Knob, Value)]) -> Result<(), TableError> {
 }
 
 impl Table {
-    /// The values of tables that were read on a kernel of that release; with `side`, of the controls of that memory
-    /// alone.
+    /// Returns the values of `thp`, of a kernel of that release; with `side`, of that memory.
     pub fn of(thp: &Thp, kernel: &str, side: Option<Side>) -> Self {
         let word = |choice: &crate::kernel::thp::Choice| Value::Word(choice.current.clone());
         let flag = |flag: bool| Value::Number(flag.into());
@@ -143,10 +142,10 @@ impl Table {
         }
     }
 
-    /// Its knobs with their values; with `side`, those of that memory alone.
+    /// Returns the knobs with their values; with `side`, those of that memory.
     ///
     /// # Errors
-    /// [`TableError`] where it cannot be understood as a whole.
+    /// [`TableError`] where any part is invalid.
     pub fn knobs(&self, side: Option<Side>) -> Result<Vec<(Knob, Value)>, TableError> {
         if self.version > VERSION {
             return Err(TableError::Version(self.version));
@@ -168,7 +167,7 @@ impl Table {
         }
     }
 
-    /// The table with other values, those that it has a name for.
+    /// Replaces the values of knobs that the table has.
     pub fn with(mut self, values: &[(Knob, Value)]) -> Self {
         for (name, value) in &mut self.values {
             let knob = Knob::thp_named(name);
@@ -182,11 +181,12 @@ impl Table {
         self
     }
 
-    /// What has the kernel begin with this table. `tmpfs`: the `huge=` that mounts of tmpfs are to have.
+    /// Returns the kernel arguments that set this table at boot. `tmpfs`: the `huge=` of tmpfs
+    /// mounts, which goes with shared memory.
     ///
-    /// A size that such an argument does not name is `never`, so all others are named. Without the argument the PMD size is
-    /// `inherit`, so where all are `never` that one is named. The kernel's command line has nothing for `deny` and `force`
-    /// ([`Table::lost_at_boot`]), and for the values beside the tables. Mounts of tmpfs go with shared memory.
+    /// A size that such an argument omits is `never`. Without the argument the PMD size is
+    /// `inherit`, so it is named where all sizes are `never`. The command line has nothing for
+    /// `deny` and `force` ([`Table::lost_at_boot`]), nor for values outside the tables.
     pub fn arguments(&self, tmpfs: Option<&str>) -> Vec<Argument> {
         let word = |name: &str| match self.values.get(name) {
             Some(Value::Word(word)) => Some(word.as_str()),
@@ -237,7 +237,8 @@ impl Table {
         arguments.into_iter().flatten().collect()
     }
 
-    /// What shared memory has at the top and no argument sets: `deny` or `force`. The kernel begins with `never` then.
+    /// Returns the top value of shared memory that no argument sets: `deny` or `force`. The kernel
+    /// boots with `never` then.
     pub fn lost_at_boot(&self) -> Option<&str> {
         match self.values.get("shmem") {
             Some(Value::Word(word)) if ["deny", "force"].contains(&word.as_str()) => Some(word),
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_read_back_as_it_was_kept() {
+    fn table_survives_serialization() {
         let all = table(None);
         assert_eq!(all.values.len(), 9, "{all:?}");
         let text = serde_json::to_string(&all).unwrap();
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused_as_a_whole() {
+    fn invalid_tables_are_rejected() {
         let with = |name: &str, value: Value| {
             let mut table = table(None);
             table.values.insert(name.to_owned(), value);
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_names_each_size_that_is_not_never() {
+    fn arguments_name_each_size_that_is_not_never() {
         let text = |table: &Table, tmpfs| {
             let arguments = table.arguments(tmpfs).into_iter();
             arguments

@@ -1,21 +1,21 @@
-//! What an executable's own headers say about how it is loaded: [`Executable`].
+//! The ELF headers that decide how a program is loaded: [`Executable`].
 
 use object::elf;
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 use object::{Endianness, FileKind, ReadRef};
 
-/// An ELF executable, as far as the loader is concerned.
+/// Headers of an ELF executable that concern the loader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Executable {
-    /// What it runs on.
+    /// Machine that runs it.
     pub machine: Machine,
-    /// Its loader (PT_INTERP); `None` where it is statically linked.
+    /// Path of the loader (PT_INTERP); `None` where the program is statically linked.
     pub loader: Option<String>,
-    /// It carries a note of the Go linker, or Go's build information.
+    /// A note of the Go linker, or Go's build information, is present.
     pub go: bool,
 }
 
-/// What runs a binary: two with the same one can share a process.
+/// Machine of a binary. Binaries of the same machine can share a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// `e_machine`.
@@ -52,7 +52,7 @@ impl Executable {
     /// Reads the headers at the start of `data`.
     ///
     /// # Errors
-    /// What is wrong with them, in words.
+    /// The fault, in words.
     pub fn read<'data, R: ReadRef<'data>>(data: R) -> Result<Self, String> {
         match FileKind::parse(data) {
             Ok(FileKind::Elf32) => read::<elf::FileHeader32<Endianness>, R>(data, 32),
@@ -62,15 +62,10 @@ impl Executable {
         }
     }
 
-    /// True where the loader is glibc's or musl's, whose LD_PRELOAD takes libjumbo_preload.so.
+    /// Reports whether the loader is glibc's or musl's, which can load libjumbo_preload.so.
     pub fn has_known_loader(&self) -> bool {
-        let Some(name) = self
-            .loader
-            .as_deref()
-            .and_then(|path| path.rsplit('/').next())
-        else {
-            return false;
-        };
+        let path = self.loader.as_deref().unwrap_or_default();
+        let name = path.rsplit('/').next().unwrap_or_default();
         // ld-linux-x86-64.so.2, ld-linux-aarch64.so.1, ld-linux.so.2; ld64.so.1 on s390x and ppc64.
         let known = ["ld-linux", "ld64.so", "ld-musl-"];
         known.iter().any(|known| name.starts_with(known))
@@ -117,20 +112,19 @@ where
             executable.loader = Some(String::from_utf8_lossy(loader).into_owned());
         }
         if let Some(mut notes) = segment.notes(endian, data).map_err(words)? {
-            // A note that cannot be read ends the search and says nothing about the rest.
+            // A malformed note ends the search, without an error.
             while let Ok(Some(note)) = notes.next() {
                 executable.go |= note.name() == b"Go";
             }
         }
     }
-    // Stripped of its notes a Go program keeps this; one without readable sections has none to show.
+    // Go programs that were stripped of notes keep this section.
     executable.go |= has_section(header, endian, data, b".go.buildinfo\0").unwrap_or(false);
     Ok(executable)
 }
 
-/// True where a section has this `name`, which ends with a zero byte; `None` where the sections cannot be read.
-///
-/// The names are read at once: a look-up of each takes two system calls for each section.
+/// Reports whether a section has this `name`, which ends with a zero byte; `None` where the
+/// sections cannot be read. One read of all names saves two system calls per section.
 fn has_section<'data, E, R>(header: &E, endian: Endianness, data: R, name: &[u8]) -> Option<bool>
 where
     E: FileHeader<Endian = Endianness>,

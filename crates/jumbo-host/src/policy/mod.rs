@@ -1,10 +1,10 @@
-//! What was asked and what the probe found, turned into a plan. Pure: no I/O happens here.
+//! Turns the options of `jumbo run` and the results of the probe into a plan. Pure: no I/O.
 //!
-//! - [`Orders`] and [`PoolRequest`]: what a user asks of `jumbo run`.
-//! - [`elf`] and [`Reach`]: whether LD_PRELOAD gets into a program, read from the program's own bytes.
-//! - [`Plan`]: what follows: the environment, the [`Orders`], and what will be on huge pages.
+//! - [`Orders`] and [`PoolRequest`]: the options.
+//! - [`elf`] and [`Reach`]: whether LD_PRELOAD gets into a program, read from its ELF headers.
+//! - [`RunPlan`]: the environment, the [`Orders`], and the memory that will be on huge pages.
 //!
-//! Of [`kernel`](crate::kernel) it knows the THP table that its caller read. Invariant: the same question has the same plan.
+//! Invariant: the same input has the same plan. The caller reads the THP table.
 
 pub mod elf;
 mod plan;
@@ -16,6 +16,6 @@ pub use jumbo_inside::orders::{
     DataMode, FreeMode, HeapMode, Keep, KeepError, MAX_FREE_WORKERS, MAX_POOL, MaxWaste,
     MaxWasteError, Mode, Orders, PoolOrder, ReaperMode, ShmMode, TextMode,
 };
-pub use plan::{Host, Memory, Plan, Tunable};
+pub use plan::{HostSupport, MemoryPlan, RunPlan, Tunable};
 pub use pool::{PoolError, PoolRequest};
 pub use reach::Reach;

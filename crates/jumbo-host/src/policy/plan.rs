@@ -1,4 +1,4 @@
-//! [`Plan`]: from what was asked, what the host has and what the program is, what will be done.
+//! [`RunPlan`]: derived from the options, the host and the program.
 
 use serde::Serialize;
 
@@ -8,72 +8,71 @@ use super::{
 use crate::kernel::thp::Thp;
 use crate::units::{Bytes, PageSize};
 
-/// What the host has, as far as a start needs it.
+/// The host's support for huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Host {
+pub struct HostSupport {
     /// The PMD size; `None` where the kernel has no THP.
     pub pmd: Option<PageSize>,
-    /// Faults bring no THP of that size: `enabled` is `never`.
+    /// `enabled` is `never` for that size: page faults allocate no THP.
     pub thp_never: bool,
-    /// The kernel's pool has pages of the size that was asked for, or can make some.
+    /// The kernel's pool has pages of the requested size, or can make some.
     pub has_pages: bool,
 }
 
-/// What becomes of glibc's tunable.
+/// Treatment of glibc's tunable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tunable {
-    /// It is set, in this value of GLIBC_TUNABLES.
+    /// Set by this value of GLIBC_TUNABLES.
     Set(Vec<u8>),
-    /// The user gave it this value, which stays.
+    /// The user's own value, which stays.
     Kept(String),
-    /// It is not set, for this reason.
+    /// Reason for leaving it unset.
     Left(&'static str),
 }
 
-/// What will be done.
+/// Plan for one program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
-    /// For the preload library. Its ledger is the launcher's business.
+pub struct RunPlan {
+    /// Configuration of the preload library; the launcher adds the ledger.
     pub orders: Orders<'static>,
     /// LD_PRELOAD and JUMBO_ORDERS go into the environment.
     pub preload: bool,
     /// GLIBC_TUNABLES.
     pub tunable: Tunable,
-    /// Pages of this size were asked for, and the pool is in smaller ones: the kernel has none of them.
+    /// Requested page size that the kernel's pool lacks: the pool uses smaller pages instead.
     pub no_pages: Option<PageSize>,
-    /// Huge pages are asked for, or would be: the kernel has THP, as far as can be known.
+    /// The kernel has THP, as far as can be known.
     pub thp: bool,
 }
 
-/// What happens to one kind of the program's memory.
+/// Treatment of one kind of the program's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Memory {
-    /// Which.
+pub struct MemoryPlan {
+    /// Kind of memory.
     pub what: &'static str,
-    /// The folio sizes it can get; empty where it stays on base pages.
+    /// Possible folio sizes; empty where the memory stays on base pages.
     pub sizes: Vec<PageSize>,
-    /// By what means, or why not.
+    /// Method, or the reason for base pages.
     pub how: String,
 }
 
-impl Plan {
-    /// The plan for one program: what becomes of the orders that the user would give, and of the pool. `tunables` is the
-    /// user's GLIBC_TUNABLES.
+impl RunPlan {
+    /// Returns the plan for one program. `tunables` is the user's GLIBC_TUNABLES.
     pub fn new(
-        asked: Orders<'static>,
+        requested: Orders<'static>,
         pool: Option<PoolRequest>,
-        host: Host,
+        host: HostSupport,
         reach: &Reach,
         tunables: Option<&[u8]>,
     ) -> Self {
         let thp = host.pmd.is_some();
         let pmd = host.pmd.and_then(|size| usize::try_from(size.bytes()).ok());
         // A program that is out of reach may start others that are not.
-        let useful = reach.is_reached() || asked.follow;
+        let useful = reach.is_reached() || requested.follow;
         let preload = useful && reach.tolerates_preload();
-        let tunable = if asked.heap == HeapMode::Off {
+        let tunable = if requested.heap == HeapMode::Off {
             Tunable::Left("--heap=off")
-        } else if asked.heap == HeapMode::Mimalloc && pool.is_some() {
+        } else if requested.heap == HeapMode::Mimalloc && pool.is_some() {
             Tunable::Left("--heap=mimalloc: glibc's malloc is not used")
         } else if !thp {
             Tunable::Left("this kernel has no transparent huge pages")
@@ -84,23 +83,23 @@ impl Plan {
         };
         let mut request = pool;
         let mut no_pages = None;
-        // What comes as THPs comes in what a PMD maps.
+        // THPs are of the PMD size.
         if let (Some(pool), false) = (&mut request, host.has_pages) {
             no_pages = pool
                 .page
                 .take_if(|page| host.pmd.is_some_and(|pmd| *page > pmd));
         }
         let orders = Orders {
-            heap: if thp { asked.heap } else { HeapMode::Off },
+            heap: if thp { requested.heap } else { HeapMode::Off },
             pool: pmd.zip(request).map(|(pmd, request)| request.order(pmd)),
-            maps: asked.maps && thp,
-            text: if thp { asked.text } else { TextMode::Off },
-            data: if thp { asked.data } else { DataMode::Off },
-            shm: if thp { asked.shm } else { ShmMode::Off },
+            maps: requested.maps && thp,
+            text: if thp { requested.text } else { TextMode::Off },
+            data: if thp { requested.data } else { DataMode::Off },
+            shm: if thp { requested.shm } else { ShmMode::Off },
             tunable: matches!(tunable, Tunable::Set(_)),
             small_pages: host.thp_never,
-            pmd: pmd.unwrap_or(asked.pmd),
-            ..asked
+            pmd: pmd.unwrap_or(requested.pmd),
+            ..requested
         };
         Self {
             orders,
@@ -111,44 +110,39 @@ impl Plan {
         }
     }
 
-    /// Why the pool is in other pages than was asked for.
+    /// Returns the reason for pages of another size than requested.
     pub fn why_other_pages(&self) -> Option<String> {
-        let (asked, pool) = (self.no_pages?, self.orders.pool?);
+        let (requested, pool) = (self.no_pages?, self.orders.pool?);
         let page = PageSize::new(pool.page as u64).ok()?;
         Some(format!(
-            "in pages of {page}: the kernel's pool shows none of {asked} free, and THPs are of {page}; \
-             hint: jumbo pool grow {asked} N"
+            "in pages of {page}: the kernel's pool shows none of {requested} free, and THPs are of {page}; \
+             hint: jumbo pool grow {requested} N"
         ))
     }
 
-    /// What will be on huge pages and what will not, on a host with these controls; `None` where there are none, or
-    /// they cannot be read. `thp_disabled`: the
-    /// process was told to do without THP (PR_SET_THP_DISABLE), which its children inherit.
-    pub fn memory(&self, reach: &Reach, thp: Option<&Thp>, thp_disabled: bool) -> Vec<Memory> {
-        let none = if let Some(reason) = reach.reason() {
-            Some(reason)
-        } else if thp_disabled {
-            Some(String::from(
-                "THP is switched off for this process and its children (PR_SET_THP_DISABLE)",
-            ))
-        } else if thp.is_none() && !self.thp {
-            Some(String::from("this kernel has no transparent huge pages"))
-        } else {
-            None
+    /// Returns the treatment of each kind of memory. `thp` has the host's controls; `None` where
+    /// there are none, or they are unreadable. `thp_disabled`: PR_SET_THP_DISABLE is set.
+    pub fn memory(&self, reach: &Reach, thp: Option<&Thp>, thp_disabled: bool) -> Vec<MemoryPlan> {
+        let no_thp = || match thp {
+            _ if thp_disabled => {
+                Some("THP is switched off for this process and its children (PR_SET_THP_DISABLE)")
+            }
+            None if !self.thp => Some("this kernel has no transparent huge pages"),
+            _ => None,
         };
+        let none = reach.reason().or_else(|| no_thp().map(String::from));
         let no_size = || thp.filter(|thp| advisable(thp).is_empty()).map(why_no_size);
         let general = none.clone().or_else(no_size);
-        // It is asked for what a PMD maps, whatever comes of it.
-        let asked = || PageSize::new(self.orders.pmd as u64).into_iter().collect();
-        let sizes = thp.map_or_else(asked, advisable);
+        let pmd = || PageSize::new(self.orders.pmd as u64).into_iter().collect();
+        let sizes = thp.map_or_else(pmd, advisable);
         let unknown = match thp {
             Some(_) => "",
             None => "; whether the host allows it cannot be read here (/sys)",
         };
         let advised = |what, on: bool, option: &str, how: String| match &general {
-            _ if !on => Memory::left(what, format!("{option}=off")),
-            Some(reason) => Memory::left(what, reason),
-            None => Memory {
+            _ if !on => MemoryPlan::left(what, format!("{option}=off")),
+            Some(reason) => MemoryPlan::left(what, reason),
+            None => MemoryPlan {
                 what,
                 sizes: sizes.clone(),
                 how: format!("{how}{unknown}"),
@@ -157,7 +151,7 @@ impl Plan {
         let heap = self.orders.heap != HeapMode::Off;
         let tunable = variables::HUGETLB_TUNABLE;
         let how = match &self.tunable {
-            _ if self.is_mimallocs() => Ok(format!("mimalloc, {}", self.arenas())),
+            _ if self.is_all_mimalloc() => Ok(format!("mimalloc, {}", self.arenas())),
             Tunable::Set(_) => Ok(self.small(&format!("{tunable}=1"))),
             Tunable::Kept(value) if value == "1" => {
                 Ok(self.small(&format!("your own {tunable}=1")))
@@ -169,8 +163,8 @@ impl Plan {
             Tunable::Left(reason) => Err(general.clone().unwrap_or((*reason).to_owned())),
         };
         let small = match how {
-            Ok(how) => advised(SMALL, heap, "--heap", how),
-            Err(why) => Memory::left(SMALL, why),
+            Ok(how) => advised(SMALL_ALLOCATIONS, heap, "--heap", how),
+            Err(why) => MemoryPlan::left(SMALL_ALLOCATIONS, why),
         };
         let wasted = match self.orders.max_waste {
             MaxWaste::Percent(percent) => format!("at most {percent} % wasted"),
@@ -178,11 +172,11 @@ impl Plan {
         };
         let maps = format!("mmap, aligned and advised where a whole huge page fits; {wasted}");
         vec![
-            advised(LARGE, heap, "--heap", self.large()),
+            advised(LARGE_ALLOCATIONS, heap, "--heap", self.large()),
             small,
             advised(MAPPINGS, self.orders.maps, "--maps", maps),
             match &general {
-                Some(reason) => Memory::left("text", reason),
+                Some(reason) => MemoryPlan::left("text", reason),
                 None => self.text(),
             },
             advised(
@@ -194,29 +188,29 @@ impl Plan {
                 ),
             ),
             match &none {
-                Some(reason) => Memory::left(Memory::SHARED, reason),
+                Some(reason) => MemoryPlan::left(MemoryPlan::SHARED, reason),
                 None => self.shared(),
             },
-            Memory::left("stack", "the main thread's stack is left to the kernel"),
+            MemoryPlan::left("stack", "the main thread's stack is left to the kernel"),
         ]
     }
 }
 
-/// [`Memory::what`] of the heap.
-const LARGE: &str = "large allocations";
-const SMALL: &str = "small allocations";
+/// Values of [`MemoryPlan::what`] for the heap.
+const LARGE_ALLOCATIONS: &str = "large allocations";
+const SMALL_ALLOCATIONS: &str = "small allocations";
 const MAPPINGS: &str = "anonymous mappings";
 
-impl Memory {
-    /// What [`Memory::what`] says of shared memory, whose sizes are not those of private memory.
+impl MemoryPlan {
+    /// Value of [`MemoryPlan::what`] for shared memory, whose sizes differ from private memory's.
     pub const SHARED: &str = "shared memory";
 
     /// True for allocations and private mappings.
     pub fn is_heap(&self) -> bool {
-        [LARGE, SMALL, MAPPINGS].contains(&self.what)
+        [LARGE_ALLOCATIONS, SMALL_ALLOCATIONS, MAPPINGS].contains(&self.what)
     }
 
-    /// What stays on base pages.
+    /// Memory that stays on base pages.
     fn left(what: &'static str, why: impl Into<String>) -> Self {
         Self {
             what,
@@ -226,12 +220,12 @@ impl Memory {
     }
 }
 
-impl Plan {
-    /// What becomes of text. Which sizes it comes in decide the page cache and the program's own headers.
-    fn text(&self) -> Memory {
+impl RunPlan {
+    /// Returns the treatment of text. Its sizes depend on the page cache and the program's headers.
+    fn text(&self) -> MemoryPlan {
         let file = "the file's own mapping where the page cache has huge folios";
         let how = match self.orders.text {
-            TextMode::Off => return Memory::left("text", "--text=off"),
+            TextMode::Off => return MemoryPlan::left("text", "--text=off"),
             TextMode::File => String::from(file),
             TextMode::Auto => format!(
                 "{file}; a shared copy once the program has lived, and touched 32 MiB of it"
@@ -240,17 +234,17 @@ impl Plan {
                 String::from("one copy for all your processes that run the file, at the start")
             }
         };
-        Memory {
+        MemoryPlan {
             what: "text",
             sizes: PageSize::new(self.orders.pmd as u64).into_iter().collect(),
             how,
         }
     }
 
-    /// What becomes of shared memory. What the kernel's controls allow comes first, whatever it is.
-    fn shared(&self) -> Memory {
+    /// Returns the treatment of shared memory. The kernel's controls may allow other sizes.
+    fn shared(&self) -> MemoryPlan {
         let how = match self.orders.shm {
-            ShmMode::Off => return Memory::left(Memory::SHARED, "--shm=off"),
+            ShmMode::Off => return MemoryPlan::left(MemoryPlan::SHARED, "--shm=off"),
             ShmMode::Advise => "aligned and advised; the rest is up to the host's shmem_enabled",
             ShmMode::Auto => {
                 "aligned and advised; collapsed once it was touched, in mappings of 32 MiB and more"
@@ -267,8 +261,8 @@ impl Plan {
             (_, sizes) => sizes,
         };
         let bits = (0..usize::BITS).map(|bit| sizes & 1 << bit);
-        Memory {
-            what: Memory::SHARED,
+        MemoryPlan {
+            what: MemoryPlan::SHARED,
             sizes: bits
                 .filter_map(|size| PageSize::new(size as u64).ok())
                 .collect(),
@@ -276,21 +270,20 @@ impl Plan {
         }
     }
 
-    /// Where small allocations come from; glibc's heap is advised by that tunable.
-    fn small(&self, by: &str) -> String {
-        let glibcs = format!("glibc's heap, by {by}");
+    /// Describes the source of small allocations; `tunable` advises glibc's heap.
+    fn small(&self, tunable: &str) -> String {
+        let glibc = format!("glibc's heap, by {tunable}");
         match self.orders.heap {
-            HeapMode::Glibc => glibcs,
+            HeapMode::Glibc => glibc,
             _ => format!(
                 "up to 128 bytes in mimalloc's arenas, advised, but where MALLOC_ variables, glibc.malloc tunables or a limit \
-                 (ulimit -v, -d) are set; others in {glibcs}"
+                 (ulimit -v, -d) are set; others in {glibc}"
             ),
         }
     }
 
-    /// By what means large allocations become huge.
     fn large(&self) -> String {
-        if self.is_mimallocs() {
+        if self.is_all_mimalloc() {
             return format!("mimalloc, {}", self.arenas());
         }
         let window = "in an aligned window of their own";
@@ -300,8 +293,8 @@ impl Plan {
         }
     }
 
-    /// All allocations are mimalloc's, on the pool.
-    fn is_mimallocs(&self) -> bool {
+    /// Reports whether mimalloc has all allocations, on the pool.
+    fn is_all_mimalloc(&self) -> bool {
         self.orders.heap == HeapMode::Mimalloc && self.orders.pool.is_some()
     }
 
@@ -333,7 +326,7 @@ impl Plan {
     }
 }
 
-/// The sizes that anonymous memory can have once it is advised.
+/// Folio sizes that the host allows for advised anonymous memory.
 fn advisable(thp: &Thp) -> Vec<PageSize> {
     let mut sizes: Vec<PageSize> = thp.sizes.keys().copied().chain([thp.pmd_size]).collect();
     sizes.sort_unstable();
@@ -359,18 +352,18 @@ fn why_no_size(thp: &Thp) -> String {
 mod tests {
     use super::*;
 
-    const HOST: Host = Host {
+    const HOST: HostSupport = HostSupport {
         thp_never: false,
         pmd: Some(PageSize::SIZE_2M),
         has_pages: true,
     };
 
-    fn plan(reach: &Reach) -> Plan {
-        Plan::new(Orders::default(), None, HOST, reach, None)
+    fn plan(reach: &Reach) -> RunPlan {
+        RunPlan::new(Orders::default(), None, HOST, reach, None)
     }
 
     #[test]
-    fn by_default_everything_is_on() {
+    fn default_plan_uses_all_mechanisms() {
         let plan = plan(&Reach::Reached);
         assert!(
             plan.preload
@@ -385,11 +378,11 @@ mod tests {
     }
 
     #[test]
-    fn without_thp_nothing_is_asked_for() {
-        let plan = Plan::new(
+    fn plan_without_thp_requests_nothing() {
+        let plan = RunPlan::new(
             Orders::default(),
             None,
-            Host { pmd: None, ..HOST },
+            HostSupport { pmd: None, ..HOST },
             &Reach::Reached,
             None,
         );
@@ -401,20 +394,20 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_said_to_be_missing() {
+    fn unreadable_controls_are_reported_as_unknown() {
         let memory = plan(&Reach::Reached).memory(&Reach::Reached, None, false);
         let large = memory.first().unwrap();
         assert_eq!(large.sizes, [PageSize::SIZE_2M], "{large:?}");
         assert!(large.how.contains("cannot be read"), "{large:?}");
     }
 
-    /// A THP of 1 GiB would be resident as a whole, whatever the program uses of it.
+    /// A page of 1 GiB made of THPs would be resident as a whole, however little the program uses.
     #[test]
-    fn a_pool_of_pages_that_are_not_there_is_in_what_a_pmd_maps() {
+    fn pool_falls_back_to_the_pmd_size() {
         let pool = "2G:1G".parse().ok();
         for (has_pages, page) in [(true, 1 << 30), (false, 2 << 20)] {
-            let host = Host { has_pages, ..HOST };
-            let plan = Plan::new(Orders::default(), pool, host, &Reach::Reached, None);
+            let host = HostSupport { has_pages, ..HOST };
+            let plan = RunPlan::new(Orders::default(), pool, host, &Reach::Reached, None);
             let pool = plan.orders.pool.unwrap();
             assert_eq!((pool.page, pool.size), (page, 2 << 30));
             assert_eq!(plan.why_other_pages().is_some(), !has_pages);
@@ -423,17 +416,17 @@ mod tests {
 
     #[test]
     fn heap_off_leaves_the_tunable_alone() {
-        let asked = Orders {
+        let requested = Orders {
             heap: HeapMode::Off,
             ..Orders::default()
         };
-        let plan = Plan::new(asked, None, HOST, &Reach::Reached, None);
+        let plan = RunPlan::new(requested, None, HOST, &Reach::Reached, None);
         assert!(plan.orders.heap == HeapMode::Off && plan.orders.maps);
         assert_eq!(plan.tunable, Tunable::Left("--heap=off"));
     }
 
     #[test]
-    fn a_static_program_is_untouched_and_its_children_are_not() {
+    fn static_program_gets_preload_only_for_its_children() {
         let reach = Reach::Static { glibc: true };
         let followed = plan(&reach);
         assert!(followed.preload && matches!(followed.tunable, Tunable::Left(_)));
@@ -441,12 +434,12 @@ mod tests {
             follow: false,
             ..Orders::default()
         };
-        let alone = Plan::new(alone, None, HOST, &reach, None);
+        let alone = RunPlan::new(alone, None, HOST, &reach, None);
         assert!(!alone.preload && matches!(alone.tunable, Tunable::Left(_)));
     }
 
     #[test]
-    fn another_loader_gets_no_library() {
+    fn unknown_loader_gets_no_library() {
         let reach = Reach::Loader(String::from("/system/bin/linker64"));
         assert!(!plan(&reach).preload);
     }

@@ -1,4 +1,4 @@
-//! What `jumbo run --pool` asks for ([`PoolRequest`]), and what the preload library is told ([`PoolOrder`]).
+//! The pool of `jumbo run --pool`: [`PoolRequest`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,63 +9,65 @@ use jumbo_inside::orders::{MAX_POOL, PoolOrder};
 
 use crate::units::{Bytes, PageSize, SizeError};
 
-/// `SIZE[:PAGESIZE][,each][,nofork]`, as it is typed and as it stands in a profile, and what other options say of the pool.
+/// `SIZE[:PAGESIZE][,each][,nofork]` of an option or a profile, and other options about the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolRequest {
-    /// How much the pool holds, at least one byte.
+    /// Size of the pool, at least one byte.
     pub size: Bytes,
-    /// The size of its pages; `None`: what a PMD maps.
+    /// Page size; `None`: the PMD size.
     pub page: Option<PageSize>,
-    /// Each process may have so much; else all processes of the run together.
+    /// The size is for each process, instead of all processes of the run together.
     pub each: bool,
     /// The program promises not to fork while it has several threads.
     pub nofork: bool,
-    /// What there may be beyond the pool (`--overcommit`).
+    /// Maximum memory beyond the pool (`--overcommit`).
     pub overcommit: Bytes,
     /// The pool is resident before the program starts (`--warm`).
     pub warm: bool,
 }
 
-/// Why a text asks for no pool.
+/// Reasons to reject a pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
-    /// A size that is none.
+    /// Malformed size.
     #[error(transparent)]
     Size(#[from] SizeError),
-    /// A page smaller than what a PMD maps.
+    /// Page smaller than the PMD size.
     #[error(
         "a pool's pages are of {pmd} at least, which is what a PMD maps here, not {page}; hint: {pmd}"
     )]
     Small {
-        /// The page that was asked for.
+        /// Requested page size.
         page: PageSize,
-        /// The least.
+        /// Minimum page size.
         pmd: PageSize,
     },
-    /// Less than one page, of the pool or of its overcommit.
+    /// Pool or overcommit of less than one page.
     #[error(
         "{size} is less than one page of a pool in pages of {page}; hint: {page}, or smaller pages"
     )]
     Part {
-        /// What was asked for.
+        /// Requested size.
         size: Bytes,
-        /// The size of a page.
+        /// Page size.
         page: PageSize,
     },
-    /// More than there are addresses for, or nothing at all.
+    /// Empty pool, or pool and overcommit beyond [`MAX_POOL`].
     #[error("a pool is larger than nothing and at most {MAX_POOL}, its overcommit included")]
     Bounds,
-    /// A page larger than a range of the heap can be laid out for.
+    /// Page larger than the alignment of the heap's ranges.
     #[error("a pool's pages are of 1 GiB at most, not {0}; hint: 2M, or 1G")]
     Page(PageSize),
-    /// Something behind a comma that is neither `each` nor `nofork`.
+    /// Unknown property after a comma.
     #[error("`{0}` is no property of a pool: there are `each` and `nofork`")]
     Property(String),
 }
 
 impl PoolRequest {
+    /// Checks the size of pool and overcommit.
+    ///
     /// # Errors
-    /// [`PoolError::Bounds`] where pool and overcommit together are too large.
+    /// [`PoolError::Bounds`].
     pub fn check(&self) -> Result<(), PoolError> {
         let whole = self.size.0.saturating_add(self.overcommit.0);
         match self.size.0 > 0 && whole <= MAX_POOL.0 {
@@ -74,10 +76,10 @@ impl PoolRequest {
         }
     }
 
-    /// On a host whose PMD maps `pmd`.
+    /// Checks that a host with PMD size `pmd` can have these page and pool sizes.
     ///
     /// # Errors
-    /// [`PoolError::Small`] and [`PoolError::Part`] where it would become something else than what was asked for.
+    /// [`PoolError::Small`], [`PoolError::Part`].
     pub fn check_pages(&self, pmd: PageSize) -> Result<(), PoolError> {
         let page = self.page.unwrap_or(pmd);
         if page < pmd {
@@ -88,8 +90,7 @@ impl PoolRequest {
         part.map_or(Ok(()), |size| Err(PoolError::Part { size, page }))
     }
 
-    /// The order for it, on a host whose PMD maps `pmd` bytes. Sizes are rounded up to pages; see
-    /// [`Self::check_pages`] for what is refused before.
+    /// Returns the order for the library, with sizes rounded up to pages.
     pub fn order(self, pmd: usize) -> PoolOrder {
         let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX / 2);
         let page = self.page.map_or(pmd, |page| bytes(page.bytes()).max(pmd));
@@ -103,7 +104,7 @@ impl PoolRequest {
         }
     }
 
-    /// What was asked for, in the whole pages that it became.
+    /// Returns the request with the sizes of `order`, in whole pages.
     #[must_use]
     pub fn rounded(self, order: PoolOrder) -> Self {
         let page = PageSize::new(order.page as u64).ok();
@@ -121,10 +122,8 @@ impl FromStr for PoolRequest {
     fn from_str(text: &str) -> Result<Self, PoolError> {
         let mut parts = text.split(',');
         let sizes = parts.next().unwrap_or_default();
-        let (size, page) = match sizes.split_once(':') {
-            Some((size, page)) => (size, Some(page)),
-            None => (sizes, None),
-        };
+        let pair = sizes.split_once(':');
+        let (size, page) = pair.map_or((sizes, None), |(size, page)| (size, Some(page)));
         let mut request = Self {
             size: size.parse()?,
             page: page.map(str::parse).transpose()?,
@@ -170,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_read_as_it_is_typed() {
+    fn request_is_parsed_and_printed() {
         let request: PoolRequest = "4G:1G,nofork,each".parse().unwrap();
         assert_eq!(request.size, Bytes(4 << 30));
         assert_eq!(request.page, Some(PageSize::SIZE_1G));
@@ -196,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_has_a_page_at_least() {
+    fn pool_has_at_least_one_page() {
         let check = |text: &str, overcommit: u64| {
             let request: PoolRequest = text.parse().unwrap();
             let overcommit = Bytes(overcommit);
@@ -218,8 +217,9 @@ mod tests {
         assert!(matches!(check("4M", 1), Err(PoolError::Part { .. })));
         assert!(matches!(check("1G:4K", 0), Err(PoolError::Small { .. })));
     }
+
     #[test]
-    fn an_order_is_in_whole_pages_and_survives_the_environment() {
+    fn order_is_in_whole_pages_and_survives_the_environment() {
         let mut request: PoolRequest = "5M:2M,nofork".parse().unwrap();
         (request.overcommit, request.warm) = (Bytes(1), true);
         let order = request.order(2 << 20);
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(order.overcommit, 2 << 20);
         assert_eq!(PoolOrder::decode(&order.to_string()), Some(order));
         assert_eq!(request.rounded(order).size, Bytes(6 << 20));
-        // A page is at least what a PMD maps.
+        // The PMD size is the minimum.
         let small: PoolRequest = "1M:64k".parse().unwrap();
         let small = small.order(2 << 20);
         assert_eq!((small.page, small.size), (2 << 20, 2 << 20));

@@ -3,37 +3,37 @@
 use super::elf::{Executable, Machine};
 use crate::units::PageSize;
 
-/// Whether LD_PRELOAD gets into a program's memory, and what stands in between: then it runs untouched.
+/// Whether LD_PRELOAD gets into a program, or the obstacle; then the program runs untouched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Nothing that its file shows.
+    /// No obstacle in the file.
     Reached,
-    /// It has no loader.
+    /// Statically linked: no loader.
     Static {
         /// The glibc linked into it acts on GLIBC_TUNABLES.
         glibc: bool,
     },
-    /// It is a Go program.
+    /// Go program.
     Go,
-    /// It runs on something else than libjumbo_preload.so.
+    /// Built for another machine than libjumbo_preload.so.
     Machine(Machine),
-    /// Its loader is that of another C library.
+    /// Loader of another C library than glibc or musl.
     Loader(String),
-    /// The loader distrusts the environment: what makes the kernel set AT_SECURE (getauxval(3)) for it, in words.
+    /// The loader ignores LD_PRELOAD: the reason for AT_SECURE (getauxval(3)), in words.
     Privileged(&'static str),
-    /// Its file does not show what it is.
+    /// Unreadable executable, with the reason.
     Unknown(String),
-    /// The seccomp filters that it inherits kill for advice.
+    /// An inherited seccomp filter kills the process for madvise(2).
     Filtered,
-    /// The kernel's base pages have another size than the one that libjumbo_preload.so is written for.
+    /// The kernel's base page size is not the one that libjumbo_preload.so is built for.
     BasePage(PageSize),
-    /// The user switched jumbo off for it (JUMBO=off).
+    /// The user switched jumbo off (JUMBO=off).
     Off,
 }
 
 impl Reach {
-    /// The reach of a program that is `executable`, or could not be read as one for a reason. `own` is
-    /// what libjumbo_preload.so runs on; `is_static_glibc` is asked only where it matters.
+    /// Returns the reach of a program. `executable` has its headers, or why they cannot be read;
+    /// `own` is the machine of libjumbo_preload.so.
     pub fn of(
         executable: Result<&Executable, String>,
         own: Machine,
@@ -58,17 +58,17 @@ impl Reach {
         }
     }
 
-    /// The reach of every program on a kernel with base pages of that size; `None` where it depends on the program.
+    /// Returns the reach of all programs with this base page size, if they share one.
     pub fn on_base_pages(size: PageSize) -> Option<Self> {
         (size != PageSize::SIZE_4K).then_some(Self::BasePage(size))
     }
 
-    /// True where nothing stands in the way.
+    /// Reports whether LD_PRELOAD gets in.
     pub fn is_reached(&self) -> bool {
         *self == Self::Reached
     }
 
-    /// True where its memory can be promoted from outside instead: what it is rules nothing else out.
+    /// Reports whether the program can be promoted from outside instead.
     pub fn is_outside(&self) -> bool {
         matches!(
             self,
@@ -76,7 +76,7 @@ impl Reach {
         )
     }
 
-    /// Why not.
+    /// Describes the obstacle.
     pub fn reason(&self) -> Option<String> {
         Some(match self {
             Self::Reached => return None,
@@ -108,8 +108,8 @@ impl Reach {
         })
     }
 
-    /// True where LD_PRELOAD in the environment does no harm to the program itself: its loader takes the
-    /// library or never looks. A loader of another kind would complain on the program's stderr.
+    /// Reports whether LD_PRELOAD does no harm to the program: its loader takes the library or
+    /// ignores it. Other loaders would complain on the program's stderr.
     pub fn tolerates_preload(&self) -> bool {
         !matches!(
             self,
@@ -117,7 +117,7 @@ impl Reach {
         )
     }
 
-    /// True where GLIBC_TUNABLES changes nothing in a program that is to run untouched.
+    /// Reports whether GLIBC_TUNABLES has no effect on a program that must run untouched.
     pub fn tolerates_tunables(&self) -> bool {
         !matches!(
             self,
@@ -151,12 +151,12 @@ mod tests {
     const GLIBC: Option<&str> = Some("/lib64/ld-linux-x86-64.so.2");
 
     #[test]
-    fn a_file_shows_whether_the_library_gets_in_and_what_the_environment_would_do() {
+    fn headers_decide_reach_and_tolerance() {
         let x32 = Executable {
             machine: Machine { bits: 32, ..OWN },
             ..executable(GLIBC, true)
         };
-        // The reason, and whether LD_PRELOAD and GLIBC_TUNABLES do no harm.
+        // Reason, and tolerance of LD_PRELOAD and GLIBC_TUNABLES.
         for (executable, reason, tolerates) in [
             (executable(GLIBC, false), None, (true, true)),
             (
@@ -164,7 +164,6 @@ mod tests {
                 None,
                 (true, true),
             ),
-            // It keeps its tunables.
             (executable(None, false), Some("statically"), (true, false)),
             (executable(None, true), Some("Go"), (true, true)),
             (executable(GLIBC, true), Some("Go"), (true, true)),
@@ -177,12 +176,12 @@ mod tests {
         ] {
             let reach = Reach::of(Ok(&executable), OWN, None, || true);
             assert_eq!(reach.is_reached(), reason.is_none());
-            let said = reach.reason().unwrap_or_default();
-            assert!(said.contains(reason.unwrap_or_default()), "{said}");
+            let text = reach.reason().unwrap_or_default();
+            assert!(text.contains(reason.unwrap_or_default()), "{text}");
             assert_eq!(
                 (reach.tolerates_preload(), reach.tolerates_tunables()),
                 tolerates,
-                "{said}"
+                "{text}"
             );
         }
     }
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn this_test_is_an_executable_with_a_known_loader() {
+    fn test_executable_has_a_known_loader() {
         let bytes = std::fs::read("/proc/self/exe").unwrap();
         let executable = Executable::read(&bytes[..]).unwrap();
         assert!(
@@ -218,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_executable_says_so() {
+    fn other_files_are_rejected() {
         for bytes in [&b"#!/bin/sh\n"[..], b"", b"\x7fELF", &[0x7f; 4096]] {
             assert!(Executable::read(bytes).is_err());
         }

@@ -1,20 +1,19 @@
-//! How jumbo's words are added to environment variables that the user may have set already.
+//! Adds to and removes from `LD_PRELOAD` and `GLIBC_TUNABLES`, which the user may have set already.
 
 /// The glibc tunable that makes malloc advise its own heap.
 pub const HUGETLB_TUNABLE: &str = "glibc.malloc.hugetlb";
 
-/// The end of the library's path, in each version.
+/// File name of the library in all versions.
 const LIBRARY_FILE: &[u8] = b"/libjumbo_preload.so";
 
-/// `LD_PRELOAD` with `library` after what is there, so that the user's own interposers come first, and without the library
-/// of another version. `None` where the library is there already: a `jumbo run` under `jumbo run`.
+/// Appends `library` to `LD_PRELOAD`, after the user's own interposers, and removes other versions
+/// of it. Returns `None` where the library is listed already: a `jumbo run` under `jumbo run`.
 ///
-/// The loader separates at colons and blanks (ld.so(8)).
+/// Colons and blanks separate entries (ld.so(8)).
 pub fn preload(current: Option<&[u8]>, library: &[u8]) -> Option<Vec<u8>> {
     let current = current.unwrap_or_default();
     let listed = || current.split(|byte| is_preload_separator(*byte));
-    let is_anothers = |entry: &&[u8]| entry.ends_with(LIBRARY_FILE) && *entry != library;
-    if listed().any(|entry| is_anothers(&entry)) {
+    if listed().any(|entry| entry.ends_with(LIBRARY_FILE) && entry != library) {
         let kept = listed().filter(|entry| !entry.is_empty() && !entry.ends_with(LIBRARY_FILE));
         let kept = kept.fold(Vec::new(), |all, entry| join(&all, entry));
         return Some(join(&kept, library));
@@ -25,13 +24,13 @@ pub fn preload(current: Option<&[u8]>, library: &[u8]) -> Option<Vec<u8>> {
     Some(join(current, library))
 }
 
-/// True for the bytes that cannot be part of a path in `LD_PRELOAD`.
+/// Reports whether a byte separates paths in `LD_PRELOAD`.
 pub fn is_preload_separator(byte: u8) -> bool {
     byte == b':' || byte == b' '
 }
 
-/// `GLIBC_TUNABLES` with malloc's huge pages on, or the value the user gave that tunable: it stays,
-/// and because the last duplicate wins nothing is added.
+/// Appends malloc's huge page tunable to `GLIBC_TUNABLES`, unless the user has set it. The last
+/// duplicate wins, so nothing may follow the user's.
 ///
 /// # Errors
 /// The user's own value.
@@ -48,7 +47,7 @@ pub fn tunables(current: Option<&[u8]>) -> Result<Vec<u8>, String> {
     }
 }
 
-/// `GLIBC_TUNABLES` without the entry that [`tunables`] added last; `None` where it is not there.
+/// Removes the last entry that [`tunables`] added; `None` where there is none.
 pub fn without_tunable(current: &[u8]) -> Option<Vec<u8>> {
     let ours = format!("{HUGETLB_TUNABLE}=1").into_bytes();
     let mut entries: Vec<&[u8]> = current.split(|byte| *byte == b':').collect();
@@ -69,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn preload_is_added_to_and_never_twice() {
+    fn library_is_appended_once() {
         let add = |current: Option<&str>| {
             preload(current.map(str::as_bytes), b"/l/j.so").map(|v| String::from_utf8(v).unwrap())
         };
@@ -82,7 +81,7 @@ mod tests {
         );
         assert_eq!(add(Some("a.so:/l/j.so")), None);
         assert_eq!(add(Some("/l/j.so a.so")), None);
-        // That of another version goes: two of them would both serve the program.
+        // Two versions would both serve the program.
         let new = b"/2/libjumbo_preload.so";
         for before in [
             "/1/libjumbo_preload.so:a.so",
@@ -96,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_added_can_be_taken_out() {
+    fn added_tunable_can_be_removed() {
         for before in ["", "glibc.malloc.check=3"] {
             let added = tunables(Some(before.as_bytes())).unwrap();
             assert_eq!(without_tunable(&added).unwrap(), before.as_bytes());
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tunable_the_user_named_stays() {
+    fn tunable_of_the_user_stays() {
         let add = |current: Option<&str>| {
             tunables(current.map(str::as_bytes)).map(|v| String::from_utf8(v).unwrap())
         };

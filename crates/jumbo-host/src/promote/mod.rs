@@ -1,29 +1,29 @@
-//! Huge pages for processes that run already, from outside.
+//! Huge pages for running processes, from outside.
 //!
-//! - [`Target`]: a process that can be promoted; [`Refusal`]: why another cannot be.
-//! - [`Plan`]: the blocks of a huge page that are worth it, what that gains and what it costs.
-//! - [`Reach`]: the method, of two: process_madvise(2), and a call in a thread of the process by ptrace(2).
-//! - [`Pace`]: when the next block may be collapsed: rate, memory pressure, free huge pages.
-//! - [`promote()`]: carries a plan out; [`split()`]: the way back.
+//! - [`Target`]: a process that can be promoted; [`Refusal`]: the reason why another cannot be.
+//! - [`PromotePlan`]: the blocks to collapse, their gain and cost. A block has the PMD size.
+//! - [`Access`]: the method: process_madvise(2), or a call in a thread of the process by ptrace(2).
+//! - [`Pace`]: limits by rate, memory pressure and free huge pages.
+//! - [`promote()`]: carries a plan out; [`split()`]: reverts it.
 //!
-//! A block is looked at again right before it is collapsed, so a plan may be old: what the process has
-//! unmapped or emptied meanwhile is passed over. A block that changes even after that costs at most its
-//! own size, and a collapse changes no byte that any thread can read.
+//! Each block is checked again right before it is collapsed, so a plan may be stale: blocks that
+//! the process has unmapped or emptied are skipped. A block that changes even later costs at most
+//! its size. A collapse changes no byte that any thread can read.
 //!
-//! Invariant: the memory that blocks are filled up with is bounded (`--max-waste`); a block that is not
-//! half full stays as it is.
+//! Invariant: the memory that fills up blocks is bounded (`--max-waste`); a block less than half
+//! full stays on base pages.
 
+mod access;
 mod pace;
 mod plan;
-mod reach;
 mod refusal;
 mod split;
 mod target;
 mod work;
 
+pub use access::{Access, Method};
 pub use pace::{Pace, Pause};
-pub use plan::{Part, Plan, Wish, left_out};
-pub use reach::{Method, Reach};
+pub use plan::{Part, PromotePlan, Selection, left_out};
 pub use refusal::Refusal;
 pub use split::{Split, split};
 pub use target::Target;

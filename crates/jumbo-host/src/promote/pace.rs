@@ -1,4 +1,4 @@
-//! When the next block may be collapsed: [`Pace`].
+//! Limits on the speed of collapses: [`Pace`].
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -11,24 +11,24 @@ use crate::kernel::pressure::memory_in;
 use crate::kernel::{Root, base_page, cgroup};
 use crate::units::{Bytes, PageSize};
 
-/// The time between two readings of pressure. The kernel adds up the time every two seconds.
-const LOOK: Duration = Duration::from_millis(100);
-/// A figure that has not changed for so long stands for now.
-const SETTLED: Duration = Duration::from_millis(2500);
-/// Tasks stall where some waited for so large a part of the time.
-const STALL_PART: f64 = 0.1;
-/// Free blocks are scarce below this part of the host's memory: each zone keeps some back.
-const SCARCE_PART: u64 = 64;
+/// Interval between reads of pressure. The kernel sums up stall time every two seconds.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
+/// Age of an unchanged total that means no stalls: more than the kernel's interval.
+const MAX_TOTAL_AGE: Duration = Duration::from_millis(2500);
+/// Part of the time in which some task waited, from which on collapses pause.
+const STALL_THRESHOLD: f64 = 0.1;
+/// Divisor of the host's memory: this part of it stays free, as each zone has a reserve.
+const RESERVE_DIVISOR: u64 = 64;
 
-/// Why nothing is collapsed for a moment.
+/// Reason for a pause between collapses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pause {
-    /// Processes of the host wait for memory.
+    /// Memory pressure on the host.
     Host,
-    /// Processes of the target's control group do.
+    /// Memory pressure in the target's control group.
     Group,
-    /// No thread of it could be stopped without a trace.
+    /// No thread of the target could be stopped without a side effect.
     Thread,
 }
 
@@ -42,32 +42,35 @@ impl std::fmt::Display for Pause {
     }
 }
 
-/// Rate, pressure and free huge pages.
+/// Rate limit, pressure gauges and reserve of free memory.
 #[derive(Debug)]
 pub struct Pace {
     root: Root,
     /// Bytes a second.
     rate: Option<Bytes>,
-    /// When the next block is due.
+    /// Time of the next block.
     due: Instant,
     gauges: Vec<Gauge>,
-    scarce: Bytes,
+    /// Memory that stays free.
+    reserve: Bytes,
 }
 
-/// One file of pressure.
+/// Reader of one pressure file.
 #[derive(Debug)]
 struct Gauge {
     pause: Pause,
     file: PathBuf,
     read: Instant,
-    /// When the total last changed, and what it is since.
+    /// Time of the last change of `total`.
     changed: Instant,
+    /// Sum of all stalls.
     total: Duration,
+    /// Part of the time in which some task waited.
     part: f64,
 }
 
 impl Pace {
-    /// At most so many bytes a second, while neither the host nor the target's control group stalls.
+    /// Limits collapses to `rate` bytes a second, and to times without memory pressure.
     pub fn new(target: &Target, rate: Option<Bytes>) -> Self {
         let root = &target.root;
         let group = cgroup::pressure_file(root, target.pid());
@@ -80,16 +83,16 @@ impl Pace {
             root: root.clone(),
             rate: rate.filter(|rate| *rate > Bytes(0)),
             due: Instant::now(),
-            scarce: Bytes(total.0 / SCARCE_PART),
+            reserve: Bytes(total.0 / RESERVE_DIVISOR),
         }
     }
 
-    /// The time until the next block is due by the rate.
+    /// Returns the time until the next block by the rate.
     pub(super) fn wait(&self) -> Duration {
         self.due.saturating_duration_since(Instant::now())
     }
 
-    /// Counts what was collapsed. Time that was not used is lost: after a pause there is no rush.
+    /// Adds collapsed memory. Unused time does not accumulate, to avoid bursts.
     pub(super) fn count(&mut self, bytes: Bytes) {
         if let Some(rate) = self.rate {
             let now = Instant::now();
@@ -98,27 +101,27 @@ impl Pace {
         }
     }
 
-    /// Why to pause now.
+    /// Returns the reason to pause now.
     pub(super) fn stall(&mut self) -> Option<Pause> {
         let root = &self.root;
         let mut gauges = self.gauges.iter_mut();
         gauges.find_map(|gauge| gauge.stalls(root).then_some(gauge.pause))
     }
 
-    /// The number of huge pages that can be had without moving memory, less those that the host should keep.
+    /// Returns the number of huge pages that are free without compaction, less the reserve.
     pub(super) fn free_pages(&self, huge: PageSize) -> u64 {
         let zones = Zone::read_all(&self.root).unwrap_or_default();
         let whole = zones
             .iter()
             .filter_map(|zone| zone.whole(huge, base_page(&self.root)));
         let free: u64 = whole.map(|pages| pages.0).sum();
-        free.saturating_sub(self.scarce.0 / huge.bytes())
+        free.saturating_sub(self.reserve.0 / huge.bytes())
     }
 }
 
 impl Gauge {
     fn new(root: &Root, pause: Pause, file: PathBuf) -> Option<Self> {
-        // A kernel may have the file and refuse to count (psi=0).
+        // With psi=0 the kernel has the file, but reads fail.
         let total = memory_in(root, &file).ok()??.some;
         let now = Instant::now();
         Some(Self {
@@ -133,21 +136,21 @@ impl Gauge {
 
     fn stalls(&mut self, root: &Root) -> bool {
         let now = Instant::now();
-        if now - self.read >= LOOK {
+        if now - self.read >= SAMPLE_INTERVAL {
             self.read = now;
             let total = memory_in(root, &self.file).ok().flatten();
             self.sample(now, total.map_or(self.total, |pressure| pressure.some));
         }
-        self.part >= STALL_PART
+        self.part >= STALL_THRESHOLD
     }
 
     fn sample(&mut self, now: Instant, total: Duration) {
         let elapsed = now.saturating_duration_since(self.changed);
-        if total == self.total && elapsed < SETTLED {
+        if total == self.total && elapsed < MAX_TOTAL_AGE {
             return;
         }
         let stalled = total.saturating_sub(self.total).as_secs_f64();
-        self.part = stalled / elapsed.as_secs_f64().max(LOOK.as_secs_f64());
+        self.part = stalled / elapsed.max(SAMPLE_INTERVAL).as_secs_f64();
         (self.changed, self.total) = (now, total);
     }
 }
@@ -157,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stall_is_seen_and_passes() {
+    fn stall_is_detected_and_ends() {
         let start = Instant::now();
         let mut gauge = Gauge {
             pause: Pause::Host,
@@ -170,10 +173,10 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         gauge.sample(at(2000), Duration::from_millis(1000));
         assert!((gauge.part - 0.5).abs() < 1e-9);
-        // The kernel has not added up since.
+        // The kernel has not updated its sum since.
         gauge.sample(at(3000), Duration::from_millis(1000));
-        assert!(gauge.part > STALL_PART);
+        assert!(gauge.part > STALL_THRESHOLD);
         gauge.sample(at(4600), Duration::from_millis(1000));
-        assert!(gauge.part < STALL_PART);
+        assert!(gauge.part < STALL_THRESHOLD);
     }
 }

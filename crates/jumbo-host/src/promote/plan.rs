@@ -1,11 +1,11 @@
-//! The blocks that are worth a huge page: [`Plan`].
+//! The blocks to collapse: [`PromotePlan`].
 //!
-//! smaps has the mappings and what speaks against them; PAGEMAP_SCAN (6.7) finds what is there and what
-//! is huge already without a look at every page, and pagemap counts the pages of the blocks that are
-//! left. Before 6.7 pagemap alone tells, and what is huge already is collapsed again, which does nothing.
+//! smaps has the mappings and the obstacles. PAGEMAP_SCAN (6.7) finds the present and the huge
+//! ranges, and pagemap counts the present pages of a block. Before 6.7 blocks that are huge already
+//! are collapsed again, without effect.
 //!
-//! The cost of a block is what a collapse allocates beyond the pages that it frees: the part that is not
-//! there, is in swap, or is shared with another process (after a fork), since the other keeps its copy.
+//! The cost of a block is the memory that a collapse allocates beyond the pages that it frees: its
+//! pages that are absent, in swap, or also mapped by another process (after a fork).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,32 +21,32 @@ use crate::kernel::{FileError, aside, cgroup};
 use crate::status::{Kind, process::Observer};
 use crate::units::{Bytes, PageSize};
 
-/// A block of which less is there is sparse.
-const DENSE_PART: usize = 2;
-/// The memory that may be filled up in a process of any size.
-const FLOOR: Bytes = Bytes(16 << 20);
-/// Before 6.7 a mapping of which less is there than a part of so many is too large to be looked through.
-const FULL_PART: u64 = 64;
+/// Divisor of a block: with less than this part present, it is sparse.
+const DENSE_DIVISOR: usize = 2;
+/// Minimum bound on the memory that fills up blocks.
+const MIN_BOUND: Bytes = Bytes(16 << 20);
+/// Divisor of a mapping: before 6.7, with less than this part present, a scan would take too long.
+const SCAN_DIVISOR: u64 = 64;
 
-/// The memory that is to be huge, and what that may cost.
+/// Kinds of memory to promote, and the bound on the cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct Selection {
     /// Private anonymous memory: heap, bss, thread stacks.
     pub heap: bool,
     /// Text of files.
     pub text: bool,
     /// Shared memory.
     pub shm: bool,
-    /// The memory that blocks may be filled up with.
+    /// Maximum memory that fills up blocks.
     pub max_waste: MaxWaste,
 }
 
-impl Wish {
-    /// Whether a mapping is meant.
+impl Selection {
+    /// Reports whether a mapping is selected.
     pub(super) fn takes(&self, kind: Kind, mapping: &Mapping<'_>) -> bool {
         match kind {
             Kind::Heap => self.heap,
-            // Of data the bss: pages of a file that were written to cannot be collapsed.
+            // Only bss: written pages of a private file mapping cannot be collapsed.
             Kind::Data => self.heap && mapping.inode == 0,
             Kind::Text => self.text,
             Kind::Shared => self.shm,
@@ -55,37 +55,37 @@ impl Wish {
     }
 }
 
-/// The memory of one kind.
+/// Plan for the memory of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Part {
-    /// Resident.
+    /// Resident memory.
     pub resident: Bytes,
-    /// Of that mapped by PMD, or on hugetlb pages.
+    /// Resident memory that is mapped by PMD, or on hugetlb pages.
     pub huge: Bytes,
-    /// To be collapsed.
+    /// Memory to collapse.
     pub gain: Bytes,
-    /// The memory that this takes beyond what is resident.
+    /// Memory that fills up its blocks.
     pub cost: Bytes,
-    /// Resident memory that stays on base pages, by the reason.
+    /// Resident memory that stays on base pages, by reason.
     pub left: BTreeMap<&'static str, Bytes>,
 }
 
-/// The memory that is to be collapsed.
+/// Plan for one process.
 #[derive(Clone, Debug, Serialize)]
-pub struct Plan {
-    /// The resident memory of the process, of any kind.
+pub struct PromotePlan {
+    /// Resident memory of all kinds.
     pub resident: Bytes,
-    /// The size of a huge page.
+    /// Size of a huge page.
     pub huge_page: PageSize,
-    /// By kind, those that are meant.
+    /// Plans for the selected kinds.
     pub kinds: BTreeMap<Kind, Part>,
-    /// The memory that blocks may be filled up with; `None`: any.
+    /// Maximum memory that fills up blocks; `None`: unbounded.
     pub bound: Option<Bytes>,
-    /// To be collapsed.
+    /// Memory to collapse.
     pub gain: Bytes,
-    /// The memory that this takes beyond what is resident.
+    /// Memory that fills up its blocks.
     pub cost: Bytes,
-    /// The blocks, the fullest first.
+    /// Blocks to collapse, the fullest first.
     #[serde(skip)]
     pub(super) blocks: Vec<Block>,
 }
@@ -95,12 +95,11 @@ pub struct Plan {
 pub(super) struct Block {
     pub(super) address: u64,
     pub(super) kind: Kind,
-    /// Its resident memory.
     pub(super) resident: Bytes,
     pub(super) cost: Bytes,
 }
 
-/// The reasons in [`Part::left`], in words.
+/// Describes a reason in [`Part::left`].
 pub fn left_out(reason: &str) -> &str {
     match reason {
         "sparse" => "in blocks that are less than half full",
@@ -109,31 +108,26 @@ pub fn left_out(reason: &str) -> &str {
         "edge" => "outside of whole aligned blocks",
         "declined" => "under MADV_NOHUGEPAGE",
         "unaligned" => "mapped at addresses that do not fit the file's huge pages",
-        "hidden" => "in a mapping that is too sparse to look through on this kernel",
+        "hidden" => "in a mapping that is too sparse to scan on this kernel",
         other => other,
     }
 }
 
-impl Plan {
-    /// The plan for a process as it is now. `spent` is what earlier plans of the same command filled up.
+impl PromotePlan {
+    /// Plans for a process. `spent` is the cost of earlier plans of the same command.
     ///
     /// # Errors
-    /// [`Refusal`] where it cannot be looked into.
-    pub fn new(target: &Target, wish: &Wish, spent: Bytes) -> Result<Self, Refusal> {
+    /// [`Refusal`] where the process cannot be read.
+    pub fn new(target: &Target, selection: &Selection, spent: Bytes) -> Result<Self, Refusal> {
         let observer = Observer::new(&target.root)?.reading(aside::smaps);
         let (base, pmd) = (crate::kernel::base_page(&target.root), observer.pmd_size());
         let pagemap = target.pagemap()?;
-        let mut survey = Survey {
-            pagemap: &pagemap,
-            base: size(base),
-            pmd: size(pmd),
-            scans: true,
-        };
+        let survey = Survey::new(&pagemap, base, pmd);
         let (mut kinds, mut found): (BTreeMap<Kind, Part>, Vec<Block>) = Default::default();
         let (mut resident, mut failed) = (Bytes(0), None);
         let each = observer.each(target.pid(), |kind, mapping| {
             resident += mapping.rss;
-            if wish.takes(kind, mapping) {
+            if selection.takes(kind, mapping) {
                 let kind = if kind == Kind::Data { Kind::Heap } else { kind };
                 let part = kinds.entry(kind).or_default();
                 if let Err(error) = survey.mapping(kind, mapping, part, &mut found) {
@@ -146,7 +140,7 @@ impl Plan {
             let path = target.root.path(format!("proc/{}/pagemap", target.pid()));
             return Err(target.unreadable(FileError::io("read", &path)(errno.into())));
         }
-        let bound = bound(wish.max_waste, resident);
+        let bound = bound(selection.max_waste, resident);
         let room = bound.map(|bound| Bytes(bound.0.saturating_sub(spent.0)));
         let spare = cgroup::memory_limit(&target.root, target.pid()).map(|limit| limit.spare());
         let is_group = spare.is_some_and(|spare| room.is_none_or(|room| spare < room));
@@ -174,7 +168,7 @@ impl Plan {
         })
     }
 
-    /// The rest of it, after an outcome that was cut short.
+    /// Returns the rest of the plan, after an interrupted outcome.
     #[must_use]
     pub fn after(mut self, outcome: &Outcome) -> Self {
         let refused: Bytes = outcome.failures.iter().map(|failure| failure.bytes).sum();
@@ -185,25 +179,25 @@ impl Plan {
         self
     }
 
-    /// True where there is nothing to collapse.
+    /// Reports whether there is nothing to collapse.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 }
 
-/// The memory that may be filled up, as in `jumbo run`.
+/// Returns the bound on filled up memory, as in `jumbo run`.
 fn bound(max_waste: MaxWaste, resident: Bytes) -> Option<Bytes> {
     match max_waste {
         MaxWaste::Unbounded => None,
         MaxWaste::Percent(0) => Some(Bytes(0)),
         MaxWaste::Percent(percent) => {
             let share = Bytes(resident.0 / 100 * u64::from(percent));
-            Some(share.max(FLOOR))
+            Some(share.max(MIN_BOUND))
         }
     }
 }
 
-/// The blocks that fit into `room`, those that cost the least first; `left` has the others.
+/// Chooses the cheapest blocks whose cost fits into `room`; calls `left` for the others.
 fn choose(
     mut found: Vec<Block>,
     room: Option<Bytes>,
@@ -226,31 +220,43 @@ pub(super) fn size(page: PageSize) -> usize {
     usize::try_from(page.bytes()).unwrap_or(usize::MAX)
 }
 
-/// The pages of a block.
+/// State of a block, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fill {
-    /// In memory, huge or not.
+    /// Memory that is present, huge or not.
     pub(super) present: usize,
-    /// In memory, and no other process maps it.
+    /// Memory that is present and mapped by this process alone.
     pub(super) exclusive: usize,
     /// Mapped by PMD.
     pub(super) is_huge: bool,
 }
 
-/// Looks through mappings.
+/// Scanner of mappings.
 pub(super) struct Survey<'a> {
-    pub(super) pagemap: &'a Pagemap,
-    /// In bytes.
-    pub(super) base: usize,
-    pub(super) pmd: usize,
-    /// The kernel has PAGEMAP_SCAN, as far as is known.
-    pub(super) scans: bool,
+    pagemap: &'a Pagemap,
+    /// Bytes of a base page.
+    base: usize,
+    /// Bytes of a huge page.
+    pmd: usize,
+    /// The kernel has PAGEMAP_SCAN, as far as known.
+    scans: bool,
 }
 
-impl Survey<'_> {
-    /// Adds a mapping's blocks.
+impl<'a> Survey<'a> {
+    pub(super) fn new(pagemap: &'a Pagemap, base: PageSize, pmd: PageSize) -> Self {
+        let (base, pmd) = (size(base), size(pmd));
+        let scans = pagemap.walk(0..base, |_, _| ()).is_ok();
+        Self {
+            pagemap,
+            base,
+            pmd,
+            scans,
+        }
+    }
+
+    /// Adds the blocks of a mapping to `found`, and the others to `part`.
     fn mapping(
-        &mut self,
+        &self,
         kind: Kind,
         mapping: &Mapping<'_>,
         part: &mut Part,
@@ -268,12 +274,12 @@ impl Survey<'_> {
         let is_file = kind != Kind::Heap && mapping.inode != 0;
         let place = mapping.start.wrapping_sub(mapping.offset);
         let misplaced = !place.is_multiple_of(self.pmd as u64);
-        let is_sparse = mapping.rss.0 < mapping.size().0 / FULL_PART;
+        let is_sparse = mapping.rss.0 < mapping.size().0 / SCAN_DIVISOR;
         let reason = match () {
             () if pages > self.base || rest == Bytes(0) => return Ok(()),
             () if mapping.declined => Some("declined"),
             () if is_file && misplaced => Some("unaligned"),
-            () if is_sparse && !self.scans() => Some("hidden"),
+            () if is_sparse && !self.scans => Some("hidden"),
             () => None,
         };
         if let Some(reason) = reason {
@@ -281,13 +287,13 @@ impl Survey<'_> {
             return Ok(());
         }
         for at in self.blocks(mapping.start..mapping.end)? {
-            let fill = self.look(at)?;
+            let fill = self.fill(at)?;
             let present = Bytes(fill.present as u64);
             if fill.is_huge {
                 continue;
             }
             rest = Bytes(rest.0.saturating_sub(present.0));
-            if fill.present < self.pmd / DENSE_PART {
+            if fill.present < self.pmd / DENSE_DIVISOR {
                 leave("sparse", present);
                 continue;
             }
@@ -298,14 +304,14 @@ impl Survey<'_> {
                 cost: self.cost(kind, fill),
             });
         }
-        // The pages of the blocks were counted a moment after smaps was read.
+        // Approximate: the pages of the blocks were counted after smaps was read.
         leave("edge", rest);
         Ok(())
     }
 
-    /// The memory that it takes to make a block whole.
-    pub(super) fn cost(&self, kind: Kind, fill: Fill) -> Bytes {
-        // Pages of a file are those of all its processes.
+    /// Returns the memory that fills up a block.
+    fn cost(&self, kind: Kind, fill: Fill) -> Bytes {
+        // A collapse of file pages frees them for all processes.
         let own = match kind {
             Kind::Heap => fill.exclusive,
             _ => fill.present,
@@ -313,8 +319,8 @@ impl Survey<'_> {
         Bytes(self.pmd.saturating_sub(own) as u64)
     }
 
-    /// The addresses of the blocks of a range of which something is in memory on base pages.
-    fn blocks(&mut self, range: Range<u64>) -> Result<Vec<usize>, Errno> {
+    /// Returns the blocks that have present base pages, or all without PAGEMAP_SCAN.
+    fn blocks(&self, range: Range<u64>) -> Result<Vec<usize>, Errno> {
         let word = |address: u64| usize::try_from(address).unwrap_or(usize::MAX);
         let Some(start) = word(range.start).checked_next_multiple_of(self.pmd) else {
             return Ok(Vec::new());
@@ -323,7 +329,7 @@ impl Survey<'_> {
         if start >= end {
             return Ok(Vec::new());
         }
-        if !self.scans() {
+        if !self.scans {
             return Ok((start..end).step_by(self.pmd).collect());
         }
         let mut blocks = Vec::new();
@@ -341,19 +347,8 @@ impl Survey<'_> {
         Ok(blocks)
     }
 
-    /// Finds out whether the kernel has PAGEMAP_SCAN.
-    pub(super) fn find_out(&mut self) {
-        self.scans();
-    }
-
-    /// Whether the kernel has PAGEMAP_SCAN.
-    fn scans(&mut self) -> bool {
-        self.scans = self.scans && self.pagemap.walk(0..self.base, |_, _| ()).is_ok();
-        self.scans
-    }
-
-    /// The pages of the block at an address.
-    pub(super) fn look(&self, at: usize) -> Result<Fill, Errno> {
+    /// Reads the state of the block at an address.
+    fn fill(&self, at: usize) -> Result<Fill, Errno> {
         let range = at..at + self.pmd;
         let mut is_huge = false;
         if self.scans {
@@ -367,10 +362,10 @@ impl Survey<'_> {
         })
     }
 
-    /// Whether a block is worth it still, at no more than `cost`.
-    pub(super) fn is_still(&self, block: &Block) -> Result<bool, Errno> {
-        let fill = self.look(usize::try_from(block.address).unwrap_or(usize::MAX))?;
-        let is_dense = fill.present >= self.pmd / DENSE_PART;
+    /// Reports whether a block is still dense, on base pages, and no costlier than planned.
+    pub(super) fn is_worthwhile(&self, block: &Block) -> Result<bool, Errno> {
+        let fill = self.fill(usize::try_from(block.address).unwrap_or(usize::MAX))?;
+        let is_dense = fill.present >= self.pmd / DENSE_DIVISOR;
         Ok(is_dense && !fill.is_huge && self.cost(block.kind, fill) <= block.cost)
     }
 }
@@ -380,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fullest_blocks_are_chosen_and_the_bound_holds() {
+    fn fullest_blocks_are_chosen_within_the_bound() {
         let block = |address, kib: u64| Block {
             address,
             kind: Kind::Heap,
@@ -396,9 +391,9 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_is_a_share_and_sixteen_mebibytes_at_least() {
+    fn bound_is_a_share_with_a_minimum() {
         let percent = |percent, mib: u64| bound(MaxWaste::Percent(percent), Bytes(mib << 20));
-        assert_eq!(percent(5, 100), Some(FLOOR));
+        assert_eq!(percent(5, 100), Some(MIN_BOUND));
         assert_eq!(percent(5, 1000).unwrap().0 >> 20, 50);
         assert_eq!(percent(0, 1000), Some(Bytes(0)));
         assert_eq!(bound(MaxWaste::Unbounded, Bytes(1)), None);

@@ -1,60 +1,60 @@
-//! Why a process is not promoted: [`Refusal`].
+//! Reasons why a process cannot be promoted: [`Refusal`].
 
 use crate::kernel::FileError;
 
-/// Why nothing is done to a process. The words follow "cannot promote PID NAME: ".
+/// Reason why a process cannot be promoted. Messages follow "cannot promote PID NAME: ".
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// There is none.
+    /// No such process.
     #[error("no such process")]
     Gone,
-    /// The ID is that of a thread.
+    /// A thread's ID.
     #[error("that is a thread of process {0}")]
     Thread(u32),
-    /// It is the caller.
+    /// The calling process.
     #[error("that is this command itself")]
     Itself,
-    /// A thread of the kernel.
+    /// A kernel thread.
     #[error("that is a thread of the kernel: it has no memory of its own")]
     Kernel,
-    /// It has ended.
+    /// A zombie.
     #[error("it has ended; its parent {parent} has not waited for it")]
     Zombie {
-        /// The process that has to wait for it.
+        /// Process that has to wait for it.
         parent: u32,
     },
     /// A reaper of jumbo.
     #[error("that is a reaper, whose memory is that of a program")]
     Reaper,
-    /// It runs under `jumbo run`: libjumbo_preload.so is in it, with a bound of its own.
-    #[error("libjumbo_preload.so is in it, and does it from inside")]
+    /// A process under `jumbo run`: libjumbo_preload.so in it has a bound of its own.
+    #[error("libjumbo_preload.so in it promotes from inside")]
     Covered,
-    /// Its mappings are not to be seen.
+    /// A process whose mappings this user may not read.
     #[error("it runs as user {uid}, and this user may not look into it: {error}")]
     Hidden {
-        /// Its user.
+        /// User of the process.
         uid: u32,
-        /// The file that could not be read.
+        /// The unreadable file.
         error: FileError,
     },
-    /// A file of it could not be read.
+    /// An unreadable file of the process.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The kernel has no MADV_COLLAPSE.
+    /// No MADV_COLLAPSE in the kernel.
     #[error("this kernel has no MADV_COLLAPSE (Linux 6.1), or no THP")]
     NoCollapse,
-    /// Neither method reaches it.
+    /// A process out of reach of both methods.
     #[error("{advise}; {trace}")]
     Unreachable {
-        /// Why process_madvise(2) does not.
+        /// Obstacle to process_madvise(2).
         advise: String,
-        /// Why ptrace(2) does not.
+        /// Obstacle to ptrace(2).
         trace: String,
     },
 }
 
 impl Refusal {
-    /// The remedy.
+    /// Returns the remedy.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Gone => Some("`jumbo status` lists the largest processes"),

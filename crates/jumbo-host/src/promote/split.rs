@@ -1,12 +1,10 @@
-//! The way back: [`split()`].
+//! Splits huge pages, to revert a promotion: [`split()`].
 //!
-//! No call splits a huge page as such. MADV_COLD on one base page of a THP splits all of it, since the
-//! kernel moves base pages to the list of inactive ones: of memory that no other process maps.
-//! Text and memory of several processes are split by `split_huge_pages` of debugfs, for root. It takes
-//! the ID of a process, and splits what of the range it can.
+//! No call splits a huge page directly. MADV_COLD on one base page splits a THP that no other
+//! process maps, since the kernel deactivates single base pages. Text and memory of several
+//! processes need `split_huge_pages` of debugfs, for root, with a process ID and a range.
 //!
-//! jumbo keeps no record of what it promoted: what is split is all that is huge in the process, and of
-//! the kinds that are meant.
+//! jumbo keeps no record of promotions: it splits all huge pages of the selected kinds.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -14,90 +12,88 @@ use std::time::Instant;
 use rustix::io::Errno;
 use serde::Serialize;
 
+use super::access::MemoryAdvice;
 use super::plan::size;
-use super::reach::What;
-use super::{Pause, Progress, Reach, Refusal, Target, Watcher, Wish};
+use super::{Access, Pause, Progress, Refusal, Selection, Target, Watcher};
 use crate::kernel::remote::End;
 use crate::kernel::{aside, base_page};
 use crate::status::{Kind, process::Observer};
 use crate::units::Bytes;
 
-const DEBUGFS: &str = "sys/kernel/debug/split_huge_pages";
-/// The rest is left after so many searches for a thread in vain.
-const MAX_IN_VAIN: u32 = 8;
-/// The number of pages that are advised before the watcher is asked.
-const BATCH: usize = 64;
+const DEBUGFS_FILE: &str = "sys/kernel/debug/split_huge_pages";
+/// Maximum number of consecutive searches for a thread without one advised page.
+const MAX_FAILED_ROUNDS: u32 = 8;
+/// Maximum number of pages between calls of the watcher.
+const MAX_BATCH_PAGES: usize = 64;
 
-/// The result of [`split()`].
+/// Result of [`split()`].
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Split {
-    /// Mapped by PMD before.
+    /// Memory mapped by PMD before.
     pub before: Bytes,
-    /// And after.
+    /// Memory mapped by PMD after.
     pub after: Bytes,
-    /// The means: `MADV_COLD`, `split_huge_pages`.
+    /// Methods used: `MADV_COLD`, `split_huge_pages`.
     pub means: Vec<&'static str>,
-    /// Why not all is split.
+    /// Reason why some pages are still huge.
     pub left: Option<String>,
-    /// In seconds.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// Splits what is huge of `target`; with `dry_run` counts it.
+/// Splits huge pages of `target`; with `dry_run` only counts them.
 ///
 /// # Errors
-/// [`Refusal`] where the process cannot be looked into.
+/// [`Refusal`] where the process cannot be read.
 pub fn split(
     target: &Target,
-    reach: &Reach,
-    wish: &Wish,
+    access: &Access,
+    selection: &Selection,
     dry_run: bool,
     watcher: &mut dyn Watcher,
 ) -> Result<Split, Refusal> {
     let started = Instant::now();
     let pmd = size(Observer::new(&target.root)?.pmd_size());
-    let huge = huge(target, wish, pmd)?;
-    let bytes = |blocks: &[Block]| Bytes(blocks.len() as u64 * pmd as u64);
+    let mut addresses = huge(target, selection, pmd)?;
+    let bytes = |addresses: &[u64]| Bytes(addresses.len() as u64 * pmd as u64);
     let mut done = Split {
-        before: bytes(&huge),
-        after: bytes(&huge),
+        before: bytes(&addresses),
+        after: bytes(&addresses),
         ..Split::default()
     };
-    if dry_run || huge.is_empty() {
+    if dry_run || addresses.is_empty() {
         return Ok(done);
     }
     let base = size(base_page(&target.root));
-    let (mut end, mut in_vain) = (None, 0);
-    let mut addresses: Vec<u64> = huge.iter().map(|block| block.0).collect();
+    let (mut end, mut failed_rounds) = (None, 0);
     while !addresses.is_empty() && end.is_none() {
         let progress = Progress {
-            done: Bytes(done.before.0 - addresses.len() as u64 * pmd as u64),
+            done: Bytes(done.before.0 - bytes(&addresses).0),
             of: done.before,
             pause: None::<Pause>,
         };
-        if watcher.look(&progress) == ControlFlow::Break(()) {
+        if watcher.poll(&progress) == ControlFlow::Break(()) {
             end = Some(String::from("interrupted"));
             break;
         }
-        let now = addresses
-            .get(..BATCH.min(addresses.len()))
-            .unwrap_or_default();
-        let advised = reach.advise(target, now, What::Cold, base);
+        let now = addresses.chunks(MAX_BATCH_PAGES).next().unwrap_or_default();
+        let advised = access.advise(target, now, MemoryAdvice::Cold, base);
         let reached = advised.answers.len();
         addresses.drain(..reached);
-        in_vain = if reached > 0 { 0 } else { in_vain + 1 };
+        failed_rounds = if reached > 0 { 0 } else { failed_rounds + 1 };
         match advised.end {
-            End::Done | End::Signal | End::NoThread | End::Gone if in_vain < MAX_IN_VAIN => {}
+            End::Done | End::Signal | End::NoThread | End::Gone
+                if failed_rounds < MAX_FAILED_ROUNDS => {}
             end_of => end = Some(end_of.to_string()),
         }
     }
     done.means.push("MADV_COLD");
-    let mut left = self::huge(target, wish, pmd)?;
+    let mut left = huge(target, selection, pmd)?;
     if !left.is_empty() && end.as_deref() != Some("interrupted") {
         match by_debugfs(target, &left, pmd) {
             Ok(()) => {
                 done.means.push("split_huge_pages");
-                left = self::huge(target, wish, pmd)?;
+                left = huge(target, selection, pmd)?;
                 end = end.filter(|_| !left.is_empty());
             }
             Err(why) => end = Some(end.map_or(why.clone(), |end| format!("{end}; {why}"))),
@@ -110,19 +106,16 @@ pub fn split(
     Ok(done)
 }
 
-/// The address of a huge page.
-struct Block(u64);
-
-/// The huge pages of the kinds that are meant.
-fn huge(target: &Target, wish: &Wish, pmd: usize) -> Result<Vec<Block>, Refusal> {
+/// Returns the addresses of the selected huge pages.
+fn huge(target: &Target, selection: &Selection, pmd: usize) -> Result<Vec<u64>, Refusal> {
     let observer = Observer::new(&target.root)?.reading(aside::smaps);
     let pagemap = target.pagemap()?;
     let base = base_page(&target.root);
-    let mut blocks = Vec::new();
+    let mut addresses = Vec::new();
     let each = observer.each(target.pid(), |kind, mapping| {
         let is_hugetlb = mapping.kernel_page_size.is_some_and(|size| size > base);
-        let is_meant = wish.takes(kind, mapping) || kind == Kind::Stack && wish.heap;
-        if is_hugetlb || !is_meant || mapping.pmd_mapped() == Bytes(0) {
+        let is_selected = selection.takes(kind, mapping) || kind == Kind::Stack && selection.heap;
+        if is_hugetlb || !is_selected || mapping.pmd_mapped() == Bytes(0) {
             return;
         }
         let word = |address: u64| usize::try_from(address).unwrap_or(usize::MAX);
@@ -130,31 +123,31 @@ fn huge(target: &Target, wish: &Wish, pmd: usize) -> Result<Vec<Block>, Refusal>
         let mut add = |run: std::ops::Range<usize>| {
             let first = run.start.next_multiple_of(pmd);
             let pages = (first..run.end).step_by(pmd);
-            blocks.extend(pages.map(|at| Block(at as u64)));
+            addresses.extend(pages.map(|at| at as u64));
         };
         let walked = pagemap.walk(range.clone(), |run, found| {
             if found.huge {
                 add(run);
             }
         });
-        // Before 6.7 all of the mapping may be huge.
+        // Without PAGEMAP_SCAN, before 6.7, all of the mapping may be huge.
         if walked == Err(Errno::NOTTY) {
             add(range);
         }
     });
     each.map_err(|error| target.unreadable(error))?;
-    Ok(blocks)
+    Ok(addresses)
 }
 
-/// By the ID: should it be another process's by now, that one keeps its memory, on base pages.
-fn by_debugfs(target: &Target, blocks: &[Block], pmd: usize) -> Result<(), String> {
-    for block in blocks {
+/// Splits by debugfs. A process that reuses the ID would lose only its huge pages.
+fn by_debugfs(target: &Target, addresses: &[u64], pmd: usize) -> Result<(), String> {
+    for start in addresses {
         if target.process.is_gone() {
             return Err(String::from("it has ended"));
         }
-        let (start, end) = (block.0, block.0 + pmd as u64);
+        let end = start + pmd as u64;
         let request = format!("{},{start:#x},{end:#x}", target.pid());
-        target.root.write(DEBUGFS, &request).map_err(|error| {
+        target.root.write(DEBUGFS_FILE, &request).map_err(|error| {
             format!(
                 "the kernel splits text, and pages that several processes map, by debugfs alone: {error} (root; \
                  `mount -t debugfs none /sys/kernel/debug`)"

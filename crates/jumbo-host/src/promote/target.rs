@@ -6,20 +6,20 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::Refusal;
-use crate::kernel::process::Standing;
+use crate::kernel::process::ProcessState;
 use crate::kernel::remote::Renewed;
 use crate::kernel::sys::Pagemap;
 use crate::kernel::{FileError, Root, task};
 use crate::status::is_reaper;
 use crate::teardown::Process;
 
-/// A process by descriptor: another that gets its ID later is not taken for it.
+/// A process by descriptor, which stays valid when its ID is reused.
 #[derive(Debug)]
 pub struct Target {
     pub(super) root: Root,
     pub(super) process: Process,
     name: String,
-    /// The wait of a thread that must not be stopped again.
+    /// A timed wait that a stop of ours restarted: no other stop may interrupt it.
     pub(super) renewed: Cell<Option<Renewed>>,
 }
 
@@ -27,14 +27,14 @@ impl Target {
     /// Opens `pid`.
     ///
     /// # Errors
-    /// [`Refusal`]: it is none, or none that has memory of its own.
+    /// [`Refusal`] where it is no process, or has no memory of its own.
     pub fn open(root: &Root, pid: u32) -> Result<Self, Refusal> {
         const KTHREADD: u32 = 2;
         if pid == std::process::id() {
             return Err(Refusal::Itself);
         }
         let opened = Process::open(root, pid);
-        let standing = Standing::read(root, pid).map_err(|_| Refusal::Gone)?;
+        let standing = ProcessState::read(root, pid).map_err(|_| Refusal::Gone)?;
         if standing.process != pid {
             return Err(Refusal::Thread(standing.process));
         }
@@ -65,36 +65,35 @@ impl Target {
         })
     }
 
-    /// Its ID.
+    /// Returns the process ID.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// Its name, as ps(1) shows it.
+    /// Returns the process name, as ps(1) shows it.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// By descriptor: readable once it has ended.
+    /// Returns the process by descriptor: readable once it has ended.
     pub fn process(&self) -> &Process {
         &self.process
     }
 
     pub(super) fn id(&self) -> Pid {
-        // The ID of a process that was opened is a positive number.
+        // A process that was opened has a positive ID.
         let id = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
         id.unwrap_or(Pid::INIT)
     }
 
-    /// Its pagemap. The file stays that of the program that runs now: after an execve(2)
-    /// it shows nothing.
+    /// Opens the pagemap of the current program: it is empty after an execve(2).
     pub(super) fn pagemap(&self) -> Result<Pagemap, Refusal> {
         let file = self.root.open(format!("proc/{}/pagemap", self.pid()));
         file.map(|file| Pagemap::of(file.into()))
             .map_err(|error| self.unreadable(error))
     }
 
-    /// The refusal that an unreadable file of it comes to.
+    /// Returns the refusal for an unreadable file of the process.
     pub(super) fn unreadable(&self, error: FileError) -> Refusal {
         if self.process.is_gone() {
             return Refusal::Gone;
@@ -104,7 +103,7 @@ impl Target {
         }
         match task::memory(&self.root, self.pid()).ok().flatten() {
             Some(task::Memory { uid, .. }) => Refusal::Hidden { uid, error },
-            // It is ending: nothing is left to look into.
+            // It is ending, and has no memory left.
             None => Refusal::Gone,
         }
     }

@@ -1,4 +1,4 @@
-//! A plan carried out: [`promote()`].
+//! Carries out a plan: [`promote()`].
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -7,122 +7,118 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use serde::Serialize;
 
+use super::access::MemoryAdvice;
 use super::plan::{Block, Survey, size};
-use super::reach::What;
-use super::{Pace, Pause, Plan, Reach, Target};
+use super::{Access, Pace, Pause, PromotePlan, Target};
 use crate::kernel::cgroup;
 use crate::kernel::remote::End;
 use crate::units::{Bytes, PageSize};
 
-/// The time between two questions to the watcher while nothing is collapsed.
-const SLICE: Duration = Duration::from_millis(50);
-/// The number of tries of a block whose pages were busy, and the time between.
-const TRIES: u32 = 3;
-const REST: Duration = Duration::from_millis(2);
-/// A command that waits for a moment to go on gives up after this.
-const PATIENCE: Duration = Duration::from_mins(1);
-/// The same for a thread that can be stopped.
-const THREAD_PATIENCE: Duration = Duration::from_secs(10);
-/// The number of blocks that are collapsed before free huge pages are counted again.
-const BATCH: u64 = 16;
+/// Interval between calls of the watcher while nothing is collapsed.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum number of attempts for a block with busy pages.
+const MAX_ATTEMPTS: u32 = 3;
+/// Delay before the second attempt; later ones wait longer.
+const RETRY_DELAY: Duration = Duration::from_millis(2);
+/// Maximum time of one pause.
+const PAUSE_TIMEOUT: Duration = Duration::from_mins(1);
+/// Maximum time without a thread that can be stopped.
+const THREAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of collapses between counts of free huge pages.
+const MAX_BATCH_BLOCKS: u64 = 16;
+/// Maximum length of [`Failure::ranges`].
+const MAX_RANGES: usize = 3;
 
-/// Where the work stands.
+/// Progress of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// Collapsed or passed over so far.
+    /// Memory that was collapsed or skipped.
     pub done: Bytes,
-    /// The plan.
+    /// Memory of the plan.
     pub of: Bytes,
-    /// Why nothing is collapsed now.
+    /// Reason of the current pause.
     pub pause: Option<Pause>,
 }
 
-/// The caller's view of the work, and its wish to end it.
+/// Observer of the work, which can end it.
 pub trait Watcher {
-    /// Asked before each block and every 50 ms while nothing is collapsed. `Break` ends the work.
-    fn look(&mut self, progress: &Progress) -> ControlFlow<()>;
+    /// Called before each block, and every 50 ms while nothing is collapsed. `Break` ends the work.
+    fn poll(&mut self, progress: &Progress) -> ControlFlow<()>;
 }
 
-/// Ranges that the kernel refused, by errno.
+/// Ranges that the kernel did not collapse, of one errno.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Failure {
-    /// `EAGAIN`, say.
+    /// Name of the errno.
     pub errno: &'static str,
-    /// The meaning of it here.
+    /// Meaning of the errno.
     pub reason: &'static str,
-    /// The memory.
+    /// Size of all ranges.
     pub bytes: Bytes,
-    /// The addresses of the first ranges.
+    /// Addresses of the first ranges.
     pub ranges: Vec<u64>,
 }
 
-/// The result of a plan.
+/// Result of a plan.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Outcome {
-    /// The plan.
+    /// Memory of the plan.
     pub planned: Bytes,
-    /// On huge pages now.
+    /// Memory that was collapsed.
     pub obtained: Bytes,
-    /// The memory that this took beyond what was resident.
+    /// Memory that filled up its blocks.
     pub cost: Bytes,
-    /// Unmapped, emptied or huge by the time of its turn.
+    /// Skipped memory: unmapped, emptied or huge since the plan.
     pub changed: Bytes,
-    /// Refused by the kernel.
+    /// Memory that the kernel did not collapse.
     pub failures: Vec<Failure>,
-    /// Why the rest was not tried.
+    /// Reason why the rest was not tried.
     pub stopped: Option<String>,
-    /// True where the process ended meanwhile, or the program that the plan was made for.
+    /// The process has ended, or executed another program.
     pub ended: bool,
-    /// Time without work, by the reason, in seconds.
+    /// Time of pauses by reason, in seconds.
     pub paused: BTreeMap<Pause, f64>,
-    /// From the first block to the last, in seconds.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// The number of ranges that [`Failure::ranges`] has.
-const MAX_RANGES: usize = 3;
-
 impl Outcome {
-    /// True where all of the plan is huge that is still there, of a process that is.
+    /// Reports whether all remaining memory of the plan is huge.
     pub fn is_whole(&self) -> bool {
         !self.ended && self.stopped.is_none() && self.failures.is_empty()
     }
 
-    pub(super) fn refused(&mut self, address: u64, bytes: Bytes, errno: Errno) {
-        let (name, reason) = in_words(errno);
-        let found = self
+    fn add_failure(&mut self, address: u64, bytes: Bytes, errno: Errno) {
+        let (errno, reason) = in_words(errno);
+        let known = self
             .failures
             .iter()
-            .position(|failure| failure.errno == name);
-        let at = found.unwrap_or(self.failures.len());
-        if at == self.failures.len() {
+            .position(|failure| failure.errno == errno);
+        let at = known.unwrap_or_else(|| {
             self.failures.push(Failure {
-                errno: name,
+                errno,
                 reason,
                 bytes: Bytes(0),
                 ranges: Vec::new(),
             });
-        }
-        if let Some(failure) = self.failures.get_mut(at) {
-            failure.bytes += bytes;
-            if failure.ranges.len() < MAX_RANGES {
-                failure.ranges.push(address);
-            }
+            self.failures.len() - 1
+        });
+        let failure = &mut self.failures[at];
+        failure.bytes += bytes;
+        if failure.ranges.len() < MAX_RANGES {
+            failure.ranges.push(address);
         }
     }
 }
 
-/// The meaning of an errno of MADV_COLLAPSE (madvise(2)).
+/// Returns the name and the meaning of an errno of MADV_COLLAPSE (madvise(2)).
 fn in_words(errno: Errno) -> (&'static str, &'static str) {
     match errno {
         Errno::AGAIN => (
             "EAGAIN",
             "pages were locked, pinned or in use for I/O: try again later",
         ),
-        Errno::NOMEM => (
-            "ENOMEM",
-            "no huge page was to be had, or the range is unmapped",
-        ),
+        Errno::NOMEM => ("ENOMEM", "no huge page was free, or the range is unmapped"),
         Errno::BUSY => ("EBUSY", "the memory cgroup is at its limit"),
         Errno::INVAL => (
             "EINVAL",
@@ -134,11 +130,11 @@ fn in_words(errno: Errno) -> (&'static str, &'static str) {
     }
 }
 
-/// Carries out `plan`, of `target` as it was.
+/// Carries out `plan`, which may be stale.
 pub fn promote(
     target: &Target,
-    reach: &Reach,
-    plan: &Plan,
+    access: &Access,
+    plan: &PromotePlan,
     pace: &mut Pace,
     watcher: &mut dyn Watcher,
 ) -> Outcome {
@@ -154,13 +150,8 @@ pub fn promote(
     let base = crate::kernel::base_page(&target.root);
     let mut work = Work {
         target,
-        reach,
-        survey: Survey {
-            pagemap: &pagemap,
-            base: size(base),
-            pmd: size(plan.huge_page),
-            scans: true,
-        },
+        access,
+        survey: Survey::new(&pagemap, base, plan.huge_page),
         huge: plan.huge_page,
         pace,
         watcher,
@@ -168,46 +159,7 @@ pub fn promote(
         done: Bytes(0),
         thread_wait: Duration::ZERO,
     };
-    work.survey.find_out();
-    let mut stopped = None;
-    let mut blocks = plan.blocks.as_slice();
-    let mut free = 0;
-    while !blocks.is_empty() && stopped.is_none() {
-        if free < reach.at_once() as u64 {
-            free = work.pace.free_pages(plan.huge_page).min(BATCH);
-            // Each may grow it by a huge page.
-            let limit = cgroup::memory_limit(&target.root, target.pid());
-            if let Some(limit) = limit.filter(|_| free > 0) {
-                free = free.min(limit.spare().0 / plan.huge_page.bytes());
-                if free == 0 {
-                    stopped = Some(format!(
-                        "its control group has {} left of {}, which it may need to grow",
-                        limit.room(),
-                        limit.limit
-                    ));
-                    break;
-                }
-            }
-        }
-        if free == 0 {
-            let why = "no huge page is free, and the kernel would have to move memory for one; \
-                       `jumbo doctor` has more";
-            stopped = Some(String::from(why));
-            break;
-        }
-        let count = reach
-            .at_once()
-            .min(blocks.len())
-            .min(usize::try_from(free).unwrap_or(1));
-        let (now, _) = blocks.split_at(count);
-        match work.step(now) {
-            Ok(done) => {
-                free = free.saturating_sub(done as u64);
-                blocks = blocks.get(done..).unwrap_or_default();
-            }
-            Err(why) => stopped = Some(why),
-        }
-    }
+    let stopped = work.run(&plan.blocks).err();
     let mut outcome = work.outcome;
     outcome.stopped = stopped.filter(|_| !outcome.ended);
     outcome.seconds = started.elapsed().as_secs_f64();
@@ -216,40 +168,84 @@ pub fn promote(
 
 struct Work<'a> {
     target: &'a Target,
-    reach: &'a Reach,
+    access: &'a Access,
     survey: Survey<'a>,
     huge: PageSize,
     pace: &'a mut Pace,
     watcher: &'a mut dyn Watcher,
     outcome: Outcome,
-    /// For [`Progress`].
+    /// Memory that was collapsed or skipped.
     done: Bytes,
-    /// The time in which no thread could be stopped.
+    /// Time without a thread that can be stopped.
     thread_wait: Duration,
 }
 
 impl Work<'_> {
-    /// Collapses the first of `blocks`; how many are done with.
+    /// Collapses `blocks`.
+    ///
+    /// # Errors
+    /// The reason why some are left, in words.
+    fn run(&mut self, mut blocks: &[Block]) -> Result<(), String> {
+        let at_once = self.access.at_once();
+        let mut free = 0;
+        while !blocks.is_empty() {
+            if free < at_once as u64 {
+                free = self.free_pages()?;
+            }
+            let batch = at_once.min(usize::try_from(free).unwrap_or(1));
+            let done = self.step(&blocks[..batch.min(blocks.len())])?;
+            free = free.saturating_sub(done as u64);
+            blocks = &blocks[done..];
+        }
+        Ok(())
+    }
+
+    /// Counts the huge pages that the next collapses may allocate, at least one.
+    ///
+    /// # Errors
+    /// The shortage, in words.
+    fn free_pages(&self) -> Result<u64, String> {
+        let free = self.pace.free_pages(self.huge).min(MAX_BATCH_BLOCKS);
+        if free == 0 {
+            let why = "no huge page is free, and the kernel would have to move memory for one; \
+                       `jumbo doctor` has more";
+            return Err(String::from(why));
+        }
+        let Some(limit) = cgroup::memory_limit(&self.target.root, self.target.pid()) else {
+            return Ok(free);
+        };
+        // Each collapse may charge a whole huge page.
+        match free.min(limit.spare().0 / self.huge.bytes()) {
+            0 => Err(format!(
+                "its control group has {} left of {}, which it may need to grow",
+                limit.room(),
+                limit.limit
+            )),
+            free => Ok(free),
+        }
+    }
+
+    /// Collapses the first of `blocks`; returns the number of blocks that are done.
     fn step(&mut self, blocks: &[Block]) -> Result<usize, String> {
         self.wait()?;
         let bytes = Bytes(self.huge.bytes());
-        let is_still = |block: &&Block| self.survey.is_still(block).unwrap_or(false);
-        let there: Vec<Block> = blocks.iter().filter(is_still).copied().collect();
-        let addresses: Vec<u64> = there.iter().map(|block| block.address).collect();
-        let passed = blocks.len() - there.len();
+        let is_worthwhile = |block: &&Block| self.survey.is_worthwhile(block).unwrap_or(false);
+        let left: Vec<Block> = blocks.iter().filter(is_worthwhile).copied().collect();
+        let addresses: Vec<u64> = left.iter().map(|block| block.address).collect();
+        let skipped = blocks.len() - left.len();
         if addresses.is_empty() {
-            self.pass(passed)?;
+            self.skip(skipped)?;
             return Ok(blocks.len());
         }
-        let tried = Instant::now();
+        let started = Instant::now();
         let mut advised = self.advise(&addresses);
-        for tries in 1..TRIES {
+        for attempts in 1..MAX_ATTEMPTS {
             let is_busy = advised.answers.last() == Some(&Err(Errno::AGAIN));
             if advised.end != End::Done || !is_busy {
                 break;
             }
-            // The others have their answer.
-            std::thread::sleep(REST * tries);
+            // The blocks before the last have their answers.
+            std::thread::sleep(RETRY_DELAY * attempts);
             let at = advised.answers.len() - 1;
             let again = self.advise(addresses.get(at..=at).unwrap_or_default());
             if again.answers.is_empty() {
@@ -259,14 +255,14 @@ impl Work<'_> {
             advised.answers.extend(again.answers);
         }
         let reached = advised.answers.len();
-        for (block, answer) in there.iter().zip(advised.answers) {
+        for (block, answer) in left.iter().zip(advised.answers) {
             self.done += bytes;
             match answer {
                 Ok(()) => {
                     self.outcome.obtained += bytes;
                     self.outcome.cost += block.cost;
                 }
-                Err(errno) => self.outcome.refused(block.address, bytes, errno),
+                Err(errno) => self.outcome.add_failure(block.address, bytes, errno),
             }
             if answer == Err(Errno::BUSY) {
                 return Err(String::from("its memory cgroup is at the limit"));
@@ -275,37 +271,32 @@ impl Work<'_> {
         self.pace.count(Bytes(bytes.0 * reached as u64));
         match advised.end {
             End::Done | End::Signal => self.thread_wait = Duration::ZERO,
-            // A thread that ended, of a process that goes on, is tried again with another.
+            // If only the thread has ended, another one is tried.
             End::Gone if self.target.process.is_gone() => {
                 self.outcome.ended = true;
                 return Err(End::Gone.to_string());
             }
             End::NoThread | End::Gone => {
-                self.pause_for_thread(tried.elapsed())?;
+                self.pause_for_thread(started.elapsed())?;
             }
             end => return Err(end.to_string()),
         }
-        // What was passed over lies between those that were reached.
-        if reached == there.len() {
-            self.pass(passed)?;
-            return Ok(blocks.len());
-        }
-        let next = there.get(reached).map(|block| block.address);
+        // Blocks up to the next one are done: reached, or skipped in between.
+        let next = left.get(reached).map(|block| block.address);
         let at = blocks.iter().position(|block| Some(block.address) == next);
         let at = at.unwrap_or(blocks.len());
-        self.pass(at.saturating_sub(reached))?;
+        self.skip(at.saturating_sub(reached))?;
         Ok(at)
     }
 
     fn advise(&self, addresses: &[u64]) -> crate::kernel::remote::Advised {
         let length = size(self.huge);
-        self.reach
-            .advise(self.target, addresses, What::Collapse, length)
+        self.access
+            .advise(self.target, addresses, MemoryAdvice::Collapse, length)
     }
 
-    /// Counts blocks that are not worth it any more. A process of which all are gone has ended, or runs
-    /// another program.
-    fn pass(&mut self, blocks: usize) -> Result<(), String> {
+    /// Counts blocks that are not worthwhile any more: the process may have ended.
+    fn skip(&mut self, blocks: usize) -> Result<(), String> {
         let bytes = Bytes(self.huge.bytes() * blocks as u64);
         self.outcome.changed += bytes;
         self.done += bytes;
@@ -320,41 +311,41 @@ impl Work<'_> {
         let waited = waited.max(Duration::from_millis(1));
         *self.outcome.paused.entry(Pause::Thread).or_default() += waited.as_secs_f64();
         self.thread_wait += waited;
-        if self.thread_wait >= THREAD_PATIENCE {
-            return Err(format!("{} for {THREAD_PATIENCE:?}", End::NoThread));
+        if self.thread_wait >= THREAD_TIMEOUT {
+            return Err(format!("{} for {THREAD_TIMEOUT:?}", End::NoThread));
         }
-        self.ask(Some(Pause::Thread))
+        self.poll(Some(Pause::Thread))
     }
 
     /// Waits until the next block is due.
     fn wait(&mut self) -> Result<(), String> {
-        self.ask(None)?;
+        self.poll(None)?;
         let mut waited = Duration::ZERO;
         while let Some(pause) = self.pace.stall() {
-            self.ask(Some(pause))?;
-            std::thread::sleep(SLICE);
-            waited += SLICE;
-            *self.outcome.paused.entry(pause).or_default() += SLICE.as_secs_f64();
-            if waited >= PATIENCE {
-                return Err(format!("{pause} for {PATIENCE:?}"));
+            self.poll(Some(pause))?;
+            std::thread::sleep(POLL_INTERVAL);
+            waited += POLL_INTERVAL;
+            *self.outcome.paused.entry(pause).or_default() += POLL_INTERVAL.as_secs_f64();
+            if waited >= PAUSE_TIMEOUT {
+                return Err(format!("{pause} for {PAUSE_TIMEOUT:?}"));
             }
         }
         loop {
             match self.pace.wait() {
                 Duration::ZERO => return Ok(()),
-                left => std::thread::sleep(left.min(SLICE)),
+                left => std::thread::sleep(left.min(POLL_INTERVAL)),
             }
-            self.ask(None)?;
+            self.poll(None)?;
         }
     }
 
-    fn ask(&mut self, pause: Option<Pause>) -> Result<(), String> {
+    fn poll(&mut self, pause: Option<Pause>) -> Result<(), String> {
         let progress = Progress {
             done: self.done,
             of: self.outcome.planned,
             pause,
         };
-        match self.watcher.look(&progress) {
+        match self.watcher.poll(&progress) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(String::from("interrupted")),
         }

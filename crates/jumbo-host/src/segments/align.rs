@@ -1,7 +1,7 @@
-//! A copy of an executable or library whose text lies as huge folios do: [`align()`].
+//! Copies an executable or library so that huge folios can map its text: [`align()`].
 //!
-//! The copy has all bytes of the original at the same addresses. What is new are offsets in the file, holes before segments that
-//! moved, and `p_align`. It is read back and compared before it has its name.
+//! The copy has all bytes of the original at the same addresses. Offsets in the file, holes before
+//! moved segments, and `p_align` differ. It is read back and compared before it gets its name.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Seek as _, SeekFrom};
@@ -15,44 +15,44 @@ use object::read::elf::{FileHeader as _, SectionHeader as _};
 use serde::Serialize;
 
 use super::elf::{LE, Object, Segment};
+use super::inspect::is_placed;
 use super::layout::{Headers, Layout};
-use super::rungs::is_placed;
 use super::{Error, Sizes, open, same_bytes};
+use crate::kernel::FileError;
 use crate::units::{Bytes, Pages};
 use crate::whole_file::{self, Existing};
 
-/// What a copy may take.
+/// Options of a copy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Make read-only segments beside the text a part of it wherever that gives it huge pages, not only where it has none
-    /// otherwise.
+    /// Join adjacent read-only segments to the text even if it has a huge page without them.
     pub join: bool,
-    /// Replace a file that is there.
+    /// Replace an existing file.
     pub replace: bool,
 }
 
-/// What the copy is.
+/// Report on a copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Aligned {
     /// The original was aligned; the copy is the same.
     pub was_aligned: bool,
-    /// How many huge pages of text a PMD could map in the original.
+    /// Huge pages of text that a PMD can map in the original.
     pub before: Pages,
-    /// How many in the copy.
+    /// Huge pages of text that a PMD can map in the copy.
     pub after: Pages,
-    /// Holes in the file that the original does not have.
+    /// Size of the holes that the copy adds.
     pub padding: Bytes,
     /// Read-only segments that are executable in the copy.
     pub joined: Vec<Segment>,
-    /// What is worth knowing.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
-/// Writes the copy. It has the mode of `source` without set-user-ID and set-group-ID, and its owner where this user may give
-/// it.
+/// Writes the copy. It has the mode of `source` without set-user-ID and set-group-ID, and the owner
+/// of `source` if this user may set it.
 ///
 /// # Errors
-/// [`Error`]: `target` is as it was then.
+/// [`Error`]; `target` is unchanged then.
 pub fn align(
     source: &Path,
     target: &Path,
@@ -60,10 +60,10 @@ pub fn align(
     options: Options,
 ) -> Result<Aligned, Error> {
     let original = open(source)?;
-    let read = Error::io("read", source);
+    let read = FileError::io("read", source);
     let metadata = original.metadata().map_err(read)?;
-    let file = |metadata: &fs::Metadata| (metadata.dev(), metadata.ino());
-    if fs::metadata(target).is_ok_and(|target| file(&target) == file(&metadata)) {
+    let id = |metadata: &fs::Metadata| (metadata.dev(), metadata.ino());
+    if fs::metadata(target).is_ok_and(|target| id(&target) == id(&metadata)) {
         return Err(Error::Itself);
     }
     let data = ReadCache::new(&original);
@@ -80,7 +80,10 @@ pub fn align(
         compare(&original, &before, copy, sizes)?;
         inherit(&original, &metadata, copy, &mut aligned.notes)
     })
-    .map_err(|error| error.downcast().unwrap_or_else(Error::io("write", target)))?;
+    .map_err(|error| {
+        let failed = |error| Error::File(FileError::io("write", target)(error));
+        error.downcast().unwrap_or_else(failed)
+    })?;
     Ok(aligned)
 }
 
@@ -90,17 +93,13 @@ fn summary(
     layout: &Layout,
     sizes: Sizes,
 ) -> Result<Aligned, Error> {
-    let load = |headers: &Headers| -> Vec<Segment> {
+    let pages = |headers: &Headers| {
         let programs = headers.programs.iter();
         let loads = programs.filter(|program| program.p_type.get(LE) == elf::PT_LOAD);
-        loads
-            .map(Segment::of)
-            .filter(|segment| segment.execute)
-            .collect()
+        let text = loads.map(Segment::of).filter(|segment| segment.execute);
+        Pages(text.map(|text| text.offsets(sizes).count() as u64).sum())
     };
-    let pages = |segment: &Segment| segment.offsets(sizes).count() as u64;
-    let (old, new) = (load(before), load(&layout.headers));
-    let after = Pages(new.iter().map(pages).sum());
+    let after = pages(&layout.headers);
     if after == Pages(0) {
         let pmd = sizes.pmd;
         let why = format!("its text has no whole huge page of {pmd} at its addresses");
@@ -115,10 +114,10 @@ fn summary(
     }
     Ok(Aligned {
         was_aligned: same,
-        before: Pages(match is_placed(object, sizes) {
-            true => old.iter().map(pages).sum(),
-            false => 0,
-        }),
+        before: match is_placed(object, sizes) {
+            true => pages(before),
+            false => Pages(0),
+        },
         after,
         padding: Bytes(layout.cuts.last().map_or(0, |(_, moved)| *moved)),
         joined: layout.joined.clone(),
@@ -126,7 +125,6 @@ fn summary(
     })
 }
 
-/// Writes bytes and headers.
 fn fill(original: &File, copy: &mut File, layout: &Layout) -> io::Result<()> {
     let length = original.metadata()?.len();
     let starts = std::iter::once(0).chain(layout.cuts.iter().map(|(from, _)| *from));
@@ -145,8 +143,8 @@ fn fill(original: &File, copy: &mut File, layout: &Layout) -> io::Result<()> {
     copy.write_all_at(bytes_of_slice(&headers.sections), sections)
 }
 
-/// Reads the copy as if nothing were known of it: each byte of a segment at its address, each section, and what the file says
-/// of itself.
+/// Compares the copy with the original, from its headers alone: the bytes of each segment by
+/// address, each section, and the file's kind.
 fn compare(original: &File, before: &Headers, copy: &File, sizes: Sizes) -> io::Result<()> {
     let (read, data) = (ReadCache::new(original), ReadCache::new(copy));
     let after = Headers::read(&data).map_err(io::Error::other)?;
@@ -156,18 +154,16 @@ fn compare(original: &File, before: &Headers, copy: &File, sizes: Sizes) -> io::
         let what = format!("{what} at {at:#x}");
         Err(io::Error::other(Error::Differs(what)))
     };
-    let says = |of: &Object| {
-        (
-            of.kind,
-            of.executable.clone(),
-            of.build_id.clone(),
-            of.text_relocations,
-        )
+    let without_segments = |object: &Object| Object {
+        segments: Vec::new(),
+        ..object.clone()
     };
-    if says(&old) != says(&new) || before.sections.len() != after.sections.len() {
+    if without_segments(&old) != without_segments(&new)
+        || before.sections.len() != after.sections.len()
+    {
         return differs("other headers", 0);
     }
-    // The headers are what is to differ.
+    // The headers have to differ.
     let skip = before.places();
     for segment in &old.segments {
         let (address, size) = (segment.address, segment.file_size);
@@ -196,14 +192,14 @@ fn compare(original: &File, before: &Headers, copy: &File, sizes: Sizes) -> io::
 }
 
 impl Segment {
-    /// True where all of `other` is mapped by this one.
+    /// Reports whether all of `other` is within this segment.
     fn holds(&self, other: &Self) -> bool {
         let end = |segment: &Self| segment.address.saturating_add(segment.memory_size.0);
         self.address <= other.address && end(other) <= end(self)
     }
 }
 
-/// Gives the copy the owner and the mode of the original, as far as may be.
+/// Sets the owner and the mode of the copy, as far as permitted.
 fn inherit(
     original: &File,
     metadata: &fs::Metadata,
@@ -239,7 +235,7 @@ mod tests {
     const DYN: u16 = 3;
     const PMD: u64 = 1 << 16;
 
-    /// Small huge pages, so that files are small.
+    /// Page sizes with small huge pages, for small files.
     fn sizes() -> Sizes {
         Sizes {
             base: PageSize::SIZE_4K,
@@ -247,7 +243,7 @@ mod tests {
         }
     }
 
-    /// Aligns what is in `bytes`; gives the copy's bytes too.
+    /// Aligns a file with this content; returns the copy's content too.
     fn aligned(bytes: &[u8], options: Options) -> Result<(Aligned, Vec<u8>), Error> {
         let folder = tempfile::tempdir().unwrap();
         let [source, target] = ["source", "target"].map(|name| folder.path().join(name));
@@ -258,7 +254,7 @@ mod tests {
         Ok((aligned?, fs::read(target).unwrap_or_default()))
     }
 
-    /// What lies at each address, but for the headers of the file.
+    /// Returns the byte at each address, without the headers.
     fn memory(bytes: &[u8]) -> Vec<(u64, u8)> {
         let object = Object::read(bytes).unwrap();
         let skip = Headers::read(bytes).unwrap().places();
@@ -277,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_moved_and_what_lies_behind_it_goes_along() {
+    fn text_moves_with_all_bytes_after_it() {
         // As lld lays files out: each segment a page further in memory than in the file.
         let loads = [
             segment("R", 0, 0, 0x1234, 0x1234, 0x1000),
@@ -298,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn read_only_data_fills_a_huge_page_that_text_does_not() {
+    fn read_only_data_completes_a_huge_page_of_text() {
         // As GNU ld lays Debian's python3 out.
         let loads = [
             segment("R", 0x40000, 0, 0x1e38, 0x1e38, 0x1000),
@@ -310,12 +306,12 @@ mod tests {
         let (report, copy) = aligned(&original, Options::default()).unwrap();
         assert_eq!((report.before, report.after), (Pages(0), Pages(1)));
         assert_eq!(report.joined, [loads[0]]);
-        // What is joined was in the file in between as well: the padding of a page.
-        let held = memory(&copy);
+        // The joined segment also has the page padding in between.
+        let bytes = memory(&copy);
         assert!(
             memory(&original)
                 .iter()
-                .all(|byte| held.binary_search(byte).is_ok())
+                .all(|byte| bytes.binary_search(byte).is_ok())
         );
         let options = Options {
             join: true,
@@ -329,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_laid_out_is_refused_with_the_reason() {
+    fn impossible_layouts_are_refused_with_the_reason() {
         let text = |offset| segment("RE", 0x2000 + offset, offset, 0x30000, 0x30000, 0x1000);
         assert!(refused(&[text(0)]).contains("the header of the file"));
         let first = segment("R", 0, 0, 0x5000, 0x5000, 0x1000);
@@ -361,7 +357,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Whatever the segments are: the copy has the same bytes at the same addresses, and its text lies as huge pages do.
+        /// Any copy has the same bytes at the same addresses, and congruent text.
         #[test]
         fn no_address_changes(
             kind in 2u16..4,
@@ -372,7 +368,7 @@ mod tests {
             let (mut address, mut offset) = (0x40_0000, 0u64);
             for (flags, pages, size, gap, within) in parts {
                 let flags = ["R", "RE", "RW", "RE"][flags];
-                // Offset and address are alike modulo the base page; the offset may share one with the segment before.
+                // Offset and address are congruent; two segments may share a page of the file.
                 let within = if loads.is_empty() { 0 } else { within & !15 };
                 address = (address + pages * 0x1000).next_multiple_of(0x1000) + within;
                 if !loads.is_empty() {
@@ -386,8 +382,8 @@ mod tests {
             match aligned(&original, Options { join, replace: false }) {
                 Ok((report, copy)) => {
                     prop_assert!(report.after >= report.before && report.after > Pages(0));
-                    let held = memory(&copy);
-                    prop_assert!(memory(&original).iter().all(|byte| held.binary_search(byte).is_ok()));
+                    let bytes = memory(&copy);
+                    prop_assert!(memory(&original).iter().all(|byte| bytes.binary_search(byte).is_ok()));
                     let object = Object::read(copy.as_slice()).unwrap();
                     for text in object.text().filter(|text| text.file_size.0 >= PMD) {
                         prop_assert!(text.is_congruent(sizes().pmd) && text.align >= PMD);
@@ -399,9 +395,9 @@ mod tests {
             }
         }
 
-        /// Files that are no good are refused, and do no harm.
+        /// Corrupt files cause no panic.
         #[test]
-        fn any_bytes_are_survived(changes in prop::collection::vec((0usize..0x200, any::<u8>()), 1..8)) {
+        fn corrupt_files_cause_no_panic(changes in prop::collection::vec((0usize..0x200, any::<u8>()), 1..8)) {
             let loads = [
                 segment("R", 0, 0, 0x1000, 0x1000, 0x1000),
                 segment("RE", 0x3000, 0x1000, 0x20000, 0x20000, 0x1000),

@@ -1,4 +1,4 @@
-//! What an ELF file says about how it is mapped: [`Object`] and its [`Segment`]s.
+//! The ELF headers that decide how a file is mapped: [`Object`] and its [`Segment`]s.
 
 use object::elf::{self, FileHeader64};
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _, SectionHeader as _};
@@ -9,28 +9,28 @@ use super::{Error, Sizes};
 use crate::policy::elf::Executable;
 use crate::units::{Bytes, PageSize, Pages};
 
-/// The only byte order that is read.
+/// The only supported byte order.
 pub(super) const LE: LittleEndian = LittleEndian;
-/// The header of such a file.
+/// The only supported file header.
 pub(super) type Header = FileHeader64<LittleEndian>;
 
-/// What kind of file it is.
+/// Kind of an ELF file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// An executable at addresses of its own (ET_EXEC).
+pub enum ObjectKind {
+    /// Executable at fixed addresses (ET_EXEC).
     Executable,
-    /// An executable that is loaded at any address.
+    /// Position-independent executable.
     Pie,
-    /// A shared library.
+    /// Shared library.
     Library,
 }
 
-/// What linked it, as far as that changes which flags it takes.
+/// Linker of a file, as far as its flags differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Linker {
-    /// GNU ld, or one that leaves no name.
+    /// GNU ld, or an unknown one.
     Gnu,
     /// gold.
     Gold,
@@ -38,37 +38,37 @@ pub enum Linker {
     Lld,
     /// mold.
     Mold,
-    /// Go's own.
+    /// Go's linker.
     Go,
 }
 
 /// An executable or shared library of 64 bits and little-endian.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// What kind of file it is.
-    pub kind: Kind,
-    /// What its headers say to the loader.
+    /// Kind of the file.
+    pub kind: ObjectKind,
+    /// Headers for the loader.
     pub executable: Executable,
-    /// What linked it.
+    /// Linker that made the file.
     pub linker: Linker,
-    /// Its build-id, in hexadecimal.
+    /// Build ID, in hexadecimal.
     pub build_id: Option<String>,
-    /// The loader writes into its text (DT_TEXTREL).
+    /// The loader writes into the text (DT_TEXTREL).
     pub text_relocations: bool,
-    /// Its PT_LOADs by ascending address.
+    /// PT_LOAD segments by ascending address.
     pub segments: Vec<Segment>,
 }
 
 /// One PT_LOAD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Segment {
-    /// Where it begins in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// Where it begins in memory; behind the load address, where the file has none of its own.
+    /// Address in memory, relative to the load address unless the file has fixed addresses.
     pub address: u64,
-    /// How much of it is in the file.
+    /// Size in the file.
     pub file_size: Bytes,
-    /// How much of memory it is.
+    /// Size in memory.
     pub memory_size: Bytes,
     /// `p_align`.
     pub align: u64,
@@ -89,23 +89,10 @@ impl Object {
         let executable = Executable::read(data).map_err(Error::NotElf)?;
         let machine = executable.machine;
         if machine.bits != 64 || !machine.little_endian {
-            let order = if machine.little_endian {
-                "little"
-            } else {
-                "big"
-            };
-            return Err(Error::Foreign(format!(
-                "{} bits, {order}-endian",
-                machine.bits
-            )));
+            let order = ["big", "little"][usize::from(machine.little_endian)];
+            let bits = machine.bits;
+            return Err(Error::Foreign(format!("{bits} bits, {order}-endian")));
         }
-        Self::of(data, executable).map_err(|error| Error::NotElf(error.to_string()))?
-    }
-
-    fn of<'data, R: ReadRef<'data>>(
-        data: R,
-        executable: Executable,
-    ) -> object::read::Result<Result<Self, Error>> {
         let header = Header::parse(data)?;
         let programs = header.program_headers(LE, data)?;
         let (mut is_pie, mut has_soname, mut text_relocations) = (false, false, false);
@@ -134,10 +121,12 @@ impl Object {
             }
         }
         let kind = match header.e_type(LE) {
-            elf::ET_EXEC => Kind::Executable,
-            elf::ET_DYN if is_pie || (executable.loader.is_some() && !has_soname) => Kind::Pie,
-            elf::ET_DYN => Kind::Library,
-            other => return Ok(Err(Error::NotLoaded(other.0))),
+            elf::ET_EXEC => ObjectKind::Executable,
+            elf::ET_DYN if is_pie || (executable.loader.is_some() && !has_soname) => {
+                ObjectKind::Pie
+            }
+            elf::ET_DYN => ObjectKind::Library,
+            other => return Err(Error::NotLoaded(other.0)),
         };
         let loads = programs.iter().filter(|p| p.p_type(LE) == elf::PT_LOAD);
         let mut segments: Vec<_> = loads.map(Segment::of).collect();
@@ -149,29 +138,28 @@ impl Object {
             .all(|segment| end(segment).is_some_and(|end| end <= length))
         {
             let why = "a segment lies behind the end of the file".to_owned();
-            return Ok(Err(Error::NotElf(why)));
+            return Err(Error::NotElf(why));
         }
-        let linker = linker(header, data, &executable);
-        Ok(Ok(Self {
+        Ok(Self {
             kind,
-            linker,
+            linker: linker(header, data, &executable),
             executable,
             build_id,
             text_relocations,
             segments,
-        }))
+        })
     }
 
-    /// The segments that are executed.
+    /// Returns the executable segments.
     pub fn text(&self) -> impl Iterator<Item = &Segment> {
         self.segments.iter().filter(|segment| segment.execute)
     }
 
-    /// What its load address is a multiple of at least.
+    /// Returns the minimum alignment of the load address.
     pub fn load_align(&self) -> u64 {
         let aligns = self.segments.iter().map(|segment| segment.align);
         match self.kind {
-            Kind::Executable => u64::MAX,
+            ObjectKind::Executable => u64::MAX,
             _ => aligns.max().unwrap_or_default(),
         }
     }
@@ -193,13 +181,12 @@ impl Segment {
         }
     }
 
-    /// True where address and offset are alike modulo `pmd`: a folio of the file lies in memory as a PMD would map it.
+    /// Reports whether address and offset are equal modulo `pmd`, as a PMD mapping requires.
     pub fn is_congruent(&self, pmd: PageSize) -> bool {
         self.address.wrapping_sub(self.offset) & (pmd.bytes() - 1) == 0
     }
 
-    /// The addresses of the whole huge pages in it, from the first to behind the last, where its load address is a multiple of
-    /// the PMD size.
+    /// Returns the range of the whole huge pages, for an aligned load address.
     pub fn whole(&self, sizes: Sizes) -> std::ops::Range<u64> {
         let end = self.address.saturating_add(self.file_size.0);
         let (first, last) = (
@@ -211,13 +198,13 @@ impl Segment {
         start..end.max(start)
     }
 
-    /// How many these are.
+    /// Returns the number of huge pages in [`Segment::whole`].
     pub fn whole_pages(&self, sizes: Sizes) -> Pages {
         let whole = self.whole(sizes);
         Bytes(whole.end - whole.start).whole_pages(sizes.pmd)
     }
 
-    /// The offsets in the file of the huge pages in [`Segment::whole`]; none where the segment is not congruent.
+    /// Returns the file offsets of the huge pages in [`Segment::whole`]; none unless congruent.
     pub fn offsets(&self, sizes: Sizes) -> impl Iterator<Item = u64> + use<> {
         let whole = self.whole(sizes);
         let start = whole
@@ -230,7 +217,7 @@ impl Segment {
     }
 }
 
-/// By what linkers leave in the file: a note, or a line of `.comment`.
+/// Detects the linker by its note, or its line in `.comment`.
 fn linker<'data, R: ReadRef<'data>>(header: &Header, data: R, executable: &Executable) -> Linker {
     let Ok(sections) = header.sections(LE, data) else {
         return Linker::Gnu;
@@ -241,14 +228,14 @@ fn linker<'data, R: ReadRef<'data>>(header: &Header, data: R, executable: &Execu
             .map(|(_, section)| section)
     };
     let comment = named(b".comment").and_then(|section| section.data(LE, data).ok());
-    let says = |name: &[u8]| {
+    let has = |name: &[u8]| {
         let mut windows = comment.unwrap_or_default().windows(name.len());
         windows.any(|window| window == name)
     };
     match () {
         () if executable.go && comment.is_none() => Linker::Go,
-        () if says(b" LLD ") => Linker::Lld,
-        () if says(b"mold ") => Linker::Mold,
+        () if has(b" LLD ") => Linker::Lld,
+        () if has(b"mold ") => Linker::Mold,
         () if named(b".note.gnu.gold-version").is_some() => Linker::Gold,
         () => Linker::Gnu,
     }

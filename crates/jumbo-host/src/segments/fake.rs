@@ -1,11 +1,11 @@
-//! ELF files made by hand, for layouts that no linker here makes.
+//! Generated ELF files, for layouts that no linker here makes.
 
 #![allow(clippy::cast_possible_truncation, reason = "the files are small")]
 
 use super::elf::Segment;
 use crate::units::Bytes;
 
-/// A segment: flags as readelf(1) writes them, address, offset, size in the file and in memory, p_align.
+/// Returns a segment, with flags as readelf(1) prints them.
 pub(super) fn segment(
     flags: &str,
     address: u64,
@@ -26,8 +26,8 @@ pub(super) fn segment(
     }
 }
 
-/// A file of these PT_LOADs and of bytes that differ from place to place, with a PT_NOTE in the last segment, a section for each
-/// segment and one in none, and the section headers at its end.
+/// Returns a file with these PT_LOADs and varied bytes, a PT_NOTE in the last segment, a section
+/// for each segment, one outside of all, and the section headers at the end.
 pub(super) fn file(kind: u16, loads: &[Segment]) -> Vec<u8> {
     let end = loads
         .iter()
@@ -57,7 +57,7 @@ pub(super) fn file(kind: u16, loads: &[Segment]) -> Vec<u8> {
         programs.push([4, 4, last.offset, last.address, last.address, 16, 16, 4]);
         file[last.offset as usize..][..16].copy_from_slice(b"\x01\0\0\0\0\0\0\0\x09\0\0\0A\0\0\0");
     }
-    // Stack: nothing of the file.
+    // PT_GNU_STACK, without content.
     programs.push([0x6474_e551, 6, 0, 0, 0, 0, 0, 16]);
     let mut sections: Vec<[u64; 5]> = vec![[0; 5]];
     let own = |s: &Segment| [1, 2, s.address, s.offset, s.file_size.0];

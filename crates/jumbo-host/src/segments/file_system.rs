@@ -1,4 +1,4 @@
-//! Which file systems have huge folios in the page cache: [`huge_folios`].
+//! File systems that support huge folios in the page cache: [`huge_folios`].
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -10,10 +10,10 @@ use super::Sizes;
 use crate::kernel::page_cache::{Cached, PageCache};
 use crate::kernel::version;
 
-/// The major and the minor number of a Linux version.
+/// Major and minor number of a Linux version.
 type Version = (u32, u32);
 
-/// By `f_type` (statfs(2)): the name, and the first Linux with folios of a PMD; `None`: no Linux so far.
+/// `f_type` (statfs(2)), name, and first Linux with folios of the PMD size, if any.
 const KNOWN: [(u64, &str, Option<Version>); 9] = [
     (0xef53, "ext4", Some((6, 16))),
     (0x5846_5342, "xfs", Some((5, 18))),
@@ -26,13 +26,13 @@ const KNOWN: [(u64, &str, Option<Version>); 9] = [
     (0x2fc1_2fc1, "zfs", None),
 ];
 
-/// Whether reads of `file` can bring huge folios, and why not. What the kernel's version does not tell is tried on a scratch
-/// file beside it, where this user may make one: that has no name, and is gone at once.
+/// Checks that reads of `file` can allocate huge folios. Where the kernel version does not decide,
+/// it tries an unnamed scratch file in the same folder, if this user may make one.
 ///
 /// # Errors
-/// Why not, in words.
+/// The obstacle, in words.
 pub fn huge_folios(file: &File, path: &Path, sizes: Sizes) -> Result<(), String> {
-    // The type has 32 bits, which some machines extend by their sign.
+    // The type has 32 bits; some machines sign-extend it.
     let kind = fstatfs(file).map_or(0, |stat| stat.f_type.cast_unsigned() & 0xffff_ffff);
     let known = KNOWN.iter().find(|(magic, ..)| *magic == kind);
     let (name, since) = known.map_or(("", None), |(_, name, since)| (*name, *since));
@@ -55,13 +55,12 @@ pub fn huge_folios(file: &File, path: &Path, sizes: Sizes) -> Result<(), String>
     }
 }
 
-/// The version of the running kernel.
 pub(super) fn running_kernel() -> Version {
     let release = rustix::system::uname();
     version(&release.release().to_string_lossy()).unwrap_or_default()
 }
 
-/// What the page cache has of a new file in the folder of `path`, after it was written, dropped and read again.
+/// Writes, drops and rereads a new file beside `path`; returns its state in the page cache.
 fn scratch(path: &Path, sizes: Sizes) -> io::Result<Cached> {
     let folder = path
         .parent()
@@ -70,7 +69,7 @@ fn scratch(path: &Path, sizes: Sizes) -> io::Result<Cached> {
     let mode = Mode::RUSR | Mode::WUSR;
     let mut file = File::from(openat(CWD, folder.unwrap_or(Path::new(".")), flags, mode)?);
     let size = usize::try_from(sizes.pmd.bytes()).map_err(io::Error::other)?;
-    // A page of zeroes might become a hole.
+    // Zeroes might become a hole.
     file.write_all(&vec![1; size])?;
     file.sync_data()?;
     let cache = PageCache::new(&file, sizes.pmd)?;

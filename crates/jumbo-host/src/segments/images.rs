@@ -1,12 +1,12 @@
-//! The images of text that processes share (`jumbo run --text`): [`list`], [`Image::check`], [`Image::withdraw`].
+//! Images of text that processes share (`jumbo run --text`): [`list`], [`TextImage::check`],
+//! [`TextImage::withdraw`].
 //!
-//! An image is a memfd that its users map, and have a descriptor of: `jumbo_inside::segments::image` makes and finds them. It
-//! goes with its last user, so there is nothing to clean up. One that is *withdrawn* is taken by no process any more.
+//! An image is a memfd that its users map and keep open, made by `jumbo_inside::segments::image`.
+//! The kernel frees it with its last user. New processes do not use a *withdrawn* image.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use jumbo_inside::segments::image::{DESCRIPTORS, NAME};
@@ -14,56 +14,57 @@ use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, StatxFlags};
 use serde::Serialize;
 
 use super::running::Running;
-use super::{Error, same_bytes};
-use crate::kernel::Root;
+use super::{reopen, same_bytes};
+use crate::kernel::{FileError, Root};
 use crate::units::Bytes;
 
-/// An image, and who uses it.
+/// An image and its users.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Image {
-    /// The name of the file whose text it is, without folders.
+pub struct TextImage {
+    /// File name, without folders.
     pub name: String,
-    /// Where the file is, as a user of the image maps its other parts; `None` where no part of it is mapped.
+    /// Path of the file, from another mapping of it in a user; `None` where no user has one.
     pub path: Option<PathBuf>,
-    /// Where in the file the text begins.
+    /// Offset of the text in the file.
     pub offset: u64,
-    /// How much of it there is.
+    /// Length of the text.
     pub length: Bytes,
-    /// The user that made it.
+    /// User ID of the maker.
     pub owner: u32,
-    /// No process takes it any more.
+    /// New processes do not use it.
     pub withdrawn: bool,
-    /// The processes that map it, of those that the caller may look into.
+    /// Processes that map it, of those that the caller may read.
     pub users: Vec<u32>,
-    /// The memfd, and how far into it the text begins.
+    /// Inode of the memfd.
     #[serde(skip)]
     inode: u64,
+    /// Offset of the text in the memfd.
     #[serde(skip)]
-    place: u64,
+    memfd_offset: u64,
 }
 
-/// What a comparison of an image with its file says.
+/// Result of comparing an image with its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Check {
-    /// They hold the same.
+    /// Equal.
     Same,
-    /// The file holds something else by now: processes that start from now on have an image of their own.
+    /// The file has changed: new processes get an image of their own.
     Differs,
-    /// Not compared, for this reason.
+    /// Obstacle to a comparison.
     Unknown(String),
 }
 
-/// The images that processes map which the caller may look into.
+/// Returns the images that readable processes map.
 ///
 /// # Errors
-/// [`Error::Kernel`] where /proc cannot be read; [`Error::Io`] where no memfd can be made.
-pub fn list(root: &Root) -> Result<Vec<Image>, Error> {
-    let device = own_device().map_err(Error::io("look at", Path::new("memfd")))?;
+/// [`FileError`] where /proc cannot be read, or no memfd can be made.
+pub fn list(root: &Root) -> Result<Vec<TextImage>, FileError> {
+    let device = memfd_device().map_err(FileError::io("look at", Path::new("memfd")))?;
     let running = Running::read(root)?;
-    let mut images = BTreeMap::<u64, Image>::new();
+    let mut images = BTreeMap::<u64, TextImage>::new();
     for (pid, maps) in running.maps() {
-        // Which file is where, for this process.
+        // Path of a file in this process.
         let path = |key: (u64, u64, u64)| {
             let is_file = |(major, minor): (u32, u32), inode| {
                 (u64::from(major), u64::from(minor), inode) == key
@@ -78,7 +79,7 @@ pub fn list(root: &Root) -> Result<Vec<Image>, Error> {
             let Some(part) = Part::parse(mapping.path) else {
                 continue;
             };
-            let image = images.entry(mapping.inode).or_insert_with(|| Image {
+            let image = images.entry(mapping.inode).or_insert_with(|| TextImage {
                 name: part.name.to_owned(),
                 path: None,
                 offset: part.offset,
@@ -87,14 +88,14 @@ pub fn list(root: &Root) -> Result<Vec<Image>, Error> {
                 withdrawn: false,
                 users: Vec::new(),
                 inode: mapping.inode,
-                place: mapping.offset,
+                memfd_offset: mapping.offset,
             });
             image.users.push(pid);
             image.users.dedup();
             image.path = image.path.take().or_else(|| path(part.file));
         }
     }
-    let mut images: Vec<Image> = images.into_values().collect();
+    let mut images: Vec<TextImage> = images.into_values().collect();
     for image in &mut images {
         if let Ok((_, stat)) = image.find(root) {
             (image.owner, image.withdrawn) = (stat.stx_uid, stat.stx_mode & 0o400 == 0);
@@ -103,24 +104,23 @@ pub fn list(root: &Root) -> Result<Vec<Image>, Error> {
     Ok(images)
 }
 
-impl Image {
-    /// Compares it with its file.
+impl TextImage {
+    /// Compares the image with its file.
     pub fn check(&self, root: &Root) -> Check {
         let unknown =
             |what: &str, error: &dyn std::fmt::Display| Check::Unknown(format!("{what}: {error}"));
         let Some(path) = &self.path else {
             return Check::Unknown(String::from("no user of it maps another part of the file"));
         };
-        let image = match self.find(root).and_then(|(there, _)| reopen(&there)) {
-            Ok(image) => File::from(image),
+        let image = match self.find(root).and_then(|(memfd, _)| reopen(&memfd)) {
+            Ok(image) => image,
             Err(error) => return unknown("its descriptor", &error),
         };
-        // A FIFO in the file's place would wait for its writer.
         let file = match super::open(path) {
             Ok(file) => file,
             Err(error) => return unknown("its file", &error),
         };
-        let (image, file) = ((&image, self.place), (&file, self.offset));
+        let (image, file) = ((&image, self.memfd_offset), (&file, self.offset));
         match same_bytes(image, file, self.length.0, &[]) {
             Ok(true) => Check::Same,
             Ok(false) => Check::Differs,
@@ -128,31 +128,31 @@ impl Image {
         }
     }
 
-    /// Has no process take it from now on. Those that use it keep it, and it goes with the last of them.
+    /// Withdraws the image from new processes. Current users keep it.
     ///
     /// # Errors
-    /// That of open(2) or fchmod(2): another user's image takes CAP_FOWNER.
+    /// Errors of open(2) and fchmod(2): another user's image needs CAP_FOWNER.
     pub fn withdraw(&self, root: &Root) -> io::Result<()> {
-        let (there, _) = self.find(root)?;
-        Ok(rustix::fs::fchmod(reopen(&there)?, Mode::empty())?)
+        let (memfd, _) = self.find(root)?;
+        Ok(rustix::fs::fchmod(reopen(&memfd)?, Mode::empty())?)
     }
 
-    /// Its memfd, by the descriptor of a user, without opening a file of another kind: one could make the caller wait.
+    /// Finds the memfd among the descriptors of its users, with O_PATH: open(2) may block.
     fn find(&self, root: &Root) -> io::Result<(OwnedFd, rustix::fs::Statx)> {
-        let device = own_device()?;
+        let device = memfd_device()?;
         for pid in &self.users {
             for number in DESCRIPTORS {
                 let path = root.path(format!("proc/{pid}/fd/{number}"));
                 let flags = OFlags::PATH | OFlags::CLOEXEC;
-                let Ok(there) = rustix::fs::openat(CWD, path, flags, Mode::empty()) else {
+                let Ok(memfd) = rustix::fs::openat(CWD, path, flags, Mode::empty()) else {
                     continue;
                 };
                 let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-                let stat = rustix::fs::statx(&there, c"", flags, StatxFlags::BASIC_STATS)?;
+                let stat = rustix::fs::statx(&memfd, c"", flags, StatxFlags::BASIC_STATS)?;
                 if (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino)
                     == (device.0, device.1, self.inode)
                 {
-                    return Ok((there, stat));
+                    return Ok((memfd, stat));
                 }
             }
         }
@@ -162,20 +162,13 @@ impl Image {
     }
 }
 
-/// The device of memfds.
-fn own_device() -> io::Result<(u32, u32)> {
+fn memfd_device() -> io::Result<(u32, u32)> {
     let own = rustix::fs::memfd_create(c"jumbo", MemfdFlags::CLOEXEC)?;
     let device = rustix::fs::fstat(&own)?.st_dev;
     Ok((rustix::fs::major(device), rustix::fs::minor(device)))
 }
 
-fn reopen(there: &OwnedFd) -> io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", there.as_fd().as_raw_fd());
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
-}
-
-/// What the name of an image says.
+/// Part of a file, as encoded in the name of an image.
 #[derive(Debug, PartialEq, Eq)]
 struct Part<'a> {
     name: &'a str,
@@ -208,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_says_which_part_of_which_file() {
+    fn image_names_are_parsed() {
         let part = Part::parse("/memfd:jumbo-text:a:b:fe-0-247580-772000-1a8c000 (deleted)");
         let expected = Part {
             name: "a:b",

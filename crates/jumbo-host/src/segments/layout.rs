@@ -1,7 +1,7 @@
-//! Where everything of an aligned copy lies: [`Layout`]. No input or output but of the headers.
+//! The layout of an aligned copy: [`Layout`]. Pure, except for reading headers.
 //!
-//! A file is cut where a segment has to move; what lies behind the cut moves with it. So every byte keeps its neighbours, and
-//! what has a place of its own in a header (segments, sections, the header tables) moves by what its cut moves.
+//! A file is cut where a segment has to move; everything after the cut moves along. So the order of
+//! bytes stays, and each offset in a header moves by the shift of its cut.
 //!
 //! Invariant: no address changes.
 
@@ -23,29 +23,26 @@ pub(super) struct Headers {
     pub(super) sections: Vec<SectionHeader64<LittleEndian>>,
 }
 
-/// The headers of the copy, and how its bytes come there.
+/// Headers of the copy, and the moves of its bytes.
 pub(super) struct Layout {
     pub(super) headers: Headers,
-    /// From where on in the original, ascending, and by how much everything moves.
+    /// Offsets in the original, ascending, and the shift of the bytes from there on.
     pub(super) cuts: Vec<(u64, u64)>,
-    /// Segments that became a part of the text beside them.
+    /// Segments that became a part of adjacent text.
     pub(super) joined: Vec<Segment>,
 }
 
 impl Headers {
     pub(super) fn read<'data, R: ReadRef<'data>>(data: R) -> Result<Self, Error> {
-        let read = || {
-            let file = Header::parse(data)?;
-            Ok(Self {
-                file: *file,
-                programs: file.program_headers(LE, data)?.to_vec(),
-                sections: file.section_headers(LE, data)?.to_vec(),
-            })
-        };
-        read().map_err(|error: object::read::Error| Error::NotElf(error.to_string()))
+        let file = Header::parse(data)?;
+        Ok(Self {
+            file: *file,
+            programs: file.program_headers(LE, data)?.to_vec(),
+            sections: file.section_headers(LE, data)?.to_vec(),
+        })
     }
 
-    /// Where the header of the file and the program headers are.
+    /// Returns the offsets of the file header and the program headers.
     pub(super) fn places(&self) -> [Range<u64>; 2] {
         let programs = self.file.e_phoff(LE);
         let size = size_of_val(self.programs.as_slice()) as u64;
@@ -61,8 +58,8 @@ impl Headers {
 }
 
 impl Layout {
-    /// Lays text of at least a huge page out congruently. With `join`, or where no whole huge page is in it otherwise, the read-only
-    /// segments beside it become a part of it.
+    /// Makes segments of text congruent that are at least a huge page long. With `join`, or where
+    /// the text has no whole huge page otherwise, adjacent read-only segments become a part of it.
     pub(super) fn new(before: &Headers, sizes: Sizes, join: bool) -> Result<Self, Error> {
         let loads: Vec<usize> = (0..before.programs.len())
             .filter(|index| before.is_load(*index))
@@ -114,8 +111,8 @@ impl Layout {
                 layout.headers.programs[index].p_align.set(LE, align);
             }
         }
-        let behind = before.file.e_shoff(LE).max(reached).checked_add(moved);
-        if behind.is_none_or(|end| end > i64::MAX as u64) {
+        let end = before.file.e_shoff(LE).max(reached).checked_add(moved);
+        if end.is_none_or(|end| end > i64::MAX as u64) {
             return Err(Error::Layout("its offsets are too large".to_owned()));
         }
         layout.move_headers(before, &old);
@@ -127,15 +124,15 @@ impl Layout {
         Ok(layout)
     }
 
-    /// By how much the byte at `offset` moves.
+    /// Returns the shift of the byte at `offset`.
     pub(super) fn moved(&self, offset: u64) -> u64 {
         let cuts = self.cuts.iter().take_while(|(from, _)| *from <= offset);
         cuts.last().map_or(0, |(_, moved)| *moved)
     }
 
-    /// Moves what the headers say with the bytes that they tell of.
+    /// Updates the offsets in the headers.
     fn move_headers(&mut self, before: &Headers, old: &[Segment]) {
-        // What is in memory goes with its segment: an empty section at the end of one has the offset of the next.
+        // Loaded sections move with their segment: an empty last one has the next segment's offset.
         let of = |offset: u64, address: u64| {
             let mut loads = (0..old.len()).filter(|index| before.is_load(*index));
             let load = loads.rfind(|index| {
@@ -173,7 +170,7 @@ impl Layout {
         }
     }
 
-    /// Makes the neighbours of the text `loads[at]` a part of it, where that gives it huge pages.
+    /// Joins the neighbours of the text `loads[at]`, where that adds huge pages.
     fn join(&mut self, loads: &[usize], at: usize, sizes: Sizes, always: bool) {
         for neighbour in [at.checked_sub(1), Some(at + 1)] {
             let Some(&other) = neighbour.and_then(|neighbour| loads.get(neighbour)) else {
@@ -197,14 +194,14 @@ impl Layout {
             program.p_paddr.set(LE, whole.address);
             program.p_filesz.set(LE, whole.file_size.0);
             program.p_memsz.set(LE, whole.memory_size.0);
-            // The table keeps its length, and with it PT_PHDR and whatever lies behind it.
+            // The table keeps its length, so PT_PHDR and the bytes after it stay valid.
             self.headers.programs[other].p_type.set(LE, elf::PT_NULL);
             self.joined.push(beside);
         }
     }
 }
 
-/// That a segment may move to where `reached` bytes of the file are before it.
+/// Checks that a segment can move away from the first `reached` bytes of the file.
 fn movable(segment: &Segment, reached: u64) -> Result<(), Error> {
     let why = match segment.offset {
         0 => "it begins with the header of the file, which cannot move",
@@ -216,8 +213,8 @@ fn movable(segment: &Segment, reached: u64) -> Result<(), Error> {
     Err(Error::Layout(why))
 }
 
-/// One segment of both, where they lie in the file as in memory, and only the text ends up executable that was, and what is
-/// read only.
+/// Returns the union of two segments. Both must be read-only, whole in the file, and have the same
+/// distance there as in memory.
 fn united(text: &Segment, beside: &Segment) -> Option<Segment> {
     let (first, last) = match text.address < beside.address {
         true => (text, beside),

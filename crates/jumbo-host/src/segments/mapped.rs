@@ -1,4 +1,4 @@
-//! The text that a process maps, as it is: [`mapped`].
+//! The text that a process maps: [`mapped`].
 
 use serde::Serialize;
 
@@ -7,46 +7,46 @@ use crate::kernel::smaps::Mapping;
 use crate::kernel::{FileError, Root, aside};
 use crate::units::Bytes;
 
-/// One file's text in a process.
+/// Text of one file in a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MappedFile {
-    /// The file; nothing where the text is anonymous memory, as of compilers at run time.
+    /// Path of the file; empty for anonymous memory, as of just-in-time compilers.
     pub path: String,
-    /// Its executable mappings.
+    /// Executable mappings.
     pub mappings: Vec<MappedText>,
-    /// Mapped, resident or not.
+    /// Mapped memory, resident or not.
     pub size: Bytes,
-    /// Resident.
+    /// Resident memory.
     pub rss: Bytes,
-    /// Resident and mapped by PMD.
+    /// Resident memory mapped by PMD.
     pub huge: Bytes,
 }
 
-/// One executable mapping. Fields are named as the kernel's.
+/// One executable mapping, with the kernel's field names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MappedText {
-    /// The first address.
+    /// First address.
     pub start: u64,
-    /// The first address behind it.
+    /// First address after the mapping.
     pub end: u64,
-    /// Where in the file it starts.
+    /// Offset in the file.
     pub offset: u64,
-    /// Whether address and offset are alike modulo the PMD size.
+    /// Address and offset are equal modulo the PMD size.
     pub congruent: bool,
-    /// Resident.
+    /// Resident memory.
     pub rss: Bytes,
-    /// Page cache, mapped by PMD.
+    /// Page cache mapped by PMD.
     pub file_pmd_mapped: Bytes,
-    /// Anonymous, mapped by PMD.
+    /// Anonymous memory mapped by PMD.
     pub anon_huge_pages: Bytes,
-    /// Shared memory, mapped by PMD.
+    /// Shared memory mapped by PMD.
     pub shmem_pmd_mapped: Bytes,
 }
 
-/// The executable mappings of `pid` by file, by ascending address. Those of the kernel's own (vdso) are left out.
+/// Returns the executable mappings of `pid` by file, by ascending address, without the vdso.
 ///
 /// # Errors
-/// [`FileError::Io`]: no such process, or one that this user may not look into.
+/// [`FileError::Io`]: no such process, or not readable by this user.
 pub fn mapped(root: &Root, pid: u32) -> Result<Vec<MappedFile>, FileError> {
     let sizes = Sizes::read(root)?;
     let mut files: Vec<MappedFile> = Vec::new();
@@ -74,12 +74,12 @@ impl MappedFile {
         self.size += mapping.size();
         self.rss += mapping.rss;
         self.huge += mapping.pmd_mapped();
-        let away = mapping.start.wrapping_sub(mapping.offset);
+        let distance = mapping.start.wrapping_sub(mapping.offset);
         self.mappings.push(MappedText {
             start: mapping.start,
             end: mapping.end,
             offset: mapping.offset,
-            congruent: sizes.pmd.align_down(away) == away,
+            congruent: sizes.pmd.align_down(distance) == distance,
             rss: mapping.rss,
             file_pmd_mapped: mapping.file_pmd_mapped,
             anon_huge_pages: mapping.anon_huge_pages,

@@ -1,16 +1,15 @@
-//! Map the program: its text on huge pages, seen and prepared from outside.
+//! Program text on huge pages, inspected and prepared from outside.
 //!
-//! - [`elf`]: the segments of a file. [`rungs`]: what each rung of the ladder would give it, and why not.
-//! - [`prime`]: a file's text into the page cache in huge folios.
-//! - [`mapped`]: the text of a process as it is.
-//! - [`images`]: the copies that processes share.
-//! - [`align`]: a copy whose segments lie as huge folios do.
-//! - [`file_system`]: which of them have huge folios. [`running`]: which processes map a file.
+//! - [`elf`]: the segments of a file. [`inspect`]: the methods for its text, and their obstacles.
+//! - [`prime`]: reads a file's text into the page cache in huge folios.
+//! - [`mapped`]: the text of a process.
+//! - [`images`]: copies of text that processes share.
+//! - [`align`]: a copy of a file, with segments aligned to huge pages.
+//! - [`file_system`]: support for huge folios. [`running`]: the processes that map a file.
 //!
-//! It uses `kernel`, of `policy` the reading of ELF headers, and `whole_file`. See `docs/design/segments.md`.
+//! See `docs/design/segments.md`.
 //!
-//! Invariant: no file is written but the copy, whole or not at all; what a process maps is
-//! never taken from it.
+//! Invariant: only the copy is written, atomically; no page that a process maps is dropped.
 
 pub mod align;
 pub mod elf;
@@ -18,72 +17,58 @@ pub mod elf;
 mod fake;
 pub mod file_system;
 pub mod images;
+pub mod inspect;
 mod layout;
 pub mod mapped;
 pub mod prime;
-pub mod rungs;
 pub mod running;
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::kernel::{FileError, Root, base_page, thp};
 use crate::units::PageSize;
 
-/// Why a file's segments are not known, or cannot be changed.
+/// Errors of reading, aligning and comparing files.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Opening, reading or writing failed.
-    #[error("cannot {operation} {}: {source}", path.display())]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-    /// A file of /proc or /sys.
+    /// A file that cannot be opened, read or written.
     #[error(transparent)]
-    Kernel(#[from] FileError),
+    File(#[from] FileError),
     /// No ELF file, or a broken one.
     #[error("it is no ELF executable or shared library: {0}")]
     NotElf(String),
-    /// An ELF file that this is not made for.
+    /// An ELF file of another word size or byte order.
     #[error("it is for machines of {0}; only 64 bits and little-endian are supported")]
     Foreign(String),
     /// An object file or a core dump: `e_type`.
     #[error("it is no executable and no shared library (ELF type {0})")]
     NotLoaded(u16),
-    /// None of its text can be huge.
+    /// Text of less than a huge page.
     #[error("its text is smaller than a huge page ({0})")]
     Small(PageSize),
-    /// It cannot be laid out otherwise.
+    /// A file that cannot be aligned.
     #[error("it cannot be aligned: {0}")]
     Layout(String),
     /// Original and copy are one file.
     #[error("the copy would replace the original")]
     Itself,
-    /// The copy is not what it should be; nothing was left of it.
-    #[error("the copy is not as the original: it has {0}, and was removed")]
+    /// A faulty copy, which was removed.
+    #[error("the copy differs from the original ({0}) and was removed")]
     Differs(String),
 }
 
-impl Error {
-    fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| Self::Io {
-            operation,
-            path,
-            source,
-        }
+impl From<object::read::Error> for Error {
+    fn from(error: object::read::Error) -> Self {
+        Self::NotElf(error.to_string())
     }
 }
 
-/// The base page, and what one PMD maps.
+/// Page sizes of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// The base page.
@@ -93,10 +78,10 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Those of the kernel behind `root`.
+    /// Reads the sizes of the kernel behind `root`.
     ///
     /// # Errors
-    /// [`FileError`] where the file is there and cannot be understood.
+    /// [`FileError`] where a file exists and cannot be parsed.
     pub fn read(root: &Root) -> Result<Self, FileError> {
         Ok(Self {
             base: base_page(root),
@@ -105,23 +90,22 @@ impl Sizes {
     }
 }
 
-/// A regular file, open to be read. Looked at before it is opened: opening a FIFO waits for its writer, and opening some devices does
-/// something.
-fn open(path: &Path) -> Result<File, Error> {
-    open_regular(path).map_err(Error::io("read", path))
+/// Opens a regular file for reading. The type is checked first: to open a FIFO waits for its
+/// writer, and to open some devices has side effects.
+fn open(path: &Path) -> Result<File, FileError> {
+    open_regular(path).map_err(FileError::io("read", path))
 }
 
 fn open_regular(path: &Path) -> io::Result<File> {
     use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
-    let there = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let file = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = rustix::fs::statx(&there, c"", flags, StatxFlags::TYPE)?;
+    let stat = rustix::fs::statx(&file, c"", flags, StatxFlags::TYPE)?;
     if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile {
         return Err(io::Error::other("it is no regular file"));
     }
-    let number = std::os::fd::AsRawFd::as_raw_fd(&there);
-    match File::open(format!("/proc/self/fd/{number}")) {
-        // Without /proc: what was looked at may be another file by now.
+    match reopen(&file) {
+        // Without /proc; the path may be another file by now.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
             Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?.into())
@@ -130,8 +114,13 @@ fn open_regular(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Whether so many bytes of two files are alike, from an offset in each. A file holds zeroes behind its end. The bytes at
-/// offsets in `skip`, of the first one, may differ.
+/// Opens the file of a descriptor made with O_PATH for reading.
+fn reopen(file: &OwnedFd) -> io::Result<File> {
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// Compares `size` bytes of two files, from an offset in each. Bytes past the end of a file are
+/// zero. Bytes at offsets of the first file in `skip` may differ.
 fn same_bytes(
     (a, from): (&File, u64),
     (b, to): (&File, u64),

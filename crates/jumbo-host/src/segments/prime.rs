@@ -1,7 +1,8 @@
-//! A file's text into the page cache, in huge folios: [`prime`].
+//! Reads a file's text into the page cache in huge folios: [`prime`].
 //!
-//! What is huge already stays. The rest is dropped, which leaves what processes map and what is not on disk yet, and read again
-//! through a mapping with MADV_HUGEPAGE. Then each huge page is looked up again: the kernel does not say whether it took the advice.
+//! Huge folios stay. Other pages are dropped, except mapped and dirty ones, and read again through
+//! a mapping with MADV_HUGEPAGE. Then the page cache is checked again, because the kernel does not
+//! report whether it followed the advice.
 //!
 //! Invariant: no page that a process maps is dropped.
 
@@ -14,55 +15,55 @@ use serde::Serialize;
 
 use super::elf::Object;
 use super::file_system::huge_folios;
-use super::rungs::{is_placed, misplaced};
+use super::inspect::{is_placed, misplaced};
 use super::running::Running;
 use super::{Error, Sizes, open};
 use crate::kernel::page_cache::{Cached, PageCache};
 use crate::kernel::thp::Thp;
-use crate::kernel::{Root, task};
+use crate::kernel::{FileError, Root, task};
 use crate::units::{Pages, counted};
 
-/// What came of one file, or is to be expected.
+/// Result for one file, or its forecast.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Primed {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// False where no part of it can be huge, whatever is done with the page cache.
+    /// Some text can be huge, by layout and file system.
     pub primable: bool,
-    /// Its text, in huge pages that a PMD could map.
+    /// Huge pages of text that a PMD can map.
     pub text: Pages,
-    /// How many of them were one folio before.
+    /// Number of them that were huge folios before.
     pub before: Pages,
-    /// How many are now.
+    /// Number of them that are huge folios now.
     pub huge: Pages,
-    /// Why not all are, and what mends it.
+    /// Reason why some are not, and the remedy.
     pub why_not: Option<String>,
-    /// The processes that map the file, where that is why.
+    /// Processes whose mappings of the file are the reason.
     pub mapped_by: Vec<Mapper>,
 }
 
 /// A process that maps a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Mapper {
-    /// The process.
+    /// Process ID.
     pub pid: u32,
-    /// Its name, as ps(1) shows it.
+    /// Process name, as ps(1) shows it.
     pub name: String,
 }
 
-/// How much of a file's text is cached how.
+/// State of a file's text in the page cache, in huge pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Text {
-    /// In folios that a PMD maps.
+pub struct CachedText {
+    /// Folios of the PMD size.
     pub huge: Pages,
-    /// In others, or in part.
+    /// Smaller folios, or a part of the page.
     pub small: Pages,
-    /// Not at all.
+    /// Uncached pages.
     pub absent: Pages,
 }
 
 impl Primed {
-    /// A file that could not be looked at.
+    /// Returns the result for a file that could not be read.
     pub fn failed(path: &Path, why_not: impl Into<String>) -> Self {
         Self {
             path: path.to_owned(),
@@ -71,19 +72,19 @@ impl Primed {
         }
     }
 
-    /// True where all of the text is huge.
+    /// Reports whether all of the text is huge.
     pub fn is_whole(&self) -> bool {
         self.huge == self.text && self.why_not.is_none()
     }
 }
 
-/// Looks how the huge pages at these offsets are cached.
+/// Reads the state of the huge pages at these offsets.
 ///
 /// # Errors
-/// As [`PageCache::look`].
-pub fn look(file: &File, offsets: &[u64], sizes: Sizes) -> io::Result<Text> {
+/// Errors of [`PageCache::look`].
+pub(super) fn cached(file: &File, offsets: &[u64], sizes: Sizes) -> io::Result<CachedText> {
     let cache = PageCache::new(file, sizes.pmd)?;
-    let mut text = Text::default();
+    let mut text = CachedText::default();
     for offset in offsets {
         let kind = match cache.look(*offset)? {
             Cached::Huge => &mut text.huge,
@@ -95,8 +96,8 @@ pub fn look(file: &File, offsets: &[u64], sizes: Sizes) -> io::Result<Text> {
     Ok(text)
 }
 
-/// Has the text of `path` in huge folios. With `dry_run` it is looked at alone. `progress` hears of each huge page that was
-/// seen to.
+/// Reads the text of `path` into huge folios, and calls `progress` after each; `dry_run`: only
+/// checks.
 ///
 /// # Errors
 /// [`Error`] where the file cannot be read or is not ELF.
@@ -118,7 +119,7 @@ pub fn prime(
         ..Primed::default()
     };
     primed.why_not = obstacle(root).or_else(|| match text {
-        // Text of which a part lies right is primed as far as that goes.
+        // One aligned segment is enough.
         Pages(1..) if is_placed(&object, sizes) => huge_folios(&file, path, sizes).err(),
         _ => misplaced(&object, sizes),
     });
@@ -126,9 +127,9 @@ pub fn prime(
         return Ok(primed);
     }
     primed.primable = true;
-    let read = |error| Error::io("read", path)(error);
+    let read = |error| FileError::io("read", path)(error);
     if !dry_run {
-        // What is not on disk cannot be dropped: a file that was just written, as a rule. Not every file system has this.
+        // Dirty pages, as of a new file, cannot be dropped. Some file systems lack this call.
         let _ = file.sync_data();
     }
     let cache = PageCache::new(&file, sizes.pmd).map_err(read)?;
@@ -137,7 +138,7 @@ pub fn prime(
         let after = match before {
             Cached::Huge => before,
             _ if dry_run => before,
-            _ => replace(&cache, offset).map_err(read)?,
+            _ => reread(&cache, offset).map_err(read)?,
         };
         primed.before.0 += u64::from(before == Cached::Huge);
         primed.huge.0 += u64::from(after == Cached::Huge);
@@ -149,13 +150,13 @@ pub fn prime(
     Ok(primed)
 }
 
-/// Has a huge page of the file read anew.
-fn replace(cache: &PageCache<'_>, offset: u64) -> io::Result<Cached> {
+/// Drops a huge page of the file, and reads it again.
+fn reread(cache: &PageCache<'_>, offset: u64) -> io::Result<Cached> {
     cache.drop_clean(offset)?;
     cache.bring(offset)
 }
 
-/// What keeps all text off huge pages here.
+/// Describes an obstacle to huge text of any file.
 fn obstacle(root: &Root) -> Option<String> {
     let why = match (Thp::read_controls(root), task::own_thp_enabled(root)) {
         (Ok(None), _) => "this kernel has no transparent huge pages",
@@ -165,7 +166,7 @@ fn obstacle(root: &Root) -> Option<String> {
     Some(why.to_owned())
 }
 
-/// Why a part is not huge.
+/// Adds the reason why some text is not huge.
 fn explain(root: &Root, file: &File, running: &Running, dry_run: bool, primed: &mut Primed) {
     let left = counted(primed.text.0 - primed.huge.0, "huge page");
     let mapper = |pid| {

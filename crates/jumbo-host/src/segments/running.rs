@@ -1,4 +1,4 @@
-//! Which processes map a file, and which files with text they map: [`Running`].
+//! The mappings of all processes: [`Running`].
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,11 +9,11 @@ use crate::kernel::smaps::Smaps;
 use crate::kernel::{FileError, Root, aside, mounts, task};
 use crate::units::{PageSize, Pages};
 
-/// The mappings of all processes that this user may look into, but for this one.
+/// Mappings of all other processes that this user may read.
 #[derive(Debug)]
 pub struct Running {
     maps: Vec<(u32, Smaps)>,
-    /// Processes that this user may not look into.
+    /// Number of processes that this user may not read.
     pub hidden: usize,
 }
 
@@ -29,19 +29,18 @@ impl Running {
         for (pid, read) in pids.iter().zip(aside::maps_of_each(root, &pids)) {
             match read {
                 Ok(read) => maps.push((*pid, read)),
-                // Others have ended meanwhile.
+                // The rest has ended.
                 Err(error) => hidden += usize::from(error.is_denied() || error.is_held_back()),
             }
         }
         Ok(Self { maps, hidden })
     }
 
-    /// The mappings of each process.
     pub(super) fn maps(&self) -> impl Iterator<Item = (u32, &Smaps)> {
         self.maps.iter().map(|(pid, maps)| (*pid, maps))
     }
 
-    /// The processes that map this file.
+    /// Returns the processes that map this file.
     pub fn mapping(&self, file: &File) -> Vec<u32> {
         let Ok(id) = FileId::of(file) else {
             return Vec::new();
@@ -50,11 +49,11 @@ impl Running {
         self.maps.iter().filter(maps).map(|(pid, _)| *pid).collect()
     }
 
-    /// The files of which a process maps text of at least a huge page, by path; with those that cannot be opened for it, and
-    /// why not.
+    /// Returns the paths of files with mapped text of at least a huge page, each with the reason
+    /// why it cannot be opened.
     ///
-    /// A file whose file system may not answer is not opened: one of another host or of a program (FUSE), and one that is not mounted
-    /// where this process is.
+    /// Files on file systems that may not answer are not opened: network file systems, FUSE, and
+    /// file systems that are not mounted in this process's namespace.
     ///
     /// # Errors
     /// [`FileError`] where the mounts cannot be read.

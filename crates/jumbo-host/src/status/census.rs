@@ -1,8 +1,8 @@
-//! All processes that the preload library is in, with what it counted there: [`Census`].
+//! All processes with the preload library, and its counters there: [`Census`].
 //!
-//! It is cheap, so that it can be taken every few seconds on a host with hundreds of them. No page table is walked (smaps):
-//! the kernel's counters and the library's own have to do. And a few children (`aside`) read the files that a process can hold
-//! back, of all processes: no process has a child of its own.
+//! It is cheap enough to run every few seconds on a host with hundreds of them. It walks no page
+//! tables (smaps), and uses the counters of the kernel and the library. A few children (`aside`)
+//! read the files of all processes whose read can block.
 
 use jumbo_inside::ledger::Counts;
 
@@ -14,43 +14,40 @@ use super::covered::{counts_of_each, is_in};
 use super::library::LIBRARY;
 use super::siblings;
 
-/// Processes that are read together: their mappings are in memory at once, and each process decides on their length.
-const TOGETHER: usize = 16;
+/// Number of processes whose mappings are in memory at once. Each process decides on their length.
+const BATCH_PROCESSES: usize = 16;
 
-/// A process that the library is in.
+/// A process with the library.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// Its name, as ps(1) shows it.
+    /// Name as in ps(1).
     pub name: String,
-    /// The unit, pod and container that it belongs to.
+    /// Unit, pod and container of the process.
     pub workload: Workload,
-    /// Its memory by kind.
+    /// Memory by kind.
     pub memory: task::Memory,
-    /// The library's counters.
+    /// Counters of the library.
     pub counts: Counts,
 }
 
-/// The processes of a host that the library is in.
+/// The processes of a host with the library.
 #[derive(Clone, Debug, Default)]
 pub struct Census {
-    /// Those that could be read, by PID. Reapers are none: their memory is their programs'.
+    /// Readable processes by PID, without reapers, whose memory is that of their programs.
     pub members: Vec<Member>,
-    /// Processes that this user may not look into, whether the library is in them or not.
+    /// Number of processes that this user may not read, with or without the library.
     pub denied: usize,
-    /// Processes that held their mappings or memory back, or whose mappings are too long to be read.
+    /// Number of processes that held mappings or memory back, or have too many mappings.
     pub held_back: usize,
-    /// Processes with a library of another version, or of another place.
+    /// Number of processes with a library of another version, or at another path.
     pub other: usize,
 }
 
 impl Census {
-    /// Looks at every process.
-    ///
-    /// # Errors
-    /// [`FileError`] where /proc cannot be listed.
+    /// Reads all processes.
     pub fn take(root: &Root) -> Result<Self, FileError> {
         let mut census = Self::default();
-        for pids in task::all(root)?.chunks(TOGETHER) {
+        for pids in task::all(root)?.chunks(BATCH_PROCESSES) {
             census.add(root, pids);
         }
         Ok(census)
@@ -60,7 +57,7 @@ impl Census {
         let mut covered = Vec::new();
         for (pid, text) in pids.iter().zip(aside::texts(root, pids, "maps")) {
             match text {
-                // Few have the name in them: the others are not looked at by line.
+                // Few texts contain the name. The others need not be parsed.
                 Ok(text) if text.contains(LIBRARY) => covered.push((*pid, Smaps::of(text))),
                 Ok(_) => {}
                 Err(error) => self.miss(&error),
@@ -70,7 +67,7 @@ impl Census {
         let maps: Vec<_> = covered.iter().map(|(pid, maps)| (*pid, maps)).collect();
         for ((pid, _), counts) in maps.iter().zip(counts_of_each(root, &maps)) {
             match counts {
-                // One that ends meanwhile is left out.
+                // A process that ended meanwhile is omitted.
                 Ok(counts) => self.members.extend(member(root, *pid, counts)),
                 Err(error) => self.miss(&error),
             }
@@ -82,7 +79,7 @@ impl Census {
             error if error.is_denied() => self.denied += 1,
             error if error.is_held_back() => self.held_back += 1,
             FileError::Content { .. } => self.other += 1,
-            // It has ended.
+            // The process ended.
             _ => {}
         }
     }

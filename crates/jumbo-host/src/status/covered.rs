@@ -1,8 +1,9 @@
-//! What the preload library does in a process, read out of that process's memory: [`Covered`].
+//! Counters of the preload library in a process, read from that process's memory: [`Covered`].
 //!
-//! The library counts in a [`Slot`], and exports a [`Locator`] that leads to it. It is where this command's own library has
-//! it: in another copy of that too, and a library without it there is of another version. All that is read is the process's own word: numbers, and pointers that are followed only where that cannot block ([`Peek`]). A
-//! file of the library's name on any other device than this command's own library is not read at all.
+//! The library counts in a [`Slot`], and exports a [`Locator`] with its address. The locator is at
+//! the same offset as in this command's library; a library without it there is another version. The
+//! process controls all these numbers and pointers. Pointers are followed only where the read
+//! cannot block ([`Peek`]). A file of the library's name on another device is not read.
 
 use std::mem::offset_of;
 
@@ -17,76 +18,75 @@ use jumbo_inside::reaper::State;
 
 use super::library::{self, LIBRARY, Library};
 
-/// The names of the threads that free begin with this.
-const THREADS: &str = "jumbo-";
+/// Prefix of the names of jumbo's threads.
+const THREAD_PREFIX: &str = "jumbo-";
 
-/// What the preload library does in a process.
+/// Counters of the preload library in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Covered {
-    /// How large frees are done.
+    /// Large frees.
     pub free: Freeing,
-    /// What its pool gives it.
+    /// Pages of the pool.
     pub pool: Pooled,
-    /// What gives the memory back at the end.
+    /// The reaper process.
     pub reaper: Reaping,
 }
 
-/// What `gather` did and does.
+/// Counters of `gather`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Freeing {
-    /// Its threads now, at work or asleep (a count).
+    /// Current number of threads.
     pub threads: usize,
-    /// Now waiting to be freed in the background.
+    /// Memory pending free in the background.
     pub pending: Bytes,
-    /// Freed by several threads at once.
+    /// Memory freed by several threads at once.
     pub gathered: Bytes,
     /// Large ranges that the caller freed alone.
     pub inline: Bytes,
-    /// The part of `gathered` that was freed after the call had returned.
+    /// The part of `gathered` that was freed after the call returned.
     pub background: Bytes,
-    /// The most threads that freed at once (a count).
+    /// Maximum number of threads that freed at once.
     pub workers: u64,
-    /// Allocations that waited for memory being freed in the background (a count).
+    /// Number of allocations that waited for a free in the background.
     pub waits: u64,
 }
 
-/// What a pool gives and gave (`--pool`): all zero where there is none.
+/// Counters of a pool (`--pool`), all zero without one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Pooled {
-    /// Hugetlb pages that it holds now.
+    /// Hugetlb pages now.
     pub hugetlb: Bytes,
-    /// The most of them it ever held.
+    /// Peak of `hugetlb`.
     pub hugetlb_peak: Bytes,
-    /// THPs of the pool that it holds now.
+    /// THPs of the pool now.
     pub thp: Bytes,
-    /// The most of them it ever held.
+    /// Peak of `thp`.
     pub thp_peak: Bytes,
-    /// Asked for while there was a pool, and served without it.
+    /// Memory requested while there was a pool, and served without it.
     pub beyond: Bytes,
-    /// Moved from hugetlb pages to THPs, before a fork or a thread.
+    /// Memory moved from hugetlb pages to THPs, before a fork or a thread.
     pub moved: Bytes,
-    /// Should have been moved, and could not be.
+    /// Memory that could not be moved.
     pub stuck: Bytes,
 }
 
-/// What became of the reaper.
+/// State of the reaper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Reaping {
-    /// One word.
+    /// State in one word.
     pub state: &'static str,
-    /// A sentence.
+    /// Explanation of the state in a sentence.
     pub reason: &'static str,
-    /// The sibling's process, as the process's namespace has it; `None` where none was started.
+    /// PID of the reaper in the process's namespace; `None` where none was started.
     pub pid: Option<u32>,
 }
 
 impl Covered {
-    /// What jumbo does in `pid`; `None` where the preload library is not in it.
+    /// Reads the counters in `pid`; `None` where it does not map the preload library.
     ///
     /// # Errors
-    /// [`FileError::Io`]: the process is gone, or this user may not trace it, or it holds its memory back.
-    /// [`FileError::Content`]: its library is another version of jumbo than this one, or another file than this
-    /// command's own, in a place that may not be read.
+    /// [`FileError::Io`]: the process is gone, may not be traced, or holds its memory back.
+    /// [`FileError::Content`]: its library is of another version, or a file on another device.
     pub fn read(root: &Root, pid: u32) -> Result<Option<Self>, FileError> {
         let maps = aside::maps(root, pid)?;
         let counts = is_in(&maps).then(|| counts_of_each(root, &[(pid, &maps)]).pop());
@@ -122,21 +122,20 @@ impl Covered {
     }
 }
 
-/// Whether a mapping is the first of a file that is called as the library is.
+/// Reports whether a mapping is the first one of a file with the library's name.
 fn is_first(mapping: &Mapping<'_>) -> bool {
     mapping.offset == 0 && library::is_named(mapping)
 }
 
-/// Whether these are the mappings of a process that has the library.
+/// Reports whether the library is among these mappings.
 pub(super) fn is_in(maps: &Smaps) -> bool {
     maps.mappings().any(|mapping| is_first(&mapping))
 }
 
-/// The processes that are read together: so many files are open at once, twice.
-const TOGETHER: usize = 256;
+/// Number of processes per batch, with two open files for each.
+const BATCH_PROCESSES: usize = 256;
 
-/// The library's counters in each of these processes, which have these mappings. Where there are many, a few children read
-/// all of them.
+/// Reads the library's counters in each of these processes, by a few children for all of them.
 pub(super) fn counts_of_each(
     root: &Root,
     processes: &[(u32, &Smaps)],
@@ -150,7 +149,7 @@ pub(super) fn counts_of_each(
             .ok_or_else(|| strange(peek, "is of another version than this command"))
     };
     let mut all = Vec::new();
-    for processes in processes.chunks(TOGETHER) {
+    for processes in processes.chunks(BATCH_PROCESSES) {
         let locators = processes.iter().map(|(pid, maps)| find(root, *pid, maps));
         let pointers = follow(locators.collect(), pointer);
         let slots = follow(pointers, |_, pointer| {
@@ -162,30 +161,30 @@ pub(super) fn counts_of_each(
     all
 }
 
-/// Where to read next in a process, and how many bytes.
-type Place = Result<(Peek, u64, usize), FileError>;
+/// The next range to read in a process: address and length.
+type Target = Result<(Peek, u64, usize), FileError>;
 
-/// Reads at these places, and gives the places that the bytes there lead to.
+/// Reads these targets. `next` computes the following target from the bytes.
 fn follow(
-    places: Vec<Place>,
+    targets: Vec<Target>,
     next: impl Fn(&Peek, &[u8]) -> Result<(u64, usize), FileError>,
-) -> Vec<Place> {
-    let place = |read: Result<(Peek, Vec<u8>), FileError>| {
+) -> Vec<Target> {
+    let target = |read: Result<(Peek, Vec<u8>), FileError>| {
         let (peek, bytes) = read?;
         let (at, length) = next(&peek, &bytes)?;
         Ok((peek, at, length))
     };
-    read_each(places).into_iter().map(place).collect()
+    read_each(targets).into_iter().map(target).collect()
 }
 
-fn read_each(places: Vec<Place>) -> Vec<Result<(Peek, Vec<u8>), FileError>> {
-    let wanted = places.iter().flatten();
+fn read_each(targets: Vec<Target>) -> Vec<Result<(Peek, Vec<u8>), FileError>> {
+    let wanted = targets.iter().flatten();
     let wanted: Vec<_> = wanted
         .map(|(peek, at, length)| (peek, *at, *length))
         .collect();
     let mut read = Peek::read_each(&wanted).into_iter();
-    let bytes = places.into_iter().map(|place| {
-        let (peek, ..) = place?;
+    let bytes = targets.into_iter().map(|target| {
+        let (peek, ..) = target?;
         let bytes = read
             .next()
             .unwrap_or_else(|| Err(strange(&peek, "was not read")))?;
@@ -194,11 +193,13 @@ fn read_each(places: Vec<Place>) -> Vec<Result<(Peek, Vec<u8>), FileError>> {
     bytes.collect()
 }
 
-/// Where a process has the [`Locator`] of its library.
-fn find(root: &Root, pid: u32, maps: &Smaps) -> Place {
+/// Address of the [`Locator`] of a process's library.
+fn find(root: &Root, pid: u32, maps: &Smaps) -> Target {
     let named: Vec<_> = maps.mappings().filter(is_first).collect();
     let found = Library::of_this_command().and_then(|ours| {
-        let mapping = named.iter().find(|mapping| ours.has_device_of(mapping))?;
+        let mapping = named
+            .iter()
+            .find(|mapping| mapping.device == ours.device())?;
         Some((ours, mapping, Library::locator()?))
     });
     let (ours, library, offset) = found.ok_or_else(|| FileError::Content {
@@ -220,28 +221,26 @@ fn strange(peek: &Peek, what: &str) -> FileError {
     peek.misread(format!("{LIBRARY} in it {what}"))
 }
 
-/// The threads of `pid` that are jumbo's.
+/// Number of jumbo's threads in `pid`.
 fn threads(root: &Root, pid: u32) -> Result<usize, FileError> {
     let folder = format!("proc/{pid}/task");
     let names = root.list(&folder)?;
-    // The first thread may be named anything, `jumbo-app` too.
+    // The first thread may have any name, even `jumbo-app`.
     let others = names.iter().filter(|thread| **thread != pid.to_string());
-    Ok(others
-        .filter(|thread| {
-            // A thread that ends meanwhile is none.
-            root.read(format!("{folder}/{thread}/comm"))
-                .is_ok_and(|name| name.starts_with(THREADS))
-        })
-        .count())
+    let is_ours = |thread: &&String| {
+        let name = root.read(format!("{folder}/{thread}/comm"));
+        name.is_ok_and(|name| name.starts_with(THREAD_PREFIX))
+    };
+    Ok(others.filter(is_ours).count())
 }
 
-/// The eight bytes at `offset`, as this machine orders them; 0 where there are none.
+/// The eight bytes at `offset` in native byte order; 0 beyond the end.
 fn word(bytes: &[u8], offset: usize) -> u64 {
     let word = bytes.get(offset..).and_then(<[u8]>::first_chunk);
     word.map_or(0, |word| u64::from_ne_bytes(*word))
 }
 
-/// The four bytes at `offset`.
+/// The four bytes at `offset` in native byte order; 0 beyond the end.
 fn half(bytes: &[u8], offset: usize) -> u32 {
     let half = bytes.get(offset..).and_then(<[u8]>::first_chunk);
     half.map_or(0, |half| u32::from_ne_bytes(*half))

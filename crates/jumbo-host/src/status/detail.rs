@@ -1,4 +1,4 @@
-//! One process, closely: [`Detail`], what `jumbo status -p` shows.
+//! All data of one process, for `jumbo status -p`: [`Detail`].
 
 use std::collections::BTreeMap;
 
@@ -14,98 +14,99 @@ use super::process::Observer;
 use super::{Covered, Kind, Missing, Usage, siblings};
 use jumbo::status::HUGE;
 
-/// A process's memory, and why not more of it is huge.
+/// Memory of a process, and the reasons why not more of it is huge.
 #[derive(Clone, Debug, Serialize)]
 pub struct Detail {
-    /// The process.
+    /// Process ID.
     pub pid: u32,
-    /// Its name, as ps(1) shows it.
+    /// Name as in ps(1).
     pub name: String,
-    /// Its command line, quoted as for a shell.
+    /// Command line, quoted for a shell.
     pub command: String,
-    /// The largest resident set it ever had, without hugetlb.
+    /// Peak resident set without hugetlb.
     pub peak: Option<Bytes>,
-    /// Its page faults.
+    /// Page faults.
     pub faults: Option<Faults>,
-    /// What status says, which any user may see.
+    /// Memory according to status, which any user may read.
     pub memory: Option<task::Memory>,
-    /// By kind and folio size; `None` where this user may not look.
+    /// Memory by kind and folio size; `None` without permission.
     pub usage: Option<Usage>,
-    /// Resident memory, each page divided by the number of processes that map it.
+    /// Proportional set size (PSS).
     pub proportional: Option<Bytes>,
-    /// Why memory of a kind is not huge.
+    /// Reason why memory of a kind is not huge.
     pub why_not: BTreeMap<Kind, String>,
-    /// The program whose memory this is, where this is the reaper of one that lives.
+    /// The living program whose memory this process shares as its reaper.
     pub reaper_of: Option<u32>,
-    /// What jumbo does in it; `None` where the preload library is not in it, or this user may not look.
+    /// Counters of the preload library; `None` without the library or without permission.
     pub jumbo: Option<Covered>,
-    /// Every mapping, where that was asked for.
+    /// All mappings, on request.
     pub mappings: Vec<MappingDetail>,
-    /// What is not shown, and why.
+    /// Unavailable data with reasons.
     pub missing: Vec<Missing>,
 }
 
 /// One mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MappingDetail {
-    /// The first address.
+    /// First address.
     pub start: u64,
-    /// The first address behind it.
+    /// End address, exclusive.
     pub end: u64,
-    /// What it is to the program.
+    /// Kind of memory.
     pub kind: Kind,
-    /// As in /proc/PID/maps: `rw-p`.
+    /// Permissions as in /proc/PID/maps: `rw-p`.
     pub permissions: String,
-    /// The file or name; empty for anonymous memory.
+    /// File or name; empty for anonymous memory.
     pub path: String,
-    /// Resident, hugetlb included.
+    /// Resident memory, including hugetlb.
     pub bytes: Bytes,
-    /// Of that in THPs mapped by PMD and in hugetlb pages of at least 2 MiB.
+    /// Memory in THPs mapped by PMD, and in hugetlb pages of at least 2 MiB.
     pub huge: Bytes,
-    /// The program gave MADV_HUGEPAGE.
+    /// Advised by MADV_HUGEPAGE.
     pub advised: bool,
-    /// The program gave MADV_NOHUGEPAGE.
+    /// Advised by MADV_NOHUGEPAGE.
     pub declined: bool,
-    /// One whole aligned huge page fits in.
+    /// True if a whole aligned huge page fits.
     pub fits: bool,
-    /// The kernel would put a THP here at a fault.
+    /// `THPeligible` of smaps.
     pub eligible: bool,
 }
 
-/// What of a kind's memory a huge page could hold, by the program's advice.
+/// Resident memory of a kind in mappings that a huge page fits in.
 #[derive(Clone, Copy, Debug, Default)]
-struct Advice {
-    fitting: Bytes,
+struct Fitting {
+    all: Bytes,
+    /// The part with MADV_HUGEPAGE.
     advised: Bytes,
 }
 
-/// Looks closely at processes, with everything that one look and the next share.
+/// Reads the details of processes.
 #[derive(Debug)]
-pub struct Lens {
+pub struct Inspector {
     root: Root,
     observer: Observer,
     folios: Option<Folios>,
     thp: Option<Thp>,
     pmd: PageSize,
-    /// Keep every mapping.
+    /// True to keep all mappings.
     pub mappings: bool,
-    /// What no look can show, and why.
+    /// Data that is unavailable for all processes, with reasons.
     pub missing: Vec<Missing>,
 }
 
-/// Looks at processes by a reader that they cannot hold up.
+/// Creates an observer whose reader processes cannot block.
 ///
 /// # Errors
-/// [`FileError`] where the PMD size cannot be told.
+/// [`FileError`] where the PMD size is unknown.
 pub fn observer(root: &Root) -> Result<Observer, FileError> {
     Ok(Observer::new(root)?.reading(aside::smaps))
 }
 
-impl Lens {
-    /// A lens on the processes behind `root`. Folio sizes are looked up where the kernel lets us.
+impl Inspector {
+    /// Creates an inspector of the processes of `root`, with folio sizes where they are readable.
     ///
     /// # Errors
-    /// [`FileError`] where the PMD size cannot be told.
+    /// [`FileError`] where the PMD size is unknown.
     pub fn new(root: &Root) -> Result<Self, FileError> {
         let observer = observer(root)?;
         let mut missing = Vec::new();
@@ -117,7 +118,7 @@ impl Lens {
             ));
         });
         let thp = Thp::read(root).map_err(|error| {
-            missing.push(Missing::new("why memory is not huge", &error));
+            missing.push(Missing::new("reasons why memory is not huge", &error));
         });
         Ok(Self {
             root: root.clone(),
@@ -130,12 +131,11 @@ impl Lens {
         })
     }
 
-    /// Looks at one process.
-    ///
-    /// # Errors
-    /// [`FileError::Io`] where it is gone. What this user may not see is in [`Detail::missing`].
-    pub fn look(&mut self, pid: u32) -> Result<Detail, FileError> {
+    /// Reads the details of one process. [`Detail::missing`] lists unreadable data.
+    pub fn inspect(&mut self, pid: u32) -> Result<Detail, FileError> {
         let memory = task::memory(&self.root, pid)?;
+        let others = task::all(&self.root).unwrap_or_default();
+        let reaper_of = siblings::program_of(&self.root, pid, others);
         let mut detail = Detail {
             pid,
             name: task::name(&self.root, pid)?,
@@ -146,23 +146,23 @@ impl Lens {
             usage: None,
             proportional: None,
             why_not: BTreeMap::new(),
-            reaper_of: self.program_of(pid),
+            reaper_of: reaper_of.map(|sibling| sibling.program),
             jumbo: None,
             mappings: Vec::new(),
             missing: Vec::new(),
         };
         let command = task::command(&self.root, pid);
-        let looked = command.and_then(|command| {
+        let result = command.and_then(|command| {
             detail.command = command;
-            self.look_closely(&mut detail)
+            self.read_mappings(&mut detail)
         });
-        match looked {
+        match result {
             Ok(()) => {
-                // It takes more than the look did: reading a process's memory is what a debugger may.
+                // Memory needs more permissions than smaps: those of a debugger.
                 match Covered::read(&self.root, pid) {
                     Ok(covered) => detail.jumbo = covered,
                     Err(error) => detail.missing.push(Missing::for_lack_of(
-                        "what jumbo does in it",
+                        "counters of jumbo in it",
                         &error,
                         "the right to trace it: CAP_SYS_PTRACE, or its user where Yama allows that",
                     )),
@@ -184,28 +184,23 @@ impl Lens {
         }
     }
 
-    fn program_of(&self, pid: u32) -> Option<u32> {
-        let others = task::all(&self.root).unwrap_or_default();
-        siblings::program_of(&self.root, pid, others).map(|sibling| sibling.program)
-    }
-
-    fn look_closely(&mut self, detail: &mut Detail) -> Result<(), FileError> {
+    fn read_mappings(&mut self, detail: &mut Detail) -> Result<(), FileError> {
         let pid = detail.pid;
         let usage = match &mut self.folios {
             Some(folios) => self.observer.usage_with_folios(pid, folios)?,
             None => self.observer.usage(pid)?,
         };
-        let mut advice: BTreeMap<Kind, Advice> = BTreeMap::new();
+        let mut fitting: BTreeMap<Kind, Fitting> = BTreeMap::new();
         let mut proportional = Bytes(0);
         let (pmd, wanted) = (self.pmd, self.mappings);
         self.observer.each(pid, |kind, mapping| {
             proportional += mapping.pss;
-            let whole = pmd
+            let fits = pmd
                 .align_up(mapping.start)
                 .is_some_and(|start| start + pmd.bytes() <= mapping.end);
-            if whole {
-                let entry = advice.entry(kind).or_default();
-                entry.fitting += mapping.rss;
+            if fits {
+                let entry = fitting.entry(kind).or_default();
+                entry.all += mapping.rss;
                 if mapping.advised {
                     entry.advised += mapping.rss;
                 }
@@ -231,7 +226,7 @@ impl Lens {
                     huge: mapping.pmd_mapped() + if is_huge { hugetlb } else { Bytes(0) },
                     advised: mapping.advised,
                     declined: mapping.declined,
-                    fits: whole,
+                    fits,
                     eligible: mapping.thp_eligible,
                 });
             }
@@ -242,11 +237,11 @@ impl Lens {
             .is_some_and(|memory| memory.thp_enabled == Some(false));
         for (kind, of_kind) in &usage.0 {
             let small = Bytes(of_kind.bytes.0.saturating_sub(of_kind.huge.0));
-            let advice = advice.get(kind).copied().unwrap_or_default();
+            let fitting = fitting.get(kind).copied().unwrap_or_default();
             if small.0 >= pmd.bytes()
-                && let Some(why) = why_not(*kind, advice, self.thp.as_ref(), pmd, disabled)
+                && let Some(reason) = why_not(*kind, fitting, self.thp.as_ref(), pmd, disabled)
             {
-                detail.why_not.insert(*kind, why);
+                detail.why_not.insert(*kind, reason);
             }
         }
         detail.usage = Some(usage);
@@ -255,10 +250,10 @@ impl Lens {
     }
 }
 
-/// Why memory of `kind` that is not huge is not, as far as controls, advice and layout tell.
+/// Reason why memory of `kind` is not huge, by controls, advice and layout.
 fn why_not(
     kind: Kind,
-    advice: Advice,
+    fitting: Fitting,
     thp: Option<&Thp>,
     pmd: PageSize,
     disabled: bool,
@@ -269,7 +264,7 @@ fn why_not(
     if disabled {
         return Some("the process has THP switched off (PR_SET_THP_DISABLE)".to_owned());
     }
-    if advice.fitting == Bytes(0) {
+    if fitting.all == Bytes(0) {
         return Some(format!("no mapping holds a whole aligned {pmd} page"));
     }
     let (knob, choice) = match kind {
@@ -284,8 +279,8 @@ fn why_not(
     };
     match choice.current.as_str() {
         "never" | "deny" => Some(format!("{knob} is `{}` for {pmd} pages", choice.current)),
-        "madvise" | "advise" if advice.advised < advice.fitting => {
-            let unadvised = Bytes(advice.fitting.0 - advice.advised.0);
+        "madvise" | "advise" if fitting.advised < fitting.all => {
+            let unadvised = Bytes(fitting.all.0 - fitting.advised.0);
             Some(format!(
                 "{knob} is `{}` and {unadvised} have no MADV_HUGEPAGE",
                 choice.current
@@ -298,10 +293,7 @@ fn why_not(
     }
 }
 
-/// The processes that `text` names: a PID, or the name of the program or of its main thread.
-///
-/// # Errors
-/// [`FileError`] where /proc cannot be listed.
+/// Finds processes by a PID, or by the name of the program or of its main thread.
 pub fn find(root: &Root, text: &str) -> Result<Vec<u32>, FileError> {
     let pids = task::all(root)?;
     if let Ok(pid) = text.parse::<u32>() {
@@ -309,7 +301,7 @@ pub fn find(root: &Root, text: &str) -> Result<Vec<u32>, FileError> {
     }
     let commands = task::arguments_of_each(root, &pids);
     let named = |(pid, arguments): &(u32, Vec<String>)| {
-        // A title that the program wrote there goes on after a blank.
+        // A title of the program may continue after a blank.
         let program = arguments.first().and_then(|first| first.split(' ').next());
         task::name(root, *pid).is_ok_and(|name| name == text)
             || program.and_then(|program| program.rsplit('/').next()) == Some(text)

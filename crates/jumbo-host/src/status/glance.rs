@@ -1,7 +1,8 @@
-//! Many processes in few words, again and again: [`Glances`].
+//! Repeated summaries of many processes: [`Glances`].
 //!
-//! One read of smaps a process, by a child for several at once (`aside`). smaps holds the target's mmap lock for reading while it
-//! walks the page tables: the caller decides how often. Which blocks are dense enough for a huge page only pagemap tells
+//! Each takes one read of smaps, by one child for several processes (`aside`). smaps holds the
+//! target's mmap lock for reading while it walks the page tables, so the caller decides on the
+//! interval. Only pagemap tells which blocks are dense enough for a huge page
 //! ([`Plan`](crate::promote::Plan)), so [`Glance::gain`] is an estimate.
 
 use std::collections::BTreeMap;
@@ -16,22 +17,21 @@ use super::covered::{counts_of_each, is_in};
 use super::process::Observer;
 use super::{Huge, Kind};
 
-/// The memory of a process that is huge, that could be, and that is wasted.
+/// Memory of a process: huge, potentially huge, and wasted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Glance {
-    /// Mapped by PMD.
+    /// Memory mapped by PMD.
     pub huge: Huge,
-    /// Resident private memory on base pages that may become huge: in mappings with a whole aligned block, of which half a
-    /// block at least is resident.
+    /// Resident private memory on base pages that may become huge: in mappings with a whole aligned
+    /// block, at least half a block each.
     pub gain: Bytes,
-    /// The preload library is in it.
+    /// True where the process maps the preload library.
     pub covered: bool,
-    /// Huge memory that the program is not known to have touched, at most; `None` where the library is not in it, or its counters
-    /// cannot be read.
+    /// Upper bound of untouched huge memory; `None` without the library or without its counters.
     pub waste: Option<Bytes>,
 }
 
-/// Looks at processes.
+/// Reads summaries of processes.
 #[derive(Debug)]
 pub struct Glances {
     root: Root,
@@ -39,10 +39,10 @@ pub struct Glances {
 }
 
 impl Glances {
-    /// Of the processes behind `root`.
+    /// Creates a reader for the processes of `root`.
     ///
     /// # Errors
-    /// [`FileError`] where the PMD size cannot be told.
+    /// [`FileError`] where the PMD size is unknown.
     pub fn new(root: &Root) -> Result<Self, FileError> {
         Ok(Self {
             root: root.clone(),
@@ -50,7 +50,7 @@ impl Glances {
         })
     }
 
-    /// Looks at each of these processes, one after the other.
+    /// Reads each of these processes in turn.
     pub fn look(&self, pids: &[u32]) -> Vec<Result<Glance, FileError>> {
         let texts = aside::texts(&self.root, pids, "smaps").into_iter();
         let all: Vec<_> = texts.map(|text| text.map(Smaps::of)).collect();
@@ -60,11 +60,9 @@ impl Glances {
             .filter(|(_, smaps)| is_in(smaps))
             .collect();
         let counts = counts_of_each(&self.root, &covered).into_iter();
-        let wastes = covered.iter().zip(counts).map(|((pid, _), counts)| {
-            let counts = counts.ok();
-            (*pid, counts.map(|counts| Bytes(counts.untouched)))
-        });
-        let wastes: BTreeMap<_, _> = wastes.collect();
+        let wastes = counts.map(|counts| counts.ok().map(|counts| Bytes(counts.untouched)));
+        let pids_covered = covered.iter().map(|(pid, _)| *pid);
+        let wastes: BTreeMap<_, _> = pids_covered.zip(wastes).collect();
         let glance = |(pid, smaps): (&u32, Result<Smaps, FileError>)| {
             let mut glance = self.of(&smaps?);
             if let Some(waste) = wastes.get(pid) {
@@ -107,7 +105,7 @@ mod tests {
     use crate::kernel::fake::host;
 
     #[test]
-    fn memory_in_whole_blocks_could_be_huge_and_other_memory_could_not() {
+    fn only_dense_memory_in_whole_blocks_may_become_huge() {
         let mapping = |range: &str, more: &str, kib: u64, huge: u64, flags: &str| {
             format!(
                 "{range} {more}\nRss: {kib} kB\nAnonHugePages: {huge} kB\nVmFlags: rd wr {flags}\n"
@@ -115,7 +113,7 @@ mod tests {
         };
         let anon = "rw-p 00000000 00:00 0 ";
         let smaps = [
-            // 6 MiB of 8, of which 2 are huge.
+            // 6 of 8 MiB are resident, 2 of them huge.
             mapping("7f0000000000-7f0000800000", anon, 6144, 2048, ""),
             // Too small, too sparse, declined, a stack, a file.
             mapping("7f0001000000-7f00011ff000", anon, 1024, 0, ""),
@@ -139,7 +137,7 @@ mod tests {
         let (_folder, root) = host(&[("proc/1/smaps", &smaps.concat())]);
         let glances = Glances::new(&root).unwrap();
         let [seen, gone] = &glances.look(&[1, 2])[..] else {
-            panic!("two were asked for");
+            panic!("two results expected");
         };
         let seen = seen.as_ref().unwrap();
         assert_eq!((seen.gain.0 >> 20, seen.huge.anon.0 >> 20), (4, 2));

@@ -1,7 +1,9 @@
-//! The host at one moment: [`Host`].
+//! Snapshot of the host: [`Host`].
 //!
-//! Nothing here fails as a whole. What cannot be read is missing, and [`Host::missing`] says why, so
-//! that a normal user, a container and a kernel without the feature all get what there is.
+//! No error is fatal. [`Host::missing`] has the reason for each unreadable part: a normal user, a
+//! container and a kernel without a feature get the other parts.
+
+use std::fmt::Display;
 
 use rustix::fs::StatVfsMountFlags;
 use serde::Serialize;
@@ -15,110 +17,107 @@ use crate::kernel::thp::{self, Thp};
 use crate::kernel::{self, FileError, Root, hvo};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
 
-/// What of the host matters to page sizes.
+/// Data of the host that is relevant to page sizes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Host {
-    /// The kernel's release.
+    /// Kernel release.
     pub kernel: String,
-    /// The base page.
+    /// Base page size.
     pub base_page: PageSize,
-    /// What one PMD maps.
+    /// Size of the memory that one PMD maps.
     pub pmd_size: PageSize,
     /// /proc/meminfo.
     pub memory: Option<Memory>,
-    /// What page metadata costs now.
+    /// Current page metadata.
     pub metadata: Option<Metadata>,
-    /// Whether HVO is on; `None` where the kernel lacks it.
+    /// State of HVO; `None` where the kernel lacks it.
     pub optimize_vmemmap: Option<bool>,
     /// The hugetlb pools; `None` where the kernel lacks hugetlb.
     pub pools: Option<Vec<Pool>>,
     /// hugetlbfs mounts.
     pub mounts: Vec<Mount>,
-    /// tmpfs mounts, whose files obey their `huge=`.
+    /// tmpfs mounts.
     pub tmpfs: Vec<Tmpfs>,
     /// The THP controls; `None` where the kernel lacks THP.
     pub thp: Option<Thp>,
     /// The control group's limits on this process.
     pub limits: Limits,
-    /// Through what free memory goes back to the host of this virtual machine; `None` where it does not, or that is not known.
+    /// The balloon with free page reporting; `None` where there is none, or unknown.
     pub reporting: Option<Reporting>,
-    /// The processor says that this is a virtual machine, by the flag `hypervisor` of /proc/cpuinfo. Only x86 does.
+    /// The flag `hypervisor` of /proc/cpuinfo, which marks a virtual machine on x86.
     pub hypervisor: bool,
-    /// Free memory that could become huge pages without moving anything.
+    /// Huge pages that free memory can form without compaction.
     pub formable: Vec<Formable>,
     /// /proc/vmstat.
     pub events: Events,
     /// /proc/sys/vm.
     pub sysctl: Sysctl,
-    /// True where /sys is mounted read-only, so that no control can be set from here.
+    /// True where /sys is mounted read-only, so that this process can set no control.
     pub sys_read_only: bool,
-    /// What is not shown, and why.
+    /// Unavailable data with reasons.
     pub missing: Vec<Missing>,
 }
 
-/// How many huge pages of one size the free blocks of one zone hold.
+/// Number of huge pages of one size in the free blocks of one zone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Formable {
-    /// The node.
+    /// NUMA node.
     pub node: NodeId,
-    /// The zone: `DMA32`, `Normal`, `Movable`.
+    /// Zone: `DMA32`, `Normal`, `Movable`.
     pub zone: String,
     /// All free memory of the zone.
     pub free: Bytes,
-    /// The page size.
+    /// Page size.
     pub size: PageSize,
-    /// How many.
+    /// Number of pages.
     pub pages: Pages,
-    /// False where the number is an upper bound: such a page is made of several of the allocator's
-    /// largest blocks, and buddyinfo does not say which of them are neighbours.
+    /// False where the number is an upper bound: such a page needs several of the allocator's
+    /// largest blocks, and buddyinfo does not tell which of them are adjacent.
     pub exact: bool,
 }
 
-/// The settings under /proc/sys/vm that decide about huge pages.
+/// Settings under /proc/sys/vm that affect huge pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sysctl {
-    /// 0 heuristic, 1 always, 2 never more than the commit limit.
+    /// 0 heuristic, 1 always, 2 never above the commit limit.
     pub overcommit_memory: Option<u64>,
-    /// How eagerly memory is compacted in the background, 0 to 100 (5.9).
+    /// Rate of background compaction, 0 to 100 (5.9).
     pub compaction_proactiveness: Option<u64>,
-    /// How eagerly anonymous memory is swapped.
+    /// Preference for swapping anonymous memory.
     pub swappiness: Option<u64>,
 }
 
-/// One thing that is not shown.
+/// Data that is unavailable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Missing {
-    /// What.
+    /// Name of the data.
     pub what: String,
-    /// Why.
+    /// Reason.
     pub why: String,
 }
 
 impl Missing {
-    /// `what` cannot be shown because of `error`.
-    pub fn new(what: impl Into<String>, error: &FileError) -> Self {
+    /// Creates an entry for `what` with the reason `error`.
+    pub fn new(what: impl Into<String>, error: &impl Display) -> Self {
         Self {
             what: what.into(),
             why: error.to_string(),
         }
     }
 
-    /// What was read; or nothing, and why is among the `missing`.
-    pub fn or_default<T: Default, E: std::fmt::Display>(
+    /// Unwraps a result. An error becomes an entry in `missing`, and the default is returned.
+    pub fn or_default<T: Default, E: Display>(
         read: Result<T, E>,
         what: &str,
         missing: &mut Vec<Self>,
     ) -> T {
         read.unwrap_or_else(|error| {
-            missing.push(Self {
-                what: what.to_owned(),
-                why: error.to_string(),
-            });
+            missing.push(Self::new(what, &error));
             T::default()
         })
     }
 
-    /// As [`Missing::new`]; where it is privilege that lacks, `it_takes` names it.
+    /// Creates an entry as [`Missing::new`]. After a denial, `it_takes` names the privilege.
     pub fn for_lack_of(what: impl Into<String>, error: &FileError, it_takes: &str) -> Self {
         let mut missing = Self::new(what, error);
         if error.is_denied() {
@@ -129,12 +128,12 @@ impl Missing {
 }
 
 impl Host {
-    /// What [`Missing::what`] calls the THP controls.
+    /// Name of the THP controls in [`Missing::what`].
     pub const THP_CONTROLS: &'static str = "the THP controls";
-    /// What [`Missing::what`] calls the hugetlb pools.
+    /// Name of the hugetlb pools in [`Missing::what`].
     pub const POOLS: &'static str = "the hugetlb pools";
 
-    /// Reads all of it.
+    /// Reads the snapshot.
     pub fn read(root: &Root) -> Self {
         let mut missing = Vec::new();
         let m = &mut missing;
@@ -150,8 +149,8 @@ impl Host {
         let thp = Missing::or_default(Thp::read(root), Self::THP_CONTROLS, m);
         let hugetlbfs = Missing::or_default(hugetlb::mounts(root), "hugetlbfs mounts", m);
         let tmpfs = Missing::or_default(mounts::tmpfs(root), "tmpfs mounts", m);
-        let reporting = "whether free memory goes back to this machine's host";
-        let reporting = Missing::or_default(balloon::reporting(root), reporting, m);
+        let reporting = balloon::reporting(root);
+        let reporting = Missing::or_default(reporting, "the state of free page reporting", m);
         let limits = Missing::or_default(Limits::read(root, &sizes), "control group limits", m);
         Self {
             kernel: root
@@ -180,12 +179,12 @@ impl Host {
         }
     }
 
-    /// True where `what` is there, or may be, and could not be read.
+    /// Reports whether `what` could not be read.
     pub fn misses(&self, what: &str) -> bool {
         self.missing.iter().any(|missing| missing.what == what)
     }
 
-    /// How many pages of `size` could be formed now, on all nodes; false where that is an upper bound.
+    /// Number of pages of `size` that can be formed now on all nodes; false for an upper bound.
     pub fn formable_of(&self, size: PageSize) -> (Pages, bool) {
         let of = || {
             self.formable

@@ -1,6 +1,6 @@
-//! Which file the preload library is: [`Library`].
+//! Identity of the preload library's file: [`Library`].
 //!
-//! By device and inode, and not by its name: any process can map a file of that name.
+//! Device and inode identify it. The name does not: any process can map a file of that name.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;
@@ -15,13 +15,13 @@ use crate::kernel::file_id::FileId;
 use crate::kernel::smaps::Mapping;
 use jumbo_inside::ledger::Locator;
 
-/// What the preload library is called.
+/// File name of the preload library.
 pub const LIBRARY: &str = "libjumbo_preload.so";
 
-/// How the kernel marks the path of a file that was removed, as an upgrade does.
+/// Suffix that the kernel adds to the path of a removed file, such as after an upgrade.
 const DELETED: &str = " (deleted)";
 
-/// A preload library's file.
+/// The file of a preload library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {
     path: PathBuf,
@@ -29,8 +29,8 @@ pub struct Library {
 }
 
 impl Library {
-    /// The one that this command puts into programs: where JUMBO_PRELOAD says, or the first there is of
-    /// [`Library::places`] and [`Library::stores`]. `None` where there is none.
+    /// The library of this command: JUMBO_PRELOAD, or the first usable one of [`Library::places`]
+    /// and [`Library::stores`].
     pub fn of_this_command() -> Option<&'static Self> {
         static FOUND: OnceLock<Option<Library>> = OnceLock::new();
         let find = || match std::env::var_os("JUMBO_PRELOAD") {
@@ -45,15 +45,15 @@ impl Library {
         FOUND.get_or_init(find).as_ref()
     }
 
-    /// Where the library of a command may have been installed: beside it, or in a `lib` next to its `bin`.
+    /// Paths of an installed library: beside the command, or in a `lib` next to its `bin`.
     pub fn places(command: &Path) -> [PathBuf; 3] {
         let folder = command.parent().unwrap_or(Path::new("/"));
         ["", "../lib/jumbo", "../lib"].map(|part| folder.join(part).join(LIBRARY))
     }
 
-    /// Where a command that was installed without its library puts the copy that it carries, the first that can be had: in the
-    /// `lib` next to its `bin`, for all users; in the caller's cache. In a folder of the command's version, so that
-    /// a package's library, which is looked for in [`Library::places`], is another file.
+    /// Paths, by preference, where a command without an installed library writes its own copy: in
+    /// the `lib` next to its `bin`, for all users, or in the caller's cache. A folder of the
+    /// command's version keeps them apart from [`Library::places`].
     pub fn stores(command: &Path) -> Vec<PathBuf> {
         let folder = command.parent().filter(|folder| folder.ends_with("bin"));
         let beside = folder.and_then(Path::parent).map(|root| root.join("lib"));
@@ -68,12 +68,13 @@ impl Library {
             .collect()
     }
 
-    /// The true path of the library at `path`, where `command` may load it: it can be read and executed, and no user could
-    /// have put it there but root, the caller, and the owner of the command, which the caller trusts by running it; nor a
-    /// member of a group but root's, the caller's own, and one that can write to the command or its folder.
+    /// Returns the canonical path of the library at `path` if `command` may load it. It must be
+    /// readable, executable, and trusted. Trusted users are root, the caller, and the owner of the
+    /// command, which the caller runs anyway. Trusted groups are root's, the caller's, and those
+    /// that can write to the command or its folder.
     ///
     /// # Errors
-    /// Why it may not, in words.
+    /// The reason in words.
     pub fn check(path: &Path, command: &Path) -> Result<PathBuf, String> {
         let path = path.canonicalize().map_err(|error| error.to_string())?;
         accessat(CWD, &path, Access::READ_OK, AtFlags::EACCESS).map_err(|why| why.to_string())?;
@@ -85,14 +86,16 @@ impl Library {
         Ok(path)
     }
 
-    /// Refuses a true path that a user whom [`Library::check`] does not trust could have put there, or can change.
+    /// Refuses a canonical path that a user or group that [`Library::check`] does not trust can
+    /// write.
     ///
     /// # Errors
-    /// Who could, in words.
+    /// The user or group in words.
     pub fn trust(path: &Path, command: &Path) -> Result<(), String> {
         let command_owner = fs::metadata(command).map_or(0, |of| of.uid());
         let trusted = [0, rustix::process::geteuid().as_raw(), command_owner];
-        // A group that can write to the command or its folder can replace it too: `staff` in /usr/local, on an older Debian.
+        // A group that can write to the command or its folder can replace the command too: `staff`
+        // in /usr/local on older Debian.
         let writer = |path: &Path| {
             let of = fs::metadata(path).ok()?;
             (of.mode() & libc::S_IWGRP != 0).then(|| of.gid())
@@ -100,7 +103,7 @@ impl Library {
         let writers = [Some(command), command.parent()];
         let [by_file, by_folder] = writers.map(|path| path.and_then(writer).unwrap_or(0));
         let trusted_groups = [0, rustix::process::getegid().as_raw(), by_file, by_folder];
-        // Who can write to a folder that the command is in can replace the command too.
+        // A user who can write to an ancestor of the command can replace the command too.
         let apart = |part: &&Path| *part == path || !command.starts_with(part);
         for part in path.ancestors().take_while(apart) {
             let found = fs::metadata(part).map_err(|error| error.to_string())?;
@@ -127,23 +130,23 @@ impl Library {
         Ok(())
     }
 
-    /// The library at `path`; `None` where there is none to be read.
+    /// The library at `path`; `None` where it is unreadable.
     pub fn at(path: &Path) -> Option<Self> {
         let path = path.canonicalize().ok()?;
         let id = FileId::of(File::open(&path).ok()?).ok()?;
         Some(Self { path, id })
     }
 
-    /// Whether a mapping is of this very file, or of one that stood in its place before it was replaced.
+    /// Reports whether a mapping is of this file, or of a file that it replaced.
     pub(super) fn is_in(&self, mapping: &Mapping<'_>) -> bool {
         let was_here = || {
             let path = mapping.path.strip_suffix(DELETED).map(Path::new);
-            self.has_device_of(mapping) && path == Some(&self.path)
+            self.device() == mapping.device && path == Some(&self.path)
         };
         FileId::from(mapping) == self.id || was_here()
     }
 
-    /// Where the file of this command's library has its [`Locator`], counted from the first address that it is mapped at.
+    /// Offset of the [`Locator`] from the first mapped address of this command's library.
     pub(super) fn locator() -> Option<u64> {
         static FOUND: OnceLock<Option<u64>> = OnceLock::new();
         let find = || {
@@ -156,17 +159,13 @@ impl Library {
         *FOUND.get_or_init(find)
     }
 
-    /// Whether a mapping is of a file on the same device, which so can be read as this one can.
-    pub(super) fn has_device_of(&self, mapping: &Mapping<'_>) -> bool {
-        mapping.device == self.id.device
-    }
-
+    /// Device of the file. Reads of other files on it do not block.
     pub(super) fn device(&self) -> (u32, u32) {
         self.id.device
     }
 }
 
-/// Whether a mapping is of a file that is called as the library is.
+/// Reports whether a mapped file has the library's name.
 pub(super) fn is_named(mapping: &Mapping<'_>) -> bool {
     let path = mapping.path.strip_suffix(DELETED).unwrap_or(mapping.path);
     path.rsplit('/').next() == Some(LIBRARY)
@@ -179,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_another_user_could_have_put_there_is_refused() {
+    fn a_library_that_another_user_can_write_is_refused() {
         let root = tempfile::tempdir().unwrap();
         let folder = |name: &str, mode: u32| {
             let path = root.path().join(name);
@@ -207,14 +206,14 @@ mod tests {
         assert!(check().unwrap_err().contains("any user may write to"));
         folder("other", 0o755);
         assert!(check().is_ok());
-        // The caller's own group may write, another not; to give a file away takes root.
+        // The caller's group may write, other groups may not. chown needs root.
         let shared = folder("other", 0o775);
         assert!(check().is_ok());
         if chown(&shared, None, Some(65534)).is_ok() {
             assert!(check().unwrap_err().contains("another group (65534)"));
             folder("other", 0o1775);
             assert!(check().is_ok());
-            // Its members could replace the command as well.
+            // The group can replace the command too.
             folder("other", 0o775);
             chown(folder("bin", 0o775), None, Some(65534)).unwrap();
             assert!(check().is_ok());

@@ -1,19 +1,19 @@
-//! Snapshots of the host and of processes: what is huge, what is not, and why not.
+//! Snapshots of the host and of processes: huge memory, other memory, and the reasons.
 //!
-//! - [`Usage`] and [`Kind`]: a process's memory by kind and folio size.
-//! - [`process`]: how they are read.
-//! - [`Detail`]: one process with everything there is to say.
-//! - [`Covered`]: what the preload library does in a process.
-//! - [`Census`]: all processes that it is in, cheaply.
-//! - [`Library`]: which file that library is.
-//! - [`Sibling`]: a reaper, whose memory is a program's.
+//! - [`Usage`] and [`Kind`]: memory of a process by kind and folio size. [`process`] reads them.
+//! - [`Detail`]: all data of one process.
+//! - [`Covered`]: counters of the preload library in a process.
+//! - [`Census`]: all processes with the library, at low cost.
+//! - [`Library`]: identity of the library's file.
+//! - [`Sibling`]: a reaper, which shares a program's memory.
 //! - [`Host`]: page sizes, pools, controls, free memory, counters.
-//! - [`Glance`]: many processes in few words, for a view that is refreshed.
-//! - [`Tasks`]: the processes with the most memory that could be huge.
-//! - [`doctor`]: what of all that is worth mending.
+//! - [`Glance`]: summary of a process, for a view that is refreshed.
+//! - [`Tasks`]: the processes with the most memory that can be huge.
+//! - [`doctor`]: findings that are worth a fix.
 //!
-//! It reads through [`kernel`](crate::kernel), and of `jumbo-inside` the layout of the ledger's slots and the states of a
-//! reaper. Invariant: it changes nothing, and what it could not read it says, with the reason.
+//! It reads through [`kernel`](crate::kernel). `jumbo-inside` has the layout of the ledger's slots
+//! and the states of a reaper. Invariant: it changes nothing, and reports what it could not read,
+//! with the reason.
 
 mod census;
 mod covered;
@@ -27,7 +27,7 @@ mod tasks;
 
 pub use census::{Census, Member};
 pub use covered::{Covered, Freeing, Pooled, Reaping};
-pub use detail::{Detail, Lens, MappingDetail, find, observer};
+pub use detail::{Detail, Inspector, MappingDetail, find, observer};
 pub use glance::{Glance, Glances};
 pub use host::{Formable, Host, Missing, Sysctl};
 pub use jumbo::status::{Kind, KindUsage, Usage, process};

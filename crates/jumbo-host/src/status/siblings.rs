@@ -1,13 +1,13 @@
-//! Whose memory a reaper shares: [`program_of`], [`reaper_of`], [`reapers_of_the_ended`].
+//! Reapers and their programs: [`program_of`], [`reaper_of`], [`reapers_of_the_ended`].
 //!
-//! A program's sibling (see [`jumbo_inside::reaper`]) is a process of its own with all of the program's memory, so
-//! a sum over processes counts that twice. It is told by its name, by what it is confined to, and by the library
-//! that it runs in; its program, by the memory that both share, or where kcmp(2) does not say that, by the command line,
-//! which lies in that memory, and the program's own counters. One whose program has ended is the only process that has
-//! the memory: it is counted.
+//! A reaper (see [`jumbo_inside::reaper`]) is a process that shares all memory of its program, so a
+//! sum over processes would count that memory twice. It is detected by its name, its confinement,
+//! and the mapped library. Its program is found by kcmp(2). If that is denied, both have the same
+//! command line, which lies in the shared memory, and the program's counters name the reaper. After
+//! the end of the program, the reaper is counted as the only owner of the memory.
 //!
-//! Invariant: where this user may look, a process that does not map this command's library is no reaper, whatever it
-//! calls itself; and where it may not, one of another user is none.
+//! Invariant: a process without this command's library is no reaper, whatever its name. Where this
+//! user may not read the mappings, a process of another user is none.
 
 use serde::Serialize;
 
@@ -21,17 +21,17 @@ use super::library::Library;
 /// A reaper, and the program whose memory it shares.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Sibling {
-    /// The reaper.
+    /// PID of the reaper.
     pub pid: u32,
-    /// The program.
+    /// PID of the program.
     pub program: u32,
 }
 
-/// The living program, among `others`, whose memory `pid` shares; `None` where it is no reaper, or has the
-/// memory for itself.
+/// Finds, among `others`, the living program whose memory `pid` shares; `None` where `pid` is no
+/// reaper, or its program ended.
 pub fn program_of(root: &Root, pid: u32, others: impl IntoIterator<Item = u32>) -> Option<Sibling> {
     let inside = confined(root, pid)?;
-    // A fake tree's processes are not the kernel's.
+    // kcmp(2) does not know the processes of a fake tree.
     let is_host = *root == Root::host();
     let mut command = None;
     let is_program = |other: &u32| {
@@ -40,10 +40,10 @@ pub fn program_of(root: &Root, pid: u32, others: impl IntoIterator<Item = u32>) 
             && !is_named(root, *other)
             && shared().unwrap_or_else(|| {
                 let command = command.get_or_insert_with(|| arguments(root, pid));
-                // Empty where it is giving the memory back.
+                // Empty while the reaper frees the memory.
                 !command.is_empty()
                     && arguments(root, *other) == *command
-                    && is_told(root, *other, inside)
+                    && names_reaper(root, *other, inside)
             })
     };
     let program = others.into_iter().find(is_program);
@@ -54,21 +54,20 @@ fn arguments(root: &Root, pid: u32) -> Vec<String> {
     task::arguments(root, pid).unwrap_or_default()
 }
 
-/// Whether `program` tells of this reaper, as far as can be seen.
-fn is_told(root: &Root, program: u32, reaper: u32) -> bool {
+/// Reports whether the counters of `program` name this reaper, or this user may not read them.
+fn names_reaper(root: &Root, program: u32, reaper: u32) -> bool {
     match Covered::read(root, program) {
         Ok(covered) => covered.and_then(|covered| covered.reaper.pid) == Some(reaper),
-        // This user may not look.
         Err(error) => !error.is_held_back(),
     }
 }
 
-/// Whether `pid` is a reaper, of a program that lives or not.
+/// Reports whether `pid` is a reaper, of a living or ended program.
 pub fn is_reaper(root: &Root, pid: u32) -> bool {
     confined(root, pid).is_some()
 }
 
-/// The reaper of the living `program`; `None` where it has none, or where it cannot be told which of several it is.
+/// The reaper of the living `program`; `None` where it has none, or several match.
 pub fn reaper_of(root: &Root, program: u32) -> Option<u32> {
     let all = task::all(root).ok()?;
     let mut its = all
@@ -78,11 +77,8 @@ pub fn reaper_of(root: &Root, program: u32) -> Option<u32> {
     its.next().is_none().then_some(first)
 }
 
-/// The reapers that have the memory for themselves: they are about to give it back, or at it. One that was only just
-/// made may be among them, for a moment.
-///
-/// # Errors
-/// The processes cannot be listed.
+/// Reapers whose program ended, and that free its memory now or soon. A new reaper may be listed
+/// for a moment.
 pub fn reapers_of_the_ended(root: &Root) -> Result<Vec<u32>, FileError> {
     let all = task::all(root)?;
     let reapers = all.iter().copied().filter(|pid| is_reaper(root, *pid));
@@ -90,7 +86,7 @@ pub fn reapers_of_the_ended(root: &Root) -> Result<Vec<u32>, FileError> {
     Ok(reapers.filter(is_alone).collect())
 }
 
-/// Whether a process of this name may be a reaper.
+/// Reports whether `name` is that of reapers.
 pub(super) fn is_name(name: &str) -> bool {
     name.as_bytes() == reaper::NAME.to_bytes()
 }
@@ -99,7 +95,7 @@ fn is_named(root: &Root, pid: u32) -> bool {
     task::name(root, pid).is_ok_and(|name| is_name(&name))
 }
 
-/// The process ID of a reaper as its program has it, which may be in a namespace; `None` where it is none.
+/// PID of a reaper in its innermost namespace; `None` where `pid` is no reaper.
 fn confined(root: &Root, pid: u32) -> Option<u32> {
     let status = is_named(root, pid).then(|| task::Status::read(root, pid).ok())??;
     let value = |name| status.get(name);
@@ -109,7 +105,7 @@ fn confined(root: &Root, pid: u32) -> Option<u32> {
     (is_confined && is_genuine(root, pid, user)).then(|| inside.unwrap_or(pid))
 }
 
-/// Whether `pid`, which is `user`'s, maps this command's library.
+/// Reports whether `pid`, a process of `user`, maps this command's library.
 fn is_genuine(root: &Root, pid: u32, user: Option<u32>) -> bool {
     match (aside::maps(root, pid), Library::of_this_command()) {
         (Ok(maps), Some(library)) => maps.mappings().any(|mapping| library.is_in(&mapping)),

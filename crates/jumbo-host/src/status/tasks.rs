@@ -1,11 +1,12 @@
-//! The processes of a host by the memory that could be huge: [`Tasks`].
+//! The processes of a host by the memory that can be huge: [`Tasks`].
 
 use std::cmp::Reverse;
 
 use object::read::ReadCache;
 use serde::Serialize;
 
-use crate::kernel::process::Standing;
+use crate::kernel::process::ProcessState;
+use crate::kernel::smaps::Smaps;
 use crate::kernel::{FileError, Root, aside, base_page, task};
 use crate::policy::Reach;
 use crate::policy::elf::Executable;
@@ -14,74 +15,75 @@ use crate::units::Bytes;
 use super::library::LIBRARY;
 use super::{Missing, Sibling, siblings};
 
-/// One process, in short.
+/// Summary of one process.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Task {
-    /// The process.
+    /// Process ID.
     pub pid: u32,
-    /// Its name, as ps(1) shows it.
+    /// Name as in ps(1).
     pub name: String,
-    /// Its command line, quoted as for a shell.
+    /// Command line, quoted for a shell.
     pub command: String,
-    /// Its memory by kind.
+    /// Memory by kind.
     #[serde(flatten)]
     pub memory: task::Memory,
-    /// How much of that is mapped by PMD; `None` where this user may not look.
+    /// Memory mapped by PMD; `None` without permission.
     pub huge: Option<Huge>,
-    /// `jumbo bench` or `jumbo compare` has started it, to measure it. Known of tasks that are listed.
+    /// True where `jumbo bench` or `jumbo compare` measures it. Set only for listed tasks.
     pub measured: bool,
-    /// The preload library is in it. Known of the largest tasks, of those that this user may look into.
+    /// True where it maps the preload library. Set only for readable ones of the largest tasks.
     pub covered: bool,
-    /// The reason why LD_PRELOAD does not get into it; `None` where it does, or that is not known. Known of the largest tasks, and
-    /// of those with THP switched off.
+    /// Reason why LD_PRELOAD does not reach it; `None` where it does, or unknown. Set only for
+    /// listed tasks.
     pub unreached: Option<String>,
-    /// Its age in seconds; `None` where that is not known.
+    /// Age in seconds; `None` where unknown.
     pub age: Option<f64>,
 }
 
-/// What a process maps by PMD.
+/// Memory of a process mapped by PMD.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Huge {
-    /// Of anonymous memory.
+    /// Anonymous memory.
     pub anon: Bytes,
-    /// Of shared memory.
+    /// Shared memory.
     pub shmem: Bytes,
-    /// Of file mappings.
+    /// File mappings.
     pub file: Bytes,
 }
 
-/// The largest processes, and who holds hugetlb pages.
+/// The largest processes, and the holders of hugetlb pages.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Tasks {
-    /// The processes with the most memory of a kind that can be huge, largest first.
+    /// Processes with the most memory that can be huge, largest first.
     pub largest: Vec<Task>,
-    /// Those with hugetlb pages, largest first.
+    /// Processes with hugetlb pages, largest first.
     pub pool_holders: Vec<Task>,
-    /// hugetlb pages of all processes together, those that several map counted for each.
+    /// Hugetlb pages of all processes, counted for each process that maps them.
     pub hugetlb: Bytes,
-    /// How many processes with memory there are.
+    /// Number of processes with memory.
     pub count: usize,
-    /// Those that have THP switched off by PR_SET_THP_DISABLE.
+    /// Processes with PR_SET_THP_DISABLE.
     pub thp_disabled: Vec<Task>,
-    /// Reapers of programs that live, which no other field counts: their memory is the program's.
+    /// Reapers of living programs. No other field counts them, because their memory is the
+    /// program's.
     pub siblings: Vec<Sibling>,
-    /// What is not shown, and why.
+    /// Unavailable data with reasons.
     pub missing: Vec<Missing>,
 }
 
 impl Task {
-    /// Memory of a kind that can be huge, hugetlb included.
+    /// Memory that can be huge, including hugetlb.
     pub fn candidate(&self) -> Bytes {
         self.memory.anon + self.memory.shmem + self.memory.hugetlb
     }
 
-    /// Anonymous memory that is not mapped by PMD, where that is known.
+    /// Anonymous memory that is not mapped by PMD; `None` where unknown.
     pub fn small_anon(&self) -> Option<Bytes> {
         let huge = self.huge?.anon.0;
         Some(Bytes(self.memory.anon.0.saturating_sub(huge)))
     }
 
-    /// Shared memory that is not mapped by PMD, where that is known.
+    /// Shared memory that is not mapped by PMD; `None` where unknown.
     pub fn small_shmem(&self) -> Option<Bytes> {
         let huge = self.huge?.shmem.0;
         Some(Bytes(self.memory.shmem.0.saturating_sub(huge)))
@@ -89,14 +91,9 @@ impl Task {
 }
 
 impl Huge {
-    /// All of it.
-    pub fn total(&self) -> Bytes {
-        self.anon + self.shmem + self.file
-    }
-
-    /// From smaps_rollup, which walks the page tables of the process.
+    /// Reads smaps_rollup, which walks the page tables of the process.
     fn read(root: &Root, pid: u32) -> Result<Self, FileError> {
-        let rollup = aside::rollup(root, pid)?;
+        let rollup = aside::text(root, pid, "smaps_rollup").map(Smaps::of)?;
         let sums = rollup.mappings().next();
         Ok(sums.map_or_else(Self::default, |sums| Self {
             anon: sums.anon_huge_pages,
@@ -107,20 +104,13 @@ impl Huge {
 }
 
 impl Tasks {
-    /// Looks at every process, and closely at the `top` largest. Processes that end meanwhile are left
-    /// out.
+    /// Reads every process, and the details of the `top` largest. Omits processes that end
+    /// meanwhile.
     pub fn read(root: &Root, top: usize) -> Self {
         let mut tasks = Self::default();
-        let mut all = match task::all(root) {
-            Ok(pids) => pids
-                .into_iter()
-                .filter_map(|pid| brief(root, pid))
-                .collect::<Vec<_>>(),
-            Err(error) => {
-                tasks.missing.push(Missing::new("processes", &error));
-                return tasks;
-            }
-        };
+        let pids =
+            Missing::or_default(task::all(root), "processes", &mut tasks.missing).into_iter();
+        let mut all: Vec<_> = pids.filter_map(|pid| brief(root, pid)).collect();
         tasks.siblings = siblings_among(root, &all);
         all.retain(|task| !tasks.siblings.iter().any(|sibling| sibling.pid == task.pid));
         tasks.count = all.len();
@@ -140,19 +130,19 @@ impl Tasks {
                 Ok(huge) => task.huge = Some(huge),
                 Err(error) if error.is_denied() => refused.push(error),
                 Err(error) if error.is_held_back() => {
-                    let what = format!("what is huge in {}", task.pid);
+                    let what = format!("huge memory of process {}", task.pid);
                     tasks.missing.push(Missing::new(what, &error));
                 }
                 Err(_) => {}
             }
         }
         if let Some(error) = refused.first() {
-            let what = format!("what is huge in {} of the largest processes", refused.len());
+            let what = format!("huge memory of {} of the largest processes", refused.len());
             let missing = Missing::for_lack_of(what, error, "their user, or CAP_SYS_PTRACE");
             tasks.missing.push(missing);
         }
         tasks.largest = all;
-        // The kernel reads a command line out of the process's memory: only for those that are shown.
+        // Only listed tasks: the kernel reads a command line from the process's memory.
         for list in [
             &mut tasks.largest,
             &mut tasks.pool_holders,
@@ -173,7 +163,7 @@ impl Tasks {
     }
 }
 
-/// The reapers among `tasks`; nearly always there are none by the name, and nothing more is read.
+/// The reapers among `tasks`. The name excludes nearly all tasks without further reads.
 fn siblings_among(root: &Root, tasks: &[Task]) -> Vec<Sibling> {
     let pids = || tasks.iter().map(|task| task.pid);
     let named = tasks.iter().filter(|task| siblings::is_name(&task.name));
@@ -182,11 +172,12 @@ fn siblings_among(root: &Root, tasks: &[Task]) -> Vec<Sibling> {
         .collect()
 }
 
-/// Whether a process that measures has started `pid`, through whatever generations.
+/// Reports whether `jumbo bench` or `jumbo compare` is an ancestor of `pid`.
 fn is_measured(root: &Root, mut pid: u32) -> bool {
-    // What is read of processes that come and go may lead in a circle.
-    for _ in 0..64 {
-        let Ok(Standing { parent, .. }) = Standing::read(root, pid) else {
+    // Bounded, because reused PIDs may form a cycle.
+    const MAX_ANCESTORS: usize = 64;
+    for _ in 0..MAX_ANCESTORS {
+        let Ok(ProcessState { parent, .. }) = ProcessState::read(root, pid) else {
             return false;
         };
         let measures = || {
@@ -202,7 +193,7 @@ fn is_measured(root: &Root, mut pid: u32) -> bool {
     false
 }
 
-/// The reason why LD_PRELOAD does not get into the program that `pid` runs; what cannot be read is taken for one that it gets into.
+/// Reason why LD_PRELOAD does not reach the program of `pid`; `None` where it does, or unreadable.
 fn unreached(root: &Root, pid: u32) -> Option<String> {
     if let Some(reach) = Reach::on_base_pages(base_page(root)) {
         return reach.reason();
@@ -213,7 +204,7 @@ fn unreached(root: &Root, pid: u32) -> Option<String> {
     };
     let executable = read(format!("proc/{pid}/exe"))?;
     let own = read("proc/self/exe".to_owned()).map_or(executable.machine, |own| own.machine);
-    // Of a static program it does not matter here whose C library is linked into it.
+    // The C library of a static program is irrelevant here.
     Reach::of(Ok(&executable), own, None, || true).reason()
 }
 

@@ -1,4 +1,4 @@
-//! [`Hold`]: a thread of a process, seized so that the process stops before it gives up its memory.
+//! [`Hold`]: a thread of a process, seized so that the process stops before it frees its memory.
 
 use std::time::{Duration, Instant};
 
@@ -7,22 +7,22 @@ use rustix::process::Pid;
 
 use super::process::id;
 use super::{Process, Reason, Teardown, locks};
-use crate::kernel::process::{Standing, Stop};
+use crate::kernel::process::{ProcessState, Stop};
 use crate::kernel::sys::ptrace;
 use crate::kernel::task;
 use crate::units::Bytes;
 
-/// How long the thread that is held waits at its end for others that do not seem to end.
-const PATIENCE: Duration = Duration::from_millis(20);
-/// And for others that are about to.
-const LIMIT: Duration = Duration::from_secs(2);
+/// Maximum time that the held thread waits at its exit for threads that show no sign of ending.
+const LIVE_THREAD_TIMEOUT: Duration = Duration::from_millis(20);
+/// Maximum time that the held thread waits at its exit for threads that are ending.
+const ENDING_THREAD_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// One traced thread of a process. Nothing of the process changes by it but what ptrace(2) brings about:
+/// One traced thread of a process. The process changes only by the effects of ptrace(2):
 /// `TracerPid` is set, no other process can trace it, a privileged program that it executes gets no
-/// privileges, and a signal without a handler interrupts what the thread waits in.
+/// privileges, and a signal without a handler interrupts the thread's waits.
 ///
-/// All calls are to be made from the thread that seized. The hold ends when that ends; dropping it early
-/// leaves stops unanswered.
+/// All calls must come from the thread that seized. The hold ends with that thread; dropping it
+/// earlier leaves stops unanswered.
 #[derive(Debug)]
 pub struct Hold {
     process: Process,
@@ -30,27 +30,27 @@ pub struct Hold {
     stopped: bool,
 }
 
-/// What came of a held process.
+/// Event of a held process.
 #[derive(Debug)]
-pub enum News {
-    /// It goes on, whatever it was.
+pub enum HoldEvent {
+    /// The process continues.
     None,
-    /// It was stopped by this signal, as it would be without us.
+    /// Group stop by this signal, as without a tracer.
     Stopped(i32),
-    /// It ends: its memory is being given back. The hold is over.
+    /// The process ends, and its memory is being released. The hold is over.
     Ends(Teardown),
-    /// The hold is over, and why.
+    /// The hold is over, for this reason.
     Lost(Reason),
 }
 
 impl Hold {
-    /// Memory below this is gone sooner than a thread of ours has begun.
-    pub const LEAST: Bytes = Bytes(16 << 20);
+    /// Minimum anonymous memory: the kernel frees less before a thread here has started.
+    pub const MIN_BYTES: Bytes = Bytes(16 << 20);
 
-    /// Seizes a thread of `process`: the first, or where that has ended the next.
+    /// Seizes the first thread of `process` that has not ended.
     ///
     /// # Errors
-    /// [`Reason::Denied`], [`Reason::Traced`]; [`Reason::Late`]: it has ended.
+    /// [`Reason::Denied`], [`Reason::Traced`]; [`Reason::Late`]: the process has ended.
     pub fn seize(process: &Process) -> Result<Self, Reason> {
         Self::seize_but(process, None)
     }
@@ -58,15 +58,15 @@ impl Hold {
     fn seize_but(process: &Process, without: Option<Pid>) -> Result<Self, Reason> {
         let mut reason = Reason::Late;
         for thread in process.threads() {
-            // Beyond its stop a thread is of no use, and would have to be waited for.
+            // A thread past its exit stop is useless, and would have to be waited for.
             if without == Some(thread) || is_ending(process, thread) {
                 continue;
             }
-            match ptrace::seize(thread) {
+            match ptrace::seize(thread, ptrace::PTRACE_O_TRACEEXIT) {
                 Ok(()) if process.has(thread) => {
                     return Ok(Self::of(process, thread));
                 }
-                // Its ID was another's by the time it was seized, or execve(2) in it made it the first.
+                // The ID was reused, or execve(2) in the thread made it the first.
                 Ok(()) => match Self::first(process) {
                     Some(hold) => return Ok(hold),
                     None => abandon(thread),
@@ -78,7 +78,7 @@ impl Hold {
                     Some(standing) if standing.tracer == own() => {
                         return Ok(Self::of(process, thread));
                     }
-                    Some(Standing { tracer: 0, .. }) => return Err(Reason::Denied(errno)),
+                    Some(ProcessState { tracer: 0, .. }) => return Err(Reason::Denied(errno)),
                     Some(standing) => reason = Reason::Traced(standing.tracer),
                 },
             }
@@ -94,59 +94,57 @@ impl Hold {
         }
     }
 
-    /// The hold of the first thread, if that is ours.
+    /// Returns a hold of the first thread, if this thread traces it.
     fn first(process: &Process) -> Option<Self> {
         let first = Pid::from_raw(i32::try_from(process.pid()).ok()?)?;
         let ours = standing(process, first)?.tracer == own();
         ours.then(|| Self::of(process, first))
     }
 
-    /// The ID of the thread that is held.
     fn thread(&self) -> u32 {
         id(self.thread)
     }
 
-    /// True while the process is in a group stop.
+    /// Reports whether the process is in a group stop.
     pub fn is_stopped(&self) -> bool {
         self.stopped
     }
 
-    /// Answers the thread's stops as if it were not traced. To be called upon each SIGCHLD.
-    pub fn poll(&mut self) -> News {
+    /// Answers the thread's stops as if it were not traced. The caller calls it upon each SIGCHLD.
+    pub fn poll(&mut self) -> HoldEvent {
         loop {
             match ptrace::wait_any(self.thread).map(|status| status.map(Stop::of)) {
-                Ok(None) => return News::None,
+                Ok(None) => return HoldEvent::None,
                 Ok(Some(Some(stop))) => match self.answer(stop) {
-                    News::None => {}
+                    HoldEvent::None => {}
                     news => return news,
                 },
-                // It was killed without a stop, or execve(2) in another thread took its place.
+                // Killed without a stop, or replaced by execve(2) in another thread.
                 Ok(Some(None)) | Err(_) => return self.move_on(None),
             }
         }
     }
 
-    /// Answers a stop of the thread.
-    fn answer(&mut self, stop: Stop) -> News {
+    fn answer(&mut self, stop: Stop) -> HoldEvent {
         self.stopped = matches!(stop, Stop::Group(_));
         match stop {
             Stop::Exit => self.at_exit(),
-            // Where it fails the thread was killed meanwhile, and the next news tells.
+            // A failure means that the thread was killed: the next event shows it.
             Stop::Group(signal) => {
                 let _ = stop.pass(self.thread);
-                News::Stopped(signal)
+                HoldEvent::Stopped(signal)
             }
             Stop::Signal(_) | Stop::Trap | Stop::Call => {
                 let _ = stop.pass(self.thread);
-                News::None
+                HoldEvent::None
             }
         }
     }
 
-    /// Holds another thread than the one that is gone, or than `done`.
-    fn move_on(&mut self, done: Option<Pid>) -> News {
+    /// Holds another thread than the one that has ended, or than `done`.
+    fn move_on(&mut self, done: Option<Pid>) -> HoldEvent {
         let next = match Self::seize_but(&self.process, done) {
-            Err(Reason::Late) if done.is_some_and(|done| self.is_another_by_now(done)) => {
+            Err(Reason::Late) if done.is_some_and(|done| self.is_replaced(done)) => {
                 Self::seize(&self.process)
             }
             next => next,
@@ -154,84 +152,87 @@ impl Hold {
         match next {
             Ok(hold) => {
                 *self = hold;
-                News::None
+                HoldEvent::None
             }
-            Err(reason) => News::Lost(reason),
+            Err(reason) => HoldEvent::Lost(reason),
         }
     }
 
-    /// True where a thread that executed a program took the place and the ID of `done`, the first thread, which
-    /// was let go at its end: the process lives, and the thread of that ID does not come to an end.
-    fn is_another_by_now(&self, done: Pid) -> bool {
+    /// Reports whether execve(2) in another thread took over the ID of `done`, the first thread,
+    /// after its exit: the thread of that ID does not end.
+    fn is_replaced(&self, done: Pid) -> bool {
         let started = Instant::now();
         while id(done) == self.process.pid() && !is_ending(&self.process, done) {
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > LIVE_THREAD_TIMEOUT {
                 return true;
             }
-            std::thread::sleep(PATIENCE / 20);
+            std::thread::sleep(LIVE_THREAD_TIMEOUT / 20);
         }
         false
     }
 
-    fn at_exit(&mut self) -> News {
+    fn at_exit(&mut self) -> HoldEvent {
         if !self.is_last() {
-            // First of all: where another thread is in execve(2), that waits for the end of this one, and a process that
-            // seizes it waits for execve(2).
+            // Detach before seizing another thread. That thread may be in execve(2), which waits
+            // for the end of this one, and the seizure would wait for execve(2).
             let _ = Stop::Exit.detach(self.thread);
             return self.move_on(Some(self.thread));
         }
         let memory = task::memory(self.process.root(), self.thread());
         let memory = memory.ok().flatten().unwrap_or_default();
         let standing = standing(&self.process, self.thread).unwrap_or_default();
-        let checked = if memory.anon < Self::LEAST {
+        let checked = if memory.anon < Self::MIN_BYTES {
             Err(Reason::Small)
         } else if standing.is_dumping {
-            // Before 5.16 this stop comes before the core, which needs us out of its way.
+            // Before 5.16 this stop comes before the core dump, which the hold would block.
             Err(Reason::Dumping)
         } else {
             locks::check(&self.process, self.thread)
         };
-        News::Ends(Teardown::begin(&self.process, self.thread, memory, checked))
+        HoldEvent::Ends(Teardown::begin(&self.process, self.thread, memory, checked))
     }
 
-    /// Waits until all other threads have ended; false where they live on, so that it is not the process
-    /// that ends but one thread of it, or where they take too long.
+    /// Waits until all other threads have ended. Returns false where only this thread ends, or
+    /// where the others take too long.
     fn is_last(&self) -> bool {
         let started = Instant::now();
         while !self.is_alone() {
             let waited = started.elapsed();
-            if waited > PATIENCE {
+            if waited > LIVE_THREAD_TIMEOUT {
                 let threads = self.process.threads();
                 let mut others = threads.iter().filter(|thread| **thread != self.thread);
-                if waited > LIMIT || others.any(|thread| !is_condemned(&self.process, *thread)) {
+                if waited > ENDING_THREAD_TIMEOUT
+                    || others.any(|thread| !is_condemned(&self.process, *thread))
+                {
                     return false;
                 }
             }
-            std::thread::sleep((waited / 8).clamp(Duration::from_micros(20), PATIENCE / 4));
+            let interval = (waited / 8).clamp(Duration::from_micros(20), LIVE_THREAD_TIMEOUT / 4);
+            std::thread::sleep(interval);
         }
         true
     }
 
     fn is_alone(&self) -> bool {
-        let Ok(standing) = Standing::read(self.process.root(), self.process.pid()) else {
+        let Ok(standing) = ProcessState::read(self.process.root(), self.process.pid()) else {
             return true;
         };
-        // The first thread stays as a zombie until all have ended.
+        // The first thread remains as a zombie until all have ended.
         let dead = u32::from(standing.is_zombie() && self.thread() != self.process.pid());
         standing.threads <= 1 + dead
     }
 }
 
-fn standing(process: &Process, thread: Pid) -> Option<Standing> {
-    Standing::read(process.root(), id(thread)).ok()
+fn standing(process: &Process, thread: Pid) -> Option<ProcessState> {
+    ProcessState::read(process.root(), id(thread)).ok()
 }
 
-/// True where `thread` is beyond the point at which it would stop for us.
+/// Reports whether `thread` is past its exit stop.
 fn is_ending(process: &Process, thread: Pid) -> bool {
     task::is_exiting(process.root(), id(thread)).unwrap_or(true)
 }
 
-/// True where `thread` ends, or is to be killed as soon as it runs.
+/// Reports whether `thread` is ending, or has a pending SIGKILL.
 fn is_condemned(process: &Process, thread: Pid) -> bool {
     const KILL: u64 = 1 << (libc::SIGKILL - 1);
     standing(process, thread).is_none_or(|standing| standing.pending & KILL != 0)
@@ -242,7 +243,7 @@ fn own() -> u32 {
     id(rustix::thread::gettid())
 }
 
-/// Lets go of a thread that is none of the process's. It runs, so it has to be stopped for that.
+/// Detaches from a thread of another process. PTRACE_DETACH needs it stopped.
 fn abandon(thread: Pid) {
     let _ = ptrace::interrupt(thread);
     for _ in 0..1000 {

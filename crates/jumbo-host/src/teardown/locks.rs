@@ -1,9 +1,9 @@
-//! Robust futexes: what a process holds that others wait for.
+//! Robust futexes: locks of a process that others may wait for.
 //!
-//! A thread tells the kernel where its list of them begins (set_robust_list(2)); when the thread ends the
-//! kernel walks it, in the thread's own memory, and marks each futex so that a waiter gets it. Memory that
-//! was released before reads as nothing, the waiters wait for ever: so a list that is not empty keeps us
-//! from releasing. The kernel's own OOM reaper gives processes two seconds for the same reason.
+//! A thread registers the head of its list of locks (set_robust_list(2)). When the thread ends, the
+//! kernel walks the list in the thread's memory, and wakes a waiter of each futex. If the memory
+//! were released before, it would read as zero and the waiters would wait for ever: so a non-empty
+//! list prevents the release. The kernel's OOM reaper waits two seconds for the same reason.
 
 use std::io::Read as _;
 
@@ -14,13 +14,13 @@ use super::{Process, Reason};
 use crate::kernel::aside;
 use crate::kernel::sys::ptrace;
 
-/// Offset of `list_op_pending` in `struct robust_list_head`: the lock being taken or given back.
-const PENDING: usize = 2 * size_of::<usize>();
+/// Offset of `list_op_pending` in `struct robust_list_head`: the lock being taken or released.
+const PENDING_OFFSET: usize = 2 * size_of::<usize>();
 
-/// Whether `thread`, which stands at its exit, holds robust futexes. It runs no more of its program, so
-/// that the answer stays true.
+/// Checks that `thread`, at its exit stop, holds no robust futex. It runs no code of its program
+/// any more, so the answer stays valid.
 pub(super) fn check(process: &Process, thread: Pid) -> Result<(), Reason> {
-    // The kernel keeps a second list for 32-bit code, which only 32-bit tracers are shown.
+    // The kernel has a second list for 32-bit code, visible to 32-bit tracers only.
     if !is_of_our_word_size(process, thread) {
         return Err(Reason::Unreadable);
     }
@@ -30,19 +30,19 @@ pub(super) fn check(process: &Process, thread: Pid) -> Result<(), Reason> {
     }
     match (
         ptrace::peek(thread, head),
-        ptrace::peek(thread, head.wrapping_add(PENDING)),
+        ptrace::peek(thread, head.wrapping_add(PENDING_OFFSET)),
     ) {
         // Bit 0 marks a futex with priority inheritance.
         (Ok(next), Ok(0)) if next & !1 == head => Ok(()),
         (Ok(_), Ok(_)) => Err(Reason::RobustLocks),
         (Err(Errno::SRCH), _) | (_, Err(Errno::SRCH)) => Err(Reason::Late),
-        // Where we cannot read it the kernel cannot either.
+        // The kernel cannot read it either.
         (Err(_), _) | (_, Err(_)) => Ok(()),
     }
 }
 
-/// Whether a process that is not held could hold robust futexes that another one waits for: those are in
-/// memory that both map and write.
+/// Checks that a process without a hold can have no robust futex that another process waits for: it
+/// would be in a writable shared mapping.
 pub(super) fn check_mappings(process: &Process) -> Result<(), Reason> {
     let maps = aside::maps(process.root(), process.pid()).map_err(|_| Reason::Unreadable)?;
     match (maps.mappings()).any(|mapping| mapping.write && mapping.shared) {

@@ -10,8 +10,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::kernel::process::is_ready;
 use crate::kernel::{Root, sys};
 
-/// A process that cannot be taken for another that gets its ID later. Clones share the descriptor, which
-/// can be polled: it is readable once the process has ended, waited for or not.
+/// A process by pidfd, which stays valid when its ID is reused. Clones share the descriptor. It is
+/// readable once the process has ended, even as a zombie.
 #[derive(Clone, Debug)]
 pub struct Process {
     root: Root,
@@ -20,13 +20,13 @@ pub struct Process {
 }
 
 impl Process {
-    /// Opens `pid`; `root` is where its files in /proc are.
+    /// Opens `pid`; `root` has its files in /proc.
     ///
     /// # References
     /// pidfd_open(2); Linux 5.3.
     ///
     /// # Errors
-    /// ESRCH: there is none; EINVAL or ENOENT: that is a thread other than the first of its process.
+    /// ESRCH: no such process; EINVAL or ENOENT: a thread other than the first of its process.
     pub fn open(root: &Root, pid: u32) -> Result<Self> {
         let known = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let known = known.ok_or(rustix::io::Errno::SRCH)?;
@@ -37,20 +37,20 @@ impl Process {
         })
     }
 
-    /// Its ID.
+    /// Returns the process ID.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Sends it a signal.
+    /// Sends a signal.
     ///
     /// # Errors
-    /// EPERM: not allowed; ESRCH: it has ended and been waited for.
+    /// EPERM: not permitted; ESRCH: the process has ended and was waited for.
     pub fn signal(&self, signal: i32) -> Result<()> {
         sys::send_signal(&*self.fd, signal)
     }
 
-    /// True once it has ended.
+    /// Reports whether the process has ended.
     pub fn is_gone(&self) -> bool {
         is_ready(&*self.fd, Duration::ZERO).unwrap_or(false)
     }
@@ -59,7 +59,7 @@ impl Process {
         &self.root
     }
 
-    /// Its threads, the first of them first.
+    /// Returns the threads, the first thread of the process first.
     pub(super) fn threads(&self) -> Vec<Pid> {
         let names = self.root.list(format!("proc/{}/task", self.pid));
         let names = names.unwrap_or_default().into_iter();
@@ -69,14 +69,13 @@ impl Process {
         threads
     }
 
-    /// True where `thread` is one of its threads, now.
+    /// Reports whether `thread` currently belongs to the process.
     pub(super) fn has(&self, thread: Pid) -> bool {
         let path = format!("proc/{}/task/{thread}", self.pid);
         self.root.path(path).exists() && !self.is_gone()
     }
 
-    /// How long `thread` has run on a CPU so far; `None` where the kernel does not say
-    /// (CONFIG_SCHED_INFO), or where it is gone and waited for.
+    /// Returns the CPU time of `thread`; `None` without CONFIG_SCHED_INFO, or once it is reaped.
     pub(super) fn cpu_time(&self, thread: Pid) -> Option<Duration> {
         let text = self.root.read(format!("proc/{thread}/schedstat")).ok()?;
         let nanoseconds = text.split_ascii_whitespace().next()?.parse().ok()?;
@@ -84,7 +83,6 @@ impl Process {
     }
 }
 
-/// The number of a process or thread.
 pub(super) fn id(thread: Pid) -> u32 {
     thread.as_raw_nonzero().get().unsigned_abs()
 }

@@ -1,49 +1,46 @@
-//! [`Reason`]: why a process was not held, or its memory not released.
+//! [`Reason`]: the obstacle to a hold, or to the release of memory.
 
 use rustix::io::Errno;
 
-/// Why less was done than could be.
+/// Reason why less than possible was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// PTRACE_SEIZE: EPERM and no process traces it, or another errno.
+    /// PTRACE_SEIZE failed, though no process traces it.
     #[error("it may not be traced ({0})")]
     Denied(Errno),
-    /// Another thread of the system is its tracer.
+    /// Traced by another thread.
     #[error("{0} traces it already")]
     Traced(u32),
-    /// It had ended before it was held, or the hold was lost at its end.
+    /// The process ended before it was held, or the hold was lost at its end.
     #[error("it had ended before it was held")]
     Late,
-    /// Less than [`super::Hold::LEAST`].
-    #[error("it had too little memory for it to matter")]
+    /// Less memory than [`super::Hold::MIN_BYTES`].
+    #[error("it had too little memory to matter")]
     Small,
-    /// Its core was being written while it was held.
+    /// Core dump during the hold.
     #[error("its core was being written")]
     Dumping,
-    /// Others wait for locks in its memory.
+    /// Robust futexes in its memory, which other processes may wait for.
     #[error("it held robust locks, which the kernel has to find in its memory")]
     RobustLocks,
-    /// Whether it holds robust locks cannot be seen.
+    /// Unreadable list of robust futexes.
     #[error(
         "whether it holds robust locks cannot be seen: it is a 32-bit program, or may not be read"
     )]
     Unreadable,
-    /// Without a hold its locks cannot be looked at when it matters.
+    /// Writable shared memory: without a hold its locks cannot be checked at the right time.
     #[error("it shares memory that it writes, and robust locks may be in there")]
     SharedMapping,
-    /// A thread of it did not end in time.
-    #[error("another of its threads had not ended")]
-    OtherThreads,
-    /// EINVAL of a process that is dying.
+    /// EINVAL for a dying process.
     #[error("another process shares its memory: a reaper of its own, or a child made by vfork")]
     SharedMemory,
-    /// EINVAL of a process that was not held.
+    /// EINVAL for a process that was not held.
     #[error("it did not end at once")]
     NotEnding,
-    /// ESRCH: it was faster.
+    /// ESRCH: the kernel had freed the memory already.
     #[error("it had given up its memory before the call")]
     TooLate,
-    /// ENOSYS.
+    /// ENOSYS: no process_mrelease.
     #[error("this kernel has no process_mrelease (Linux 5.15)")]
     Kernel,
     /// Another errno of process_mrelease.

@@ -1,4 +1,4 @@
-//! [`Teardown`]: the memory of a dying process, given back from two sides; [`Gain`]: what that came to.
+//! [`Teardown`]: the release of a dying process's memory from two sides; [`Gain`]: its result.
 
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -14,20 +14,19 @@ use crate::kernel::process::{Stop, tree};
 use crate::kernel::{sys, task};
 use crate::units::Bytes;
 
-/// How long a process is held until the call is seen at work. That takes some 50 us, and longer where the
-/// CPUs are busy with others.
-const UNTIL_SEEN: Duration = Duration::from_secs(1);
-const BETWEEN_LOOKS: Duration = Duration::from_micros(10);
+/// Maximum time that a process is held until the call works: usually some 50 us.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_micros(10);
 
-/// How it was done.
+/// Method of a teardown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Way {
-    /// The process was held at its end until the call was at work.
+pub enum TeardownMethod {
+    /// The process was held at its exit until the call worked.
     Held,
-    /// The call was made right after the signal.
+    /// The call came right after the signal.
     Raced,
-    /// By the kernel alone.
+    /// The kernel freed the memory alone.
     Kernel,
 }
 
@@ -37,14 +36,14 @@ pub struct Teardown {
     process: Process,
     memory: task::Memory,
     begun: Instant,
-    /// The last thread of the process, and its CPU time when it was let go.
+    /// The last thread of the process, and its CPU time when the hold ended.
     last: Option<(Pid, Option<Duration>)>,
     worker: Result<JoinHandle<Work>, Reason>,
-    /// When the end was seen, and the last thread's CPU time then.
+    /// Time when the end was detected, and the last thread's CPU time then.
     gone: Option<(Instant, Option<Duration>)>,
 }
 
-/// What the thread that releases did.
+/// Result of the releasing thread.
 #[derive(Clone, Copy, Debug)]
 struct Work {
     outcome: Result<(), Errno>,
@@ -52,29 +51,29 @@ struct Work {
     cpu: Duration,
 }
 
-/// What a [`Teardown`] came to.
+/// Result of a [`Teardown`].
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Gain {
-    /// How it was done.
-    pub way: Way,
-    /// Its resident anonymous memory when it began to end.
+    /// Method of the teardown.
+    pub way: TeardownMethod,
+    /// Resident anonymous memory at the beginning of the exit.
     pub anonymous: Bytes,
-    /// What process_mrelease skips and the kernel gives back: shared memory and hugetlb.
+    /// Memory that process_mrelease skips and the kernel frees: shared memory and hugetlb.
     pub left: Bytes,
-    /// About how much of `anonymous` our side gave back: all of it, by the share of the CPU time that both
-    /// sides took together. The kernel does not count it. `None` where nothing was tried.
+    /// Estimate of the part of `anonymous` that our side freed, by its share of the CPU time of
+    /// both sides: the kernel has no counter. `None` where our side did nothing.
     pub released: Option<Bytes>,
-    /// How long our side was at it.
+    /// Duration of our side's work.
     pub worked_ms: f64,
-    /// From the beginning of its end until the process was gone; `None` where it is not.
+    /// Time from the beginning of the exit to the end of the process; `None` before that.
     pub teardown_ms: Option<f64>,
-    /// Why the kernel was alone, or our side of no use.
+    /// Reason why our side did nothing.
     pub reason: Option<Reason>,
 }
 
 impl Teardown {
-    /// Releases the memory of a process whose last `thread` stands at its exit, unless `checked` says why
-    /// not, and lets it go on.
+    /// Releases the memory of a process whose last `thread` is at its exit stop, unless `checked`
+    /// is an error, and detaches.
     pub(super) fn begin(
         process: &Process,
         thread: Pid,
@@ -84,14 +83,14 @@ impl Teardown {
         let begun = Instant::now();
         let before = resident(process, thread);
         let worker = checked.and_then(|()| {
-            let theirs = process.clone();
-            spawn(move || Work::of(&theirs))
+            let process = process.clone();
+            spawn(move || Work::release(&process))
         });
         let cpu = process.cpu_time(thread);
         if let (Ok(worker), Some(before)) = (&worker, before) {
-            wait_until_seen(process, thread, before, worker);
+            wait_for_release(process, thread, before, worker);
         }
-        // Where this fails another process killed it a second time, and it goes on already.
+        // A failure means that a second SIGKILL has ended the stop.
         let _ = Stop::Exit.detach(thread);
         Self {
             process: process.clone(),
@@ -103,26 +102,26 @@ impl Teardown {
         }
     }
 
-    /// Sends `signal` to a process that cannot be held, and races it: the call is made at once, by the
-    /// thread that sent the signal.
+    /// Sends `signal` to a process that cannot be held, and races it: the thread that sends the
+    /// signal makes the call right after it.
     ///
     /// # Errors
-    /// The errno of the signal, as [`Process::signal`].
+    /// Errno of [`Process::signal`].
     pub fn race(process: &Process, signal: i32) -> Result<Self, Errno> {
         let memory = task::memory(process.root(), process.pid());
         let memory = memory.ok().flatten().unwrap_or_default();
-        let checked = match memory.anon < super::Hold::LEAST {
+        let checked = match memory.anon < super::Hold::MIN_BYTES {
             true => Err(Reason::Small),
             false => locks::check_mappings(process),
         };
         let begun = Instant::now();
         let sent = Arc::new(OnceLock::new());
         let worker = checked.and_then(|()| {
-            let (theirs, sent) = (process.clone(), Arc::clone(&sent));
+            let (process, sent) = (process.clone(), Arc::clone(&sent));
             spawn(move || {
-                // Waking the thread that waits for the answer would take as long as the race does.
-                match sent.get_or_init(|| theirs.signal(signal)) {
-                    Ok(()) => Work::of(&theirs),
+                // To wake a waiting thread would take as long as the race.
+                match sent.get_or_init(|| process.signal(signal)) {
+                    Ok(()) => Work::release(&process),
                     Err(_) => Work::none(),
                 }
             })
@@ -147,8 +146,8 @@ impl Teardown {
         })
     }
 
-    /// Looks whether the process is gone. The sooner after its end, the better the account.
-    pub fn look(&mut self) -> bool {
+    /// Reports whether the process has ended. Frequent calls make the timing more exact.
+    pub fn poll(&mut self) -> bool {
         if self.gone.is_none() && self.process.is_gone() {
             let at = Instant::now();
             let cpu = self
@@ -159,15 +158,15 @@ impl Teardown {
         self.gone.is_some()
     }
 
-    /// What it came to. Waits for our side, which ends when the process's does.
+    /// Waits for our side, which ends no later than the kernel's, and returns the result.
     pub fn finish(mut self) -> Gain {
-        self.look();
+        self.poll();
         let memory = &self.memory;
         let teardown = self.gone.map(|(at, _)| at - self.begun);
         let way = match (&self.worker, self.last) {
-            (Ok(_), Some(_)) => Way::Held,
-            (Ok(_), None) => Way::Raced,
-            (Err(_), _) => Way::Kernel,
+            (Ok(_), Some(_)) => TeardownMethod::Held,
+            (Ok(_), None) => TeardownMethod::Raced,
+            (Err(_), _) => TeardownMethod::Kernel,
         };
         let mut gain = Gain {
             way,
@@ -188,7 +187,7 @@ impl Teardown {
         gain.worked_ms = milliseconds(work.time);
         gain.reason = work.outcome.err().map(|errno| match (errno, way) {
             (Errno::SRCH, _) => Reason::TooLate,
-            (Errno::INVAL, Way::Raced) => Reason::NotEnding,
+            (Errno::INVAL, TeardownMethod::Raced) => Reason::NotEnding,
             (Errno::INVAL, _) => Reason::SharedMemory,
             (Errno::NOSYS, _) => Reason::Kernel,
             (errno, _) => Reason::Refused(errno),
@@ -200,7 +199,7 @@ impl Teardown {
                 let after = self.gone.and_then(|(_, cpu)| cpu);
                 let (ours, theirs) = match before.zip(after) {
                     Some((before, after)) => (work.cpu, after.saturating_sub(before)),
-                    // Both walk until all is done: by the clock the sides are equal.
+                    // Without CPU times: both sides work until all is freed.
                     None => (work.time, teardown.unwrap_or(work.time)),
                 };
                 share(memory.anon, ours, theirs)
@@ -211,12 +210,12 @@ impl Teardown {
 }
 
 impl Work {
-    /// Releases what can be, until all is or the process has given it up.
-    fn of(process: &Process) -> Self {
+    /// Calls process_mrelease until it succeeds or fails for good.
+    fn release(process: &Process) -> Self {
         let (started, cpu) = (Instant::now(), cpu_time());
         let outcome = loop {
             match sys::release(process) {
-                // Another user of the memory (a KVM guest, say) keeps a part of it busy.
+                // An MMU notifier, as of a KVM guest, would block.
                 Err(Errno::AGAIN) if !process.is_gone() => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -244,13 +243,12 @@ fn spawn(work: impl FnOnce() -> Work + Send + 'static) -> Result<JoinHandle<Work
     thread.spawn(work).map_err(|_| Reason::NoThread)
 }
 
-/// Waits until some of the memory is gone: then the call has the memory in its hands, whatever the
-/// process does.
-fn wait_until_seen(process: &Process, thread: Pid, before: Bytes, worker: &JoinHandle<Work>) {
+/// Waits until some memory is freed: from then on the call holds a reference to the memory.
+fn wait_for_release(process: &Process, thread: Pid, before: Bytes, worker: &JoinHandle<Work>) {
     let started = Instant::now();
-    while !worker.is_finished() && started.elapsed() < UNTIL_SEEN {
+    while !worker.is_finished() && started.elapsed() < HOLD_TIMEOUT {
         match resident(process, thread) {
-            Some(now) if now >= before => std::thread::sleep(BETWEEN_LOOKS),
+            Some(now) if now >= before => std::thread::sleep(POLL_INTERVAL),
             Some(_) | None => return,
         }
     }
@@ -260,7 +258,7 @@ fn resident(process: &Process, thread: Pid) -> Option<Bytes> {
     tree::resident_anonymous(process.root(), id(thread)).ok()
 }
 
-/// The part of `whole` that `ours` is of both.
+/// Returns the part of `whole` that is proportional to `ours`.
 fn share(whole: Bytes, ours: Duration, theirs: Duration) -> Bytes {
     let both = (ours + theirs).as_nanos().max(1);
     let part = u128::from(whole.0) * ours.as_nanos() / both;

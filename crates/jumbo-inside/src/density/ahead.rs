@@ -1,110 +1,102 @@
-//! The thread's part of `fill`: [`hurry`] has it scan the blocks that wait or are charged.
+//! Thread of `fill`: [`request_scan`] starts a scan of the blocks that wait or are charged.
 //!
-//! A scan advises the blocks ahead of those that fill up. Once nothing fills it collapses the blocks
-//! that filled up on base pages.
+//! A scan advises the blocks that the program is about to fill. Once the program stops filling, it
+//! collapses the full blocks that are on base pages.
 
-use core::ops::Range;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use rustix::io::{Errno, Result};
 
-use super::blocks::{self, State};
+use super::blocks::{self, BlockState};
+use super::destination::Destination;
 use super::fill::{
-    BLOCKS, RUNS, ask, ask_for, ask_for_room, bytes, charge, count_run, find, is_crowded, is_huge,
-    may_look, pmd, publish, resident_memory, settle_block, withdraw,
+    BLOCKS, RUN_COUNT, advise_blocks, advise_huge, bytes, charge, count_run, is_crowded, is_huge,
+    may_measure, measure_block, pmd, read_room, resident_memory, update, update_counters,
+    withdraw_advice,
 };
-use super::look::{Touched, resident};
+use super::measure::{Touched, resident};
 use super::table::PAGE_BYTES;
-use super::{Policy, collapse, credit, program_break};
+use super::{MIN_ROOM_BYTES, Policy, collapse, credit, program_break};
 use crate::headroom;
 use crate::ledger::stats;
 use crate::sandbox;
 use crate::sync::millis;
 use crate::sys::Pagemap;
-use crate::watch::{self, Job, Stop, Without, used};
+use crate::watch::{self, Job, Stop, Without, cpu_time};
 
-/// The wait between two scans while memory fills: the shorter where the program was faster.
-const TICK: Duration = Duration::from_millis(1);
-const SHORT_TICK: Duration = Duration::from_micros(200);
-/// The longest wait.
-const MAX_WAIT: Duration = Duration::from_secs(1);
-/// The CPU time of one scan in which blocks are collapsed.
-const MAX_COLLAPSE: Duration = Duration::from_millis(4);
-/// A program fills memory until nothing was filled for so long. Until then nothing is collapsed,
-/// since a collapse holds up the program's page faults, and the scans.
-const FILL_PAUSE: Duration = Duration::from_millis(20);
-/// But no longer than this, the second where huge pages are scarce.
-const MAX_FILL: Duration = Duration::from_secs(1);
-const MAX_SCARCE_FILL: Duration = Duration::from_secs(10);
-/// The wait after a scan is so many times its CPU time, at least: where it found something to do,
-/// and where it did not.
+/// Interval between two scans while memory fills, and a shorter one for a faster program.
+const FILL_WAIT: Duration = Duration::from_millis(1);
+const MIN_FILL_WAIT: Duration = Duration::from_micros(200);
+/// Minimum wait while no block can be advised: a scan holds locks that page faults wait for.
+const SCARCE_WAIT: Duration = Duration::from_millis(20);
+const MAX_IDLE_WAIT: Duration = Duration::from_secs(1);
+const MAX_COLLAPSE_TIME: Duration = Duration::from_millis(4);
+/// Time without filling after which collapses begin. A collapse delays page faults.
+const MIN_QUIET_TIME: Duration = Duration::from_millis(20);
+/// Maximum delay of collapses while memory fills, and while huge pages are scarce.
+const MAX_FILL_TIME: Duration = Duration::from_secs(1);
+const MAX_SCARCE_FILL_TIME: Duration = Duration::from_secs(10);
+/// Minimum wait after a scan, in multiples of its CPU time: after work, and without work.
 const BUSY_RATIO: u32 = 3;
-const SCARCE_RATIO: u32 = 20;
 const IDLE_RATIO: u32 = 50;
-/// The most blocks that one call collapses: for each call the kernel asks all CPUs for the pages
-/// that they keep apart.
-const MAX_BATCH: usize = 8;
-/// The blocks that the next call collapses: fewer where the last one took long.
-static BATCH_BLOCKS: AtomicUsize = AtomicUsize::new(1);
-/// Memory that is left when blocks are collapsed: a huge page is taken before the base pages go
-/// back.
-const MIN_ROOM_BYTES: usize = 64 << 20;
+/// Pause after the collapse of a block, in multiples of its time: a page fault of the program waits
+/// for one block at most. With scarce huge pages the kernel migrates memory for each.
+const COLLAPSE_RATIO: u32 = 3;
+const SCARCE_COLLAPSE_RATIO: u32 = 20;
 
 static JOB: Job = Job::new(2, scan, without_thread);
 static WAIT_MICROS: AtomicU64 = AtomicU64::new(0);
-/// The next scan is not before that, whatever the program does: [`crate::sync::now`].
+/// Earliest time of the next scan: [`crate::sync::now`].
 static NEXT_SCAN_MILLIS: AtomicU64 = AtomicU64::new(0);
-/// The wait after a scan in which nothing was about to be filled is so many times its CPU time, at least.
+/// Minimum wait after a scan without filling memory, in multiples of its CPU time.
 const REST_RATIO: u32 = 20;
-/// The places where the last scan advised blocks ahead: they share the credit.
-static FRONTS: AtomicUsize = AtomicUsize::new(0);
-/// When blocks are tried again that the kernel refused to collapse, and the wait before that: doubled each time, until
-/// another block is found filled.
+/// Places where the last scan advised blocks ahead: they share the credit.
+static FRONT_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Time of the next attempt on blocks that the kernel refused to collapse, and the wait before it.
+/// The wait doubles until another block is full.
 static RETRY_MILLIS: AtomicU64 = AtomicU64::new(0);
 static RETRY_WAIT_MILLIS: AtomicU64 = AtomicU64::new(0);
 const MIN_RETRY_MILLIS: u64 = 100;
 const MAX_RETRY_MILLIS: u64 = 60_000;
-/// When blocks were found filled last, when collapses may go on, and when the last one ended.
+/// Times of the last filling, and of the last collapse.
 static FILLED_MILLIS: AtomicU64 = AtomicU64::new(0);
-static NEXT_COLLAPSE_MILLIS: AtomicU64 = AtomicU64::new(0);
 static COLLAPSED_MILLIS: AtomicU64 = AtomicU64::new(0);
 
-/// Has the thread scan soon.
-pub(super) fn hurry() {
-    if may_look() {
+pub(super) fn request_scan() {
+    if may_measure() {
         WAIT_MICROS.store(0, Ordering::Relaxed);
-        // However often that is: a scan looks at all that waits.
+        // The limit holds for any number of requests: a scan visits all blocks.
         let next = Duration::from_millis(NEXT_SCAN_MILLIS.load(Ordering::Relaxed));
-        watch::begin(&JOB, next.saturating_sub(crate::sync::now()).max(TICK));
+        watch::begin(&JOB, next.saturating_sub(crate::sync::now()).max(FILL_WAIT));
     } else {
-        credit::without_room();
+        credit::ignore_host();
     }
 }
 
-/// No thread can scan: what waits stays on base pages, but without a bound, where it is advised as other memory is.
+/// Leaves waiting blocks on base pages where no thread can scan; without a bound advises them.
 fn without_thread(_why: Without) {
-    credit::without_room();
+    credit::ignore_host();
     if super::is_bounded() || !sandbox::allows_advice() {
         return;
     }
-    let mut numbers = blocks::ALL;
-    while let Some(block) = BLOCKS.next(numbers.clone(), |state| state == State::Waiting) {
-        numbers.start = block + 1;
+    let mut indexes = blocks::ALL;
+    while let Some(block) = BLOCKS.next(indexes.clone(), |state| state == BlockState::Waiting) {
+        indexes.start = block + 1;
         let seen = BLOCKS.seen(block);
-        if BLOCKS.replace(block, seen, State::Untracked) {
-            let _ = ask(&(block * pmd()..(block + 1) * pmd()));
+        if BLOCKS.replace(block, seen, BlockState::Untracked) {
+            let _ = advise_huge(&(block * pmd()..(block + 1) * pmd()));
         }
     }
 }
 
-/// The thread's scan of all blocks that wait or are charged.
+/// Scans all blocks that wait or are charged, on the thread.
 fn scan(stop: &Stop) -> Option<Duration> {
-    if !may_look() {
+    if !may_measure() {
         return None;
     }
-    let began = used();
-    let mut scan = Scan {
+    let began = cpu_time();
+    let mut scan = BlockScan {
         stop,
         pagemap: Pagemap::open().ok(),
         has_changed: false,
@@ -112,59 +104,55 @@ fn scan(stop: &Stop) -> Option<Duration> {
         has_obtained: false,
         is_filling: false,
         fronts: 0,
-        left_blocks: 0,
-        used_blocks: 0,
+        untouched_blocks: 0,
+        touched_blocks: 0,
         is_waiting: false,
         waiting_end: 0,
     };
     let now = crate::sync::now();
-    ask_for_room();
+    read_room();
     program_break::check();
     if let Some(resident) = resident_memory() {
         credit::set_resident(resident);
     }
-    scan.look_at_all();
-    publish();
-    FRONTS.store(scan.fronts, Ordering::Relaxed);
-    let looked = used().saturating_sub(began);
-    let mut wait = scan.wait(looked);
+    scan.visit_all();
+    update_counters();
+    FRONT_COUNT.store(scan.fronts, Ordering::Relaxed);
+    let scan_time = cpu_time().saturating_sub(began);
+    let mut wait = scan.wait(scan_time);
     let ratio = if scan.is_filling {
         BUSY_RATIO
     } else {
         REST_RATIO
     };
-    let rest = crate::sync::now().saturating_add(looked.saturating_mul(ratio));
+    let rest = scan_time.saturating_mul(ratio).max(min_wait());
+    let rest = crate::sync::now().saturating_add(rest);
     NEXT_SCAN_MILLIS.store(millis(rest), Ordering::Relaxed);
     if scan.has_filled {
         RETRY_MILLIS.store(0, Ordering::Relaxed);
         RETRY_WAIT_MILLIS.store(0, Ordering::Relaxed);
     }
-    if scan.is_filling || scan.used_blocks > 0 {
+    if scan.is_filling || scan.touched_blocks > 0 {
         FILLED_MILLIS.store(millis(now), Ordering::Relaxed);
     }
     if BLOCKS
-        .next(blocks::ALL, |state| state == State::Filled)
+        .next(blocks::ALL, |state| state == BlockState::Filled)
         .is_some()
     {
         scan.is_waiting = true;
-        // The first of a program waits for a pause as well.
+        // The first collapse of a program waits for a pause, too.
         let relaxed = Ordering::Relaxed;
         let _ = COLLAPSED_MILLIS.compare_exchange(0, millis(now), relaxed, relaxed);
         let due = collapse_due();
         if due <= now {
-            if scan.collapse_filled() || is_crowded() {
+            let has_tried = scan.collapse_filled();
+            let is_filled = |state| state == BlockState::Filled;
+            let is_last = BLOCKS.next(blocks::ALL, is_filled).is_none();
+            if has_tried && is_last || is_crowded() {
                 advise_dense();
             }
-            let took = used().saturating_sub(began + looked);
             let end = crate::sync::now();
             COLLAPSED_MILLIS.store(millis(end), Ordering::Relaxed);
-            // Where huge pages are scarce the kernel moves memory for each, which others wait for.
-            let ratio = match credit::is_scarce() {
-                true => SCARCE_RATIO,
-                false => BUSY_RATIO,
-            };
-            let next = end.saturating_add(took.saturating_mul(ratio));
-            NEXT_COLLAPSE_MILLIS.store(millis(next), Ordering::Relaxed);
             if !scan.has_obtained {
                 let wait = RETRY_WAIT_MILLIS.load(Ordering::Relaxed) * 2;
                 let wait = wait.clamp(MIN_RETRY_MILLIS, MAX_RETRY_MILLIS);
@@ -173,7 +161,7 @@ fn scan(stop: &Stop) -> Option<Duration> {
             }
         }
         let until = collapse_due().saturating_sub(crate::sync::now());
-        wait = wait.min(until.max(TICK));
+        wait = wait.min(until.max(FILL_WAIT));
     }
     if !scan.is_waiting {
         return None;
@@ -183,72 +171,76 @@ fn scan(stop: &Stop) -> Option<Duration> {
     Some(wait)
 }
 
-/// When filled blocks may be collapsed: [`crate::sync::now`].
 fn collapse_due() -> Duration {
     let of = |millis: &AtomicU64| Duration::from_millis(millis.load(Ordering::Relaxed));
-    let is_calm = of(&FILLED_MILLIS) + FILL_PAUSE;
+    let is_calm = of(&FILLED_MILLIS) + MIN_QUIET_TIME;
     let longest = match credit::is_scarce() {
-        true => MAX_SCARCE_FILL,
-        false => MAX_FILL,
+        true => MAX_SCARCE_FILL_TIME,
+        false => MAX_FILL_TIME,
     };
     let is_long = of(&COLLAPSED_MILLIS) + longest;
-    let next = of(&NEXT_COLLAPSE_MILLIS).max(of(&RETRY_MILLIS));
-    is_calm.min(is_long).max(next)
+    is_calm.min(is_long).max(of(&RETRY_MILLIS))
 }
 
-/// Advises blocks in a row that are huge: what is dropped of them is huge again from its touch, and
-/// the kernel merges their mappings.
+/// Returns the minimum wait between two scans: longer while no block can be advised.
+fn min_wait() -> Duration {
+    match credit::is_scarce() {
+        true => SCARCE_WAIT,
+        false => Duration::ZERO,
+    }
+}
+
+/// Advises runs of huge blocks, so that the kernel merges their mappings.
 fn advise_dense() {
     let (mut at, mut runs) = (0, 0);
     while let Some(first) = BLOCKS.next(at..blocks::ALL.end, is_huge) {
         let is_huge = |block: &usize| is_huge(BLOCKS.seen(*block).state());
         at = (first..).take_while(is_huge).last().unwrap_or(first) + 1;
-        let _ = ask_for(&(first..at));
+        let _ = advise_blocks(&(first..at));
         runs += 1;
     }
-    RUNS.store(runs, Ordering::Relaxed);
+    RUN_COUNT.store(runs, Ordering::Relaxed);
 }
 
-/// A scan that is under way.
-struct Scan<'s> {
+struct BlockScan<'s> {
     stop: &'s Stop,
     pagemap: Option<Pagemap>,
-    /// Something was found that was not so before.
+    /// A state has changed.
     has_changed: bool,
-    /// A block was found filled on base pages; and one was collapsed.
+    /// A block was found full on base pages; a block was collapsed.
     has_filled: bool,
     has_obtained: bool,
-    /// Blocks were advised ahead of what the program fills.
+    /// Blocks were advised ahead of the program.
     is_filling: bool,
-    /// The places where blocks are advised ahead.
     fronts: usize,
-    /// The blocks advised before of which nothing is touched yet, and those found touched now.
-    left_blocks: usize,
-    used_blocks: usize,
-    /// A block waits.
+    /// Advised blocks that are still untouched, and those found touched now.
+    untouched_blocks: usize,
+    touched_blocks: usize,
     is_waiting: bool,
-    /// The end of the blocks in a row that wait, where the scan is.
+    /// End of the current run of waiting blocks.
     waiting_end: usize,
 }
 
-impl Scan<'_> {
-    /// The wait until the next scan, after one that took `looked` of CPU time.
-    fn wait(&self, looked: Duration) -> Duration {
+impl BlockScan<'_> {
+    /// Returns the wait until the next scan, after one that took `scan_time` of CPU time.
+    fn wait(&self, scan_time: Duration) -> Duration {
         let before = Duration::from_micros(WAIT_MICROS.load(Ordering::Relaxed));
         let (next, ratio) = match (self.is_filling, self.has_changed) {
-            (true, _) if self.used_blocks >= self.left_blocks => (SHORT_TICK, 1),
-            (true, _) => (TICK, 1),
-            (false, true) => (TICK, BUSY_RATIO),
-            (false, false) => ((before + before / 4).clamp(TICK, MAX_WAIT), IDLE_RATIO),
+            (true, _) if self.touched_blocks >= self.untouched_blocks => (MIN_FILL_WAIT, 1),
+            (true, _) => (FILL_WAIT, 1),
+            (false, true) => (FILL_WAIT, BUSY_RATIO),
+            (false, false) => (
+                (before + before / 4).clamp(FILL_WAIT, MAX_IDLE_WAIT),
+                IDLE_RATIO,
+            ),
         };
-        next.max(looked.saturating_mul(ratio))
+        next.max(scan_time.saturating_mul(ratio)).max(min_wait())
     }
 
-    /// Looks at all blocks that wait or are charged, and advises those ahead of what fills.
-    fn look_at_all(&mut self) {
+    fn visit_all(&mut self) {
         let mut at = 0;
         let mut filled = None;
-        let is_open = |state: State| state == State::Waiting || state.charge() > 0;
+        let is_open = |state: BlockState| state == BlockState::Waiting || state.charge() > 0;
         while let Some(block) = BLOCKS.next(at..blocks::ALL.end, is_open) {
             if self.stop.check_before_wait().is_err() {
                 break;
@@ -257,26 +249,26 @@ impl Scan<'_> {
             let is_ahead = filled == Some(front)
                 || matches!(
                     BLOCKS.seen(front).state(),
-                    State::Filled | State::Huge { empty: 0 }
+                    BlockState::Filled | BlockState::Huge { empty: 0 }
                 );
             at = self.visit(block, is_ahead, &mut filled);
         }
     }
 
-    /// Visits a block, of which the one in front is filled where `is_ahead`. Gives the next.
+    /// Visits a block; `is_ahead`: the block in front is full. Returns the next block to visit.
     fn visit(&mut self, block: usize, is_ahead: bool, filled: &mut Option<usize>) -> usize {
         let seen = BLOCKS.seen(block);
         let address = block * pmd();
-        if seen.state() != State::Waiting {
-            let touched = settle_block(block);
-            // Advised already, ahead of what fills.
+        if seen.state() != BlockState::Waiting {
+            let touched = measure_block(block);
+            // Advised ahead already.
             if touched == Some(Touched::Nothing) && is_ahead {
                 *filled = Some(block);
             }
             self.has_changed |= BLOCKS.seen(block).state() != seen.state();
             match touched {
-                Some(Touched::Nothing) => self.left_blocks += 1,
-                Some(Touched::Some { empty: 0, .. }) => self.used_blocks += 1,
+                Some(Touched::Nothing) => self.untouched_blocks += 1,
+                Some(Touched::Some { empty: 0, .. }) => self.touched_blocks += 1,
                 _ => {}
             }
             if let Some(Touched::Some { empty, resident }) = touched
@@ -290,18 +282,18 @@ impl Scan<'_> {
         self.is_waiting = true;
         match resident(address, pmd()) {
             Ok(None) => {
-                find(block, seen, State::Untracked);
+                update(block, seen, BlockState::Untracked);
                 block + 1
             }
-            Ok(Some(0)) if is_ahead => self.advance(block),
+            Ok(Some(0)) if is_ahead => self.advise_ahead(block),
             Ok(Some(0)) => self.next_touched(block + 1),
             Ok(Some(resident)) => {
-                // The program is in this block where it has filled the one in front.
+                // The program fills this block if it has filled the one in front.
                 if is_ahead || resident >= pmd() / 2 {
                     *filled = Some(block);
                 }
                 if resident >= pmd() - bytes(1) {
-                    self.has_filled |= find(block, seen, State::Filled);
+                    self.has_filled |= update(block, seen, BlockState::Filled);
                     self.has_changed |= self.has_filled;
                 }
                 block + 1
@@ -310,46 +302,53 @@ impl Scan<'_> {
         }
     }
 
-    /// Collapses blocks that are filled, for as long as one scan may take. True where it did.
+    /// Collapses full blocks within the CPU time of one scan; true if it tried any.
     fn collapse_filled(&mut self) -> bool {
-        let began = used();
-        let mut has_collapsed = false;
-        let is_filled = |state: State| state == State::Filled;
-        let mut at = 0;
         if !headroom::has_room(MIN_ROOM_BYTES) {
             return false;
         }
+        let destination = Destination::new();
+        let ratio = match credit::is_scarce() {
+            true => SCARCE_COLLAPSE_RATIO,
+            false => COLLAPSE_RATIO,
+        };
+        let began = cpu_time();
+        let (mut at, mut has_tried) = (0, false);
+        let is_filled = |state: BlockState| state == BlockState::Filled;
         while let Some(block) = BLOCKS.next(at..blocks::ALL.end, is_filled) {
-            let is_late = used().saturating_sub(began) > MAX_COLLAPSE;
-            if is_late || self.stop.check_before_wait().is_err() {
+            let start = crate::sync::now();
+            let Some(answer) = self.collapse_block(block, destination.as_ref()) else {
+                at = block + 1;
+                continue;
+            };
+            (at, has_tried) = (block + 1, true);
+            let pause = crate::sync::now().saturating_sub(start) * ratio;
+            let is_late = cpu_time().saturating_sub(began) > MAX_COLLAPSE_TIME;
+            if is_late || answer == Err(Errno::NOMEM) || !self.stop.pause(pause) {
                 break;
             }
-            let Some(next) = self.collapse_from(block, &mut has_collapsed) else {
-                break;
-            };
-            at = next;
         }
-        has_collapsed
+        has_tried
     }
 
-    /// Advises the blocks that the program is about to fill. Gives the next.
-    fn advance(&mut self, first: usize) -> usize {
+    /// Advises the blocks that the program is about to fill. Returns the next block to visit.
+    fn advise_ahead(&mut self, first: usize) -> usize {
         self.fronts += 1;
-        let fronts = FRONTS.load(Ordering::Relaxed).max(self.fronts);
-        let most = match is_crowded() && !is_huge(BLOCKS.seen(first - 1).state()) {
+        let fronts = FRONT_COUNT.load(Ordering::Relaxed).max(self.fronts);
+        let max = match is_crowded() && !is_huge(BLOCKS.seen(first - 1).state()) {
             true => 0,
-            false => (credit::left() / pmd() / fronts).max(1),
+            false => (credit::remaining() / pmd() / fronts).max(1),
         };
         let mut end = first;
-        while end < first + most {
+        while end < first + max {
             let seen = BLOCKS.seen(end);
-            let is_next = seen.state() == State::Waiting
+            let is_next = seen.state() == BlockState::Waiting
                 && (end == first || resident(end * pmd(), pmd()) == Ok(Some(0)));
-            if !is_next || !credit::take_block() {
+            if !is_next || !credit::charge_block() {
                 break;
             }
-            if !BLOCKS.replace(end, seen, State::ADVISED) {
-                credit::give(pmd(), pmd());
+            if !BLOCKS.replace(end, seen, BlockState::ADVISED) {
+                credit::remove_block(pmd(), pmd());
                 break;
             }
             end += 1;
@@ -359,16 +358,16 @@ impl Scan<'_> {
         }
         let run = first..end;
         count_run(first);
-        let answer = ask_for(&run);
+        let answer = advise_blocks(&run);
         stats::advised(run.len() * pmd(), answer.err());
         self.is_filling = true;
         end
     }
 
-    /// The next block from one on of which a page is there, or that does not wait.
+    /// Returns the first block at or after `from` that has a resident page or does not wait.
     fn next_touched(&mut self, from: usize) -> usize {
         if from >= self.waiting_end {
-            let waits = |block: &usize| BLOCKS.seen(*block).state() == State::Waiting;
+            let waits = |block: &usize| BLOCKS.seen(*block).state() == BlockState::Waiting;
             self.waiting_end = from + (from..blocks::ALL.end).take_while(waits).count();
         }
         if from >= self.waiting_end {
@@ -383,84 +382,54 @@ impl Scan<'_> {
         }
     }
 
-    /// Collapses the blocks from one on that are filled. Gives the next; `None`: there is no huge
-    /// page.
-    fn collapse_from(&mut self, first: usize, has_collapsed: &mut bool) -> Option<usize> {
-        let mut run = first..first;
-        let most = BATCH_BLOCKS.load(Ordering::Relaxed);
-        while run.len() < most {
-            let block = run.end;
-            let seen = BLOCKS.seen(block);
-            if seen.state() != State::Filled {
-                break;
-            }
-            // It may be another process's too, or have been dropped in part: later, if at all.
-            let Some(empty) = self.missing(block) else {
-                break;
-            };
-            let state = State::Huge { empty };
-            if !credit::take(charge(state), pmd()) {
-                break;
-            }
-            if !BLOCKS.replace(block, seen, state) {
-                credit::give(charge(state), pmd());
-                break;
-            }
-            run.end += 1;
+    /// Collapses a full block; `None` if it is left for later.
+    fn collapse_block(
+        &mut self,
+        block: usize,
+        destination: Option<&Destination>,
+    ) -> Option<Result<()>> {
+        let seen = BLOCKS.seen(block);
+        // Shared with another process, or dropped in part: retried later.
+        let empty = self.missing_sixteenths(block)?;
+        let state = BlockState::Huge { empty };
+        if seen.state() != BlockState::Filled || !credit::charge(charge(state), pmd()) {
+            return None;
         }
-        if run.is_empty() {
-            return Some(first + 1);
+        if !BLOCKS.replace(block, seen, state) {
+            credit::remove_block(charge(state), pmd());
+            return None;
         }
-        *has_collapsed = true;
-        let began = used();
-        let answer = self.collapse(&run);
-        let most = match used().saturating_sub(began) > MAX_COLLAPSE / 2 {
-            true => run.len() / 2,
-            false => run.len() * 2,
-        };
-        BATCH_BLOCKS.store(most.clamp(1, MAX_BATCH), Ordering::Relaxed);
-        self.has_obtained |= answer.is_ok();
-        let mut is_short = false;
-        for block in run.clone().take_while(|_| answer.is_err()) {
-            let answer = match is_short {
-                true => Err(Errno::NOMEM),
-                false => self.collapse(&(block..block + 1)),
-            };
-            is_short |= answer == Err(Errno::NOMEM);
-            self.has_obtained |= answer.is_ok();
-            let seen = BLOCKS.seen(block);
-            if let (Err(error), State::Huge { .. }) = (answer, seen.state()) {
-                let now = match error {
-                    // It lies in two mappings, say.
-                    Errno::INVAL => State::Untracked,
-                    // A page of it is pinned, or there is no huge page.
-                    _ => State::Filled,
-                };
-                find(block, seen, now);
-            }
-        }
-        (!is_short).then_some(run.end)
-    }
-
-    fn collapse(&self, run: &Range<usize>) -> Result<()> {
-        let range = run.start * pmd()..run.end * pmd();
-        match collapse(&range, Policy::Mapping) {
-            // The advice was withdrawn once.
-            Err(Errno::INVAL) if ask_for(run).is_ok() => {
+        let _pinned = destination.and_then(Destination::prepare);
+        let range = block * pmd()..(block + 1) * pmd();
+        let answer = match collapse(&range, Policy::Mapping) {
+            // The advice had been withdrawn.
+            Err(Errno::INVAL) if advise_blocks(&(block..block + 1)).is_ok() => {
                 let answer = collapse(&range, Policy::Mapping);
-                // What is not charged must not be huge from a touch.
+                // An uncharged block must not become huge at a touch.
                 if answer.is_err() {
-                    let _ = withdraw(&range);
+                    let _ = withdraw_advice(&range);
                 }
                 answer
             }
             answer => answer,
+        };
+        self.has_obtained |= answer.is_ok();
+        let seen = BLOCKS.seen(block);
+        if let (Err(error), BlockState::Huge { .. }) = (answer, seen.state()) {
+            let now = match error {
+                // For example a block in two mappings.
+                Errno::INVAL => BlockState::Untracked,
+                // A pinned page, or no huge page.
+                _ => BlockState::Filled,
+            };
+            update(block, seen, now);
         }
+        Some(answer)
     }
 
-    /// The sixteenths that are missing of a block; `None` where they are too many, or the
-    /// pages are another process's too.
-    fn missing(&self, block: usize) -> Option<u8> {
+    /// Returns the missing sixteenths of a block; `None`: too many, or another process shares
+    /// pages.
+    fn missing_sixteenths(&self, block: usize) -> Option<u8> {
         let range = block * pmd()..(block + 1) * pmd();
         let there = self.pagemap.as_ref()?.exclusive(range, PAGE_BYTES).ok()?;
         let missing = (pmd() - there.min(pmd())).div_ceil(bytes(1));

@@ -1,12 +1,11 @@
-//! Huge pages as a program earns them: [`claim`] at an allocation.
+//! Huge pages that a program earns: [`claim`] at an allocation.
 //!
-//! A program begins with the credit of [`credit`]. The first blocks of new memory are advised as far
-//! as it goes; the others wait on base pages. A look at what was advised ([`look`]) finds it
-//! touched, and gives the credit back for the next blocks: at the next allocation that asks for more
-//! than there is, or by the thread (`ahead`).
+//! The first blocks of new memory are advised within the credit ([`credit`]); the others wait on
+//! base pages. Measured blocks ([`measure`]) return credit for the next ones: at an allocation that
+//! exceeds the credit, or on the thread (`ahead`).
 //!
-//! A block that filled up on base pages is collapsed. A block that stays sparse keeps its charge, so
-//! sparse programs have no more than the credit.
+//! A block that fills up on base pages is collapsed. A sparse block keeps its charge, so a sparse
+//! program never exceeds the credit.
 
 use core::ops::Range;
 use core::ptr::with_exposed_provenance_mut;
@@ -16,9 +15,9 @@ use core::time::Duration;
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice};
 
-use super::ahead::hurry;
-use super::blocks::{self, Blocks, Seen, State};
-use super::look::{Touched, look};
+use super::ahead::request_scan;
+use super::blocks::{self, BlockState, BlockTable, SeenState};
+use super::measure::{Touched, measure};
 use super::table::PAGE_BYTES;
 use super::{PMD_BYTES, credit, program_break};
 use crate::headroom;
@@ -27,50 +26,47 @@ use crate::sandbox;
 use crate::sync::millis;
 use crate::sys;
 
-/// The time between two questions for the memory that is left.
-const ROOM_AGE: Duration = Duration::from_millis(100);
-/// The most blocks that one allocation looks at.
-const MAX_LOOKS: usize = 16;
+/// Maximum age of the available memory that was read.
+const MAX_ROOM_AGE: Duration = Duration::from_millis(100);
+const MAX_MEASURED_BLOCKS: usize = 16;
 crate::one_page::table! {
-    pub(super) static BLOCKS: Blocks = Blocks::new();
+    pub(super) static BLOCKS: BlockTable = BlockTable::new();
 }
-/// The rows of blocks that are advised: each is a mapping to the kernel, and so is what lies between.
-pub(super) static RUNS: AtomicUsize = AtomicUsize::new(0);
-/// A quarter of what `vm.max_map_count` allows by default, 65 530.
-const MAX_RUNS: usize = 1 << 13;
-static HAS_ASKED: AtomicBool = AtomicBool::new(false);
-/// The blocks that were advised last, for [`settle`].
-static RECENT: [AtomicUsize; RECENT_COUNT] = [const { AtomicUsize::new(0) }; RECENT_COUNT];
+/// Runs of advised blocks: each is a mapping of its own, and so is the memory between two.
+pub(super) static RUN_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// A quarter of the default of `vm.max_map_count`, 65 530.
+const MAX_RUN_COUNT: usize = 1 << 13;
+static HAS_READ_ROOM: AtomicBool = AtomicBool::new(false);
+/// Ring of the blocks advised last, for [`measure_recent`].
+static RECENT_BLOCKS: [AtomicUsize; RECENT_COUNT] = [const { AtomicUsize::new(0) }; RECENT_COUNT];
 const RECENT_COUNT: usize = 256;
-/// The number of blocks that were ever put there, and of those that were looked at.
-static ADVISED: AtomicUsize = AtomicUsize::new(0);
-static SETTLED: AtomicUsize = AtomicUsize::new(0);
-/// Requests that [`settle`] passes over, since it found nothing touched; and how many it will next
-/// time.
-static PASSES: AtomicUsize = AtomicUsize::new(0);
-static NEXT_PASSES: AtomicUsize = AtomicUsize::new(0);
-const MAX_PASSES: usize = 1024;
+/// Blocks ever put into the ring, and those measured since.
+static ADVISED_COUNT: AtomicUsize = AtomicUsize::new(0);
+static MEASURED_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Calls that [`measure_recent`] skips after it found nothing touched, now and next time.
+static SKIPS_LEFT: AtomicUsize = AtomicUsize::new(0);
+static NEXT_SKIPS: AtomicUsize = AtomicUsize::new(0);
+const MAX_SKIPS: usize = 1024;
 
 pub(super) fn pmd() -> usize {
     PMD_BYTES.load(Ordering::Relaxed)
 }
 
-/// The bytes of so many sixteenths of a block.
 pub(super) fn bytes(sixteenths: usize) -> usize {
     pmd() / usize::from(blocks::SIXTEENTHS) * sixteenths
 }
 
-pub(super) fn charge(state: State) -> usize {
+pub(super) fn charge(state: BlockState) -> usize {
     bytes(state.charge())
 }
 
-/// Whether the calls may be made that look at memory.
-pub(super) fn may_look() -> bool {
+/// Reports whether the system calls that measure memory are allowed.
+pub(super) fn may_measure() -> bool {
     !sandbox::is_entered() && !super::has_left()
 }
 
-/// The numbers of the whole blocks in a range; with `is_part` from the one that its start is in.
-fn numbers(range: &Range<usize>, is_part: bool) -> Range<usize> {
+/// Returns the indexes of whole blocks in a range; `is_part` adds the partial one at its start.
+fn indexes(range: &Range<usize>, is_part: bool) -> Range<usize> {
     let shift = pmd().trailing_zeros();
     let first = match is_part {
         true => range.start >> shift,
@@ -79,85 +75,83 @@ fn numbers(range: &Range<usize>, is_part: bool) -> Range<usize> {
     first..(range.end >> shift).max(first)
 }
 
-/// The start of the first whole block from an address on.
+/// Returns the start of the first whole block at or after an address.
 pub(super) fn next_block(address: usize) -> usize {
     address
         .checked_next_multiple_of(pmd())
         .unwrap_or(usize::MAX)
 }
 
-/// Tracks a block that is advised and charged already, or waits. False where it cannot be tracked.
-fn begin(block: usize, state: State) -> bool {
+/// Tracks a block that waits, or that is advised and charged; false if that is impossible.
+fn track(block: usize, state: BlockState) -> bool {
     match BLOCKS.set(block, state) {
         Some(before) => {
-            end(before);
+            release(before);
             true
         }
         None => false,
     }
 }
 
-/// Gives back the charge of a state that has ended.
-fn end(before: State) {
-    if matches!(before, State::Huge { .. }) {
-        credit::give(charge(before), pmd());
+/// Releases the charge of a previous state.
+fn release(before: BlockState) {
+    if matches!(before, BlockState::Huge { .. }) {
+        credit::remove_block(charge(before), pmd());
     }
 }
 
-/// Notes what was found out about a block; false where it has changed since.
-pub(super) fn find(block: usize, seen: Seen, now: State) -> bool {
+/// Stores the measured state of a block; false if the block has changed since.
+pub(super) fn update(block: usize, seen: SeenState, now: BlockState) -> bool {
     let is_current = BLOCKS.replace(block, seen, now);
     if is_current {
         match (seen.state(), now) {
-            (State::Huge { .. }, State::Huge { .. }) => {
+            (BlockState::Huge { .. }, BlockState::Huge { .. }) => {
                 credit::adjust(charge(seen.state()), charge(now));
             }
-            (before, _) => end(before),
+            (before, _) => release(before),
         }
     }
     is_current
 }
 
-/// Asks what memory is left, but not too often.
-pub(super) fn ask_for_room() {
-    static ASKED_MILLIS: AtomicU64 = AtomicU64::new(0);
+/// Reads the available memory, unless it was read a moment ago.
+pub(super) fn read_room() {
+    static READ_MILLIS: AtomicU64 = AtomicU64::new(0);
     let now = millis(crate::sync::now());
-    let asked = ASKED_MILLIS.load(Ordering::Relaxed);
-    if Duration::from_millis(now.saturating_sub(asked)) > ROOM_AGE {
-        ASKED_MILLIS.store(now, Ordering::Relaxed);
-        credit::ask_for_room();
+    let read = READ_MILLIS.load(Ordering::Relaxed);
+    if Duration::from_millis(now.saturating_sub(read)) > MAX_ROOM_AGE {
+        READ_MILLIS.store(now, Ordering::Relaxed);
+        credit::read_room();
     }
 }
 
-/// An address on the first thread's stack, near its start.
+/// Address near the start of the first thread's stack.
 static FIRST_STACK: AtomicUsize = AtomicUsize::new(0);
 
-/// Notes that this is the first thread.
+/// Records the calling thread as the first one.
 pub(super) fn start() {
     let here = 0u8;
     FIRST_STACK.store((&raw const here).addr(), Ordering::Relaxed);
 }
 
-/// Whether this is the first thread, not deep in its stack, and not on an alternate one: to ask for room takes 7 KiB of it.
-#[expect(
-    unsafe_code,
-    reason = "a system call that writes to a place of its own"
-)]
+/// Reports whether the caller is the first thread, on its own stack and at a small depth: reading
+/// the available memory takes 7 KiB of stack.
+#[expect(unsafe_code, reason = "a system call that writes to the stack")]
 fn has_large_stack() -> bool {
-    const MAX_DEPTH: usize = 1 << 20;
-    // main() has its frame above that of our constructor.
-    const MARGIN: usize = 64 << 10;
+    const MAX_DEPTH_BYTES: usize = 1 << 20;
+    // main() has its frame above that of jumbo's constructor.
+    const MARGIN_BYTES: usize = 64 << 10;
     let mut alternate = core::mem::MaybeUninit::<libc::stack_t>::zeroed();
     let here = alternate.as_ptr().addr();
     let depth = FIRST_STACK
         .load(Ordering::Relaxed)
-        .saturating_add(MARGIN)
+        .saturating_add(MARGIN_BYTES)
         .checked_sub(here);
     let arguments = [0, alternate.as_mut_ptr().expose_provenance(), 0, 0, 0, 0];
-    if depth.is_none_or(|depth| depth > MAX_DEPTH) {
+    if depth.is_none_or(|depth| depth > MAX_DEPTH_BYTES) {
         return false;
     }
-    // SAFETY: sigaltstack(2) writes a stack_t, of which zeroes are one.
+    // SAFETY: sigaltstack(2) writes a stack_t, for which zeroes are valid.
     let (answer, alternate) = unsafe {
         let answer = sys::request(libc::SYS_sigaltstack, arguments);
         (answer, alternate.assume_init())
@@ -165,115 +159,112 @@ fn has_large_stack() -> bool {
     answer.is_ok() && alternate.ss_flags & libc::SS_ONSTACK == 0
 }
 
-/// Begins the blocks of new memory: gives the range that may be advised, at its start. The rest
-/// waits. `is_part`: the block that its start is in is the caller's too.
+/// Tracks the blocks of new memory. Returns the part to advise, at its start; the rest waits.
+/// `is_part`: the caller owns the partial block at the start.
 pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
-    let numbers = numbers(range, is_part);
-    let first = numbers.start * pmd();
-    // The program may have told the kernel that it wants none.
-    if numbers.is_empty() || may_look() && sys::is_without_thp() {
+    let indexes = indexes(range, is_part);
+    let first = indexes.start * pmd();
+    // The program may have disabled THP by prctl(2).
+    if indexes.is_empty() || may_measure() && sys::is_without_thp() {
         return first..first;
     }
-    if may_look() && (!HAS_ASKED.swap(true, Ordering::Relaxed) || credit::is_scarce()) {
+    if may_measure() && (!HAS_READ_ROOM.swap(true, Ordering::Relaxed) || credit::is_scarce()) {
         match has_large_stack() {
-            true => ask_for_room(),
-            // The thread asks.
-            false => hurry(),
+            true => read_room(),
+            // The thread reads it.
+            false => request_scan(),
         }
     }
-    let wanted = numbers.len() * pmd();
-    if credit::left() < wanted {
-        settle();
+    let wanted = indexes.len() * pmd();
+    if credit::remaining() < wanted {
+        measure_recent();
     }
-    // One allocation does not take all: it may be the one that stays sparse.
-    let left = credit::left();
-    let most = match wanted > left {
+    // One allocation never takes all credit, since it may stay sparse.
+    let left = credit::remaining();
+    let max = match wanted > left {
         true => left / 2,
         false => wanted,
     };
-    let most = (most / pmd()).max(1);
-    let mut advised = numbers.start;
-    let most = if is_crowded() { 0 } else { most };
-    for block in numbers.clone().take(most) {
-        if !credit::take_block() {
+    let max = (max / pmd()).max(1);
+    let mut advised = indexes.start;
+    let max = if is_crowded() { 0 } else { max };
+    for block in indexes.clone().take(max) {
+        if !credit::charge_block() {
             break;
         }
-        if !begin(block, State::ADVISED) {
-            credit::give(pmd(), pmd());
+        if !track(block, BlockState::ADVISED) {
+            credit::remove_block(pmd(), pmd());
             break;
         }
-        note(block);
+        remember(block);
         advised = block + 1;
     }
-    if advised > numbers.start {
-        count_run(numbers.start);
+    if advised > indexes.start {
+        count_run(indexes.start);
     }
-    wait(advised..numbers.end);
-    publish();
+    track_waiting(advised..indexes.end);
+    update_counters();
     first..advised * pmd()
 }
 
-/// Counts what is charged, for the report, and what is huge.
-pub(super) fn publish() {
+pub(super) fn update_counters() {
     let slot = stats::slot();
     let relaxed = Ordering::Relaxed;
     slot.untouched.store(credit::charged() as u64, relaxed);
-    slot.huge.store(credit::huge() as u64, relaxed);
+    slot.huge.store(credit::huge_bytes() as u64, relaxed);
 }
 
-/// Notes a block that was advised, for [`settle`].
-fn note(block: usize) {
-    let place = ADVISED.fetch_add(1, Ordering::Relaxed);
-    if let Some(recent) = RECENT.get(place % RECENT_COUNT) {
+/// Adds an advised block to the ring.
+fn remember(block: usize) {
+    let place = ADVISED_COUNT.fetch_add(1, Ordering::Relaxed);
+    if let Some(recent) = RECENT_BLOCKS.get(place % RECENT_COUNT) {
         recent.store(block, Ordering::Relaxed);
     }
 }
 
-/// The blocks of a step by which glibc grows its heap.
+/// Maximum blocks of a step of glibc's heap.
 const MAX_STEP_BLOCKS: usize = 2;
 
-/// Charges a block beforehand, for a step of the break that glibc will advise.
-pub(super) fn charge_ahead() -> bool {
-    if credit::left() < pmd() {
-        settle();
+/// Charges a block for the next step of the break, which glibc will advise.
+pub(super) fn charge_next_step() -> bool {
+    if credit::remaining() < pmd() {
+        measure_recent();
     }
-    credit::take_block()
+    credit::charge_block()
 }
 
-/// Gives back what was charged beforehand.
-pub(super) fn give_ahead() {
-    credit::give(pmd(), pmd());
+/// Removes the charge for the next step.
+pub(super) fn uncharge_next_step() {
+    credit::remove_block(pmd(), pmd());
 }
 
-/// Begins the blocks of a step of the break that glibc has advised, of which the first is charged. False where it has no
-/// whole block.
-pub(super) fn begin_charged(range: &Range<usize>) -> bool {
-    let numbers = numbers(range, true);
-    // glibc grows by a block or two; what is more is the program's own (sbrk(2)).
-    let last = numbers
+/// Tracks a step that glibc has advised; its first block is charged. False without a whole block.
+pub(super) fn track_charged_step(range: &Range<usize>) -> bool {
+    let indexes = indexes(range, true);
+    // glibc grows by a block or two; the program requested the rest itself (sbrk(2)).
+    let last = indexes
         .end
         .saturating_sub(MAX_STEP_BLOCKS)
-        .max(numbers.start);
-    wait(numbers.start..last);
-    for block in last..numbers.end {
+        .max(indexes.start);
+    track_waiting(indexes.start..last);
+    for block in last..indexes.end {
         if block > last {
-            credit::insist(pmd(), pmd());
+            credit::charge_unchecked(pmd(), pmd());
         }
-        if begin(block, State::ADVISED) {
-            note(block);
+        if track(block, BlockState::ADVISED) {
+            remember(block);
         } else {
-            credit::give(pmd(), pmd());
+            credit::remove_block(pmd(), pmd());
         }
     }
-    !numbers.is_empty()
+    !indexes.is_empty()
 }
 
-/// Begins the blocks of a step of the break on base pages.
-pub(super) fn begin_break(range: &Range<usize>) {
-    wait(numbers(range, true));
+pub(super) fn track_step(range: &Range<usize>) {
+    track_waiting(indexes(range, true));
 }
 
-/// Whether the block in front of an address is huge.
+/// Reports whether the block in front of an address is huge.
 pub(super) fn is_behind_huge(address: usize) -> bool {
     is_huge(
         BLOCKS
@@ -282,136 +273,153 @@ pub(super) fn is_behind_huge(address: usize) -> bool {
     )
 }
 
-/// Has new memory begin on base pages.
+/// Tracks new memory on base pages.
 pub(super) fn begin_on_base_pages(range: &Range<usize>) {
-    wait(numbers(range, false));
+    track_waiting(indexes(range, false));
 }
 
-fn wait(numbers: Range<usize>) {
+fn track_waiting(indexes: Range<usize>) {
     let mut is_any = false;
-    for block in numbers {
-        is_any |= begin(block, State::Waiting);
+    for block in indexes {
+        is_any |= track(block, BlockState::Waiting);
     }
     if is_any {
-        hurry();
+        request_scan();
     }
 }
 
-/// The program has made memory of what it reserved, in part or whole.
-pub(super) fn opened(range: &Range<usize>) {
-    if numbers(range, true).any(|block| BLOCKS.seen(block).state() == State::Waiting) {
-        hurry();
+/// Notes that the program has made reserved memory accessible.
+pub(crate) fn opened(range: &Range<usize>) {
+    if pmd() != 0
+        && indexes(range, true).any(|block| BLOCKS.seen(block).state() == BlockState::Waiting)
+    {
+        request_scan();
     }
 }
 
-/// The program unmaps a range, or maps something else there.
-pub(super) fn forget(range: &Range<usize>) {
-    let mut numbers = numbers(range, false);
-    while let Some(block) = BLOCKS.next(numbers.clone(), |_| true) {
-        begin(block, State::Untracked);
-        numbers.start = block + 1;
+/// Forgets the blocks of a range that is unmapped or mapped over.
+pub(crate) fn forget(range: &Range<usize>) {
+    if pmd() == 0 {
+        return;
+    }
+    let mut indexes = indexes(range, false);
+    while let Some(block) = BLOCKS.next(indexes.clone(), |_| true) {
+        track(block, BlockState::Untracked);
+        indexes.start = block + 1;
     }
 }
 
-/// The program unmaps a part of the blocks at the ends of a range. What is left of them may be resident and untouched, or
-/// nothing: a block that is not looked at any more is looked at again.
+/// Notes that a range is unmapped that ends within blocks. The rest of such a block may be resident
+/// and untouched, or nothing, so a dense block is measured again.
 pub(super) fn forget_parts(range: &Range<usize>) {
+    if pmd() == 0 {
+        return;
+    }
     for end in [range.start, range.end] {
         let block = end >> pmd().trailing_zeros();
         let seen = BLOCKS.seen(block);
         let is_part = !end.is_multiple_of(pmd());
         if is_part
-            && seen.state() == (State::Huge { empty: 0 })
-            && find(block, seen, State::Huge { empty: 1 })
+            && seen.state() == (BlockState::Huge { empty: 0 })
+            && update(block, seen, BlockState::Huge { empty: 1 })
         {
-            note(block);
-            hurry();
+            remember(block);
+            request_scan();
         }
     }
 }
 
-/// The program drops what a range holds: where that was advised, it may stay empty.
-pub(super) fn dropped(range: &Range<usize>) {
-    let mut numbers = numbers(range, false);
-    let is_there = |state| matches!(state, State::Filled | State::Huge { .. });
-    while let Some(block) = BLOCKS.next(numbers.clone(), is_there) {
-        numbers.start = block + 1;
-        if BLOCKS.seen(block).state() == State::Filled {
-            begin(block, State::Waiting);
-        } else if credit::take_block() {
-            begin(block, State::ADVISED);
+/// Notes that the content of a range is dropped: an advised block may stay empty.
+pub(crate) fn dropped(range: &Range<usize>) {
+    if pmd() == 0 || range.len() < pmd() {
+        return;
+    }
+    let mut indexes = indexes(range, false);
+    let is_there = |state| matches!(state, BlockState::Filled | BlockState::Huge { .. });
+    while let Some(block) = BLOCKS.next(indexes.clone(), is_there) {
+        indexes.start = block + 1;
+        if BLOCKS.seen(block).state() == BlockState::Filled {
+            track(block, BlockState::Waiting);
+        } else if credit::charge_block() {
+            track(block, BlockState::ADVISED);
         } else if is_crowded() {
-            credit::insist(pmd(), pmd());
-            begin(block, State::ADVISED);
+            credit::charge_unchecked(pmd(), pmd());
+            track(block, BlockState::ADVISED);
         } else {
-            RUNS.fetch_add(1, Ordering::Relaxed);
-            begin(block, State::Waiting);
-            let _ = withdraw(&(block * pmd()..(block + 1) * pmd()));
+            RUN_COUNT.fetch_add(1, Ordering::Relaxed);
+            track(block, BlockState::Waiting);
+            let _ = withdraw_advice(&(block * pmd()..(block + 1) * pmd()));
         }
     }
 }
 
-/// Whether a block of a range is tracked, so that advice may have cut its mapping.
-pub(super) fn is_cut(range: &Range<usize>) -> bool {
+/// Reports whether a block of a range is tracked, so that advice may have split its mapping.
+pub(crate) fn is_cut(range: &Range<usize>) -> bool {
+    if pmd() == 0 {
+        return false;
+    }
     let shift = pmd().trailing_zeros();
     let parts = range.start >> shift..range.end.div_ceil(pmd());
     BLOCKS.next(parts, |_| true).is_some()
 }
 
-/// Before a range moves, or grows: mremap(2) takes one mapping alone before Linux 6.17, so the
-/// advice goes. Blocks that are huge stay so.
-pub(super) fn moving(range: &Range<usize>) {
-    let mut numbers = numbers(range, false);
-    // Also the advice of a block that the range has a part of goes with it.
-    if !is_cut(range) {
+/// Removes the advice of a range before it moves or grows: before Linux 6.17 mremap(2) accepts only
+/// one mapping. Huge blocks stay huge.
+pub(crate) fn moving(range: &Range<usize>) {
+    // The advice of partial blocks is removed, too.
+    if range.len() < pmd() || !is_cut(range) {
         return;
     }
-    let is_open = |state: State| state.charge() > 0;
-    while let Some(block) = BLOCKS.next(numbers.clone(), is_open) {
-        numbers.start = block + 1;
-        let is_untouched = settle_block(block) == Some(Touched::Nothing);
+    let mut indexes = indexes(range, false);
+    let is_open = |state: BlockState| state.charge() > 0;
+    while let Some(block) = BLOCKS.next(indexes.clone(), is_open) {
+        indexes.start = block + 1;
+        let is_untouched = measure_block(block) == Some(Touched::Nothing);
         let seen = BLOCKS.seen(block);
-        if is_untouched && seen.state() == State::ADVISED {
-            find(block, seen, State::Waiting);
+        if is_untouched && seen.state() == BlockState::ADVISED {
+            update(block, seen, BlockState::Waiting);
         }
     }
-    let _ = withdraw(range);
+    let _ = withdraw_advice(range);
 }
 
-/// A mapping that is tracked has grown by a range. The thread may have advised the block in front just before, since [`moving`],
-/// and what was advised there came with the range.
-pub(super) fn grown(range: &Range<usize>) {
-    let before = range.start.saturating_sub(1) >> pmd().trailing_zeros();
-    if BLOCKS.next(before..before + 1, |_| true).is_some() {
-        let _ = withdraw(range);
-    }
-}
-
-/// A range has moved.
-pub(super) fn moved(from: usize, to: usize, length: usize) {
-    let (old, new) = (from..from + length, to..to + length);
-    if from == to {
+/// Removes the advice that a tracked mapping's growth inherited: the thread may have advised the
+/// block in front after [`moving`].
+pub(crate) fn grown(range: &Range<usize>) {
+    if pmd() == 0 {
         return;
     }
+    let before = range.start.saturating_sub(1) >> pmd().trailing_zeros();
+    if BLOCKS.next(before..before + 1, |_| true).is_some() {
+        let _ = withdraw_advice(range);
+    }
+}
+
+/// Moves the states of a range.
+pub(crate) fn moved(from: usize, to: usize, length: usize) {
+    if pmd() == 0 || length < pmd() || from == to {
+        return;
+    }
+    let (old, new) = (from..from + length, to..to + length);
     let is_alike = from % pmd() == to % pmd();
-    let numbers = numbers(&old, false);
+    let indexes = indexes(&old, false);
     let offset = (to >> pmd().trailing_zeros()).wrapping_sub(from >> pmd().trailing_zeros());
-    let mut at = numbers.start;
-    while let Some(block) = BLOCKS.next(at..numbers.end, |_| true) {
+    let mut at = indexes.start;
+    while let Some(block) = BLOCKS.next(at..indexes.end, |_| true) {
         at = block + 1;
         let state = BLOCKS
-            .set(block, State::Untracked)
-            .unwrap_or(State::Untracked);
-        // The charge goes with it.
-        let goes = is_alike
+            .set(block, BlockState::Untracked)
+            .unwrap_or(BlockState::Untracked);
+        // The charge moves along.
+        let has_moved = is_alike
             && BLOCKS
                 .set(block.wrapping_add(offset), state)
                 .is_some_and(|before| {
-                    end(before);
+                    release(before);
                     true
                 });
-        if !goes {
-            end(state);
+        if !has_moved {
+            release(state);
         }
     }
     if !is_alike {
@@ -419,96 +427,100 @@ pub(super) fn moved(from: usize, to: usize, length: usize) {
     }
 }
 
-/// MADV_NOHUGEPAGE.
+/// Calls MADV_NOHUGEPAGE.
 #[expect(unsafe_code, reason = "advises memory")]
-pub(super) fn withdraw(range: &Range<usize>) -> Result<()> {
+pub(super) fn withdraw_advice(range: &Range<usize>) -> Result<()> {
     let at = with_exposed_provenance_mut(range.start);
-    // SAFETY: it changes how memory is backed, never what it holds.
+    // SAFETY: changes only how memory is backed, never its content.
     unsafe { mm::madvise(at, range.len(), Advice::LinuxNoHugepage) }
 }
 
-/// MADV_HUGEPAGE.
+/// Calls MADV_HUGEPAGE.
 #[expect(unsafe_code, reason = "advises memory")]
-pub(super) fn ask(range: &Range<usize>) -> Result<()> {
+pub(super) fn advise_huge(range: &Range<usize>) -> Result<()> {
     let at = with_exposed_provenance_mut(range.start);
     // SAFETY: as above.
     unsafe { mm::madvise(at, range.len(), Advice::LinuxHugepage) }
 }
 
-/// Looks at the blocks that were advised last, for the credit that they may give back.
-fn settle() {
-    if !may_look() {
+/// Measures the blocks that were advised last, to return their credit.
+fn measure_recent() {
+    if !may_measure() {
         return;
     }
-    let passes = PASSES.load(Ordering::Relaxed);
-    if passes > 0 {
-        PASSES.store(passes - 1, Ordering::Relaxed);
+    let skips = SKIPS_LEFT.load(Ordering::Relaxed);
+    if skips > 0 {
+        SKIPS_LEFT.store(skips - 1, Ordering::Relaxed);
         return;
     }
     let before = credit::charged();
-    let end = ADVISED.load(Ordering::Relaxed);
-    let start = SETTLED
+    let end = ADVISED_COUNT.load(Ordering::Relaxed);
+    let start = MEASURED_COUNT
         .load(Ordering::Relaxed)
         .max(end.saturating_sub(RECENT_COUNT));
-    let mut looks = 0;
+    let mut measured = 0;
     for place in start..end {
-        let Some(recent) = RECENT.get(place % RECENT_COUNT) else {
+        let Some(recent) = RECENT_BLOCKS.get(place % RECENT_COUNT) else {
             break;
         };
         let block = recent.load(Ordering::Relaxed);
         if BLOCKS.seen(block).state().charge() > 0 {
-            settle_block(block);
-            looks += 1;
+            measure_block(block);
+            measured += 1;
         }
-        // The first that is being filled is looked at again.
+        // The first block that is still filling is measured again next time.
         let is_settled = BLOCKS.seen(block).state().charge() == 0;
-        if is_settled && SETTLED.load(Ordering::Relaxed) == place {
-            SETTLED.store(place + 1, Ordering::Relaxed);
+        if is_settled && MEASURED_COUNT.load(Ordering::Relaxed) == place {
+            MEASURED_COUNT.store(place + 1, Ordering::Relaxed);
         }
-        if looks == MAX_LOOKS {
+        if measured == MAX_MEASURED_BLOCKS {
             break;
         }
     }
-    if SETTLED.load(Ordering::Relaxed) < start {
-        SETTLED.store(start, Ordering::Relaxed);
+    if MEASURED_COUNT.load(Ordering::Relaxed) < start {
+        MEASURED_COUNT.store(start, Ordering::Relaxed);
     }
-    let passes = match credit::charged() + pmd() <= before {
+    let skips = match credit::charged() + pmd() <= before {
         true => 0,
-        false => (NEXT_PASSES.load(Ordering::Relaxed) * 2 + 1).min(MAX_PASSES),
+        false => (NEXT_SKIPS.load(Ordering::Relaxed) * 2 + 1).min(MAX_SKIPS),
     };
-    NEXT_PASSES.store(passes, Ordering::Relaxed);
-    PASSES.store(passes, Ordering::Relaxed);
+    NEXT_SKIPS.store(skips, Ordering::Relaxed);
+    SKIPS_LEFT.store(skips, Ordering::Relaxed);
 }
 
-/// Looks at a block that is charged. Gives what was found.
-pub(super) fn settle_block(block: usize) -> Option<Touched> {
+/// Measures a charged block; returns the result.
+pub(super) fn measure_block(block: usize) -> Option<Touched> {
     let seen = BLOCKS.seen(block);
-    let touched = may_look().then(|| look(block * pmd(), pmd()).ok())??;
+    let touched = may_measure().then(|| measure(block * pmd(), pmd()).ok())??;
     let now = match touched {
-        Touched::Gone => State::Untracked,
-        Touched::Nothing => State::ADVISED,
-        // On base pages nothing is wasted, and the next touch brings a base page.
-        Touched::Some { empty: 0, resident } if resident < pmd() => State::Waiting,
-        Touched::Some { empty, .. } => State::Huge { empty },
+        Touched::Gone => BlockState::Untracked,
+        Touched::Nothing => BlockState::ADVISED,
+        // Base pages waste nothing, and the next touch adds a base page.
+        Touched::Some { empty: 0, resident } if resident < pmd() => BlockState::Waiting,
+        Touched::Some { empty, .. } => BlockState::Huge { empty },
     };
-    if now != seen.state() && find(block, seen, now) && now == State::Waiting && !is_crowded() {
-        // Or what is dropped of it would be huge from its next touch, for no charge.
-        RUNS.fetch_add(1, Ordering::Relaxed);
-        let _ = withdraw(&(block * pmd()..(block + 1) * pmd()));
+    if now != seen.state()
+        && update(block, seen, now)
+        && now == BlockState::Waiting
+        && !is_crowded()
+    {
+        // Otherwise dropped parts of it would be huge after their next touch, without a charge.
+        RUN_COUNT.fetch_add(1, Ordering::Relaxed);
+        let _ = withdraw_advice(&(block * pmd()..(block + 1) * pmd()));
     }
     Some(touched)
 }
 
-/// In the child of a fork, before anything else.
+/// Counts the charges anew in the child of a fork, before any other use.
 pub(super) fn forked() {
     let ahead = program_break::charged_ahead();
     let (mut charged, mut huge) = (ahead, ahead);
-    let mut numbers = blocks::ALL;
-    while blocks::IS_ANY.load(Ordering::Acquire)
-        && let Some(block) = BLOCKS.next(numbers.clone(), |_| true)
+    let mut indexes = blocks::ALL;
+    while blocks::HAS_BLOCKS.load(Ordering::Acquire)
+        && let Some(block) = BLOCKS.next(indexes.clone(), |_| true)
     {
-        numbers.start = block + 1;
-        if let state @ State::Huge { .. } = BLOCKS.seen(block).state() {
+        indexes.start = block + 1;
+        if let state @ BlockState::Huge { .. } = BLOCKS.seen(block).state() {
             charged += charge(state);
             huge += pmd();
         }
@@ -516,37 +528,36 @@ pub(super) fn forked() {
     credit::recount(charged, huge);
 }
 
-/// Whether so many mappings differ in their advice that more could reach `vm.max_map_count`.
+/// Reports whether more differences in advice could exceed `vm.max_map_count`.
 pub(super) fn is_crowded() -> bool {
-    RUNS.load(Ordering::Relaxed) > MAX_RUNS
+    RUN_COUNT.load(Ordering::Relaxed) > MAX_RUN_COUNT
 }
 
-/// Counts a run of blocks whose advice differs from that of the block in front.
+/// Counts a run whose advice differs from that of the block in front.
 pub(super) fn count_run(first: usize) {
     if !is_huge(BLOCKS.seen(first.saturating_sub(1)).state()) {
-        RUNS.fetch_add(1, Ordering::Relaxed);
+        RUN_COUNT.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// MADV_HUGEPAGE of blocks that are tracked as huge. The program's own word is the last: what it has
-/// taken from huge pages meanwhile is taken from them again.
-pub(super) fn ask_for(run: &Range<usize>) -> Result<()> {
-    let gone = |block: &usize| !is_huge(BLOCKS.seen(*block).state());
-    if run.clone().any(|block| gone(&block)) {
+/// Advises blocks tracked as huge, and withdraws advice that the program has forbidden since.
+pub(super) fn advise_blocks(run: &Range<usize>) -> Result<()> {
+    let is_forbidden = |block: &usize| !is_huge(BLOCKS.seen(*block).state());
+    if run.clone().any(|block| is_forbidden(&block)) {
         return Err(Errno::AGAIN);
     }
-    let answer = ask(&(run.start * pmd()..run.end * pmd()));
-    for block in run.clone().filter(gone) {
-        let _ = withdraw(&(block * pmd()..(block + 1) * pmd()));
+    let answer = advise_huge(&(run.start * pmd()..run.end * pmd()));
+    for block in run.clone().filter(is_forbidden) {
+        let _ = withdraw_advice(&(block * pmd()..(block + 1) * pmd()));
     }
     answer
 }
 
-pub(super) fn is_huge(state: State) -> bool {
-    matches!(state, State::Huge { .. })
+pub(super) fn is_huge(state: BlockState) -> bool {
+    matches!(state, BlockState::Huge { .. })
 }
 
-/// The resident memory of the process, in bytes. proc_pid_statm(5).
+/// Returns the resident memory of the process, in bytes. proc_pid_statm(5).
 pub(crate) fn resident_memory() -> Option<usize> {
     let mut text = [0u8; 128];
     let text = headroom::read(c"/proc/self/statm", &mut text).ok()?;

@@ -1,27 +1,27 @@
-//! The one place that decides whether memory may have huge pages now: `decide`; and the calls
-//! that give them: `advise`, `collapse`.
+//! Decides whether memory may have huge pages now: `decide`. Requests them: `advise`, `collapse`.
 //!
-//! Every MADV_HUGEPAGE and MADV_COLLAPSE inside the program comes through here, with a `Policy`
-//! that names the memory. Private memory earns its huge pages, but with `--max-waste=unbounded`:
-//! - `credit` bounds the memory that is huge and untouched, over all of the process;
-//! - `blocks` has a state for each block of private memory: it waits on base pages, or is huge;
-//! - `look` finds out how much of a block was touched;
-//! - `fill` advises blocks as far as the credit goes;
-//! - `ahead` has a thread advise those ahead of what fills up, and collapse what filled up;
-//! - [`program_break`] has glibc's own heap do so.
+//! All MADV_HUGEPAGE and MADV_COLLAPSE calls inside the program go through this module, with a
+//! `Policy`. Unless `--max-waste=unbounded`, private memory earns huge pages:
+//! - `credit` bounds the huge and untouched memory of the process;
+//! - `blocks` has a state for each block of private memory: waiting on base pages, or huge;
+//! - `measure` finds the touched part of a block;
+//! - `fill` advises blocks within the credit;
+//! - `ahead` advises blocks before the program fills them, and collapses full ones, on a thread;
+//! - `destination` has the kernel prepare the huge pages of a collapse;
+//! - [`program_break`] applies the same to glibc's own heap.
 //!
-//! Shared memory has the folios that the kernel's controls give it. It stands in one `table`, which
-//! the thread of [`crate::watch`] scans (`scan`). Of processes that share a mapping one scans it
-//! (`owners`).
+//! Shared memory has the folio sizes of the kernel's controls. Its ranges are in a `table`, which
+//! the thread of [`crate::watch`] scans (`scan`). One of the sharing processes scans it (`owners`).
 //!
-//! Invariant: nothing here depends on a range being what it was. Advice and a collapse change no
-//! byte, whatever is mapped there by now; and what was unmapped is in no range from `forget` on.
+//! Invariant: correctness never depends on the present content of a range. Advice and collapse
+//! change no byte of any mapping, and `forget` removes unmapped memory from all ranges.
 
 mod ahead;
 mod blocks;
 mod credit;
+mod destination;
 mod fill;
-mod look;
+mod measure;
 mod owners;
 pub mod program_break;
 mod scan;
@@ -38,63 +38,62 @@ use crate::orders::MaxWaste;
 use crate::sync::{millis, now};
 use crate::{sandbox, sys, watch};
 use owners::Owner;
-use table::{PAGE_BYTES, Span, Table};
+use table::{PAGE_BYTES, RangeSlot, RangeTable, Span};
 
-pub(crate) use fill::resident_memory;
+pub(crate) use fill::{
+    dropped, forget as forget_private, grown, is_cut, moved, moving, opened, resident_memory,
+};
 pub use scan::leave;
 pub(crate) use scan::{has_left, share, start_sharing};
 
-/// The memory that a range is, as far as huge pages for it are concerned.
+/// Kind of memory, for the decision on huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
-    /// The heap and arenas. The block that the start of a range is in is the heap's as well.
+    /// The heap and arenas. The partial block at the start of a range belongs to the heap too.
     Heap,
-    /// A private mapping, or a step of the break, from a whole block on.
+    /// Private mapping or step of the break, from its first whole block.
     Mapping,
-    /// Addresses that the program has reserved: no memory, and not counted. They wait until the
-    /// program makes memory of them.
+    /// Reserved addresses, not charged. Blocks wait until the program makes them accessible.
     Reservation,
-    /// Memory that the program makes of reserved addresses: without a bound it is on base pages until
-    /// it is dense, if it is large and can be scanned.
+    /// Reserved addresses that become memory. Without a bound, large ranges that can be scanned
+    /// start on base pages until they are dense.
     Committed,
-    /// Pages of the pool, whose size the user has set.
+    /// Pool pages; the user has set the size of the pool.
     Pool,
-    /// Memory that processes share: the kernel's controls have the last word.
+    /// Shared memory; the kernel's controls decide.
     Shared,
-    /// Text that the program maps from a file, from a whole block on.
+    /// Text that the program maps from a file, from its first whole block.
     Text,
-    /// Text, data and bss that were loaded with the program, in place and as copies.
+    /// Text, data and bss loaded with the program, in place and copied.
     Segment,
 }
 
-/// The answer to [`decide`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// It may have them from its first touch on.
+    /// Huge pages from the first touch.
     Advise,
-    /// It begins on base pages. The thread collapses what turns out dense.
+    /// Base pages first; the thread collapses dense blocks.
     BaseForNow,
-    /// It may not have them: a seccomp filter, or no whole block fits.
+    /// Never: a seccomp filter, or no whole block.
     Never,
 }
 
-/// A shared range that is scanned.
 #[derive(Debug)]
-struct Note {
-    /// Some of its pages may be missing from a block that is collapsed.
+struct RangeNote {
+    /// Allows missing pages in a block that is collapsed.
     is_lax: AtomicBool,
     owner: Owner,
-    /// When it was added: [`millis`] of [`now`].
+    /// Time of addition: [`millis`] of [`now`].
     born_millis: AtomicU64,
-    /// The address up to which blocks were counted, where the kernel does not say which are huge.
+    /// End of the counted blocks, where the kernel does not report which are huge.
     counted: AtomicUsize,
-    /// The address at which the last scan was broken off, 0 where it was not.
+    /// Address at which the last scan stopped, 0 after a complete one.
     next: AtomicUsize,
-    /// The bytes that this scan collapsed.
+    /// Bytes collapsed by the current scan.
     found_bytes: AtomicUsize,
 }
 
-impl Note {
+impl RangeNote {
     const fn new() -> Self {
         Self {
             is_lax: AtomicBool::new(false),
@@ -117,21 +116,23 @@ impl Note {
 }
 
 crate::one_page::table! {
-    /// All shared ranges that are scanned.
-    static RANGES: Table<Note, 128> = Table::new([const { Note::new() }; 128]);
+    /// Shared ranges that are scanned.
+    static RANGES: RangeTable<RangeNote, 128> = RangeTable::new([const { RangeNote::new() }; 128]);
 }
 crate::one_page! {
-    /// Whether there were any.
-    static IS_ANY: AtomicBool = AtomicBool::new(false);
+    /// Set with the first shared range.
+    static HAS_RANGES: AtomicBool = AtomicBool::new(false);
 }
-/// The size of a block: what one PMD maps. 0: not started.
+/// Minimum of available memory for a collapse, which takes a huge page before it frees base pages.
+const MIN_ROOM_BYTES: usize = 64 << 20;
+/// Block size: the span of one PMD. 0 before the start.
 static PMD_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Whether memory has to earn its huge pages.
+/// Private memory earns its huge pages.
 static IS_BOUNDED: AtomicBool = AtomicBool::new(false);
-/// How much of a block may be missing when it is collapsed.
+/// Maximum missing part of a block that is collapsed.
 static MISSING_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Blocks of `pmd` bytes.
+/// Starts with blocks of `pmd` bytes.
 pub(crate) fn start(pmd: usize, max_waste: MaxWaste) {
     IS_BOUNDED.store(max_waste != MaxWaste::Unbounded, Ordering::Relaxed);
     let percent = max_waste.percent();
@@ -146,8 +147,8 @@ pub(crate) fn start(pmd: usize, max_waste: MaxWaste) {
     }
 }
 
-/// The memory that the heap may hold beyond what is live in it, in bytes: as much as may be huge and
-/// untouched, and 16 MiB in any case. `usize::MAX`: no limit.
+/// Returns the maximum memory, in bytes, that the heap may hold beyond its live blocks: the limit
+/// on huge and untouched memory, at least 16 MiB. `usize::MAX`: no limit.
 pub fn allowance() -> usize {
     match IS_BOUNDED.load(Ordering::Relaxed) {
         true => credit::limit().max(credit::FLOOR_BYTES),
@@ -155,18 +156,17 @@ pub fn allowance() -> usize {
     }
 }
 
-/// Whether memory has to earn its huge pages.
 pub(crate) fn is_bounded() -> bool {
     IS_BOUNDED.load(Ordering::Relaxed)
 }
 
 #[inline(always)]
-fn is_any() -> bool {
-    IS_ANY.load(Ordering::Relaxed)
+fn has_ranges() -> bool {
+    HAS_RANGES.load(Ordering::Relaxed)
 }
 
-/// Whether a range may have huge pages now. What is to begin on base pages is scanned from here on.
-/// The second value is what may be advised: less than the range where huge pages are earned.
+/// Decides whether a range may have huge pages now, and starts to track the rest of it on base
+/// pages. Also returns the part to advise.
 pub(crate) fn decide(range: &Range<usize>, policy: Policy) -> (Decision, Range<usize>) {
     let pmd = PMD_BYTES.load(Ordering::Relaxed);
     let nothing = range.start..range.start;
@@ -208,97 +208,47 @@ pub(crate) fn decide(range: &Range<usize>, policy: Policy) -> (Decision, Range<u
     }
 }
 
-/// Whether a range that may stay sparse can be scanned, and is large enough.
+/// Reports whether a range that may stay sparse is large enough and can be scanned.
 fn may_wait(range: &Range<usize>, pmd: usize) -> bool {
     range.len() >= MIN_COMMITTED_BLOCKS * pmd
-        && !watch::is_anothers()
+        && !watch::is_foreign()
         && !sandbox::is_entered()
         && !fill::is_behind_huge(range.start)
 }
 
-/// A database lays out the headers of a buffer pool long before it fills it. What is smaller is advised at once.
+/// Minimum size of a committed range that starts on base pages. A database initializes the headers
+/// of a buffer pool long before it fills the pool; smaller ranges are advised at once.
 const MIN_COMMITTED_BLOCKS: usize = 8;
 
-/// The largest reservation of which parts may be huge later.
+/// Maximum size of a reservation whose blocks are tracked.
 const MAX_RESERVATION_BYTES: usize = 1 << 40;
 
-/// The program unmaps a range, maps something else there, or wants it on base pages. Of a shared
-/// mapping of which only the first address is known `length` is 1 at most: all of it goes.
+/// Forgets a range that the program unmaps, maps over or wants on base pages. `length` is at most 1
+/// for a shared mapping of which only the first address is known: the whole mapping goes.
 #[inline(always)]
 fn forget(address: usize, length: usize) {
-    if is_any() {
+    if has_ranges() {
         cut(address, length);
     }
     let range = address..address.saturating_add(length);
     if length >= PMD_BYTES.load(Ordering::Relaxed) {
-        forget_private(&range);
+        fill::forget(&range);
     }
-    if PMD_BYTES.load(Ordering::Relaxed) != 0 {
-        fill::forget_parts(&range);
-    }
+    fill::forget_parts(&range);
 }
 
-/// Private memory is unmapped, by the program or by us.
-pub(crate) fn forget_private(range: &Range<usize>) {
-    if PMD_BYTES.load(Ordering::Relaxed) != 0 {
-        fill::forget(range);
-    }
-}
-
-/// What private memory holds is dropped, by the program or by us. Before the call.
-pub(crate) fn dropped(range: &Range<usize>) {
-    let pmd = PMD_BYTES.load(Ordering::Relaxed);
-    if pmd != 0 && range.len() >= pmd {
-        fill::dropped(range);
-    }
-}
-
-/// Leaves private memory on base pages until it is dense.
+/// Keeps private memory on base pages until it is dense.
 pub(crate) fn begin_on_base_pages(range: &Range<usize>) {
     if sandbox::allows_advice() && PMD_BYTES.load(Ordering::Relaxed) != 0 {
         fill::begin_on_base_pages(range);
     }
 }
 
-/// Reserved memory has become accessible.
-pub(crate) fn opened(range: &Range<usize>) {
-    if PMD_BYTES.load(Ordering::Relaxed) != 0 {
-        fill::opened(range);
-    }
-}
-
-/// Whether advice may have cut the mapping that a private range is.
-pub(crate) fn is_cut(range: &Range<usize>) -> bool {
-    PMD_BYTES.load(Ordering::Relaxed) != 0 && fill::is_cut(range)
-}
-
-/// Before a private range moves or grows by mremap(2).
-pub(crate) fn moving(range: &Range<usize>) {
-    let pmd = PMD_BYTES.load(Ordering::Relaxed);
-    if pmd != 0 && range.len() >= pmd {
-        fill::moving(range);
-    }
-}
-
-/// A mapping has grown by a range: it has the advice of what is in front.
-pub(crate) fn grown(range: &Range<usize>) {
-    if PMD_BYTES.load(Ordering::Relaxed) != 0 {
-        fill::grown(range);
-    }
-}
-
-/// A private range has moved.
-pub(crate) fn moved(from: usize, to: usize, length: usize) {
-    let pmd = PMD_BYTES.load(Ordering::Relaxed);
-    if pmd != 0 && length >= pmd {
-        fill::moved(from, to, length);
-    }
-}
-
 #[cold]
 fn cut(address: usize, length: usize) {
-    let holds =
-        |(_, span): (table::Slot<'_, Note>, Span)| span.range().contains(&address).then_some(span);
+    let holds = |(_, span): (RangeSlot<'_, RangeNote>, Span)| {
+        span.range().contains(&address).then_some(span)
+    };
     let whole = match length {
         0 | 1 => RANGES.each().find_map(holds),
         _ => None,
@@ -308,14 +258,14 @@ fn cut(address: usize, length: usize) {
     }
 }
 
-/// MADV_HUGEPAGE, as far as [`decide`] is for it; counted as the policy says.
+/// Calls MADV_HUGEPAGE on the part that [`decide`] allows; counts by policy.
 ///
 /// # Errors
-/// EAGAIN: it begins on base pages; EINVAL: no whole block; EPERM: a filter; else the kernel's.
+/// EAGAIN: starts on base pages. EINVAL: no whole block. EPERM: a filter. Else the kernel's error.
 pub(crate) fn advise(range: &Range<usize>, policy: Policy) -> Result<()> {
     let (decision, advised) = decide(range, policy);
     let (answer, is_tried) = match decision {
-        Decision::Advise => (fill::ask(&advised), true),
+        Decision::Advise => (fill::advise_huge(&advised), true),
         Decision::BaseForNow => (Err(Errno::AGAIN), false),
         Decision::Never if sandbox::allows_advice() => (Err(Errno::INVAL), false),
         Decision::Never => (Err(Errno::PERM), true),
@@ -335,10 +285,10 @@ pub(crate) fn advise(range: &Range<usize>, policy: Policy) -> Result<()> {
     answer
 }
 
-/// MADV_COLLAPSE. Harmless whatever is mapped there by now: no byte changes.
+/// Calls MADV_COLLAPSE, which changes no byte of any mapping.
 ///
 /// # Errors
-/// Those of [`sys::collapse`]; EPERM: a filter.
+/// As [`sys::collapse`]; EPERM: a filter.
 pub(crate) fn collapse(range: &Range<usize>, policy: Policy) -> Result<()> {
     if !sandbox::allows_advice() {
         return Err(Errno::PERM);
@@ -350,13 +300,12 @@ pub(crate) fn collapse(range: &Range<usize>, policy: Policy) -> Result<()> {
     answer
 }
 
-/// Writes down why shared memory has not more.
 pub(crate) fn record_reason(why: u32) {
     let reasons = &stats::slot().shm_reasons;
     reasons.fetch_or(why, Ordering::Relaxed);
 }
 
-/// The events that concern memory which is scanned.
+/// Events for memory that is scanned.
 #[derive(Debug)]
 pub struct Events;
 
@@ -367,7 +316,7 @@ impl Mechanism for Events {
     }
 
     fn moving(address: usize, old: usize, new: usize) {
-        if is_any() {
+        if has_ranges() {
             cut(address, old.max(1));
         }
         let range = address..address.saturating_add(old);
@@ -414,10 +363,10 @@ impl Mechanism for Events {
         scan::has_forked();
     }
 
-    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    #[expect(unsafe_code, reason = "passes on the caller's promise")]
     unsafe fn is_forked(_pid: u32) {
         fill::forked();
-        // SAFETY: the caller's promise: the watching thread is heard before.
+        // SAFETY: the caller's promise: `watch` hears the event first.
         unsafe { scan::forked() };
     }
 }
@@ -427,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_without_a_whole_block_is_left_alone() {
+    fn memory_without_a_whole_block_is_not_advised() {
         let pmd = 2 << 20;
         start(pmd, MaxWaste::Percent(5));
         // Another test may be about to install a filter.

@@ -1,13 +1,13 @@
-//! The scan of [`RANGES`], by the thread of [`crate::watch`]: [`scan`].
+//! Scan of [`RANGES`] on the thread of [`crate::watch`]: [`scan`].
 //!
-//! - A block (what a PMD maps) of which all is resident, but for what `--max-waste` allows, is
-//!   collapsed. Of memory in which the program has punched a hole every page has to be there: a
-//!   collapse would fill the hole.
+//! The scan collapses each block that is resident, except for the part that `--max-waste` allows.
+//! After a hole was punched, the whole block must be resident: a collapse would fill the hole.
 //!
-//! Nothing is kept about a block: whether it is huge is asked of the kernel, each time. A kernel
-//! without PAGEMAP_SCAN (before Linux 6.7) does not say it: there mincore(2) says what is there.
-//! Shared memory needs no privilege, and
-//! the PMD size's `shmem_enabled` at `inherit`, `always`, `within_size` or `advise` (Linux 6.1;
+//! No state is kept per block: each scan reads from the kernel which blocks are huge. Before
+//! PAGEMAP_SCAN (Linux 6.7) only mincore(2) reports which pages are resident.
+//!
+//! A collapse of shared memory needs no privilege. The PMD size's `shmem_enabled` must be
+//! `inherit`, `always`, `within_size` or `advise` (Linux 6.1;
 //! Documentation/admin-guide/mm/transhuge.rst).
 
 use core::ops::Range;
@@ -17,64 +17,54 @@ use core::time::Duration;
 use rustix::io::Errno;
 use rustix::mm::{self, Advice};
 
-use super::table::{self, MAX_BYTES, PAGE_BYTES, Span};
+use super::measure::resident;
+use super::table::{MAX_BYTES, PAGE_BYTES, RangeSlot, Span};
 use super::{
-    IS_ANY, MISSING_BYTES, Note, PMD_BYTES, Policy, RANGES, is_any, owners, record_reason,
+    HAS_RANGES, MIN_ROOM_BYTES, MISSING_BYTES, PMD_BYTES, Policy, RANGES, RangeNote, has_ranges,
+    owners, record_reason,
 };
 use crate::headroom::has_room;
-use crate::ledger::{Slot as Counts, shm_reason as reason, stats};
+use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::sandbox;
 use crate::sync::{millis, now};
-use crate::sys::{self, Pagemap, Pages};
-use crate::watch::{self, Job, LONGEST, SHORTEST, Stop, Without, used};
+use crate::sys::{Pagemap, Pages};
+use crate::watch::{self, Job, MAX_WAIT, MIN_WAIT, Stop, Without, cpu_time};
 
-/// The age from which on a shared mapping is scanned.
+/// Minimum age of a shared mapping that is scanned.
 const MIN_SHARED_AGE: Duration = Duration::from_secs(1);
-/// The most blocks that one call collapses: for each call the kernel asks all CPUs for the pages
-/// that they keep apart.
-const BATCH_BLOCKS: usize = 8;
-/// The CPU time of one scan.
-const MAX_SCAN: Duration = Duration::from_millis(50);
-/// The thread may use one part in so many of a CPU.
-const CPU_PARTS: u32 = 10;
-/// The longest wait after a scan that found something new.
+/// Maximum blocks per collapse call. Each call drains the page caches of all CPUs.
+const MAX_BATCH_BLOCKS: usize = 8;
+const MAX_SCAN_TIME: Duration = Duration::from_millis(50);
+/// Maximum share of a CPU for the scans, as a divisor.
+const CPU_SHARE_DIVISOR: u32 = 10;
+/// Maximum wait after a scan with new findings.
 const MAX_BUSY_WAIT: Duration = Duration::from_millis(500);
-/// Memory that is left when blocks are collapsed: a huge page is taken before the base pages go
-/// back.
-const MIN_ROOM_BYTES: usize = 64 << 20;
-/// The most base pages in a shared block: a page of mincore(2)'s answer.
-const MAX_BLOCK_PAGES: usize = 4096;
-/// The threads for as many forks at once: a server starts its processes in a burst, and then waits
-/// for years.
+/// Maximum threads for a burst of forks, as of a server that starts its processes.
 const BURST_THREADS: u64 = 16;
 
-type Slot = table::Slot<'static, Note>;
+type ScanSlot = RangeSlot<'static, RangeNote>;
 
 static JOB: Job = Job::new(1, scan, without_thread);
-/// The time between two scans where they find nothing new.
+/// Wait between two scans without new findings.
 static IDLE_MILLIS: AtomicU64 = AtomicU64::new(0);
-/// The findings of the last scan.
 static FOUND_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// The number of the slot at which the last scan was broken off.
+/// Index of the slot at which the last scan stopped.
 static NEXT_SLOT: AtomicUsize = AtomicUsize::new(0);
-/// Shared memory is scanned, until the program answers page faults itself.
+/// Shared memory is scanned. Cleared when the program handles page faults itself.
 static IS_SHARING: AtomicBool = AtomicBool::new(false);
-/// The program answers page faults itself.
+/// The program handles page faults itself.
 static HAS_LEFT: AtomicBool = AtomicBool::new(false);
-/// When the next thread may be made for a fork: [`now`], in milliseconds.
+/// Earliest time of the next thread for a fork: [`now`], in milliseconds.
 static NEXT_THREAD_MILLIS: AtomicU64 = AtomicU64::new(0);
 
-/// Has the thread scan soon. Where there can be none, [`without_thread`] has been called by the end
-/// of it.
-pub(super) fn begin(wait: Duration) {
+/// Requests a scan soon. If no thread can be made, calls [`without_thread`] before it returns.
+pub(super) fn request_scan(wait: Duration) {
     IDLE_MILLIS.store(0, Ordering::Relaxed);
     watch::begin(&JOB, wait);
 }
 
-/// Starts scanning shared mappings.
 pub(crate) fn start_sharing() {
-    let pages = PMD_BYTES.load(Ordering::Relaxed) / PAGE_BYTES;
-    if (2..=MAX_BLOCK_PAGES).contains(&pages) {
+    if PMD_BYTES.load(Ordering::Relaxed) > PAGE_BYTES {
         IS_SHARING.store(true, Ordering::Release);
     }
 }
@@ -83,66 +73,65 @@ fn is_sharing() -> bool {
     IS_SHARING.load(Ordering::Acquire) && !sandbox::is_entered()
 }
 
-/// Has a shared mapping scanned. `is_lax`: some pages may be missing from a block that is
-/// collapsed.
+/// Adds a shared mapping to the scan. `is_lax`: allows missing pages in a block that is collapsed.
 pub(crate) fn share(range: &Range<usize>, is_lax: bool) {
-    if !IS_SHARING.load(Ordering::Acquire) || watch::is_anothers() {
+    if !IS_SHARING.load(Ordering::Acquire) || watch::is_foreign() {
         return;
     }
-    // From here on calls are made that the program may never make.
+    // The program may never make the calls below.
     if sandbox::is_entered() {
         return record_reason(reason::FILTER);
     }
     let add = |start: usize| {
         let part = Span::new(&(start..range.end.min(start.saturating_add(MAX_BYTES))));
-        let prepare = |note: &Note| {
+        let prepare = |note: &RangeNote| {
             note.begin(is_lax);
             note.owner.assign();
         };
         part.is_some_and(|part| RANGES.add(&part, prepare))
     };
-    IS_ANY.store(true, Ordering::Release);
-    if !owners::are_known() || !range.clone().step_by(MAX_BYTES).all(add) {
+    HAS_RANGES.store(true, Ordering::Release);
+    if !owners::has_page() || !range.clone().step_by(MAX_BYTES).all(add) {
         return record_reason(reason::TOO_MANY);
     }
-    begin(MIN_SHARED_AGE);
+    request_scan(MIN_SHARED_AGE);
 }
 
-/// The program answers page faults itself from now on (userfaultfd(2)): a scan would be a fault to
-/// answer, or fill what it wants to. Nothing is collapsed any more, and no range is ours.
+/// Ends scans and collapses, since the program handles page faults itself from now on
+/// (userfaultfd(2)): a scan would cause a fault, or fill a page in its place.
 pub fn leave() {
     HAS_LEFT.store(true, Ordering::Relaxed);
     IS_SHARING.store(false, Ordering::Release);
     watch::end();
 }
 
-/// Whether the program does.
+/// Reports whether the program handles page faults itself.
 pub(crate) fn has_left() -> bool {
     HAS_LEFT.load(Ordering::Relaxed)
 }
 
-/// Before fork(2), for which the thread is gone: another process may scan what this one did.
+/// Releases all ranges before fork(2), which ends the thread: another process may scan them.
 pub(super) fn about_to_fork() {
     if is_sharing() {
         owners::release_all();
     }
 }
 
-/// After fork(2), in the process that forked: it goes on. A child may end before it has seen
-/// anything, and the process that forks it is there as long as what they share is needed.
+/// Resumes the scan in the parent of a fork. The parent lives as long as the shared memory is
+/// needed; a child may end before its first scan.
 pub(super) fn has_forked() {
     let is_wanted = || RANGES.each().next().is_some();
-    if is_any() && is_sharing() && !watch::is_anothers() && is_wanted() {
-        // The new process may touch what was not.
+    if has_ranges() && is_sharing() && !watch::is_foreign() && is_wanted() {
+        // The new process may touch more pages.
         IDLE_MILLIS.store(0, Ordering::Relaxed);
         if is_affordable() {
-            begin(MIN_SHARED_AGE);
+            request_scan(MIN_SHARED_AGE);
         }
     }
 }
 
-/// Whether one more thread may be made for a fork: one in [`MIN_SHARED_AGE`], and as many as were
-/// saved up, at most [`BURST_THREADS`].
+/// Reports whether a thread may be made for a fork: one per [`MIN_SHARED_AGE`], with at most
+/// [`BURST_THREADS`] saved up.
 fn is_affordable() -> bool {
     let (now, each) = (millis(now()), millis(MIN_SHARED_AGE));
     let before = NEXT_THREAD_MILLIS.load(Ordering::Relaxed);
@@ -153,22 +142,22 @@ fn is_affordable() -> bool {
             .is_ok()
 }
 
-/// In the child of a fork, which has no thread: it scans what it shares, if no process does.
+/// Starts a scan in the child of a fork, which has no thread, for ranges without an owner.
 ///
 /// # Safety
-/// This is the child, with one thread, and [`watch`] has heard of it.
-#[expect(unsafe_code, reason = "its caller's promise")]
+/// The process is the child, with one thread, and [`watch`] has heard of the fork.
+#[expect(unsafe_code, reason = "passes on the caller's promise")]
 pub(super) unsafe fn forked() {
-    if is_any() {
+    if has_ranges() {
         RANGES.forked();
     }
-    // A filter may end a program that asks.
+    // A filter may kill for the calls of this check.
     if is_sharing() && owners::is_neglected() {
-        begin(MIN_SHARED_AGE);
+        request_scan(MIN_SHARED_AGE);
     }
 }
 
-/// No thread can scan.
+/// Records the reason why no thread can scan.
 fn without_thread(why: Without) {
     if RANGES.each().next().is_some() {
         record_reason(match why {
@@ -179,14 +168,14 @@ fn without_thread(why: Without) {
     }
 }
 
-/// The thread's scan of all ranges, from where the last one was broken off.
+/// Scans all ranges on the thread, from the slot at which the last scan stopped.
 fn scan(stop: &Stop) -> Option<Duration> {
     if sandbox::is_entered() {
         owners::release_all();
         return None;
     }
-    let mut scan = Scan::new(stop);
-    let (mut soonest, mut is_broken_off) = (LONGEST, false);
+    let mut scan = RangeScan::new(stop);
+    let (mut soonest, mut is_broken_off) = (MAX_WAIT, false);
     let first = NEXT_SLOT.swap(0, Ordering::Relaxed);
     for (at, slot) in RANGES.slots().enumerate().skip(first) {
         let Some(span) = slot.span() else { continue };
@@ -204,7 +193,7 @@ fn scan(stop: &Stop) -> Option<Duration> {
             break;
         }
     }
-    let rest = scan.took().saturating_mul(CPU_PARTS);
+    let rest = scan.cpu_time().saturating_mul(CPU_SHARE_DIVISOR);
     let next = match is_broken_off {
         true => rest,
         false => rest.max(idle()),
@@ -213,9 +202,9 @@ fn scan(stop: &Stop) -> Option<Duration> {
     is_any.then(|| next.min(soonest.max(rest)))
 }
 
-/// The time until the next scan: ever longer while nothing is new.
+/// Returns the wait until the next scan: doubled while nothing is new.
 fn idle() -> Duration {
-    let found = |(slot, _): (Slot, Span)| slot.note.found_bytes.load(Ordering::Relaxed);
+    let found = |(slot, _): (ScanSlot, Span)| slot.note.found_bytes.load(Ordering::Relaxed);
     let found = RANGES.each().map(found).fold(0, usize::wrapping_add);
     let is_new = FOUND_BYTES.swap(found, Ordering::Relaxed) != found;
     let before = Duration::from_millis(IDLE_MILLIS.load(Ordering::Relaxed));
@@ -223,31 +212,30 @@ fn idle() -> Duration {
         true => (before / 2).min(MAX_BUSY_WAIT),
         false => before * 2,
     };
-    let next = next.clamp(SHORTEST, LONGEST);
+    let next = next.clamp(MIN_WAIT, MAX_WAIT);
     IDLE_MILLIS.store(millis(next), Ordering::Relaxed);
     next
 }
 
-/// A scan that is under way.
-struct Scan<'s> {
+struct RangeScan<'s> {
     stop: &'s Stop,
     pagemap: Option<Pagemap>,
     began: Duration,
     has_room: bool,
-    /// A collapse of the range that is visited found no huge page.
+    /// A collapse of the current range found no huge page.
     is_short: bool,
     pmd: usize,
     missing: usize,
 }
 
-impl<'s> Scan<'s> {
+impl<'s> RangeScan<'s> {
     fn new(stop: &'s Stop) -> Self {
         let here = core::ptr::from_ref(&PMD_BYTES).addr() & !(PAGE_BYTES - 1);
         let is_told = |map: &Pagemap| map.count(here..here + PAGE_BYTES, Pages::Resident).is_ok();
         Self {
             stop,
-            began: used(),
-            // It may not be there, or not be for a process that is not dumpable.
+            began: cpu_time(),
+            // Pagemap may be missing, or closed to a process that is not dumpable.
             pagemap: Pagemap::open().ok().filter(is_told),
             has_room: has_room(MIN_ROOM_BYTES),
             is_short: false,
@@ -256,13 +244,12 @@ impl<'s> Scan<'s> {
         }
     }
 
-    fn took(&self) -> Duration {
-        used().saturating_sub(self.began)
+    fn cpu_time(&self) -> Duration {
+        cpu_time().saturating_sub(self.began)
     }
 
-    /// Scans a range, collapses its blocks that are dense and not huge, and advises it where it is
-    /// dense. True where it was broken off.
-    fn visit(&mut self, slot: &Slot, span: &Span) -> bool {
+    /// Collapses the dense blocks of a range that are not huge. Returns true if it stopped early.
+    fn visit(&mut self, slot: &ScanSlot, span: &Span) -> bool {
         let (note, pmd, blocks) = (slot.note, self.pmd, span.blocks(self.pmd));
         if !self.has_room {
             record_reason(reason::NO_MEMORY);
@@ -276,17 +263,16 @@ impl<'s> Scan<'s> {
         let mut is_refused = false;
         self.is_short = false;
         while at < blocks.end {
-            if self.stop.check_before_wait().is_err() || self.took() > MAX_SCAN {
+            if self.stop.check_before_wait().is_err() || self.cpu_time() > MAX_SCAN_TIME {
                 note.next.store(at, Ordering::Relaxed);
                 return true;
             }
-            // The program may have unmapped it meanwhile, which changes nothing for what is mapped
-            // there now.
+            // The program may have unmapped it; a collapse of its successor is harmless.
             if !slot.span().is_some_and(|now| now.range().contains(&at)) {
                 return false;
             }
             let mut run = at..at;
-            while at < blocks.end.min(run.start + BATCH_BLOCKS * pmd) {
+            while at < blocks.end.min(run.start + MAX_BATCH_BLOCKS * pmd) {
                 at += pmd;
                 if !self.is_wanted(&(at - pmd..at), note) {
                     break;
@@ -317,7 +303,7 @@ impl<'s> Scan<'s> {
         false
     }
 
-    /// The bytes of such pages in a range; 0 where the kernel does not say it.
+    /// Returns the bytes of the pages of a kind in a range, 0 if the kernel does not report them.
     fn count(&self, range: &Range<usize>, pages: Pages) -> usize {
         let count = |map: &Pagemap| map.count(range.clone(), pages).unwrap_or(0);
         self.pagemap.as_ref().map_or(0, count)
@@ -327,29 +313,29 @@ impl<'s> Scan<'s> {
         self.count(range, Pages::Huge) == range.len()
     }
 
-    /// Whether a block is there, and not huge.
-    fn is_wanted(&self, block: &Range<usize>, note: &Note) -> bool {
-        // Without its last page it may reach beyond the end of a file, where a touch has to be a
-        // SIGBUS. And memory of which little was touched is soon scanned.
-        let last = block.end - PAGE_BYTES..block.end;
-        if resident(&last) != Some(PAGE_BYTES) || self.is_huge(block) {
+    /// Reports whether a block is resident and not huge.
+    fn is_wanted(&self, block: &Range<usize>, note: &RangeNote) -> bool {
+        // A block without its last page may end beyond the file, where a touch must raise SIGBUS.
+        // The check also makes sparse memory cheap to scan.
+        let last = block.end - PAGE_BYTES;
+        if resident(last, PAGE_BYTES) != Ok(Some(PAGE_BYTES)) || self.is_huge(block) {
             return false;
         }
         let is_lax = note.is_lax.load(Ordering::Relaxed) && !note.owner.has_holes();
         let missing = if is_lax { self.missing } else { 0 };
-        if resident(block).is_none_or(|there| there + missing < block.len()) {
+        let resident = resident(block.start, block.len()).ok().flatten();
+        if resident.is_none_or(|resident| resident + missing < block.len()) {
             record_reason(reason::IN_PART);
             return false;
         }
-        // Another process may have collapsed it, and this one not yet have mapped it.
-        read(block.start);
+        // Another process may have collapsed it; map it here.
+        populate(block.start);
         !self.is_huge(block)
     }
 
-    /// Collapses blocks: at once, or one after the other where that is refused, for one of them may
-    /// be another mapping by now, or locked for a moment. Gives the error of the last that could
-    /// not be.
-    fn collapse(&self, run: &Range<usize>, note: &Note) -> Result<(), Errno> {
+    /// Collapses blocks in one call. If that fails, one by one: a block may be another mapping by
+    /// now, or locked for a moment. Returns the last error.
+    fn collapse(&self, run: &Range<usize>, note: &RangeNote) -> Result<(), Errno> {
         if run.is_empty() {
             return Ok(());
         }
@@ -366,11 +352,11 @@ impl<'s> Scan<'s> {
         answer
     }
 
-    fn count_collapsed(&self, run: &Range<usize>, note: &Note, answer: Result<(), Errno>) {
+    fn count_collapsed(&self, run: &Range<usize>, note: &RangeNote, answer: Result<(), Errno>) {
         let slot = stats::slot();
         let became = match self.pagemap {
             Some(_) => self.count(run, Pages::Huge),
-            // Counted once, whatever the kernel says each time.
+            // Counted once, since the kernel returns success each time.
             None if answer.is_ok() && note.counted.load(Ordering::Relaxed) < run.end => {
                 note.counted.store(run.end, Ordering::Relaxed);
                 run.len()
@@ -378,7 +364,7 @@ impl<'s> Scan<'s> {
             None => 0,
         };
         note.found_bytes.fetch_add(became, Ordering::Relaxed);
-        Counts::add(&slot.shm_collapsed, became as u64);
+        Slot::add(&slot.shm_collapsed, became as u64);
         if let Err(error) = answer
             && run.len() == self.pmd
             && self.pagemap.is_some()
@@ -387,28 +373,15 @@ impl<'s> Scan<'s> {
                 Errno::BUSY => &slot.shm_fallback_charge,
                 _ => &slot.shm_fallback,
             };
-            Counts::add(count, 1);
+            Slot::add(count, 1);
         }
     }
 }
 
-/// The bytes of a range that are in memory, by whatever process they were mapped. mincore(2).
-#[expect(unsafe_code, reason = "a system call that rustix lacks")]
-fn resident(range: &Range<usize>) -> Option<usize> {
-    let mut pages = [0u8; MAX_BLOCK_PAGES];
-    let answer = (&raw mut pages).expose_provenance();
-    let arguments = [range.start, range.len(), answer, 0, 0, 0];
-    // SAFETY: the kernel writes a byte for each page of the block, of which there are at most as
-    // many as `pages` has.
-    unsafe { sys::request(libc::SYS_mincore, arguments) }.ok()?;
-    Some(pages.iter().filter(|page| **page & 1 != 0).count() * PAGE_BYTES)
-}
-
-/// Maps the page at an address, which is in memory, as a read would, but without a signal where it
-/// is not. MADV_POPULATE_READ, Linux 5.14.
+/// Maps a resident page as a read would, without SIGBUS. MADV_POPULATE_READ, Linux 5.14.
 #[expect(unsafe_code, reason = "advises memory")]
-fn read(address: usize) {
+fn populate(address: usize) {
     let at = core::ptr::with_exposed_provenance_mut(address);
-    // SAFETY: it makes a page resident, and changes nothing.
+    // SAFETY: makes a page resident, and changes nothing.
     let _ = unsafe { mm::madvise(at, PAGE_BYTES, Advice::LinuxPopulateRead) };
 }

@@ -1,32 +1,30 @@
-//! Ranges of addresses that threads and signal handlers read and change without a lock: [`Table`].
+//! Address ranges that threads and signal handlers access without a lock: [`RangeTable`].
 //!
-//! Each range is one word, so no thread finds half of one. Beside it is a note of the table's user,
-//! which is written while the word says that the slot is claimed: a thread may find the note of a
-//! range that has ended since it read the word.
+//! A range is one word, so it is never seen half written. Beside it is a note of the table's user,
+//! written while the word marks the slot as claimed. A reader may see the note of a range that
+//! ended after it read the word.
 //!
-//! Invariant: what [`Table::cut`] took out is in no range, until [`Table::add`] is given it again.
+//! Invariant: no range has an address between [`RangeTable::cut`] and the next [`RangeTable::add`].
 //!
-//! Generic over [`Word64`], so that tests search the interleavings of the code that runs.
+//! Generic over [`Word64`], so that tests search the interleavings of this code.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The base page, in which ranges are counted.
+/// Base page size, the unit of ranges.
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// The largest range, 1 TiB: a larger one takes several slots.
+/// Maximum range, 1 TiB: a larger one takes several slots.
 pub(crate) const MAX_BYTES: usize = ((1 << COUNT_BITS) - 1) * PAGE_BYTES;
 const COUNT_BITS: u32 = 28;
-/// The first page that no word has room for: 2^47 bytes, all that the kernel gives without being
-/// asked for more.
+/// First page beyond a word: mmap(2) returns addresses below 2^47 without a higher hint.
 const END_PAGE: usize = 1 << 35;
-/// A slot whose note is being written, or read for the last time.
+/// Word of a slot whose note is being written, or read for the last time.
 const CLAIMED: u64 = 1;
 
-/// A number that threads change.
 pub(crate) trait Word64 {
-    /// The value, and all that was written before it.
+    /// Loads the value, with acquire ordering.
     fn load(&self) -> u64;
-    /// Replaces a value; false where it is another one by now.
+    /// Replaces `before` by `after`; false if the value differs.
     fn replace(&self, before: u64, after: u64) -> bool;
 }
 
@@ -42,15 +40,14 @@ impl Word64 for AtomicU64 {
     }
 }
 
-/// A range of base pages, never empty.
+/// Range of base pages, never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pages: Range<usize>,
 }
 
 impl Span {
-    /// The pages that have a byte of a range of addresses; `None` where there is none, or a word
-    /// has no room for them.
+    /// Returns the pages that cover an address range; `None` if it is empty or exceeds a word.
     pub(crate) fn new(range: &Range<usize>) -> Option<Self> {
         Self::of_pages(range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES))
     }
@@ -60,8 +57,7 @@ impl Span {
         (!pages.is_empty() && fits).then_some(Self { pages })
     }
 
-    /// The first page in 35 bits, how many there are in 28, and a bit that is 0. A free or
-    /// claimed slot has no page.
+    /// Decodes the first page (35 bits), the count (28 bits), a zero bit. Free slots have no page.
     fn of_word(word: u64) -> Option<Self> {
         let bits = |from: u32, count: u32| usize::try_from(word >> from & ((1 << count) - 1));
         let (first, count) = (bits(COUNT_BITS + 1, 35).ok()?, bits(1, COUNT_BITS).ok()?);
@@ -73,19 +69,18 @@ impl Span {
         first << (COUNT_BITS + 1) | count << 1
     }
 
-    /// Its addresses.
     pub(crate) fn range(&self) -> Range<usize> {
         self.pages.start * PAGE_BYTES..self.pages.end * PAGE_BYTES
     }
 
-    /// The addresses of the whole blocks of `size` bytes in it.
+    /// Returns the addresses of the whole blocks of `size` bytes.
     pub(crate) fn blocks(&self, size: usize) -> Range<usize> {
         let Range { start, end } = self.range();
         let first = start.next_multiple_of(size);
         first..(end & !(size - 1)).max(first)
     }
 
-    /// The rest of it without `gone`: the larger end.
+    /// Returns the larger end of the rest without `gone`.
     fn without(&self, gone: &Self) -> Option<Self> {
         let Range { start, end } = self.pages;
         let before = start..gone.pages.start.clamp(start, end);
@@ -99,26 +94,24 @@ impl Span {
     }
 }
 
-/// A place in a table.
+/// Place of a range in a table.
 #[derive(Debug)]
-pub(crate) struct Slot<'t, N, W = AtomicU64> {
+pub(crate) struct RangeSlot<'t, N, W = AtomicU64> {
     word: &'t W,
     pub(crate) note: &'t N,
 }
 
-impl<N, W: Word64> Slot<'_, N, W> {
-    /// The range that is there now.
+impl<N, W: Word64> RangeSlot<'_, N, W> {
     pub(crate) fn span(&self) -> Option<Span> {
         Span::of_word(self.word.load())
     }
 
-    /// Replaces a range; false where another thread has changed it.
+    /// Replaces a range; false if another thread has changed it.
     pub(crate) fn replace(&self, before: &Span, after: &Span) -> bool {
         self.word.replace(before.word(), after.word())
     }
 
-    /// Ends a range, whose note is still its own in `ended`; false where another thread has changed
-    /// it.
+    /// Ends a range, and passes its note to `ended`; false if another thread has changed it.
     pub(crate) fn end(&self, before: &Span, ended: impl FnOnce(&N)) -> bool {
         let is_ended = self.word.replace(before.word(), CLAIMED);
         if is_ended {
@@ -129,15 +122,15 @@ impl<N, W: Word64> Slot<'_, N, W> {
     }
 }
 
-/// `COUNT` ranges at most, and a note beside each.
+/// Table of at most `COUNT` ranges, each with a note.
 #[derive(Debug)]
-pub(crate) struct Table<N, const COUNT: usize, W = AtomicU64> {
+pub(crate) struct RangeTable<N, const COUNT: usize, W = AtomicU64> {
     words: [W; COUNT],
     notes: [N; COUNT],
 }
 
-impl<N, const COUNT: usize> Table<N, COUNT> {
-    /// An empty table. Words of it are zeroes.
+impl<N, const COUNT: usize> RangeTable<N, COUNT> {
+    /// Returns an empty table; all words are zero.
     pub(crate) const fn new(notes: [N; COUNT]) -> Self {
         Self {
             words: [const { AtomicU64::new(0) }; COUNT],
@@ -146,25 +139,24 @@ impl<N, const COUNT: usize> Table<N, COUNT> {
     }
 }
 
-impl<N, const COUNT: usize, W: Word64> Table<N, COUNT, W> {
-    /// All places, in use or not.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot<'_, N, W>> {
+impl<N, const COUNT: usize, W: Word64> RangeTable<N, COUNT, W> {
+    /// Returns all slots, used or not.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = RangeSlot<'_, N, W>> {
         let slots = self.words.iter().zip(&self.notes);
-        slots.map(|(word, note)| Slot { word, note })
+        slots.map(|(word, note)| RangeSlot { word, note })
     }
 
-    /// The ranges.
-    pub(crate) fn each(&self) -> impl Iterator<Item = (Slot<'_, N, W>, Span)> {
+    pub(crate) fn each(&self) -> impl Iterator<Item = (RangeSlot<'_, N, W>, Span)> {
         self.slots()
             .filter_map(|slot| slot.span().map(|span| (slot, span)))
     }
 
-    /// Whether there is place for one more range.
+    /// Reports whether a slot is free.
     pub(crate) fn has_place(&self) -> bool {
         self.words.iter().any(|word| word.load() == 0)
     }
 
-    /// Adds a range, once `prepare` has written its note; false where there is no place.
+    /// Adds a range, after `prepare` has written its note; false if no slot is free.
     pub(crate) fn add(&self, span: &Span, prepare: impl FnOnce(&N)) -> bool {
         let Some(slot) = self.slots().find(|slot| slot.word.replace(0, CLAIMED)) else {
             return false;
@@ -173,8 +165,8 @@ impl<N, const COUNT: usize, W: Word64> Table<N, COUNT, W> {
         slot.word.replace(CLAIMED, span.word())
     }
 
-    /// Takes pages out of all ranges. Of a range that they were in the middle of the larger end
-    /// stays. `ended` is given the notes of those that are gone.
+    /// Removes pages from all ranges. A range cut in the middle keeps its larger end. `ended`
+    /// receives the notes of removed ranges.
     pub(crate) fn cut(&self, gone: &Span, ended: impl Fn(&N)) {
         for slot in self.slots() {
             while let Some(before) = slot.span() {
@@ -190,7 +182,7 @@ impl<N, const COUNT: usize, W: Word64> Table<N, COUNT, W> {
         }
     }
 
-    /// Frees the slots that a thread of the parent had claimed, in the child of a fork.
+    /// Frees, in the child of a fork, the slots that a thread of the parent had claimed.
     pub(crate) fn forked(&self) {
         for word in &self.words {
             word.replace(CLAIMED, 0);
@@ -223,7 +215,6 @@ mod tests {
         }
     }
 
-    /// The steps of one thread at the table.
     #[derive(Clone, Debug)]
     enum Step {
         Add(Range<usize>),
@@ -247,7 +238,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_left_has_nothing_of_what_is_gone(
+        fn the_rest_of_a_cut_has_no_removed_page(
             start in 0usize..50,
             length in 1usize..50,
             from in 0usize..100,
@@ -263,8 +254,8 @@ mod tests {
         }
 
         #[test]
-        fn a_table_has_no_page_that_was_not_added_or_that_was_cut(steps in steps()) {
-            let table = Table::<(), 4>::new([(); 4]);
+        fn a_table_has_only_added_and_uncut_pages(steps in steps()) {
+            let table = RangeTable::<(), 4>::new([(); 4]);
             let mut may_be = [false; 80];
             for step in steps {
                 let (pages, is_added) = match step {
@@ -291,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_in_a_word_has_no_span() {
+    fn a_range_beyond_a_word_has_no_span() {
         assert_eq!(Span::new(&(7 * PAGE..8 * PAGE + MAX_BYTES)), None);
         assert_eq!(
             Span::of_pages(END_PAGE - 1..END_PAGE + 1),
@@ -303,17 +294,17 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_blocks_are_looked_at() {
+    fn only_whole_blocks_are_scanned() {
         let pmd = 2 << 20;
         assert_eq!(span(511..1537).blocks(pmd), pmd..3 * pmd);
         assert!(span(513..1023).blocks(pmd).is_empty());
     }
 
-    type Model = Table<AtomicU64, 3, shuttle::sync::atomic::AtomicU64>;
+    type Model = RangeTable<AtomicU64, 3, shuttle::sync::atomic::AtomicU64>;
 
     fn search(scenario: impl Fn(&Arc<Model>) + Send + Sync + Clone + 'static) {
         let scenario = move || {
-            scenario(&Arc::new(Table {
+            scenario(&Arc::new(RangeTable {
                 words: core::array::from_fn(|_| shuttle::sync::atomic::AtomicU64::new(0)),
                 notes: core::array::from_fn(|_| AtomicU64::new(0)),
             }));
@@ -322,9 +313,9 @@ mod tests {
         shuttle::check_pct(scenario, 600, 3);
     }
 
-    /// Each thread adds a range, with its number as the note, and cuts a part out and then the rest.
+    /// Each thread adds a range with its number as the note, cuts a part out, then the rest.
     #[test]
-    fn threads_that_share_slots_lose_no_range_and_keep_none() {
+    fn threads_that_share_slots_lose_and_leak_no_range() {
         search(|table| {
             let worker = |number: usize| {
                 let table = Arc::clone(table);

@@ -1,85 +1,89 @@
-//! The one door: the events of a program that mechanisms hear, and the order in which they hear them.
+//! Events: the calls of the program that mechanisms hear, and their order.
 //!
-//! A [`Mechanism`] has a function for each event, and overrides those of the events that concern it. A list of mechanisms
-//! is one itself: a nest of pairs, `(A, (B, (C, ())))`, which [`list!`](list) writes. Its functions call those of
-//! its members in the order of the list, and are inlined; an event that no member hears costs nothing.
+//! A [`Mechanism`] has a function for each event, and overrides those that concern it. A list of
+//! mechanisms is a mechanism, too: nested pairs, `(A, (B, (C, ())))`, written by [`list!`](list).
+//! It calls its members in order. The calls are inlined: an event without listeners is free.
 //!
-//! The preload library has the one list, and turns each call of the program into events: a function of the C library and
-//! the system call of the same name (`syscall(2)`) share one piece of code, so both reach the same mechanisms.
+//! The preload library has the only list, and turns each call of the program into events. A
+//! function of the C library and its system call (`syscall(2)`) share one piece of code, so both
+//! reach the same mechanisms.
 //!
 //! # Fork
-//! 1. [`Mechanism::about_to_fork`], in the order of the list. No lock is held: threads of ours end here, and may be
-//!    waited for.
-//! 2. [`Mechanism::lock_for_fork`], in the order of the list: each mechanism takes its locks, so that the child finds them
-//!    free. The order of the list therefore is the order of all locks that are held together.
+//! 1. [`Mechanism::about_to_fork`], in the order of the list. No lock is held: jumbo's threads end
+//!    here, and may be waited for.
+//! 2. [`Mechanism::lock_for_fork`], in the order of the list: each mechanism takes its locks, so
+//!    that the child finds them free. The list is the lock order of all locks held together.
 //! 3. fork(2).
-//! 4. [`Mechanism::unlock_after_fork`], in the reverse order, in both processes.
-//! 5. [`Mechanism::has_forked`] in the parent, [`Mechanism::is_forked`] in the child, in the order of the list.
+//! 4. [`Mechanism::unlock_after_fork`], in reverse order, in both processes.
+//! 5. [`Mechanism::has_forked`] in the parent, [`Mechanism::is_forked`] in the child, in order.
 //!
-//! A signal handler may fork between two of these steps: a mechanism that cannot take a lock because its thread has it
-//! notes that, and gives back only what it took.
+//! A signal handler may fork between two steps. A mechanism whose lock is held by the same thread
+//! records that, and releases only the locks it took.
 //!
 //! # Confinement
-//! Before a change after which the process can do less, [`Mechanism::before_confinement`] is heard by all while everything
-//! is still allowed. Then [`Mechanism::changing_privilege`] ends the threads that would keep what the program gives up.
+//! Before a change that restricts the process, all mechanisms hear
+//! [`Mechanism::before_confinement`] while all calls are allowed. Then
+//! [`Mechanism::changing_privilege`] ends the threads that would keep the privilege.
 #![expect(unsafe_code, reason = "two events have preconditions")]
 
 use core::ffi::c_int;
+use core::sync::atomic::{AtomicU32, Ordering};
 
-/// A process after fork(2).
+/// Process after fork(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The process that forked.
+    /// Parent, which called fork(2).
     Parent,
-    /// The new process. It has one thread.
+    /// Child. It has one thread.
     Child,
 }
 
-/// A mapping that the program has made: the arguments of mmap(2), and its result.
+/// Mapping made by the program: arguments and result of mmap(2).
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping {
-    /// The first address; -1 (`MAP_FAILED`) where the kernel refused.
+    /// First address; -1 (`MAP_FAILED`) on failure.
     pub address: usize,
-    /// Bytes, as the program asked.
+    /// Length in bytes, as requested.
     pub length: usize,
     /// `PROT_*`.
     pub protection: c_int,
     /// `MAP_*`.
     pub flags: c_int,
-    /// The file; meaningless with `MAP_ANONYMOUS`.
+    /// File descriptor; meaningless with `MAP_ANONYMOUS`.
     pub descriptor: c_int,
 }
 
-/// A part of jumbo that hears events. All functions are called on the program's threads, under its locks and in its signal
-/// handlers: they take no lock that can be held while the program runs, except a [`Lock`](crate::sync::Lock).
-#[allow(unused_variables, reason = "the defaults hear nothing")]
+/// Listener of events. All functions run on the program's threads, under its locks and in its
+/// signal handlers. They take no lock that can be held while the program runs, except a
+/// [`Lock`](crate::sync::Lock).
+#[allow(unused_variables, reason = "the defaults do nothing")]
 pub trait Mechanism {
-    /// The program unmaps a range, or moves it away. Its pages are still there.
+    /// The program is about to unmap or move a range, whose pages are still mapped.
     #[inline(always)]
     fn unmapping(address: usize, length: usize) {}
 
-    /// The program maps memory at an address of its choice, which replaces what is there (`MAP_FIXED`).
+    /// The program is about to map at a fixed address, which replaces mappings (`MAP_FIXED`).
     #[inline(always)]
     fn mapping_at(address: usize, length: usize) {
         Self::unmapping(address, length);
     }
 
-    /// The program moves, grows or shrinks a mapping (mremap(2)). `new` is its new length in bytes.
+    /// The program is about to move or resize a mapping (mremap(2)); lengths are in bytes.
     #[inline(always)]
     fn moving(address: usize, old: usize, new: usize) {
         // A length of 0 makes a second mapping of shared pages.
         Self::unmapping(address, old.max(1));
     }
 
-    /// The mapping has been moved `to` another address, grown or shrunk.
+    /// A mapping has been moved `to` another address or resized.
     #[inline(always)]
     fn moved(address: usize, old: usize, to: usize, new: usize) {}
 
-    /// The program has made a range accessible or not (mprotect(2)).
+    /// The program has changed the protection of a range (mprotect(2)).
     #[inline(always)]
     fn protected(address: usize, length: usize, protection: c_int) {}
 
-    /// Unmaps a range in place of the kernel. True where that was done: then the call is over.
+    /// Unmaps a range in place of the kernel; true if done.
     ///
     /// # Safety
     /// The program gives up the range.
@@ -88,38 +92,38 @@ pub trait Mechanism {
         false
     }
 
-    /// Makes a call that may change what is mapped as text.
+    /// Wraps a call that may change mapped text.
     #[inline(always)]
     fn around_change<T>(call: impl FnOnce() -> T) -> T {
         call()
     }
 
-    /// The program has made a mapping, or could not.
+    /// The program has called mmap(2), with or without success.
     #[inline(always)]
     fn mapped(mapping: &Mapping) {}
 
-    /// The program advises a range (madvise(2)).
+    /// The program is about to advise a range (madvise(2)).
     #[inline(always)]
     fn advising(address: usize, length: usize, advice: c_int) {}
 
-    /// Follows advice in place of the kernel: `Ok` or the errno, and `None` where the kernel is to.
+    /// Applies advice in place of the kernel: `Ok` or the errno; `None` leaves it to the kernel.
     ///
     /// # Safety
-    /// The program accepts what the advice does to the range: some drops what it holds.
+    /// The program accepts the effect of the advice, which may drop the content of the range.
     #[inline(always)]
     unsafe fn advise(address: usize, length: usize, advice: c_int) -> Option<Result<(), c_int>> {
         None
     }
 
-    /// The program locks a range into memory (mlock(2)).
+    /// The program is about to lock a range (mlock(2)).
     #[inline(always)]
     fn locking(address: usize, length: usize) {}
 
-    /// The program locks all its memory (mlockall(2)).
+    /// The program is about to lock all its memory (mlockall(2)).
     #[inline(always)]
     fn locking_all() {}
 
-    /// The kernel has accepted mlockall(2) or munlockall(2): whether future mappings are locked.
+    /// The kernel has accepted mlockall(2) or munlockall(2). `future`: locks future mappings.
     #[inline(always)]
     fn locked_all(future: bool) {}
 
@@ -127,7 +131,7 @@ pub trait Mechanism {
     #[inline(always)]
     fn punching() {}
 
-    /// The program makes a thread.
+    /// The program is about to make a thread.
     #[inline(always)]
     fn before_thread() {}
 
@@ -135,25 +139,24 @@ pub trait Mechanism {
     #[inline(always)]
     fn first_thread_ends() {}
 
-    /// The program is about to confine itself: a seccomp filter, another root. System calls are still allowed.
+    /// The program is about to install a seccomp filter or change its root. Calls are allowed.
     #[inline(always)]
     fn before_confinement() {}
 
-    /// The program changes its user, groups, capabilities, namespaces or the like. Heard before the call, and after it where
-    /// another thread may have made one of ours meanwhile.
+    /// The program changes its user, groups, capabilities or namespaces. Called before the change,
+    /// and again after it if another thread may have started a jumbo thread meanwhile.
     #[inline(always)]
     fn changing_privilege() {}
 
-    /// A seccomp filter is about to be installed, and [`crate::sandbox::enter`] has been called. `is_first`: none was
-    /// there before.
+    /// A seccomp filter is about to be installed, after [`crate::sandbox::enter`].
     #[inline(always)]
     fn confining(is_first: bool) {}
 
-    /// The kernel has accepted the filter, or refused it.
+    /// The kernel has accepted or refused the filter.
     #[inline(always)]
     fn confined(is_installed: bool) {}
 
-    /// The process has another root folder, or the call failed.
+    /// The process has changed its root, or failed to.
     #[inline(always)]
     fn rooted() {}
 
@@ -168,7 +171,7 @@ pub trait Mechanism {
     /// Step 4 of a fork.
     ///
     /// # Safety
-    /// The last event of this thread's fork that concerns locks was [`Mechanism::lock_for_fork`].
+    /// [`Mechanism::lock_for_fork`] was this thread's last event about locks.
     #[inline(always)]
     unsafe fn unlock_after_fork(side: Side) {}
 
@@ -179,15 +182,16 @@ pub trait Mechanism {
     /// Step 5 of a fork, in the child, process `pid`.
     ///
     /// # Safety
-    /// This is the child, with one thread, and [`Mechanism::unlock_after_fork`] was heard by all.
+    /// The process is the child, has one thread, and all mechanisms have heard
+    /// [`Mechanism::unlock_after_fork`].
     #[inline(always)]
     unsafe fn is_forked(pid: u32) {}
 }
 
-/// The end of a list.
+/// End of a list.
 impl Mechanism for () {}
 
-/// Functions of a list without a result: the first member, then the rest.
+/// Defines functions without a result: the first member, then the rest.
 macro_rules! in_order {
     ($($name:ident($($argument:ident: $type:ty),*);)*) => {$(
         #[inline(always)]
@@ -259,7 +263,7 @@ impl<A: Mechanism, B: Mechanism> Mechanism for (A, B) {
     }
 }
 
-/// The type of a list of mechanisms, in the order in which they hear events.
+/// Type of a list of mechanisms, in the order of their calls.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! mechanisms {
@@ -269,26 +273,26 @@ macro_rules! mechanisms {
 
 pub use mechanisms as list;
 
-/// Steps 1 and 2 of a fork.
+/// Runs steps 1 and 2 of a fork.
 pub fn before_fork<All: Mechanism>() {
     All::about_to_fork();
     All::lock_for_fork();
 }
 
-/// Steps 4 and 5, in the parent.
+/// Runs steps 4 and 5 in the parent.
 ///
 /// # Safety
-/// [`before_fork`] was the last call of this thread's that concerns this fork.
+/// [`before_fork`] was this thread's last call about this fork.
 pub unsafe fn after_fork<All: Mechanism>() {
     // SAFETY: the caller's promise.
     unsafe { All::unlock_after_fork(Side::Parent) };
     All::has_forked();
 }
 
-/// Steps 4 and 5, in the child, process `pid`.
+/// Runs steps 4 and 5 in the child, process `pid`.
 ///
 /// # Safety
-/// As for [`after_fork`], and this is the child, with one thread.
+/// As for [`after_fork`]; the process is the child, with one thread.
 pub unsafe fn after_fork_child<All: Mechanism>(pid: u32) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -297,44 +301,42 @@ pub unsafe fn after_fork_child<All: Mechanism>(pid: u32) {
     }
 }
 
-/// The locks that forks hold, for a mechanism whose locks refuse a thread that has them: one bit a lock.
+/// Locks held during forks, as bits, for locks that refuse their owner.
 ///
-/// A fork inside a fork (a signal handler forks between two steps) is refused all locks, and gives none back.
+/// A nested fork, by a signal handler between two steps, takes and releases none.
 #[derive(Debug, Default)]
 pub struct Held {
-    locks: core::sync::atomic::AtomicU32,
-    nested: core::sync::atomic::AtomicU32,
+    locks: AtomicU32,
+    nested: AtomicU32,
 }
 
 impl Held {
-    /// No fork is under way.
+    /// Returns a value without a fork in progress.
     pub const fn new() -> Self {
         Self {
-            locks: core::sync::atomic::AtomicU32::new(0),
-            nested: core::sync::atomic::AtomicU32::new(0),
+            locks: AtomicU32::new(0),
+            nested: AtomicU32::new(0),
         }
     }
 
-    /// Notes what a fork has taken. Called with these locks held, so by one thread at a time.
+    /// Records the locks that a fork took. The caller holds them, so one thread calls at a time.
     pub fn took(&self, locks: u32) {
-        use core::sync::atomic::Ordering::Relaxed;
         match locks {
-            // Only the thread that holds all is refused all: it is in a fork already.
+            // Only a thread that already holds all locks in a fork is refused all.
             0 => {
-                self.nested.fetch_add(1, Relaxed);
+                self.nested.fetch_add(1, Ordering::Relaxed);
             }
-            _ => self.locks.store(locks, Relaxed),
+            _ => self.locks.store(locks, Ordering::Relaxed),
         }
     }
 
-    /// The locks that the end of a fork gives back.
+    /// Returns the locks to release at the end of a fork.
     pub fn give_back(&self) -> u32 {
-        use core::sync::atomic::Ordering::Relaxed;
-        if self.nested.load(Relaxed) > 0 {
-            self.nested.fetch_sub(1, Relaxed);
+        if self.nested.load(Ordering::Relaxed) > 0 {
+            self.nested.fetch_sub(1, Ordering::Relaxed);
             return 0;
         }
-        self.locks.swap(0, Relaxed)
+        self.locks.swap(0, Ordering::Relaxed)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The order of a list, and the fork protocol under a scheduler that searches its interleavings (shuttle).
+//! Order of a list, and the fork protocol under shuttle, which searches its interleavings.
 
 use core::sync::atomic::Ordering;
 use std::cell::RefCell;
@@ -86,7 +86,7 @@ impl Mechanism for Second {
     }
 }
 
-/// A mechanism that does an event in place of the kernel, behind which none is asked.
+/// Mechanism that handles an event in place of the kernel, and ends its propagation.
 struct Third;
 
 impl Mechanism for Third {
@@ -107,7 +107,7 @@ fn heard(act: impl FnOnce()) -> Vec<&'static str> {
 #[test]
 fn members_hear_in_the_order_of_the_list() {
     assert_eq!(heard(|| All::unmapping(0, 1)), ["first", "second"]);
-    // Memory that is mapped over goes as if it were unmapped.
+    // A fixed mapping counts as an unmapping.
     assert_eq!(heard(|| All::mapping_at(0, 1)), ["first", "second"]);
     let around = heard(|| All::around_change(|| hear("call")));
     assert_eq!(
@@ -133,7 +133,7 @@ fn a_fork_is_heard_in_five_steps() {
         ["second unlocks", "first unlocks", "second has forked"]
     );
     before_fork::<All>();
-    // SAFETY: the same; no thread is missing here.
+    // SAFETY: as above; the process has no other thread.
     let child = heard(|| unsafe { after_fork_child::<All>(1) });
     assert_eq!(
         child,
@@ -147,7 +147,7 @@ fn a_fork_is_heard_in_five_steps() {
 }
 
 #[test]
-fn a_fork_in_a_fork_gives_nothing_back() {
+fn a_nested_fork_releases_no_lock() {
     let held = Held::new();
     held.took(0b11);
     held.took(0);
@@ -157,7 +157,7 @@ fn a_fork_in_a_fork_gives_nothing_back() {
     );
 }
 
-/// Locks as the mechanisms have them, in the order of the list. Each is a number that a thread takes by its own.
+/// Locks of the mechanisms, in the order of the list. A word holds the number of its owner.
 #[derive(Debug)]
 struct Locks([AtomicU32; 3]);
 
@@ -184,7 +184,7 @@ shuttle::thread_local! {
     static MODEL: RefCell<Option<(Arc<Locks>, u32)>> = RefCell::new(None);
 }
 
-/// The mechanism that has lock `AT`.
+/// Mechanism that owns lock `AT`.
 struct Holds<const AT: usize>;
 
 impl<const AT: usize> Holds<AT> {
@@ -206,8 +206,8 @@ impl<const AT: usize> Mechanism for Holds<AT> {
 
 type Holding = list![Holds<0>, Holds<1>, Holds<2>];
 
-/// Threads that fork, beside threads whose calls hold an outer lock when they ask for an inner one, in the order of the
-/// list. No thread waits for ever, and at the moment of the copy the forking thread has all locks.
+/// Forking threads run beside threads that take an outer and then an inner lock, in the order of
+/// the list. No thread waits forever, and at fork(2) the forking thread holds all locks.
 fn forks_and_calls() {
     let locks = Arc::new(Locks([const { 0 }; 3].map(AtomicU32::new)));
     let forking = |me: u32| {
@@ -248,7 +248,7 @@ fn forks_and_calls() {
 }
 
 #[test]
-fn no_thread_waits_for_ever_while_another_forks() {
+fn forks_cause_no_deadlock() {
     shuttle::check_random(forks_and_calls, 2000);
     shuttle::check_pct(forks_and_calls, 2000, 3);
 }

@@ -1,71 +1,68 @@
-//! Ranges that wait to be freed: [`Batch`], 8 inline and then blocks of 510.
+//! Ranges to free: [`Batch`], 8 inline, then in blocks of 510.
 //!
-//! The numbers are the kernel's own (`MMU_GATHER_BUNDLE`, `MAX_GATHER_BATCH` in asm-generic/tlb.h). Memory
-//! for the blocks is taken beforehand, a [`Reserve`] of them, because freeing must work when there is no
-//! memory; where none is left a batch is full, and the thread that fills it hands it over first.
+//! The numbers are the kernel's (`MMU_GATHER_BUNDLE`, `MAX_GATHER_BATCH` in asm-generic/tlb.h). The
+//! blocks are allocated beforehand, in a [`BlockReserve`], since freeing must work without free
+//! memory. Without a block the batch is full, and its thread hands it over first.
 //!
-//! Invariant: two entries of one batch that touch and are freed alike are one entry, if both were among
-//! the last [`LOOK_BACK`] when the second came.
+//! Invariant: adjacent ranges with one operation are merged, if within the last [`MERGE_WINDOW`].
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 
-/// Entries that need no block.
-pub(super) const INLINE: usize = 8;
-/// Entries in a block: with its header, two base pages.
-const BLOCK: usize = 510;
-/// Blocks that one batch can have.
-const CHAIN: usize = 4;
-/// How many of the last entries a new one is merged with.
-const LOOK_BACK: usize = 8;
+/// Ranges stored without a block.
+pub(super) const INLINE_RANGES: usize = 8;
+/// Ranges of a block: with its header, two base pages.
+const BLOCK_RANGES: usize = 510;
+const MAX_BLOCKS: usize = 4;
+/// Number of last ranges that are merged with a new one.
+const MERGE_WINDOW: usize = 8;
 
-/// How a range is freed.
+/// Method to free a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
-    /// Private anonymous memory is dropped and stays mapped: it reads as zeroes. MADV_DONTNEED.
+    /// Drops private anonymous memory, which stays mapped and reads as zeroes. MADV_DONTNEED.
     Zap,
-    /// A hole in shared memory or in hugetlb pages: everybody reads zeroes there. MADV_REMOVE, Linux
-    /// 2.6.16; hugetlb since 4.3.
+    /// Punches a hole into shared memory or hugetlb pages; all processes read zeroes. MADV_REMOVE,
+    /// Linux 2.6.16; hugetlb since 4.3.
     Punch {
-        /// Which file it is, by a number of the caller's, of which ten bits count. Two threads that punch
-        /// one file are slower than one (they meet at its lock), so ranges of one file that follow each
-        /// other are left to one thread.
+        /// Number of the file, ten bits, chosen by the caller. Two threads that punch one file are
+        /// slower than one, because they contend for its lock. So ranges of one file stay together.
         file: u16,
     },
-    /// A file's pages are dropped from this mapping, and stay in the file. MADV_DONTNEED.
+    /// Drops a file's pages from this mapping; the file keeps them. MADV_DONTNEED.
     Drop,
-    /// Private anonymous memory is dropped and unmapped. munmap(2), when the range is empty.
+    /// Drops and unmaps private anonymous memory. munmap(2) of the empty range.
     Unmap,
 }
 
-/// A range that the kernel did not free.
+/// Range that the kernel did not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot free {length} bytes at {address:#x} ({operation:?}): {errno}")]
 #[non_exhaustive]
 pub struct FreeError {
-    /// Where it begins.
+    /// Start address.
     pub address: usize,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub length: usize,
-    /// What was asked for.
+    /// Requested operation.
     pub operation: Operation,
-    /// The kernel's answer.
+    /// Error of the kernel.
     pub errno: Errno,
 }
 
-/// A range to free, in bytes, with its operation in the bits that page alignment leaves free.
+/// Range to free, in bytes; the operation is in the low bits of the length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct FreeRange {
     start: usize,
     word: usize,
 }
 
-const CODE: usize = 4095;
+const CODE_MASK: usize = 4095;
 
-impl Entry {
-    /// `start` and `length` are multiples of the page size.
+impl FreeRange {
+    /// Returns a range; `start` and `length` are multiples of the page size.
     pub(super) const fn new(start: usize, length: usize, operation: Operation) -> Self {
         let code = match operation {
             Operation::Zap => 0,
@@ -75,7 +72,7 @@ impl Entry {
         };
         Self {
             start,
-            word: length & !CODE | code,
+            word: length & !CODE_MASK | code,
         }
     }
 
@@ -84,7 +81,7 @@ impl Entry {
     }
 
     pub(super) const fn length(self) -> usize {
-        self.word & !CODE
+        self.word & !CODE_MASK
     }
 
     pub(super) const fn end(self) -> usize {
@@ -95,7 +92,6 @@ impl Entry {
         match self.word & 3 {
             0 => Operation::Zap,
             1 => Operation::Punch {
-                // Ten bits.
                 file: u16::try_from(self.word >> 2 & 1023).unwrap_or(0),
             },
             2 => Operation::Drop,
@@ -103,17 +99,16 @@ impl Entry {
         }
     }
 
-    /// The bytes from `from` on, at most `most` of them.
-    pub(super) fn part(self, from: usize, most: usize) -> Self {
-        let length = (self.length() - from).min(most);
+    /// Returns at most `max` bytes at offset `from`.
+    pub(super) fn part(self, from: usize, max: usize) -> Self {
+        let length = (self.length() - from).min(max);
         Self {
             start: self.start + from,
-            word: length | self.word & CODE,
+            word: length | self.word & CODE_MASK,
         }
     }
 
-    /// The kernel's refusal.
-    pub(super) fn refused(self, errno: Errno) -> FreeError {
+    pub(super) fn error(self, errno: Errno) -> FreeError {
         FreeError {
             address: self.start,
             length: self.length(),
@@ -122,9 +117,9 @@ impl Entry {
         }
     }
 
-    /// One entry of two that touch and are freed alike.
+    /// Merges two adjacent ranges with the same operation.
     fn merged(self, other: Self) -> Option<Self> {
-        let alike = self.word & CODE == other.word & CODE;
+        let alike = self.word & CODE_MASK == other.word & CODE_MASK;
         let touch = self.end() == other.start || other.end() == self.start;
         (alike && touch).then(|| Self {
             start: self.start.min(other.start),
@@ -133,30 +128,28 @@ impl Entry {
     }
 }
 
-/// A block of entries: in its batch's hands alone, so that each word stands for itself.
+/// Block of ranges. One batch owns it, so its words need no common order.
 #[derive(Debug)]
 #[repr(C, align(4096))]
-struct Block {
-    entries: [[AtomicUsize; 2]; BLOCK],
+struct RangeBlock {
+    entries: [[AtomicUsize; 2]; BLOCK_RANGES],
 }
 
-/// Blocks for batches, taken beforehand.
 #[derive(Debug)]
-pub(super) struct Reserve {
-    blocks: [Block; Self::BLOCKS],
-    /// A bit for each block that a batch has.
+pub(super) struct BlockReserve {
+    blocks: [RangeBlock; Self::BLOCKS],
     taken: AtomicU32,
     touched: AtomicU32,
 }
 
-impl Reserve {
+impl BlockReserve {
     const BLOCKS: usize = 8;
 
     pub(super) const fn new() -> Self {
         Self {
             blocks: [const {
-                Block {
-                    entries: [const { [const { AtomicUsize::new(0) }; 2] }; BLOCK],
+                RangeBlock {
+                    entries: [const { [const { AtomicUsize::new(0) }; 2] }; BLOCK_RANGES],
                 }
             }; Self::BLOCKS],
             taken: AtomicU32::new(0),
@@ -164,7 +157,7 @@ impl Reserve {
         }
     }
 
-    /// Makes the blocks resident, so that no page of them is asked for when there are none left.
+    /// Makes the blocks resident, so that no page is needed when memory is short.
     pub(super) fn prepare(&self) {
         if self.touched.swap(1, Ordering::Relaxed) == 0 {
             for entry in self.blocks.iter().flat_map(|block| &block.entries) {
@@ -174,7 +167,7 @@ impl Reserve {
     }
 
     fn take(&self) -> Option<u8> {
-        // What was never prepared is not taken: its pages may not be there.
+        // Unprepared blocks may need pages.
         if self.touched.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -193,44 +186,43 @@ impl Reserve {
         self.taken.fetch_and(!(1 << block), Ordering::Release);
     }
 
-    fn get(&self, block: u8, index: usize) -> Entry {
+    fn get(&self, block: u8, index: usize) -> FreeRange {
         let [start, word] = &self.blocks[usize::from(block)].entries[index];
-        Entry {
+        FreeRange {
             start: start.load(Ordering::Relaxed),
             word: word.load(Ordering::Relaxed),
         }
     }
 
-    fn set(&self, block: u8, index: usize, entry: Entry) {
+    fn set(&self, block: u8, index: usize, entry: FreeRange) {
         let [start, word] = &self.blocks[usize::from(block)].entries[index];
         start.store(entry.start, Ordering::Relaxed);
         word.store(entry.word, Ordering::Relaxed);
     }
 }
 
-/// No more ranges go in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full;
 
 /// Ranges that are freed together.
 #[derive(Debug)]
 pub(super) struct Batch {
-    reserve: Option<&'static Reserve>,
-    inline: [Entry; INLINE],
-    chain: [u8; CHAIN],
+    reserve: Option<&'static BlockReserve>,
+    inline: [FreeRange; INLINE_RANGES],
+    chain: [u8; MAX_BLOCKS],
     blocks: usize,
     count: usize,
     bytes: usize,
 }
 
 impl Batch {
-    /// An empty batch, which takes its blocks from `reserve`; without one it has none.
-    pub(super) const fn new(reserve: Option<&'static Reserve>) -> Self {
-        const NOTHING: Entry = Entry { start: 0, word: 0 };
+    /// Returns an empty batch with blocks from `reserve`, or without blocks.
+    pub(super) const fn new(reserve: Option<&'static BlockReserve>) -> Self {
+        const NOTHING: FreeRange = FreeRange { start: 0, word: 0 };
         Self {
             reserve,
-            inline: [NOTHING; INLINE],
-            chain: [0; CHAIN],
+            inline: [NOTHING; INLINE_RANGES],
+            chain: [0; MAX_BLOCKS],
             blocks: 0,
             count: 0,
             bytes: 0,
@@ -245,29 +237,33 @@ impl Batch {
         self.bytes
     }
 
-    /// True where another range would need a block and can have none.
+    /// Reports whether another range needs a block, and there is no reserve.
     pub(super) const fn is_full(&self) -> bool {
-        self.reserve.is_none() && self.count == INLINE
+        self.reserve.is_none() && self.count == INLINE_RANGES
     }
 
-    /// The entries, in the order in which they came.
-    pub(super) fn entries(&self) -> impl Iterator<Item = Entry> {
+    /// Returns the ranges in the order of their addition.
+    pub(super) fn entries(&self) -> impl Iterator<Item = FreeRange> {
         (0..self.count).map(|index| self.get(index))
     }
 
-    pub(super) fn get(&self, index: usize) -> Entry {
-        match (index.checked_sub(INLINE), self.reserve) {
+    pub(super) fn get(&self, index: usize) -> FreeRange {
+        match (index.checked_sub(INLINE_RANGES), self.reserve) {
             (Some(beyond), Some(reserve)) => {
-                reserve.get(self.chain[beyond / BLOCK], beyond % BLOCK)
+                reserve.get(self.chain[beyond / BLOCK_RANGES], beyond % BLOCK_RANGES)
             }
             _ => self.inline[index],
         }
     }
 
-    fn set(&mut self, index: usize, entry: Entry) {
-        match (index.checked_sub(INLINE), self.reserve) {
+    fn set(&mut self, index: usize, entry: FreeRange) {
+        match (index.checked_sub(INLINE_RANGES), self.reserve) {
             (Some(beyond), Some(reserve)) => {
-                reserve.set(self.chain[beyond / BLOCK], beyond % BLOCK, entry);
+                reserve.set(
+                    self.chain[beyond / BLOCK_RANGES],
+                    beyond % BLOCK_RANGES,
+                    entry,
+                );
             }
             _ => self.inline[index] = entry,
         }
@@ -276,21 +272,21 @@ impl Batch {
     /// Adds a range, merged with its neighbours.
     ///
     /// # Errors
-    /// [`Full`]: there is no room, and nothing has changed.
+    /// [`Full`]: no room; the batch is unchanged.
     ///
     /// # Safety
-    /// What the range holds, and for [`Operation::Unmap`] its addresses, are the caller's to lose. From now on until
-    /// the batch is done nothing uses it.
-    #[expect(unsafe_code, reason = "who has the batch frees the range")]
-    pub(super) unsafe fn push(&mut self, entry: Entry) -> Result<(), Full> {
-        let recent = self.count.saturating_sub(LOOK_BACK)..self.count;
+    /// The caller gives up the content of the range, and for [`Operation::Unmap`] its addresses. No
+    /// thread uses the range until the batch is done.
+    #[expect(unsafe_code, reason = "the owner of the batch frees the range")]
+    pub(super) unsafe fn push(&mut self, entry: FreeRange) -> Result<(), Full> {
+        let recent = self.count.saturating_sub(MERGE_WINDOW)..self.count;
         let found = recent
             .clone()
             .find_map(|index| Some((index, self.get(index).merged(entry)?)));
         if let Some((index, merged)) = found {
             self.set(index, merged);
             self.bytes += entry.length();
-            // What grew may touch another one now.
+            // The merged range may touch another one.
             let bridged = recent
                 .filter(|other| *other != index)
                 .find_map(|other| Some((other, self.get(other).merged(merged)?)));
@@ -300,9 +296,9 @@ impl Batch {
             }
             return Ok(());
         }
-        if self.count == INLINE + self.blocks * BLOCK {
-            let block = self.reserve.filter(|_| self.blocks < CHAIN);
-            let block = block.and_then(Reserve::take).ok_or(Full)?;
+        if self.count == INLINE_RANGES + self.blocks * BLOCK_RANGES {
+            let block = self.reserve.filter(|_| self.blocks < MAX_BLOCKS);
+            let block = block.and_then(BlockReserve::take).ok_or(Full)?;
             self.chain[self.blocks] = block;
             self.blocks += 1;
         }
@@ -312,10 +308,10 @@ impl Batch {
         Ok(())
     }
 
-    /// As [`Batch::push`], for tests, which free nothing.
+    /// Adds a range in tests, which free nothing.
     #[cfg(test)]
     #[expect(unsafe_code, reason = "nothing is freed")]
-    pub(super) fn push_unfreed(&mut self, entry: Entry) -> Result<(), Full> {
+    pub(super) fn push_unfreed(&mut self, entry: FreeRange) -> Result<(), Full> {
         // SAFETY: no test gives its batches to `Kernel`.
         unsafe { self.push(entry) }
     }
@@ -339,7 +335,7 @@ impl Drop for Batch {
     }
 }
 
-const _: () = assert!(size_of::<Block>() == 2 * 4096);
+const _: () = assert!(size_of::<RangeBlock>() == 2 * 4096);
 
 #[cfg(test)]
 mod tests {
@@ -349,8 +345,8 @@ mod tests {
 
     use super::*;
 
-    fn reserve() -> &'static Reserve {
-        let reserve = Box::leak(Box::new(Reserve::new()));
+    fn reserve() -> &'static BlockReserve {
+        let reserve = Box::leak(Box::new(BlockReserve::new()));
         reserve.prepare();
         reserve
     }
@@ -366,8 +362,8 @@ mod tests {
         }
     }
 
-    /// The naive model: each page by itself, with what is to be done to it.
-    fn pages(entries: impl Iterator<Item = Entry>) -> BTreeMap<usize, String> {
+    /// Model: each page with its operation.
+    fn pages(entries: impl Iterator<Item = FreeRange>) -> BTreeMap<usize, String> {
         let mut pages = BTreeMap::new();
         for entry in entries {
             for page in (entry.start()..entry.end()).step_by(4096) {
@@ -380,7 +376,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_batch_holds_the_pages_that_were_put_in(
+        fn a_batch_holds_the_added_pages(
             ranges in prop::collection::vec((0usize..400, 1usize..4, 0u8..5), 0..200),
         ) {
             let mut batch = Batch::new(Some(reserve()));
@@ -389,7 +385,7 @@ mod tests {
                 if (page..page + length).any(|page| model.contains_key(&(page * 4096))) {
                     continue;
                 }
-                let entry = Entry::new(page * 4096, length * 4096, operation(code));
+                let entry = FreeRange::new(page * 4096, length * 4096, operation(code));
                 prop_assert_eq!(entry.operation(), operation(code));
                 batch.push_unfreed(entry).unwrap();
                 bytes += entry.length();
@@ -400,46 +396,46 @@ mod tests {
         }
 
         #[test]
-        fn pages_in_a_row_become_one_range(
+        fn adjacent_pages_become_one_range(
             order in Just((0usize..8).collect::<Vec<_>>()).prop_shuffle(),
         ) {
             let mut batch = Batch::new(None);
             for page in order {
-                batch.push_unfreed(Entry::new((page + 7) * 4096, 4096, Operation::Zap)).unwrap();
+                batch.push_unfreed(FreeRange::new((page + 7) * 4096, 4096, Operation::Zap)).unwrap();
             }
-            let whole = Entry::new(7 * 4096, 8 * 4096, Operation::Zap);
+            let whole = FreeRange::new(7 * 4096, 8 * 4096, Operation::Zap);
             prop_assert_eq!(batch.entries().collect::<Vec<_>>(), vec![whole]);
         }
     }
 
     #[test]
-    fn a_batch_is_full_when_its_blocks_are() {
+    fn a_batch_with_full_blocks_is_full() {
         let reserve = reserve();
-        let apart = |index: usize| Entry::new(index * 8192, 4096, Operation::Zap);
+        let apart = |index: usize| FreeRange::new(index * 8192, 4096, Operation::Zap);
         let mut batch = Batch::new(Some(reserve));
-        let room = INLINE + CHAIN * BLOCK;
+        let room = INLINE_RANGES + MAX_BLOCKS * BLOCK_RANGES;
         for index in 0..room {
             batch.push_unfreed(apart(index)).unwrap();
         }
         assert_eq!(batch.push_unfreed(apart(room)), Err(Full));
         assert!(batch.entries().eq((0..room).map(apart)));
-        // Its neighbours still go in.
+        // Neighbours can still be merged.
         batch
-            .push_unfreed(Entry::new(room * 8192 - 4096, 4096, Operation::Zap))
+            .push_unfreed(FreeRange::new(room * 8192 - 4096, 4096, Operation::Zap))
             .unwrap();
         assert_eq!(batch.count(), room);
         drop(batch);
         let mut many: Vec<Batch> = Vec::new();
         let taken = std::iter::from_fn(|| {
             let mut batch = Batch::new(Some(reserve));
-            let filled = (0..=INLINE).all(|index| batch.push_unfreed(apart(index)).is_ok());
+            let filled = (0..=INLINE_RANGES).all(|index| batch.push_unfreed(apart(index)).is_ok());
             many.push(batch);
             filled.then_some(())
         });
-        assert_eq!(taken.count(), Reserve::BLOCKS);
-        // Without a reserve there is room for the inline ones.
+        assert_eq!(taken.count(), BlockReserve::BLOCKS);
+        // Only inline ranges without a reserve.
         let mut small = Batch::new(None);
-        assert!((0..INLINE).all(|index| small.push_unfreed(apart(index)).is_ok()));
-        assert_eq!(small.push_unfreed(apart(INLINE)), Err(Full));
+        assert!((0..INLINE_RANGES).all(|index| small.push_unfreed(apart(index)).is_ok()));
+        assert_eq!(small.push_unfreed(apart(INLINE_RANGES)), Err(Full));
     }
 }

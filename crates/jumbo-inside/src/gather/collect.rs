@@ -1,42 +1,39 @@
-//! Freeing for programs that know what they free: [`Gather`].
+//! Explicit frees: [`Gather`].
 
 use core::ops::Range;
 
 use rustix::io::Errno;
 
-use super::batch::{Batch, Entry, FreeError, Operation, Reserve};
+use super::batch::{Batch, BlockReserve, FreeError, FreeRange, Operation};
 use super::memory::Kernel;
-use super::queue::{Id, Outcome};
-use super::unmap::{alone, hand_over};
-use super::{HANDOVER, LEAST, default_threads, staging};
+use super::queue::{Id, JobOutcome};
+use super::unmap::{free_here, hand_over};
+use super::{HANDOVER, MIN_BYTES, default_threads, staging};
 use crate::sandbox;
 use crate::units::Pages;
 
-/// Blocks of every [`Gather`] of the process.
-static RESERVE: Reserve = Reserve::new();
-/// Jobs of one gather that are under way while it goes on collecting.
-const JOBS: usize = 4;
+static RESERVE: BlockReserve = BlockReserve::new();
+const MAX_JOBS: usize = 4;
 
-/// When a free returns.
+/// Time at which a free returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
-    /// When all of it is free.
+    /// After the memory is free.
     #[default]
     Sync,
-    /// At once; the memory follows.
+    /// At once; the memory is freed in the background.
     Background,
 }
 
-/// How a [`Gather`] works.
+/// Configuration of a [`Gather`].
 #[derive(Clone, Copy, Debug)]
 pub struct Tunables {
-    /// How many threads may free at once, the caller among them in [`Mode::Sync`]. 0: as many as this
-    /// process has CPUs, at most 4.
+    /// Maximum threads, with the caller in [`Mode::Sync`]. 0: the CPUs of this process, at most 4.
     pub max_active: u32,
-    /// How many base pages are collected before they are handed over.
+    /// Base pages to collect before a hand-over.
     pub flush_pages: Pages,
-    /// When [`Gather::finish`] returns.
+    /// Time at which [`Gather::finish`] returns.
     pub mode: Mode,
 }
 
@@ -50,29 +47,29 @@ impl Default for Tunables {
     }
 }
 
-/// What a [`Gather`] did.
+/// Result of a [`Gather`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Freed {
     /// Bytes freed, or in [`Mode::Background`] handed over.
     pub bytes: u64,
-    /// The most threads that worked on one batch at once; 1 where the caller did all of it.
+    /// Peak of the threads on one batch; 1 if the caller freed all of it.
     pub threads: u32,
 }
 
-/// Ranges to be freed: collected, merged with their neighbours, handed over in batches.
+/// Ranges to free: collected, merged with their neighbours, handed over in batches.
 #[derive(Debug)]
 pub struct Gather {
     batch: Batch,
     tunables: Tunables,
-    under_way: [Option<Id>; JOBS],
+    under_way: [Option<Id>; MAX_JOBS],
     freed: Freed,
     error: Option<FreeError>,
 }
 
 impl Gather {
-    /// An empty gather. The first one of a process makes the memory resident in which all of them keep
-    /// their ranges, 64 KiB, so that later none is needed.
+    /// Returns an empty gather. The first one of a process makes 64 KiB for ranges resident, so
+    /// that later none is needed.
     pub fn new(tunables: Tunables) -> Self {
         RESERVE.prepare();
         let max_active = match tunables.max_active {
@@ -85,22 +82,21 @@ impl Gather {
                 max_active,
                 ..tunables
             },
-            under_way: [None; JOBS],
+            under_way: [None; MAX_JOBS],
             freed: Freed::default(),
             error: None,
         }
     }
 
-    /// Adds `range` (addresses), and hands over what has been collected when it is enough.
+    /// Adds an address range, and hands over full batches.
     ///
     /// # Errors
-    /// EINVAL where the range does not begin and end at a page; nothing was added. What the kernel refuses
-    /// is told by [`Gather::finish`].
+    /// EINVAL if the range is not page-aligned. [`Gather::finish`] returns errors of the kernel.
     ///
     /// # Safety
-    /// What the range holds is the caller's to lose. From now on, until [`Gather::finish`] has returned, and
-    /// in [`Mode::Background`] until [`super::drain`] has, no thread touches it.
-    #[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+    /// The caller gives up the content of the range. No thread touches it until [`Gather::finish`]
+    /// has returned, in [`Mode::Background`] until [`super::drain`] has.
+    #[expect(unsafe_code, reason = "unmaps memory that pointers may refer to")]
     pub unsafe fn add(
         &mut self,
         range: Range<usize>,
@@ -117,7 +113,7 @@ impl Gather {
                 errno: Errno::INVAL,
             });
         }
-        let entry = Entry::new(range.start, length, operation);
+        let entry = FreeRange::new(range.start, length, operation);
         // SAFETY: the caller's promise.
         if unsafe { self.batch.push(entry) }.is_err() {
             self.flush();
@@ -131,11 +127,10 @@ impl Gather {
         Ok(())
     }
 
-    /// Has all of it freed, and in [`Mode::Sync`] waits until it is.
+    /// Frees all ranges, and in [`Mode::Sync`] waits for it.
     ///
     /// # Errors
-    /// The first range that the kernel refused. The others are free all the same. In
-    /// [`Mode::Background`] refusals are not seen.
+    /// First error of the kernel; the other ranges are free. None in [`Mode::Background`].
     pub fn finish(mut self) -> Result<Freed, FreeError> {
         self.finish_all();
         self.error.map_or(Ok(self.freed), Err)
@@ -145,7 +140,7 @@ impl Gather {
         self.flush();
         for job in core::mem::take(&mut self.under_way).into_iter().flatten() {
             let outcome = HANDOVER.finish(job, &Kernel);
-            self.book(outcome);
+            self.record(outcome);
         }
     }
 
@@ -155,57 +150,58 @@ impl Gather {
             return;
         }
         self.freed.bytes += batch.bytes() as u64;
-        let most = self.tunables.max_active;
+        let max_threads = self.tunables.max_active;
         let later = self.tunables.mode == Mode::Background;
-        let shared = !sandbox::is_entered() && (later || most > 1) && pays(&batch);
+        let shared = !sandbox::is_entered() && (later || max_threads > 1) && is_worthwhile(&batch);
         if !shared {
-            return self.book(alone(batch));
+            return self.record(free_here(batch));
         }
         let slot = match self.under_way.iter().position(Option::is_none) {
             Some(free) => free,
             None => {
-                // The oldest first.
+                // Wait for the oldest job.
                 self.under_way.rotate_left(1);
-                if let Some(oldest) = self.under_way[JOBS - 1].take() {
+                if let Some(oldest) = self.under_way[MAX_JOBS - 1].take() {
                     let outcome = HANDOVER.finish(oldest, &Kernel);
-                    self.book(outcome);
+                    self.record(outcome);
                 }
-                JOBS - 1
+                MAX_JOBS - 1
             }
         };
-        match hand_over(batch, most, later) {
-            Ok(_) if later => self.freed.threads = self.freed.threads.max(most),
+        match hand_over(batch, max_threads, later) {
+            Ok(_) if later => self.freed.threads = self.freed.threads.max(max_threads),
             Ok(job) => self.under_way[slot] = Some(job),
-            Err(outcome) => self.book(outcome),
+            Err(outcome) => self.record(outcome),
         }
     }
 
-    fn book(&mut self, outcome: Outcome) {
+    fn record(&mut self, outcome: JobOutcome) {
         self.freed.threads = self.freed.threads.max(outcome.threads);
         self.error = self.error.or(outcome.error);
     }
 }
 
 impl Drop for Gather {
-    /// What was added is freed, and waited for, as if by [`Gather::finish`].
+    /// Frees the added ranges, and waits, as [`Gather::finish`] does.
     fn drop(&mut self) {
         self.finish_all();
     }
 }
 
-/// Whether several threads are faster than one, judged by the largest range.
-fn pays(batch: &Batch) -> bool {
+/// Reports whether several threads are faster than one, by the largest range.
+fn is_worthwhile(batch: &Batch) -> bool {
     let Some(largest) = batch.entries().max_by_key(|entry| entry.length()) else {
         return false;
     };
     if let Operation::Punch { .. } = largest.operation() {
-        // One thread for each file.
+        // One thread per file.
         return batch
             .entries()
             .any(|entry| entry.operation() != largest.operation());
     }
     let anonymous = largest.operation() != Operation::Drop;
     let (start, length) = (largest.start(), largest.length());
-    let looked = staging::STAGING.with(|staging| staging::pays(staging, start, length, anonymous));
-    batch.bytes() >= LEAST && looked == Some(true)
+    let is_faster =
+        staging::STAGING.with(|staging| staging::is_worthwhile(staging, start, length, anonymous));
+    batch.bytes() >= MIN_BYTES && is_faster == Some(true)
 }

@@ -1,41 +1,38 @@
-//! The hand-over from those who free to the workers: [`Handover`], the [`Queue`] behind a lock, and where
-//! to sleep.
+//! Hand-over from freeing threads to workers: [`Handover`], the locked [`Queue`] and two futexes.
 //!
-//! No thread misses a call: each of the two words that threads sleep on is read and moved on under the lock, and
-//! futex(2) does not sleep on a word that has moved. The work itself is done outside of the lock, by a
-//! [`Executor`]. Generic over [`Platform`], so that the tests run this very code under a scheduler that
-//! searches its interleavings (`model`).
+//! No wake-up is lost: both futex words are read and changed under the lock, and futex(2) does not
+//! sleep on a changed word. An [`Executor`] does the work outside of the lock. Generic over
+//! [`Platform`], so that tests search the interleavings of this code (`model`).
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use super::batch::{Batch, FreeError};
-use super::queue::{Call, Did, Id, Next, Outcome, Piece, Queue, Role, Terms};
+use super::queue::{Completed, Id, JobOutcome, Next, Piece, Queue, Role, Terms, Wakeup};
 use crate::ledger::stats;
 use crate::sync::{Apart, Deadline, Lock, Platform, Word};
 
-/// What carries out what the queue says.
+/// Performs the actions of the queue.
 pub(super) trait Executor {
     /// Frees a piece.
     ///
     /// # Errors
-    /// The kernel's first refusal; the other ranges were freed all the same.
+    /// The kernel's first error; the other ranges were freed.
     fn free(&self, piece: &Piece) -> Result<(), FreeError>;
-    /// Unmaps what has been emptied.
     fn close(&self, batch: Batch);
 }
 
-/// The queue, and the two words that threads sleep on.
+/// Queue with its futex words.
 #[derive(Debug)]
 pub(super) struct Handover<P: Platform = Apart> {
     queue: Lock<Queue, P>,
-    /// Moves when there is work.
-    work: P::Word,
-    /// Moves when there are news for owners and helpers.
-    news: P::Word,
-    /// Not 0: this is the child of a fork, and the queue does not know yet.
+    /// Changes with new work.
+    work_word: P::Word,
+    /// Changes with events for owners and helpers.
+    event_word: P::Word,
+    /// Nonzero in the child of a fork, until the queue is reset.
     forked: P::Word,
-    /// [`Queue::pending`], to be looked at without the lock.
+    /// Copy of [`Queue::pending`], read without the lock.
     pending: AtomicUsize,
 }
 
@@ -44,25 +41,25 @@ impl Handover {
         crate::one_page! {
             static WORDS: [AtomicU32; 4] = [const { AtomicU32::new(0) }; 4];
         }
-        let [lock, work, news, forked] = &WORDS;
-        Self::on(lock, work, news, forked)
+        let [lock, work, event, forked] = &WORDS;
+        Self::on(lock, work, event, forked)
     }
 }
 
 impl<P: Platform> Handover<P> {
-    /// On words that are 0.
-    pub(super) const fn on(lock: P::Word, work: P::Word, news: P::Word, forked: P::Word) -> Self {
+    /// Returns a hand-over on words that are 0.
+    pub(super) const fn on(lock: P::Word, work: P::Word, event: P::Word, forked: P::Word) -> Self {
         Self {
             queue: Lock::on(lock, Queue::new()),
-            work,
-            news,
+            work_word: work,
+            event_word: event,
             forked,
             pending: AtomicUsize::new(0),
         }
     }
 
-    /// Runs `work` on the queue, and wakes whom it concerns. `None` in a signal handler that interrupted
-    /// this thread in here.
+    /// Runs `work` on the queue, and wakes waiting threads. `None` in a signal handler that
+    /// interrupted this thread here.
     fn with<R>(&self, work: impl FnOnce(&mut Queue) -> R) -> Option<R> {
         let (result, wake) = self.queue.with(|queue| {
             let relaxed = Ordering::Relaxed;
@@ -79,50 +76,47 @@ impl<P: Platform> Handover<P> {
                 let workers = &stats::slot().free_workers;
                 workers.fetch_max(peak.into(), Ordering::Relaxed);
             }
-            let news = queue.take_news();
-            if news.is_some() {
-                self.news.fetch_add(1, Ordering::Relaxed);
+            let event = queue.take_event();
+            if event.is_some() {
+                self.event_word.fetch_add(1, Ordering::Relaxed);
             }
-            (result, news == Some(true))
+            (result, event == Some(true))
         })?;
         if wake {
-            self.news.wake(u32::MAX >> 1);
+            self.event_word.wake(u32::MAX >> 1);
         }
         Some(result)
     }
 
-    /// Takes a batch, and leaves an empty one. The sleepers are woken, and the caller makes as many workers
-    /// as the answer says. `None`: the batch is as it was, and has to be done by the caller alone.
-    pub(super) fn submit(&self, batch: &mut Batch, terms: Terms) -> Option<Call> {
+    /// Takes a batch, and leaves an empty one. Wakes the sleepers; the caller makes the other
+    /// workers. `None`: the batch is unchanged, and the caller frees it alone.
+    pub(super) fn submit(&self, batch: &mut Batch, terms: Terms) -> Option<Wakeup> {
         let submitted = self.with(|queue| {
-            let call = queue.submit(batch, terms)?;
-            self.work.fetch_add(1, Ordering::Relaxed);
-            Some(call)
+            let wakeup = queue.submit(batch, terms)?;
+            self.work_word.fetch_add(1, Ordering::Relaxed);
+            Some(wakeup)
         });
-        let call = submitted.flatten()?;
-        if call.wake > 0 {
-            self.work.wake(call.wake);
+        let wakeup = submitted.flatten()?;
+        if wakeup.wake > 0 {
+            self.work_word.wake(wakeup.wake);
         }
-        Some(call)
+        Some(wakeup)
     }
 
-    /// True where there are workers, or will be.
     pub(super) fn has_workers(&self) -> bool {
         self.with(|queue| queue.alive() > 0).unwrap_or(false)
     }
 
-    /// So many workers could not be made after all.
-    pub(super) fn not_made(&self, count: u32) {
-        let _ = self.with(|queue| queue.not_made(count));
+    pub(super) fn uncount_workers(&self, count: u32) {
+        let _ = self.with(|queue| queue.uncount_workers(count));
     }
 
-    /// Works on the caller's own job, and waits until it is done.
-    pub(super) fn finish(&self, job: Id, executor: &impl Executor) -> Outcome {
+    /// Works on the caller's job until it is done.
+    pub(super) fn finish(&self, job: Id, executor: &impl Executor) -> JobOutcome {
         self.work(Role::Owner(job), executor, None)
     }
 
-    /// Works on background jobs, and waits until those that there are now are done. False if there were
-    /// none.
+    /// Works on the present background jobs until they are done; false without any.
     pub(super) fn help(&self, executor: &impl Executor) -> bool {
         if self.pending() == 0 {
             return false;
@@ -133,123 +127,120 @@ impl<P: Platform> Handover<P> {
         true
     }
 
-    /// Works on all jobs that there are now, whosever they are, until they are done.
+    /// Works on all present jobs until they are done.
     pub(super) fn clear(&self, executor: &impl Executor) {
         if let Some(last) = self.with(|queue| queue.last()) {
             self.work(Role::Clearer(last), executor, None);
         }
     }
 
-    /// The life of worker `number`: until it has been idle for `linger`, or is to leave.
+    /// Runs worker `number` until it has been idle for `linger`, or is to leave.
     pub(super) fn serve(&self, number: usize, linger: Duration, executor: &impl Executor) {
         self.work(Role::Worker(number), executor, Some(linger));
     }
 
-    /// True where there are workers, and nothing keeps any of them awake.
     pub(super) fn is_idle(&self) -> bool {
         self.with(|queue| queue.is_idle()).unwrap_or(false)
     }
 
-    /// How many workers the caller is to make: `count` where there is none and may be some.
-    pub(super) fn expect(&self, count: u32) -> u32 {
-        self.with(|queue| queue.expect(count)).unwrap_or(0)
+    /// Returns the number of workers to make: `count` if there are none and they are allowed.
+    pub(super) fn count_workers(&self, count: u32) -> u32 {
+        self.with(|queue| queue.count_workers(count)).unwrap_or(0)
     }
 
-    /// Enters this thread as a worker, and gives its number.
-    pub(super) fn arrive(&self, thread: u32) -> usize {
-        self.with(|queue| queue.arrive(thread)).unwrap_or(0)
+    pub(super) fn add_worker(&self, thread: u32) -> usize {
+        self.with(|queue| queue.add_worker(thread)).unwrap_or(0)
     }
 
-    fn work(&self, role: Role, executor: &impl Executor, linger: Option<Duration>) -> Outcome {
-        let mut did = Did::Nothing;
+    fn work(&self, role: Role, executor: &impl Executor, linger: Option<Duration>) -> JobOutcome {
+        let mut completed = Completed::Nothing;
         loop {
             let next = self.with(|queue| {
-                let next = queue.next(role, did);
+                let next = queue.next(role, completed);
                 let word = match next {
-                    Next::Sleep => self.work.load(Ordering::Relaxed),
-                    _ => self.news.load(Ordering::Relaxed),
+                    Next::Sleep => self.work_word.load(Ordering::Relaxed),
+                    _ => self.event_word.load(Ordering::Relaxed),
                 };
                 (next, word)
             });
-            // A handler that interrupted this thread in here has no business of its own here.
+            // A handler that interrupted this thread here has no work.
             let Some((next, word)) = next else {
-                return Outcome::default();
+                return JobOutcome::default();
             };
-            did = match next {
-                Next::Piece(job, piece) => Did::Piece(job, piece, executor.free(&piece)),
+            completed = match next {
+                Next::Piece(job, piece) => Completed::Piece(job, piece, executor.free(&piece)),
                 Next::Close(job, batch) => {
                     executor.close(batch);
-                    Did::Close(job)
+                    Completed::Close(job)
                 }
-                Next::Sleep => Did::Sleep(self.work.wait(word, linger)),
+                Next::Sleep => Completed::Sleep(self.work_word.wait(word, linger)),
                 Next::Wait => {
-                    self.news.wait(word, None);
-                    Did::Wait
+                    self.event_word.wait(word, None);
+                    Completed::Wait
                 }
                 Next::Done(outcome) => return outcome,
-                Next::Leave => return Outcome::default(),
+                Next::Leave => return JobOutcome::default(),
             };
         }
     }
 
-    /// Bytes that wait to be freed in the background.
     pub(super) fn pending(&self) -> usize {
         self.pending.load(Ordering::Relaxed)
     }
 
-    /// Has all workers leave, after what they have in hand, and waits until they have, for at most about
-    /// `bound`. Gives the threads that were workers; `None` where some are still there.
+    /// Ends all workers after their current pieces, and waits for at most about `timeout`. Returns
+    /// the thread IDs of the workers; `None` if some still run.
     pub(super) fn end_workers(
         &self,
-        bound: Duration,
+        timeout: Duration,
         for_good: bool,
-    ) -> Option<[u32; super::queue::WORKERS]> {
-        let deadline = Deadline::after(bound);
+    ) -> Option<[u32; super::queue::MAX_WORKERS as usize]> {
+        let deadline = Deadline::after(timeout);
         self.with(|queue| {
             queue.end_workers(true);
             if for_good {
-                queue.make_no_more();
+                queue.forbid_workers();
             }
-            self.work.fetch_add(1, Ordering::Relaxed);
+            self.work_word.fetch_add(1, Ordering::Relaxed);
         })?;
-        self.work.wake(u32::MAX >> 1);
-        let mut left = None;
+        self.work_word.wake(u32::MAX >> 1);
+        let mut threads = None;
         loop {
             let time = deadline.left();
             let word = self.with(|queue| {
                 if queue.alive() == 0 {
-                    left = Some(queue.left());
+                    threads = Some(queue.take_threads());
                 } else {
-                    queue.wait();
+                    queue.begin_wait();
                 }
-                self.news.load(Ordering::Relaxed)
+                self.event_word.load(Ordering::Relaxed)
             })?;
-            if left.is_some() || time.is_zero() {
+            if threads.is_some() || time.is_zero() {
                 break;
             }
-            self.news.wait(word, Some(time));
-            let _ = self.with(Queue::woken);
+            self.event_word.wait(word, Some(time));
+            let _ = self.with(Queue::end_wait);
         }
         let _ = self.with(|queue| queue.end_workers(false));
-        left
+        threads
     }
 
-    /// Before fork(2): no other thread is in the queue. False where this thread is.
+    /// Takes the lock before fork(2); false if this thread holds it.
     pub(super) fn before_fork(&self) -> bool {
         self.queue.acquire()
     }
 
-    /// After fork(2), in both processes.
+    /// Releases the lock after fork(2), in both processes.
     ///
     /// # Safety
-    /// [`Handover::before_fork`] was true, and this is its one answer in this process.
-    #[expect(unsafe_code, reason = "gives a lock back")]
+    /// [`Handover::before_fork`] returned true; called once per process.
+    #[expect(unsafe_code, reason = "releases a lock")]
     pub(super) unsafe fn after_fork(&self) {
         // SAFETY: the caller's promise.
         unsafe { self.queue.release() }
     }
 
-    /// In the child of a fork. The next call tells the queue.
+    /// Marks the child of a fork; the next call resets the queue.
     pub(super) fn forked(&self) {
         self.forked.swap(1, Ordering::Relaxed);
         if self.pending() != 0 {

@@ -1,24 +1,24 @@
-//! Giving memory back with several threads, or later: [`Gather`], [`unmap`], [`discard`].
+//! Frees memory with several threads, or in the background: [`Gather`], [`unmap`], [`discard`].
 //!
-//! The kernel frees an address range on one thread. But MADV_DONTNEED takes the address space's lock
-//! shared, so several threads that each zap a part of a range do work at the same time, and one
-//! munmap(2) of what is empty then takes a moment.
+//! The kernel frees an address range on one thread. MADV_DONTNEED takes the mmap lock shared, so
+//! several threads can zap a range in parallel. Then munmap(2) is fast.
 //!
-//! - [`Gather`] is for programs that know what they free: it collects ranges in a `batch`.
-//! - [`unmap`], [`discard`] and [`Leaving`] are for the preload library and for [`crate::heap`]: munmap(2),
-//!   MADV_DONTNEED and large `free`s of programs that know nothing. What is unmapped moves to a `staging` range of
-//!   ours first.
-//! - `queue` is the book of what is being freed, `handover` the lock and the sleep around it, `workers` the
-//!   threads, `memory` the leaf that frees; background mode asks [`crate::headroom`] beforehand.
+//! - [`Gather`] collects ranges in a `batch`, for programs that use it directly.
+//! - [`unmap`], [`discard`] and [`Leaving`] serve the preload library and [`crate::heap`]:
+//!   munmap(2), MADV_DONTNEED and large `free`s of unmodified programs. A range to unmap first
+//!   moves to a `staging` area.
+//! - `queue` has the jobs, `handover` the lock and the futexes around it, `workers` the threads,
+//!   `memory` the calls that free. Background mode checks [`crate::headroom`] beforehand.
 //!
-//! A range that is small or huge-mapped is left to the kernel, on the caller's thread: threads must never
-//! make a free slower. So is everything that is not one private anonymous mapping, of which the kernel could
-//! refuse a part half way; and everything where a seccomp filter is at work, and in a process that shares or copied our memory behind the C library's back.
+//! Small and huge-mapped ranges are left to the kernel, on the caller's thread: threads must never
+//! make a free slower. So are ranges with other than private anonymous mappings, of which the
+//! kernel could refuse a part. So is everything under a seccomp filter, and in a process that
+//! shares or copied this memory without fork(3).
 //!
-//! While one of the locks is held, or memory is being freed, the thread's signals wait: another thread may need the lock
-//! to let a handler return that this thread is in, and a handler may never return here (siglongjmp(3)).
+//! Signals are blocked while a lock is held or memory is freed. Another thread may need the lock
+//! for a handler of this thread to return, and a handler may never return here (siglongjmp(3)).
 //!
-//! Lock order: the heap's, the lock of `staging`, the queue's. None is held while memory is freed or a thread made.
+//! Lock order: heap, `staging`, queue. No lock is held while memory is freed or a thread made.
 
 mod batch;
 mod collect;
@@ -40,6 +40,7 @@ use handover::Handover;
 use memory::Kernel;
 
 use crate::events::Mechanism;
+use crate::ledger::{Slot, stats};
 use crate::sys::{Blocked, process};
 use crate::{headroom, sandbox};
 
@@ -51,129 +52,108 @@ pub use unmap::{Leaving, discard, prepare, unmap};
 
 static HANDOVER: Handover = Handover::new();
 
-/// What is smaller is left to the kernel without a look: even on base pages one thread frees it in a few
-/// milliseconds. Where huge pages may be it is sixteen times that, or the looking would show.
-pub const LEAST: usize = 128 << 20;
+/// Minimum length of a range that is examined: one thread frees less in a few milliseconds, even on
+/// base pages. Ranges that may be huge-mapped have 16 times this minimum.
+pub const MIN_BYTES: usize = 128 << 20;
 
-/// How [`unmap`], [`discard`] and [`Leaving`] work.
+/// Configuration of [`unmap`], [`discard`] and [`Leaving`].
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// When a free returns.
+pub struct GatherSettings {
+    /// Time at which a free returns.
     pub mode: Mode,
-    /// How many threads may free at once; 0: as many as there are CPUs for this process, at most 4.
+    /// Maximum threads that free at once; 0: the CPUs of this process, at most 4.
     pub threads: u32,
-    /// From which size on a range is looked at, in bytes: [`LEAST`], but for tests.
-    pub least: usize,
-    /// The host brings no huge pages, whatever is advised.
+    /// Minimum length of a range that is examined: [`MIN_BYTES`], except in tests.
+    pub min_bytes: usize,
+    /// The host provides no huge pages, whatever the advice.
     pub small_pages: bool,
 }
 
-/// From which size on frees are ours; at first none are.
-static FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
-static MOST: AtomicU32 = AtomicU32::new(0);
+/// Minimum length of a free that is handled; `usize::MAX` before the start.
+static ACTIVE_MIN_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
+static MAX_THREADS: AtomicU32 = AtomicU32::new(0);
 static BACKGROUND: AtomicBool = AtomicBool::new(false);
-/// [`Settings::small_pages`].
+/// [`GatherSettings::small_pages`].
 static SMALL_PAGES: AtomicBool = AtomicBool::new(false);
-static MERGED: AtomicBool = AtomicBool::new(false);
+static HAS_MERGED_PAGES: AtomicBool = AtomicBool::new(false);
 crate::one_page! {
-    /// The owner of these locks: this process, from [`start`] or [`forked`] on.
-    static OWNER: AtomicI32 = AtomicI32::new(0);
-    /// A word that the kernel clears in a copy of this memory, as long as [`is_own`] has not set it there. Null where
-    /// there is none yet, or the kernel has none.
-    static COPY: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
-    /// This process has not set that word yet: it does when it first asks, before it holds a lock or has a worker.
+    /// Process that owns the locks, since [`start`] or [`forked`].
+    static OWNER_PROCESS: AtomicI32 = AtomicI32::new(0);
+    /// Word that the kernel clears in a copy of this memory until [`is_own`] sets it there. Null
+    /// before the first use, and on kernels without MADV_WIPEONFORK.
+    static COPY_MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+    /// [`COPY_MARK`] is to be set, before this process holds a lock or has a worker.
     static IS_UNMARKED: AtomicBool = AtomicBool::new(false);
 }
 
-/// Has [`unmap`], [`discard`] and [`Leaving`] work from now on; before, they leave all to the kernel.
-pub fn start(settings: Settings) {
+/// Starts [`unmap`], [`discard`] and [`Leaving`]; before, they leave all ranges to the kernel.
+pub fn start(settings: GatherSettings) {
     let threads = match settings.threads {
         0 => default_threads(),
         some => some,
     };
-    // Asked once: it is set when a machine is set up, and to ask before each free costs as much as its other looks.
+    // Read once, since it is set at boot: a read would double the cost of each free's checks.
     let later = settings.mode == Mode::Background && !headroom::is_promise_strict();
-    own(process());
+    set_owner(process());
     BACKGROUND.store(later, Ordering::Relaxed);
     SMALL_PAGES.store(settings.small_pages, Ordering::Relaxed);
-    MOST.store(threads, Ordering::Relaxed);
-    // One thread that waits for itself is what the kernel does.
+    MAX_THREADS.store(threads, Ordering::Relaxed);
+    // A single thread that waits for itself gains nothing.
     if later || threads > 1 {
-        FROM.store(settings.least, Ordering::Relaxed);
+        ACTIVE_MIN_BYTES.store(settings.min_bytes, Ordering::Relaxed);
     }
 }
 
-/// Whether a range of that length is worth a call of [`unmap`] or [`discard`].
+/// Reports whether a range is long enough for [`unmap`] or [`discard`].
 #[inline(always)]
 pub fn is_large(length: usize) -> bool {
-    length >= FROM.load(Ordering::Relaxed)
+    length >= ACTIVE_MIN_BYTES.load(Ordering::Relaxed)
 }
 
-/// The locks are this process's now.
-fn own(process: i32) {
+/// Makes a process the owner of the locks.
+fn set_owner(process: i32) {
     IS_UNMARKED.store(true, Ordering::Relaxed);
-    OWNER.store(process, Ordering::Relaxed);
+    OWNER_PROCESS.store(process, Ordering::Relaxed);
 }
 
-/// False in a process that has this memory, or a copy of it, but was not made by fork(3): by vfork(2), or a bare
-/// clone(2). Locks may be held there by threads that it does not have, and no thread frees what is pending.
+/// Reports whether this process owns the locks. False in a process that shares or copied this
+/// memory without fork(3): by vfork(2), or a bare clone(2). There missing threads may hold the
+/// locks, and no thread frees pending memory.
 ///
-/// A copy is told by its word, since it may have the same ID (1, in a PID namespace of its own); who shares the memory
-/// by its ID.
+/// A copy is recognized by its cleared word, because it may have the same ID (1, in a PID namespace
+/// of its own). A process that shares the memory is recognized by its ID.
 fn is_own() -> bool {
-    let owner = OWNER.load(Ordering::Relaxed);
+    let owner = OWNER_PROCESS.load(Ordering::Relaxed);
     if IS_UNMARKED.load(Ordering::Relaxed) && owner == process() {
-        memory::mark(&COPY);
+        memory::mark(&COPY_MARK);
         IS_UNMARKED.store(false, Ordering::Release);
     }
-    let is_copy = || memory::word(&COPY).is_some_and(|word| word.load(Ordering::Relaxed) == 0);
+    let is_copy = || memory::word(&COPY_MARK).is_some_and(|word| word.load(Ordering::Relaxed) == 0);
     owner == 0 || !is_copy() && owner == process()
 }
 
-/// The program has had pages merged (MADV_MERGEABLE): to move those the kernel would take them apart first,
-/// which takes time and memory. What is unmapped from now on is the kernel's business.
-pub fn merged() {
-    MERGED.store(true, Ordering::Relaxed);
-}
-
-/// The CPUs that this thread may run on, at most 4.
+/// Returns the CPUs of this thread, at most 4.
 fn default_threads() -> u32 {
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count());
     cpus.clamp(1, 4)
 }
 
-/// Finishes what is being freed in the background and ends the workers, so that the process has no
-/// thread of ours: for calls that the kernel refuses to a process of several threads (unshare(2),
-/// setns(2)), or that change one thread alone (capset(2), seccomp(2)). The next large free makes new ones.
-/// False where they have not ended within ten seconds.
+/// Frees all pending memory and ends the workers; false if they still run after ten seconds. For
+/// calls that fail with several threads (unshare(2), setns(2)), or that change one thread only
+/// (capset(2), seccomp(2)). The next large free makes new workers.
 ///
-/// Behind a filter there is none, and no call is made: [`confine`] has ended them.
+/// Makes no call behind a filter: [`Mechanism::confining`] has ended the workers.
 pub fn end_workers() -> bool {
-    sandbox::is_entered() || confine()
+    sandbox::is_entered() || workers::end(false)
 }
 
-/// [`end_workers`], at the moment when a filter is about to be installed.
-pub fn confine() -> bool {
-    workers::end(false)
-}
-
-/// [`end_workers`], and no worker is made any more: the main thread is about to end by itself
-/// (pthread_exit(3)), and the process is to end with its own last thread.
-pub fn end_workers_for_good() -> bool {
-    if sandbox::is_entered() {
-        return true;
-    }
-    workers::end(true)
-}
-
-/// True while memory is being freed in the background.
+/// Reports whether memory is being freed in the background.
 #[inline(always)]
 pub fn is_pending() -> bool {
     HANDOVER.pending() != 0 && is_own()
 }
 
-/// Helps to free what is being freed in the background, and waits until it is. True if there was
-/// anything: what could not be allocated may be had now.
+/// Helps to free pending memory, and waits. True if there was any: an allocation may succeed.
 #[cold]
 pub fn drain() -> bool {
     if !is_pending() {
@@ -182,14 +162,13 @@ pub fn drain() -> bool {
     let _blocked = Blocked::new();
     let waited = HANDOVER.help(&Kernel);
     if waited {
-        use crate::ledger::{Slot, stats};
         Slot::add(&stats::slot().free_waits, 1);
     }
     waited
 }
 
-/// The program is about to allocate `bytes`. While memory is freed in the background it may have, in sum,
-/// what could be had beyond that memory; then it waits.
+/// Notes an allocation of `bytes`. While memory is pending, the program may allocate the memory
+/// available beyond it; then it waits.
 #[inline(always)]
 pub fn about_to_allocate(bytes: usize) {
     if is_pending() {
@@ -197,18 +176,10 @@ pub fn about_to_allocate(bytes: usize) {
     }
 }
 
-/// The program is about to map at addresses of its own choice (MAP_FIXED): what is being freed there, where it was moved to, is
-/// not to be taken for the program's. So it is freed before.
-#[inline(always)]
-pub fn about_to_map_at(address: usize, length: usize) {
-    if staging::overlaps(address, length) {
-        clear(address, length);
-    }
-}
-
 #[cold]
 fn clear(address: usize, length: usize) {
-    if FROM.load(Ordering::Relaxed) == usize::MAX || sandbox::is_entered() || !is_own() {
+    if ACTIVE_MIN_BYTES.load(Ordering::Relaxed) == usize::MAX || sandbox::is_entered() || !is_own()
+    {
         return;
     }
     let _blocked = Blocked::new();
@@ -216,26 +187,30 @@ fn clear(address: usize, length: usize) {
     HANDOVER.clear(&Kernel);
 }
 
-/// A fork is about to be made, and no lock is held yet: idle workers leave.
+/// Ends idle workers before a fork, while no lock is held: some programs warn of other threads then
+/// (CPython 3.12).
 pub fn end_idle_workers() {
     if workers::were_made() && HANDOVER.has_workers() && is_own() {
         let _blocked = Blocked::new();
-        workers::end_idle();
+        if HANDOVER.is_idle() {
+            workers::end(false);
+        }
     }
 }
 
-/// Before fork(2): no staging range is half made, and no thread is in the queue. Says which of both locks were taken.
+/// Takes both locks before fork(2): no staging range is incomplete, no thread is in the queue.
+/// Returns which locks were taken.
 pub fn before_fork() -> [bool; 2] {
     [staging::STAGING.acquire(), HANDOVER.before_fork()]
 }
 
-/// After fork(2), in both processes.
+/// Releases the locks after fork(2), in both processes.
 ///
 /// # Safety
-/// `held` is what this thread's last [`before_fork`] gave, and no other call has had it in this process.
-#[expect(unsafe_code, reason = "gives locks back")]
+/// `held` is the result of this thread's last [`before_fork`], used once per process.
+#[expect(unsafe_code, reason = "releases locks")]
 pub unsafe fn after_fork([staging, queue]: [bool; 2]) {
-    // SAFETY: the caller's promise: this thread holds what it says.
+    // SAFETY: the caller's promise: this thread holds these locks.
     unsafe {
         if queue {
             HANDOVER.after_fork();
@@ -246,48 +221,49 @@ pub unsafe fn after_fork([staging, queue]: [bool; 2]) {
     }
 }
 
-/// In the child of a fork, which is `process` now: it has no workers, and nothing of what its parent was freeing.
+/// Resets the state in the child of a fork, `process`: no workers, no pending memory.
 ///
 /// # Safety
-/// This is the child of a fork(2), and has not had another thread yet.
-#[expect(
-    unsafe_code,
-    reason = "forgets workers that another process could not have"
-)]
+/// The process is the child of a fork(2), and has had one thread only.
+#[expect(unsafe_code, reason = "forgets workers of the parent")]
 pub unsafe fn forked(process: i32) {
-    if OWNER.load(Ordering::Relaxed) != 0 {
-        own(process);
+    if OWNER_PROCESS.load(Ordering::Relaxed) != 0 {
+        set_owner(process);
     }
     // SAFETY: the caller's promise.
     unsafe { workers::forked() };
     HANDOVER.forked();
 }
 
-/// The events that concern memory which is being freed, and the threads that free it.
+/// Events about memory that is being freed, and its threads.
 #[derive(Debug)]
 pub struct Events;
 
 impl Mechanism for Events {
+    // Otherwise the program's mapping would be taken for pending memory.
     #[inline(always)]
     fn mapping_at(address: usize, length: usize) {
-        about_to_map_at(address, length);
+        if staging::overlaps(address, length) {
+            clear(address, length);
+        }
     }
 
     #[inline(always)]
-    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    #[expect(unsafe_code, reason = "passes on the caller's promise")]
     unsafe fn unmap(address: usize, length: usize) -> bool {
         // SAFETY: the caller's promise.
         is_large(length) && unsafe { unmap(address, length) }
     }
 
+    // A move would first unshare merged pages, which takes time and memory.
     fn advising(_address: usize, _length: usize, advice: i32) {
         if advice == libc::MADV_MERGEABLE {
-            merged();
+            HAS_MERGED_PAGES.store(true, Ordering::Relaxed);
         }
     }
 
     #[inline(always)]
-    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    #[expect(unsafe_code, reason = "passes on the caller's promise")]
     unsafe fn advise(address: usize, length: usize, advice: i32) -> Option<Result<(), i32>> {
         if advice != libc::MADV_DONTNEED || !is_large(length) {
             return None;
@@ -301,13 +277,16 @@ impl Mechanism for Events {
         about_to_allocate(length);
     }
 
-    // What is being freed is not to be locked, nor to count. The workers' stacks, 64 KiB each, do count.
+    // Pending memory must not be locked. The workers' stacks, 64 KiB each, would be.
     fn locking_all() {
         end_workers();
     }
 
+    // The process must end with the program's last thread, so no worker may be made any more.
     fn first_thread_ends() {
-        end_workers_for_good();
+        if !sandbox::is_entered() {
+            workers::end(true);
+        }
     }
 
     fn changing_privilege() {
@@ -315,10 +294,9 @@ impl Mechanism for Events {
     }
 
     fn confining(is_first: bool) {
-        // A worker that was there before would run in the program's memory without the filter; and from the mark on none
-        // is made.
+        // An existing worker would run without the filter. After the mark none is made.
         if is_first {
-            confine();
+            workers::end(false);
         }
     }
 }

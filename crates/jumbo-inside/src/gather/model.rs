@@ -1,8 +1,7 @@
-//! The hand-over under a scheduler that searches its interleavings (shuttle): the same [`Handover`], on words
-//! that the scheduler knows.
+//! The real [`Handover`] on modelled words, under shuttle, which searches its interleavings.
 //!
-//! What is looked for: a byte freed twice or never, a job closed before all of it is free, an owner that is
-//! told too early, a call that no thread hears (a deadlock, which shuttle finds by itself).
+//! The tests search for bytes freed twice or never, jobs closed too early, owners notified too
+//! early, and lost wake-ups, which shuttle reports as deadlocks.
 
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -13,30 +12,29 @@ use shuttle::sync::atomic::AtomicU32;
 use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::thread;
 
-use super::batch::{Batch, Entry, FreeError, Operation};
+use super::batch::{Batch, FreeError, FreeRange, Operation};
 use super::handover::{Executor, Handover};
-use super::queue::{Call, Piece, Terms};
+use super::queue::{Piece, Terms, Wakeup};
 use crate::sync::{Platform, Word};
 
-const PAGE: usize = 4096;
-/// No worker gets tired.
-const FOREVER: Duration = Duration::MAX;
-const BOUND: Duration = Duration::from_secs(60);
+const PAGE_BYTES: usize = 4096;
+const NO_TIMEOUT: Duration = Duration::MAX;
+const END_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 struct Model;
 
-/// A futex: a number, and those who sleep on it.
+/// Model of a futex.
 #[derive(Debug, Default)]
 pub(crate) struct Number {
     value: AtomicU32,
-    asleep: Mutex<()>,
-    call: Condvar,
+    sleepers: Mutex<()>,
+    condition: Condvar,
 }
 
 impl Platform for Model {
     type Word = Number;
-    const SPINS: u32 = 0;
+    const MAX_SPINS: u32 = 0;
 
     fn me() -> u32 {
         u32::try_from(usize::from(shuttle::current::me()) + 1).unwrap() * 2
@@ -62,35 +60,34 @@ impl Word for Number {
     }
 
     fn wait(&self, expected: u32, time: Option<Duration>) -> bool {
-        if time.is_some_and(|time| time < BOUND) && thread_rng().gen_bool(0.5) {
+        if time.is_some_and(|time| time < END_TIMEOUT) && thread_rng().gen_bool(0.5) {
             return true;
         }
-        let guard = self.asleep.lock().unwrap();
+        let guard = self.sleepers.lock().unwrap();
         if self.value.load(Ordering::Relaxed) == expected {
-            drop(self.call.wait(guard).unwrap());
+            drop(self.condition.wait(guard).unwrap());
         }
         false
     }
 
     fn wake(&self, count: u32) {
-        let _guard = self.asleep.lock().unwrap();
+        let _guard = self.sleepers.lock().unwrap();
         for _ in 0..count.min(16) {
-            self.call.notify_one();
+            self.condition.notify_one();
         }
     }
 }
 
-/// Books what was freed and closed.
 #[derive(Debug, Default)]
-struct Book {
+struct Record {
     freed: Mutex<HashMap<usize, u32>>,
     closed: Mutex<Vec<usize>>,
 }
 
-impl Executor for Book {
+impl Executor for Record {
     fn free(&self, piece: &Piece) -> Result<(), FreeError> {
         for range in piece.ranges() {
-            for page in (range.start()..range.end()).step_by(PAGE) {
+            for page in (range.start()..range.end()).step_by(PAGE_BYTES) {
                 let mut freed = self.freed.lock().unwrap();
                 *freed.entry(page).or_default() += 1;
             }
@@ -100,17 +97,17 @@ impl Executor for Book {
 
     fn close(&self, batch: Batch) {
         for entry in batch.entries() {
-            self.assert_free(entry.start(), entry.length() / PAGE);
+            self.assert_free(entry.start(), entry.length() / PAGE_BYTES);
             self.closed.lock().unwrap().push(entry.start());
         }
     }
 }
 
-impl Book {
+impl Record {
     fn assert_free(&self, start: usize, pages: usize) {
         let freed = self.freed.lock().unwrap();
         for page in 0..pages {
-            let times = freed.get(&(start + page * PAGE));
+            let times = freed.get(&(start + page * PAGE_BYTES));
             assert_eq!(times, Some(&1), "page {page} of {start:#x}");
         }
     }
@@ -125,7 +122,7 @@ impl Book {
 #[derive(Debug, Clone)]
 struct World {
     handover: Arc<Handover<Model>>,
-    book: Arc<Book>,
+    record: Arc<Record>,
     workers: Arc<Mutex<Vec<thread::JoinHandle<()>>>>,
     linger: Duration,
 }
@@ -135,46 +132,50 @@ impl World {
         let word = Number::default;
         Self {
             handover: Arc::new(Handover::on(word(), word(), word(), word())),
-            book: Arc::default(),
+            record: Arc::default(),
             workers: Arc::default(),
             linger,
         }
     }
 
-    /// Hands over `pages` from `start` on, of which the first are a range by themselves.
-    fn submit(&self, start: usize, pages: usize, most: u32, later: bool) -> Call {
+    /// Hands over `pages` pages at `start`, the first one as a range of its own.
+    fn submit(&self, start: usize, pages: usize, max_threads: u32, later: bool) -> Wakeup {
         let mut batch = Batch::new(None);
-        let first = Entry::new(start, PAGE, Operation::Unmap);
+        let first = FreeRange::new(start, PAGE_BYTES, Operation::Unmap);
         batch.push_unfreed(first).unwrap();
-        let rest = Entry::new(start + 2 * PAGE, (pages - 1) * PAGE, Operation::Unmap);
+        let rest = FreeRange::new(
+            start + 2 * PAGE_BYTES,
+            (pages - 1) * PAGE_BYTES,
+            Operation::Unmap,
+        );
         batch.push_unfreed(rest).unwrap();
         let terms = Terms {
-            most,
-            piece: PAGE,
+            max_threads,
+            piece_bytes: PAGE_BYTES,
             owner: (!later).then(Model::me),
         };
-        let call = self.handover.submit(&mut batch, terms).unwrap();
-        for _ in 0..call.make {
+        let wakeup = self.handover.submit(&mut batch, terms).unwrap();
+        for _ in 0..wakeup.make {
             let world = self.clone();
             let worker = thread::spawn(move || {
-                let number = world.handover.arrive(Model::me());
-                world.handover.serve(number, world.linger, &*world.book);
+                let number = world.handover.add_worker(Model::me());
+                world.handover.serve(number, world.linger, &*world.record);
             });
             self.workers.lock().unwrap().push(worker);
         }
-        call
+        wakeup
     }
 
     fn assert_done(&self, start: usize, pages: usize) {
-        self.book.assert_free(start, 1);
-        self.book.assert_free(start + 2 * PAGE, pages - 1);
-        self.book.assert_closed(start);
-        self.book.assert_closed(start + 2 * PAGE);
+        self.record.assert_free(start, 1);
+        self.record.assert_free(start + 2 * PAGE_BYTES, pages - 1);
+        self.record.assert_closed(start);
+        self.record.assert_closed(start + 2 * PAGE_BYTES);
     }
 
-    /// The workers leave, and nothing is left.
+    /// Ends the workers; nothing is pending.
     fn end(&self) {
-        assert!(self.handover.end_workers(BOUND, false).is_some());
+        assert!(self.handover.end_workers(END_TIMEOUT, false).is_some());
         let workers = core::mem::take(&mut *self.workers.lock().unwrap());
         for worker in workers {
             worker.join().unwrap();
@@ -189,7 +190,7 @@ fn search(scenario: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_pct(scenario, 600, 3);
 }
 
-/// Two owners, who share the workers; some workers get tired at the worst moment.
+/// Two owners share the workers, which may time out at the worst moment.
 fn owners(linger: Duration) {
     let world = World::new(linger);
     let owners: Vec<_> = [1usize << 20, 2 << 20]
@@ -198,9 +199,9 @@ fn owners(linger: Duration) {
             let world = world.clone();
             thread::spawn(move || {
                 for round in 0..2 {
-                    let start = start + round * 64 * PAGE;
-                    let call = world.submit(start, 3, 2, false);
-                    world.handover.finish(call.job, &*world.book);
+                    let start = start + round * 64 * PAGE_BYTES;
+                    let wakeup = world.submit(start, 3, 2, false);
+                    world.handover.finish(wakeup.job, &*world.record);
                     world.assert_done(start, 3);
                 }
             })
@@ -213,21 +214,21 @@ fn owners(linger: Duration) {
 }
 
 #[test]
-fn owners_are_told_when_all_is_free() {
-    search(|| owners(FOREVER));
+fn owners_are_notified_when_all_is_free() {
+    search(|| owners(NO_TIMEOUT));
     search(|| owners(Duration::ZERO));
 }
 
-/// No thread waits for these: only workers that hear the call do them.
+/// No thread waits for these jobs: woken workers do them.
 #[test]
-fn background_jobs_are_heard_of() {
+fn background_jobs_wake_workers() {
     search(|| {
-        let world = World::new(FOREVER);
+        let world = World::new(NO_TIMEOUT);
         for job in 1..=3 {
-            // One worker, who may be asleep, or about to be.
+            // One worker, which may sleep or be about to.
             world.submit(job << 20, 2, 1, true);
         }
-        // Without a call of this thread's: shuttle ends a run that goes on for ever.
+        // Polls without helping; shuttle ends an endless run.
         while world.handover.pending() > 0 {
             thread::yield_now();
         }
@@ -239,17 +240,17 @@ fn background_jobs_are_heard_of() {
 }
 
 #[test]
-fn helpers_wait_for_what_is_pending() {
+fn helpers_wait_for_pending_memory() {
     search(|| {
         let world = World::new(Duration::ZERO);
         world.submit(1 << 20, 3, 1, true);
         let other = world.clone();
         let owner = thread::spawn(move || {
-            let call = other.submit(2 << 20, 3, 2, false);
-            other.handover.finish(call.job, &*other.book);
+            let wakeup = other.submit(2 << 20, 3, 2, false);
+            other.handover.finish(wakeup.job, &*other.record);
             other.assert_done(2 << 20, 3);
         });
-        world.handover.help(&*world.book);
+        world.handover.help(&*world.record);
         world.assert_done(1 << 20, 3);
         owner.join().unwrap();
         world.end();

@@ -1,18 +1,16 @@
-//! Where a range goes when it is unmapped: [`Staging`].
+//! Address range for memory that is being unmapped: [`StagingArea`].
 //!
-//! The range is moved, page tables and all, to addresses of ours. From then on the old ones fault and can
-//! be mapped again by any thread, as munmap(2) has it, while the memory is given back with several threads, or
-//! later. Nothing is destroyed before the kernel has accepted the move; where it refuses, the range is as it
-//! was, and the caller has the kernel unmap it, with the kernel's own answer. Of several mappings, which advice makes of one,
-//! each is moved by itself. Once one has moved there is no way back, since another thread may have mapped what was left;
-//! the kernel does not refuse to unmap the rest, which are whole mappings.
+//! The range moves here with its page tables. Then the old addresses fault and can be mapped again,
+//! as after munmap(2), while several threads free the memory, or later. If the kernel refuses the
+//! move, the range is unchanged, and the kernel unmaps it for the caller. Advice splits a mapping;
+//! each part moves separately. After the first part there is no way back, since another thread may
+//! have mapped its addresses. The kernel always unmaps the others, which are whole mappings.
 //!
-//! Old and new address are alike modulo 1 GiB, so that whole page tables change hands: 0.1 ms for 8 GiB.
-//! The addresses are between 52 and 64 TiB, where the kernel places nothing by itself and no sanitizer keeps
-//! its shadow; each range is reserved before it is used, so that a mapping of the program's is never
-//! replaced.
+//! Old and new address are equal modulo 1 GiB, so that whole page tables move: 0.1 ms for 8 GiB.
+//! The addresses are between 52 and 64 TiB, which the kernel and sanitizers do not use. Each range
+//! is reserved first, so that no mapping of the program is replaced.
 //!
-//! Invariant: while this lock is free, each range here that holds memory is kept out of the children of forks.
+//! Invariant: while this lock is free, no range here with memory is inherited by a forked child.
 
 use core::ops::Range;
 
@@ -23,59 +21,56 @@ use super::memory;
 use crate::sync::Lock;
 use crate::sys::{self, Maps, Pagemap};
 
-const BASE: usize = 0x3400_0000_0000;
-const END: usize = 0x4000_0000_0000;
-/// What one page table of the second highest level maps, with 4 KiB pages.
-pub(super) const ALIKE: usize = 1 << 30;
-/// How many places are tried.
-const TRIES: usize = 4;
-/// How many pages of a range are looked at.
-const SAMPLES: usize = 8;
-/// Spread, since a range is often huge up to some address, and not from there on.
-const ORDER: [usize; SAMPLES] = [0, 4, 7, 2, 6, 1, 5, 3];
-/// If so many, the first ones, are in huge pages, so are most.
-const ENOUGH: usize = 3;
-/// Where it cannot be seen how a range is mapped, and it may be huge, the ones from this size on are taken to be on base
-/// pages.
-const UNSEEN: usize = 1 << 30;
+const START_ADDRESS: usize = 0x3400_0000_0000;
+const END_ADDRESS: usize = 0x4000_0000_0000;
+/// Alignment of a move: the span of a page table of the second highest level.
+pub(super) const ALIGN_BYTES: usize = 1 << 30;
+const MAX_ATTEMPTS: usize = 4;
+const SAMPLE_COUNT: usize = 8;
+/// Sample order: spread out, since a range is often huge up to some address only.
+const SAMPLE_ORDER: [usize; SAMPLE_COUNT] = [0, 4, 7, 2, 6, 1, 5, 3];
+/// Number of first samples on huge pages that decide for all.
+const MIN_HUGE_SAMPLES: usize = 3;
+/// Minimum length of a range that counts as base pages where pagemap cannot tell.
+const MIN_UNKNOWN_BYTES: usize = 1 << 30;
 
-/// The next place, and the lock that keeps forks away from what is half done.
+/// Next place; its lock keeps forks away from incomplete moves.
 #[derive(Debug)]
-pub(super) struct Staging {
+pub(super) struct StagingArea {
     next: usize,
 }
 
 crate::one_page! {
-    pub(super) static STAGING: Lock<Staging> = Lock::new(Staging { next: BASE });
+    pub(super) static STAGING: Lock<StagingArea> = Lock::new(StagingArea { next: START_ADDRESS });
 }
 
-/// The mappings of a range that are all private and have no file behind them: no driver's, and no hugetlb pages.
+/// Mappings of a range, all private and anonymous: no driver's, no hugetlb pages.
 #[derive(Debug)]
-pub(super) struct Plain {
+pub(super) struct PlainMappings {
     ends: [usize; MAX_MAPPINGS],
     count: usize,
 }
 
-/// The reason why the mappings of a range are not known to be plain.
+/// Reason why the mappings are not known to be plain.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum NotPlain {
-    /// Some are not, or there are too many of them.
+    /// Other mappings, or too many.
     Other,
-    /// A kernel older than 6.11 cannot say, but neither end of the range is a driver's or of hugetlb pages.
+    /// Kernel before 6.11; but neither end of the range is a driver's or of hugetlb pages.
     Unknown,
 }
 
-/// The most mappings of a range: to ask for one takes a microsecond.
+/// Maximum mappings of a range: each query takes a microsecond.
 const MAX_MAPPINGS: usize = 64;
 
-/// The mappings of a range without a hole. If there are several, they are as advice makes them: writable, and not sealed.
+/// Returns the mappings of a range without a hole. Several must be writable and not sealed.
 pub(super) fn mappings(
-    _held: &mut Staging,
+    _held: &mut StagingArea,
     address: usize,
     length: usize,
-) -> Result<Plain, NotPlain> {
+) -> Result<PlainMappings, NotPlain> {
     let end = address + length;
-    // With the lock held, so that no fork(2) copies the descriptor.
+    // The lock is held, so no fork(2) copies the descriptor.
     let Ok(maps) = Maps::open() else {
         return Err(NotPlain::Other);
     };
@@ -98,13 +93,13 @@ pub(super) fn mappings(
         };
         let is_last = mapping.range.end >= end;
         let is_several = count > 0 || !is_last;
-        // The kernel may refuse to cut the last one, after others have moved.
+        // The kernel may refuse to split the last one, after others have moved.
         let is_cut = is_last && mapping.range.end > end;
         if is_several && (is_cut || !mapping.is_writable || !memory::may_change(at)) {
             return Err(NotPlain::Other);
         }
         if is_last {
-            return Ok(Plain {
+            return Ok(PlainMappings {
                 ends,
                 count: count + 1,
             });
@@ -117,95 +112,103 @@ pub(super) fn mappings(
     Err(NotPlain::Other)
 }
 
-/// True where it pays to free a range with several threads: most of it is there, on base pages, which are
-/// to be anonymous or not. Huge-mapped memory is freed by one thread in no time.
-pub(super) fn pays(_held: &mut Staging, address: usize, length: usize, anonymous: bool) -> bool {
+/// Reports whether several threads free a range faster than one: most of it is resident on base
+/// pages. One thread frees huge pages fast enough.
+pub(super) fn is_worthwhile(
+    _held: &mut StagingArea,
+    address: usize,
+    length: usize,
+    anonymous: bool,
+) -> bool {
     let page = rustix::param::page_size();
-    // With the lock held, so that no fork(2) copies the descriptor.
-    let unseen = length >= UNSEEN || super::unmap::are_pages_small();
+    // The lock is held, so no fork(2) copies the descriptor.
+    let is_base_assumed = length >= MIN_UNKNOWN_BYTES || super::unmap::are_pages_small();
     let Ok(pagemap) = Pagemap::open() else {
-        return unseen;
+        return is_base_assumed;
     };
-    let step = length / SAMPLES;
+    let step = length / SAMPLE_COUNT;
     let mut base = 0;
-    for (sample, place) in ORDER.into_iter().enumerate() {
+    for (sample, place) in SAMPLE_ORDER.into_iter().enumerate() {
         let at = (address + place * step + step / 2) & !(page - 1);
         match pagemap.is_base(at, page, anonymous) {
             Ok(true) => base += 1,
             Ok(false) => {}
-            Err(Errno::NOTTY) => return unseen,
+            Err(Errno::NOTTY) => return is_base_assumed,
             Err(_) => return false,
         }
-        // Half of them is reached, or cannot be any more, or is not to be expected: each look takes microseconds.
-        let left = SAMPLES - 1 - sample;
-        if base >= SAMPLES / 2 {
+        // Each sample takes microseconds: stop once the majority is certain or likely.
+        let left = SAMPLE_COUNT - 1 - sample;
+        if base >= SAMPLE_COUNT / 2 {
             return true;
         }
-        if base + left < SAMPLES / 2 || base == 0 && sample + 1 >= ENOUGH {
+        if base + left < SAMPLE_COUNT / 2 || base == 0 && sample + 1 >= MIN_HUGE_SAMPLES {
             return false;
         }
     }
     false
 }
 
-/// Moves a range out of the program's reach, if it pays and the kernel lets it. Gives its new place, which
-/// is the caller's to unmap; `Some(None)` where nothing has changed, and `None` where it was not even looked at.
+/// Moves a range out of the program's reach, if that is worthwhile and the kernel allows it.
+/// Returns the new place; `Some(None)` if nothing has changed, `None` without an examination.
 ///
 /// # Safety
 /// The caller may unmap the range.
-#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+#[expect(unsafe_code, reason = "unmaps memory that pointers may refer to")]
 pub(super) unsafe fn take(address: usize, length: usize) -> Option<Option<Range<usize>>> {
-    if length > (END - BASE) / 4 {
+    if length > (END_ADDRESS - START_ADDRESS) / 4 {
         return None;
     }
-    // In a signal handler that interrupted us here the kernel unmaps it.
+    // In a signal handler that interrupted this function the kernel unmaps it.
     // SAFETY: the caller's promise.
-    let take = |staging: &mut Staging| unsafe { staging.take(address, length) };
+    let take = |staging: &mut StagingArea| unsafe { staging.take(address, length) };
     STAGING.with(take)
 }
 
-/// Whether a staging range may be among those addresses.
+/// Reports whether a range overlaps the staging area.
 pub(super) const fn overlaps(address: usize, length: usize) -> bool {
-    address < END && address.saturating_add(length) > BASE
+    address < END_ADDRESS && address.saturating_add(length) > START_ADDRESS
 }
 
-impl Staging {
-    /// The program will have these addresses: the next ranges are beyond them.
+impl StagingArea {
+    /// Places the next ranges beyond these addresses, which the program will map.
     pub(super) fn avoid(&mut self, address: usize, length: usize) {
         let beyond = address
             .saturating_add(length)
-            .checked_next_multiple_of(ALIKE);
-        self.next = beyond.filter(|beyond| *beyond < END).unwrap_or(BASE);
+            .checked_next_multiple_of(ALIGN_BYTES);
+        self.next = beyond
+            .filter(|beyond| *beyond < END_ADDRESS)
+            .unwrap_or(START_ADDRESS);
     }
 
+    /// Moves a range to a new place.
+    ///
     /// # Safety
     /// As for [`take`].
-    #[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+    #[expect(unsafe_code, reason = "unmaps memory that pointers may refer to")]
     unsafe fn take(&mut self, address: usize, length: usize) -> Option<Range<usize>> {
-        // First what most ranges fail. A kernel that cannot say moves one mapping or none.
-        let suits = pays(self, address, length, true)
+        // Cheapest checks first. A kernel that cannot tell moves one mapping or none.
+        let suits = is_worthwhile(self, address, length, true)
             && memory::is_whole_and_unlocked(address, length).is_ok();
-        let Plain { ends, count } = match suits.then(|| mappings(self, address, length))? {
+        let PlainMappings { ends, count } = match suits.then(|| mappings(self, address, length))? {
             Ok(plain) => plain,
-            Err(NotPlain::Unknown) => Plain {
+            Err(NotPlain::Unknown) => PlainMappings {
                 ends: [address + length; MAX_MAPPINGS],
                 count: 1,
             },
             Err(NotPlain::Other) => return None,
         };
-        // Until the memory is free, the staging range counts as the range did. Where that is limited, another
-        // thread could be refused what it was not refused before.
+        // A staging range counts against the limit, and another thread's mmap(2) could fail.
         let is_limited = |resource| getrlimit(resource).current.is_some();
         if [Resource::As, Resource::Data].into_iter().any(is_limited) {
             return None;
         }
-        let place = self.reserve(address % ALIKE, length)?;
+        let place = self.reserve(address % ALIGN_BYTES, length)?;
         let mut at = address;
         for end in ends.into_iter().take(count) {
-            // SAFETY: the caller's promise; the place is a reservation of our own.
+            // SAFETY: the caller's promise; the place is a reservation of this module.
             let moved = unsafe { sys::move_mapping(at, place + at - address, end - at) };
             if moved.is_err() && at == address {
-                // SAFETY: the place is ours, and nothing has come there.
+                // SAFETY: the place is reserved, and still empty.
                 let _ = unsafe { memory::unmap(place, length) };
                 return None;
             }
@@ -215,9 +218,9 @@ impl Staging {
             }
             at = end;
         }
-        // SAFETY: only this module knows the place, and in a child nothing of it is freed.
+        // SAFETY: only this module knows the place, and a child frees nothing of it.
         if unsafe { memory::keep_from_children(place, length) }.is_err() {
-            // The children of a fork would keep it: then there is no later.
+            // Forked children would keep it, so free it at once.
             // SAFETY: as above.
             let _ = unsafe { memory::unmap(place, length) };
             return Some(place..place);
@@ -225,17 +228,17 @@ impl Staging {
         Some(place..place + length)
     }
 
-    /// Addresses for `length` bytes, `offset` beyond a multiple of [`ALIKE`].
+    /// Reserves `length` bytes at `offset` beyond a multiple of [`ALIGN_BYTES`].
     fn reserve(&mut self, offset: usize, length: usize) -> Option<usize> {
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let mut place = self.next + offset;
-            if place + length > END {
-                place = BASE + offset;
+            if place + length > END_ADDRESS {
+                place = START_ADDRESS + offset;
             }
-            self.next = (place + length).next_multiple_of(ALIKE);
+            self.next = (place + length).next_multiple_of(ALIGN_BYTES);
             match sys::reserve(place, length) {
                 Ok(()) => return Some(place),
-                // A mapping of the program's, or a staging range that is not empty yet.
+                // A mapping of the program, or a staging range in use.
                 Err(Errno::EXIST) => {}
                 Err(_) => return None,
             }

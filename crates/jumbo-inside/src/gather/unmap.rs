@@ -1,110 +1,113 @@
-//! Large frees of programs that know nothing of us: [`unmap`], [`discard`], [`Leaving`].
+//! Large frees of unmodified programs: [`unmap`], [`discard`], [`Leaving`].
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 
-use super::batch::{Batch, Entry, Operation};
+use super::batch::{Batch, FreeRange, Operation};
 use super::handover::Executor;
 use super::memory::{self, Kernel};
-use super::queue::{Id, Outcome, Terms};
-use super::{BACKGROUND, HANDOVER, MERGED, MOST, SMALL_PAGES, is_large, is_own, staging, workers};
-use crate::headroom::{self, Enough};
+use super::queue::{Id, JobOutcome, Terms};
+use super::{
+    BACKGROUND, HANDOVER, HAS_MERGED_PAGES, MAX_THREADS, SMALL_PAGES, is_large, is_own, staging,
+    workers,
+};
+use crate::headroom::{self, Needed};
 use crate::ledger::{Slot, stats};
 use crate::sandbox;
 use crate::sync::{Linux, Platform};
 use crate::sys::{self, Blocked};
 
-/// A piece is a fraction of the whole, so that threads finish together, within these bounds: about 5 ms'
-/// worth of base pages at most, and never so little that claiming it shows.
-const PIECES: Range<usize> = 512 << 10..64 << 20;
-/// Pieces for each thread.
-const SHARE: usize = 8;
+/// Bounds of a piece, a fraction of the batch, so that threads finish together: at most about 5 ms
+/// of base pages, at least enough to hide the cost of a claim.
+const PIECE_BYTES: Range<usize> = 512 << 10..64 << 20;
+const PIECES_PER_THREAD: usize = 8;
 
-/// What may still be allocated while memory is freed in the background.
-static BUDGET: AtomicUsize = AtomicUsize::new(0);
+/// Memory that the program may still allocate while memory is pending.
+static BUDGET_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// How many times [`super::Settings::least`] a range has to be that may be huge-mapped: to look at it costs
-/// about 50 us, and unmapping 2 GiB of huge pages 5 ms.
-pub(super) const MAY_BE_HUGE: usize = 16;
+/// Factor on [`super::GatherSettings::min_bytes`] for ranges that may be huge-mapped: the
+/// examination costs about 50 us, unmapping 2 GiB of huge pages 5 ms.
+const HUGE_FACTOR: usize = 16;
 
-/// How many threads may free a range of `length`; `None` where that is not ours.
+/// Returns the maximum threads for a range; `None` if the kernel frees it.
 fn threads(length: usize) -> Option<u32> {
     let ours = is_large(length) && !sandbox::is_entered();
-    let looks = ours && (are_pages_small() || is_large(length / MAY_BE_HUGE));
-    (looks && is_own()).then(|| MOST.load(Ordering::Relaxed))
+    let is_examined = ours && (are_pages_small() || is_large(length / HUGE_FACTOR));
+    (is_examined && is_own()).then(|| MAX_THREADS.load(Ordering::Relaxed))
 }
 
-/// The program was given a block of `bytes`, and has not touched it yet. Where such a block will be freed in the
-/// background, workers are made ready for it: afterwards the caches are cold, fresh pages dear, and a thread takes
-/// longer to make than all else takes together.
+/// Prepares workers for a new block of `bytes` that will be freed in the background. Making a
+/// thread during the free would take longer than all other steps.
 pub fn prepare(bytes: usize) {
     if is_later(bytes) {
         let _blocked = Blocked::new();
-        workers::prepare(beside_caller());
-        deepen();
+        workers::make(HANDOVER.count_workers(beside_caller()));
+        touch_stack();
     }
 }
 
-/// How many threads free while the caller goes on, and keeps a CPU to do so.
+/// Returns the threads that free beside a running caller, who keeps a CPU.
 fn beside_caller() -> u32 {
-    MOST.load(Ordering::Relaxed).saturating_sub(1).max(1)
+    MAX_THREADS.load(Ordering::Relaxed).saturating_sub(1).max(1)
 }
 
-/// Touches as much of the stack as a free takes: fresh pages are dear when one is under way.
+/// Touches the stack that a free needs: page faults during it are slow.
 #[inline(never)]
-fn deepen() {
+fn touch_stack() {
     core::hint::black_box([0u8; 8 << 10]);
 }
 
-/// To what a block of `bytes` is best aligned: page tables of the second highest level are moved whole.
+/// Returns the best alignment of a block: page tables of the second highest level move whole.
 pub(crate) fn alignment(bytes: usize) -> usize {
-    if bytes >= staging::ALIKE && is_later(bytes) {
-        staging::ALIKE
+    if bytes >= staging::ALIGN_BYTES && is_later(bytes) {
+        staging::ALIGN_BYTES
     } else {
         1
     }
 }
 
-/// Whether a block of `bytes` will be freed in the background, as far as can be known beforehand.
+/// Predicts whether a block of `bytes` will be freed in the background.
 fn is_later(bytes: usize) -> bool {
     let later = is_large(bytes) && BACKGROUND.load(Ordering::Relaxed) && !sandbox::is_entered();
     later && are_pages_small() && is_own()
 }
 
-/// Memory comes in base pages: the host's THP are off, or this process was told not to use them.
+/// Reports whether memory has base pages only: THP are off for the host or the process.
 pub(super) fn are_pages_small() -> bool {
     SMALL_PAGES.load(Ordering::Relaxed) || sys::is_without_thp()
 }
 
-/// A size of pieces for `bytes` that `threads` share.
-pub(super) fn piece(bytes: usize, threads: u32) -> usize {
+/// Returns the piece size for `bytes` on `threads` threads.
+fn piece_bytes(bytes: usize, threads: u32) -> usize {
     let threads = usize::try_from(threads).unwrap_or(1).max(1);
-    (bytes / (threads * SHARE)).clamp(PIECES.start, PIECES.end)
+    (bytes / (threads * PIECES_PER_THREAD)).clamp(PIECE_BYTES.start, PIECE_BYTES.end)
 }
 
-/// munmap(2) of a large range: true if it was done. Otherwise nothing has changed, and the kernel is to do
-/// it: it is small, or would not gain, or is in any way out of the ordinary.
+/// Unmaps a large range; true if done. Otherwise nothing has changed, and the kernel is to unmap
+/// it: it is small, unusual, or not faster with threads.
 ///
 /// # Safety
 /// The caller may unmap the range.
 #[cold]
 #[inline(never)]
-#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+#[expect(unsafe_code, reason = "unmaps memory that pointers may refer to")]
 pub unsafe fn unmap(address: usize, length: usize) -> bool {
     let mut leaving = Leaving::new();
     // SAFETY: the caller's promise.
-    unsafe { leaving.take(address, length) && leaving.finish() }
+    let is_taken = unsafe { leaving.take(address, length) };
+    leaving.finish();
+    is_taken
 }
 
-/// Ranges that have left the program's reach and are not free yet. [`Leaving::take`] may be called under a
-/// lock that others need; [`Leaving::finish`], which takes its time, after it.
+/// Ranges out of the program's reach that are not free yet. [`Leaving::take`] may be called under a
+/// contended lock; [`Leaving::finish`], which takes long, only after it.
 #[derive(Debug)]
 #[must_use]
 pub struct Leaving {
     batch: Batch,
-    /// While there is something in it: it must not be forgotten.
+    /// Set while there are ranges, which no handler may abandon.
     blocked: Option<Blocked>,
 }
 
@@ -115,7 +118,7 @@ impl Default for Leaving {
 }
 
 impl Leaving {
-    /// None so far.
+    /// Returns an empty value.
     pub const fn new() -> Self {
         Self {
             batch: Batch::new(None),
@@ -123,12 +126,12 @@ impl Leaving {
         }
     }
 
-    /// Takes a range: a thread that touches it from now on faults, and it can be mapped again. False where
+    /// Takes a range: a touch faults from now on, and the addresses can be mapped again. False if
     /// nothing was done, and the kernel has to unmap it.
     ///
     /// # Safety
     /// The caller may unmap the range.
-    #[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+    #[expect(unsafe_code, reason = "unmaps memory that pointers may refer to")]
     pub unsafe fn take(&mut self, address: usize, length: usize) -> bool {
         let page = rustix::param::page_size();
         if threads(length).is_none() {
@@ -139,28 +142,28 @@ impl Leaving {
             return false;
         };
         let blocked = self.blocked.take().unwrap_or_default();
-        let looked = if self.batch.is_full() || MERGED.load(Ordering::Relaxed) {
+        let examined = if self.batch.is_full() || HAS_MERGED_PAGES.load(Ordering::Relaxed) {
             None
         } else {
             // SAFETY: the caller's promise.
             unsafe { staging::take(address, length) }
         };
-        let was_looked_at = looked.is_some();
-        let place = looked.flatten();
+        let was_examined = examined.is_some();
+        let place = examined.flatten();
         if place.is_some() || self.batch.bytes() > 0 {
             self.blocked = Some(blocked);
         }
         let Some(place) = place else {
-            if was_looked_at {
+            if was_examined {
                 Slot::add(&stats::slot().free_inline, length as u64);
             }
             return false;
         };
         if !place.is_empty() {
-            let entry = Entry::new(place.start, place.len(), Operation::Unmap);
-            // SAFETY: the range was the caller's to unmap, and is where only this module knows of it.
+            let entry = FreeRange::new(place.start, place.len(), Operation::Unmap);
+            // SAFETY: the caller's promise; only this module knows the new place.
             if unsafe { self.batch.push(entry) }.is_err() {
-                // It was not full: this cannot be.
+                // Impossible: the batch was not full.
                 // SAFETY: as above.
                 let _ = unsafe { memory::unmap(place.start, place.len()) };
             }
@@ -168,69 +171,67 @@ impl Leaving {
         true
     }
 
-    /// Has what was taken freed: now, or in background mode later. Always true.
-    pub fn finish(self) -> bool {
+    /// Frees the ranges, now or in background mode later.
+    pub fn finish(self) {
         let Self { batch, blocked } = self;
         let bytes = batch.bytes();
         if bytes > 0 {
             let later = BACKGROUND.load(Ordering::Relaxed) && allows_later(bytes);
-            let most = if later {
+            let max_threads = if later {
                 beside_caller()
             } else {
-                MOST.load(Ordering::Relaxed)
+                MAX_THREADS.load(Ordering::Relaxed)
             };
-            let outcome = run(batch, most, later);
+            let outcome = run(batch, max_threads, later);
             count(bytes, outcome, later);
         }
         drop(blocked);
-        true
     }
 }
 
-/// Hands a batch to the workers and, unless it is to be done `later`, waits. `None` where it is done later.
-fn run(batch: Batch, most: u32, later: bool) -> Option<Outcome> {
-    match hand_over(batch, most, later) {
+/// Hands a batch to the workers, and waits unless it is `later`. `None`: done later.
+fn run(batch: Batch, max_threads: u32, later: bool) -> Option<JobOutcome> {
+    match hand_over(batch, max_threads, later) {
         Ok(_) if later => None,
         Ok(job) => Some(HANDOVER.finish(job, &Kernel)),
         Err(outcome) => Some(outcome),
     }
 }
 
-/// Hands a batch to the workers, who are made where there are too few.
+/// Hands a batch to the workers, and makes missing ones.
 ///
 /// # Errors
-/// It was done at once, on this thread.
-pub(super) fn hand_over(mut batch: Batch, most: u32, later: bool) -> Result<Id, Outcome> {
+/// The result, if this thread freed the batch at once.
+pub(super) fn hand_over(mut batch: Batch, max_threads: u32, later: bool) -> Result<Id, JobOutcome> {
     let terms = Terms {
-        most,
-        piece: piece(batch.bytes(), most),
+        max_threads,
+        piece_bytes: piece_bytes(batch.bytes(), max_threads),
         owner: (!later).then(Linux::me),
     };
-    let Some(call) = HANDOVER.submit(&mut batch, terms) else {
-        return Err(alone(batch));
+    let Some(wakeup) = HANDOVER.submit(&mut batch, terms) else {
+        return Err(free_here(batch));
     };
-    workers::make(call.make);
+    workers::make(wakeup.make);
     if later && !HANDOVER.has_workers() {
-        // No other thread would do it.
+        // No other thread will free it.
         HANDOVER.help(&Kernel);
     }
-    Ok(call.job)
+    Ok(wakeup.job)
 }
 
-/// Frees a batch on this thread.
-pub(super) fn alone(batch: Batch) -> Outcome {
+pub(super) fn free_here(batch: Batch) -> JobOutcome {
     let mut error = None;
     for entry in batch.entries() {
         #[expect(unsafe_code, reason = "frees by address")]
-        // SAFETY: the batch is done when this returns, and not before.
+        // SAFETY: the batch is not done before this function returns.
         let refused = unsafe { memory::free(entry) }.err();
         error = error.or(refused);
     }
     Kernel.close(batch);
-    Outcome { threads: 1, error }
+    JobOutcome { threads: 1, error }
 }
 
-fn count(bytes: usize, outcome: Option<Outcome>, later: bool) {
+fn count(bytes: usize, outcome: Option<JobOutcome>, later: bool) {
     let (slot, bytes) = (stats::slot(), bytes as u64);
     if later {
         Slot::add(&slot.free_background, bytes);
@@ -242,24 +243,23 @@ fn count(bytes: usize, outcome: Option<Outcome>, later: bool) {
     }
 }
 
-/// Whether `bytes` more could be had, beside what is still pending. Then the program may allocate the
-/// rest until all of it is free.
+/// Reports whether `bytes` are available beside the pending memory; sets the budget.
 fn allows_later(bytes: usize) -> bool {
     let pending = HANDOVER.pending();
     let all = bytes.saturating_add(pending);
     let room = staging::STAGING
-        .with(|_| headroom::headroom(Enough::to_hold(all)))
+        .with(|_| headroom::headroom(Needed::to_hold(all)))
         .flatten();
-    BUDGET.store(room.map_or(0, |room| room.least()), Ordering::Relaxed);
+    BUDGET_BYTES.store(room.map_or(0, |room| room.min()), Ordering::Relaxed);
     room.is_some_and(|room| room.holds(all))
 }
 
-/// The program allocates while memory is pending.
+/// Charges an allocation to the budget; without budget waits for the pending memory.
 #[cold]
 #[inline(never)]
 pub(super) fn spend(bytes: usize) {
     let spent = |left: usize| left.checked_sub(bytes);
-    if BUDGET
+    if BUDGET_BYTES
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, spent)
         .is_err()
     {
@@ -267,25 +267,25 @@ pub(super) fn spend(bytes: usize) {
     }
 }
 
-/// MADV_DONTNEED of a large range of the program's, in place: the kernel's answer, or `None` where nothing
-/// was done and the kernel is to do it. Never later: the program may write there as soon as this returns.
+/// MADV_DONTNEED of a large range with several threads; `None` leaves it to the kernel. Never in
+/// the background: the program may write there after the return.
 ///
 /// # Safety
-/// The caller may drop what the range holds.
+/// The caller may drop the content of the range.
 #[cold]
 #[inline(never)]
-#[expect(unsafe_code, reason = "drops what memory holds")]
+#[expect(unsafe_code, reason = "drops the content of memory")]
 pub unsafe fn discard(address: usize, length: usize) -> Option<Result<(), Errno>> {
     let page = rustix::param::page_size();
-    let most = threads(length).filter(|most| *most > 1)?;
+    let max_threads = threads(length).filter(|max_threads| *max_threads > 1)?;
     let length = length.checked_next_multiple_of(page)?;
     if !address.is_multiple_of(page) || address.checked_add(length).is_none() {
         return None;
     }
     let _blocked = Blocked::new();
-    // The kernel works from the start to the first mapping that it refuses; we could not stop there.
+    // The kernel stops at the first mapping that it refuses; threads could not.
     let suits = staging::STAGING.with(|staging| {
-        staging::pays(staging, address, length, true)
+        staging::is_worthwhile(staging, address, length, true)
             && memory::is_whole_and_unlocked(address, length).is_ok()
             && staging::mappings(staging, address, length).is_ok()
     });
@@ -294,9 +294,9 @@ pub unsafe fn discard(address: usize, length: usize) -> Option<Result<(), Errno>
     }
     suits.filter(|suits| *suits)?;
     let mut batch = Batch::new(None);
-    // SAFETY: the caller's promise, which holds until the batch is done, below.
-    unsafe { batch.push(Entry::new(address, length, Operation::Zap)) }.ok()?;
-    let outcome = run(batch, most, false);
+    // SAFETY: the caller's promise, which holds until the batch is done below.
+    unsafe { batch.push(FreeRange::new(address, length, Operation::Zap)) }.ok()?;
+    let outcome = run(batch, max_threads, false);
     count(length, outcome, false);
     let refused = outcome.and_then(|outcome| outcome.error);
     Some(refused.map_or(Ok(()), |refused| Err(refused.errno)))

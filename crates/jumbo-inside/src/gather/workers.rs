@@ -1,12 +1,15 @@
-//! The threads that free: [`make`].
+//! Threads that free memory: [`make`].
 //!
-//! They are the kernel's alone ([`Thread`]): munmap(2) is called in signal handlers, where pthread_create(3) may not be, since it
-//! allocates. Each has a thread pointer of its own, which locks know it by, and every signal blocked. They are named
-//! `jumbo-free/N`, made when there is work, and leave soon after: an idle thread of ours would
-//! keep fork(2) warning (CPython), unshare(2) failing, and a program's credentials, where they are changed by
-//! a bare system call for one thread alone, from being dropped everywhere. In a process with
-//! capabilities they leave at once. The C library's setuid(2) does not reach them, so they go before it. Background mode, which the
-//! user has asked for, has one made ahead and keeps it for a while ([`prepare`]); a fork ends it first ([`end_idle`]).
+//! The C library does not know them ([`Thread`]): munmap(2) may be called in signal handlers,
+//! pthread_create(3) may not, because it allocates. Each has its own thread pointer, its identity
+//! for locks, and all signals blocked. They are named `jumbo-free/N`.
+//!
+//! They are made for work, and leave soon after. An idle thread would cause a warning at fork(2)
+//! (CPython), make unshare(2) fail, and keep credentials that the program drops by a bare system
+//! call. In a process with capabilities they leave at once. They end before setuid(2), because the
+//! C library's does not reach them.
+//!
+//! Background mode makes one ahead ([`super::prepare`]), and keeps it longer, but not over a fork.
 #![expect(unsafe_code, reason = "threads are made here, on stacks of their own")]
 
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
@@ -16,50 +19,49 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 use rustix::thread::CapabilitySet;
 
 use super::memory::Kernel;
-use super::queue::WORKERS;
+use super::queue::MAX_WORKERS;
 use super::{BACKGROUND, HANDOVER, is_own};
 use crate::sync::{BackOff, Deadline, Word};
 use crate::sys::{Blocked, Thread, process, request, stand_back};
 use crate::{headroom, sandbox};
 
-/// How long a worker sleeps before it leaves.
-const LINGER: Duration = Duration::from_millis(100);
-/// The same in background mode, where calls are to return at once: making a thread costs more than all the rest.
-const READY: Duration = Duration::from_mins(1);
-/// A worker needs a few hundred bytes of it.
-const STACK: usize = 64 << 10;
-/// How long [`end`] waits.
-const BOUND: Duration = Duration::from_secs(10);
-/// How long it then waits for the kernel to let go of a thread: microseconds, but on a host that does not schedule
-/// it, or where a debugger has it.
-const LETTING_GO: Duration = Duration::from_secs(2);
-/// How long an ID is asked for after that. It may be that of a thread of the program's by now.
-const RELEASING: Duration = Duration::from_millis(10);
+/// Sleep of a worker before it leaves.
+const IDLE_TIMEOUT: Duration = Duration::from_millis(100);
+/// The same in background mode, where calls must not wait for a new thread.
+const BACKGROUND_IDLE_TIMEOUT: Duration = Duration::from_mins(1);
+/// Stack size; a worker needs a few hundred bytes.
+const STACK_BYTES: usize = 64 << 10;
+/// Timeout of [`end`].
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for the kernel to release a thread, which takes microseconds unless it is traced.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Timeout for the thread ID, which may by now belong to a thread of the program.
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(10);
 
-/// After a thread could not be made, some frees do without.
+/// Some frees do without workers after a thread could not be made.
 static BACK_OFF: BackOff = BackOff::new();
 crate::one_page! {
-    /// The threads that are making workers. Those that are there begin when all are: who frees holds the memory map, and the
-    /// making of a thread, whose stack is mapped, waits for that.
-    static MAKING: AtomicU32 = AtomicU32::new(0);
-    /// The process that made workers. It is another one in a child that shares its memory (vfork(2)), or that
-    /// was made behind the C library's back: what it reads of workers is about its parent's.
-    static MAKER: AtomicI32 = AtomicI32::new(0);
+    /// Threads that are making workers. New workers start when it is 0: freeing holds the mmap
+    /// lock, for which the mapping of the next stack would wait.
+    static MAKER_COUNT: AtomicU32 = AtomicU32::new(0);
+    /// Process that made workers. Another one, in a child that shares its memory (vfork(2)) or was
+    /// made by a bare clone(2), reads the state of its parent's workers.
+    static MAKER_PROCESS: AtomicI32 = AtomicI32::new(0);
 }
 
-/// Where workers run.
-static PLACES: [Place; WORKERS] = [const { Place::new() }; WORKERS];
+static PLACES: [WorkerPlace; MAX_WORKERS as usize] =
+    [const { WorkerPlace::new() }; MAX_WORKERS as usize];
 
-/// A thread and its stack, which stays for the next one.
-struct Place {
+/// Thread, and its stack, which is kept for the next thread.
+struct WorkerPlace {
     /// A thread is being made here.
     is_taken: AtomicBool,
     thread: Thread,
-    /// 0: none so far.
+    /// Address; 0: not mapped yet.
     stack: AtomicUsize,
 }
 
-impl Place {
+impl WorkerPlace {
     const fn new() -> Self {
         Self {
             is_taken: AtomicBool::new(false),
@@ -68,10 +70,10 @@ impl Place {
         }
     }
 
-    /// Takes the place, where no worker is and none is being made.
+    /// Takes a place without a worker; false if it is in use.
     fn take(&self) -> bool {
         let is_free = !self.thread.is_alive() && !self.is_taken.swap(true, Ordering::Acquire);
-        // Another thread may have made one here in between.
+        // Another thread may have made one meanwhile.
         let is_free_still = is_free && !self.thread.is_alive();
         if is_free && !is_free_still {
             self.is_taken.store(false, Ordering::Release);
@@ -79,7 +81,7 @@ impl Place {
         is_free_still
     }
 
-    /// Makes a worker in a place that was taken; false where none can be made.
+    /// Makes a worker in a place that was taken; false on failure.
     fn make(&'static self) -> bool {
         let stack = match self.stack.load(Ordering::Relaxed) {
             0 => reserve_stack(),
@@ -88,11 +90,11 @@ impl Place {
         self.stack.store(stack, Ordering::Relaxed);
         let made = stack != 0 && {
             let _blocked = Blocked::all();
-            // SAFETY: signals are blocked. No other thread is on the stack, nor is one made here meanwhile; both are never
-            // unmapped, and neither is what it does.
+            // SAFETY: signals are blocked. No other thread uses the stack, nor is one made here
+            // meanwhile. Stack and function are never unmapped.
             unsafe {
                 self.thread
-                    .start(Thread::FLAGS, (stack, STACK), &(work as fn()))
+                    .start(Thread::FLAGS, (stack, STACK_BYTES), &(work as fn()))
             }
         };
         self.is_taken.store(false, Ordering::Release);
@@ -100,28 +102,27 @@ impl Place {
     }
 }
 
-/// Addresses for a stack; 0 where there are none.
 fn reserve_stack() -> usize {
     let (prot, flags) = (
         ProtFlags::READ | ProtFlags::WRITE,
         MapFlags::PRIVATE | MapFlags::NORESERVE,
     );
     // SAFETY: a mapping at an address of the kernel's choice replaces none.
-    let stack = unsafe { mm::mmap_anonymous(core::ptr::null_mut(), STACK, prot, flags) };
+    let stack = unsafe { mm::mmap_anonymous(core::ptr::null_mut(), STACK_BYTES, prot, flags) };
     stack.map_or(0, |stack| stack.expose_provenance())
 }
 
-/// Makes `count` workers, whom the queue counts already, or as many as can be made. Never under a lock.
+/// Makes `count` workers, already counted, or as many as possible. The caller holds no lock.
 pub(super) fn make(count: u32) {
     if count == 0 {
         return;
     }
-    // A filter may be on its way whose installer saw no worker before and will see none after.
-    let may = !BACK_OFF.holds() && !sandbox::is_entered();
+    // A concurrent installer of a filter has seen no worker, and would not end this one.
+    let may_make = !BACK_OFF.holds() && !sandbox::is_entered();
     let mut made = 0;
-    if may {
-        MAKER.store(process(), Ordering::Relaxed);
-        MAKING.fetch_add(1, Ordering::AcqRel);
+    if may_make {
+        MAKER_PROCESS.store(process(), Ordering::Relaxed);
+        MAKER_COUNT.fetch_add(1, Ordering::AcqRel);
         let mut places = PLACES.iter();
         while made < count
             && let Some(place) = places.find(|place| place.take())
@@ -132,24 +133,24 @@ pub(super) fn make(count: u32) {
             }
             made += 1;
         }
-        if MAKING.fetch_sub(1, Ordering::AcqRel) == 1 {
-            MAKING.wake(u32::MAX >> 1);
+        if MAKER_COUNT.fetch_sub(1, Ordering::AcqRel) == 1 {
+            MAKER_COUNT.wake(u32::MAX >> 1);
         }
     }
     if made < count {
-        HANDOVER.not_made(count - made);
+        HANDOVER.uncount_workers(count - made);
     }
 }
 
-/// In the child of a fork: there is no worker, and no thread is making any.
+/// Resets the places in the child of a fork.
 ///
 /// # Safety
-/// This is the child, with one thread.
+/// The process is the child, with one thread.
 pub(super) unsafe fn forked() {
     if !were_made() {
         return;
     }
-    MAKING.store(0, Ordering::Relaxed);
+    MAKER_COUNT.store(0, Ordering::Relaxed);
     for place in &PLACES {
         place.is_taken.store(false, Ordering::Relaxed);
         // SAFETY: the caller's promise.
@@ -157,90 +158,74 @@ pub(super) unsafe fn forked() {
     }
 }
 
-/// The work of a thread, from its first instruction to its last.
 fn work() {
     loop {
-        let making = MAKING.load(Ordering::Acquire);
+        let making = MAKER_COUNT.load(Ordering::Acquire);
         if making == 0 {
             break;
         }
-        MAKING.wait(making, None);
+        MAKER_COUNT.wait(making, None);
     }
     let thread = rustix::thread::gettid()
         .as_raw_nonzero()
         .get()
         .unsigned_abs();
-    let number = HANDOVER.arrive(thread);
+    let number = HANDOVER.add_worker(thread);
     let (mut name, mut digits) = ([0; 16], [0; 10]);
     let digits = headroom::decimal(u32::try_from(number).unwrap_or(0), &mut digits);
     if let Some(name) = headroom::joined(&mut name, [b"jumbo-free/", digits, b"\0"]) {
         let _ = rustix::thread::set_name(name);
     }
     if BACKGROUND.load(Ordering::Relaxed) {
-        // The caller, who waits for nothing, is not to be preempted by the worker that it wakes,
-        // and preempts it when it wakes itself.
+        // Keeps the worker from preempting the caller, who waits for nothing.
         stand_back(&[libc::SCHED_OTHER]);
     }
-    HANDOVER.serve(number, linger(), &Kernel);
+    HANDOVER.serve(number, idle_timeout(), &Kernel);
 }
 
-/// How long a worker may sleep here. An instant where the process has a privilege that it could drop, unless
-/// background mode was asked for.
-fn linger() -> Duration {
+/// Returns the idle timeout: zero with a privilege to drop, except in background mode.
+fn idle_timeout() -> Duration {
     if BACKGROUND.load(Ordering::Relaxed) {
-        return READY;
+        return BACKGROUND_IDLE_TIMEOUT;
     }
     let none = |sets: rustix::thread::CapabilitySets| sets.permitted == CapabilitySet::empty();
     if rustix::thread::capabilities(None).is_ok_and(none) {
-        LINGER
+        IDLE_TIMEOUT
     } else {
         Duration::ZERO
     }
 }
 
-/// Whether this process has made workers, or one that it was forked from.
+/// Reports whether this process, or one that it was forked from, has made workers.
 pub(super) fn were_made() -> bool {
-    MAKER.load(Ordering::Relaxed) != 0
+    MAKER_PROCESS.load(Ordering::Relaxed) != 0
 }
 
-/// Makes `count` workers where there is none.
-pub(super) fn prepare(count: u32) {
-    make(HANDOVER.expect(count));
-}
-
-/// Ends the workers where all of them sleep or are about to: a fork is about to be made, and some programs warn where one is made
-/// beside other threads (CPython 3.12).
-pub(super) fn end_idle() {
-    if HANDOVER.is_idle() {
-        end(false);
-    }
-}
-
-/// Has the workers leave, after all that is to be freed is free, and waits until the kernel has let go of
-/// them. False where they have not left within ten seconds.
+/// Ends the workers after all memory is free, and waits until the kernel has released them. False
+/// after a timeout of ten seconds.
 pub(super) fn end(for_good: bool) -> bool {
-    // Where no process ever made one no call is made.
+    // No call without workers.
     if !for_good && !were_made() {
         return true;
     }
     let _blocked = Blocked::new();
     let process = process();
-    if !is_own() || !for_good && MAKER.load(Ordering::Relaxed) != process {
-        // There is none, in this process.
+    if !is_own() || !for_good && MAKER_PROCESS.load(Ordering::Relaxed) != process {
+        // Another process's workers.
         return true;
     }
     HANDOVER.help(&Kernel);
-    let Some(left) = HANDOVER.end_workers(BOUND, for_good) else {
+    let Some(threads) = HANDOVER.end_workers(END_TIMEOUT, for_good) else {
         return false;
     };
-    let deadline = Deadline::after(LETTING_GO);
+    let deadline = Deadline::after(EXIT_TIMEOUT);
     for place in &PLACES {
         while place.thread.is_alive() && !deadline.has_passed() {
             place.thread.join_for(deadline.left());
         }
     }
-    let deadline = Deadline::after(RELEASING);
-    for thread in left.into_iter().filter(|thread| *thread != 0) {
+    let deadline = Deadline::after(RELEASE_TIMEOUT);
+    for thread in threads.into_iter().filter(|thread| *thread != 0) {
         while exists(process, thread) && !deadline.has_passed() {
             rustix::thread::sched_yield();
         }
@@ -248,20 +233,20 @@ pub(super) fn end(for_good: bool) -> bool {
     true
 }
 
-/// tgkill(2) with signal 0.
+/// Reports whether a thread exists: tgkill(2) with signal 0.
 fn exists(process: i32, thread: u32) -> bool {
     let arguments = [process.unsigned_abs() as usize, thread as usize, 0, 0, 0, 0];
-    // SAFETY: no signal is sent.
+    // SAFETY: signal 0 is not delivered.
     unsafe { request(libc::SYS_tgkill, arguments) }.is_ok()
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_worker_stands_back_from_the_usual_policy() {
+    fn a_worker_leaves_the_default_policy() {
         let policy = || {
             super::stand_back(&[libc::SCHED_OTHER]);
-            // SAFETY: a question about this thread.
+            // SAFETY: reads the policy of this thread.
             unsafe { libc::sched_getscheduler(0) }
         };
         let other = std::thread::spawn(policy).join().unwrap();

@@ -1,66 +1,62 @@
-//! glibc's thread arenas on huge pages: [`seen`].
+//! glibc's thread arenas on huge pages: [`check`].
 //!
-//! glibc's `hugetlb=1` tunable advises the main heap only: a thread's arena grows by mprotect(2) in
-//! small steps, and the kernel forms no huge page across the end of what is accessible. So, once an arena
-//! has used up its first huge page, all of it is made accessible in one go. What was touched already is
-//! collapsed when it is dense; the rest is touched in order, and earns its huge pages.
+//! glibc's `hugetlb=1` tunable advises the main heap only. A thread's arena grows by mprotect(2) in
+//! small steps, and the kernel forms no huge page across the end of accessible memory. So an arena
+//! that has used up its first huge page is made accessible as a whole. Its touched part is
+//! collapsed when dense; the rest is touched in order, and earns its huge pages.
 //!
-//! An arena's heap is found as glibc finds it (malloc/arena.c, `heap_for_ptr`): a chunk whose header
-//! has NON_MAIN_ARENA set lies in a heap of HEAP_MAX_SIZE bytes, aligned to its size.
+//! An arena's heap is found as glibc does (malloc/arena.c, `heap_for_ptr`): a chunk with
+//! NON_MAIN_ARENA in its header lies in a heap of HEAP_MAX_SIZE bytes, aligned to its size.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::{ARENAS, LOCKED, PMD, memory};
-use crate::ledger::Slot;
-use crate::ledger::stats;
+use super::{ADVISES_ARENAS, LOCKS_FUTURE, PMD, memory};
+use crate::density;
+use crate::ledger::{Slot, stats};
 
-/// How much address space each look stands for.
-pub const REGION: usize = HEAP_MAX;
 /// glibc's HEAP_MAX_SIZE on 64 bits: twice DEFAULT_MMAP_THRESHOLD_MAX.
-const HEAP_MAX: usize = 64 << 20;
+pub const HEAP_MAX_BYTES: usize = 64 << 20;
 const NON_MAIN_ARENA: usize = 4;
 const IS_MMAPPED: usize = 2;
 
-const SHIFT: u32 = HEAP_MAX.trailing_zeros();
-/// One bit for each region of 2^47 bytes of address space: those that were looked at. It is zero pages
-/// but for the few around the regions in use.
-const WORDS: usize = (1 << (47 - SHIFT)) / 64;
+const HEAP_MAX_SHIFT: u32 = HEAP_MAX_BYTES.trailing_zeros();
+/// One bit per region of 2^47 bytes of addresses, set once checked. Unused parts take no memory.
+const SEEN_WORDS: usize = (1 << (47 - HEAP_MAX_SHIFT)) / 64;
 crate::one_page::table! {
-    static SEEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+    static SEEN: [AtomicU64; SEEN_WORDS] = [const { AtomicU64::new(0) }; SEEN_WORDS];
 }
 
-/// Looks at memory that glibc's malloc has just returned. Costs a comparison or two, but for the first
-/// time in each [`REGION`], when it returns true.
+/// Checks memory that glibc's malloc returned: true for the first of a region, else cheap.
 ///
 /// # Safety
 /// `pointer` is null, or was returned by glibc's malloc and is still allocated.
 #[inline(always)]
-#[expect(unsafe_code, reason = "the caller vouches for the pointer")]
-pub unsafe fn seen(pointer: usize) -> bool {
-    // The first 2 MiB of each region never matter: an arena that small is left as it is.
-    if pointer & (HEAP_MAX - (2 << 20)) == 0 {
+#[expect(unsafe_code, reason = "reads behind the pointer")]
+pub unsafe fn check(pointer: usize) -> bool {
+    // The first 2 MiB of a region: an arena that small stays as it is.
+    if pointer & (HEAP_MAX_BYTES - (2 << 20)) == 0 {
         return false;
     }
-    let region = pointer >> SHIFT;
-    let (word, bit) = (&SEEN[region / 64 % WORDS], 1 << (region % 64));
+    let region = pointer >> HEAP_MAX_SHIFT;
+    let (word, bit) = (&SEEN[region / 64 % SEEN_WORDS], 1 << (region % 64));
     if word.load(Ordering::Relaxed) & bit != 0 {
         return false;
     }
     word.fetch_or(bit, Ordering::Relaxed);
     // SAFETY: the caller's promise.
-    unsafe { look(pointer) };
+    unsafe { advise_arena(pointer) };
     true
 }
 
 /// # Safety
-/// As for [`seen`].
+/// As for [`check`].
 #[cold]
 #[inline(never)]
 #[expect(unsafe_code, reason = "reads the chunk's header")]
-unsafe fn look(pointer: usize) {
+unsafe fn advise_arena(pointer: usize) {
     let pmd = PMD.load(Ordering::Relaxed);
-    // Locked memory is made resident as soon as it is accessible.
-    let off = !ARENAS.load(Ordering::Relaxed) || LOCKED.load(Ordering::Relaxed);
+    // Locked memory becomes resident once it is accessible.
+    let off = !ADVISES_ARENAS.load(Ordering::Relaxed) || LOCKS_FUTURE.load(Ordering::Relaxed);
     if pmd == 0 || off || !pointer.is_multiple_of(2 * size_of::<usize>()) {
         return;
     }
@@ -69,14 +65,14 @@ unsafe fn look(pointer: usize) {
     if header & NON_MAIN_ARENA == 0 || header & IS_MMAPPED != 0 {
         return;
     }
-    let base = pointer & !(HEAP_MAX - 1);
+    let base = pointer & !(HEAP_MAX_BYTES - 1);
     // SAFETY: the heap of an arena is glibc's, which makes the rest of it accessible as it grows.
-    let unprotect = || unsafe { memory::unprotect(base, HEAP_MAX) };
-    // ENOMEM: parts of it are not mapped, so it is no arena's heap after all.
+    let unprotect = || unsafe { memory::unprotect(base, HEAP_MAX_BYTES) };
+    // ENOMEM: parts of it are not mapped, so it is no arena's heap.
     let filled = (pointer + 1).next_multiple_of(pmd);
     if unprotect().is_ok() {
-        memory::begin_on_base_pages(base, filled - base);
-        let _ = memory::advise(filled, base + HEAP_MAX - filled);
-        Slot::add(&stats::slot().arenas_advised, HEAP_MAX as u64);
+        density::begin_on_base_pages(&(base..filled));
+        let _ = memory::advise(filled, base + HEAP_MAX_BYTES - filled);
+        Slot::add(&stats::slot().arenas_advised, HEAP_MAX_BYTES as u64);
     }
 }

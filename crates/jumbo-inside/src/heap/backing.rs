@@ -1,4 +1,4 @@
-//! Where a window's memory comes from: [`Backing`].
+//! Source of a window's memory: [`Backing`].
 
 use rustix::io::{Errno, Result};
 
@@ -7,34 +7,33 @@ use super::supply::SUPPLY;
 use crate::density;
 use crate::gather::Leaving;
 
-/// A source of fresh, private, zeroed memory at given addresses.
+/// Source of fresh, private, zeroed memory at given addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backing {
-    /// Mapped and advised; what it becomes is seen when it is touched.
+    /// Mapped and advised; the faults decide on huge pages.
     Advised,
-    /// Pages of the pool, of which there is a limited number.
+    /// Pages of the pool, limited in number.
     Pool,
 }
 
 impl Backing {
-    /// Maps `length` bytes at `address`, which must be free (`EEXIST`), and says whether they are
-    /// advised memory. The pool takes whole pages.
-    pub(super) fn map(self, address: usize, length: usize) -> Result<bool> {
+    /// Maps `length` bytes at `address`, of the pool whole pages; `EEXIST` if something is there.
+    pub(super) fn map(self, address: usize, length: usize) -> Result<()> {
         match self {
             Self::Advised => {
                 memory::map(address, length)?;
-                // A refusal is counted; the memory is as good as the program's own would be.
-                Ok(memory::advise(address, length).is_ok())
+                // A refusal is counted; the memory is still usable.
+                let _ = memory::advise(address, length);
+                Ok(())
             }
-            Self::Pool => SUPPLY.bring(address, length).map(|()| false),
+            Self::Pool => SUPPLY.map(address, length),
         }
     }
 
-    /// Unmaps what [`Backing::map`] mapped, or a part of it: whole pages of the pool. A large range is handed to
-    /// `leaving`, where there is one.
+    /// Unmaps memory of [`Backing::map`], of the pool whole pages. `leaving` frees large ranges.
     ///
     /// # Safety
-    /// `map` mapped the range, and nothing uses what it holds.
+    /// `map` mapped the range, and nothing uses its content.
     #[expect(unsafe_code, reason = "unmaps memory")]
     pub(super) unsafe fn unmap(
         self,
@@ -45,7 +44,7 @@ impl Backing {
         // SAFETY: the caller's promise.
         unsafe {
             if self == Self::Pool {
-                return SUPPLY.give(address, length);
+                return SUPPLY.unmap(address, length);
             }
             density::forget_private(&(address..address + length));
             if leaving.is_some_and(|leaving| leaving.take(address, length)) {
@@ -55,14 +54,11 @@ impl Backing {
         }
     }
 
-    /// Gives the memory of a range back and keeps its addresses. The pool takes whole pages alone.
-    ///
-    /// # Errors
-    /// EINVAL of the pool; those of madvise(2), of locked memory for one.
+    /// Discards the content of a range, but not the pool's (`EINVAL`), and keeps its addresses.
     ///
     /// # Safety
     /// As for [`Backing::unmap`].
-    #[expect(unsafe_code, reason = "drops what memory holds")]
+    #[expect(unsafe_code, reason = "discards memory content")]
     pub(super) unsafe fn discard(self, address: usize, length: usize) -> Result<()> {
         match self {
             Self::Pool => Err(Errno::INVAL),

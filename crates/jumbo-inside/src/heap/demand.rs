@@ -1,40 +1,40 @@
-//! Gives back what stays in the heap by demand ([`super::window`]), once it is not used, and before it
-//! makes the process larger than it ever was: [`begin`], [`end`].
+//! Frees memory that the heap retains by demand ([`super::window`]) when it is unused, or before
+//! the process exceeds its former peak: [`begin`], [`end`].
 //!
-//! The heap itself never holds more than it once handed out. But the program may free blocks and fill
-//! other memory then. So while something stays by demand, a job of [`crate::watch`] compares the resident
-//! memory of the process with its peak, and looks at the room that cgroups and host leave.
+//! The heap never holds more than it once handed out, but the program may free blocks and fill
+//! other memory. So while memory is retained, a job of [`crate::watch`] compares the resident
+//! memory of the process with its peak, and checks the room in cgroups and on the host.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use super::HEAP;
 use crate::density;
-use crate::headroom::{self, Enough, headroom};
+use crate::headroom::{self, Needed, headroom};
 use crate::sandbox;
 use crate::watch::{self, Job, Stop, Without};
 
-/// The wait between two looks.
-const TICK: Duration = Duration::from_millis(5);
-/// Memory that the process may have beyond its peak before all goes back.
+/// Interval between two scans.
+const SCAN_INTERVAL: Duration = Duration::from_millis(5);
+/// Growth beyond the peak at which all retained memory is freed.
 const SLACK_BYTES: usize = 4 << 20;
-/// Memory that the cgroups and the host leave at least.
+/// Room in cgroups and on the host below which all retained memory is freed.
 const MIN_ROOM_BYTES: usize = 32 << 20;
-/// Looks from one question for the room to the next, where no cgroup has a limit.
-const ROOM_LOOKS: u32 = 20;
+/// Scans between two checks of the room, where no cgroup has a limit.
+const SCANS_PER_ROOM_CHECK: u32 = 20;
 
-static JOB: Job = Job::new(3, look, without_thread);
+static JOB: Job = Job::new(3, scan, without_thread);
 crate::one_page! {
-    /// The resident memory without what is free in the heap, at its peak, in bytes; 0: not known yet.
+    /// Peak of the resident memory without the heap's free memory, in bytes; 0: unknown.
     static PEAK: AtomicUsize = AtomicUsize::new(0);
 }
-/// Looks until the next question for the room.
-static LOOKS_LEFT: AtomicU32 = AtomicU32::new(0);
+/// Scans until the next check of the room.
+static SCANS_TO_ROOM_CHECK: AtomicU32 = AtomicU32::new(0);
 
-/// There is no thread that could look.
+/// Set if no thread can scan.
 static IS_OFF: AtomicBool = AtomicBool::new(false);
 
-/// Whether memory may stay by demand.
+/// Reports whether memory may be retained by demand.
 pub(super) fn is_on() -> bool {
     density::is_bounded()
         && !IS_OFF.load(Ordering::Relaxed)
@@ -42,33 +42,33 @@ pub(super) fn is_on() -> bool {
         && !sandbox::is_entered()
 }
 
-/// Something stays by demand from now on.
+/// Starts the scans: memory is retained by demand.
 pub(super) fn begin() {
-    watch::begin(&JOB, TICK);
+    watch::begin(&JOB, SCAN_INTERVAL);
 }
 
-/// In the child of a fork, which has a peak of its own.
-pub(super) fn is_forked() {
+/// Resets the peak in the child of a fork.
+pub(super) fn reset_peak() {
     PEAK.store(0, Ordering::Relaxed);
 }
 
-/// Nothing stays by demand any more.
+/// Frees all memory retained by demand.
 pub(super) fn end() {
     if HEAP.with(|window, _| window.keeps_by_demand()) == Some(true) {
         while HEAP.with(|window, leaving| window.age(true, Some(leaving))) == Some(true) {}
     }
 }
 
-/// Nothing looks at it, so nothing stays.
+/// Stops retention, because nothing scans it.
 fn without_thread(_why: Without) {
     IS_OFF.store(true, Ordering::Relaxed);
-    // This may be the watching thread. Where the lock is not to be had, the next free gives it back.
+    // The caller may be the watching thread, which never waits; the next free purges then.
     while HEAP.window.with_soon(|window| window.age(true, None)) == Some(true) {}
 }
 
-fn look(stop: &Stop) -> Option<Duration> {
+fn scan(stop: &Stop) -> Option<Duration> {
     let Some(free) = HEAP.window.with_soon(|window| window.free()) else {
-        return Some(TICK);
+        return Some(SCAN_INTERVAL);
     };
     let is_over = has_grown(free) || is_short();
     loop {
@@ -76,17 +76,17 @@ fn look(stop: &Stop) -> Option<Duration> {
             let is_more = window.age(is_over, None);
             (is_more, window.keeps_by_demand())
         });
-        // Who has the lock may wait for this thread to end (setuid(2) in a signal handler).
+        // The holder of the lock may wait for this thread to end (setuid(2) in a signal handler).
         let Some((is_more, keeps)) = aged else {
-            return Some(TICK);
+            return Some(SCAN_INTERVAL);
         };
         if !is_more || stop.check_before_wait().is_err() {
-            return keeps.then_some(TICK);
+            return keeps.then_some(SCAN_INTERVAL);
         }
     }
 }
 
-/// Whether the process is larger than it would ever have been without the `free` bytes of the heap.
+/// Reports whether the process is larger than it ever was without the heap's `free` bytes.
 fn has_grown(free: usize) -> bool {
     let Some(resident) = density::resident_memory() else {
         return true;
@@ -100,28 +100,26 @@ fn has_grown(free: usize) -> bool {
     resident > peak + SLACK_BYTES
 }
 
-/// The resident memory of the process at its peak, in bytes: `VmHWM` of proc_pid_status(5).
+/// Returns the peak of the resident memory in bytes: `VmHWM` of proc_pid_status(5).
 fn peak() -> Option<usize> {
     let mut text = [0u8; 2048];
     let text = headroom::read(c"/proc/self/status", &mut text).ok()?;
-    let mut lines = text.split(|byte| *byte == b'\n');
-    let line = lines.find_map(|line| line.strip_prefix(b"VmHWM:"))?;
-    headroom::number(line)?.checked_mul(1024)
+    headroom::kib_field(text, b"VmHWM:")
 }
 
-/// Whether the cgroups or the host have little left.
+/// Reports whether the cgroups or the host have little room.
 fn is_short() -> bool {
-    let left = LOOKS_LEFT.load(Ordering::Relaxed);
+    let left = SCANS_TO_ROOM_CHECK.load(Ordering::Relaxed);
     if left > 0 {
-        LOOKS_LEFT.store(left - 1, Ordering::Relaxed);
+        SCANS_TO_ROOM_CHECK.store(left - 1, Ordering::Relaxed);
         return false;
     }
-    let room = headroom(Enough {
+    let room = headroom(Needed {
         host: MIN_ROOM_BYTES,
         group: MIN_ROOM_BYTES,
     });
-    if room.is_some_and(|room| room.is_of_no_group()) {
-        LOOKS_LEFT.store(ROOM_LOOKS, Ordering::Relaxed);
+    if room.is_some_and(|room| room.has_no_group_limit()) {
+        SCANS_TO_ROOM_CHECK.store(SCANS_PER_ROOM_CHECK, Ordering::Relaxed);
     }
-    room.is_none_or(|room| room.least() < MIN_ROOM_BYTES)
+    room.is_none_or(|room| room.min() < MIN_ROOM_BYTES)
 }

@@ -1,40 +1,40 @@
-//! Large blocks that are left to glibc's main heap: [`part`].
+//! Selection of the large blocks that glibc's main heap serves: [`part`].
 //!
-//! glibc maps a block of [`LARGE`] bytes or more by itself at first. Once the program has freed one,
-//! glibc serves blocks of up to that size from its main heap, which takes the best fit and keeps what
-//! is free between live blocks. A program whose blocks have many sizes reuses resident memory so. The
-//! holes of another layout fit other blocks: memory would go back and fault in anew, or stay beside
-//! what plain has. So these blocks are glibc's, and the window serves those that glibc would map.
-//! `density` advises the heap as it grows.
+//! At first glibc maps a block of [`LARGE_BLOCK_BYTES`] or more separately. Once the program has
+//! freed one, glibc serves blocks of up to that size from its main heap, by best fit, and keeps
+//! free memory between live blocks. So a program whose blocks have many sizes reuses resident
+//! memory. With another layout, holes fit other blocks: memory would return to the kernel and fault
+//! in again, or add to the peak. So these blocks are glibc's, and the window serves those that
+//! glibc would map. `density` advises the heap as it grows.
 //!
-//! glibc gives the end of its heap back, and a program that works in rounds faults it in anew each
-//! round. Where that is a half of all it asks for, the heap is not to grow for large blocks any more: the
-//! window serves those that find no free memory there, and what is freed stays by demand.
+//! glibc trims the end of its heap, which a program that works in rounds faults in again. If that
+//! is half of the requested memory, the heap stops growing for large blocks. The window serves
+//! those that find no free memory there, and retains their memory by demand.
 //!
-//! Other threads have arenas of 64 MiB, whose ends glibc gives back too: the window serves them.
+//! Other threads have arenas of 64 MiB, which glibc trims too: the window serves their blocks.
 //!
 //! Rules of M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3), with their defaults.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{BASE_PAGE, LARGE};
+use super::{BASE_PAGE, LARGE_BLOCK_BYTES};
 use crate::sync::thread_pointer;
 
-/// DEFAULT_MMAP_THRESHOLD_MAX of glibc on 64 bits: a block of that size or more is always mapped.
+/// glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64 bits: glibc always maps larger blocks.
 const MAX_BLOCK_BYTES: usize = 32 << 20;
-/// The main heap is large with so much.
-const MIN_LARGE_BYTES: usize = 16 << 20;
-/// The heap regained so much after it was given back, before that counts.
+/// Size from which the main heap counts as large.
+const MIN_HEAP_BYTES: usize = 16 << 20;
+/// Growth after trims from which the program may be one that works in rounds.
 const MIN_REGAINED_BYTES: usize = 64 << 20;
-/// After so many bytes of blocks, those before count half.
-const FORGET_BYTES: usize = 1 << 30;
+/// Bytes of served blocks after which the sums are halved.
+const DECAY_BYTES: usize = 1 << 30;
 
-/// Sizes that found no free memory are tried once in so many times, until the heap has served a block.
-const TRY_EACH: usize = 8;
-/// The header that glibc adds to a block, before it rounds up to 16 bytes.
+/// Interval, in blocks, at which sizes that found no free memory are tried again.
+const TRY_INTERVAL: usize = 8;
+/// Header that glibc adds to a block, before rounding up to 16 bytes.
 const HEADER_BYTES: usize = 8;
 
-/// The rule that says which blocks are in the main heap.
+/// Rule that selects blocks for the main heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 enum Rule {
@@ -42,158 +42,160 @@ enum Rule {
     Nothing,
     /// glibc's defaults.
     Defaults,
-    /// As before, but the heap is not to grow: the program works in rounds.
+    /// glibc's defaults, but the heap does not grow: the program works in rounds.
     Rounds,
-    /// The program: it has set a threshold by mallopt(3).
+    /// The program's own threshold, set by mallopt(3).
     Program,
 }
 
 static RULE: AtomicUsize = AtomicUsize::new(Rule::Nothing as usize);
-/// The thread whose large blocks may be glibc's; 0: none.
-static FIRST: AtomicUsize = AtomicUsize::new(0);
-/// The largest block below [`MAX_BLOCK_BYTES`] that the window freed; less than [`LARGE`]: none.
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
+/// Thread whose large blocks may be glibc's; 0: none.
+static FIRST_THREAD: AtomicUsize = AtomicUsize::new(0);
+/// Largest block below [`MAX_BLOCK_BYTES`] that was freed to the window; 0: none.
+static LARGEST_FREED: AtomicUsize = AtomicUsize::new(0);
 
-/// Changed by the first thread alone: the end of the heap, at first and now; 0: no block was left to glibc.
-static BEGAN: AtomicUsize = AtomicUsize::new(0);
-static BREAK: AtomicUsize = AtomicUsize::new(0);
-static ASKED: AtomicUsize = AtomicUsize::new(0);
+/// Start and present end of the heap, written by the first thread only; 0: glibc served no block.
+static HEAP_START: AtomicUsize = AtomicUsize::new(0);
+static HEAP_END: AtomicUsize = AtomicUsize::new(0);
+static SERVED: AtomicUsize = AtomicUsize::new(0);
 static RETURNED: AtomicUsize = AtomicUsize::new(0);
 static REGAINED: AtomicUsize = AtomicUsize::new(0);
-/// The least size that found no free memory, and the blocks of such sizes since.
-static MISSED: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// Smallest size that found no free memory, and the number of such blocks since.
+static MIN_MISSED: AtomicUsize = AtomicUsize::new(usize::MAX);
 static SKIPPED: AtomicUsize = AtomicUsize::new(0);
 
 fn is_rule(rule: Rule) -> bool {
     RULE.load(Ordering::Relaxed) == rule as usize
 }
 
-/// glibc's malloc is the program's, with its own defaults. In the first thread.
+/// Starts the selection: malloc is glibc's, with its defaults. Called in the first thread.
 pub fn start() {
     let (nothing, defaults) = (Rule::Nothing as usize, Rule::Defaults as usize);
-    // A constructor of the program's may have set thresholds before.
+    // A constructor of the program may have set thresholds before.
     let relaxed = Ordering::Relaxed;
     let _ = RULE.compare_exchange(nothing, defaults, relaxed, relaxed);
-    FIRST.store(thread_pointer(), Ordering::Relaxed);
+    FIRST_THREAD.store(thread_pointer(), Ordering::Relaxed);
 }
 
-/// The program sets thresholds of its own by mallopt(3).
-pub fn is_tuned() {
+/// Notes that the program sets its own thresholds by mallopt(3).
+pub fn set_tuned() {
     RULE.store(Rule::Program as usize, Ordering::Relaxed);
 }
 
-/// The part of the main heap that a block may come from.
+/// Part of the main heap that may serve a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// None: the window serves it.
+    /// Nothing: the window serves the block.
     None,
-    /// Memory that is free there: glibc would map the block where none fits.
+    /// Free memory only: glibc would map a block that does not fit.
     Free,
-    /// Any: the heap grows where no free memory fits.
+    /// The whole heap, which grows if no free memory fits.
     All,
 }
 
-/// The part of the main heap that the calling thread's block of `size` bytes may come from.
+/// Returns the part of the main heap that may serve `size` bytes for the calling thread.
 pub fn part(size: usize) -> Part {
-    if FIRST.load(Ordering::Relaxed) != thread_pointer() {
+    if FIRST_THREAD.load(Ordering::Relaxed) != thread_pointer() {
         return Part::None;
     }
     let with_header = size.saturating_add(HEADER_BYTES).saturating_add(15) & !15;
-    if is_rule(Rule::Defaults) && with_header < grown_threshold() {
+    if is_rule(Rule::Defaults) && with_header < current_threshold() {
         return Part::All;
     }
-    let has_heap = BREAK.load(Ordering::Relaxed) != 0 || is_rule(Rule::Program);
-    match has_heap && is_to_be_tried(size) {
+    let has_heap = HEAP_END.load(Ordering::Relaxed) != 0 || is_rule(Rule::Program);
+    match has_heap && should_try(size) {
         true => Part::Free,
         false => Part::None,
     }
 }
 
-fn is_to_be_tried(size: usize) -> bool {
-    if size < MISSED.load(Ordering::Relaxed) {
+fn should_try(size: usize) -> bool {
+    if size < MIN_MISSED.load(Ordering::Relaxed) {
         return true;
     }
     let skipped = SKIPPED.load(Ordering::Relaxed).wrapping_add(1);
     SKIPPED.store(skipped, Ordering::Relaxed);
-    skipped.is_multiple_of(TRY_EACH)
+    skipped.is_multiple_of(TRY_INTERVAL)
 }
 
-/// A block of `size` bytes found no free memory of the heap, which ends at `end`; or some.
-pub fn tried(size: usize, has_found: bool, end: usize) {
+/// Records whether a block of `size` bytes found free memory in the heap, which ends at `end`.
+pub fn record_attempt(size: usize, has_found: bool, end: usize) {
     let missed = match has_found {
         true => usize::MAX,
-        false => MISSED.load(Ordering::Relaxed).min(size),
+        false => MIN_MISSED.load(Ordering::Relaxed).min(size),
     };
-    MISSED.store(missed, Ordering::Relaxed);
-    if has_found || BREAK.load(Ordering::Relaxed) != 0 {
-        reached(end);
+    MIN_MISSED.store(missed, Ordering::Relaxed);
+    if has_found || HEAP_END.load(Ordering::Relaxed) != 0 {
+        set_end(end);
     }
 }
 
-/// The size from which on glibc is to map a block by now; `None`: the program says it.
+/// Returns the size from which glibc should map a block now; `None`: the program decides.
 pub fn threshold() -> Option<usize> {
     match is_rule(Rule::Rounds) {
-        true => Some(LARGE),
-        false => is_rule(Rule::Defaults).then(grown_threshold),
+        true => Some(LARGE_BLOCK_BYTES),
+        false => is_rule(Rule::Defaults).then(current_threshold),
     }
 }
 
-fn grown_threshold() -> usize {
-    LARGEST.load(Ordering::Relaxed) + BASE_PAGE
+fn current_threshold() -> usize {
+    LARGEST_FREED.load(Ordering::Relaxed) + BASE_PAGE
 }
 
-/// Whether the calling thread has its free memory in the main heap, and that is large.
+/// Reports whether the calling thread uses the main heap, and that is large.
 pub(super) fn is_used() -> bool {
-    let began = BEGAN.load(Ordering::Relaxed);
-    let grown = BREAK.load(Ordering::Relaxed).saturating_sub(began);
-    began != 0 && grown >= MIN_LARGE_BYTES && FIRST.load(Ordering::Relaxed) == thread_pointer()
+    let began = HEAP_START.load(Ordering::Relaxed);
+    let grown = HEAP_END.load(Ordering::Relaxed).saturating_sub(began);
+    began != 0
+        && grown >= MIN_HEAP_BYTES
+        && FIRST_THREAD.load(Ordering::Relaxed) == thread_pointer()
 }
 
-/// The largest block that glibc would keep at the end of its heap, in bytes.
+/// Returns the largest block that glibc would keep at the end of its heap, in bytes.
 pub(super) fn largest() -> usize {
-    LARGEST.load(Ordering::Relaxed)
+    LARGEST_FREED.load(Ordering::Relaxed)
 }
 
-/// A block of `bytes`, whole pages, was freed that glibc would have mapped.
+/// Records a freed block of `bytes`, whole pages, that glibc would have mapped.
 pub(super) fn freed(bytes: usize) {
     if bytes < MAX_BLOCK_BYTES {
-        LARGEST.fetch_max(bytes, Ordering::Relaxed);
+        LARGEST_FREED.fetch_max(bytes, Ordering::Relaxed);
     }
 }
 
-/// The heap ends at `end`. Gives where it ended before, 0 where that is not known.
-fn reached(end: usize) -> usize {
-    let before = BREAK.swap(end, Ordering::Relaxed);
+/// Records the end of the heap, and returns the previous one; 0 if unknown.
+fn set_end(end: usize) -> usize {
+    let before = HEAP_END.swap(end, Ordering::Relaxed);
     if before == 0 {
-        BEGAN.store(end, Ordering::Relaxed);
+        HEAP_START.store(end, Ordering::Relaxed);
     }
     before
 }
 
-/// glibc has served a block of `size` bytes that was left to it, and its heap ends at `end` now.
-pub fn took(size: usize, end: usize) {
+/// Records that glibc served a block of `size` bytes, and the new end of its heap.
+pub fn record_block(size: usize, end: usize) {
     let add = |count: &AtomicUsize, bytes: usize| {
         let sum = count.load(Ordering::Relaxed).saturating_add(bytes);
         count.store(sum, Ordering::Relaxed);
         sum
     };
-    MISSED.store(usize::MAX, Ordering::Relaxed);
-    let before = reached(end);
-    let asked = add(&ASKED, size);
+    MIN_MISSED.store(usize::MAX, Ordering::Relaxed);
+    let before = set_end(end);
+    let served = add(&SERVED, size);
     let returned = add(&RETURNED, before.saturating_sub(end));
     let again = end.saturating_sub(before).min(returned);
     RETURNED.store(returned - again, Ordering::Relaxed);
     let regained = add(&REGAINED, if before == 0 { 0 } else { again });
-    if regained > MIN_REGAINED_BYTES && regained > asked / 2 {
+    if regained > MIN_REGAINED_BYTES && regained > served / 2 {
         RULE.store(Rule::Rounds as usize, Ordering::Relaxed);
     }
-    if asked > FORGET_BYTES {
-        ASKED.store(asked / 2, Ordering::Relaxed);
+    if served > DECAY_BYTES {
+        SERVED.store(served / 2, Ordering::Relaxed);
         REGAINED.store(regained / 2, Ordering::Relaxed);
     }
 }
 
-const _: () = assert!(LARGE < MAX_BLOCK_BYTES);
+const _: () = assert!(LARGE_BLOCK_BYTES < MAX_BLOCK_BYTES);
 
 #[cfg(test)]
 mod tests {
@@ -201,7 +203,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// The state is the process's: one test.
+    /// The state is global: one test.
     #[test]
     fn blocks_are_glibcs_from_the_first_free_on_and_the_windows_again_in_rounds() {
         assert_eq!(part(MIB), Part::None);
@@ -216,30 +218,30 @@ mod tests {
             std::thread::spawn(|| part(MIB)).join().ok(),
             Some(Part::None)
         );
-        // It grows by all that the program asks for, and is large then.
+        // The heap grows by each block, until it is large.
         for round in 0..100 {
-            took(MIB, (100 + round) * MIB);
-            assert_eq!(is_used(), round * MIB >= MIN_LARGE_BYTES);
+            record_block(MIB, (100 + round) * MIB);
+            assert_eq!(is_used(), round * MIB >= MIN_HEAP_BYTES);
         }
         assert_eq!(part(2 * MIB), Part::Free);
-        tried(2 * MIB, false, 199 * MIB);
+        record_attempt(2 * MIB, false, 199 * MIB);
         assert_eq!((part(MIB), part(2 * MIB)), (Part::All, Part::None));
-        let parts = (0..TRY_EACH).map(|_| part(2 * MIB));
+        let parts = (0..TRY_INTERVAL).map(|_| part(2 * MIB));
         assert_eq!(parts.filter(|part| *part == Part::Free).count(), 1);
-        // The end goes back each round, and comes again.
+        // In each round the heap is trimmed and grows again.
         for round in 0..10 {
-            took(MIB, 100 * MIB);
+            record_block(MIB, 100 * MIB);
             assert_eq!(
                 part(MIB),
                 if round <= 2 { Part::All } else { Part::Free },
                 "{round}"
             );
             for block in 1..50 {
-                took(MIB, (100 + block) * MIB);
+                record_block(MIB, (100 + block) * MIB);
             }
         }
-        assert_eq!(threshold(), Some(LARGE));
-        is_tuned();
+        assert_eq!(threshold(), Some(LARGE_BLOCK_BYTES));
+        set_tuned();
         assert_eq!((part(MIB), threshold()), (Part::Free, None));
     }
 }

@@ -1,11 +1,10 @@
-//! Memory for an allocator that manages addresses of its own: [`reserve`] and [`open`]; and the pool's pages: [`range`],
-//! [`commit`], [`uncommit`].
+//! Memory for an allocator that manages its own addresses (mimalloc): [`reserve`] and [`open`];
+//! pages of the pool: [`range`], [`commit`], [`uncommit`].
 //!
-//! The allocator asks for parts of the range before it uses them, and says when it uses them no more, in
-//! any pieces of at least `SLICE`. The pages under them are brought when the first piece of them is asked for;
-//! while the pool holds more than its size, a page goes back when its last piece is given up.
+//! The allocator commits and uncommits parts of at least `SLICE_BYTES`. A page is mapped with its
+//! first slice, and while the pool has a surplus, unmapped with its last slice.
 //!
-//! Invariant: of each page `USED` has a bit for each piece that the allocator may use.
+//! Invariant: `USED` has a bit for each committed slice of each page.
 
 use core::ops::Range;
 use core::ptr::with_exposed_provenance_mut;
@@ -14,48 +13,49 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 use rustix::io::{Errno, Result};
 use rustix::mm;
 
-use super::memory::Mapped;
+use super::memory::ZeroedTable;
 use super::supply::{self, SUPPLY};
-use super::{LOCKED, MANAGED_BASE, OWN_BASE, PMD, POOLED, RESERVED_BASE, RESERVED_END, memory};
+use super::{
+    LOCKS_FUTURE, MANAGED_BASE, OWN_BASE, PMD, POOL_IS_WINDOW, RESERVED_BASE, RESERVED_END, memory,
+};
 use crate::density;
 use crate::ledger::{Slot, stats};
 use crate::orders::PoolOrder;
 use crate::sandbox;
 use crate::sync::Lock;
 
-/// What is asked for and given up at a time, at least.
-const SLICE: usize = 64 << 10;
-/// Pages larger than that many slices are not given back: no user gives up all of one.
-const SLICES: usize = u32::BITS as usize;
+/// Smallest unit of [`commit`] and [`uncommit`].
+const SLICE_BYTES: usize = 64 << 10;
+/// Slices of the largest page that is ever unmapped: no allocator uncommits all of a larger one.
+const MAX_SLICES: usize = u32::BITS as usize;
 
-/// Where addresses were reserved first, and where the next ones are.
-static BEGIN: AtomicUsize = AtomicUsize::new(RESERVED_BASE);
-static NEXT: AtomicUsize = AtomicUsize::new(RESERVED_BASE);
-/// None is opened any more.
-static CLOSED: AtomicBool = AtomicBool::new(false);
-/// A bit for each huge page of them.
+/// Start of the reservations, and the address of the next one.
+static RESERVED_START: AtomicUsize = AtomicUsize::new(RESERVED_BASE);
+static RESERVED_NEXT: AtomicUsize = AtomicUsize::new(RESERVED_BASE);
+/// Set once no reservation may be opened any more.
+static IS_CLOSED: AtomicBool = AtomicBool::new(false);
+/// One bit per huge page of the reservations.
 type Bits = [AtomicU64; MAX_RESERVED_BYTES >> 27];
 crate::one_page::table! {
-    /// Those that are reserved here, and those that were opened. Zero pages, but for the first of them.
+    /// Reserved and opened huge pages. Untouched parts of the tables take no memory.
     static RESERVED: Bits = [const { AtomicU64::new(0) }; MAX_RESERVED_BYTES >> 27];
     static OPENED: Bits = [const { AtomicU64::new(0) }; MAX_RESERVED_BYTES >> 27];
 }
-/// So many addresses are reserved, at most.
+/// Address range of all reservations.
 const MAX_RESERVED_BYTES: usize = 512 << 30;
-/// Nothing was reserved yet. The first huge pages' worth is not advised.
-const FIRST_PMDS: usize = 2;
-/// How often another place is tried when a mapping of the program's is in the way.
-const DETOURS: u32 = 8;
+/// Huge pages' worth at the start that is not advised: a small program uses no more.
+const UNADVISED_PMDS: usize = 2;
+/// Places tried when a mapping of the program is in the way.
+const MAX_DETOURS: u32 = 8;
 
-static USED: Mapped<AtomicU32> = Mapped::new(supply::PAGES);
+static USED: ZeroedTable<AtomicU32> = ZeroedTable::new(supply::MAX_PAGES);
 
 crate::one_page! {
-    /// Keeps threads from bringing the same page twice.
+    /// Serializes commits of the same page, and the tables of reservations.
     pub(super) static LOCK: Lock<()> = Lock::new(());
 }
 
-/// The addresses that may be asked for: as many as the pool can hold, and a part that it cannot, so that
-/// they are whole multiples of `unit`. Empty where there is no pool.
+/// Returns the addresses to commit: the pool's size, rounded up to `unit`; empty without a pool.
 pub fn range(order: PoolOrder, unit: usize) -> Range<usize> {
     if SUPPLY.page() == 0 || !USED.map() {
         return 0..0;
@@ -64,7 +64,7 @@ pub fn range(order: PoolOrder, unit: usize) -> Range<usize> {
     MANAGED_BASE..end
 }
 
-/// Makes `length` bytes at `start` usable, with whatever they hold. False where the pool has no pages.
+/// Makes `length` bytes at `start` usable, with any content; false if the pool has no pages.
 ///
 /// # Safety
 /// They lie in the [`range`].
@@ -75,8 +75,9 @@ pub unsafe fn commit(start: usize, length: usize) -> bool {
         let (mut at, last) = (start & !(page - 1), start + length);
         while at < last {
             let missing = missing(at, last);
-            // What was brought before a failure stays for the next one who asks.
-            if missing > 0 && (LOCKED.load(Ordering::Relaxed) || SUPPLY.bring(at, missing).is_err())
+            // Pages mapped before a failure stay for the next commit.
+            if missing > 0
+                && (LOCKS_FUTURE.load(Ordering::Relaxed) || SUPPLY.map(at, missing).is_err())
             {
                 return false;
             }
@@ -85,27 +86,26 @@ pub unsafe fn commit(start: usize, length: usize) -> bool {
         mark(start, length, |used, bits| used | bits);
         true
     })
-    // In a signal handler that interrupted us.
+    // A signal handler interrupted a holder of the lock in this thread.
     .unwrap_or(false)
 }
 
-/// Takes note that `length` bytes at `start` are not used any more. True where some of them may not be used
-/// before they are asked for again.
+/// Records unused bytes; true if they must be committed again before use.
 ///
 /// # Safety
-/// The caller was given them by [`commit`], and nothing uses them from now on.
-#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+/// The caller committed them, and nothing uses them from now on.
+#[expect(unsafe_code, reason = "invalidates pointers to the memory")]
 pub unsafe fn uncommit(start: usize, length: usize) -> bool {
     LOCK.with(|()| {
         let page = SUPPLY.page();
         mark(start, length, |used, bits| used & !bits);
-        if page > SLICES * SLICE {
+        if page > MAX_SLICES * SLICE_BYTES {
             return true;
         }
         let pages = (start & !(page - 1)..start + length).step_by(page);
-        for at in pages.filter(|at| SUPPLY.is_there(*at)) {
+        for at in pages.filter(|at| SUPPLY.is_present(*at)) {
             if SUPPLY.surplus() >= page {
-                give_unused(at);
+                unmap_if_unused(at);
             }
         }
         true
@@ -113,74 +113,72 @@ pub unsafe fn uncommit(start: usize, length: usize) -> bool {
     .unwrap_or(false)
 }
 
-/// Makes the pool resident, from its start on and as far as there are pages.
+/// Makes the pool resident from its start on, as far as there are pages.
 pub(super) fn warm(order: PoolOrder) {
     if SUPPLY.page() == 0 {
-        // The pool could not start.
         return;
     }
     SUPPLY.in_parallel(|| {
         LOCK.with(|()| {
             let (mut at, end) = (MANAGED_BASE, MANAGED_BASE + order.size);
-            let mut ask = order.size;
-            while at < end && ask >= order.page {
-                let missing = missing(at, end).min(ask);
+            let mut request = order.size;
+            while at < end && request >= order.page {
+                let missing = missing(at, end).min(request);
                 match missing {
                     0 => at += order.page,
-                    _ if SUPPLY.bring(at, missing).is_ok() => at += missing,
-                    _ => ask = (missing / 2) & !(order.page - 1),
+                    _ if SUPPLY.map(at, missing).is_ok() => at += missing,
+                    _ => request = (missing / 2) & !(order.page - 1),
                 }
             }
         });
     });
 }
 
-/// Gives all pages back of which nothing is used.
-pub(super) fn give_up() {
-    if SUPPLY.page() <= SLICES * SLICE {
-        LOCK.with(|()| SUPPLY.there().for_each(give_unused));
+/// Unmaps all pages of which nothing is used.
+pub(super) fn unmap_unused() {
+    if SUPPLY.page() <= MAX_SLICES * SLICE_BYTES {
+        LOCK.with(|()| SUPPLY.present().for_each(unmap_if_unused));
     }
 }
 
-/// Gives a page back that is there, if nothing of it is used. Called with the lock held, for pages of which that is known.
-fn give_unused(at: usize) {
+/// Unmaps a present page if none of its slices is used. Called with the lock held.
+fn unmap_if_unused(at: usize) {
     if used(at).is_some_and(|used| used.load(Ordering::Relaxed) == 0) {
-        // A refusal leaves it in the pool.
+        // A page that cannot be unmapped stays in the pool.
         #[expect(unsafe_code, reason = "unmaps memory")]
-        // SAFETY: no slice of the page is in use, and the lock keeps any from being asked for.
-        let _ = unsafe { SUPPLY.give(at, SUPPLY.page()) };
+        // SAFETY: no slice of the page is in use, and the lock prevents a commit.
+        let _ = unsafe { SUPPLY.unmap(at, SUPPLY.page()) };
     }
 }
 
-/// How many bytes of pages from `at` on are not there, up to the first that is.
+/// Returns the bytes of absent pages from `at` on, up to the first present page.
 fn missing(at: usize, end: usize) -> usize {
     let page = SUPPLY.page();
     let missing = (at..end)
         .step_by(page)
-        .take_while(|page| !SUPPLY.is_there(*page));
+        .take_while(|page| !SUPPLY.is_present(*page));
     missing.count() * page
 }
 
-/// The allocator has taken memory for itself, where the pool is its own.
-pub fn beyond(length: usize) {
-    // Tables of its own are no matter.
-    let is_pooled = SUPPLY.page() != 0 && !POOLED.load(Ordering::Relaxed);
-    // More than there can be is no matter of the pool's.
+/// Counts memory that the allocator mapped itself although the pool is for it.
+pub fn count_beyond_pool(length: usize) {
+    // Smaller mappings are the allocator's own tables.
+    let is_pooled = SUPPLY.page() != 0 && !POOL_IS_WINDOW.load(Ordering::Relaxed);
     if is_pooled && length >= PMD.load(Ordering::Relaxed) && isize::try_from(length).is_ok() {
         Slot::add(&stats::slot().pool_beyond, length as u64);
     }
 }
 
-/// Drops what memory holds that the allocator has mapped for itself and does not use.
+/// Discards the content of memory that the allocator mapped itself.
 ///
 /// # Errors
-/// The kernel's, where nothing has changed.
+/// Those of madvise(2), with nothing changed. EPERM: pages of the pool.
 ///
 /// # Safety
-/// The allocator mapped the range for itself, readable and writable, and nothing uses what it holds.
-#[expect(unsafe_code, reason = "drops what memory holds")]
-pub unsafe fn renew(address: usize, length: usize) -> Result<()> {
-    let pool = MANAGED_BASE..MANAGED_BASE + supply::SPAN;
+/// The allocator mapped the range, readable and writable, and nothing needs its content.
+#[expect(unsafe_code, reason = "discards memory content")]
+pub unsafe fn discard(address: usize, length: usize) -> Result<()> {
+    let pool = MANAGED_BASE..MANAGED_BASE + supply::SPAN_BYTES;
     if SUPPLY.page() != 0 && pool.contains(&address) {
         return Err(Errno::PERM);
     }
@@ -188,109 +186,109 @@ pub unsafe fn renew(address: usize, length: usize) -> Result<()> {
     unsafe { memory::discard(address, length) }
 }
 
-/// The number of addresses that hold tables of the allocator's own, at most, from a random place on.
-const TABLES: usize = (MANAGED_BASE - OWN_BASE) / 2;
+/// Address range of the allocator's own tables, from a random address on.
+const OWN_TABLE_BYTES: usize = (MANAGED_BASE - OWN_BASE) / 2;
 static NEXT_TABLE: AtomicUsize = AtomicUsize::new(OWN_BASE);
 
-/// The address at which the allocator's next mapping of its own is to be, which may not be free. The kernel's choice is the
-/// next place below the program's mappings: there a stack of the program's may be about to grow (MAP_GROWSDOWN).
-pub fn own_place(length: usize) -> Option<usize> {
+/// Returns an address for the allocator's next table, maybe in use. The kernel would choose one
+/// just below the program's mappings, where a stack may be about to grow (MAP_GROWSDOWN).
+pub fn table_hint(length: usize) -> Option<usize> {
     let pmd = PMD.load(Ordering::Relaxed);
-    if pmd == 0 || length > TABLES {
+    if pmd == 0 || length > OWN_TABLE_BYTES {
         return None;
     }
-    // Side by side, so that they are one mapping.
-    let at = NEXT_TABLE.fetch_add(length.next_multiple_of(SLICE), Ordering::Relaxed);
+    // Contiguous, so that they are one mapping.
+    let at = NEXT_TABLE.fetch_add(length.next_multiple_of(SLICE_BYTES), Ordering::Relaxed);
     (at + length <= MANAGED_BASE).then_some(at)
 }
 
-/// Whether an address is where the allocator's memory is, as a rule: its pool, its reservations, and
-/// [own places](own_place).
+/// Reports whether an address is in the pool, the reservations or the [tables](table_hint).
 #[inline(always)]
 pub const fn may_hold(address: usize) -> bool {
     address.wrapping_sub(OWN_BASE) < RESERVED_END - OWN_BASE
 }
 
 pub(super) fn place(pmd: usize, random: usize) {
-    // Not at the start of a huge page: tables of little more than one would be given one where THP is always on.
-    let tables = OWN_BASE + random % (TABLES / pmd) * pmd + pmd / 2;
+    // Not at the start of a huge page: with THP set to always, small tables would get one.
+    let tables = OWN_BASE + random % (OWN_TABLE_BYTES / pmd) * pmd + pmd / 2;
     NEXT_TABLE.store(tables, Ordering::Relaxed);
     let chunks = (RESERVED_END - RESERVED_BASE) / 2 / pmd;
     let begin = RESERVED_BASE + random % chunks * pmd;
-    BEGIN.store(begin, Ordering::Relaxed);
-    NEXT.store(begin, Ordering::Relaxed);
+    RESERVED_START.store(begin, Ordering::Relaxed);
+    RESERVED_NEXT.store(begin, Ordering::Relaxed);
 }
 
-/// Asks for huge pages in memory of the allocator's.
+/// Advises huge pages for the allocator's memory.
 ///
 /// # Errors
-/// EPERM: a filter; else the kernel's.
+/// EPERM: a filter; else those of madvise(2).
 pub fn advise(address: usize, length: usize) -> Result<()> {
     memory::advise(address, length)
 }
 
-/// The allocator is about to drop what a range of its memory holds.
+/// Notes that the allocator is about to discard a range of its memory.
 pub fn dropped(address: usize, length: usize) {
     density::dropped(&(address..address + length));
 }
 
-/// Drops base pages of the allocator's memory. The huge pages that they are in have to be earned again.
+/// Discards base pages of the allocator's memory, whose huge pages must be earned again.
 ///
 /// # Errors
-/// EPERM: a filter; else the kernel's, where nothing has changed (EINVAL: locked memory).
+/// EPERM: a filter; else those of madvise(2), with nothing changed (EINVAL: locked memory).
 ///
 /// # Safety
-/// They were [opened](open) for the caller, and nothing uses what they hold.
-#[expect(unsafe_code, reason = "drops what memory holds")]
-pub unsafe fn thin(address: usize, length: usize) -> Result<()> {
+/// They were [opened](open) for the caller, and nothing needs their content.
+#[expect(unsafe_code, reason = "discards memory content")]
+pub unsafe fn discard_base_pages(address: usize, length: usize) -> Result<()> {
     if !sandbox::allows_advice() || sandbox::is_entered_later() || sandbox::is_entered() {
         return Err(Errno::PERM);
     }
     let pmd = PMD.load(Ordering::Relaxed).max(1);
     let start = address & !(pmd - 1);
     dropped(start, (address + length).next_multiple_of(pmd) - start);
-    // The kernel frees a part of a huge page only once it splits it, which it puts off until memory is short. Advice for
-    // one base page of it has it split now.
+    // The kernel splits the huge page only once memory is short; MADV_COLD splits it now.
     let first = with_exposed_provenance_mut(address);
-    // SAFETY: it changes how memory is backed, never what it holds.
+    // SAFETY: advice changes the backing of memory, never its content.
     let _ = unsafe { mm::madvise(first, rustix::param::page_size(), mm::Advice::LinuxCold) };
     // SAFETY: the caller's promise.
     unsafe { memory::discard(address, length) }
 }
 
-/// Addresses for the allocator to [`open`]: whole huge pages, which count as memory nowhere yet
-/// (RLIMIT_DATA, vm.overcommit_memory, core dumps). `None` where less is asked for, or none can be
-/// had.
+/// Reserves whole huge pages for [`open`], which count as no memory yet (RLIMIT_DATA,
+/// vm.overcommit_memory, core dumps). `None` for other lengths or without free addresses.
 pub fn reserve(length: usize) -> Option<usize> {
     let pmd = PMD.load(Ordering::Relaxed);
     if pmd == 0 || !length.is_multiple_of(pmd) {
         return None;
     }
-    let find = || (0..DETOURS).find_map(|_| reserve_next(length));
-    let is_closed = || CLOSED.load(Ordering::Relaxed);
+    let find = || (0..MAX_DETOURS).find_map(|_| reserve_next(length));
+    let is_closed = || IS_CLOSED.load(Ordering::Relaxed);
     LOCK.with(|()| if is_closed() { None } else { find() })
         .flatten()
 }
 
-/// Called with the lock held.
+/// Reserves the next addresses. Called with the lock held.
 fn reserve_next(length: usize) -> Option<usize> {
-    let (begin, address) = (BEGIN.load(Ordering::Relaxed), NEXT.load(Ordering::Relaxed));
+    let (begin, address) = (
+        RESERVED_START.load(Ordering::Relaxed),
+        RESERVED_NEXT.load(Ordering::Relaxed),
+    );
     let end = address
         .checked_add(length)
         .filter(|end| *end <= begin + MAX_RESERVED_BYTES)?;
     let reserved = memory::reserve(address, length);
     if reserved.is_ok() || reserved == Err(Errno::EXIST) {
-        NEXT.store(end, Ordering::Relaxed);
+        RESERVED_NEXT.store(end, Ordering::Relaxed);
     }
     reserved.ok()?;
     set(&RESERVED, address..end);
     Some(address)
 }
 
-/// Gives up a part of what was [reserved](reserve).
+/// Unmaps a part of a [reservation](reserve).
 ///
 /// # Errors
-/// The kernel's.
+/// Those of munmap(2); EAGAIN: a signal handler interrupted a holder of the lock.
 ///
 /// # Safety
 /// It was reserved for the caller, and nothing uses it from now on.
@@ -310,13 +308,13 @@ pub unsafe fn unreserve(address: usize, length: usize) -> Result<()> {
     .unwrap_or(Err(Errno::AGAIN))
 }
 
-/// Makes a part of what was [reserved](reserve) accessible, in whole huge pages.
+/// Makes a part of a [reservation](reserve) accessible, in whole huge pages.
 ///
 /// # Errors
-/// The kernel's: ENOMEM mostly.
+/// Those of mprotect(2), mostly ENOMEM.
 ///
 /// # Safety
-/// The range was reserved for the caller, who counts on no fault there.
+/// The range was reserved for the caller, who relies on no fault there.
 #[expect(unsafe_code, reason = "makes memory accessible by address")]
 pub unsafe fn open(address: usize, length: usize) -> Result<()> {
     let pmd = PMD.load(Ordering::Relaxed);
@@ -324,33 +322,39 @@ pub unsafe fn open(address: usize, length: usize) -> Result<()> {
         address & !(pmd - 1),
         (address + length).next_multiple_of(pmd),
     );
-    // What was opened stays so. The allocator asks for much less at a time.
-    let closed = || (start..end).step_by(pmd).filter(|page| !is_open(*page));
+    // Opened memory stays open. The allocator requests much less at a time.
+    let closed = || {
+        (start..end)
+            .step_by(pmd)
+            .filter(|page| !is_set(&OPENED, *page))
+    };
     if closed().next().is_none() {
         return Ok(());
     }
     LOCK.with(|()| {
         let first = closed().next().unwrap_or(end);
-        if CLOSED.load(Ordering::Relaxed) {
+        if IS_CLOSED.load(Ordering::Relaxed) {
             return Err(Errno::NOMEM);
         }
-        // SAFETY: the caller's promise; reservations are of whole huge pages.
+        // SAFETY: the caller's promise; reservations are whole huge pages.
         unsafe { memory::unprotect(first, end - first)? };
         set(&OPENED, first..end);
-        // A program that needs little has it on base pages.
-        let few = (BEGIN.load(Ordering::Relaxed) + FIRST_PMDS * pmd).clamp(first, end);
-        memory::begin_on_base_pages(first, few - first);
-        let _ = memory::advise(few, end - few);
-        beyond(end - first);
+        // A program that needs little memory has it on base pages.
+        let advised =
+            (RESERVED_START.load(Ordering::Relaxed) + UNADVISED_PMDS * pmd).clamp(first, end);
+        density::begin_on_base_pages(&(first..advised));
+        let _ = memory::advise(advised, end - advised);
+        count_beyond_pool(end - first);
         Ok(())
     })
-    // In a signal handler that interrupted us.
+    // A signal handler interrupted a holder of the lock in this thread.
     .unwrap_or(Err(Errno::NOMEM))
 }
 
-/// The bit of the huge page at an address.
+/// Returns the bit of the huge page at an address.
 fn bit(of: &'static Bits, page: usize) -> Option<(&'static AtomicU64, u64)> {
-    let number = page.checked_sub(BEGIN.load(Ordering::Relaxed))? / PMD.load(Ordering::Relaxed);
+    let number =
+        page.checked_sub(RESERVED_START.load(Ordering::Relaxed))? / PMD.load(Ordering::Relaxed);
     Some((of.get(number / 64)?, 1 << (number % 64)))
 }
 
@@ -365,44 +369,43 @@ fn is_set(of: &'static Bits, page: usize) -> bool {
     bit(of, page).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
 }
 
-fn is_open(page: usize) -> bool {
-    is_set(&OPENED, page)
-}
-
-/// Gives addresses up that were not opened, for the allocator is not asked any more, and mlockall(2) would count them. To open
-/// them fails from now on.
+/// Unmaps all reserved addresses that are not opened, because mlockall(2) would count them.
+/// [`open`] fails from now on.
 pub fn close() {
     let pmd = PMD.load(Ordering::Relaxed);
     LOCK.with(|()| {
-        if pmd == 0 || CLOSED.swap(true, Ordering::Relaxed) {
+        if pmd == 0 || IS_CLOSED.swap(true, Ordering::Relaxed) {
             return;
         }
-        let pages = BEGIN.load(Ordering::Relaxed)..NEXT.load(Ordering::Relaxed);
-        let is_closed = |page: &usize| is_set(&RESERVED, *page) && !is_open(*page);
+        let pages = RESERVED_START.load(Ordering::Relaxed)..RESERVED_NEXT.load(Ordering::Relaxed);
+        let is_closed = |page: &usize| is_set(&RESERVED, *page) && !is_set(&OPENED, *page);
         for page in pages.step_by(pmd).filter(is_closed) {
             #[expect(unsafe_code, reason = "unmaps memory")]
-            // SAFETY: it was reserved here and never accessible, and is not opened any more.
+            // SAFETY: it was reserved here, never accessible, and is not opened any more.
             let _ = unsafe { memory::unmap(page, pmd) };
         }
     });
 }
 
-/// Whether an address is one that was [reserved](reserve).
+/// Reports whether an address is [reserved](reserve).
 pub fn is_reserved(address: usize) -> bool {
     (RESERVED_BASE..RESERVED_END).contains(&address)
 }
 
-/// Changes the bits of the slices that a range touches.
+/// Changes the bits of the slices in a range.
 fn mark(start: usize, length: usize, change: impl Fn(u32, u32) -> u32) {
     let page = SUPPLY.page();
-    if page > SLICES * SLICE {
+    if page > MAX_SLICES * SLICE_BYTES {
         return;
     }
     let (mut at, end) = (start, start + length);
     while at < end {
         let next = (at & !(page - 1)) + page;
-        let (first, last) = (at % page / SLICE, (next.min(end) - 1) % page / SLICE);
-        let bits = (u32::MAX >> (SLICES - 1 - last)) & (u32::MAX << first);
+        let (first, last) = (
+            at % page / SLICE_BYTES,
+            (next.min(end) - 1) % page / SLICE_BYTES,
+        );
+        let bits = (u32::MAX >> (MAX_SLICES - 1 - last)) & (u32::MAX << first);
         if let Some(used) = used(at) {
             used.store(
                 change(used.load(Ordering::Relaxed), bits),

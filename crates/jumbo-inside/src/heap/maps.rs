@@ -1,41 +1,42 @@
-//! The program's own anonymous mappings: [`place_large`], [`take_small`], [`place_piece`], [`advise_mapping`].
+//! Placement of the program's own anonymous mappings: [`place_large`], [`take_small`],
+//! [`place_piece`], [`advise_mapping`].
 //!
-//! A mapping of at least one PMD gets an address aligned to it, so that all of it but the end can be
-//! PMD-mapped (the kernel does so by itself since 6.7, and only for lengths that are multiples of the
-//! PMD size), and is advised. Smaller ones cannot be huge alone: allocators that ask for, say, 1 MiB at a
-//! time (CPython's arenas) get theirs packed one behind the other on a frontier of their own, once
-//! they have asked for so much that it pays. The pieces that V8 reserves its heap in get addresses one
-//! behind the other as well, and stay V8's own mappings.
+//! A mapping of at least one PMD gets an address aligned to it and is advised, so that all but its
+//! end can be PMD-mapped. Since 6.7 the kernel aligns too, but only lengths that are multiples of
+//! the PMD size.
 //!
-//! What is mapped here is the program's: it may unmap, protect, lock, or advise it otherwise, as any
-//! mapping, and nothing is kept about it.
+//! Smaller mappings cannot be huge alone. Allocators that map, say, 1 MiB at a time (CPython's
+//! arenas) get contiguous addresses on a separate frontier, once they have mapped enough. The
+//! pieces in which V8 reserves its heap get contiguous addresses too, and stay V8's own mappings.
+//!
+//! The mappings belong to the program, which may unmap, protect, lock or advise them. No state is
+//! kept for them.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use rustix::io::Errno;
+use rustix::io::{Errno, Result};
 
 use super::backing::Backing;
 use super::frontier::Frontier;
-use super::{BASE_PAGE, LOCKED, MAPS_BASE, MAPS_END, PLACED, PMD, Settings, memory};
+use super::{BASE_PAGE, HeapSettings, IS_PLACED, LOCKS_FUTURE, MAPS_BASE, MAPS_END, PMD, memory};
 use crate::density::{self, Decision, Policy};
 use crate::gather;
-use crate::ledger::Slot;
-use crate::ledger::stats;
+use crate::ledger::{Slot, stats};
 use crate::proc;
 use crate::sandbox;
 use crate::sync::Lock;
 use crate::sys;
 
-/// Mappings below that are not packed: it is mostly files' buffers and stacks that are so small.
-pub const SMALL: usize = 256 << 10;
-/// How many PMDs' worth of small mappings a program asks for before they are packed.
+/// Smallest mapping that is packed. Smaller ones are mostly file buffers and stacks.
+pub const MIN_PACKED_BYTES: usize = 256 << 10;
+/// Small mappings, in PMDs, that a program makes before they are packed.
 const PACKED_AFTER_PMDS: usize = 4;
 
 #[derive(Debug)]
-pub(super) struct Pack {
+pub(super) struct PackedMappings {
     frontier: Frontier,
-    asked: usize,
+    requested: usize,
     pmd: usize,
     pieces: Pieces,
 }
@@ -43,29 +44,28 @@ pub(super) struct Pack {
 /// Addresses for the pieces of a heap, and the first block of them that is not scanned yet.
 #[derive(Debug)]
 struct Pieces {
-    asked: usize,
+    requested: usize,
     left: Range<usize>,
     open: usize,
 }
 
-/// The addresses for pieces that are taken at a time.
+/// Address range that is taken for pieces at a time.
 const PIECES_BYTES: usize = 64 << 20;
 
 impl Pieces {
-    /// The address of the next `length` bytes.
     fn take(&mut self, length: usize, pmd: usize) -> Option<usize> {
-        self.asked = self.asked.saturating_add(length);
-        if self.asked < PACKED_AFTER_PMDS * pmd {
+        self.requested = self.requested.saturating_add(length);
+        if self.requested < PACKED_AFTER_PMDS * pmd {
             return None;
         }
-        // All pieces in front of the next one are there by now, as far as this thread asked for them.
+        // All pieces before the next one are mapped by now, as far as this thread requested them.
         let complete = self.open..self.left.start & !(pmd - 1);
         if complete.len() >= pmd {
             density::begin_on_base_pages(&complete);
             self.open = complete.end;
         }
         if self.left.len() < length {
-            let start = LARGE.take(PIECES_BYTES.max(pmd), usize::MAX)?;
+            let start = LARGE_CURSOR.take(PIECES_BYTES.max(pmd), usize::MAX)?;
             self.left = start..start + PIECES_BYTES.max(pmd);
             self.open = start;
         }
@@ -75,11 +75,11 @@ impl Pieces {
     }
 }
 
-impl Pack {
+impl PackedMappings {
     fn take(&mut self, length: usize) -> Option<usize> {
         match self.frontier.take(length, false) {
             Ok(growth) => Some(growth.start),
-            // The program takes an address of its own this once, and the next one is found elsewhere.
+            // The kernel chooses this address; the next mapping is placed elsewhere.
             Err(Errno::EXIST) => {
                 let (left, right) = self.frontier.skip();
                 if left < right {
@@ -99,27 +99,27 @@ impl Pack {
 }
 
 crate::one_page! {
-    pub(super) static PACK: Lock<Pack> = Lock::new(Pack {
+    pub(super) static PACK: Lock<PackedMappings> = Lock::new(PackedMappings {
         frontier: Frontier::new(Backing::Advised),
-        asked: 0,
+        requested: 0,
         pmd: 0,
         pieces: Pieces {
-            asked: 0,
+            requested: 0,
             left: 0..0,
             open: 0,
         },
     });
 }
-/// Where the next large mapping goes.
-static LARGE: Cursor = Cursor::new(PACK_END, LARGE_END);
-/// Where the next large shared one goes: apart, since of those none is moved or copied here.
-static SHARED: Cursor = Cursor::new(LARGE_END, MAPS_END);
+/// Address of the next large mapping.
+static LARGE_CURSOR: Cursor = Cursor::new(PACK_END, LARGE_END);
+/// Address of the next large shared mapping: apart, because those are never moved or copied here.
+static SHARED_CURSOR: Cursor = Cursor::new(LARGE_END, MAPS_END);
 
-/// Addresses for small mappings; those for large ones follow, and then those for shared ones.
+/// End of the addresses for small mappings; those for large and for shared ones follow.
 const PACK_END: usize = MAPS_BASE + (MAPS_END - MAPS_BASE) / 4;
 const LARGE_END: usize = MAPS_END - (MAPS_END - MAPS_BASE) / 4;
 
-/// Addresses that are given out one behind the other, and from the start again.
+/// Addresses that are handed out in order, and from the start again at the end.
 #[derive(Debug)]
 struct Cursor {
     next: AtomicUsize,
@@ -141,9 +141,9 @@ impl Cursor {
         self.next.store(self.start + offset, Ordering::Relaxed);
     }
 
-    fn take(&self, length: usize, most: usize) -> Option<usize> {
+    fn take(&self, length: usize, max: usize) -> Option<usize> {
         let pmd = PMD.load(Ordering::Relaxed);
-        if !active() || length < pmd || length > most {
+        if !is_active() || length < pmd || length > max {
             return None;
         }
         let step = length.next_multiple_of(pmd);
@@ -157,7 +157,7 @@ impl Cursor {
     }
 }
 
-pub(super) fn place(settings: Settings, random: usize) {
+pub(super) fn place(settings: HeapSettings, random: usize) {
     let pmd = settings.pmd;
     let offset = |bytes: usize| random % (bytes / 2 / pmd) * pmd;
     PACK.with(|pack| {
@@ -165,19 +165,20 @@ pub(super) fn place(settings: Settings, random: usize) {
             .place(MAPS_BASE + offset(PACK_END - MAPS_BASE), PACK_END, pmd);
         pack.pmd = pmd;
     });
-    LARGE.place(random, pmd);
-    SHARED.place(random, pmd);
+    LARGE_CURSOR.place(random, pmd);
+    SHARED_CURSOR.place(random, pmd);
 }
 
-/// True where `address` is one that was given out here, for memory of the program's own.
+/// Reports whether `address` was handed out here for private memory of the program.
 pub const fn is_placed(address: usize) -> bool {
     address.wrapping_sub(MAPS_BASE) < LARGE_END - MAPS_BASE
 }
 
-/// Whether the mapping of the program's that a range is may be several to the kernel by our doing: advice has cut it, or it
-/// is packed behind others. And it is of one kind: readable, writable, private, without a file, a hole or a lock. Behind a
-/// filter of the program's own that cannot be looked at, and is taken for true of memory that advice may have cut.
-pub fn is_several(address: usize, length: usize) -> bool {
+/// Reports whether the kernel may have split a mapping of the program because of jumbo: advice cut
+/// it, or it is packed with others. All of it must be plain: readable, writable, private,
+/// anonymous, without a hole or a lock. Behind a filter of the program the mapping cannot be
+/// checked; a cut one then counts as split.
+pub fn is_split(address: usize, length: usize) -> bool {
     let length = length.next_multiple_of(BASE_PAGE);
     let Some(end) = address.checked_add(length).filter(|_| length > 0) else {
         return false;
@@ -198,29 +199,28 @@ pub fn is_several(address: usize, length: usize) -> bool {
     is_plain && looked.is_ok()
 }
 
-/// A good address for a mapping of `length` bytes, as a hint for mmap(2): the kernel takes another
-/// one where this is in use. `None` where the mapping is too small to be huge.
+/// Returns a good address for a mapping of `length` bytes, as a hint for mmap(2); `None` if it is
+/// too small to be huge. If the address is in use, the kernel chooses another one.
 pub fn place_large(length: usize) -> Option<usize> {
-    LARGE.take(length, (LARGE_END - PACK_END) / 8)
+    LARGE_CURSOR.take(length, (LARGE_END - PACK_END) / 8)
 }
 
-/// As [`place_large`], for memory that processes share: databases have all of theirs in one mapping.
+/// Returns a good address for shared memory: a database has all of its own in one mapping.
 pub fn place_shared(length: usize) -> Option<usize> {
-    SHARED.take(length, (MAPS_END - LARGE_END) / 2)
+    SHARED_CURSOR.take(length, (MAPS_END - LARGE_END) / 2)
 }
 
-/// Fresh private memory of `length` bytes for a mapping that is too small to be huge alone, or `None`
-/// where it is not for us. It is mapped, readable and writable.
+/// Maps private read-write memory for a mapping too small to be huge alone; `None` if not packed.
 pub fn take_small(length: usize) -> Option<usize> {
     let pmd = PMD.load(Ordering::Relaxed);
-    if !active() || !(SMALL..pmd).contains(&length) {
+    if !is_active() || !(MIN_PACKED_BYTES..pmd).contains(&length) {
         return None;
     }
     let length = length.next_multiple_of(BASE_PAGE);
-    // mmap(2) waits for no other thread: one that is suspended may be in here.
+    // mmap(2) never waits for another thread, and a suspended thread may hold this lock.
     PACK.with_soon(|pack| {
-        pack.asked = pack.asked.saturating_add(length);
-        if pack.asked < PACKED_AFTER_PMDS * pack.pmd {
+        pack.requested = pack.requested.saturating_add(length);
+        if pack.requested < PACKED_AFTER_PMDS * pack.pmd {
             return None;
         }
         pack.take(length)
@@ -229,24 +229,24 @@ pub fn take_small(length: usize) -> Option<usize> {
     .inspect(|_| Slot::add(&stats::slot().maps_advised, length as u64))
 }
 
-/// A good address for a piece of a heap, as a hint for mmap(2), in the place of the program's own `hint`. `None` where
-/// it is not for us.
+/// Returns a good address for a piece of a heap, as a hint for mmap(2) that replaces the program's
+/// `hint`. `None` if the mapping is no such piece.
 ///
-/// V8 reserves its heap in pieces of 256 KiB at random addresses, where no huge page fits. To have a piece aligned, it
-/// asks for as much more, and unmaps the rest.
+/// V8 reserves its heap in pieces of 256 KiB at random addresses, where no huge page fits. To align
+/// a piece, V8 maps almost twice its size and unmaps the rest.
 pub fn place_piece(hint: usize, length: usize) -> Option<usize> {
-    let kept = length.checked_sub(SMALL - BASE_PAGE)?;
-    let is_piece = hint != 0 && hint.is_multiple_of(SMALL) && kept >= SMALL;
-    if !is_piece || !active() {
+    let kept = length.checked_sub(MIN_PACKED_BYTES - BASE_PAGE)?;
+    let is_piece = hint != 0 && hint.is_multiple_of(MIN_PACKED_BYTES) && kept >= MIN_PACKED_BYTES;
+    if !is_piece || !is_active() {
         return None;
     }
-    let kept = kept.next_multiple_of(SMALL);
+    let kept = kept.next_multiple_of(MIN_PACKED_BYTES);
     PACK.with_soon(|pack| pack.pieces.take(kept, pack.pmd))
         .flatten()
 }
 
-/// Advises an anonymous mapping that the program has just made, if a whole huge page fits in it. One without access is a reservation
-/// of addresses, hundreds of GiB at times, which is advised for what becomes of it and is not counted.
+/// Advises a new anonymous mapping of the program, if a whole huge page fits in it. One without
+/// access is a reservation of up to hundreds of GiB: it is advised for later use and not counted.
 pub fn advise_mapping(address: usize, length: usize, is_accessible: bool) {
     let policy = match is_accessible {
         true => Policy::Mapping,
@@ -255,57 +255,48 @@ pub fn advise_mapping(address: usize, length: usize, is_accessible: bool) {
     let _ = density::advise(&whole(address, length), policy);
 }
 
-/// The program has made memory of a part of what it had reserved (MAP_FIXED). True where it begins on base pages, and is
-/// scanned; else it is to be advised as any other.
+/// Handles a mapping that replaces a part of a reservation (MAP_FIXED). True if it begins on base
+/// pages and is scanned; else the caller advises it like any other.
 ///
-/// A database lays out the headers of a buffer pool, 2 MiB apart or more, long before it fills it.
+/// A database writes the headers of a buffer pool, 2 MiB or more apart, long before it fills it.
 pub fn commit(address: usize, length: usize) -> bool {
     let range = address..address.saturating_add(length);
     // With a bound it is a mapping like any other.
-    let is_special = !LOCKED.load(Ordering::Relaxed) && !density::is_bounded();
+    let is_special = !LOCKS_FUTURE.load(Ordering::Relaxed) && !density::is_bounded();
     is_special && density::decide(&range, Policy::Committed).0 == Decision::BaseForNow
 }
 
-/// Advises what a mapping has grown by.
-pub fn advise_grown(address: usize, old: usize, new: usize) {
-    advise_mapping(address + old, new - old, true);
-}
-
-/// Advises text that the program has just mapped from a file, if a whole huge page fits in it: what is not cached yet is
-/// then read in huge folios.
+/// Advises new text mapped from a file: the kernel reads uncached parts in huge folios.
 pub fn advise_text(address: usize, length: usize) {
     let _ = density::advise(&whole(address, length), Policy::Text);
 }
 
-/// The whole pages of a mapping.
+/// Returns the whole pages of a mapping.
 const fn whole(address: usize, length: usize) -> Range<usize> {
     address..address + length.next_multiple_of(BASE_PAGE)
 }
 
-/// Makes a mapping resident, as MAP_POPULATE would have: as far as it goes. MADV_POPULATE_WRITE, 5.14.
+/// Makes a mapping resident, as MAP_POPULATE does: as far as possible. MADV_POPULATE_WRITE, 5.14.
 pub fn populate(address: usize, length: usize) {
     let huge = PMD.load(Ordering::Relaxed);
     let _ = memory::populate(address, length.next_multiple_of(BASE_PAGE), huge);
 }
 
-/// A mapping that was left as the program made it.
-pub fn left_alone(length: usize) {
+/// Counts a mapping that stays as the program made it.
+pub fn count_unmodified(length: usize) {
     Slot::add(&stats::slot().maps_left, length as u64);
 }
 
-/// Moves a mapping of ours that has to grow to a place where it can, aligned as it was. For mremap(2)
-/// with MREMAP_MAYMOVE, after growing in place has failed.
+/// Moves a growing mapping of jumbo to a place with room, with the same alignment. For mremap(2)
+/// with MREMAP_MAYMOVE, after growth in place has failed.
 ///
 /// # Safety
 /// The caller may move the `old` bytes at `address`: nothing uses them there from now on.
-#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+#[expect(unsafe_code, reason = "invalidates pointers to the memory")]
 pub unsafe fn move_grown(address: usize, old: usize, new: usize) -> Option<usize> {
-    let pmd = PMD.load(Ordering::Relaxed);
-    let off = address % pmd.max(1);
-    let target = place_large(new.checked_add(pmd)?)? + off;
-    let length = new.next_multiple_of(BASE_PAGE);
-    sys::reserve(target, length).ok()?;
-    // SAFETY: the caller's promise; what is at the target was reserved above, by this thread.
+    let length = new.checked_next_multiple_of(BASE_PAGE)?;
+    let target = reserve_aligned(address, length)?;
+    // SAFETY: the caller's promise; this thread reserved the target above.
     unsafe {
         if memory::move_grown(address, target, old, new).is_err() {
             let _ = memory::unmap(target, length);
@@ -315,22 +306,24 @@ pub unsafe fn move_grown(address: usize, old: usize, new: usize) -> Option<usize
     Some(target)
 }
 
-/// Does by hand what mremap(2) refuses because a mapping of the program's is several to the kernel ([`is_several`]): moves it
-/// in units, and the last one to its new size. `to`: the place that the program wants, where what is mapped goes.
+/// Reserves `length` bytes at an address with the alignment of `address`.
+fn reserve_aligned(address: usize, length: usize) -> Option<usize> {
+    let pmd = PMD.load(Ordering::Relaxed);
+    let target = place_large(length.checked_add(pmd)?)? + address % pmd.max(1);
+    sys::reserve(target, length).ok().map(|()| target)
+}
+
+/// Does an mremap(2) that the kernel refuses because the mapping is split ([`is_split`]): moves it
+/// in units, and resizes the last page. `to` is the address that the program requests, if any.
 ///
 /// # Errors
-/// Those of mremap(2); ENOMEM: no place is found.
+/// Those of mremap(2); ENOMEM: no address is free.
 ///
 /// # Safety
-/// The caller may move the `old` bytes at `address`: nothing uses them there from now on. What is at `to` is the caller's to
-/// lose.
-#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
-pub unsafe fn move_cut(
-    address: usize,
-    old: usize,
-    new: usize,
-    to: Option<usize>,
-) -> Result<usize, Errno> {
+/// The caller may move the `old` bytes at `address`: nothing uses them there from now on. The
+/// memory at `to` is the caller's to lose.
+#[expect(unsafe_code, reason = "invalidates pointers to the memory")]
+pub unsafe fn move_cut(address: usize, old: usize, new: usize, to: Option<usize>) -> Result<usize> {
     let (old, new) = (
         old.next_multiple_of(BASE_PAGE),
         new.next_multiple_of(BASE_PAGE),
@@ -341,42 +334,35 @@ pub unsafe fn move_cut(
     }
     let old = old.min(new);
     let pmd = PMD.load(Ordering::Relaxed);
-    let target = match to {
-        Some(to) => to,
-        None => {
-            let place = new.checked_add(pmd).and_then(place_large);
-            let target = place.ok_or(Errno::NOMEM)? + address % pmd;
-            sys::reserve(target, new).map_err(|_| Errno::NOMEM)?;
-            target
-        }
-    };
-    // What is packed meets anywhere.
+    let target = to.or_else(|| reserve_aligned(address, new));
+    let target = target.ok_or(Errno::NOMEM)?;
+    // Packed mappings are cut at any page.
     let unit = if old < pmd { BASE_PAGE } else { pmd };
-    let most = old - BASE_PAGE;
+    let body = old - BASE_PAGE;
     // SAFETY: the caller's promise; the target was reserved above, or is the caller's.
-    let answer = unsafe { sys::move_units(address, target, most, unit) }.and_then(|()| {
+    let result = unsafe { sys::move_units(address, target, body, unit) }.and_then(|()| {
         // The last page grows by the rest.
         let length = BASE_PAGE + new - old;
         // SAFETY: as above.
-        let last = unsafe { memory::move_grown(address + most, target + most, BASE_PAGE, length) };
+        let last = unsafe { memory::move_grown(address + body, target + body, BASE_PAGE, length) };
         if last.is_err() {
-            // SAFETY: it came from there.
-            unsafe { sys::move_units(target, address, most, unit) }?;
+            // SAFETY: it was moved from there.
+            unsafe { sys::move_units(target, address, body, unit) }?;
         }
         last
     });
-    if answer.is_err() && to.is_none() {
+    if result.is_err() && to.is_none() {
         // SAFETY: reserved above.
         let _ = unsafe { memory::unmap(target, new) };
     }
-    answer.map(|()| target)
+    result.map(|()| target)
 }
 
-/// Has such a mapping grow where it is, by its last page. Gives its address.
+/// Grows a split mapping in place, by its last page, and returns its address.
 ///
 /// # Errors
 /// Those of mremap(2).
-pub fn grow_cut(address: usize, old: usize, new: usize) -> Result<usize, Errno> {
+pub fn grow_cut(address: usize, old: usize, new: usize) -> Result<usize> {
     let old = old.next_multiple_of(BASE_PAGE);
     let more = new
         .next_multiple_of(BASE_PAGE)
@@ -387,7 +373,7 @@ pub fn grow_cut(address: usize, old: usize, new: usize) -> Result<usize, Errno> 
     memory::grow(last, BASE_PAGE, BASE_PAGE + more).map(|()| address)
 }
 
-fn active() -> bool {
-    let advised = PLACED.load(Ordering::Acquire) && sandbox::allows_advice();
-    advised && !LOCKED.load(Ordering::Relaxed)
+fn is_active() -> bool {
+    let advised = IS_PLACED.load(Ordering::Acquire) && sandbox::allows_advice();
+    advised && !LOCKS_FUTURE.load(Ordering::Relaxed)
 }

@@ -1,24 +1,23 @@
-//! Large allocations in an address window of their own; what the preload library calls.
+//! Large allocations and mappings on huge pages; the interface of the preload library.
 //!
-//! Allocations of at least [`LARGE`] bytes live in a window: a range of addresses that the kernel never
-//! chooses by itself, so that `free` knows in one comparison ([`is_ours`]) whether a pointer is ours.
-//! Smaller ones are mimalloc's or stay with the program's allocator. The window is not reserved: it is mapped as it is
-//! used, so that `ulimit -v`, mlockall(2), core dumps and the commit limit see what they would see
-//! without us.
+//! Allocations of at least [`LARGE_BLOCK_BYTES`] live in a window: an address range that the kernel
+//! never chooses by itself. So `free` detects its pointers by one comparison ([`is_ours`]).
+//! mimalloc or the program's allocator serves smaller ones.
 //!
-//! - `window` keeps the blocks, `extents` is its index, `frontier` its growing end, `backing` what it is made of;
-//! - `supply` has the pages of a pool (`--pool`), which a window of its own is made of, or [`managed`] for an
-//!   allocator with addresses of its own; `warm` makes them resident beforehand;
-//! - [`maps`] places and advises the program's own anonymous mappings;
-//! - [`main_heap`] says which large blocks are left to glibc, [`arena`] advises its thread arenas;
-//! - `demand` gives back what stayed for the program's next allocations;
+//! The window is mapped on demand and not reserved: `ulimit -v`, mlockall(2), core dumps and the
+//! commit limit count the same memory as without jumbo.
+//!
+//! - `window` has the blocks, `extents` indexes and `frontier` grows them, `backing` is their
+//!   source.
+//! - `supply` has the pages of a pool (`--pool`); `warm` makes them resident in advance.
+//! - [`managed`] has addresses for mimalloc, and the pool's pages if they are for it.
+//! - [`maps`] places and advises the program's own anonymous mappings.
+//! - [`main_heap`] selects large blocks for glibc, [`arena`] advises glibc's thread arenas.
+//! - `demand` frees memory that was retained for the program's next allocations.
 //! - `memory` is the one leaf that touches memory.
 //!
-//! Blocks are freed through [`gather`], pages counted by the rules of [`crate::pool`], and what was done is counted in
-//! the [`crate::ledger`].
-//!
-//! This code runs inside the wrapped program: no allocation, no thread-local, no call that could
-//! come back in, no panic. Where something cannot be done it says so and the program's allocator does it.
+//! The code runs inside the wrapped program: no allocation, no thread-local, no re-entrant call, no
+//! panic. Where it fails, the program's allocator serves the request.
 
 pub mod arena;
 mod backing;
@@ -41,74 +40,74 @@ use crate::gather::{self, Leaving};
 use crate::keep::Keep;
 use crate::ledger::{Ledger, Slot, stats};
 use crate::orders::{MaxWaste, PoolOrder};
-use crate::sync::{Apart, Lock, thread_pointer};
+use crate::sync::{Apart, Lock};
 use crate::sys;
 use crate::watch;
 use backing::Backing;
 use memory::Deferred;
 use supply::{Before, SUPPLY};
-use window::{Site, Window};
+use window::{BlockWindow, Site};
 
-/// What counts as large: glibc's initial M_MMAP_THRESHOLD, from which on it would map by itself.
-pub const LARGE: usize = 128 << 10;
+/// Smallest block of the window: glibc's initial M_MMAP_THRESHOLD, from which it maps each block.
+pub const LARGE_BLOCK_BYTES: usize = 128 << 10;
 
-/// The base page that this module is written for. Elsewhere it stays out of the way.
+/// Base page size that this module supports; with another one it stays off.
 pub const BASE_PAGE: usize = 4096;
 
-/// The window: 8 TiB of blocks, 7 TiB of mappings, then the table. The kernel places mappings from the
-/// top of the address space down and the program break at its bottom end; this is in the middle,
-/// between 32 and 48 TiB, where neither comes and where no sanitizer keeps its shadow.
+/// Address ranges: 8 TiB of blocks, 7 TiB of mappings, then the records. The kernel places mappings
+/// from the top of the address space downwards, and the program break near its bottom. Neither
+/// reaches the range of 32 to 48 TiB, and no sanitizer has its shadow there.
 const HEAP_BASE: usize = 0x2000_0000_0000;
 const HEAP_END: usize = 0x2800_0000_0000;
-/// The end of the heap's part: blocks of the pool.
+/// End of the heap's blocks; the pool's blocks follow.
 const POOL_BASE: usize = 0x2700_0000_0000;
 const MAPS_BASE: usize = HEAP_END;
 const MAPS_END: usize = 0x2f00_0000_0000;
-/// Page records: each table begins at a random page of its range (more than 2^24), and no mapping of the kernel's choice comes near.
+/// Page records: each table begins at one of 2^24 random pages, far from the kernel's mappings.
 const TABLE_BASE: usize = MAPS_END;
 const POOL_TABLE: usize = TABLE_BASE + (256 << 30);
-/// Tables of an allocator with addresses of its own.
+/// Tables of an allocator that manages its own addresses.
 const OWN_BASE: usize = TABLE_BASE + (384 << 30);
-/// What an allocator with addresses of its own gets: the pool's, and others.
+/// Memory of such an allocator: pages of the pool, then reserved addresses.
 const MANAGED_BASE: usize = 0x2f80_0000_0000;
 const RESERVED_BASE: usize = 0x3000_0000_0000;
 const RESERVED_END: usize = 0x3800_0000_0000;
 
-/// How the heap is to behave; see [`crate::orders::Orders`].
+/// Configuration of the heap; see [`crate::orders::Orders`].
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// What one PMD maps, in bytes.
+pub struct HeapSettings {
+    /// Bytes that one PMD maps.
     pub pmd: usize,
-    /// The memory that may be huge and untouched.
+    /// Bound on memory that is huge and untouched.
     pub max_waste: MaxWaste,
-    /// How much freed memory stays, where the user says so.
+    /// Bound on freed memory that stays resident, if the user set one.
     pub keep: Option<Keep>,
-    /// Whether the program's malloc is glibc's, with its own defaults.
+    /// The program's malloc is glibc's, with glibc's defaults.
     pub glibc: bool,
-    /// Whether glibc's thread arenas are laid out as [`arena`] knows them, and may grow at once.
+    /// glibc's thread arenas have the layout that [`arena`] expects.
     pub arenas: bool,
-    /// The pages of a pool.
+    /// Pool of huge pages (`--pool`).
     pub pool: Option<PoolOrder>,
-    /// They are for [`managed`], and not for large allocations.
+    /// The pool is for [`managed`] instead of large allocations.
     pub managed: bool,
 }
 
-/// What became of a request to resize a block.
+/// Result of a request to resize a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resize {
-    /// The block is this one now.
+    /// Resized; the block has this address now.
     Done(usize),
-    /// Nothing was changed; the block has room for so many bytes, and the caller copies.
+    /// Nothing changed. The block has room for this many bytes, and the caller copies.
     Copy(usize),
-    /// No block begins there.
+    /// The address begins no block.
     Unknown,
 }
 
-/// A window, and what was freed into it while its lock was held.
+/// A window behind its lock, and the blocks that were freed while the lock was held.
 #[derive(Debug)]
-struct Part {
+struct SharedWindow {
     site: &'static Site,
-    window: Lock<Window, Apart>,
+    window: Lock<BlockWindow, Apart>,
     deferred: Deferred,
 }
 
@@ -123,7 +122,7 @@ static SITE: Site = Site {
 static POOL_SITE: Site = Site {
     backing: Backing::Pool,
     base: POOL_BASE,
-    end: POOL_BASE + supply::SPAN,
+    end: POOL_BASE + supply::SPAN_BYTES,
     tables: POOL_TABLE..OWN_BASE,
     table: AtomicUsize::new(0),
     start: AtomicUsize::new(0),
@@ -132,107 +131,95 @@ crate::one_page! {
     static HEAP_WORD: AtomicU32 = AtomicU32::new(0);
     static POOL_WORD: AtomicU32 = AtomicU32::new(0);
 }
-static HEAP: Part = Part::new(&SITE, &HEAP_WORD);
-static POOL: Part = Part::new(&POOL_SITE, &POOL_WORD);
-/// Large allocations ask the pool first.
-static POOLED: AtomicBool = AtomicBool::new(false);
-/// Set once the window has a place; before that, and where it has none, nothing is taken from it.
-static PLACED: AtomicBool = AtomicBool::new(false);
+static HEAP: SharedWindow = SharedWindow::new(&SITE, &HEAP_WORD);
+static POOL: SharedWindow = SharedWindow::new(&POOL_SITE, &POOL_WORD);
+/// Large allocations try the pool first.
+static POOL_IS_WINDOW: AtomicBool = AtomicBool::new(false);
+/// Set once the window has an address; nothing is allocated from it before.
+static IS_PLACED: AtomicBool = AtomicBool::new(false);
 crate::one_page! {
-    /// The program locks all future mappings (MCL_FUTURE): what is mapped beyond a request would be
-    /// resident at once, so nothing is.
-    static LOCKED: AtomicBool = AtomicBool::new(false);
+    /// Future mappings are locked (MCL_FUTURE), resident at once: the heap allocates no blocks.
+    static LOCKS_FUTURE: AtomicBool = AtomicBool::new(false);
 }
-/// The program has locked or advised memory inside of blocks. That sticks to the pages, so what is freed
-/// is unmapped at once and not handed out again as it is.
-static STICKY: AtomicBool = AtomicBool::new(false);
+/// The program locked or advised memory in blocks, which outlives them: freed blocks are unmapped.
+static HAS_STICKY_PAGES: AtomicBool = AtomicBool::new(false);
 /// glibc's thread arenas are advised.
-static ARENAS: AtomicBool = AtomicBool::new(false);
+static ADVISES_ARENAS: AtomicBool = AtomicBool::new(false);
 static PMD: AtomicUsize = AtomicUsize::new(0);
 
-/// Gives the window its place; false where it cannot have one here.
+/// Places the window; false if the host's page sizes are not supported.
 ///
 /// # Safety
-/// Once in a process, before the first allocation.
-#[expect(unsafe_code, reason = "the records of blocks count from there")]
-pub unsafe fn start(settings: Settings) -> bool {
+/// Called once in a process, before the first allocation.
+#[expect(unsafe_code, reason = "places the records of blocks")]
+pub unsafe fn start(settings: HeapSettings) -> bool {
     const WORD: usize = size_of::<usize>();
     let mut bytes = [0u8; 3 * WORD];
     let flags = rustix::rand::GetRandomFlags::NONBLOCK;
-    // Early in boot there may be no randomness yet; a fixed place is then better than none.
+    // Early in boot there may be no randomness yet; a fixed address is better than none.
     let _ = rustix::rand::getrandom(&mut bytes, flags);
     let mut words = bytes.as_chunks::<WORD>().0.iter().copied();
     let mut word = || words.next().map_or(0, usize::from_ne_bytes);
     let (random, table, pool_table) = (word(), word(), word());
-    let fits = rustix::param::page_size() == BASE_PAGE
-        && settings.pmd.is_power_of_two()
-        && (BASE_PAGE..=1 << 30).contains(&settings.pmd);
-    if fits {
-        HEAP.window.with(|window| {
-            window.place(
-                settings.pmd,
-                settings.max_waste.percent(),
-                settings.keep,
-                random,
-                table,
-            );
-        });
-        maps::place(settings, random >> 32);
-        managed::place(settings.pmd, random >> 16);
-        density::start(settings.pmd, settings.max_waste);
-        if settings.glibc
-            && settings.keep.is_none()
-            && settings.pool.is_none()
-            && density::is_bounded()
-        {
-            main_heap::start();
-        }
-        PMD.store(settings.pmd, Ordering::Relaxed);
-        ARENAS.store(settings.arenas, Ordering::Relaxed);
-        PLACED.store(true, Ordering::Release);
-        if let Some(order) = settings.pool {
-            start_pool(order, settings, random, pool_table);
-        }
+    let HeapSettings { pmd, keep, .. } = settings;
+    if rustix::param::page_size() != BASE_PAGE
+        || !pmd.is_power_of_two()
+        || !(BASE_PAGE..=1 << 30).contains(&pmd)
+    {
+        return false;
     }
-    fits
+    let max_waste = settings.max_waste.percent();
+    HEAP.window
+        .with(|window| window.place(pmd, max_waste, keep, random, table));
+    maps::place(settings, random >> 32);
+    managed::place(pmd, random >> 16);
+    density::start(pmd, settings.max_waste);
+    if settings.glibc && keep.is_none() && settings.pool.is_none() && density::is_bounded() {
+        main_heap::start();
+    }
+    PMD.store(pmd, Ordering::Relaxed);
+    ADVISES_ARENAS.store(settings.arenas, Ordering::Relaxed);
+    IS_PLACED.store(true, Ordering::Release);
+    if let Some(order) = settings.pool {
+        start_pool(order, settings, random, pool_table);
+    }
+    true
 }
 
-fn start_pool(order: PoolOrder, settings: Settings, random: usize, table: usize) {
+fn start_pool(order: PoolOrder, settings: HeapSettings, random: usize, table: usize) {
     if settings.managed {
         let _ = SUPPLY.start(order, settings.pmd, MANAGED_BASE);
         return;
     }
     POOL.window
         .with(|pool| pool.place(order.page, usize::MAX, None, random, table));
-    POOLED.store(
-        SUPPLY.start(order, settings.pmd, POOL_BASE),
-        Ordering::Release,
-    );
+    let is_started = SUPPLY.start(order, settings.pmd, POOL_BASE);
+    POOL_IS_WINDOW.store(is_started, Ordering::Release);
 }
 
-/// Makes the pool resident (`--warm`), as far as there are pages. Before the program starts.
+/// Makes the pool resident (`--warm`), as far as it has pages. Called before the program starts.
 pub fn warm(order: PoolOrder) {
-    if !POOLED.load(Ordering::Acquire) {
+    if !POOL_IS_WINDOW.load(Ordering::Acquire) {
         return managed::warm(order);
     }
     SUPPLY.in_parallel(|| {
         POOL.with(|pool, leaving| {
-            let (mut warmed, mut ask) = (0, order.size);
+            let (mut warmed, mut request) = (0, order.size);
             let mut blocks = [0; 64];
             let mut free = blocks.iter_mut();
-            while warmed < order.size && ask >= order.page {
+            while warmed < order.size && request >= order.page {
                 let Some(block) = free.next() else { break };
-                match pool.take(ask.min(order.size - warmed), order.page) {
+                match pool.take(request.min(order.size - warmed), order.page) {
                     Ok((address, _)) => {
                         *block = address;
-                        warmed += ask.min(order.size - warmed);
+                        warmed += request.min(order.size - warmed);
                     }
-                    Err(_) => ask = (ask / 2) & !(order.page - 1),
+                    Err(_) => request = (request / 2) & !(order.page - 1),
                 }
             }
             for block in blocks.into_iter().filter(|block| *block != 0) {
                 #[expect(unsafe_code, reason = "frees blocks")]
-                // SAFETY: they were taken above, for nothing else.
+                // SAFETY: the blocks were allocated above, and have no other user.
                 unsafe {
                     pool.release(block, true, leaving);
                 }
@@ -241,25 +228,25 @@ pub fn warm(order: PoolOrder) {
     });
 }
 
-/// Counts into `ledger` from now on, as process `pid`. Before [`start`], where the ledger has a bound for the pool.
+/// Counts into `ledger` as process `pid`. Precedes [`start`] if the ledger bounds the pool.
 pub fn count_in(ledger: &'static Ledger, pid: u32) {
     stats::attach(ledger, pid);
     SUPPLY.recount();
 }
 
-/// Adds to the flags of this process.
+/// Sets flags of this process in the ledger.
 pub fn add_flags(flags: u32) {
     stats::slot().flags.fetch_or(flags, Ordering::Relaxed);
 }
 
-/// True where `address` lies in the part of the window that blocks are in.
+/// Reports whether `address` lies in the address range of blocks.
 #[inline(always)]
 pub const fn is_ours(address: usize) -> bool {
     address.wrapping_sub(HEAP_BASE) < HEAP_END - HEAP_BASE
 }
 
-/// A block of `size` bytes at a multiple of `align` (a power of two), all zeroes if `zeroed`. `None` where
-/// the window cannot serve: the caller asks the program's allocator.
+/// Allocates `size` bytes at a multiple of `align` (a power of two), zeroed on request. `None`: the
+/// caller asks the program's allocator.
 pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     let slot = stats::slot();
     if let Some(block) = take_from_pool(size, align, zeroed) {
@@ -267,7 +254,7 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     }
     gather::about_to_allocate(size);
     let take = || {
-        (PLACED.load(Ordering::Acquire) && !LOCKED.load(Ordering::Relaxed))
+        (IS_PLACED.load(Ordering::Acquire) && !LOCKS_FUTURE.load(Ordering::Relaxed))
             .then(|| HEAP.with(|window, _| window.take_aligned(size, align)))
             .flatten()
     };
@@ -282,12 +269,12 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     Some(hand_out(taken, size, zeroed))
 }
 
-/// Counts a block that was taken, of which is known whether it is zero, and gives its address; zeroed if it is to be.
+/// Counts a new block, zeroes it on request unless it is zero already, and returns its address.
 fn hand_out((address, zero): (usize, bool), size: usize, zeroed: bool) -> usize {
     Slot::add(&stats::slot().large_calls, 1);
     if zeroed && !zero {
         #[expect(unsafe_code, reason = "writes by address")]
-        // SAFETY: the block has room for so many bytes, and its user does not know of it yet.
+        // SAFETY: the block has `size` bytes, and the caller does not know its address yet.
         unsafe {
             memory::zero(address, size);
         }
@@ -295,15 +282,14 @@ fn hand_out((address, zero): (usize, bool), size: usize, zeroed: bool) -> usize 
     address
 }
 
-/// A block from the pool, if there is one and it has room.
 fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
-    if !POOLED.load(Ordering::Acquire) {
+    if !POOL_IS_WINDOW.load(Ordering::Acquire) {
         return None;
     }
-    // A program that asks for whole base pages may protect or drop some of them, which hugetlb pages refuse. What
-    // sticks to pages would stick to those of the pool.
-    let left_alone = align >= BASE_PAGE || STICKY.load(Ordering::Relaxed);
-    let taken = (!left_alone && !LOCKED.load(Ordering::Relaxed))
+    // A program that requests page alignment may protect or drop single base pages, which hugetlb
+    // pages refuse. Locks and advice would stick to the pool's pages.
+    let is_excluded = align >= BASE_PAGE || HAS_STICKY_PAGES.load(Ordering::Relaxed);
+    let taken = (!is_excluded && !LOCKS_FUTURE.load(Ordering::Relaxed))
         .then(|| POOL.with(|pool, _| pool.take(size, align)))
         .flatten();
     let Some(Ok(taken)) = taken else {
@@ -313,108 +299,109 @@ fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     Some(hand_out(taken, size, zeroed))
 }
 
-/// Frees the block at `address`; false where no block begins there (a bug of the program's).
+/// Frees the block at `address`; false if no block begins there (a bug of the program).
 ///
 /// # Safety
-/// `address` is in the window ([`is_ours`]). Where a block begins there, nothing uses it from now on.
-#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+/// `address` is in the window ([`is_ours`]). Nothing uses a block that begins there from now on.
+#[expect(unsafe_code, reason = "invalidates pointers to the memory")]
 pub unsafe fn release(address: usize) -> bool {
-    let part = part_of(address);
-    let keep = part.keeps();
+    let shared = window_of(address);
+    let keep = shared.may_retain();
     // SAFETY: the caller's promise.
-    part.with(|window, leaving| unsafe { window.release(address, keep, leaving) })
+    shared
+        .with(|window, leaving| unsafe { window.release(address, keep, leaving) })
         .unwrap_or_else(|| {
-            // This thread holds the lock: we are in a signal handler. The thread that takes the lock next frees it.
+            // In a handler that interrupted a holder of the lock: the next holder frees it.
             // SAFETY: the caller's promise.
-            unsafe { part.deferred.push(address) };
+            unsafe { shared.deferred.push(address) };
             true
         })
 }
 
-/// How many bytes the block at `address` has room for; `None` where no block begins there.
+/// Returns the usable bytes of the block at `address`; `None` if no block begins there.
 ///
 /// # Safety
-/// In a signal handler, where the lock may not be had: a block begins at `address`.
+/// In a signal handler, which may not get the lock, a block begins at `address`.
 #[expect(unsafe_code, reason = "reads the block's record without the lock")]
 pub unsafe fn room(address: usize) -> Option<usize> {
-    let part = part_of(address);
+    let shared = window_of(address);
     // SAFETY: the caller's promise.
-    part.with(|window, _| window.room(address))
-        .unwrap_or_else(|| unsafe { window::peek(part.site, address) })
+    shared
+        .with(|window, _| window.room(address))
+        .unwrap_or_else(|| unsafe { window::peek(shared.site, address) })
 }
 
-/// Resizes the block at `address` without copying, where that can be done.
+/// Resizes the block at `address` without copying, if possible.
 ///
 /// # Safety
-/// As for [`release`]: it may be elsewhere afterwards, or end earlier. In a signal handler a block begins there.
-#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+/// As for [`release`]. In a signal handler a block begins at `address`.
+#[expect(unsafe_code, reason = "invalidates pointers to the memory")]
 pub unsafe fn resize(address: usize, size: usize) -> Resize {
-    let part = part_of(address);
+    let shared = window_of(address);
     // SAFETY: the caller's promise.
-    part.with(|window, leaving| unsafe { window.resize(address, size, leaving) })
+    shared
+        .with(|window, leaving| unsafe { window.resize(address, size, leaving) })
         .unwrap_or_else(|| {
-            // In a signal handler that interrupted us.
+            // In a handler that interrupted a holder of the lock.
             // SAFETY: the caller's promise.
-            let room = unsafe { window::peek(part.site, address) };
+            let room = unsafe { window::peek(shared.site, address) };
             room.map_or(Resize::Unknown, Resize::Copy)
         })
 }
 
-/// Copies what a block holds into another one, for [`Resize::Copy`].
+/// Copies the content of a block into another one, for [`Resize::Copy`].
 ///
 /// # Safety
-/// Both were allocated and not freed, and are not one; each has room for `length` bytes. No other thread uses them
-/// meanwhile.
+/// Both are different live blocks of at least `length` bytes, used by no other thread meanwhile.
 #[expect(unsafe_code, reason = "writes by address")]
 pub unsafe fn copy(from: usize, to: usize, length: usize) {
     // SAFETY: the caller's promise; different blocks never overlap.
     unsafe { memory::copy(from, to, length) };
 }
 
-/// Bytes in blocks that are now handed out.
+/// Returns the bytes in live blocks.
 pub fn live() -> u64 {
     stats::slot().large_live.load(Ordering::Relaxed)
 }
 
-/// Gives all free memory back to the kernel: what malloc_trim(3) asks for. True if there was any.
+/// Returns all free memory to the kernel, for malloc_trim(3); reports whether there was any.
 pub fn trim() -> bool {
-    let pool = POOLED.load(Ordering::Acquire) && POOL.with(Window::trim).unwrap_or(false);
-    HEAP.with(Window::give_up).unwrap_or(false) || pool
+    let pool =
+        POOL_IS_WINDOW.load(Ordering::Acquire) && POOL.with(BlockWindow::trim).unwrap_or(false);
+    HEAP.with(BlockWindow::purge_all).unwrap_or(false) || pool
 }
 
-/// The program changed something about the pages at `address` that outlives what they hold: mlock(2),
-/// madvise(2).
-fn changed(address: usize) {
-    // Programs that choose addresses at random (V8) have mappings of their own beyond the blocks.
-    let holds = |part: &Part| part.window.with(|window| window.holds(address));
-    if is_ours(address) && holds(part_of(address)).unwrap_or(true) {
-        STICKY.store(true, Ordering::Relaxed);
+/// Notes a change of pages that outlives their content: mlock(2), madvise(2), mprotect(2).
+fn mark_sticky(address: usize) {
+    // Programs that choose random addresses (V8) have mappings of their own beyond the blocks.
+    let holds = |shared: &SharedWindow| shared.window.with(|window| window.holds(address));
+    if is_ours(address) && holds(window_of(address)).unwrap_or(true) {
+        HAS_STICKY_PAGES.store(true, Ordering::Relaxed);
     }
 }
 
-/// The program drops what a range holds: MADV_DONTNEED, MADV_FREE. True where that was done here, because the kernel
-/// does not do it as it would without us.
+/// Discards a range of the program as [`supply::PageSupply::discard`] does.
 ///
 /// # Safety
-/// What the range holds is the caller's to lose.
+/// The content of the range is the caller's to lose.
 #[inline(always)]
-#[expect(unsafe_code, reason = "drops what memory holds")]
+#[expect(unsafe_code, reason = "discards memory content")]
 unsafe fn discard(address: usize, length: usize) -> bool {
     // SAFETY: the caller's promise.
     SUPPLY.page() != 0 && unsafe { SUPPLY.discard(address, length) }
 }
 
-/// An identity of the calling thread, unique among those that live.
-pub fn thread() -> usize {
-    thread_pointer()
-}
-
-/// Gives back what the pool has and the program does not use, so that it need not move.
-fn give_up() {
-    if POOLED.load(Ordering::Acquire) {
-        POOL.with(Window::give_up);
+/// Ends jumbo's threads and frees unused pages of the pool, before hugetlb pages move.
+fn prepare_move(before: Before) {
+    if !SUPPLY.will_move(before) {
+        return;
+    }
+    gather::end_workers();
+    watch::end();
+    if POOL_IS_WINDOW.load(Ordering::Acquire) {
+        POOL.with(BlockWindow::purge_all);
     } else {
-        managed::give_up();
+        managed::unmap_unused();
     }
 }
 
@@ -422,66 +409,48 @@ fn evacuate(before: Before) {
     if !SUPPLY.may_evacuate(before) {
         return;
     }
-    if SUPPLY.will_move(before) {
-        gather::end_workers();
-        watch::end();
-        give_up();
-    }
-    let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
-    // Refused in a handler that interrupted one of them, where no thread should be made. What is there by
-    // then cannot move any more.
-    if pool && managed {
-        SUPPLY.evacuate(before);
-    }
-    #[expect(unsafe_code, reason = "gives locks back")]
-    // SAFETY: this thread took them above.
-    unsafe {
-        if managed {
-            managed::LOCK.release();
-        }
-        if pool {
-            POOL.window.release();
-        }
-    }
+    prepare_move(before);
+    // Refused in a handler that interrupted a holder: no thread should be created there, and no
+    // page can move any more.
+    let _ = (POOL.window).with(|_| managed::LOCK.with(|()| SUPPLY.evacuate(before)));
 }
 
 crate::one_page! {
-    /// The locks that a fork holds, a bit each, in the order in which they are taken: heap, mappings, pool, mimalloc's arenas,
-    /// and the two of [`crate::gather`].
+    /// Locks that a fork holds, one bit each, in lock order: heap, mappings, pool, mimalloc's
+    /// arenas, and the two of [`crate::gather`].
     static HELD: Held = Held::new();
 }
 
-/// True where this process was told not to use THP.
+/// Reports whether THP is disabled for this process (PR_SET_THP_DISABLE).
 pub fn thp_disabled() -> bool {
     sys::is_without_thp()
 }
 
-/// The part that an address of ours lies in.
-fn part_of(address: usize) -> &'static Part {
+fn window_of(address: usize) -> &'static SharedWindow {
     if address < POOL_BASE { &HEAP } else { &POOL }
 }
 
-impl Part {
+impl SharedWindow {
     const fn new(site: &'static Site, word: &'static AtomicU32) -> Self {
         Self {
             site,
-            window: Lock::on(word, Window::new(site)),
+            window: Lock::on(word, BlockWindow::new(site)),
             deferred: Deferred::new(),
         }
     }
 
-    /// Whether freed memory may stay mapped. The pool's pages stay where they are counted.
-    fn keeps(&self) -> bool {
-        self.site.backing == Backing::Pool || !STICKY.load(Ordering::Relaxed)
+    /// Reports whether freed memory may stay mapped. The pool's pages always may.
+    fn may_retain(&self) -> bool {
+        self.site.backing == Backing::Pool || !HAS_STICKY_PAGES.load(Ordering::Relaxed)
     }
 
-    /// Runs `work` on the window; what it takes out of it is freed afterwards, without the lock. `None` where
-    /// this thread is inside of it already.
-    fn with<R>(&self, work: impl FnOnce(&mut Window, &mut Leaving) -> R) -> Option<R> {
+    /// Runs `work` on the window; memory that `work` removes from it is freed afterwards, without
+    /// the lock. `None` if this thread holds the lock already.
+    fn with<R>(&self, work: impl FnOnce(&mut BlockWindow, &mut Leaving) -> R) -> Option<R> {
         let mut leaving = Leaving::new();
         let mut is_demand = false;
         let result = self.window.with(|window| {
-            let keep = self.keeps();
+            let keep = self.may_retain();
             self.deferred.drain(|address| {
                 #[expect(unsafe_code, reason = "frees a block")]
                 // SAFETY: its user freed it, in `release`.
@@ -502,13 +471,13 @@ impl Part {
     }
 }
 
-/// The kernel is about to make much memory resident in one call, during which nothing can be given back.
+/// Frees retained memory before the kernel makes much memory resident in one call.
 pub fn about_to_populate() {
     demand::end();
 }
 
-/// Whether advice changes pages for longer than the call (madvise(2)).
-pub fn sticks(advice: i32) -> bool {
+/// Reports whether advice changes pages beyond the call (madvise(2)).
+pub fn is_sticky(advice: i32) -> bool {
     let passing = [
         libc::MADV_DONTNEED,
         libc::MADV_FREE,
@@ -518,16 +487,15 @@ pub fn sticks(advice: i32) -> bool {
     !passing.contains(&advice)
 }
 
-/// The events that concern the heap.
+/// Events that concern the heap.
 #[derive(Debug)]
 pub struct Events;
 
 impl Mechanism for Events {
     fn protected(address: usize, _length: usize, protection: i32) {
-        // As advice does, it sticks to the pages of a block when that is freed.
         let all = libc::PROT_READ | libc::PROT_WRITE;
         if protection & all != all {
-            changed(address);
+            mark_sticky(address);
         }
     }
 
@@ -535,13 +503,12 @@ impl Mechanism for Events {
         if advice == libc::MADV_POPULATE_WRITE {
             about_to_populate();
         }
-        // It sticks to the pages of a block when that is freed.
-        if sticks(advice) {
-            changed(address);
+        if is_sticky(advice) {
+            mark_sticky(address);
         }
     }
 
-    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    #[expect(unsafe_code, reason = "forwards the caller's promise")]
     unsafe fn advise(address: usize, length: usize, advice: i32) -> Option<Result<(), i32>> {
         let drops = [libc::MADV_DONTNEED, libc::MADV_FREE].contains(&advice);
         // SAFETY: the caller's promise.
@@ -549,44 +516,39 @@ impl Mechanism for Events {
     }
 
     fn locking(address: usize, _length: usize) {
-        // The lock would stick to the pages of a block when it is freed.
-        changed(address);
+        mark_sticky(address);
     }
 
     fn locked_all(future: bool) {
-        LOCKED.store(future, Ordering::Relaxed);
+        LOCKS_FUTURE.store(future, Ordering::Relaxed);
     }
 
-    // The last moment at which what hugetlb pages hold can move.
+    // Hugetlb pages can move only before the first further thread.
     fn before_thread() {
         SUPPLY.about_to_thread();
         evacuate(Before::Thread);
     }
 
-    // Behind a filter nothing can be asked, and so nothing can move.
+    // Behind a filter no request is possible, so no page can move.
     fn before_confinement() {
         evacuate(Before::Confinement);
     }
 
-    // No thread of ours is left where what hugetlb pages hold has to move.
+    // No thread of jumbo may run while hugetlb pages move.
     fn about_to_fork() {
-        if SUPPLY.will_move(Before::Fork) {
-            gather::end_workers();
-            watch::end();
-            give_up();
-        }
+        prepare_move(Before::Fork);
         demand::end();
         gather::end_idle_workers();
     }
 
     // No other thread is inside the heap or [`crate::gather`] while the address space is copied.
     fn lock_for_fork() {
-        // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
-        // call goes on in both processes, and gives the lock back in each.
+        // The lock order. Refused if a signal handler forks that interrupted a holder: the
+        // interrupted call continues in both processes, and each releases the lock.
         let (heap, maps) = (HEAP.window.acquire(), maps::PACK.acquire());
         let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
         let [staging, queue] = gather::before_fork();
-        // Where they are refused, pages are being brought: then nothing can be said about them.
+        // Refused: pages of the pool are being mapped, and their state is unknown.
         if pool && managed {
             SUPPLY.evacuate(Before::Fork);
         }
@@ -598,13 +560,13 @@ impl Mechanism for Events {
         HELD.took(bits);
     }
 
-    #[expect(unsafe_code, reason = "gives locks back")]
+    #[expect(unsafe_code, reason = "releases locks")]
     #[inline(always)]
     unsafe fn unlock_after_fork(_side: Side) {
         let bits = HELD.give_back();
         let [heap, maps, pool, managed, staging, queue] =
             core::array::from_fn(|at| bits >> at & 1 != 0);
-        // SAFETY: the caller's promise: this thread holds what the bits say.
+        // SAFETY: the caller's promise: this thread holds the locks in `bits`.
         unsafe {
             gather::after_fork([staging, queue]);
             if managed {
@@ -622,15 +584,14 @@ impl Mechanism for Events {
         }
     }
 
-    // Its memory is not locked, whatever the parent did (mlockall(2)); it counts as a process of its own from now on, with what
-    // it inherited.
-    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    // A child's memory is not locked (mlockall(2)); it has a slot of its own for inherited memory.
+    #[expect(unsafe_code, reason = "forwards the caller's promise")]
     unsafe fn is_forked(pid: u32) {
         // SAFETY: the caller's promise.
         unsafe { gather::forked(pid.cast_signed()) };
         SUPPLY.forked();
-        LOCKED.store(false, Ordering::Relaxed);
-        demand::is_forked();
+        LOCKS_FUTURE.store(false, Ordering::Relaxed);
+        demand::reset_peak();
         let Some(ledger) = stats::ledger() else {
             return;
         };

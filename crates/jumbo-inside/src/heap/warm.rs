@@ -1,9 +1,9 @@
-//! Memory made resident by several threads at once: [`in_parallel`].
+//! First touch of memory by several threads: [`in_parallel`].
 //!
-//! The first touch of memory in a virtual machine costs many times a later one, because the host has to
-//! back it; so it is done beforehand and by all CPUs. The threads are the kernel's alone ([`Thread`]), and are gone when
-//! [`in_parallel`] returns, so that the C library goes on taking the process for one with a single thread, which it is.
-#![expect(unsafe_code, reason = "threads are made here, on stacks of their own")]
+//! In a virtual machine the first touch of memory costs many times a later one, because the host
+//! must back it; so all CPUs do it in advance. The C library does not know the threads
+//! ([`Thread`]), which end before [`in_parallel`] returns: to it the process stays single-threaded.
+#![expect(unsafe_code, reason = "creates threads on their own stacks")]
 
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
@@ -12,12 +12,12 @@ use rustix::io::{Errno, Result};
 use super::memory;
 use crate::sys::{Blocked, Thread};
 
-/// More do not help: the kernel's zeroing is bound by memory.
+/// Maximum number of threads: zeroing is bound by memory bandwidth.
 const MAX_THREADS: usize = 8;
 const STACK_BYTES: usize = 64 << 10;
 
-/// Fills a range in pieces of whole pages, by all CPUs. Where a piece fails the rest is left out, and what was filled stays. Only
-/// while the process has one thread.
+/// Fills a range on all CPUs, in parts of whole pages. After a failure the rest is left out, and
+/// filled parts stay. Only while the process has one thread.
 pub(crate) fn in_parallel(
     fill: &(impl Fn(usize, usize) -> Result<()> + Sync),
     page: usize,
@@ -27,11 +27,11 @@ pub(crate) fn in_parallel(
     let cpus = cpus
         .map_or(1, |cpus| cpus.count() as usize)
         .clamp(1, MAX_THREADS);
-    // Pieces small enough that no thread works long on the last one while the others wait, and few enough mappings.
+    // Small parts, so that no thread works long on the last one; but few mappings.
     let step = (length / cpus / 8).next_multiple_of(page).max(page);
     let (next, end) = (AtomicUsize::new(address), address + length);
     let failed = AtomicI32::new(0);
-    // Fills pieces until there are none, or one cannot be had.
+    // Fills parts until none is left or one fails.
     let work = || {
         while failed.load(Ordering::Relaxed) == 0 {
             let at = next.fetch_add(step, Ordering::Relaxed);
@@ -46,12 +46,12 @@ pub(crate) fn in_parallel(
     let threads = [const { Thread::none() }; MAX_THREADS];
     let stacks = memory::anywhere(cpus * STACK_BYTES);
     if let Ok(stacks) = stacks {
-        // A thread is born with its maker's mask. Here signals come through again below: warming takes seconds, and the
-        // user may want to end it.
+        // A thread inherits its creator's mask. Signals are unblocked again below: warming takes
+        // seconds, and the user may want to interrupt it.
         let _blocked = Blocked::all();
         for (at, thread) in threads[1..cpus].iter().enumerate() {
-            // SAFETY: signals are blocked. The stack is this thread's alone, and all that it uses stays until it has
-            // been joined, below.
+            // SAFETY: signals are blocked. The stack is this thread's alone, and all that it uses
+            // lives until it is joined below.
             if !unsafe {
                 thread.start(
                     Thread::FLAGS,

@@ -40,7 +40,7 @@ impl Ledger {
     /// Begins to charge the process of `slot`. What an earlier image of it (execve(2)) was charged with is gone.
     pub(super) fn begin_charging(&self, slot: &Slot) {
         // Behind a filter that the program installed no page is taken, and no file read.
-        if self.pool.most() == 0 || sandbox::is_entered_later() {
+        if self.pool.limit() == 0 || sandbox::is_entered_later() {
             return;
         }
         let Some(owner) = self_in_proc() else { return };
@@ -93,7 +93,7 @@ fn self_in_proc() -> Option<u32> {
 
 /// Whether a process is there that has memory: neither ended nor about to be waited for. True where that cannot be seen.
 fn has_memory(process: u32) -> bool {
-    let (mut path, mut digits) = ([0; headroom::PATH], [0; 10]);
+    let (mut path, mut digits) = ([0; headroom::MAX_PATH_BYTES], [0; 10]);
     let digits = headroom::decimal(process, &mut digits);
     let Some(path) = headroom::joined(&mut path, [b"/proc/", digits, b"/statm\0"]) else {
         return true;

@@ -1,22 +1,23 @@
-//! The rules of a pool of huge pages, once for both of its faces.
+//! Rules of a pool of huge pages, for both of its users.
 //!
-//! `jumbo::pool::Pool` hands out pages of a window of its own; [`heap::supply`](crate::heap) maps pages at the addresses
-//! that the heap of a wrapped program asks for. What both must do alike is here:
+//! `jumbo::pool::Pool` hands out pages of a window of its own; [`heap::supply`](crate::heap) maps
+//! pages at the addresses that the heap of a wrapped program requests. The shared parts:
 //!
-//! - [`Books`]: how many pages there are, how many of them are surplus, who may have more, and which leave.
+//! - [`PageCounts`]: persistent and surplus pages, and the rules by which they change.
 //! - [`Quota`]: a bound that several users share: all processes of a run, or users of one pool.
-//! - [`Room`], [`Credit`]: what may be touched without the kernel killing a process for it.
-//! - [`populate`]: memory that is resident now, or an error; [`make_huge`]: the same on THPs.
+//! - [`Room`], `Credit`: memory that may be touched without an OOM kill.
+//! - [`populate`]: resident memory or an error; [`make_huge`]: the same on THPs.
 //!
-//! It asks [`headroom`](crate::headroom) and [`sandbox`](crate::sandbox), and calls the kernel through [`sys`](crate::sys).
-//! Invariant: nothing here allocates or holds a lock; each face has locks of its own.
+//! It uses [`headroom`](crate::headroom), [`sandbox`](crate::sandbox) and [`sys`](crate::sys).
+//! Invariant: nothing here allocates or holds a lock; each user has its own locks.
 
-mod books;
+mod counts;
 mod huge;
 mod quota;
 mod room;
 
-pub use books::{Books, Overcommit};
+pub use counts::{Overcommit, PageCounts};
 pub use huge::{make_huge, populate};
 pub use quota::Quota;
-pub use room::{Claim, Credit, Room};
+pub(crate) use room::Credit;
+pub use room::{Claim, Room};

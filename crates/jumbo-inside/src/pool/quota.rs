@@ -1,51 +1,51 @@
-//! A bound that several users share: [`Quota`].
+//! Bound that several users share: [`Quota`].
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// How much is charged to a group of users, and the most that may be. It may lie in memory that processes share.
+/// Bound on the charge of a group of users. It may lie in memory that processes share.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Quota {
-    most: AtomicU64,
+    limit: AtomicU64,
     charged: AtomicU64,
-    /// The most that ever was charged at a time.
+    /// Highest charge so far.
     peak: AtomicU64,
 }
 
 impl Quota {
-    /// At most `most`.
-    pub const fn new(most: u64) -> Self {
+    /// Creates a quota of `limit`.
+    pub const fn new(limit: u64) -> Self {
         Self {
-            most: AtomicU64::new(most),
+            limit: AtomicU64::new(limit),
             charged: AtomicU64::new(0),
             peak: AtomicU64::new(0),
         }
     }
 
-    /// Sets the most. What is charged beyond it stays charged.
-    pub fn set(&self, most: u64) {
-        self.most.store(most, Ordering::Relaxed);
+    /// Sets the limit. A charge beyond it stays.
+    pub fn set(&self, limit: u64) {
+        self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// The most that may be charged.
-    pub fn most(&self) -> u64 {
-        self.most.load(Ordering::Relaxed)
+    /// Returns the limit.
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
     }
 
-    /// What is charged now.
+    /// Returns the present charge.
     pub fn charged(&self) -> u64 {
         self.charged.load(Ordering::Relaxed)
     }
 
-    /// The most that ever was charged at a time.
+    /// Returns the highest charge so far.
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// Charges all of `more`, or nothing: false.
+    /// Charges all of `more`, or nothing and returns false.
     pub fn charge(&self, more: u64) -> bool {
-        let most = self.most();
-        let fits = |charged: u64| charged.checked_add(more).filter(|sum| *sum <= most);
+        let limit = self.limit();
+        let fits = |charged: u64| charged.checked_add(more).filter(|sum| *sum <= limit);
         let relaxed = Ordering::Relaxed;
         let before = self.charged.fetch_update(relaxed, relaxed, fits);
         if let Ok(before) = before {
@@ -54,10 +54,10 @@ impl Quota {
         before.is_ok()
     }
 
-    /// Gives back what was charged.
+    /// Reverts a charge.
     pub fn uncharge(&self, less: u64) {
         let relaxed = Ordering::Relaxed;
-        // In shared memory another process can write anything.
+        // In shared memory another process can write any number.
         let down = |charged: u64| Some(charged.saturating_sub(less));
         let _ = self.charged.fetch_update(relaxed, relaxed, down);
     }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_or_nothing_up_to_the_most() {
+    fn all_or_nothing_up_to_the_limit() {
         let quota = Quota::new(5);
         assert!(quota.charge(3) && !quota.charge(3) && quota.charge(2));
         assert!(!quota.charge(u64::MAX));

@@ -1,53 +1,58 @@
-//! What may be touched: [`Room`], and [`Claim`]s on it; and how far a look at the headroom is trusted: [`Credit`].
+//! Memory that may be touched: [`Room`], with [`Claim`]s on it; [`Credit`]: validity of a
+//! measurement of the headroom.
 //!
-//! At the limit of a memory cgroup a touch does not fail, it kills. So the headroom is asked for before, and what is being
-//! touched counts as used until it is there. Another process of the cgroup may be faster, so this narrows the
-//! window in which a touch is fatal to what happens within one page fault; it cannot close it.
+//! At the limit of a memory cgroup a touch kills. So the headroom is measured first, and claimed
+//! memory counts as used until it is resident. Another process of the cgroup may be faster: a touch
+//! can still be fatal within one page fault.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::headroom::{self, Enough};
+use crate::headroom::{self, Needed};
 use crate::sandbox;
 
-/// How far one look at the headroom is trusted.
-const TRUSTED: usize = 64 << 20;
+/// Maximum credit of one measurement.
+const MAX_CREDIT_BYTES: usize = 64 << 20;
 
-/// What a look at the headroom has left to be used without another one, in bytes; and above those which look that was. A look
-/// that another one has overtaken leaves nothing: threads may have used what it saw.
+/// Bytes that may be used without another measurement of the headroom, and above them its number.
+/// An overtaken measurement yields no credit: threads may have used the room that it saw.
 #[derive(Debug)]
-pub struct Credit(AtomicU64);
+pub(crate) struct Credit(AtomicU64);
 
-/// The bits that bytes have: [`TRUSTED`] is less.
-const BYTES: u32 = 40;
-const LOOK: u64 = 1 << BYTES;
+/// Bits of the byte count, which never exceeds [`MAX_CREDIT_BYTES`].
+const CREDIT_BITS: u32 = 40;
+const GENERATION: u64 = 1 << CREDIT_BITS;
 
 impl Credit {
-    /// None: there was no look yet.
-    pub const fn new() -> Self {
+    /// Creates a credit of zero, before any measurement.
+    pub(crate) const fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
-    /// Whether so many bytes may be used: by an earlier look, or by `look`, which says how many more than those there are. What
-    /// threads use by earlier looks they have announced before `look` is called.
-    pub fn spend(&self, bytes: usize, look: impl FnOnce() -> Option<usize>) -> bool {
+    /// Spends `bytes`, from the credit or after a `measure`; false if that finds no room. `measure`
+    /// returns the room beyond these bytes. Earlier spending is visible to it.
+    pub(crate) fn spend(&self, bytes: usize, measure: impl FnOnce() -> Option<usize>) -> bool {
         let bytes = bytes as u64;
         let (ordering, failed) = (Ordering::AcqRel, Ordering::Acquire);
-        let less = |credit: u64| (credit % LOOK >= bytes).then(|| credit - bytes);
+        let less = |credit: u64| (credit % GENERATION >= bytes).then(|| credit - bytes);
         if self.0.fetch_update(ordering, failed, less).is_ok() {
             return true;
         }
         let of_this = self.clear();
-        let Some(more) = look() else {
+        let Some(more) = measure() else {
             return false;
         };
-        let trusted = of_this + (more / 4).min(TRUSTED) as u64;
+        let trusted = of_this + (more / 4).min(MAX_CREDIT_BYTES) as u64;
         let _ = self.0.compare_exchange(of_this, trusted, ordering, failed);
         true
     }
 
-    /// Leaves nothing to be used without another look, and gives what stands for that one.
+    /// Resets the credit to zero, and returns the number of the next measurement.
     fn clear(&self) -> u64 {
-        let next = |credit: u64| (credit / LOOK).wrapping_add(1).wrapping_mul(LOOK);
+        let next = |credit: u64| {
+            (credit / GENERATION)
+                .wrapping_add(1)
+                .wrapping_mul(GENERATION)
+        };
         let cleared = self
             .0
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |credit| {
@@ -57,23 +62,17 @@ impl Credit {
     }
 }
 
-impl Default for Credit {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// The room of this process, in bytes.
+/// Room of this process, in bytes.
 #[derive(Debug)]
 pub struct Room {
-    /// What is left to the rest of the process, and to others.
-    left: usize,
+    /// Memory left to the rest of the process and to others.
+    reserve: usize,
     credit: Credit,
-    /// What has room and is being touched: no other thread is to count on that room.
+    /// Claimed memory, on which no other thread may count.
     touching: AtomicUsize,
 }
 
-/// Room that is being used: no other thread counts on it until this is dropped.
+/// Room in use: no other thread counts on it until this is dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct Claim<'a> {
@@ -83,27 +82,27 @@ pub struct Claim<'a> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        // Touched before it is no longer counted.
+        // Release: the touches are visible before the claim ends.
         self.room.touching.fetch_sub(self.bytes, Ordering::Release);
     }
 }
 
 impl Room {
-    /// Leaves `left` bytes to the rest of the process, and to others.
-    pub const fn new(left: usize) -> Self {
+    /// Creates a room that leaves `reserve` bytes to the rest of the process and to others.
+    pub const fn new(reserve: usize) -> Self {
         Self {
-            left,
+            reserve,
             credit: Credit::new(),
             touching: AtomicUsize::new(0),
         }
     }
 
-    /// Has the next claim look, whatever an earlier look left.
-    pub fn look_again(&self) {
+    /// Forces the next claim to measure.
+    pub fn remeasure(&self) {
         self.credit.clear();
     }
 
-    /// Room for so many bytes; `None` where there is none, or none is known of.
+    /// Claims room for `bytes`; `None` if there is none, or it is unknown.
     pub fn claim(&self, bytes: usize) -> Option<Claim<'_>> {
         loop {
             self.touching.fetch_add(bytes, Ordering::Relaxed);
@@ -116,25 +115,25 @@ impl Room {
             if counted <= bytes {
                 return None;
             }
-            // What others have touched meanwhile counts twice until they are done.
+            // Memory that others have touched meanwhile counts twice until their claims end.
             pause();
         }
     }
 
-    /// `counted` is what a look took to be used: these bytes, and those of threads that are touching theirs.
+    /// Sets `counted` to the memory of all claims, this one included, if it measures.
     fn has(&self, bytes: usize, counted: &mut usize) -> bool {
-        // A filter that the program installed may not let us read files.
+        // A filter of the program may forbid reading files.
         !sandbox::is_entered_later()
             && self.credit.spend(bytes, || {
                 *counted = self.touching.load(Ordering::Acquire);
-                let needed = counted.saturating_add(self.left);
-                let room = headroom::headroom(Enough::for_touching(needed))?.least();
+                let needed = counted.saturating_add(self.reserve);
+                let room = headroom::headroom(Needed::for_touching(needed))?.min();
                 room.checked_sub(needed)
             })
     }
 }
 
-/// A millisecond.
+/// Sleeps for a millisecond.
 fn pause() {
     let time = rustix::time::Timespec {
         tv_sec: 0,
@@ -148,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_look_is_trusted_for_a_quarter_of_what_it_saw() {
+    fn a_measurement_yields_a_quarter_of_its_room_as_credit() {
         let credit = Credit::new();
         assert!(credit.spend(10, || Some(400)));
         assert!(credit.spend(99, || None) && credit.spend(1, || None));
@@ -156,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_that_another_has_overtaken_leaves_nothing() {
+    fn an_overtaken_measurement_yields_no_credit() {
         let credit = Credit::new();
         let overtaken = || {
             assert!(credit.spend(10, || Some(0)));

@@ -151,7 +151,7 @@ fn take_one(
         // A thread of ours has no capability in effect otherwise.
         let found = match stop.is_never() {
             true => wanted.find(),
-            false => standing::unshed(|| wanted.find()),
+            false => standing::with_capabilities(|| wanted.find()),
         };
         match found {
             Some(Other::Ready(image)) => {

@@ -10,7 +10,7 @@ use super::{Settings, because, move_all};
 use crate::ledger::text_reason as reason;
 use crate::orders::TextMode;
 use crate::sync::millis;
-use crate::watch::{self, Job, LONGEST, SHORTEST, Stop, Without};
+use crate::watch::{self, Job, MAX_WAIT, MIN_WAIT, Stop, Without};
 
 /// The CPU time that a program has used before any copy is made.
 const MIN_CPU_TIME: Duration = Duration::from_secs(1);
@@ -84,7 +84,7 @@ fn look(stop: &Stop) -> Option<Duration> {
         return None;
     }
     because(reason::NOT_YET);
-    Some(SHORTEST)
+    Some(MIN_WAIT)
 }
 
 /// How long it takes at least until the program has used so much: all CPUs together, and ever longer where the program
@@ -92,11 +92,11 @@ fn look(stop: &Stop) -> Option<Duration> {
 fn left(used: Duration, least: Duration) -> Duration {
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count());
     let soonest = (least - used) / cpus.max(1);
-    let idle = match used.saturating_sub(get(&BEFORE_MILLIS)) < SHORTEST {
-        true => (get(&IDLE_MILLIS) * 2).clamp(SHORTEST, LONGEST),
-        false => SHORTEST,
+    let idle = match used.saturating_sub(get(&BEFORE_MILLIS)) < MIN_WAIT {
+        true => (get(&IDLE_MILLIS) * 2).clamp(MIN_WAIT, MAX_WAIT),
+        false => MIN_WAIT,
     };
     BEFORE_MILLIS.store(millis(used), Ordering::Relaxed);
     IDLE_MILLIS.store(millis(idle), Ordering::Relaxed);
-    soonest.max(idle).clamp(SHORTEST, LONGEST)
+    soonest.max(idle).clamp(MIN_WAIT, MAX_WAIT)
 }

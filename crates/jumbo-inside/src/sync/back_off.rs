@@ -1,35 +1,26 @@
-//! Not asking again at once for what was refused: [`BackOff`].
+//! Pause after a refusal: [`BackOff`].
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// After a refusal so many times what was refused is not asked for.
+/// Counter of the attempts to skip after a refusal.
 #[derive(Debug)]
-pub struct BackOff(AtomicU32);
+pub(crate) struct BackOff(AtomicU32);
 
 impl BackOff {
-    /// How many times.
-    pub const TIMES: u32 = 64;
+    const SKIPPED_ATTEMPTS: u32 = 64;
 
-    /// Nothing was refused yet.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self(AtomicU32::new(0))
     }
 
-    /// Whether this is one of those times.
-    pub fn holds(&self) -> bool {
-        let less = |left: u32| left.checked_sub(1);
+    /// Reports whether to skip this attempt, and counts it.
+    pub(crate) fn holds(&self) -> bool {
+        let decrement = |left: u32| left.checked_sub(1);
         let relaxed = Ordering::Relaxed;
-        self.0.fetch_update(relaxed, relaxed, less).is_ok()
+        self.0.fetch_update(relaxed, relaxed, decrement).is_ok()
     }
 
-    /// It was refused.
-    pub fn begin(&self) {
-        self.0.store(Self::TIMES, Ordering::Relaxed);
-    }
-}
-
-impl Default for BackOff {
-    fn default() -> Self {
-        Self::new()
+    pub(crate) fn begin(&self) {
+        self.0.store(Self::SKIPPED_ATTEMPTS, Ordering::Relaxed);
     }
 }

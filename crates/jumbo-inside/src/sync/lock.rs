@@ -1,15 +1,13 @@
-//! A lock that may be asked for inside a signal handler: [`Lock`].
+//! Lock that a signal handler may request: [`Lock`].
 //!
-//! `malloc` is not async-signal-safe, but programs call it in handlers and mostly get away with it. A
-//! plain mutex would turn "mostly" into a deadlock. This one knows its owner and refuses where the
-//! owner asks again; the caller then takes another way.
+//! `malloc` is not async-signal-safe, but programs call it in handlers, and mostly succeed. A plain
+//! mutex would deadlock there. This lock refuses its owner, and the caller uses another way.
 //!
-//! Owner and lock are one word, so that a signal at any instruction finds them in agreement: 0 when
-//! free, else [`Platform::me`] of the holder, with the lowest bit set when a thread may be asleep. `me` is
-//! made of the thread pointer: the one thread identity that needs neither a system call nor a
-//! thread-local, and that stays the same in the child of a fork. Two threads whose pointers are 128 GiB
-//! apart would look the same; the one is then refused without need, which is what every caller is
-//! prepared for.
+//! Owner and lock are one word, consistent at any instruction: 0 when free, else [`Platform::me`]
+//! of the owner, with the lowest bit set if a thread may sleep. `me` derives from the thread
+//! pointer, which needs neither a system call nor a thread-local, and which the child of a fork
+//! keeps. Threads whose pointers are 128 GiB apart have the same `me`: one of them may be refused
+//! needlessly, which every caller handles.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -17,30 +15,30 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use super::{Linux, Platform, Word};
 
 const FREE: u32 = 0;
-const ASLEEP: u32 = 1;
-/// How often [`Lock::with_soon`] asks: for some tens of microseconds.
-const SOON: u32 = 2000;
+const HAS_SLEEPERS: u32 = 1;
+/// Attempts of [`Lock::with_soon`]: tens of microseconds.
+const MAX_ATTEMPTS: u32 = 2000;
 
-/// A value that one thread at a time may touch.
+/// Value behind a lock.
 #[derive(Debug)]
 pub struct Lock<T, P: Platform = Linux> {
     word: P::Word,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: `with` gives out the value to one caller at a time.
-#[expect(unsafe_code, reason = "a lock is what makes the value shareable")]
+// SAFETY: `with` passes the value to one caller at a time.
+#[expect(unsafe_code, reason = "the lock makes the value shareable")]
 unsafe impl<T: Send, P: Platform> Sync for Lock<T, P> where P::Word: Sync {}
 
 impl<T> Lock<T> {
-    /// A free lock around `value`.
+    /// Returns a free lock around `value`.
     pub const fn new(value: T) -> Self {
         Self::on(AtomicU32::new(FREE), value)
     }
 }
 
 impl<T, P: Platform> Lock<T, P> {
-    /// A lock on a word of the platform's, which is 0.
+    /// Returns a lock on a word of the platform, which is 0.
     pub const fn on(word: P::Word, value: T) -> Self {
         Self {
             word,
@@ -48,15 +46,15 @@ impl<T, P: Platform> Lock<T, P> {
         }
     }
 
-    /// Runs `work` on the value, or gives `None` where this thread holds the lock already.
+    /// Runs `work` on the value; `None` if this thread holds the lock.
     pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
-        // SAFETY: taken here, by this thread, for this alone.
+        // SAFETY: acquired here, by this thread.
         #[expect(unsafe_code, reason = "the lock is held")]
         self.acquire().then(|| unsafe { self.run(work) })
     }
 
-    /// As [`Lock::with`], and `None` where another thread has the lock and keeps it: it may be suspended, and its resumption
-    /// be up to the caller (a garbage collector).
+    /// Runs `work` on the value; `None` if any thread keeps the lock: its owner may be suspended
+    /// until the caller resumes it (a garbage collector).
     pub fn with_soon<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
         let me = P::me();
         let take = |_| {
@@ -68,14 +66,16 @@ impl<T, P: Platform> Lock<T, P> {
         };
         // SAFETY: as in `with`.
         #[expect(unsafe_code, reason = "the lock is held")]
-        (0..SOON).any(take).then(|| unsafe { self.run(work) })
+        (0..MAX_ATTEMPTS)
+            .any(take)
+            .then(|| unsafe { self.run(work) })
     }
 
-    /// Runs `work` on the value, and gives the lock back.
+    /// Runs `work` on the value, and releases the lock.
     ///
     /// # Safety
-    /// The calling thread has taken the lock, and gives it back by this alone.
-    #[expect(unsafe_code, reason = "another thread may be at the value afterwards")]
+    /// The calling thread has acquired the lock, and releases it only here.
+    #[expect(unsafe_code, reason = "another thread may use the value afterwards")]
     unsafe fn run<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         // SAFETY: the lock is held and not re-entrant, so this is the only reference.
         let result = work(unsafe { &mut *self.value.get() });
@@ -84,15 +84,15 @@ impl<T, P: Platform> Lock<T, P> {
         result
     }
 
-    /// Takes the lock without a value, for fork(2). False where this thread holds it already.
+    /// Acquires the lock without a value, for fork(2); false if this thread holds it.
     pub fn acquire(&self) -> bool {
         let me = P::me();
-        // What the word becomes: once this thread has slept, others may sleep too, and it cannot know.
+        // Once this thread has slept, others may sleep unknown to it, so it keeps the bit set.
         let mut taken = me;
         let mut spins = 0;
         loop {
             let seen = self.word.load(Ordering::Relaxed);
-            if seen & !ASLEEP == me {
+            if seen & !HAS_SLEEPERS == me {
                 return false;
             }
             if seen == FREE {
@@ -103,41 +103,41 @@ impl<T, P: Platform> Lock<T, P> {
                 {
                     return true;
                 }
-            } else if spins < P::SPINS {
+            } else if spins < P::MAX_SPINS {
                 spins += 1;
                 core::hint::spin_loop();
             } else {
-                let asleep = seen | ASLEEP;
+                let marked = seen | HAS_SLEEPERS;
                 let relaxed = Ordering::Relaxed;
-                if seen == asleep || self.word.compare_exchange(seen, asleep, relaxed).is_ok() {
-                    // A wake-up, a signal or a changed word all mean: look again.
-                    self.word.wait(asleep, None);
-                    taken = me | ASLEEP;
+                if seen == marked || self.word.compare_exchange(seen, marked, relaxed).is_ok() {
+                    // Read the word again after a wake-up, a signal or a change.
+                    self.word.wait(marked, None);
+                    taken = me | HAS_SLEEPERS;
                 }
             }
         }
     }
 
-    /// As [`Lock::acquire`], and false where any thread holds it.
+    /// Acquires the lock; false if any thread holds it.
     pub fn try_acquire(&self) -> bool {
         self.word
             .compare_exchange(FREE, P::me(), Ordering::Acquire)
             .is_ok()
     }
 
-    /// Whether this thread holds it.
+    /// Reports whether this thread holds the lock.
     pub fn is_own(&self) -> bool {
-        self.word.load(Ordering::Relaxed) & !ASLEEP == P::me()
+        self.word.load(Ordering::Relaxed) & !HAS_SLEEPERS == P::me()
     }
 
-    /// Gives back what [`Lock::acquire`] took.
+    /// Releases the lock of [`Lock::acquire`].
     ///
     /// # Safety
-    /// The calling thread, or the thread that it is the copy of after a fork(2), took the lock with [`Lock::acquire`]
-    /// or [`Lock::try_acquire`], and has not given it back since.
-    #[expect(unsafe_code, reason = "another thread may be at the value afterwards")]
+    /// The calling thread, or its original before a fork(2), acquired the lock with
+    /// [`Lock::acquire`] or [`Lock::try_acquire`], and has not released it since.
+    #[expect(unsafe_code, reason = "another thread may use the value afterwards")]
     pub unsafe fn release(&self) {
-        if self.word.swap(FREE, Ordering::Release) & ASLEEP != 0 {
+        if self.word.swap(FREE, Ordering::Release) & HAS_SLEEPERS != 0 {
             self.word.wake(1);
         }
     }
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_excludes_threads_and_refuses_its_owner() {
+    fn a_lock_excludes_threads_and_refuses_its_owner() {
         static COUNT: Lock<u64> = Lock::new(0);
         std::thread::scope(|scope| {
             for _ in 0..8 {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_wait_is_refused_while_another_thread_has_it() {
+    fn with_soon_returns_none_while_another_thread_holds_the_lock() {
         static SOME: Lock<u64> = Lock::new(1);
         let other = || {
             std::thread::scope(|scope| scope.spawn(|| SOME.with_soon(|some| *some)).join().unwrap())

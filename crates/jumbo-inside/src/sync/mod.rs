@@ -1,14 +1,14 @@
-//! Locks and sleep for code inside wrapped programs: [`Lock`], [`Word`]; and [`Deadline`], [`BackOff`].
+//! Locks and futexes inside wrapped programs: [`Lock`], [`Word`], [`Deadline`], `BackOff`.
 //!
-//! It uses no other module. Nothing here allocates, has a thread-local or goes through libc. What sleeps does so on a [`Word`],
-//! of a [`Platform`]: the kernel's futexes ([`Linux`]), or in tests a model of them, so that the code that
-//! runs is the code whose interleavings are searched.
+//! The module uses no other one, does not allocate, and has no thread-local and no call of libc.
+//! Threads sleep on a [`Word`] of a [`Platform`]: a futex ([`Linux`]), or in tests a model of it,
+//! so that tests search the interleavings of the real code.
 
 mod back_off;
 mod deadline;
 mod lock;
 
-pub use back_off::BackOff;
+pub(crate) use back_off::BackOff;
 pub use deadline::Deadline;
 pub(crate) use deadline::{millis, now};
 pub use lock::Lock;
@@ -20,41 +20,41 @@ use core::time::Duration;
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-/// What threads meet on.
+/// Provider of futex words and thread identities.
 pub trait Platform: Debug {
-    /// A number that can be slept on.
+    /// Futex word.
     type Word: Word;
-    /// How often a taken lock is looked at before its asker sleeps.
-    const SPINS: u32;
-    /// This thread: the second lowest bit is set and the lowest is not, and not the same for two that live (but see [`Lock`]).
+    /// Spins on a taken lock before sleeping.
+    const MAX_SPINS: u32;
+    /// Returns the identity of this thread: the lowest bit is clear, the next one set. Unique among
+    /// live threads, except as [`Lock`] states.
     fn me() -> u32;
 }
 
-/// An atomic number that threads can sleep on, as futex(2) has it.
+/// Atomic word that threads can sleep on. futex(2).
 pub trait Word: Debug {
-    /// The value.
+    /// Loads the value.
     fn load(&self, order: Ordering) -> u32;
-    /// Replaces `current` by `new`; the value that was there instead is the error.
+    /// Replaces `current` by `new`; returns the old value, as an error if it differs.
     fn compare_exchange(&self, current: u32, new: u32, success: Ordering) -> Result<u32, u32>;
-    /// Replaces the value and gives the old one.
+    /// Replaces the value; returns the old one.
     fn swap(&self, new: u32, order: Ordering) -> u32;
-    /// Adds, wrapping around, and gives the old value.
+    /// Adds with wrap-around; returns the old value.
     fn fetch_add(&self, more: u32, order: Ordering) -> u32;
-    /// Sleeps while the value is `expected`, until another thread wakes it, or for no reason. True where it was
-    /// the time that ran out.
+    /// Sleeps while the value is `expected`, until a wake-up, possibly spurious. True on a timeout.
     fn wait(&self, expected: u32, time: Option<Duration>) -> bool;
-    /// Wakes `count` of those asleep.
+    /// Wakes `count` sleepers.
     fn wake(&self, count: u32);
 }
 
-/// The kernel that is there.
+/// Platform of the running kernel.
 #[derive(Debug)]
 pub struct Linux;
 
 impl Platform for Linux {
     type Word = AtomicU32;
-    /// About the length of the shortest critical section; past that it pays to sleep.
-    const SPINS: u32 = 200;
+    /// About the length of the shortest critical section.
+    const MAX_SPINS: u32 = 200;
 
     fn me() -> u32 {
         // Thread control blocks are aligned to 64 bytes.
@@ -67,13 +67,13 @@ impl Platform for Linux {
     }
 }
 
-/// [`Linux`], with words that lie elsewhere than what they guard: in the `one_page!`.
+/// [`Linux`] with words apart from the guarded values: in the `one_page!`.
 #[derive(Debug)]
 pub struct Apart;
 
 impl Platform for Apart {
     type Word = &'static AtomicU32;
-    const SPINS: u32 = Linux::SPINS;
+    const MAX_SPINS: u32 = Linux::MAX_SPINS;
 
     fn me() -> u32 {
         Linux::me()
@@ -134,25 +134,18 @@ impl Word for AtomicU32 {
     }
 }
 
-/// An identity of the calling thread: the thread pointer of the ABI, unique among live threads.
-#[cfg(target_arch = "x86_64")]
-#[expect(unsafe_code, reason = "the one way to ask without a call")]
+/// Returns the thread pointer of the ABI, unique among live threads.
+#[expect(unsafe_code, reason = "the only way without a call")]
 pub fn thread_pointer() -> usize {
     let pointer: usize;
-    // SAFETY: on x86-64 Linux the first word of the thread control block, at fs:0, is its own address
-    // (the psABI's TLS variant II), set up before any code of a library runs.
+    // SAFETY: on x86-64 Linux the thread control block begins at fs:0 with its own address (psABI,
+    // TLS variant II), set before any library code runs.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, readonly));
     }
-    pointer
-}
-
-/// An identity of the calling thread: the thread pointer of the ABI, unique among live threads.
-#[cfg(target_arch = "aarch64")]
-#[expect(unsafe_code, reason = "the one way to ask without a call")]
-pub fn thread_pointer() -> usize {
-    let pointer: usize;
     // SAFETY: reading tpidr_el0 has no side effect; it holds the thread pointer on arm64 Linux.
+    #[cfg(target_arch = "aarch64")]
     unsafe {
         core::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, nomem, preserves_flags));
     }

@@ -17,7 +17,7 @@ use jumbo_inside::gather;
 use jumbo_inside::heap::{self, managed};
 use jumbo_inside::orders::PoolOrder;
 use jumbo_inside::sandbox;
-use jumbo_inside::sync::Lock;
+use jumbo_inside::sync::{Lock, thread_pointer};
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 
@@ -100,10 +100,14 @@ const FOR_EACH: usize = 20 << 20;
 /// Hands the program over to mimalloc: all of it at once where there is a pool, else small blocks once it asks for much. Once.
 /// False where the pool cannot be had: all is left to others then.
 pub(crate) fn divert(pool: Option<PoolOrder>) -> bool {
-    FIRST.store(heap::thread(), Ordering::Relaxed);
+    FIRST.store(thread_pointer(), Ordering::Relaxed);
     let Some(pool) = pool else {
         // musl's malloc takes its memory in pieces that no huge page fits in.
-        serve_below(if next::is_glibc() { SMALL } else { heap::LARGE });
+        serve_below(if next::is_glibc() {
+            SMALL
+        } else {
+            heap::LARGE_BLOCK_BYTES
+        });
         return true;
     };
     // SAFETY: no promise is asked for.
@@ -129,7 +133,7 @@ fn start(pool: Range<usize>) {
 
 /// Starts mimalloc, if this is the thread that may.
 fn start_here() {
-    let is_first = FIRST.load(Ordering::Relaxed) == heap::thread();
+    let is_first = FIRST.load(Ordering::Relaxed) == thread_pointer();
     if is_first && is_small(0) && !STARTED.load(Ordering::Relaxed) {
         start(0..0);
     }
@@ -256,7 +260,7 @@ pub(crate) fn before_fork() {
     if !STARTED.load(Ordering::Acquire) {
         return;
     }
-    if HOLDER.load(Ordering::Relaxed) & !ALONE == heap::thread() {
+    if HOLDER.load(Ordering::Relaxed) & !ALONE == thread_pointer() {
         // A signal handler that forks between our handlers.
         NESTED.fetch_add(1, Ordering::Relaxed);
         return;
@@ -264,7 +268,7 @@ pub(crate) fn before_fork() {
     // SAFETY: `after_fork` follows, in both processes.
     let holds = unsafe { jumbo_mimalloc_before_fork(next::is_single_threaded()) };
     let alone = if holds { 0 } else { ALONE };
-    HOLDER.store(heap::thread() | alone, Ordering::Relaxed);
+    HOLDER.store(thread_pointer() | alone, Ordering::Relaxed);
     // The program's own handlers may allocate, which mimalloc cannot serve meanwhile.
     BELOW.store(0, Ordering::SeqCst);
 }
@@ -273,7 +277,7 @@ pub(crate) fn before_fork() {
 pub(crate) fn after_fork() {
     // Another thread's start may have come in between.
     let holder = HOLDER.load(Ordering::Relaxed);
-    if holder & !ALONE != heap::thread() {
+    if holder & !ALONE != thread_pointer() {
         return;
     }
     if NESTED.load(Ordering::Relaxed) > 0 {
@@ -381,7 +385,7 @@ extern "C" fn jumbo_mimalloc_allowance() -> usize {
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_thin(addr: *mut c_void, len: usize) -> bool {
     // SAFETY: mimalloc drops memory of its own, without blocks in it.
-    unsafe { managed::thin(addr.addr(), len) }.is_ok()
+    unsafe { managed::discard_base_pages(addr.addr(), len) }.is_ok()
 }
 
 /// A block of another size than mimalloc's: from what mimalloc keeps, where it can be had there; else null.
@@ -439,7 +443,7 @@ fn aligned(size: usize, align: usize) -> *mut c_void {
         // SAFETY: a power of two.
         return unsafe { jumbo_mimalloc_aligned(align, size) };
     }
-    managed::beyond(size);
+    managed::count_beyond_pool(size);
     null_mut()
 }
 
@@ -506,7 +510,7 @@ extern "C" fn jumbo_mimalloc_map(
     let prot = ProtFlags::from_bits_retain(prot.cast_unsigned());
     // The bit says what rustix's function says itself.
     let flags = MapFlags::from_bits_retain((flags & !libc::MAP_ANONYMOUS).cast_unsigned());
-    let hint = addr.is_null().then(|| managed::own_place(len)).flatten();
+    let hint = addr.is_null().then(|| managed::table_hint(len)).flatten();
     let addr = hint.map_or(addr, with_exposed_provenance_mut);
     // SAFETY: mimalloc maps at addresses of the kernel's choice, or over memory of its own. A hint replaces nothing.
     match unsafe { mm::mmap_anonymous(addr, len, prot, flags) } {
@@ -516,7 +520,7 @@ extern "C" fn jumbo_mimalloc_map(
             }
             // Its tables, at the start, are no matter.
             if prot.contains(ProtFlags::WRITE) && STARTED.load(Ordering::Relaxed) {
-                managed::beyond(len);
+                managed::count_beyond_pool(len);
             }
             address.expose_provenance().cast_signed()
         }
@@ -547,7 +551,7 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
     managed::dropped(addr.addr(), len);
     if !sandbox::allows_advice() {
         // SAFETY: mimalloc drops memory of its own, without blocks in it.
-        return answer(unsafe { managed::renew(addr.addr(), len) });
+        return answer(unsafe { managed::discard(addr.addr(), len) });
     }
     if advice == mm::Advice::LinuxDontNeed && gather::is_large(len) {
         // A freed block's: no lock is held.

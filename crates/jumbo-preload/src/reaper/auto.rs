@@ -90,7 +90,7 @@ pub(crate) fn asked() {
 
 /// glibc's malloc has grown into another region.
 pub(crate) fn region() {
-    add(heap::arena::REGION);
+    add(heap::arena::HEAP_MAX_BYTES);
 }
 
 /// An anonymous mapping was made, or refused.

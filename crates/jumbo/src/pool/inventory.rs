@@ -3,7 +3,7 @@
 //! Plain code without threads in it: the holder of the lock calls it. It decides; making and unmaking pages
 //! is left to the caller, who must not hold the lock meanwhile.
 
-use jumbo_inside::pool::{Books, Overcommit};
+use jumbo_inside::pool::{Overcommit, PageCounts};
 
 use super::error::Exhausted;
 use super::frame::Frame;
@@ -17,7 +17,7 @@ pub(super) const NODES: usize = NodeSet::CAPACITY as usize;
 #[derive(Debug)]
 pub(super) struct Node {
     /// How many pages the pool has there.
-    pub(super) books: Books,
+    pub(super) books: PageCounts,
     /// Pages that reservations hold.
     held: u64,
     /// Free pages that are not promised.
@@ -41,7 +41,7 @@ pub(super) struct Inventory {
 impl Node {
     const fn new() -> Self {
         Self {
-            books: Books::new(),
+            books: PageCounts::new(),
             held: 0,
             free: Vec::new(),
             holes: Vec::new(),
@@ -135,7 +135,7 @@ impl Inventory {
             free: Pages(self.listed(nodes) + held),
             reserved: Pages(held),
             surplus: Pages(self.surplus(nodes)),
-            overcommit: Pages(self.overcommit.most),
+            overcommit: Pages(self.overcommit.max),
         }
     }
 
@@ -163,7 +163,7 @@ impl Inventory {
     /// source; else it is free now.
     pub(super) fn give(&mut self, frame: Frame) -> Option<Frame> {
         let node = self.node_mut(frame.node());
-        if node.books.give() {
+        if node.books.release_one() {
             return Some(frame);
         }
         node.free.push(frame);
@@ -173,21 +173,21 @@ impl Inventory {
     /// A page of the pool is lost; its place is empty.
     pub(super) fn lose(&mut self, frame: Frame) {
         let node = self.node_mut(frame.node());
-        node.books.leave(1);
+        node.books.remove(1);
         node.holes.push(frame);
     }
 
     /// A page that the source made joins the pool as surplus, in use.
     pub(super) fn join_surplus(&mut self, node: NodeId) {
         let node = self.node_mut(node);
-        node.books.join_surplus(1);
+        node.books.add_surplus(1);
         node.make_room();
     }
 
     /// A page that the source made joins the pool for good, free.
     pub(super) fn join_persistent(&mut self, frame: Frame) {
         let node = self.node_mut(frame.node());
-        node.books.join(1);
+        node.books.add_persistent(1);
         node.make_room();
         node.free.push(frame);
     }
@@ -219,14 +219,14 @@ impl Inventory {
     /// Makes a surplus page persistent; false where there is none.
     pub(super) fn keep_surplus(&mut self, nodes: NodeSet) -> bool {
         let node = self.richest(nodes, |node| node.books.surplus());
-        node.inspect(|node| self.node_mut(*node).books.keep())
+        node.inspect(|node| self.node_mut(*node).books.make_persistent())
             .is_some()
     }
 
     /// Makes a persistent page surplus; false where there is none.
     pub(super) fn make_surplus(&mut self, nodes: NodeSet) -> bool {
         let node = self.richest(nodes, |node| node.books.persistent());
-        node.inspect(|node| self.node_mut(*node).books.unkeep())
+        node.inspect(|node| self.node_mut(*node).books.make_surplus())
             .is_some()
     }
 
@@ -237,7 +237,7 @@ impl Inventory {
         if let Some(node) = self.richest(nodes, both) {
             let node = self.node_mut(node);
             let frame = node.free.pop()?;
-            node.books.shed();
+            node.books.remove_persistent();
             return Some(frame);
         }
         let node = self.richest(nodes, Node::listed)?;
@@ -246,7 +246,7 @@ impl Inventory {
         }
         let node = self.node_mut(node);
         let frame = node.free.pop()?;
-        node.books.leave(1);
+        node.books.remove(1);
         Some(frame)
     }
 
@@ -257,7 +257,7 @@ impl Inventory {
         Exhausted {
             wanted: Pages(wanted),
             persistent: Pages(self.persistent(all)),
-            overcommit: Pages(self.overcommit.most),
+            overcommit: Pages(self.overcommit.max),
             surplus: Pages(self.surplus(all) + self.overcommit.pending),
             used: Pages(self.total(all).saturating_sub(free + held)),
             reserved: Pages(held),

@@ -163,7 +163,7 @@ impl Pool {
 
     /// Sets how many surplus pages there may be. Those beyond a lowered limit stay until they are given back.
     pub fn set_overcommit(&self, pages: Pages) {
-        lock(&self.inventory).overcommit.most = pages.0;
+        lock(&self.inventory).overcommit.max = pages.0;
     }
 
     /// The counters of all nodes, as of one moment.

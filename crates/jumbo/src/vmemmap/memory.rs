@@ -203,7 +203,7 @@ impl Mapped {
 
     fn claim(&self, bytes: usize) -> Option<Claim<'_>> {
         // A touch for which there was room a moment ago may be one too many now.
-        self.room.look_again();
+        self.room.remeasure();
         self.room.claim(bytes)
     }
 

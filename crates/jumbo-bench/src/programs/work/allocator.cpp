@@ -1,5 +1,5 @@
-// The loads of an allocator that its authors measure it by, one of LOADS by name, written anew:
-// `allocator NAME SIZE [THREADS]`. SIZE is how much there is to do.
+// Reimplemented benchmarks of an allocator's authors, one of LOADS by name:
+// `allocator NAME SIZE [THREADS]`. SIZE is the amount of work.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -15,7 +15,7 @@ struct Random {
     unsigned long state;
     explicit Random(unsigned long seed) : state(seed * 2654435761 + 88172645463325252) {}
     unsigned long operator()() { return state ^= state << 13, state ^= state >> 7, state ^= state << 17; }
-    // More small ones than large ones: each power of two is as likely as the others.
+    // Log-uniform: each power of two is equally likely.
     size_t spread(int lowest, int highest) {
         const int bits = lowest + static_cast<int>((*this)() % static_cast<unsigned long>(highest - lowest));
         return (1ul << bits) + (*this)() % (1ul << bits);
@@ -41,7 +41,7 @@ template <typename Work> static void each_thread(Work work) {
     for (auto &thread : all) thread.join();
 }
 
-// A server: each thread replaces blocks at random, then hands all it has to a new thread.
+// A server: each thread replaces random blocks, then hands all of them to a new thread.
 static void server(size_t lowest, size_t highest) {
     constexpr int generations = 10;
     each_thread([=](long number) {
@@ -60,7 +60,7 @@ static void server(size_t lowest, size_t highest) {
     });
 }
 
-// A table of blocks, from 16 bytes to 32 KiB, replaced at random and read now and then.
+// A table of blocks of 16 bytes to 32 KiB, read and replaced at random.
 static void table() {
     each_thread([](long number) {
         Random random(static_cast<unsigned long>(number));
@@ -79,7 +79,7 @@ static void table() {
     });
 }
 
-// Blocks in order of size, freed as they came, backwards, and every other one first.
+// Small blocks, freed in order, in reverse, and every other one first.
 static void batches() {
     each_thread([](long number) {
         Random random(static_cast<unsigned long>(number));
@@ -94,7 +94,7 @@ static void batches() {
     });
 }
 
-// What one thread allocates another one frees.
+// Blocks that one thread allocates and another frees.
 static void handed_over() {
     constexpr size_t batch = 100;
     struct Letter { char *blocks[batch]; };
@@ -124,7 +124,7 @@ static void handed_over() {
     each_thread([&](long number) { number % 2 ? receive() : send(number); });
 }
 
-// Trees and arrays of objects; some of them stay, and some are taken by another thread in the next round.
+// Objects of which some outlive their thread, and threads of the next round free them.
 static void exchanged() {
     std::vector<std::atomic<char *>> common(10'000);
     for (long round = 0; round < size; round++) {
@@ -144,7 +144,7 @@ static void exchanged() {
     for (auto &block : common) free(block);
 }
 
-// One object for each thread, written to all the time: two threads' must not lie in one cache line.
+// One object per thread, written in a loop: shows false sharing of cache lines.
 static void lines() {
     each_thread([](long) {
         for (long round = 0; round < size; round++) {
@@ -178,7 +178,7 @@ static void rounds(size_t bytes) {
     });
 }
 
-// Bignums: many short-lived small blocks in one thread.
+// Bignums: many short-lived small blocks, in one thread.
 static void numbers() {
     std::vector<unsigned> primes;
     unsigned *value = reinterpret_cast<unsigned *>(taken(sizeof(unsigned)));
@@ -192,7 +192,7 @@ static void numbers() {
             next[at] = static_cast<unsigned>(carry), carry >>= 32;
         }
         if (carry) next[length++] = static_cast<unsigned>(carry);
-        // Digits in blocks of their own, as a parser has them.
+        // A block per digit, as in a parser.
         for (int digit = 0; digit < 20; digit++) free(taken(8 + static_cast<size_t>(digit)));
         free(value);
         value = next;
@@ -202,7 +202,7 @@ static void numbers() {
     free(value);
 }
 
-// Bodies in an octree that is built anew for each step.
+// Bodies in an octree that is rebuilt in each step.
 static void bodies() {
     struct Node { Node *child[8]; double mass, centre[3]; };
     struct Body { double at[3], speed[3]; };
@@ -275,7 +275,7 @@ int main(int count, char **arguments) {
     for (const auto &load : LOADS) {
         if (strcmp(load.name, arguments[1]) != 0) continue;
         load.run();
-        // Uses the result.
+        // Keeps the compiler from removing the work.
         printf("%lu\n", result.load());
         return 0;
     }

@@ -1,4 +1,4 @@
-// Shortest paths in a random graph: a small vector for each node, a heap that grows, accesses all over.
+// Shortest paths in a random graph: a small vector per node, a growing heap, random accesses.
 #include <cstdio>
 #include <cstdlib>
 #include <queue>

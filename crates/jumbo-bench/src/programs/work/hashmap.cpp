@@ -1,4 +1,4 @@
-// Strings in a hash map: built, looked up, freed. Its tables are freed as they grow, its nodes are small objects.
+// A hash map of strings: built, searched, freed. Growing frees its tables; nodes are small objects.
 #include <cstdio>
 #include <cstdlib>
 #include <string>

@@ -1,4 +1,4 @@
-// A file with much to instantiate, for a compiler.
+// Input for a compiler: many template instantiations.
 #include <algorithm>
 #include <array>
 #include <map>

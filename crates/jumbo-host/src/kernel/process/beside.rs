@@ -1,13 +1,13 @@
-//! A process beside a program, which looks after it from outside: [`Beside`].
+//! A process beside a program that manages it from outside: [`Beside`].
 //!
-//! It holds no descriptor, folder, terminal or process group of the program's, and ends with it. Until
-//! the program holds enough memory it is a copy of this process that sleeps; then it does its work, and
-//! mostly becomes another image for that.
+//! It holds no descriptor, folder, terminal or process group of the program, and ends with it. It
+//! is a sleeping copy of this process until the program holds enough memory. Then it works, mostly
+//! by execve(2) of another image.
 //!
-//! A program that takes the place of this process sees no child: the process is an orphan, and another
-//! process adopts it. Where this process itself adopts orphans (the first one of a PID namespace,
-//! PR_SET_CHILD_SUBREAPER), it is a child whose end raises no signal, which wait(2) sees with __WALL
-//! alone. Such a child must not execute anything: execve(2) has its end raise SIGCHLD again.
+//! A program that replaces this process sees no child: the process is an orphan, and another
+//! process adopts it. This process itself may adopt orphans (PID 1 of a namespace,
+//! PR_SET_CHILD_SUBREAPER). Then it is a child without an exit signal, which only wait(2) with
+//! __WALL sees. Such a child must not execute an image: execve(2) sets its exit signal to SIGCHLD.
 
 use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
@@ -15,62 +15,63 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{
-    PTracer, Pid, PidfdFlags, Resource, Rlimit, child_subreaper, getpid, pidfd_open, set_ptracer,
-    setrlimit,
-};
+use rustix::process::{PTracer, Pid, PidfdFlags, child_subreaper, getpid, pidfd_open, set_ptracer};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
-use super::{Image, Signals, end, is_ready, tree};
+use super::signals::forbid_core_dump;
+use super::{ProgramImage, Signals, end, is_ready, tree};
 use crate::kernel::Root;
 use crate::units::Bytes;
 
-/// The time between two looks at the program's memory: at first, and at last.
-const LOOK: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+/// First interval between two reads of the program's memory. It doubles up to the maximum.
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
+const MAX_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A process beside a program.
 #[derive(Debug)]
 pub struct Beside {
     pid: libc::pid_t,
-    /// Closed by the execve(2) of this process: the program runs.
+    /// Closed by the execve(2) of this process, which starts the program.
     _gate: Option<OwnedFd>,
     output: Option<OwnedFd>,
 }
 
 impl Beside {
-    /// A process beside the program that this one is about to become. It does `work` once the program
-    /// holds `least` of anonymous memory. `work` is told whether it may execute an image for that.
+    /// Starts a process beside the program that replaces this process. It does `work` once the
+    /// program holds `min` of anonymous memory. The argument of `work` tells whether it may execute
+    /// an image.
     ///
     /// # Errors
-    /// No process or descriptor is to be had.
+    /// The errno of clone(2), pipe2(2) or pidfd_open(2).
     ///
     /// # References
-    /// clone(2), PR_SET_PTRACER(2const): stays over an execve(2)
-    pub fn of_this(least: Bytes, work: impl FnOnce(bool)) -> io::Result<Self> {
+    /// clone(2), PR_SET_PTRACER(2const): persists over an execve(2)
+    pub fn of_this(min: Bytes, work: impl FnOnce(bool)) -> io::Result<Self> {
         let program = pidfd_open(getpid(), PidfdFlags::empty())?;
-        let (runs, gate) = pipe_with(PipeFlags::CLOEXEC)?;
-        let (told, tell) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (program_runs, gate) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let id = getpid();
         let is_adopter = id.is_init() || child_subreaper()?.is_some();
         let first = clone()?;
         if first == 0 {
-            leave(&[&program, &runs, &tell].map(|fd| fd.as_raw_fd()), None);
+            let keep = [&program, &program_runs, &write].map(|fd| fd.as_raw_fd());
+            detach(&keep, None);
             if !is_adopter && !matches!(clone(), Ok(0)) {
                 end(0);
             }
-            let _ = rustix::io::write(&tell, &getpid().as_raw_nonzero().get().to_ne_bytes());
-            drop(tell);
-            // Nothing is written: it ends.
-            let _ = std::fs::File::from(runs).read(&mut [0]);
-            look_after(id, &program, least, || work(!is_adopter));
+            let _ = rustix::io::write(&write, &getpid().as_raw_nonzero().get().to_ne_bytes());
+            drop(write);
+            // Returns when the gate closes: no byte is written.
+            let _ = std::fs::File::from(program_runs).read(&mut [0]);
+            attend(id, &program, min, || work(!is_adopter));
         }
-        drop((tell, runs));
+        drop((write, program_runs));
         let mut pid = [0; 4];
-        let said = std::fs::File::from(told).read_exact(&mut pid);
+        let result = std::fs::File::from(read).read_exact(&mut pid);
         if !is_adopter {
             wait_for(first);
         }
-        said?;
+        result?;
         let pid = i32::from_ne_bytes(pid);
         allow(pid);
         Ok(Self {
@@ -80,15 +81,12 @@ impl Beside {
         })
     }
 
-    /// A process beside a child of this one that runs, which allows its parent to trace it. It executes
-    /// `image` once the child holds `least` of anonymous memory.
-    ///
-    /// # Errors
-    /// As [`Beside::of_this`].
+    /// Starts a process beside a running child, which lets its parent trace it. It executes `image`
+    /// once the child holds `min` of anonymous memory.
     pub fn of_child(
         child: u32,
-        image: &Image,
-        least: Bytes,
+        image: &ProgramImage,
+        min: Bytes,
         signals: &Signals,
     ) -> io::Result<Self> {
         let id = i32::try_from(child).ok().and_then(Pid::from_raw);
@@ -97,9 +95,9 @@ impl Beside {
         let (output, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let pid = clone()?;
         if pid == 0 {
-            signals.give_back();
-            leave(&[program.as_raw_fd()], Some(&write));
-            look_after(id, &program, least, || drop(image.exec()));
+            signals.restore();
+            detach(&[program.as_raw_fd()], Some(&write));
+            attend(id, &program, min, || drop(image.exec()));
         }
         Ok(Self {
             pid,
@@ -108,10 +106,10 @@ impl Beside {
         })
     }
 
-    /// Its output, once it has ended; waits so long for that.
-    pub fn finish(self, patience: Duration) -> Option<String> {
+    /// Waits for its end, and returns its output.
+    pub fn finish(self, timeout: Duration) -> Option<String> {
         let mut output = std::fs::File::from(self.output?);
-        let deadline = std::time::Instant::now() + patience;
+        let deadline = std::time::Instant::now() + timeout;
         let mut text = Vec::new();
         loop {
             let left = deadline.saturating_duration_since(std::time::Instant::now());
@@ -130,15 +128,16 @@ impl Beside {
     }
 }
 
-/// Lets a process, and those that it starts, trace this one, where Yama asks for that.
+/// Makes Yama let a process and its descendants trace this one.
 pub(super) fn allow(tracer: libc::pid_t) {
     if let Some(tracer) = Pid::from_raw(tracer) {
-        // Without Yama there is no such call, and nothing to allow.
+        // Fails without Yama, where no permission is needed.
         let _ = set_ptracer(PTracer::ProcessID(tracer));
     }
 }
 
-/// A copy of this process: 0 there. Its end raises no signal, which could stay pending over an execve(2).
+/// Copies this process, and returns 0 in the copy. Its end raises no signal, which could stay
+/// pending over an execve(2).
 #[expect(unsafe_code, reason = "fork(2) takes no other signal than SIGCHLD")]
 fn clone() -> io::Result<libc::pid_t> {
     // SAFETY: as fork(2): no memory is shared, and the stack stays the same. Callers are
@@ -151,23 +150,20 @@ fn clone() -> io::Result<libc::pid_t> {
 
 #[expect(unsafe_code, reason = "rustix has no __WALL")]
 fn wait_for(child: libc::pid_t) {
-    // SAFETY: a null pointer asks for no status.
+    // SAFETY: the status pointer may be null.
     while unsafe { libc::waitpid(child, std::ptr::null_mut(), libc::__WALL) } < 0
         && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
     {}
 }
 
-/// Leaves all that is the program's: session, terminal, folder and descriptors, but for those to `keep`.
+/// Detaches this process from the program's session, terminal, folder and descriptors, except those
+/// to `keep`.
 #[expect(unsafe_code, reason = "descriptors without an owner are closed")]
-fn leave(keep: &[RawFd], output: Option<&OwnedFd>) {
+fn detach(keep: &[RawFd], output: Option<&OwnedFd>) {
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir("/");
-    // A limit of the program's may end it, which is none of the user's faults to look into.
-    let none = Rlimit {
-        current: Some(0),
-        maximum: Some(0),
-    };
-    let _ = setrlimit(Resource::Core, none);
+    // A resource limit of the program may kill this process. Its core dump would mislead the user.
+    forbid_core_dump();
     let null = std::fs::File::options()
         .read(true)
         .write(true)
@@ -180,26 +176,27 @@ fn leave(keep: &[RawFd], output: Option<&OwnedFd>) {
     }
     let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
     let open = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
-    // The list is read to its end before one of them, which it is read from, is closed.
+    // Collected first, because the list has the descriptor of the folder that it is read from.
     let open: Vec<_> = open.collect();
     for fd in open.into_iter().filter(|fd| *fd > 2 && !keep.contains(fd)) {
-        // SAFETY: no value that owns one of them is used in this process again.
+        // SAFETY: this process uses no value again that owns one of them.
         unsafe { libc::close(fd) };
     }
 }
 
-/// Waits until the program holds enough, does `work`, and ends, with the program at the latest.
-fn look_after(id: Pid, program: &OwnedFd, least: Bytes, work: impl FnOnce()) -> ! {
+/// Waits until the program holds `min`, does `work`, and ends this process. Ends it without work
+/// when the program ends first.
+fn attend(id: Pid, program: &OwnedFd, min: Bytes, work: impl FnOnce()) -> ! {
     let root = Root::host();
     let pid = id.as_raw_nonzero().get().unsigned_abs();
-    let mut pause = LOOK.0;
-    while !is_ready(program, pause).unwrap_or(true) {
+    let mut interval = MIN_POLL_INTERVAL;
+    while !is_ready(program, interval).unwrap_or(true) {
         match tree::resident_anonymous(&root, pid) {
-            Ok(resident) if resident >= least => {
+            Ok(resident) if resident >= min => {
                 work();
                 break;
             }
-            Ok(_) => pause = (pause * 2).min(LOOK.1),
+            Ok(_) => interval = (interval * 2).min(MAX_POLL_INTERVAL),
             Err(_) => break,
         }
     }

@@ -7,38 +7,37 @@ use std::time::Duration;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, set_parent_process_death_signal};
 
-use super::{Image, Signals, Standing, beside, end};
+use super::{ProcessState, ProgramImage, Signals, beside, end};
 use crate::kernel::Root;
 
-/// A program that runs as a child of this process, in its session and process group.
-///
-/// It dies with this process: a kill of the launcher is meant for the program.
+/// A program that runs as a child of this process, in its session and process group. The kernel
+/// kills it when this process ends, because a kill of the launcher is meant for the program.
 #[derive(Debug)]
 pub struct Child {
     pid: libc::pid_t,
 }
 
-/// What happened to a [`Child`].
+/// A state change of a [`Child`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It ended with this exit code.
+    /// Exit with this code.
     Exited(i32),
-    /// It was ended by this signal.
+    /// End by this signal.
     Killed(i32),
-    /// It was stopped by this signal.
+    /// Stop by this signal.
     Stopped(i32),
-    /// It was continued.
+    /// Continuation after a stop.
     Continued,
 }
 
-/// What the kernel counted for a [`Child`] and for those of its children that were waited for.
+/// Resource usage of a [`Child`] and of its children that were waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Faults {
-    /// Page faults that needed no I/O.
+pub struct ResourceUsage {
+    /// Page faults without I/O.
     pub minor: u64,
-    /// Page faults that needed I/O.
+    /// Page faults with I/O.
     pub major: u64,
-    /// The largest resident size of any one process, in bytes.
+    /// Peak resident set of any one process, in bytes.
     pub max_rss: u64,
     /// CPU time in user mode.
     pub user: Duration,
@@ -46,27 +45,31 @@ pub struct Faults {
     pub system: Duration,
 }
 
-/// Why a program did not start.
+/// Error of [`Child::spawn`].
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// No child could be made.
+    /// The fork failed.
     #[error("cannot start a process: {0}")]
     Fork(#[source] io::Error),
-    /// The child could not become the program.
+    /// The execve failed.
     #[error("{0}")]
     Exec(#[source] io::Error),
 }
 
 impl Child {
-    /// Runs `image` with the signal mask and dispositions that this process was given. `traceable`: this
-    /// process and its children may trace it, as far as Yama is concerned.
+    /// Runs `image` with the signal mask and dispositions that this process inherited. `traceable`:
+    /// Yama lets this process and its children trace it.
     ///
     /// # Errors
-    /// [`SpawnError`]. No child is left behind.
+    /// [`SpawnError`]. No child remains.
     ///
     /// # References
     /// fork(2), PR_SET_PDEATHSIG(2const)
-    pub fn spawn(image: &Image, signals: &Signals, traceable: bool) -> Result<Self, SpawnError> {
+    pub fn spawn(
+        image: &ProgramImage,
+        signals: &Signals,
+        traceable: bool,
+    ) -> Result<Self, SpawnError> {
         let (read, write) =
             pipe_with(PipeFlags::CLOEXEC).map_err(|errno| SpawnError::Fork(errno.into()))?;
         let launcher = rustix::process::getpid();
@@ -91,24 +94,24 @@ impl Child {
         }
     }
 
-    /// Its process ID.
+    /// Process ID.
     pub fn pid(&self) -> u32 {
         self.pid.unsigned_abs()
     }
 
-    /// What has happened to it since the last call, or `None`. After [`Change::Exited`] or
-    /// [`Change::Killed`] it is gone.
+    /// State change since the last call, or `None`. The child is reaped after [`Change::Exited`] or
+    /// [`Change::Killed`].
     ///
     /// # Errors
     /// The errno of wait4(2).
-    pub fn poll(&self) -> io::Result<Option<(Change, Faults)>> {
+    pub fn poll(&self) -> io::Result<Option<(Change, ResourceUsage)>> {
         self.wait4(libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED)
     }
 
-    /// Sends it a signal. That it has ended is no error: it is not waited for yet, so its ID is still its own.
+    /// Sends a signal. An ended child ignores it.
     #[expect(unsafe_code, reason = "kill and sigqueue take raw numbers")]
     pub fn send(&self, signal: super::Signal) {
-        // SAFETY: the child is not waited for, so the ID is its own; no memory is touched.
+        // SAFETY: the child is not reaped, so the ID is its own; no memory is touched.
         unsafe {
             if signal.code == libc::SI_QUEUE {
                 let value = libc::sigval {
@@ -123,16 +126,16 @@ impl Child {
         }
     }
 
-    /// True while it is stopped.
+    /// Reports whether it is stopped.
     pub fn is_stopped(&self) -> bool {
-        Standing::read(&Root::host(), self.pid()).is_ok_and(|standing| standing.state == 'T')
+        ProcessState::read(&Root::host(), self.pid()).is_ok_and(|process| process.state == 'T')
     }
 
-    /// Waits until it has ended.
+    /// Waits until it ends.
     ///
     /// # Errors
     /// The errno of wait4(2).
-    pub fn wait(&self) -> io::Result<(Change, Faults)> {
+    pub fn wait(&self) -> io::Result<(Change, ResourceUsage)> {
         loop {
             match self.wait4(0) {
                 Ok(Some(change)) => return Ok(change),
@@ -147,9 +150,9 @@ impl Child {
         unsafe_code,
         reason = "wait4 is the one call that gives the child's page faults"
     )]
-    fn wait4(&self, options: i32) -> io::Result<Option<(Change, Faults)>> {
+    fn wait4(&self, options: i32) -> io::Result<Option<(Change, ResourceUsage)>> {
         let mut status = 0;
-        // SAFETY: all zeroes are a valid value, as any bits are.
+        // SAFETY: any bits are a valid value.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         // SAFETY: both pointers are to memory of the right type that outlives the call.
         match unsafe { libc::wait4(self.pid, &raw mut status, options, &raw mut usage) } {
@@ -170,35 +173,35 @@ impl Child {
             let seconds = Duration::from_secs(time.tv_sec.unsigned_abs());
             seconds + Duration::from_micros(time.tv_usec.unsigned_abs())
         };
-        let faults = Faults {
+        let resources = ResourceUsage {
             minor: usage.ru_minflt.unsigned_abs(),
             major: usage.ru_majflt.unsigned_abs(),
             max_rss: usage.ru_maxrss.unsigned_abs() << 10,
             user: time(usage.ru_utime),
             system: time(usage.ru_stime),
         };
-        Ok(Some((change, faults)))
+        Ok(Some((change, resources)))
     }
 }
 
-/// Forks: 0 in the child.
+/// Forks. Returns 0 in the child.
 #[expect(unsafe_code, reason = "fork copies this process")]
 pub(in crate::kernel) fn fork() -> io::Result<libc::pid_t> {
-    // SAFETY: callers are single-threaded (the launcher has no second thread), so that the child may
-    // run any code, or have it make system calls alone.
+    // SAFETY: callers are single-threaded (the launcher has no second thread), so that the child
+    // may run any code, or the child makes only system calls.
     match unsafe { libc::fork() } {
         pid if pid < 0 => Err(io::Error::last_os_error()),
         pid => Ok(pid),
     }
 }
 
-fn become_program(image: &Image, signals: &Signals, launcher: Pid, errors: &OwnedFd) -> ! {
+fn become_program(image: &ProgramImage, signals: &Signals, launcher: Pid, errors: &OwnedFd) -> ! {
     let _ = set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     if rustix::process::getppid() != Some(launcher) {
-        // The launcher was killed before the kernel knew that we go with it.
+        // The launcher ended before the death signal was set.
         end(128 + libc::SIGKILL);
     }
-    signals.give_back();
+    signals.restore();
     let error = image.exec();
     let errno = error.raw_os_error().unwrap_or(libc::EIO);
     let _ = rustix::io::write(errors, &errno.to_ne_bytes());

@@ -1,4 +1,4 @@
-//! A program with its arguments and environment: [`Image`].
+//! The arguments of execve(2): [`ProgramImage`].
 
 use std::ffi::{CStr, CString, OsStr, c_char};
 use std::io;
@@ -8,16 +8,16 @@ use std::ptr;
 
 use super::start;
 
-/// What `execve` is called with.
+/// A program with its arguments and environment.
 #[derive(Clone, Debug)]
-pub struct Image {
+pub struct ProgramImage {
     path: CString,
     arguments: Vec<CString>,
     environment: Vec<CString>,
 }
 
-/// The environment of this process, byte for byte and in its order: `std::env` leaves out entries
-/// without a `=`, which the program would miss.
+/// The environment of this process, byte for byte and in its order: `std::env` omits entries
+/// without a `=`.
 #[expect(
     unsafe_code,
     reason = "environ is the only place where the whole environment is"
@@ -27,8 +27,8 @@ pub fn inherited_environment() -> Vec<CString> {
         static environ: *const *const c_char;
     }
     let mut entries = Vec::new();
-    // SAFETY: `environ` is null or a null-terminated array of C strings, and setenv is not called: this
-    // crate never does, and its callers are single-threaded when they start a program.
+    // SAFETY: `environ` is null or a null-terminated array of C strings. No code calls setenv
+    // meanwhile: not this crate, and its callers are single-threaded when they start a program.
     unsafe {
         let mut entry = environ;
         while !entry.is_null() && !(*entry).is_null() {
@@ -39,11 +39,11 @@ pub fn inherited_environment() -> Vec<CString> {
     entries
 }
 
-impl Image {
-    /// The program at `path` with all its `arguments` (the first is its name) and its environment.
+impl ProgramImage {
+    /// Image of the program at `path` with all `arguments` (the first is its name).
     ///
     /// # Errors
-    /// `InvalidInput` where the path or an argument holds a zero byte.
+    /// `InvalidInput` where the path or an argument contains a zero byte.
     pub fn new<'a>(
         path: &Path,
         arguments: impl IntoIterator<Item = &'a OsStr>,
@@ -59,8 +59,8 @@ impl Image {
         })
     }
 
-    /// Becomes the program; returns only where that fails. A file that the kernel does not know the
-    /// format of is given to /bin/sh, as execvp(3) does.
+    /// Replaces this process by the program; returns only after an error. /bin/sh runs a file of
+    /// unknown format, as with execvp(3).
     ///
     /// # References
     /// execve(2), execvp(3)

@@ -1,4 +1,4 @@
-//! Every signal of this process, read from a descriptor: [`Signals`].
+//! Signals of this process, read from a descriptor: [`Signals`].
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -7,26 +7,26 @@ use std::ptr;
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 
-/// All signals of this process, or all but those that it ignores: blocked, and read from a signalfd.
+/// All signals of this process, or all that it does not ignore: blocked, and read from a signalfd.
 ///
-/// There is one at a time: it holds what the mask and SIGCHLD's disposition were before, which is what
-/// a [`Child`](super::Child) gets.
+/// At most one exists at a time. It holds the previous mask and disposition of SIGCHLD, which a
+/// [`Child`](super::Child) gets.
 pub struct Signals {
     fd: OwnedFd,
     mask: libc::sigset_t,
     sigchld: libc::sigaction,
 }
 
-/// A signal that this process was sent.
+/// A signal to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// Its number.
+    /// Signal number.
     pub number: i32,
-    /// How it was sent: `SI_USER`, `SI_QUEUE`, `SI_KERNEL`, or a code of its own (`CLD_EXITED`).
+    /// Origin: `SI_USER`, `SI_QUEUE`, `SI_KERNEL`, or a code of the signal (`CLD_EXITED`).
     pub code: i32,
-    /// Who sent it; 0 for the kernel and for senders outside this PID namespace.
+    /// PID of the sender; 0 for the kernel and for senders outside this PID namespace.
     pub sender: u32,
-    /// The value that came with it, if it was queued.
+    /// Value of a queued signal.
     pub value: u64,
 }
 
@@ -35,8 +35,8 @@ pub struct Signal {
     reason = "signal sets and dispositions are C structures that libc fills in"
 )]
 impl Signals {
-    /// Blocks every signal that can be blocked and sets SIGCHLD to its default, so that children are
-    /// there to be waited for. A signal that is ignored stays so (nohup(1)): blocked, it would be read.
+    /// Blocks every signal that is not ignored (nohup(1)), and sets SIGCHLD to its default, so that
+    /// children stay until they are waited for.
     ///
     /// # Errors
     /// The errno of signalfd(2) (2.6.22).
@@ -44,17 +44,14 @@ impl Signals {
         Self::block(|signal| signal == libc::SIGCHLD || !is_ignored(signal))
     }
 
-    /// The same with those that are ignored, for a process that passes them on: a program that was started with them
-    /// ignored may have a handler by now. The program inherits that they are ignored.
-    ///
-    /// # Errors
-    /// As [`Signals::take`].
+    /// Blocks ignored signals too, for a process that forwards signals: the program may have set a
+    /// handler meanwhile. The program inherits the ignored dispositions.
     pub fn take_ignored_too() -> io::Result<Self> {
         Self::block(|_| true)
     }
 
     fn block(is_taken: impl Fn(i32) -> bool) -> io::Result<Self> {
-        // SAFETY: all zeroes are valid values of both structures, which the calls below overwrite.
+        // SAFETY: all zeroes are valid values of both sets, which the calls below overwrite.
         let (mut all, mut mask): (libc::sigset_t, libc::sigset_t) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         // SAFETY: the sets are ours; the calls read one and write the other.
@@ -67,11 +64,11 @@ impl Signals {
         }
         let sigchld = set_default(libc::SIGCHLD);
         let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
-        // SAFETY: -1 asks for a new descriptor; the set is ours.
+        // SAFETY: -1 requests a new descriptor; the set is ours.
         let fd = unsafe { libc::signalfd(-1, &raw const all, flags) };
         if fd < 0 {
             let error = io::Error::last_os_error();
-            put_back(&mask, &sigchld);
+            restore(&mask, &sigchld);
             return Err(error);
         }
         // SAFETY: a new descriptor without another owner.
@@ -79,19 +76,19 @@ impl Signals {
         Ok(Self { fd, mask, sigchld })
     }
 
-    /// The next signal, or `None` when there is none now.
+    /// The next pending signal.
     ///
     /// # Errors
     /// The errno of read(2) on a signalfd.
     pub fn next(&self) -> io::Result<Option<Signal>> {
-        const SIZE: usize = size_of::<libc::signalfd_siginfo>();
-        let mut bytes = [0; SIZE];
+        const INFO_BYTES: usize = size_of::<libc::signalfd_siginfo>();
+        let mut bytes = [0; INFO_BYTES];
         match rustix::io::read(&self.fd, &mut bytes) {
-            Ok(SIZE) => {}
+            Ok(INFO_BYTES) => {}
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         }
-        // SAFETY: as many bytes as the structure has, of which any bits are valid.
+        // SAFETY: the array has the size of the structure, in which any bits are valid.
         let info: libc::signalfd_siginfo = unsafe { std::mem::transmute(bytes) };
         Ok(Some(Signal {
             number: i32::try_from(info.ssi_signo).unwrap_or(0),
@@ -101,11 +98,11 @@ impl Signals {
         }))
     }
 
-    /// Stops this process as `signal` stops it by default; returns when it is continued, or at once
-    /// where the kernel does not let it stop (no process could continue it).
+    /// Stops this process by the default action of `signal`; returns after its continuation, or at
+    /// once where the kernel refuses to stop it (orphaned process group).
     pub fn stop_by(&self, signal: i32) {
-        // SAFETY: the structures are ours; the disposition is put back, and the signal blocked again,
-        // before anything else can run: this thread is the only one.
+        // SAFETY: the structures are ours; the disposition is restored, and the signal blocked
+        // again, before other code can run: this thread is the only one.
         unsafe {
             let before = set_default(signal);
             libc::kill(libc::getpid(), signal);
@@ -115,15 +112,15 @@ impl Signals {
         }
     }
 
-    /// Drops what has arrived and has signals delivered to this process again, as they were before.
+    /// Drops pending signals, and restores the previous mask and SIGCHLD's disposition.
     pub fn release(self) {
         while let Ok(Some(_)) = self.next() {}
-        self.give_back();
+        self.restore();
     }
 
-    /// Puts the mask and SIGCHLD back as they were: a child does so before it becomes the program.
-    pub(super) fn give_back(&self) {
-        put_back(&self.mask, &self.sigchld);
+    /// Restores the previous mask and SIGCHLD's disposition, in a child before its execve.
+    pub(super) fn restore(&self) {
+        restore(&self.mask, &self.sigchld);
     }
 }
 
@@ -134,15 +131,15 @@ impl AsFd for Signals {
 }
 
 #[expect(unsafe_code, reason = "signal sets and dispositions are C structures")]
-fn put_back(mask: &libc::sigset_t, sigchld: &libc::sigaction) {
-    // SAFETY: both values are what the kernel returned in `Signals::take`, handlers included.
+fn restore(mask: &libc::sigset_t, sigchld: &libc::sigaction) {
+    // SAFETY: the kernel returned both values in `Signals::block`, handlers included.
     unsafe {
         libc::sigaction(libc::SIGCHLD, sigchld, ptr::null_mut());
         libc::pthread_sigmask(libc::SIG_SETMASK, mask, ptr::null_mut());
     }
 }
 
-/// Blocks a signal of this thread, or delivers it again (pthread_sigmask(3)).
+/// Blocks or unblocks a signal of this thread (pthread_sigmask(3)).
 #[expect(unsafe_code, reason = "the set is a C structure")]
 pub(super) fn mask(how: libc::c_int, signal: libc::c_int) {
     // SAFETY: the set is ours, and the calls overwrite all of it.
@@ -154,20 +151,22 @@ pub(super) fn mask(how: libc::c_int, signal: libc::c_int) {
     }
 }
 
-/// Whether nothing comes of a signal.
+/// Reports whether this process ignores a signal.
 #[expect(unsafe_code, reason = "the disposition is a C structure")]
 pub(super) fn is_ignored(signal: i32) -> bool {
-    // SAFETY: all zeroes are a valid value of the structure, which the call fills in; it changes nothing.
+    // SAFETY: all zeroes are a valid value of the structure, which the call fills in. A null
+    // pointer leaves the disposition unchanged.
     unsafe {
         let mut now: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, ptr::null(), &raw mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
     }
 }
 
-/// Sets a signal to its default and returns what it was.
+/// Sets a signal to its default, and returns the previous disposition.
 #[expect(unsafe_code, reason = "the disposition is a C structure")]
 fn set_default(signal: i32) -> libc::sigaction {
-    // SAFETY: all zeroes is the default disposition with an empty mask; the call fills in the other.
+    // SAFETY: all zeroes are the default disposition with an empty mask; the call fills in
+    // `before`.
     unsafe {
         let mut before: libc::sigaction = std::mem::zeroed();
         let default: libc::sigaction = std::mem::zeroed();
@@ -176,21 +175,26 @@ fn set_default(signal: i32) -> libc::sigaction {
     }
 }
 
-/// Ends this process by `signal`, without a core dump of its own (the program has dumped hers).
-/// Returns where the signal does not kill.
+/// Ends this process by `signal`, without a core dump: the program has written its own. Returns
+/// where the signal does not kill.
 #[expect(unsafe_code, reason = "rustix has no real-time signals here")]
 pub fn die_by(signal: i32) {
+    forbid_core_dump();
+    // A core pattern with a pipe ignores the limit.
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    set_default(signal);
+    // SAFETY: kill touches no memory of this process.
+    unsafe { libc::kill(libc::getpid(), signal) };
+    mask(libc::SIG_UNBLOCK, signal);
+}
+
+/// Sets the limit of core dumps to 0.
+pub(super) fn forbid_core_dump() {
     let none = Rlimit {
         current: Some(0),
         maximum: Some(0),
     };
     let _ = setrlimit(Resource::Core, none);
-    // A core pattern that is a pipe ignores the limit.
-    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
-    set_default(signal);
-    // SAFETY: numbers alone.
-    unsafe { libc::kill(libc::getpid(), signal) };
-    mask(libc::SIG_UNBLOCK, signal);
 }
 
 #[cfg(test)]
@@ -199,8 +203,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_ignored_stays_ignored_unless_it_is_taken() {
-        // SAFETY: nothing else in this process uses the two signals, and they go to this thread alone.
+    fn ignored_signals_stay_ignored_unless_taken() {
+        // SAFETY: no other code in this process uses the two signals, and only this thread gets
+        // them.
         unsafe {
             let before = libc::signal(libc::SIGUSR2, libc::SIG_IGN);
             let signals = Signals::take().unwrap();

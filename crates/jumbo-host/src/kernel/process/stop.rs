@@ -1,32 +1,33 @@
-//! Why a traced thread stands still: [`Stop`].
+//! Stops of a traced thread: [`Stop`].
 
 use rustix::io::Result;
 use rustix::process::Pid;
 
 use crate::kernel::sys::ptrace;
 
-/// A stop of a thread that was seized (ptrace(2), "Stopped states"). It lasts until it is answered.
+/// A stop of a seized thread (ptrace(2), "Stopped states"), until the tracer answers it. ESRCH as
+/// an answer means that the thread was killed meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// A signal is about to be delivered to it.
+    /// Stop before the delivery of this signal.
     Signal(i32),
-    /// It was stopped by this signal, with its whole process.
+    /// Group stop: this signal stopped the whole process.
     Group(i32),
-    /// It was interrupted, or continued after a group stop.
+    /// Stop by PTRACE_INTERRUPT, or at the end of a group stop.
     Trap,
-    /// It is about to end, and still has its memory.
+    /// Stop before the exit, with the memory still there.
     Exit,
-    /// It enters or leaves a system call (PTRACE_SYSCALL).
+    /// Stop at the entry or exit of a system call (PTRACE_SYSCALL).
     Call,
 }
 
 impl Stop {
-    /// The bit that PTRACE_O_TRACESYSGOOD adds to SIGTRAP.
-    const CALL: i32 = libc::SIGTRAP | 0x80;
-    const EVENT_EXIT: i32 = 6;
-    const EVENT_STOP: i32 = 128;
+    /// SIGTRAP with the bit of PTRACE_O_TRACESYSGOOD.
+    const SYSCALL_TRAP: i32 = libc::SIGTRAP | 0x80;
+    const PTRACE_EVENT_EXIT: i32 = 6;
+    const PTRACE_EVENT_STOP: i32 = 128;
 
-    /// The stop that a wait status tells of; `None` where it tells of an end.
+    /// The stop in a wait status; `None` if the status is an end.
     pub fn of(status: i32) -> Option<Self> {
         if !libc::WIFSTOPPED(status) {
             return None;
@@ -34,18 +35,15 @@ impl Stop {
         let signal = libc::WSTOPSIG(status);
         let stops = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
         Some(match status >> 16 {
-            0 if signal == Self::CALL => Self::Call,
+            0 if signal == Self::SYSCALL_TRAP => Self::Call,
             0 => Self::Signal(signal),
-            Self::EVENT_EXIT => Self::Exit,
-            Self::EVENT_STOP if stops.contains(&signal) => Self::Group(signal),
+            Self::PTRACE_EVENT_EXIT => Self::Exit,
+            Self::PTRACE_EVENT_STOP if stops.contains(&signal) => Self::Group(signal),
             _ => Self::Trap,
         })
     }
 
-    /// Has `thread` do what it would do if it were not traced.
-    ///
-    /// # Errors
-    /// ESRCH: it was killed meanwhile.
+    /// Continues `thread` as without a tracer.
     pub fn pass(self, thread: Pid) -> Result<()> {
         match self {
             Self::Signal(signal) => ptrace::resume(thread, signal),
@@ -54,10 +52,7 @@ impl Stop {
         }
     }
 
-    /// [`Stop::pass`], and stops tracing it.
-    ///
-    /// # Errors
-    /// ESRCH: it was killed meanwhile.
+    /// Detaches `thread`, and continues it as without a tracer.
     pub fn detach(self, thread: Pid) -> Result<()> {
         match self {
             Self::Signal(signal) => ptrace::detach(thread, signal),
@@ -71,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_says_which_stop_it_is() {
+    fn a_status_has_its_stop() {
         let stopped = |signal: i32, event: i32| event << 16 | signal << 8 | 0x7f;
         assert_eq!(Stop::of(stopped(15, 0)), Some(Stop::Signal(15)));
         assert_eq!(Stop::of(stopped(19, 0)), Some(Stop::Signal(19)));

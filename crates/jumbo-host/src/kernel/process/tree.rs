@@ -1,13 +1,13 @@
-//! A process and those it started: which there are, and how much anonymous memory they hold.
+//! The processes of a program, and their anonymous memory.
 
 use procfs_core::process::StatM;
 
-use super::Standing;
+use super::ProcessState;
 use crate::kernel::{FileError, Root, parse};
 use crate::units::Bytes;
 
-/// The children of all threads of `pid`. Empty where it has none, is gone, or where the kernel does not
-/// list them (CONFIG_PROC_CHILDREN).
+/// Children of all threads of `pid`. Empty where the process is gone, and without
+/// CONFIG_PROC_CHILDREN.
 pub fn children(root: &Root, pid: u32) -> Vec<u32> {
     let mut children = Vec::new();
     for thread in root.list(format!("proc/{pid}/task")).unwrap_or_default() {
@@ -18,44 +18,41 @@ pub fn children(root: &Root, pid: u32) -> Vec<u32> {
     children
 }
 
-/// True where `pid` is `ancestor` or was started by it, through whatever generations. False where a
-/// process between them is gone.
+/// Reports whether `pid` is `ancestor` or a descendant of it. False where a process between them is
+/// gone.
 pub fn is_within(root: &Root, pid: u32, ancestor: u32) -> bool {
     let mut pid = pid;
     while pid > 1 {
         if pid == ancestor {
             return true;
         }
-        pid = Standing::read(root, pid).map_or(0, |standing| standing.parent);
+        pid = ProcessState::read(root, pid).map_or(0, |process| process.parent);
     }
     false
 }
 
-/// True for a process, or thread, that has not been waited for.
+/// Reports whether a process or thread exists, zombies included.
 pub fn exists(root: &Root, pid: u32) -> bool {
     root.path(format!("proc/{pid}")).exists()
 }
 
-/// The resident memory of `pid` that is neither file nor shared, as the kernel's counters have it (they
-/// lag behind by a few pages per thread). Zero for a zombie.
-///
-/// # Errors
-/// [`FileError::Io`] where the process is gone.
+/// Resident anonymous memory of `pid`. The kernel's counters lag by a few pages per thread. Zero
+/// for a zombie.
 pub fn resident_anonymous(root: &Root, pid: u32) -> Result<Bytes, FileError> {
     let pages: StatM = parse(root, &format!("proc/{pid}/statm"))?;
     let page = rustix::param::page_size() as u64;
     Ok(Bytes(pages.resident.saturating_sub(pages.shared) * page))
 }
 
-/// Whether both processes share their memory, as a vfork(2) that has not come to its execve(2) and its parent do. `None`
-/// where the kernel does not say: it takes the right to look into both.
+/// Reports whether both processes share their memory, as after vfork(2). `None` without the
+/// permission to trace both, or without the call.
 ///
 /// # References
 /// kcmp(2), Linux 3.5
 #[expect(unsafe_code, reason = "libc has no function for this system call")]
 pub fn shares_memory(one: u32, other: u32) -> Option<bool> {
     const KCMP_VM: u32 = 1;
-    // SAFETY: takes numbers and touches no memory.
+    // SAFETY: the call takes numbers and touches no memory.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) };
     (order >= 0).then_some(order == 0)
 }
@@ -65,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_is_seen_with_memory_of_its_own() {
+    fn a_child_is_found_with_memory_of_its_own() {
         let (root, own) = (Root::host(), std::process::id());
         let mut sleep = std::process::Command::new("sleep")
             .arg("60")

@@ -1,14 +1,14 @@
-//! A system call in the registers of a stopped thread: [`Held`].
+//! A system call in the registers of a stopped thread: [`SavedRegisters`].
 //!
-//! A thread that is stopped by PTRACE_INTERRUPT stands on its way out of the kernel, before the kernel
-//! decides how the system call that it waited in goes on: the register of the result says how
-//! (`-ERESTARTSYS` and its like, kernel only). So the registers are put back at a stop of the same
-//! kind, and the kernel then decides as it would have. Where a call answers EINTR although no signal
-//! came (signal(7), "Interruption of system calls"), the result becomes `-ERESTARTNOHAND`: again if no
-//! handler runs, EINTR if one does.
+//! PTRACE_INTERRUPT stops a thread at its exit from the kernel, before the kernel decides whether
+//! to restart the interrupted system call. The result register tells (`-ERESTARTSYS` and the like,
+//! in the kernel only). So the registers are restored at a stop of the same kind, and the kernel
+//! decides as without a tracer. Some calls return EINTR without a signal (signal(7), "Interruption
+//! of system calls"). Their result becomes `-ERESTARTNOHAND`: restarted if no handler runs, else
+//! EINTR.
 //!
-//! A thread inside a restartable sequence (rseq(2)) is let go at once: the kernel aborts the sequence,
-//! and it would not if the thread were elsewhere when it leaves the kernel.
+//! A thread inside a restartable sequence (rseq(2)) is detached at once. The kernel aborts the
+//! sequence, but would not if the thread were elsewhere at its exit from the kernel.
 
 use rustix::io::{Errno, Result};
 use rustix::process::Pid;
@@ -16,8 +16,8 @@ use rustix::process::Pid;
 use super::{Advice, End};
 use crate::kernel::sys::ptrace::{self, Registers};
 
-/// The registers of a thread as it goes on with them, and the instruction that calls the kernel.
-pub(super) struct Held {
+/// The registers to restore, and the address of a system call instruction.
+pub(super) struct SavedRegisters {
     thread: Pid,
     own: Registers,
     instruction: u64,
@@ -27,34 +27,35 @@ pub(super) struct Held {
 mod machine {
     use super::*;
     use crate::kernel::remote::errno;
-    use crate::kernel::remote::threads::{Place, place_in};
+    use crate::kernel::remote::threads::{ThreadState, state_of_call};
 
-    /// `syscall`.
-    const INSTRUCTION: [u8; 2] = [0x0f, 0x05];
-    /// The code segment of 64-bit user code.
-    const USER_CODE: u64 = 0x33;
+    /// Code of the instruction `syscall`.
+    const SYSCALL_CODE: [u8; 2] = [0x0f, 0x05];
+    /// Code segment of 64-bit user code (`__USER_CS`).
+    const USER_CS: u64 = 0x33;
+    /// Value of `orig_rax` outside a system call.
     const NO_CALL: u64 = u64::MAX;
     const EINTR: u64 = (libc::EINTR.unsigned_abs() as u64).wrapping_neg();
-    /// Again, if no handler runs (include/linux/errno.h).
-    const AGAIN_WITHOUT_HANDLER: u64 = 514u64.wrapping_neg();
+    /// Result for a restart if no handler runs (include/linux/errno.h).
+    const ERESTARTNOHAND: u64 = 514u64.wrapping_neg();
 
-    impl Held {
-        /// Takes the registers of a thread that is stopped on its way out of the kernel. `vdso` is where
-        /// the instruction may be.
-        pub(in super::super) fn take(
+    impl SavedRegisters {
+        /// Saves the registers of a thread that is stopped at its exit from the kernel. `vdso` is a
+        /// candidate for the address of the instruction.
+        pub(in super::super) fn save(
             thread: Pid,
             vdso: Option<u64>,
         ) -> std::result::Result<Self, End> {
             let gone = |_: Errno| End::Gone;
             let own = ptrace::registers(thread).map_err(gone)?;
-            let mut own = own.filter(|own| own.cs == USER_CODE).ok_or(End::Narrow)?;
-            // No program has these: a thread that the kernel works with.
+            let mut own = own.filter(|own| own.cs == USER_CS).ok_or(End::Narrow)?;
+            // Only a kernel worker has these.
             if (own.rip, own.rsp) == (0, 0) {
                 return Err(End::NoThread);
             }
-            if own.rax == EINTR && own.orig_rax != NO_CALL && can_begin_again(own.orig_rax) {
-                own.rax = AGAIN_WITHOUT_HANDLER;
-                // At once: it may be let go without a call.
+            if own.rax == EINTR && own.orig_rax != NO_CALL && can_restart(own.orig_rax) {
+                own.rax = ERESTARTNOHAND;
+                // Set now, because the thread may be detached without a call.
                 ptrace::set_registers(thread, &own).map_err(gone)?;
             }
             if ptrace::dispatches_calls(thread).unwrap_or(false) {
@@ -63,9 +64,10 @@ mod machine {
             if own.orig_rax == NO_CALL && is_in_sequence(thread, own.rip) {
                 return Err(End::Signal);
             }
-            // The one that it stands behind, if it came by one.
-            let places = [vdso, own.rip.checked_sub(2)];
-            let instruction = places.into_iter().flatten().find(|at| is_call(thread, *at));
+            // The thread may have entered the kernel by the instruction before `rip`.
+            let candidates = [vdso, own.rip.checked_sub(2)];
+            let mut candidates = candidates.into_iter().flatten();
+            let instruction = candidates.find(|at| is_call(thread, *at));
             let instruction = instruction.ok_or(End::NoInstruction)?;
             Ok(Self {
                 thread,
@@ -74,21 +76,21 @@ mod machine {
             })
         }
 
-        /// True where it waits in a call that begins again with all of its time.
-        pub(in super::super) fn is_renewed(&self) -> bool {
+        /// Reports whether the thread's call restarts with its full timeout.
+        pub(in super::super) fn restarts_timeout(&self) -> bool {
             let own = &self.own;
             let arguments = [own.rdi, own.rsi, own.rdx, own.r10, own.r8, own.r9];
             let argument = |at: usize| arguments.get(at).copied().unwrap_or(0);
-            let place = place_in(own.orig_rax.cast_signed(), argument, |_| false);
-            own.rax == AGAIN_WITHOUT_HANDLER && place == Place::Limited
+            let state = state_of_call(own.orig_rax.cast_signed(), argument, |_| false);
+            own.rax == ERESTARTNOHAND && state == ThreadState::Limited
         }
 
-        /// Has the thread make the call next.
-        pub(in super::super) fn aim(&self, address: u64, advice: Advice) -> Result<()> {
+        /// Sets the registers for the call.
+        pub(in super::super) fn set_call(&self, address: u64, advice: Advice) -> Result<()> {
             let mut registers = self.own;
             registers.rip = self.instruction;
             registers.rax = libc::SYS_madvise.unsigned_abs();
-            // No call is begun again with these registers.
+            // The kernel must not restart a call with these registers.
             registers.orig_rax = NO_CALL;
             registers.rdi = address;
             registers.rsi = advice.length as u64;
@@ -96,14 +98,14 @@ mod machine {
             ptrace::set_registers(self.thread, &registers)
         }
 
-        /// Whether a thread stands where it was to make the call: its signal is for that.
+        /// Reports whether the thread is at the instruction, so that its fault comes from there.
         pub(in super::super) fn is_at_call(&self) -> bool {
             let registers = ptrace::registers(self.thread).ok().flatten();
             registers.is_some_and(|registers| registers.rip == self.instruction)
         }
 
-        /// The answer to the call, of a thread that has made it.
-        pub(in super::super) fn answer(&self) -> Result<std::result::Result<(), Errno>> {
+        /// Result of the call, after the thread has made it.
+        pub(in super::super) fn call_result(&self) -> Result<std::result::Result<(), Errno>> {
             let registers = ptrace::registers(self.thread)?.ok_or(Errno::IO)?;
             Ok(match i32::try_from(registers.rax.wrapping_neg()) {
                 Ok(0) => Ok(()),
@@ -113,9 +115,9 @@ mod machine {
         }
     }
 
-    /// Whether a call that answered EINTR had no effect, so that it may begin again.
-    fn can_begin_again(number: u64) -> bool {
-        const CALLS: [libc::c_long; 18] = [
+    /// Reports whether a call that returned EINTR had no effect, so that it may restart.
+    fn can_restart(number: u64) -> bool {
+        const RESTARTABLE_CALLS: [libc::c_long; 18] = [
             libc::SYS_epoll_wait,
             libc::SYS_epoll_pwait,
             libc::SYS_epoll_pwait2,
@@ -135,16 +137,16 @@ mod machine {
             libc::SYS_sendto,
             libc::SYS_sendmsg,
         ];
-        CALLS.iter().any(|call| u64::try_from(*call) == Ok(number))
+        RESTARTABLE_CALLS.contains(&number.cast_signed())
     }
 
     fn is_call(thread: Pid, at: u64) -> bool {
         let at = usize::try_from(at).unwrap_or(usize::MAX);
-        ptrace::peek(thread, at).is_ok_and(|word| word.to_le_bytes().starts_with(&INSTRUCTION))
+        ptrace::peek(thread, at).is_ok_and(|word| word.to_le_bytes().starts_with(&SYSCALL_CODE))
     }
 
-    /// Whether `at` lies in the sequence that the thread says it is in (`struct rseq_cs`, rseq(2)).
-    /// In doubt it does.
+    /// Reports whether `at` lies in the thread's current sequence (`struct rseq_cs`, rseq(2)). True
+    /// if unknown.
     fn is_in_sequence(thread: Pid, at: u64) -> bool {
         const RSEQ_CS: usize = 8;
         let address = match ptrace::restartable_sequences(thread) {
@@ -167,10 +169,10 @@ mod machine {
         }
     }
 
-    /// The offset of the instruction in `code`.
+    /// Offset of the instruction in `code`.
     pub(in super::super) fn find(code: &[u8]) -> Option<usize> {
-        code.windows(INSTRUCTION.len())
-            .position(|bytes| bytes == INSTRUCTION)
+        code.windows(SYSCALL_CODE.len())
+            .position(|bytes| bytes == SYSCALL_CODE)
     }
 }
 
@@ -178,16 +180,16 @@ mod machine {
 mod machine {
     use super::*;
 
-    impl Held {
-        pub(in super::super) fn take(_: Pid, _: Option<u64>) -> std::result::Result<Self, End> {
+    impl SavedRegisters {
+        pub(in super::super) fn save(_: Pid, _: Option<u64>) -> std::result::Result<Self, End> {
             Err(End::Unsupported)
         }
 
-        pub(in super::super) fn is_renewed(&self) -> bool {
+        pub(in super::super) fn restarts_timeout(&self) -> bool {
             false
         }
 
-        pub(in super::super) fn aim(&self, _: u64, _: Advice) -> Result<()> {
+        pub(in super::super) fn set_call(&self, _: u64, _: Advice) -> Result<()> {
             Err(Errno::NOSYS)
         }
 
@@ -195,7 +197,7 @@ mod machine {
             false
         }
 
-        pub(in super::super) fn answer(&self) -> Result<std::result::Result<(), Errno>> {
+        pub(in super::super) fn call_result(&self) -> Result<std::result::Result<(), Errno>> {
             Err(Errno::NOSYS)
         }
     }
@@ -207,9 +209,8 @@ mod machine {
 
 pub(super) use machine::find;
 
-impl Held {
-    /// Gives the thread its own registers back.
-    pub(super) fn put_back(&self) -> Result<()> {
+impl SavedRegisters {
+    pub(super) fn restore(&self) -> Result<()> {
         ptrace::set_registers(self.thread, &self.own)
     }
 }

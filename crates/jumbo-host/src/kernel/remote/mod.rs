@@ -1,16 +1,16 @@
-//! madvise(2) made by a thread of another process, as ptrace(2) allows: [`advise`].
+//! madvise(2) made by a thread of another process, by ptrace(2): [`advise`].
 //!
-//! - `tracer`: a child of ours that stops one thread, has it make the calls, and lets it go.
-//! - `threads`: the thread to stop, and the moment.
-//! - `call`: registers, and what a stop did to the system call that the thread waits in.
+//! - `tracer`: a child of this process that stops one thread, lets it make the calls, and detaches.
+//! - `threads`: selects the thread and the moment.
+//! - `call`: registers, and the effect of a stop on the system call that the thread waits in.
 //!
-//! A child traces, not this process: it blocks all signals and is in a session of its own, so that
-//! Ctrl-C and the kill of a process group pass it by. If it were killed while a thread makes a call of
-//! ours, the thread would go on with registers that are not its own.
+//! A child traces, with all signals blocked and in a session of its own: Ctrl-C and a kill of the
+//! process group do not reach it. A tracer killed during a call would leave the thread with wrong
+//! registers.
 //!
-//! Invariants. The thread gets no signal, and no result that it would not have had: see `call`. No
-//! byte of the process's memory is written. The thread is let go with its own registers, whatever
-//! happens: at a signal, a group stop, an error, and when this process is gone.
+//! Invariants: The thread gets no signal and no result that it would not get without a tracer: see
+//! `call`. No byte of the process's memory is written. The thread always continues with its own
+//! registers: after a signal, a group stop, an error, and the end of this process.
 
 mod call;
 mod threads;
@@ -28,62 +28,63 @@ use super::Root;
 use super::process::{fork, is_ready};
 use super::sys::Blocked;
 
-/// The longest search of the child for a thread, and its longest work with everything.
-pub const SEARCH: Duration = Duration::from_millis(1200);
-const LIMIT: Duration = Duration::from_secs(20);
+/// Maximum time of the child's search for a thread.
+const SEARCH_TIMEOUT: Duration = Duration::from_millis(1200);
+/// Maximum time of the child.
+const CHILD_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The advice, on so many bytes from each address.
+/// The arguments of madvise(2) that are equal for all addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Advice {
-    /// MADV_COLLAPSE, say.
+    /// The advice, such as MADV_COLLAPSE.
     pub advice: i32,
-    /// The length of each range.
+    /// Length of each range in bytes.
     pub length: usize,
 }
 
-/// Why the child stopped before the last address.
+/// The reason why the child stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum End {
-    /// The time that a thread may be held is over, or all is done.
+    /// All addresses are done, or the maximum hold time is over.
     #[error("done")]
     Done,
-    /// The process has ended, or the thread has: by a kill, or an execve(2).
+    /// The process or the thread ended, by a kill or an execve(2).
     #[error("the thread ended meanwhile")]
     Gone,
-    /// A signal came for the thread, which has it.
+    /// A signal for the thread arrived and was delivered.
     #[error("a signal came for the thread")]
     Signal,
     /// The process is stopped.
     #[error("the process is stopped (SIGSTOP)")]
     Stopped,
-    /// No thread was where it can be stopped without a trace.
+    /// No thread could be stopped without an effect on it.
     #[error("no thread was at a place where a stop leaves no trace")]
     NoThread,
     /// ptrace(2) refused.
     #[error("ptrace: {0}")]
     Denied(Errno),
-    /// A seccomp filter would answer the call, and may kill for it.
+    /// A seccomp filter would see the call, and may kill the process.
     #[error("the thread is under seccomp")]
     Filtered,
     /// The thread runs 32-bit code.
     #[error("the thread runs 32-bit code")]
     Narrow,
-    /// The thread has its system calls dispatched to itself (PR_SET_SYSCALL_USER_DISPATCH).
+    /// The thread handles its system calls itself (PR_SET_SYSCALL_USER_DISPATCH).
     #[error("the process dispatches its system calls to itself")]
     Dispatched,
-    /// There is no instruction for it, in the vDSO or where the thread stands.
+    /// Neither the vDSO nor the code at the thread's `rip` has a system call instruction.
     #[error("no system call instruction was found in the process")]
     NoInstruction,
-    /// This architecture's registers are not known here.
+    /// The architecture is unsupported.
     #[error("calls by ptrace are made on x86-64 only")]
     Unsupported,
-    /// The child could not be made, or did not answer in time.
+    /// The child could not start, or timed out.
     #[error("the tracing child failed: {0}")]
     Failed(Errno),
 }
 
 impl End {
-    /// Those without an errno, in the order of their codes in the pipe, which begin at 1.
+    /// Reasons without an errno, in the order of their codes in the pipe, which begin at 1.
     const PLAIN: [Self; 10] = [
         Self::Done,
         Self::Gone,
@@ -97,18 +98,16 @@ impl End {
         Self::Unsupported,
     ];
 
-    /// As two numbers, for the pipe.
+    /// Encodes the reason as two numbers for the pipe.
     fn encode(self) -> [i32; 2] {
         match self {
             Self::Denied(errno) => [11, errno.raw_os_error()],
             Self::Failed(errno) => [12, errno.raw_os_error()],
-            plain => [
-                (1..)
-                    .zip(Self::PLAIN)
-                    .find(|(_, other)| *other == plain)
-                    .map_or(0, |(code, _)| code),
-                0,
-            ],
+            plain => {
+                let mut codes = (1..).zip(Self::PLAIN);
+                let found = codes.find(|(_, other)| *other == plain);
+                [found.map_or(0, |(code, _)| code), 0]
+            }
         }
     }
 
@@ -124,7 +123,7 @@ impl End {
     }
 }
 
-/// The errno of a number that the kernel, or the child, gave; EIO where it is none.
+/// Converts a number from the kernel or the child to an errno; EIO where it is invalid.
 fn errno(number: i32) -> Errno {
     match number {
         1..4096 => Errno::from_raw_os_error(number),
@@ -132,35 +131,35 @@ fn errno(number: i32) -> Errno {
     }
 }
 
-/// A wait with a limit that began again for us, with all of its time. It is not made to begin again: until
-/// the thread has waited anew, no stop may fall on it.
+/// A wait that a stop restarted with its full timeout. The thread may not be stopped again before
+/// its next wait, so that each wait restarts at most once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Renewed {
     thread: i32,
-    /// How often the thread had waited before it began again, modulo 2^31.
+    /// Number of the thread's waits before the restart, modulo 2^31.
     waits: i32,
 }
 
-/// A message: the answer to the next address, as an errno, has the code 0.
-const ANSWER: i32 = 0;
-/// Two messages: [`Renewed`].
+/// Code of the message with the result for the next address, 0 or an errno.
+const RESULT: i32 = 0;
+/// Codes of the two messages of a [`Renewed`].
 const RENEWED: [i32; 2] = [-1, -2];
 
-/// The result of a call.
+/// Results of [`advise`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advised {
-    /// The answers, to as many addresses as were reached; 0 or an errno each.
+    /// Results for the first addresses.
     pub answers: Vec<Result<(), Errno>>,
-    /// Why there are no more.
+    /// The reason why there are no more.
     pub end: End,
-    /// To be handed to the next call for the same process.
+    /// Argument of the next call for the same process.
     pub renewed: Option<Renewed>,
 }
 
-/// Has a thread of `process` give an advice on the memory at each of `addresses`, until it was held for
-/// `hold`; on one address at least. Waits up to [`SEARCH`] for a moment at which that leaves no trace.
+/// Makes a thread of `process` advise each of `addresses` in turn, at least one, until `hold` is
+/// over. Waits up to 1.2 s for a moment at which a stop has no effect on the thread.
 ///
-/// `pidfd` is of the process. The caller has one thread.
+/// `pidfd` refers to `process`. The caller has one thread.
 pub fn advise(
     root: &Root,
     process: Pid,
@@ -170,11 +169,6 @@ pub fn advise(
     hold: Duration,
     renewed: Option<Renewed>,
 ) -> Advised {
-    let failed = |errno| Advised {
-        answers: Vec::new(),
-        end: End::Failed(errno),
-        renewed,
-    };
     let started = || {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         // The child inherits the mask.
@@ -191,14 +185,18 @@ pub fn advise(
     };
     match started() {
         Ok((child, pipe)) => collect(child, pipe, renewed),
-        Err(errno) => failed(errno),
+        Err(errno) => Advised {
+            answers: Vec::new(),
+            end: End::Failed(errno),
+            renewed,
+        },
     }
 }
 
-/// Reads what the child says, to its end. A child that says nothing for long is left alone: to kill it
-/// could leave a thread with registers that are not its own.
+/// Reads the messages of the child to their end. A child that times out is not killed, because a
+/// kill could leave a thread with wrong registers.
 fn collect(child: Pid, pipe: OwnedFd, mut renewed: Option<Renewed>) -> Advised {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + CHILD_TIMEOUT;
     let (mut answers, mut end) = (Vec::new(), End::Failed(Errno::PIPE));
     let mut pipe = std::fs::File::from(pipe);
     loop {
@@ -223,8 +221,8 @@ fn collect(child: Pid, pipe: OwnedFd, mut renewed: Option<Renewed>) -> Advised {
             break;
         }
         match message.map(i32::from_ne_bytes) {
-            [ANSWER, 0] => answers.push(Ok(())),
-            [ANSWER, number] => answers.push(Err(errno(number))),
+            [RESULT, 0] => answers.push(Ok(())),
+            [RESULT, number] => answers.push(Err(errno(number))),
             [code, thread] if code == RENEWED[0] => renewed = Some(Renewed { thread, waits: 0 }),
             [code, waits] if code == RENEWED[1] => {
                 renewed = renewed.map(|renewed| Renewed { waits, ..renewed });
@@ -245,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_survives_the_pipe() {
+    fn a_reason_survives_the_pipe() {
         let others = [End::Denied(Errno::PERM), End::Failed(Errno::NOMEM)];
         for end in End::PLAIN.into_iter().chain(others) {
             assert_eq!(End::decode(end.encode()), end);

@@ -8,23 +8,23 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
-use super::call::{Held, find};
-use super::{ANSWER, Advice, End, RENEWED, Renewed, threads};
+use super::call::{SavedRegisters, find};
+use super::{Advice, End, RENEWED, RESULT, Renewed, threads};
 use crate::kernel::Root;
 use crate::kernel::process::{Stop, end, is_ready};
 use crate::kernel::smaps::Smaps;
-use crate::kernel::sys::ptrace;
+use crate::kernel::sys::ptrace::{self, PTRACE_O_TRACESYSGOOD};
 use crate::kernel::task::is_filtered;
 
-/// The time in which a thread stops. One that is where no signal reaches it takes longer.
-const STOPS: Duration = Duration::from_millis(200);
-/// The time between two looks for a stop, after the first [`YIELDS`].
-const SLICE: Duration = Duration::from_micros(30);
-const YIELDS: u32 = 20;
-/// The code of a SIGSYS by which a call was dispatched (SYS_USER_DISPATCH, 5.11).
-const DISPATCHED: i32 = 2;
+/// Maximum time until a thread stops. A thread in uninterruptible sleep takes longer.
+const STOP_TIMEOUT: Duration = Duration::from_millis(200);
+/// Interval between two polls for a stop, after the first [`MAX_YIELDS`].
+const POLL_INTERVAL: Duration = Duration::from_micros(30);
+const MAX_YIELDS: u32 = 20;
+/// Code of the SIGSYS of a dispatched call (Linux 5.11).
+const SYS_USER_DISPATCH: i32 = 2;
 
-/// Traces, says what came of it, and ends this process.
+/// Traces, sends the results, and ends this process.
 pub(super) fn serve(
     root: &Root,
     (process, pidfd): (Pid, BorrowedFd<'_>),
@@ -32,22 +32,22 @@ pub(super) fn serve(
     renewed: Option<Renewed>,
     pipe: &OwnedFd,
 ) -> ! {
-    // What the caller's descriptors lead to may end without it.
+    // The caller's pipes and files must not stay open for this child.
     if let Ok(null) = root.open("dev/null") {
         let _ = dup2_stdin(&null);
     }
     if let Ok(null) = File::options().write(true).open(root.path("dev/null")) {
         let _ = (dup2_stdout(&null), dup2_stderr(&null));
     }
-    // A session of its own: a kill of the process group is not for it.
+    // A kill of the process group must not reach this child.
     let _ = rustix::process::setsid();
-    let say = |message: [i32; 2]| {
+    let send = |message: [i32; 2]| {
         let message = message.map(i32::to_ne_bytes);
-        // Less than what a pipe takes as a whole. Where no process reads it there is nothing to do.
+        // Atomic, as less than PIPE_BUF. Without a reader the message is dropped.
         let _ = rustix::io::write(pipe.as_fd(), message.as_flattened());
     };
-    let why = trace(root, (process, pidfd), work, renewed, say).unwrap_or_else(|why| why);
-    say(why.encode());
+    let reason = trace(root, (process, pidfd), work, renewed, send).unwrap_or_else(|end| end);
+    send(reason.encode());
     end(0)
 }
 
@@ -56,95 +56,94 @@ fn trace(
     (process, pidfd): (Pid, BorrowedFd<'_>),
     (addresses, advice, hold): (&[u64], Advice, Duration),
     renewed: Option<Renewed>,
-    say: impl Fn([i32; 2]),
+    send: impl Fn([i32; 2]),
 ) -> Result<End, End> {
     let vdso = vdso(root, process);
-    // Before it is stopped: the system calls of 32-bit code are not looked through.
+    // Checked before the stop: `threads` does not know the system calls of 32-bit code.
     if vdso.is_some_and(|address| u32::try_from(address).is_ok()) {
         return Err(End::Narrow);
     }
     let thread = threads::pick(root, process, renewed)?;
-    ptrace::seize_for_calls(thread).map_err(|errno| match errno {
+    ptrace::seize(thread, PTRACE_O_TRACESYSGOOD).map_err(|errno| match errno {
         Errno::SRCH => End::Gone,
         errno => End::Denied(errno),
     })?;
-    // Either ID may be another's by now. The end of this process lets go of it.
-    let is_its = root.path(format!("proc/{process}/task/{thread}")).exists();
-    if !is_its || is_ready(pidfd, Duration::ZERO) != Ok(false) {
+    // Either ID may have been reused. The end of this process detaches the thread.
+    let is_thread = root.path(format!("proc/{process}/task/{thread}")).exists();
+    if !is_thread || is_ready(pidfd, Duration::ZERO) != Ok(false) {
         return Err(End::Gone);
     }
-    let thread = Thread(thread);
+    let thread = TracedThread(thread);
     ptrace::interrupt(thread.0).map_err(|_| End::Gone)?;
-    thread.stop_on_way_out()?;
-    let held = Held::take(thread.0, vdso);
+    thread.stop_at_exit_from_kernel()?;
+    let saved = SavedRegisters::save(thread.0, vdso);
     let is_filtered = is_filtered(root, format!("{process}/task/{}", thread.0)).unwrap_or(true);
-    let held = match held {
-        Ok(held) if !is_filtered => held,
-        held => {
+    let saved = match saved {
+        Ok(saved) if !is_filtered => saved,
+        saved => {
             let _ = Stop::Trap.detach(thread.0);
-            return Err(held.err().unwrap_or(End::Filtered));
+            return Err(saved.err().unwrap_or(End::Filtered));
         }
     };
-    // At its last stop: each counts as a wait.
-    let leave = || {
-        if held.is_renewed() {
+    // Runs at the last stop, because each stop counts as a wait.
+    let restore = || {
+        if saved.restarts_timeout() {
             let [thread, waits] = Renewed::of(root, process, thread.0).numbers();
             let [first, second] = RENEWED;
-            say([first, thread]);
-            say([second, waits]);
+            send([first, thread]);
+            send([second, waits]);
         }
-        held.put_back()
+        saved.restore()
     };
     let started = Instant::now();
     for address in addresses {
-        match thread.call(&held, *address, advice) {
-            Ok(Ok(made)) => say([ANSWER, made.err().map_or(0, Errno::raw_os_error)]),
-            Ok(Err((stop, why))) => {
-                // It stands at another stop on its way out of the kernel.
-                let _ = leave();
+        match thread.call(&saved, *address, advice)? {
+            Ok(result) => send([RESULT, result.err().map_or(0, Errno::raw_os_error)]),
+            Err((stop, reason)) => {
+                // The thread is at another stop at its exit from the kernel.
+                let _ = restore();
                 let _ = stop.detach(thread.0);
-                return Ok(why);
+                return Ok(reason);
             }
-            Err(end) => return Err(end),
         }
         if started.elapsed() >= hold {
             break;
         }
     }
-    leave().map_err(|_| End::Gone)?;
+    restore().map_err(|_| End::Gone)?;
     let _ = Stop::Trap.detach(thread.0);
     Ok(End::Done)
 }
 
-/// A thread that is traced by this one.
-struct Thread(Pid);
+/// A thread that this one traces.
+struct TracedThread(Pid);
 
-/// A stop that is no call's, and what follows from it.
-type Cut = (Stop, End);
+/// A stop that interrupts a call, and the reason.
+type Interruption = (Stop, End);
 
-impl Thread {
-    /// Waits for its next stop. Without a limit while the registers are those of a call: whatever the call
-    /// waits for, the thread must get its own back.
-    fn stop(&self, patience: Option<Duration>) -> Result<Stop, End> {
-        let (started, mut looks) = (Instant::now(), 0);
+impl TracedThread {
+    /// Waits for the next stop. No timeout applies while the registers are those of a call, because
+    /// the thread must get its own registers back.
+    fn stop(&self, timeout: Option<Duration>) -> Result<Stop, End> {
+        let (started, mut polls) = (Instant::now(), 0);
         loop {
             match ptrace::wait_any(self.0).map(|status| status.map(Stop::of)) {
                 Ok(Some(Some(stop))) => return Ok(stop),
                 Ok(Some(None)) | Err(_) => return Err(End::Gone),
-                Ok(None) if patience.is_some_and(|most| started.elapsed() > most) => {
+                Ok(None) if timeout.is_some_and(|timeout| started.elapsed() > timeout) => {
                     return Err(End::NoThread);
                 }
-                Ok(None) if looks < YIELDS => std::thread::yield_now(),
-                Ok(None) => std::thread::sleep(SLICE),
+                Ok(None) if polls < MAX_YIELDS => std::thread::yield_now(),
+                Ok(None) => std::thread::sleep(POLL_INTERVAL),
             }
-            looks += 1;
+            polls += 1;
         }
     }
 
-    /// Waits until it stands where it was interrupted. Signals that come first it gets.
-    fn stop_on_way_out(&self) -> Result<(), End> {
+    /// Waits for the stop of PTRACE_INTERRUPT. Earlier signals are delivered.
+    fn stop_at_exit_from_kernel(&self) -> Result<(), End> {
         loop {
-            match self.stop(Some(STOPS))? {
+            match self.stop(Some(STOP_TIMEOUT))? {
                 Stop::Trap => return Ok(()),
                 stop @ Stop::Group(_) => {
                     let _ = stop.detach(self.0);
@@ -155,29 +154,32 @@ impl Thread {
         }
     }
 
-    /// Has it make one call. The stops that cut it short are all on the way out of the kernel.
+    /// Makes the thread perform one call. All stops that interrupt it are at the exit from the
+    /// kernel.
     fn call(
         &self,
-        held: &Held,
+        saved: &SavedRegisters,
         address: u64,
         advice: Advice,
-    ) -> Result<Result<Result<(), Errno>, Cut>, End> {
+    ) -> Result<Result<Result<(), Errno>, Interruption>, End> {
         let gone = |_| End::Gone;
-        held.aim(address, advice).map_err(gone)?;
+        saved.set_call(address, advice).map_err(gone)?;
         loop {
             ptrace::resume_to_call(self.0).map_err(gone)?;
             match self.stop(None)? {
                 Stop::Call => break,
-                // A group stop that has ended: nothing to do with the call.
+                // The end of a group stop, unrelated to the call.
                 Stop::Trap => {}
-                // The answer of PR_SET_SYSCALL_USER_DISPATCH to the call is not for the thread.
-                Stop::Signal(libc::SIGSYS) if ptrace::signal_code(self.0) == Ok(DISPATCHED) => {
+                // The call caused this signal, so the thread must not get it.
+                Stop::Signal(libc::SIGSYS)
+                    if ptrace::signal_code(self.0) == Ok(SYS_USER_DISPATCH) =>
+                {
                     return Ok(Err((Stop::Trap, End::Dispatched)));
                 }
-                // A fault of our instruction, which the program made not executable: no signal of its own.
+                // A fault of the instruction, which the program made not executable: not delivered.
                 Stop::Signal(libc::SIGSEGV | libc::SIGBUS | libc::SIGILL)
                     if ptrace::signal_code(self.0).is_ok_and(|code| code > 0)
-                        && held.is_at_call() =>
+                        && saved.is_at_call() =>
                 {
                     return Ok(Err((Stop::Trap, End::NoInstruction)));
                 }
@@ -185,21 +187,21 @@ impl Thread {
                 stop => return Ok(Err((stop, End::Signal))),
             }
         }
-        // So that it stops on its way out, before any signal.
+        // Stops the thread at its exit from the kernel, before any signal.
         ptrace::interrupt(self.0).map_err(gone)?;
         ptrace::resume(self.0, 0).map_err(gone)?;
         let stop = self.stop(None)?;
-        let made = held.answer().map_err(gone)?;
+        let result = saved.call_result().map_err(gone)?;
         match stop {
-            Stop::Trap => Ok(Ok(made)),
+            Stop::Trap => Ok(Ok(result)),
             stop @ Stop::Group(_) => Ok(Err((stop, End::Stopped))),
             stop => Ok(Err((stop, End::Signal))),
         }
     }
 }
 
-/// Where the vDSO of `process` has the instruction: where ours has it. The kernel maps the same to all
-/// 64-bit processes, and no program changes it; its bytes are looked at before they are used.
+/// Address of the instruction in the vDSO of `process`, at the same offset as in this process. The
+/// kernel maps one vDSO to all 64-bit processes. The bytes are checked before their use.
 fn vdso(root: &Root, process: Pid) -> Option<u64> {
     let range = |maps: &Smaps| {
         let mut mappings = maps.mappings().filter(|mapping| mapping.path == "[vdso]");

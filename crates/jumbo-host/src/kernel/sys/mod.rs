@@ -11,7 +11,7 @@ pub(crate) use scratch::Scratch;
 
 use rustix::io::{Errno, Result};
 
-/// The convention of libc: -1, and the reason in errno.
+/// Converts a return value of libc: -1, and the reason in errno.
 fn result(returned: libc::c_long) -> Result<usize> {
     usize::try_from(returned).map_err(|_| {
         let code = std::io::Error::last_os_error().raw_os_error();

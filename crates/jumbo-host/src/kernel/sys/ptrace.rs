@@ -1,94 +1,75 @@
-//! Tracing a thread of another process: ptrace(2), as far as holding it at its exit and having it make a
-//! system call take it.
+//! The requests of ptrace(2) that hold a thread at its exit, or make it perform a system call.
 //!
-//! Requests are valid from the thread that seized only. What a traced thread stands still for is told by
-//! [`wait_any`]; every such stop has to be answered by [`resume`], [`listen`] or [`detach`].
+//! Only the thread that seized may make requests. [`wait_any`] returns the stops of a traced
+//! thread. The tracer must answer each stop by [`resume`], [`listen`] or [`detach`]. ESRCH means
+//! that the thread is not stopped, not traced, or gone.
 
 use rustix::io::{Errno, Result};
 use rustix::process::Pid;
 
 use super::result;
 
-// The numbers of the kernel's include/uapi/linux/ptrace.h, which all architectures share.
-const PEEKDATA: libc::c_long = 2;
-const CONT: libc::c_long = 7;
-const DETACH: libc::c_long = 17;
-const SYSCALL: libc::c_long = 24;
-const GETSIGINFO: libc::c_long = 0x4202;
-const GETREGSET: libc::c_long = 0x4204;
-const SETREGSET: libc::c_long = 0x4205;
-const SEIZE: libc::c_long = 0x4206;
-const INTERRUPT: libc::c_long = 0x4207;
-const LISTEN: libc::c_long = 0x4208;
-const GET_RSEQ_CONFIGURATION: libc::c_long = 0x420f;
-const GET_DISPATCH_CONFIGURATION: libc::c_long = 0x4211;
-const OPTION_MARK_SYSCALLS: usize = 0x01;
-const OPTION_TRACE_EXIT: usize = 0x40;
-/// The general registers (NT_PRSTATUS).
-const GENERAL: usize = 1;
+// Requests and options of the kernel's include/uapi/linux/ptrace.h, equal on all architectures.
+// libc lacks some of them.
+const PTRACE_PEEKDATA: libc::c_long = 2;
+const PTRACE_CONT: libc::c_long = 7;
+const PTRACE_DETACH: libc::c_long = 17;
+const PTRACE_SYSCALL: libc::c_long = 24;
+const PTRACE_GETSIGINFO: libc::c_long = 0x4202;
+const PTRACE_GETREGSET: libc::c_long = 0x4204;
+const PTRACE_SETREGSET: libc::c_long = 0x4205;
+const PTRACE_SEIZE: libc::c_long = 0x4206;
+const PTRACE_INTERRUPT: libc::c_long = 0x4207;
+const PTRACE_LISTEN: libc::c_long = 0x4208;
+const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_long = 0x420f;
+const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_long = 0x4211;
+/// Marks stops at system calls, so that they differ from those for SIGTRAP.
+pub(crate) const PTRACE_O_TRACESYSGOOD: usize = 0x01;
+/// Stops the thread at its exit, before it gives up its memory.
+pub(crate) const PTRACE_O_TRACEEXIT: usize = 0x40;
+/// General registers (include/uapi/linux/elf.h).
+const NT_PRSTATUS: usize = 1;
 
-/// Traces `thread` without stopping it, so that it will stop before it gives up its memory
-/// (PTRACE_SEIZE with PTRACE_O_TRACEEXIT). It is let go when the calling thread ends.
+/// Traces `thread` without a stop (PTRACE_SEIZE). The end of the calling thread detaches it.
 ///
 /// # References
 /// ptrace(2); Linux 3.4.
 ///
 /// # Errors
 /// EPERM: not allowed (credentials, Yama), traced already, a kernel thread, a zombie; ESRCH: gone.
-pub(crate) fn seize(thread: Pid) -> Result<()> {
-    request(SEIZE, thread, 0, OPTION_TRACE_EXIT).map(drop)
+pub(crate) fn seize(thread: Pid, options: usize) -> Result<()> {
+    request(PTRACE_SEIZE, thread, 0, options).map(drop)
 }
 
-/// Traces `thread` without stopping it, so that a stop at a system call can be told from one for SIGTRAP
-/// (PTRACE_SEIZE with PTRACE_O_TRACESYSGOOD). It is let go when the calling thread ends.
-///
-/// # References
-/// ptrace(2); Linux 3.4.
-///
-/// # Errors
-/// As [`seize`].
-pub(crate) fn seize_for_calls(thread: Pid) -> Result<()> {
-    request(SEIZE, thread, 0, OPTION_MARK_SYSCALLS).map(drop)
-}
-
-/// Lets a stopped thread go on to where it enters a system call (PTRACE_SYSCALL).
-///
-/// # Errors
-/// ESRCH: it is not stopped, or gone: killed meanwhile.
+/// Resumes a stopped thread until it enters a system call (PTRACE_SYSCALL).
 pub(crate) fn resume_to_call(thread: Pid) -> Result<()> {
-    request(SYSCALL, thread, 0, 0).map(drop)
+    request(PTRACE_SYSCALL, thread, 0, 0).map(drop)
 }
 
-/// The general registers of a stopped thread.
+/// General registers of a stopped thread.
 pub(crate) type Registers = libc::user_regs_struct;
 
 /// Reads the registers of a stopped thread; `None` where it runs 32-bit code (PTRACE_GETREGSET).
 ///
 /// # References
 /// ptrace(2); Linux 2.6.34.
-///
-/// # Errors
-/// ESRCH: it is not stopped, or gone.
 #[expect(unsafe_code, reason = "the registers are a C structure")]
 pub(crate) fn registers(thread: Pid) -> Result<Option<Registers>> {
-    // SAFETY: numbers alone, of which all zeroes are valid values.
+    // SAFETY: the structure has only integers, so all zeroes are valid.
     let mut registers: Registers = unsafe { std::mem::zeroed() };
     let mut part = part(&raw mut registers);
-    let place = (&raw mut part).expose_provenance();
-    request(GETREGSET, thread, GENERAL, place)?;
-    // The kernel stores how many bytes the set of the thread's mode has.
+    let data = (&raw mut part).expose_provenance();
+    request(PTRACE_GETREGSET, thread, NT_PRSTATUS, data)?;
+    // The kernel stores the size of the register set of the thread's mode.
     Ok((part.iov_len == size_of::<Registers>()).then_some(registers))
 }
 
-/// Writes them (PTRACE_SETREGSET).
-///
-/// # Errors
-/// As [`registers`].
+/// Writes the registers of a stopped thread (PTRACE_SETREGSET).
 pub(crate) fn set_registers(thread: Pid, registers: &Registers) -> Result<()> {
     let mut registers = *registers;
     let mut part = part(&raw mut registers);
-    let place = (&raw mut part).expose_provenance();
-    request(SETREGSET, thread, GENERAL, place).map(drop)
+    let data = (&raw mut part).expose_provenance();
+    request(PTRACE_SETREGSET, thread, NT_PRSTATUS, data).map(drop)
 }
 
 fn part(registers: *mut Registers) -> libc::iovec {
@@ -98,107 +79,89 @@ fn part(registers: *mut Registers) -> libc::iovec {
     }
 }
 
-/// The code of the signal that a thread is stopped for (PTRACE_GETSIGINFO; `si_code`, sigaction(2)).
+/// Code of the signal that stopped a thread (PTRACE_GETSIGINFO; `si_code`, sigaction(2)).
 ///
 /// # Errors
 /// EINVAL: it is stopped for no signal; ESRCH: it is not stopped, or gone.
 pub(crate) fn signal_code(thread: Pid) -> Result<i32> {
-    // siginfo_t: the signal, an errno, the code, and 116 bytes more.
+    // siginfo_t: the signal, an errno, the code, and 116 more bytes.
     let mut information = [0i32; 32];
-    let place = information.as_mut_ptr().expose_provenance();
-    request(GETSIGINFO, thread, 0, place)?;
+    let data = information.as_mut_ptr().expose_provenance();
+    request(PTRACE_GETSIGINFO, thread, 0, data)?;
     let [_, _, code, ..] = information;
     Ok(code)
 }
 
-/// The `struct rseq` of a stopped thread, in its memory; 0: it registered none.
+/// Address of the `struct rseq` that a stopped thread registered; 0: none.
 ///
 /// # References
 /// ptrace(2), PTRACE_GET_RSEQ_CONFIGURATION; Linux 5.13.
 ///
 /// # Errors
-/// EIO: a kernel without it; ESRCH: it is not stopped, or gone.
+/// EIO: a kernel without it.
 pub(crate) fn restartable_sequences(thread: Pid) -> Result<usize> {
-    let mut configuration = [0u64; 3];
-    let place = configuration.as_mut_ptr().expose_provenance();
-    request(
-        GET_RSEQ_CONFIGURATION,
-        thread,
-        size_of_val(&configuration),
-        place,
-    )?;
-    let [address, ..] = configuration;
+    let [address, _, _] = configuration(PTRACE_GET_RSEQ_CONFIGURATION, thread)?;
     Ok(usize::try_from(address).unwrap_or(usize::MAX))
 }
 
-/// True where a stopped thread has its system calls dispatched to itself, so that none of ours would
-/// reach the kernel.
+/// Reports whether the kernel dispatches the system calls of a stopped thread to a handler of its
+/// process.
 ///
 /// # References
 /// ptrace(2), PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG; Linux 6.4.
 ///
 /// # Errors
-/// EIO: a kernel that does not say; ESRCH: it is not stopped, or gone.
+/// EIO: a kernel without it.
 pub(crate) fn dispatches_calls(thread: Pid) -> Result<bool> {
-    let mut configuration = [0u64; 4];
-    let place = configuration.as_mut_ptr().expose_provenance();
-    request(
-        GET_DISPATCH_CONFIGURATION,
-        thread,
-        size_of_val(&configuration),
-        place,
-    )?;
-    let [mode, ..] = configuration;
+    let [mode, _, _, _] = configuration(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, thread)?;
     Ok(mode != 0)
 }
 
-/// Lets a stopped thread go on, with `signal` delivered to it where it stopped for one; 0: none.
-///
-/// # Errors
-/// ESRCH: it is not stopped, or gone: killed meanwhile.
+/// Reads a structure of `N` words, whose size the kernel gets as the address.
+fn configuration<const N: usize>(number: libc::c_long, thread: Pid) -> Result<[u64; N]> {
+    let mut words = [0; N];
+    let data = words.as_mut_ptr().expose_provenance();
+    request(number, thread, size_of_val(&words), data)?;
+    Ok(words)
+}
+
+/// Resumes a stopped thread. Delivers `signal` where it stopped for one; 0: none.
 pub(crate) fn resume(thread: Pid, signal: i32) -> Result<()> {
-    request(CONT, thread, 0, data(signal)).map(drop)
+    request(PTRACE_CONT, thread, 0, data(signal)).map(drop)
 }
 
-/// Leaves a thread in its group stop, to be continued by SIGCONT as if it were not traced
-/// (PTRACE_LISTEN; Linux 3.4).
+/// Leaves a thread in its group stop until SIGCONT, as without a tracer (PTRACE_LISTEN; Linux 3.4).
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or gone; EIO: it is no group stop.
+/// EIO: no group stop.
 pub(crate) fn listen(thread: Pid) -> Result<()> {
-    request(LISTEN, thread, 0, 0).map(drop)
+    request(PTRACE_LISTEN, thread, 0, 0).map(drop)
 }
 
-/// Stops tracing a stopped thread, with `signal` as in [`resume`]. In a group stop it stays stopped.
-///
-/// # Errors
-/// ESRCH: it is not stopped, or gone.
+/// Detaches a stopped thread, with `signal` as in [`resume`]. In a group stop it stays stopped.
 pub(crate) fn detach(thread: Pid, signal: i32) -> Result<()> {
-    request(DETACH, thread, 0, data(signal)).map(drop)
+    request(PTRACE_DETACH, thread, 0, data(signal)).map(drop)
 }
 
-/// Asks a running thread to stop (PTRACE_INTERRUPT; Linux 3.4). A system call that it waits in is
-/// restarted, or answers EINTR where the kernel cannot restart it.
-///
-/// # Errors
-/// ESRCH: it is gone, or not traced.
+/// Stops a running thread (PTRACE_INTERRUPT; Linux 3.4). The kernel restarts the system call that
+/// it waits in, or returns EINTR where it cannot.
 pub(crate) fn interrupt(thread: Pid) -> Result<()> {
-    request(INTERRUPT, thread, 0, 0).map(drop)
+    request(PTRACE_INTERRUPT, thread, 0, 0).map(drop)
 }
 
-/// The word at `address` in the memory of a stopped thread.
+/// Reads the word at `address` in the memory of a stopped thread.
 ///
 /// # Errors
-/// EIO, EFAULT: nothing is there; ESRCH: it is not stopped, or gone.
+/// EIO, EFAULT: no memory at the address.
 pub(crate) fn peek(thread: Pid, address: usize) -> Result<usize> {
     let mut word = 0usize;
-    // The system call stores what the library's function returns.
+    // The system call stores the word; only libc's function returns it.
     let destination = (&raw mut word).expose_provenance();
-    request(PEEKDATA, thread, address, destination)?;
+    request(PTRACE_PEEKDATA, thread, address, destination)?;
     Ok(word)
 }
 
-/// Where the list of the robust futexes that `thread` holds begins, in its memory; 0: it never made one.
+/// Address of the list of the robust futexes that `thread` holds; 0: it has none.
 ///
 /// # References
 /// get_robust_list(2); Linux 2.6.17.
@@ -220,13 +183,10 @@ pub(crate) fn robust_list(thread: Pid) -> Result<usize> {
     result(returned).map(|_| head)
 }
 
-/// The wait status of a traced `thread`, or `None` while there is no news. What has ended is reaped.
+/// Next wait status of a traced `thread`; `None` while there is no news. Reaps an ended thread.
 ///
 /// # References
 /// waitpid(2), with `__WALL`: a traced thread need be neither a child nor the first of its process.
-///
-/// # Errors
-/// ECHILD: it is not traced any more.
 #[expect(unsafe_code, reason = "rustix decodes the status and drops the event")]
 pub(crate) fn wait_any(thread: Pid) -> Result<Option<i32>> {
     let mut status = 0;
@@ -254,9 +214,10 @@ fn data(signal: i32) -> usize {
 
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
 fn request(request: libc::c_long, thread: Pid, address: usize, data: usize) -> Result<usize> {
-    // SAFETY: `data` is a number for the requests of this module that move no data. For the others it is
-    // the address of what the kernel fills in or reads (a word, a vector of one part, a configuration of
-    // the size given as `address`), which outlives the call. `address` is otherwise one of the thread.
+    // SAFETY: `data` is a number for the requests of this module that move no data. For the others
+    // it is the address of a word, a vector of one part, or a configuration of `address` bytes. The
+    // kernel writes or reads that memory, which outlives the call. `address` is otherwise in the
+    // thread's address space.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_ptrace,

@@ -1,4 +1,4 @@
-//! A piece of memory to try things on.
+//! Memory for trials of system calls.
 
 #![expect(
     unsafe_code,
@@ -11,7 +11,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use crate::units::PageSize;
 
-/// One aligned page of some size, in a mapping of its own that no other code knows; unmapped when dropped.
+/// One aligned page in a mapping of its own that no other code refers to; unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     reserved: Reserved,
@@ -19,7 +19,7 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Maps it: anonymous memory, `MapFlags::PRIVATE` or `MapFlags::SHARED`. Nothing is resident yet.
+    /// Maps anonymous memory, `MapFlags::PRIVATE` or `MapFlags::SHARED`, with no page resident.
     ///
     /// # Errors
     /// The errno of mmap(2).
@@ -27,29 +27,31 @@ impl Scratch {
         let size = usize::try_from(size.bytes()).map_err(|_| Errno::NOMEM)?;
         let reserved = Reserved::new(size, size)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // A huge page of shared memory must be aligned in the object too, so the object begins here.
-        // SAFETY: the range lies in the reservation just made, in which nothing lives.
+        // A huge page of shared memory must be aligned in its object too, so the object begins
+        // here.
+        // SAFETY: the range lies in the new reservation, which holds no object.
         unsafe { mmap_anonymous(at(reserved.address), size, prot, sharing | MapFlags::FIXED)? };
         Ok(Self { reserved, size })
     }
 
-    /// Its first address, a multiple of its size.
+    /// First address, a multiple of the size.
     pub(crate) fn address(&self) -> usize {
         self.reserved.address
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub(crate) fn size(&self) -> usize {
         self.size
     }
 
-    /// Makes the base page at its start resident, and reports failure where a touch would kill.
+    /// Makes the first base page resident. Returns an error where a touch would be SIGBUS.
     ///
     /// # Errors
     /// The errno of madvise(2) with MADV_POPULATE_WRITE (5.14).
     pub(crate) fn touch(&self) -> Result<()> {
         let length = rustix::param::page_size();
-        // SAFETY: the range lies in the mapping, which this value owns; populating it changes no byte.
+        // SAFETY: the range lies in the mapping, which this value owns; populating it changes no
+        // byte.
         unsafe { madvise(at(self.address()), length, Advice::LinuxPopulateWrite) }
     }
 }

@@ -1,6 +1,6 @@
 //! Rules about the host's memory as a whole.
 
-use super::{Cost, Finding, LARGE, Snapshot};
+use super::{COMPACT_HINT, Cost, Finding, LARGE_BYTES, Snapshot};
 use crate::kernel::task::quoted;
 
 pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
@@ -16,15 +16,15 @@ pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
     .collect()
 }
 
-/// A first touch that takes so many times as long has waited, in a virtual machine for the host: clearing the page takes the same
-/// each time.
-const WAITED: f64 = 1.5;
+/// Minimum ratio of a first touch that waited (for the host, in a virtual machine) to a later
+/// touch. Clearing the page takes the same time in both.
+const MIN_WAIT_RATIO: f64 = 1.5;
 
-/// Free memory that goes back to the host of a virtual machine, so that the first touch of memory waits for the host. Where nothing says
-/// that there is a host, only what was measured.
+/// First touches that wait because a virtual machine returns free memory to its host. Without a
+/// sign of a host, only the measurement counts.
 fn first_touch(snapshot: &Snapshot) -> Option<Finding> {
     let (reporting, touch) = (&snapshot.host.reporting, snapshot.touch);
-    let waited = touch.map(|touch| touch.ratio() >= WAITED);
+    let waited = touch.map(|touch| touch.ratio() >= MIN_WAIT_RATIO);
     let has_host = reporting.is_some() || snapshot.host.hypervisor;
     let (cost, title, how) = match (reporting, touch) {
         (_, Some(touch)) if waited == Some(true) && !has_host => (
@@ -61,13 +61,13 @@ fn first_touch(snapshot: &Snapshot) -> Option<Finding> {
     )))
 }
 
-/// Free memory of which less than half is in pieces of a huge page, where compaction has failed.
+/// Free memory mostly in blocks smaller than a huge page, where compaction has failed.
 fn fragmented(snapshot: &Snapshot) -> Option<Finding> {
     let host = &snapshot.host;
     let (pages, _) = host.formable_of(host.pmd_size);
     let (scattered, free) = snapshot.scattered();
     let failed = snapshot.since_boot("compact_fail");
-    (scattered.0 > free.0 / 2 && scattered >= LARGE && failed > 0).then(|| {
+    (scattered.0 > free.0 / 2 && scattered >= LARGE_BYTES && failed > 0).then(|| {
         Finding::new(
             "fragmented",
             Cost::Slow(scattered),
@@ -82,24 +82,21 @@ fn fragmented(snapshot: &Snapshot) -> Option<Finding> {
         )
         .since_boot("compact_fail", failed)
         .since_boot("compact_success", snapshot.since_boot("compact_success"))
-        .hint(
-            "`echo 1 > /proc/sys/vm/compact_memory` compacts now, \
-             `sysctl vm.compaction_proactiveness=60` keeps at it",
-        )
+        .hint(COMPACT_HINT)
     })
 }
 
-/// Page tables that take more than a hundredth of memory: as a rule shared memory that many processes
-/// map with base pages.
+/// Page tables of more than 1 % of memory, usually for shared memory that many processes map with
+/// base pages.
 fn page_tables(snapshot: &Snapshot) -> Option<Finding> {
     let memory = snapshot.host.memory.as_ref()?;
-    (memory.page_tables >= LARGE && memory.page_tables.0 > memory.total.0 / 100).then(|| {
+    (memory.page_tables >= LARGE_BYTES && memory.page_tables.0 > memory.total.0 / 100).then(|| {
         let mapper = snapshot
             .tasks
             .largest
             .iter()
             .max_by_key(|task| task.memory.shmem);
-        let look = mapper.map_or_else(String::new, |task| format!(" -p {}", task.pid));
+        let option = mapper.map_or_else(String::new, |task| format!(" -p {}", task.pid));
         Finding::new(
             "page-tables",
             Cost::Wasted(memory.page_tables),
@@ -111,12 +108,12 @@ fn page_tables(snapshot: &Snapshot) -> Option<Finding> {
         .evidence("/proc/meminfo PageTables", memory.page_tables)
         .hint(format!(
             "put memory that many processes map on huge pages, which need none of them: \
-             `jumbo status{look}` shows what is not"
+             `jumbo status{option}` shows what is not"
         ))
     })
 }
 
-/// Strict overcommit, where the pools have taken their part of what may be promised.
+/// Strict overcommit near the commit limit, which pools reduce.
 fn committed(snapshot: &Snapshot) -> Option<Finding> {
     let (host, memory) = (&snapshot.host, snapshot.host.memory.as_ref()?);
     let strict = host.sysctl.overcommit_memory == Some(2);
@@ -138,8 +135,8 @@ fn committed(snapshot: &Snapshot) -> Option<Finding> {
     })
 }
 
-/// A memory control group without room for one huge page: a fault falls back, and a collapse fails
-/// with EBUSY.
+/// A memory control group without room for a huge page: faults fall back, and collapses fail with
+/// EBUSY.
 fn cgroup_full(snapshot: &Snapshot) -> Option<Finding> {
     let limit = snapshot.host.limits.memory.as_ref()?;
     (limit.room().0 < snapshot.host.pmd_size.bytes()).then(|| {

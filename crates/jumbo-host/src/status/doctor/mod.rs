@@ -1,12 +1,11 @@
-//! What is worth mending: [`examine`], a pure function from a snapshot to [`Finding`]s.
+//! Rules of `jumbo doctor`: [`examine`], a pure function from a snapshot to [`Finding`]s.
 //!
-//! Findings are ordered by what they cost. First those by which programs fail or are killed; then by
-//! the bytes concerned, which are wasted, or slower to use than they need be; then waits for the host; last those for which the
-//! evidence gives no figure. Within a rank the larger one is first.
+//! Findings are sorted by cost: first failures of programs, then bytes (wasted or slow), then waits
+//! for the host, last unknown costs. Within a rank the larger cost is first.
 //!
-//! A rule is a function from the [`Snapshot`] to findings. It names the file and the value that made
-//! it speak, and a command that mends it; where it cannot tell, it keeps silent. Rules stand in the
-//! file of what they look at: `thp`, `pools`, `programs`, `memory`.
+//! A rule is a function from the [`Snapshot`] to findings. A finding has the file and the value
+//! that caused it, and a command that fixes it. Without evidence there is no finding. Each file has
+//! the rules of its subject: `thp`, `pools`, `programs`, `memory`.
 
 mod memory;
 mod pools;
@@ -19,35 +18,43 @@ use serde::Serialize;
 
 use super::{Host, Missing, Tasks};
 use crate::kernel::Root;
+use crate::kernel::hugetlb::Pool;
 use crate::units::Bytes;
 
-/// Below this nothing is called large: a program with less on base pages loses little, and advice for
-/// each of them would bury what matters.
-const LARGE: Bytes = Bytes(64 << 20);
+/// Minimum memory of a finding: smaller amounts cost little, and many findings would hide the
+/// important ones.
+const LARGE_BYTES: Bytes = Bytes(64 << 20);
 
-/// What the rules look at.
+/// Folder of the THP controls.
+const THP_FOLDER: &str = "/sys/kernel/mm/transparent_hugepage";
+
+/// Hint against fragmented free memory.
+const COMPACT_HINT: &str = "`echo 1 > /proc/sys/vm/compact_memory` compacts now, \
+                            `sysctl vm.compaction_proactiveness=60` compacts in the background";
+
+/// Input of the rules.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// The host.
     pub host: Host,
-    /// Its largest processes.
+    /// The largest processes.
     pub tasks: Tasks,
-    /// What touching memory takes, where that was measured.
+    /// Measured time of touches; `None` without a measurement.
     pub touch: Option<Touch>,
 }
 
-/// What it takes to touch so much memory, in huge pages.
+/// Time of touching memory in huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Touch {
-    /// How much.
+    /// Size of the memory.
     pub size: Bytes,
-    /// Memory that had been free for a while, in microseconds.
+    /// Time for memory that was free for a while, in microseconds.
     pub first_us: u64,
-    /// The same right after it was given back, in microseconds.
+    /// Time for memory that was freed just before, in microseconds.
     pub again_us: u64,
 }
 
-/// What a finding costs.
+/// Cost of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cost {
@@ -55,40 +62,40 @@ pub enum Cost {
     Fails,
     /// Memory that no program can use.
     Wasted(Bytes),
-    /// Memory that is slower to use than it need be.
+    /// Memory that is slower than necessary.
     Slow(Bytes),
-    /// The first touch of memory waits, as a rule for the host of a virtual machine.
+    /// First touches that wait, usually for the host of a virtual machine.
     Waits(Touch),
-    /// The evidence gives no figure.
+    /// Unknown cost.
     Unknown,
 }
 
-/// One thing worth mending.
+/// A problem of the host or a program, with a fix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// A name that stays the same, for scripts.
+    /// Stable name for scripts.
     pub id: &'static str,
-    /// What it costs.
+    /// Cost of the problem.
     pub cost: Cost,
-    /// One sentence.
+    /// Description in one sentence.
     pub title: String,
-    /// What was read.
+    /// Values that show the problem.
     pub evidence: Vec<Evidence>,
-    /// What to do, with the command.
+    /// Fix, with the command.
     pub hint: String,
 }
 
-/// A file and what stands in it.
+/// A value with its source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Evidence {
-    /// The file, and the field where it has several.
+    /// File, and the field where it has several.
     pub source: String,
-    /// The value.
+    /// Value.
     pub value: String,
 }
 
 impl Snapshot {
-    /// Reads it, with a close look at the `top` largest processes.
+    /// Reads the host and its processes, with the details of the `top` largest.
     pub fn read(root: &Root, top: usize) -> Self {
         Self {
             host: Host::read(root),
@@ -97,12 +104,16 @@ impl Snapshot {
         }
     }
 
-    /// How often the kernel counted `event` since boot; 0 where it does not count it.
+    fn pools(&self) -> impl Iterator<Item = &Pool> {
+        self.host.pools.iter().flatten()
+    }
+
+    /// Value of the kernel's counter `event`; 0 where it has none.
     fn since_boot(&self, event: &str) -> u64 {
         self.host.events.get(event).unwrap_or(0)
     }
 
-    /// Free memory that is in pieces smaller than a huge page now, and all free memory.
+    /// Free memory in blocks smaller than a huge page, and all free memory.
     fn scattered(&self) -> (Bytes, Bytes) {
         let host = &self.host;
         let of_pmd = (host.formable.iter()).filter(|formable| formable.size == host.pmd_size);
@@ -112,14 +123,15 @@ impl Snapshot {
         (Bytes(free.0.saturating_sub(whole.0)), free)
     }
 
-    /// True where nothing could be read that a rule looks at: neither memory, nor controls, nor pools, nor processes.
+    /// Reports whether all inputs of the rules are unreadable: memory, controls, pools and
+    /// processes.
     pub fn is_blind(&self) -> bool {
         let host = &self.host;
         let has_controls = host.thp.is_some() || host.pools.is_some();
         host.memory.is_none() && !has_controls && self.tasks.count == 0
     }
 
-    /// What could not be looked at, and why.
+    /// Unavailable data with reasons.
     pub fn missing(&self) -> impl Iterator<Item = &Missing> {
         self.host.missing.iter().chain(&self.tasks.missing)
     }
@@ -130,7 +142,7 @@ impl Cost {
         match self {
             Self::Fails => (Reverse(0), Bytes(0)),
             Self::Wasted(bytes) | Self::Slow(bytes) => (Reverse(1), bytes),
-            // Microseconds and bytes cannot be held against each other.
+            // Microseconds and bytes are not comparable.
             Self::Waits(touch) => (Reverse(2), Bytes(touch.first_us)),
             Self::Unknown => (Reverse(3), Bytes(0)),
         }
@@ -138,7 +150,7 @@ impl Cost {
 }
 
 impl Touch {
-    /// How many times as long the first touch takes.
+    /// Time of the first touch divided by that of the second.
     pub fn ratio(self) -> f64 {
         self.first_us as f64 / self.again_us.max(1) as f64
     }
@@ -163,12 +175,12 @@ impl Finding {
         self
     }
 
-    /// What a file of a process says.
-    fn of(self, pid: u32, file: &str, value: impl ToString) -> Self {
+    /// Adds a value from a file of a process.
+    fn process_evidence(self, pid: u32, file: &str, value: impl ToString) -> Self {
         self.evidence(format!("/proc/{pid}/{file}"), value)
     }
 
-    /// How often the kernel counted `event`.
+    /// Adds the value of the kernel's counter `event`.
     fn since_boot(self, event: &str, count: u64) -> Self {
         self.evidence(format!("/proc/vmstat {event}, since boot"), count)
     }
@@ -179,7 +191,7 @@ impl Finding {
     }
 }
 
-/// Every finding, the costliest first. None: nothing to mend.
+/// Returns all findings by descending cost.
 pub fn examine(snapshot: &Snapshot) -> Vec<Finding> {
     let mut findings: Vec<Finding> = [
         thp::rules(snapshot),

@@ -1,21 +1,21 @@
-//! Rules about hugetlb pools, their metadata, and what control groups leave of them.
+//! Rules about hugetlb pools, their metadata, and their limits in control groups.
 
-use super::{Cost, Finding, LARGE, Snapshot};
+use super::{Cost, Finding, LARGE_BYTES, Snapshot};
 use crate::kernel::cgroup::Limit;
 use crate::kernel::hugetlb::{self, Pool};
 use crate::kernel::task::quoted;
 use crate::kernel::{hvo, version};
 use crate::units::{Bytes, PageSize};
 
-/// Making the pools again disturbs the programs that use them, so saving less than this is not worth it.
-const WORTH_REMAKING: Bytes = Bytes(16 << 20);
+/// Minimum savings of HVO for a finding: rebuilding the pools disturbs the programs that use them.
+const MIN_SAVINGS_BYTES: Bytes = Bytes(16 << 20);
 
-/// How often a page for a pool, of any size, was not to be had.
+/// Counter of failed allocations of a pool's page of any size.
 const GROWTH_FAILED: &str = "htlb_buddy_alloc_fail";
 
 pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
-    let pools = || snapshot.host.pools.iter().flatten();
-    pools()
+    snapshot
+        .pools()
         .flat_map(|pool| {
             [
                 unused(pool),
@@ -35,14 +35,14 @@ pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
 }
 
 fn file(size: PageSize, name: &str) -> String {
-    format!("/sys/kernel/mm/hugepages/hugepages-{}kB/{name}", size.kib())
+    format!("/{}", hugetlb::file(size, None, name))
 }
 
 fn unused(pool: &Pool) -> Option<Finding> {
     let bytes = pool.unused().bytes(pool.size);
-    // Surplus pages go back by themselves when they are freed.
+    // The kernel frees unused surplus pages itself.
     let idle = pool.unused().0.min(pool.persistent().0);
-    (bytes >= LARGE && idle > 0).then(|| {
+    (bytes >= LARGE_BYTES && idle > 0).then(|| {
         let keep = pool.persistent().0 - idle;
         let may = pool.overcommit.0.max(idle);
         Finding::new(
@@ -65,23 +65,23 @@ fn unused(pool: &Pool) -> Option<Finding> {
     })
 }
 
-/// A pool that is used up. One made for its user is, by design; it is amiss only where a program has
-/// asked for more than there was: the pool grew as far as it may, or tried and found no memory.
+/// A pool without unused pages, as is normal for a pool of one user. It is a problem only if a
+/// program requested more: the pool has grown up to its overcommit limit, or its growth failed.
 fn exhausted(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
     if pool.total.0 == 0 || pool.unused().0 > 0 || pool.may_grow_by().0 > 0 {
         return None;
     }
     let failed = snapshot.since_boot(GROWTH_FAILED);
-    let why = match failed {
-        _ if pool.overcommit.0 > 0 => "has grown as far as it may",
+    let reason = match failed {
+        _ if pool.overcommit.0 > 0 => "has reached its overcommit limit",
         0 => return None,
-        _ => "may not grow, and since boot one could not be made as large as was asked",
+        _ => "may not grow, and since boot a pool could not grow to its requested size",
     };
     let finding = Finding::new(
         "pool-exhausted",
         Cost::Fails,
         format!(
-            "the pool of {} pages is used up and {why}: the next mapping fails",
+            "the pool of {} pages is used up and {reason}: the next mapping fails",
             pool.size
         ),
     )
@@ -104,7 +104,7 @@ fn limited(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
     let of = |limit: &Limit| (limit.room() < pool.unused().bytes(pool.size)).then(|| limit.clone());
     let touch = limits.hugetlb.get(&pool.size).and_then(of);
     let reserve = limits.reservations.get(&pool.size).and_then(of);
-    // A reservation that fails is an error the program sees; only a touch kills.
+    // A failed reservation is an error for the program; a failed touch kills it.
     let (limit, what) = match (&touch, &reserve) {
         (Some(touch), Some(reserve)) if reserve.room() <= touch.room() => {
             (reserve, "mapping more fails with ENOMEM")
@@ -134,9 +134,9 @@ fn limited(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
     )
 }
 
-/// Pages in use that no process maps stand in a file: on hugetlbfs, where a program that died leaves
-/// them behind, in a System V segment or in a memfd. Pages that several map count more than once, so
-/// this is the least it can be.
+/// Pages in use that no process maps. They belong to a file on hugetlbfs, such as of an ended
+/// program, to a System V segment, or to a memfd. This is a lower bound: pages that several
+/// processes map count several times.
 fn unmapped(snapshot: &Snapshot) -> Option<Finding> {
     let used = hugetlb::used(snapshot.host.pools.as_deref()?);
     let unmapped = Bytes(used.0.saturating_sub(snapshot.tasks.hugetlb.0));
@@ -146,7 +146,7 @@ fn unmapped(snapshot: &Snapshot) -> Option<Finding> {
         .iter()
         .map(|mount| mount.path.as_str())
         .collect();
-    (unmapped >= LARGE && snapshot.tasks.count > 0).then(|| {
+    (unmapped >= LARGE_BYTES && snapshot.tasks.count > 0).then(|| {
         let files = if mounts.is_empty() {
             String::new()
         } else {
@@ -183,35 +183,36 @@ fn described(snapshot: &Snapshot) -> Option<Finding> {
     if snapshot.host.optimize_vmemmap != Some(false) {
         return None;
     }
-    let pools = || snapshot.host.pools.iter().flatten();
-    let of =
-        |pool: &Pool| Bytes(pool.persistent().0 * hvo::freed(pool.size, snapshot.host.base_page).0);
-    let saving: Bytes = pools().map(of).sum();
-    let pooled: Vec<_> = pools()
-        .filter(|pool| pool.persistent().0 > 0)
+    let base = snapshot.host.base_page;
+    let of = |pool: &Pool| Bytes(pool.persistent().0 * hvo::freed(pool.size, base).0);
+    let saving: Bytes = snapshot.pools().map(of).sum();
+    let pools = snapshot.pools().filter(|pool| pool.persistent().0 > 0);
+    let pooled: Vec<_> = pools
         .map(|pool| format!("{} pages of {}", pool.persistent(), pool.size))
         .collect();
-    (saving >= WORTH_REMAKING).then(|| {
+    (saving >= MIN_SAVINGS_BYTES).then(|| {
         Finding::new(
             "hvo-off",
             Cost::Wasted(saving),
-            format!("the descriptors of {} hold nothing that is needed", pooled.join(" and ")),
+            format!(
+                "most descriptors of {} are redundant: HVO frees them",
+                pooled.join(" and ")
+            ),
         )
         .evidence("/proc/sys/vm/hugetlb_optimize_vmemmap", 0)
         .hint(
-            "`jumbo vmemmap on --convert`, which makes the free pages of the pools anew: pages made before stay as they are",
+            "`jumbo vmemmap on --convert`, which also allocates the free pages of the pools again",
         )
     })
 }
 
-/// Before Linux 7.3 every page that HVO makes or gives back waits for a grace period of RCU, so that
-/// surplus pages cost milliseconds each.
+/// Surplus pages with HVO before Linux 7.3. Each allocation and free waits for an RCU grace period
+/// of some milliseconds.
 fn slow_surplus(snapshot: &Snapshot) -> Option<Finding> {
     if snapshot.host.optimize_vmemmap != Some(true) || version(&snapshot.host.kernel)? >= (7, 3) {
         return None;
     }
-    let pools = || snapshot.host.pools.iter().flatten();
-    let pool = pools().find(|pool| pool.overcommit.0 > 0)?;
+    let pool = snapshot.pools().find(|pool| pool.overcommit.0 > 0)?;
     let path = file(pool.size, "nr_overcommit_hugepages");
     Some(
         Finding::new(
@@ -229,16 +230,15 @@ fn slow_surplus(snapshot: &Snapshot) -> Option<Finding> {
     )
 }
 
-/// A program that maps so much of a smaller size that a whole number of larger pages would serve it.
+/// A program with so much hugetlb memory that it can use larger pages.
 fn larger(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
-    let pools = || snapshot.host.pools.iter().flatten();
-    let next = pools().find(|other| other.size > pool.size)?;
+    let next = snapshot.pools().find(|other| other.size > pool.size)?;
     let holder = snapshot.tasks.pool_holders.first()?;
-    // 32 entries of that size fill the smallest second-level TLBs there are for it.
-    let enough = next.size.bytes() * 32;
+    // The smallest second-level TLBs have 32 entries of the larger size.
+    let min_bytes = next.size.bytes() * 32;
     (next.total.0 == 0
-        && pool.used().bytes(pool.size).0 >= enough
-        && holder.memory.hugetlb.0 >= enough)
+        && pool.used().bytes(pool.size).0 >= min_bytes
+        && holder.memory.hugetlb.0 >= min_bytes)
         .then(|| {
             Finding::new(
                 "larger-pages",
@@ -248,7 +248,7 @@ fn larger(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
                     holder.name, holder.pid, holder.memory.hugetlb, pool.size, next.size
                 ),
             )
-            .of(holder.pid, "status HugetlbPages", holder.memory.hugetlb)
+            .process_evidence(holder.pid, "status HugetlbPages", holder.memory.hugetlb)
             .evidence(file(next.size, "nr_hugepages"), next.total)
             .hint(format!(
                 "boot with `hugepagesz={} hugepages={}`: so large ones are hard to find later",

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{Cost, Finding, LARGE, Snapshot};
+use super::{Cost, Finding, LARGE_BYTES, Snapshot, THP_FOLDER};
 use crate::kernel::mounts::DEV_SHM;
+use crate::kernel::thp::Choice;
 use crate::status::Task;
 use crate::units::Bytes;
-
-const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
 pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
     let heaps = snapshot.tasks.largest.iter();
@@ -20,26 +19,30 @@ pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
         .collect()
 }
 
-fn who(task: &Task) -> String {
+fn label(task: &Task) -> String {
     format!("{} ({})", task.name, task.pid)
 }
 
-/// What jumbo itself measures, and on what (`jumbo bench`), and a `jumbo run` that waits for its program, whose memory is the program's own.
+/// Reports whether a task is jumbo itself or measured by it. `jumbo bench` makes its own
+/// conditions, and the memory of a waiting `jumbo run` is its program's.
 fn is_jumbo(task: &Task) -> bool {
     task.name == "jumbo" || task.measured
 }
 
-/// The age, in seconds, below which advice to start a program anew comes too late: it is about to end, or its memory grows yet.
-const YOUNG: f64 = 10.0;
+/// Minimum age in seconds for a finding: a younger program may end soon, or its memory still grows.
+const MIN_AGE_SECONDS: f64 = 10.0;
 
-/// True of a process that has only just begun.
 fn is_young(task: &Task) -> bool {
-    task.age.is_some_and(|age| age < YOUNG)
+    task.age.is_some_and(|age| age < MIN_AGE_SECONDS)
 }
 
 fn small_heap(task: &Task) -> Option<Finding> {
     let small = task.small_anon()?;
-    if small < LARGE || is_young(task) || is_jumbo(task) || task.memory.thp_enabled == Some(false) {
+    if small < LARGE_BYTES
+        || is_young(task)
+        || is_jumbo(task)
+        || task.memory.thp_enabled == Some(false)
+    {
         return None;
     }
     Some(
@@ -48,11 +51,11 @@ fn small_heap(task: &Task) -> Option<Finding> {
             Cost::Slow(small),
             format!(
                 "{} has {small} of anonymous memory on small pages",
-                who(task)
+                label(task)
             ),
         )
-        .of(task.pid, "status RssAnon", task.memory.anon)
-        .of(
+        .process_evidence(task.pid, "status RssAnon", task.memory.anon)
+        .process_evidence(
             task.pid,
             "smaps_rollup AnonHugePages",
             task.huge.map_or(Bytes(0), |huge| huge.anon),
@@ -78,74 +81,72 @@ fn small_heap(task: &Task) -> Option<Finding> {
 
 fn disabled(task: &Task) -> Option<Finding> {
     let small = task.memory.anon;
-    (small >= LARGE && !is_young(task) && !is_jumbo(task)).then(|| {
+    (small >= LARGE_BYTES && !is_young(task) && !is_jumbo(task)).then(|| {
         let hint = if task.name == "redis-server" {
             "Redis does it to itself: put `disable-thp no` into its configuration, and start it again"
                 .to_owned()
-        } else if task.unreached.is_some() {
-            format!(
-                "it or a parent of it asked for that, and children inherit it: start `{}` \
-                 from a shell whose /proc/self/status says `THP_enabled: 1`",
-                task.command
-            )
         } else {
+            let start = match task.unreached {
+                Some(_) => "start `",
+                None => "`jumbo run -- ",
+            };
             format!(
-                "it or a parent of it asked for that, and children inherit it: \
-                 `jumbo run -- {}` from a shell whose /proc/self/status says `THP_enabled: 1`",
+                "it or a parent of it asked for that, and children inherit it: {start}{}` \
+                 from a shell whose /proc/self/status says `THP_enabled: 1`",
                 task.command
             )
         };
         Finding::new(
             "thp-disabled",
             Cost::Slow(small),
-            format!("{} has THP switched off for itself (PR_SET_THP_DISABLE)", who(task)),
+            format!("{} has THP switched off for itself (PR_SET_THP_DISABLE)", label(task)),
         )
-        .of(task.pid, "status THP_enabled", 0)
-        .of(task.pid, "status RssAnon", small)
+        .process_evidence(task.pid, "status THP_enabled", 0)
+        .process_evidence(task.pid, "status RssAnon", small)
         .hint(hint)
     })
 }
 
-/// A program with large shared memory on base pages, while the table gives shared memory more and /dev/shm does not. What
-/// of it is in files there is not known here.
+/// A program with large shared memory on base pages, while shmem_enabled allows huge pages and
+/// /dev/shm does not. The part of the memory that is in /dev/shm is unknown.
 fn dev_shm(snapshot: &Snapshot) -> Option<Finding> {
     let host = &snapshot.host;
     let thp = host.thp.as_ref()?;
     let mut mounts = host.tmpfs.iter().filter(|mount| mount.path == DEV_SHM);
     let mount = mounts.next().filter(|mount| mount.huge == "never")?;
-    let given = thp.shared(thp.pmd_size)?;
-    // Either overrules every mount.
-    let overruled = ["never", "deny", "force"].iter().any(|word| given.is(word));
+    let choice = thp.shared(thp.pmd_size)?;
+    // With `never` the kernel gives shared memory no huge pages; `deny` and `force` overrule
+    // mounts.
+    let overruled = ["never", "deny", "force"]
+        .iter()
+        .any(|word| choice.is(word));
     let tasks = snapshot.tasks.largest.iter();
     let tasks = tasks.filter(|task| !is_jumbo(task));
     let small = tasks.map(|task| (task.small_shmem().unwrap_or(task.memory.shmem), task));
     let (small, task) = small.max_by_key(|(small, _)| *small)?;
-    (small >= LARGE && !overruled).then(|| {
+    (small >= LARGE_BYTES && !overruled).then(|| {
         Finding::new(
             "dev-shm",
             Cost::Unknown,
             format!(
                 "files of {DEV_SHM} (shm_open) stay on small pages, whatever shmem_enabled says; {} may have some",
-                who(task)
+                label(task)
             ),
         )
         .evidence(format!("/proc/self/mountinfo {DEV_SHM} huge"), &mount.huge)
-        .evidence(format!("{THP}/shmem_enabled"), &given.current)
-        .of(task.pid, "status RssShmem", task.memory.shmem)
+        .evidence(format!("{THP_FOLDER}/shmem_enabled"), &choice.current)
+        .process_evidence(task.pid, "status RssShmem", task.memory.shmem)
         .hint(format!("`mount -o remount,huge=within_size {DEV_SHM}`: files that are made from then on obey it"))
     })
 }
 
-/// Programs with large shared memory on base pages, while the kernel gives shared memory nothing else.
-/// Processes of one name mostly share the same memory, so the largest stands for them all.
+/// Programs with large shared memory on base pages, while shmem_enabled allows only those.
+/// Processes of one name mostly share the same memory, so the largest represents them.
 fn small_shared(snapshot: &Snapshot) -> Vec<Finding> {
-    let Some(thp) = &snapshot.host.thp else {
-        return Vec::new();
-    };
-    let Some(choice) = thp
-        .shared(thp.pmd_size)
-        .filter(|c| c.is("never") || c.is("deny"))
-    else {
+    let thp = snapshot.host.thp.as_ref();
+    let shared = thp.and_then(|thp| Some((thp, thp.shared(thp.pmd_size)?)));
+    let is_off = |choice: &Choice| choice.is("never") || choice.is("deny");
+    let Some((thp, choice)) = shared.filter(|(_, choice)| is_off(choice)) else {
         return Vec::new();
     };
     let mut largest: BTreeMap<&str, (&Task, Bytes)> = BTreeMap::new();
@@ -160,24 +161,27 @@ fn small_shared(snapshot: &Snapshot) -> Vec<Finding> {
         .sizes
         .get(&thp.pmd_size)
         .and_then(|control| control.shmem_enabled.as_ref());
-    // The size's own knob counts where it does not inherit, unless the top-level one denies all.
+    // The size's own knob applies unless it inherits, or the top-level knob is `deny`.
     let (knob, name) = match own {
         Some(own) if own.is("never") && !choice.is("deny") => (
-            format!("{THP}/hugepages-{}kB/shmem_enabled", thp.pmd_size.kib()),
+            format!(
+                "{THP_FOLDER}/hugepages-{}kB/shmem_enabled",
+                thp.pmd_size.kib()
+            ),
             format!("{}.shmem", thp.pmd_size),
         ),
-        _ => (format!("{THP}/shmem_enabled"), "shmem".to_owned()),
+        _ => (format!("{THP_FOLDER}/shmem_enabled"), "shmem".to_owned()),
     };
     largest
         .into_values()
-        .filter(|(_, small)| *small >= LARGE)
+        .filter(|(_, small)| *small >= LARGE_BYTES)
         .map(|(task, small)| {
             Finding::new(
                 "small-shared",
                 Cost::Slow(small),
-                format!("{} has {small} of shared memory on small pages", who(task)),
+                format!("{} has {small} of shared memory on small pages", label(task)),
             )
-            .of(task.pid, "status RssShmem", task.memory.shmem)
+            .process_evidence(task.pid, "status RssShmem", task.memory.shmem)
             .evidence(knob.clone(), &choice.current)
             .hint(format!(
                 "`jumbo thp set {name}=within_size`, then start {} again: memory that is there stays as it is",

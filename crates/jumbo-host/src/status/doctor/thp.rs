@@ -1,20 +1,17 @@
 //! Rules about the THP controls.
 
-use super::{Cost, Finding, LARGE, Snapshot};
+use super::{COMPACT_HINT, Cost, Finding, LARGE_BYTES, Snapshot, THP_FOLDER};
 use crate::kernel::thp::Thp;
 use crate::status::Host;
 use crate::units::{Bytes, PageSize, Pages};
 
-const FOLDER: &str = "/sys/kernel/mm/transparent_hugepage";
-
-/// A share of huge page allocations that failed above which it is no accident: one in ten.
-const MANY: u64 = 10;
-/// Fewer events than this say nothing.
-const FEW: u64 = 100;
+/// Divisor of the minimum share of failed allocations for a finding: one in ten.
+const FAILED_SHARE_DIVISOR: u64 = 10;
+/// Minimum number of failures for a finding.
+const MIN_FAILURES: u64 = 100;
 
 pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
     let Some(thp) = &snapshot.host.thp else {
-        // Controls that cannot be read are among what is missing; that is no finding.
         return Vec::from_iter(no_thp(snapshot));
     };
     [
@@ -40,22 +37,23 @@ fn small_anon(snapshot: &Snapshot) -> Bytes {
     })
 }
 
-/// No program has anonymous memory in folios of that size.
+/// Reports whether no program gets anonymous memory in folios of that size.
 fn is_never(thp: &Thp, size: PageSize) -> bool {
     thp.anon(size).is_none_or(|choice| choice.is("never"))
 }
 
-/// Every program has THPs.
+/// Reports whether every program gets THPs.
 fn is_always(thp: &Thp) -> bool {
     (thp.anon(thp.pmd_size)).is_some_and(|choice| choice.is("always"))
 }
 
 fn no_thp(snapshot: &Snapshot) -> Option<Finding> {
     let host = &snapshot.host;
+    // Unreadable controls are reported as missing.
     if host.misses(Host::THP_CONTROLS) {
         return None;
     }
-    let pool = host.pools.iter().flatten().next();
+    let pool = snapshot.pools().next();
     let pools = pool.map_or("it has no hugetlb either".to_owned(), |pool| {
         let size = pool.size;
         format!(
@@ -69,7 +67,7 @@ fn no_thp(snapshot: &Snapshot) -> Option<Finding> {
             Cost::Slow(small_anon(snapshot)),
             "this kernel has no THP",
         )
-        .evidence(FOLDER, "is not there")
+        .evidence(THP_FOLDER, "is not there")
         .hint(format!(
             "boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE=y; {pools}"
         )),
@@ -81,17 +79,17 @@ fn off(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
     all_off.then(|| {
         let kib = thp.pmd_size.kib();
         let own = thp.sizes.get(&thp.pmd_size).and_then(|control| control.enabled.as_ref());
-        // The size's own knob counts where it does not inherit.
+        // The size's own knob applies unless it inherits.
         let (knob, name) = match own {
             Some(own) if !own.is("inherit") => {
-                (format!("{FOLDER}/hugepages-{kib}kB/enabled"), thp.pmd_size.to_string())
+                (format!("{THP_FOLDER}/hugepages-{kib}kB/enabled"), thp.pmd_size.to_string())
             }
-            _ => (format!("{FOLDER}/enabled"), "enabled".to_owned()),
+            _ => (format!("{THP_FOLDER}/enabled"), "enabled".to_owned()),
         };
         Finding::new(
             "thp-never",
             Cost::Slow(small_anon(snapshot)),
-            "no program can have THPs at a fault, not even where it asks",
+            "no program gets THPs at a fault, not even after MADV_HUGEPAGE",
         )
         .evidence(knob, "never")
         .evidence("/proc/meminfo AnonPages outside AnonHugePages", small_anon(snapshot))
@@ -111,7 +109,7 @@ fn direct_compaction(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
             "every fault for a huge page may wait for memory to be compacted (the cost counts those that \
              did since boot)",
         )
-        .evidence(format!("{FOLDER}/defrag"), &defrag.current)
+        .evidence(format!("{THP_FOLDER}/defrag"), &defrag.current)
         .since_boot("compact_stall", stalls)
         .hint("`jumbo thp set defrag=defer+madvise` waits only where the program asked for THPs")
     })
@@ -126,21 +124,21 @@ fn no_small_folios(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
     let controlled = below.iter().any(|size| thp.sizes[*size].enabled.is_some());
     let never = below.iter().all(|size| is_never(thp, **size));
     let small = small_anon(snapshot);
-    if !controlled || !never || small < LARGE || is_never(thp, thp.pmd_size) {
+    if !controlled || !never || small < LARGE_BYTES || is_never(thp, thp.pmd_size) {
         return None;
     }
-    // The size at which arm64 and x86-64 both coalesce TLB entries.
+    // Both arm64 and x86-64 coalesce TLB entries at this size.
     let wanted = below.iter().find(|size| size.kib() == 64);
     let size = wanted.or(below.last())?;
     Some(
         Finding::new(
             "mthp-never",
-            // Part of it may be where a whole huge page fits; smaps alone would tell.
+            // A part may be where a huge page fits, which only smaps tells.
             Cost::Unknown,
             "memory where no whole huge page fits stays on base pages",
         )
         .evidence(
-            format!("{FOLDER}/hugepages-*kB/enabled"),
+            format!("{THP_FOLDER}/hugepages-*kB/enabled"),
             format!(
                 "never, for all {} sizes below {}",
                 below.len(),
@@ -156,22 +154,25 @@ fn bloat(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
     let max_ptes_none = *thp.khugepaged.get("max_ptes_none")?;
     let entries = thp.pmd_size.bytes() / snapshot.host.base_page.bytes();
     let collapsed = snapshot.since_boot("thp_collapse_alloc");
-    let collapses = is_always(thp);
-    let any_hole_is_filled = max_ptes_none >= entries - 1;
-    if !collapses || !any_hole_is_filled || Pages(collapsed).bytes(thp.pmd_size) < LARGE {
+    let wasted = Pages(collapsed).bytes(thp.pmd_size);
+    let fills_any_hole = max_ptes_none >= entries - 1;
+    if !is_always(thp) || !fills_any_hole || wasted < LARGE_BYTES {
         return None;
     }
     Some(
         Finding::new(
             "khugepaged-bloat",
-            Cost::Wasted(Pages(collapsed).bytes(thp.pmd_size)),
+            Cost::Wasted(wasted),
             format!(
-                "khugepaged makes a {} page out of a single touched one, and none is split again \
-                 (the cost is at most this: all that it made since boot)",
+                "khugepaged makes a {} page of a single touched base page, and splits none again \
+                 (upper bound of the cost: all pages that it made since boot)",
                 thp.pmd_size
             ),
         )
-        .evidence(format!("{FOLDER}/khugepaged/max_ptes_none"), max_ptes_none)
+        .evidence(
+            format!("{THP_FOLDER}/khugepaged/max_ptes_none"),
+            max_ptes_none,
+        )
         .since_boot("thp_collapse_alloc", collapsed)
         .hint(format!(
             "`jumbo thp set max_ptes_none={}`; it also lets the kernel split huge pages \
@@ -188,25 +189,26 @@ fn no_zero_page(thp: &Thp) -> Option<Finding> {
             Cost::Unknown,
             "reading untouched memory takes a huge page of its own for each",
         )
-        .evidence(format!("{FOLDER}/use_zero_page"), 0)
+        .evidence(format!("{THP_FOLDER}/use_zero_page"), 0)
         .hint("`jumbo thp set use_zero_page=1`")
     })
 }
 
-/// Two counters, where `failed` is many of both together.
+/// Two counters, if `failed` has a large share of their sum.
 fn many_failed(snapshot: &Snapshot, done: &str, failed: &str) -> Option<(u64, u64)> {
     let done = snapshot.host.events.get(done)?;
     let failed = snapshot.host.events.get(failed)?;
-    (failed >= FEW && failed >= (done + failed) / MANY).then_some((done, failed))
+    let is_large = failed >= (done + failed) / FAILED_SHARE_DIVISOR;
+    (failed >= MIN_FAILURES && is_large).then_some((done, failed))
 }
 
 fn fallback(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
     let (done, failed) = many_failed(snapshot, "thp_fault_alloc", "thp_fault_fallback")?;
     let charge = snapshot.since_boot("thp_fault_fallback_charge");
     let failed = failed.saturating_sub(charge);
-    // The counters never fall: where free memory is in large pieces now, a fault finds a huge page again.
+    // The counters never fall. They are obsolete if free memory is in large blocks now.
     let (scattered, free) = snapshot.scattered();
-    (failed >= FEW && scattered.0 >= free.0 / 2).then(|| {
+    (failed >= MIN_FAILURES && scattered.0 >= free.0 / 2).then(|| {
         Finding::new(
             "thp-fallback",
             Cost::Slow(Pages(failed).bytes(thp.pmd_size)),
@@ -215,10 +217,7 @@ fn fallback(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
         .evidence("/proc/buddyinfo, in smaller pieces", scattered)
         .since_boot("thp_fault_fallback", failed)
         .since_boot("thp_fault_alloc", done)
-        .hint(
-            "`echo 1 > /proc/sys/vm/compact_memory` compacts now, \
-             `sysctl vm.compaction_proactiveness=60` keeps at it",
-        )
+        .hint(COMPACT_HINT)
     })
 }
 
@@ -249,13 +248,13 @@ fn fallback_charge(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
     )
 }
 
-/// Huge pages that were split before they were swapped out, while memory is in swap. The counters never fall: without
-/// memory in swap they tell of the past.
+/// Huge pages that were split before they were swapped out, while memory is in swap. The counters
+/// never fall: without memory in swap they are obsolete.
 fn split_at_swap(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
     let (done, failed) = many_failed(snapshot, "thp_swpout", "thp_swpout_fallback")?;
     let memory = snapshot.host.memory.as_ref()?;
     let swapped = Bytes(memory.swap_total.0.saturating_sub(memory.swap_free.0));
-    if swapped < LARGE {
+    if swapped < LARGE_BYTES {
         return None;
     }
     Some(

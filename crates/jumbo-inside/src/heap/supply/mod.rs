@@ -1,22 +1,21 @@
-//! The pool's pages (`jumbo run --pool`): [`Supply::bring`] maps some, [`Supply::give`] gives them back.
+//! Pages of the pool (`jumbo run --pool`): [`PageSupply::map`], [`PageSupply::unmap`].
 //!
-//! A page comes from the first source that has it:
-//! 1. hugetlb: the kernel's pool, its surplus included. Mapping them reserves them, and they are made
-//!    resident with MADV_POPULATE_WRITE at once, so that a cgroup's hugetlb limit is an error here and not a
-//!    SIGBUS later.
-//! 2. THP: advised anonymous memory, of which one base page is touched, and which is then collapsed, so
-//!    that it is huge and not just asked to be. Asked for only while the memory cgroup and the host have
-//!    room: at a cgroup's limit a touch kills, while a collapse fails. Only for a pool in pages of that size: of
-//!    larger ones the first block would make a whole page resident, whatever it uses of it.
+//! A page comes from the first source that has one:
+//! 1. hugetlb: the kernel's pool, with its surplus. The mapping reserves the pages, and
+//!    MADV_POPULATE_WRITE makes them resident at once. So a cgroup's hugetlb limit is an error here
+//!    instead of a later SIGBUS.
+//! 2. THP: advised anonymous memory. One base page is touched, then the range is collapsed, so that
+//!    it is certainly huge. Only for PMD-sized pages, and while the memory cgroup and the host have
+//!    room: at a cgroup's limit a touch kills, a collapse fails.
 //!
-//! Where neither has enough nothing changes and the caller takes memory as it would without a pool.
+//! If neither has enough, nothing changes, and the caller takes memory as without a pool.
 //!
-//! The rules are those of [`crate::pool`]: persistent pages up to the pool's size, then surplus up to its overcommit. All
-//! processes of a run share one bound ([`crate::ledger::Ledger::pool`]), unless each has its own. What must be so before a
-//! process forks is in `evacuate`.
+//! The rules are those of [`crate::pool`]: persistent pages up to the pool's size, then surplus up
+//! to its overcommit. All processes of a run share one bound ([`crate::ledger::Ledger::pool`]),
+//! unless each has its own. `evacuate` prepares for a fork.
 //!
-//! Invariant: `sources` says of each page where it came from, and the books count them. The caller that brings or gives a
-//! range is its only user, and holds the lock of the window (or of the allocator) that the range lies in.
+//! Invariant: `sources` has the source of each page, and `counts` their number. The caller that
+//! maps or unmaps a range is its only user, and holds the lock around it.
 
 mod evacuate;
 
@@ -24,90 +23,84 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering}
 
 use rustix::io::{Errno, Result};
 
-use super::memory::Mapped;
+use super::memory::ZeroedTable;
 use super::{BASE_PAGE, memory, warm};
+use crate::density::{self, Policy};
 use crate::ledger::{pool_reason as reason, stats};
 use crate::orders::PoolOrder;
-use crate::pool::{Books, Overcommit, Room, make_huge};
+use crate::pool::{Overcommit, PageCounts, Room, make_huge};
 use crate::sandbox;
 use crate::sync::{BackOff, Lock};
 
 pub use evacuate::Before;
 
-/// Addresses of the pool, for all of its users.
-pub const SPAN: usize = 512 << 30;
-/// One entry a page, which is at least 2 MiB where there are that many.
-pub(super) const PAGES: usize = SPAN >> 21;
+/// Address range of the pool, for all of its users.
+pub const SPAN_BYTES: usize = 512 << 30;
+/// Entries of the table: one per page, of at least 2 MiB.
+pub(super) const MAX_PAGES: usize = SPAN_BYTES >> 21;
 
-const NOWHERE: u8 = 0;
+const ABSENT: u8 = 0;
 const HUGETLB: u8 = 1;
 const THP: u8 = 2;
-/// Beside the source: the page is shared with the parent that brought it, and charged to that one.
+/// Flag beside the source: the page is shared with the parent, which mapped it and is charged.
 const INHERITED: u8 = 1 << 7;
 
-/// What is left to others.
-const LEFT: usize = 64 << 20;
+/// Memory left to others.
+const MIN_ROOM_BYTES: usize = 64 << 20;
 
-/// The pool of the heap.
-pub(super) static SUPPLY: Supply = Supply::new();
+/// The heap's pool.
+pub(super) static SUPPLY: PageSupply = PageSupply::new();
 
-/// A pool's pages at addresses that its user chooses.
+/// Pages of a pool, mapped at addresses that the user chooses.
 #[derive(Debug)]
-pub struct Supply {
-    /// Where each page came from.
-    sources: Mapped<AtomicU8>,
+pub struct PageSupply {
+    /// Source of each page.
+    sources: ZeroedTable<AtomicU8>,
     base: AtomicUsize,
     page: AtomicUsize,
     pmd: AtomicUsize,
-    /// What may stay, in pages.
+    /// Persistent pages at most.
     size: AtomicUsize,
-    books: Lock<(Books, Overcommit)>,
-    /// Each process has a bound of its own: none is shared through the ledger.
-    each: AtomicBool,
-    /// Entries of `sources` beyond that were never written.
-    reached: AtomicUsize,
-    /// Hugetlb pages may be asked for.
-    asking: AtomicBool,
+    counts: Lock<(PageCounts, Overcommit)>,
+    /// Each process has a bound of its own instead of the ledger's.
+    is_per_process: AtomicBool,
+    /// End of the entries of `sources` that were ever written.
+    end: AtomicUsize,
+    /// Hugetlb pages may be taken.
+    uses_hugetlb: AtomicBool,
     /// Several threads may fill a range: the pool is being made resident.
     parallel: AtomicBool,
-    /// Bits of [`reason`], for whatever slot there is.
+    /// Bits of [`reason`], for the present and later slots.
     reasons: AtomicU32,
-    /// After the kernel's pool had nothing, some takes do not ask it.
+    /// Skips some attempts after the kernel's pool had no page.
     back_off: BackOff,
     room: Room,
     moves: evacuate::Moves,
 }
 
-impl Supply {
-    /// None yet.
+impl PageSupply {
+    /// Creates a supply without pages.
     #[expect(clippy::new_without_default, reason = "made once, in a static")]
     pub const fn new() -> Self {
         Self {
-            sources: Mapped::new(PAGES),
+            sources: ZeroedTable::new(MAX_PAGES),
             base: AtomicUsize::new(0),
             page: AtomicUsize::new(0),
             pmd: AtomicUsize::new(0),
             size: AtomicUsize::new(0),
-            books: Lock::new((
-                Books::new(),
-                Overcommit {
-                    most: 0,
-                    pending: 0,
-                },
-            )),
-            each: AtomicBool::new(true),
-            reached: AtomicUsize::new(0),
-            asking: AtomicBool::new(false),
+            counts: Lock::new((PageCounts::new(), Overcommit { max: 0, pending: 0 })),
+            is_per_process: AtomicBool::new(true),
+            end: AtomicUsize::new(0),
+            uses_hugetlb: AtomicBool::new(false),
             parallel: AtomicBool::new(false),
             reasons: AtomicU32::new(0),
             back_off: BackOff::new(),
-            room: Room::new(LEFT),
+            room: Room::new(MIN_ROOM_BYTES),
             moves: evacuate::Moves::new(),
         }
     }
 
-    /// Sets the pool up, with its addresses from `base` on. Once, while there is one thread. False where there is
-    /// no memory for its table.
+    /// Sets up the pool at `base`, once and single-threaded; false if its table cannot be mapped.
     pub fn start(&self, order: PoolOrder, pmd: usize, base: usize) -> bool {
         if !self.sources.map() {
             return false;
@@ -117,26 +110,26 @@ impl Supply {
         self.page.store(order.page, relaxed);
         self.pmd.store(pmd, relaxed);
         self.size.store(order.size / order.page, relaxed);
-        self.each.store(order.each, relaxed);
-        self.books
-            .with(|(_, overcommit)| overcommit.most = (order.overcommit / order.page) as u64);
-        self.moves.start(order.nofork);
-        self.asking.store(true, Ordering::Release);
+        self.is_per_process.store(order.each, relaxed);
+        self.counts
+            .with(|(_, overcommit)| overcommit.max = (order.overcommit / order.page) as u64);
+        self.moves.nofork.store(order.nofork, relaxed);
+        self.uses_hugetlb.store(true, Ordering::Release);
         true
     }
 
-    /// The size of a page in bytes; 0 where there is no pool.
+    /// Returns the size of a page in bytes; 0 without a pool.
     pub fn page(&self) -> usize {
         self.page.load(Ordering::Relaxed)
     }
 
-    /// Whether the page at `address` is there.
-    pub(super) fn is_there(&self, address: usize) -> bool {
+    /// Reports whether the page at `address` is present.
+    pub(super) fn is_present(&self, address: usize) -> bool {
         let source = self.sources.get().get(self.index(address));
-        source.is_some_and(|source| source.load(Ordering::Relaxed) != NOWHERE)
+        source.is_some_and(|source| source.load(Ordering::Relaxed) != ABSENT)
     }
 
-    /// Whether these are whole pages of the pool's addresses, and none of them is there.
+    /// Reports whether the range consists of whole, absent pages of the pool.
     fn is_free(&self, address: usize, length: usize) -> bool {
         let page = self.page();
         let whole = address.is_multiple_of(page) && length.is_multiple_of(page);
@@ -145,47 +138,47 @@ impl Supply {
             let first = offset / page;
             self.sources.get().get(first..first + length / page)
         });
-        let nowhere = |source: &AtomicU8| source.load(Ordering::Relaxed) == NOWHERE;
-        pages.is_some_and(|pages| pages.iter().all(nowhere))
+        let is_absent = |source: &AtomicU8| source.load(Ordering::Relaxed) == ABSENT;
+        pages.is_some_and(|pages| pages.iter().all(is_absent))
     }
 
-    /// The pages that are there.
-    pub(super) fn there(&self) -> impl Iterator<Item = usize> {
+    /// Returns the addresses of the present pages.
+    pub(super) fn present(&self) -> impl Iterator<Item = usize> {
         let (base, page) = (self.base.load(Ordering::Relaxed), self.page());
-        let all = self.reached().iter().enumerate();
-        all.filter(|(_, source)| source.load(Ordering::Relaxed) != NOWHERE)
+        let all = self.entries().iter().enumerate();
+        all.filter(|(_, source)| source.load(Ordering::Relaxed) != ABSENT)
             .map(move |(at, _)| base + at * page)
     }
 
-    /// What there is, in pages.
-    pub fn books(&self) -> Books {
-        self.books.with(|(books, _)| *books).unwrap_or_default()
+    /// Returns the page counts.
+    pub fn counts(&self) -> PageCounts {
+        self.counts.with(|(counts, _)| *counts).unwrap_or_default()
     }
 
-    /// What there is beyond the pool's size in bytes, and is to go back as soon as it is free: of this process, and of all
-    /// that share its bound.
+    /// Returns the bytes beyond the pool's size, of this process or of all that share its bound,
+    /// that return to their source as soon as they are free.
     pub(super) fn surplus(&self) -> usize {
-        let books = self.books();
-        let run = self.run().map_or(0, |ledger| {
+        let counts = self.counts();
+        let run = self.shared_ledger().map_or(0, |ledger| {
             let size = (self.size.load(Ordering::Relaxed) * self.page()) as u64;
             let beyond = ledger.pool.charged().saturating_sub(size);
             usize::try_from(beyond).unwrap_or(usize::MAX)
         });
-        let held = usize::try_from(books.total()).unwrap_or(0) * self.page();
-        let own = usize::try_from(books.surplus()).unwrap_or(0) * self.page();
+        let held = usize::try_from(counts.total()).unwrap_or(0) * self.page();
+        let own = usize::try_from(counts.surplus()).unwrap_or(0) * self.page();
         own.max(run.min(held))
     }
 
-    /// Maps the pool's pages at `address`: zeroed and resident. Whole pages, none of which is there already.
+    /// Maps pages of the pool at `address`, zeroed and resident.
     ///
     /// # Errors
-    /// `EINVAL` where that is not so; `EEXIST` where something is mapped there; `ENOMEM` where the pool, or its sources, have
-    /// not enough. Nothing has changed then.
-    pub fn bring(&self, address: usize, length: usize) -> Result<()> {
+    /// `EINVAL`: not whole, absent pages; `EEXIST`: something is mapped there; `ENOMEM`: the pool
+    /// or its sources have too few pages. Nothing has changed then.
+    pub fn map(&self, address: usize, length: usize) -> Result<()> {
         if !self.is_free(address, length) {
             return Err(Errno::INVAL);
         }
-        // A filter that the program installed may not let us read files, or populate.
+        // A filter of the program may forbid reading files or populating.
         if sandbox::is_entered_later() || !sandbox::allows_advice() {
             self.add_reason(reason::CONFINED);
             return Err(Errno::NOMEM);
@@ -193,8 +186,8 @@ impl Supply {
         let pages = (length / self.page()) as u64;
         if !self.admit(pages) {
             let (size, page) = (self.size.load(Ordering::Relaxed) as u64, self.page() as u64);
-            let most = self.books.with(|(_, overcommit)| size + overcommit.most);
-            self.add_reason(if most.is_some_and(|most| length as u64 > most * page) {
+            let max = self.counts.with(|(_, overcommit)| size + overcommit.max);
+            self.add_reason(if max.is_some_and(|max| length as u64 > max * page) {
                 reason::LARGER
             } else {
                 reason::FULL
@@ -202,124 +195,123 @@ impl Supply {
             return Err(Errno::NOMEM);
         }
         if !self.charge(length) {
-            self.leave(pages);
+            self.uncount(pages);
             self.add_reason(reason::FULL);
             return Err(Errno::NOMEM);
         }
-        self.keep_spares();
-        let brought = if self.parallel.load(Ordering::Relaxed) {
+        self.reserve_spares();
+        let mapped = if self.parallel.load(Ordering::Relaxed) {
             let fill = |at, length| self.fill(at, length);
             warm::in_parallel(&fill, self.page(), (address, length))
         } else {
             self.fill(address, length)
         };
-        if brought.is_err() {
-            // Pieces of it may be there; what is in the way of the others is not ours.
+        if mapped.is_err() {
+            // Parts may be present; mappings in the way of the others are not ours.
             let page = self.page();
             for piece in (address..address + length).step_by(page) {
                 #[expect(unsafe_code, reason = "unmaps memory")]
-                // SAFETY: none of the range was there before, so this call brought the piece.
+                // SAFETY: no page of the range was present before, so this call mapped it.
                 let unmap = || unsafe { memory::unmap(piece, page) };
-                if self.is_there(piece) && unmap().is_ok() {
+                if self.is_present(piece) && unmap().is_ok() {
                     self.forget(piece, page);
                 }
             }
-            self.leave(pages);
+            self.uncount(pages);
             self.uncharge(length);
         }
-        brought
+        mapped
     }
 
-    /// Counts pages in that are being asked for: persistent ones up to the pool's size, then surplus. False where so many
-    /// may not join.
+    /// Counts new pages, persistent ones before surplus; false if the pool may not have so many.
     fn admit(&self, pages: u64) -> bool {
         let size = self.size.load(Ordering::Relaxed) as u64;
-        let admitted = self.books.with(|(books, overcommit)| {
-            let stay = size.saturating_sub(books.persistent()).min(pages);
-            let admitted = overcommit.admits(books.surplus(), pages - stay);
+        let admitted = self.counts.with(|(counts, overcommit)| {
+            let stay = size.saturating_sub(counts.persistent()).min(pages);
+            let admitted = overcommit.admits(counts.surplus(), pages - stay);
             if admitted {
-                books.join(stay);
-                books.join_surplus(pages - stay);
+                counts.add_persistent(stay);
+                counts.add_surplus(pages - stay);
             }
             admitted
         });
         admitted == Some(true)
     }
 
-    fn leave(&self, pages: u64) {
-        let _ = self.books.with(|(books, _)| books.leave(pages));
+    fn uncount(&self, pages: u64) {
+        let _ = self.counts.with(|(counts, _)| counts.remove(pages));
     }
 
-    /// Gives pages back to where they came from.
+    /// Returns pages to their source.
     ///
     /// # Errors
-    /// munmap(2)'s, where nothing was given.
+    /// Those of munmap(2), with nothing changed.
     ///
     /// # Safety
-    /// The pages are ones that [`Supply::bring`] brought, and no code refers to what they hold.
+    /// [`PageSupply::map`] mapped the pages, and nothing uses their content.
     #[expect(unsafe_code, reason = "unmaps memory")]
-    pub unsafe fn give(&self, address: usize, length: usize) -> Result<()> {
+    pub unsafe fn unmap(&self, address: usize, length: usize) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { memory::unmap(address, length)? };
         let own = self.forget(address, length);
-        self.leave((length / self.page()) as u64);
+        self.uncount((length / self.page()) as u64);
         self.uncharge(own);
         Ok(())
     }
 
-    /// The ledger whose bound counts, if one does and this process counts in it.
-    fn run(&self) -> Option<&'static crate::ledger::Ledger> {
-        if self.each.load(Ordering::Relaxed) {
+    /// Returns the ledger with the shared bound, if this process counts in it.
+    fn shared_ledger(&self) -> Option<&'static crate::ledger::Ledger> {
+        if self.is_per_process.load(Ordering::Relaxed) {
             return None;
         }
         stats::ledger()
     }
 
-    /// Charges the run with pages of this process; false where it has used its pool up, or knows nothing of this process.
+    /// Charges pages to the run; false beyond its bound, or without a slot in the ledger.
     fn charge(&self, length: usize) -> bool {
-        if self.each.load(Ordering::Relaxed) {
+        if self.is_per_process.load(Ordering::Relaxed) {
             return true;
         }
-        self.run()
+        self.shared_ledger()
             .is_some_and(|ledger| ledger.charge(stats::slot(), length as u64))
     }
 
     fn uncharge(&self, length: usize) {
-        if let Some(ledger) = self.run() {
+        if let Some(ledger) = self.shared_ledger() {
             ledger.uncharge(stats::slot(), length as u64);
         }
     }
 
-    /// MADV_DONTNEED and MADV_FREE of a range with hugetlb pages in it: zeroes it, and true. The kernel would refuse a
-    /// part of such a page; and a whole one it would give to the process that comes first, so that the next touch could
-    /// be SIGBUS.
+    /// Handles MADV_DONTNEED and MADV_FREE of a range with hugetlb pages: zeroes it and returns
+    /// true. The kernel refuses a part of a hugetlb page. A whole one it would return to its pool,
+    /// from which another process may take it, and the next touch could be SIGBUS.
     ///
     /// # Safety
-    /// What the range holds is the caller's to lose.
-    #[expect(unsafe_code, reason = "drops what memory holds")]
+    /// The content of the range is the caller's to lose.
+    #[expect(unsafe_code, reason = "discards memory content")]
     pub(super) unsafe fn discard(&self, address: usize, length: usize) -> bool {
         let (page, offset) = (
             self.page(),
             address.wrapping_sub(self.base.load(Ordering::Relaxed)),
         );
-        let is_within = offset < SPAN && (1..=SPAN - offset).contains(&length);
+        let is_within = offset < SPAN_BYTES && (1..=SPAN_BYTES - offset).contains(&length);
         if page == 0 || !is_within || !address.is_multiple_of(BASE_PAGE) {
             return false;
         }
         let length = length.next_multiple_of(BASE_PAGE);
         let pages = offset / page..=(offset + length - 1) / page;
         let sources = self.sources.get().get(pages).unwrap_or_default();
-        if sources.iter().any(|source| source_of(source) == NOWHERE)
+        if sources.iter().any(|source| source_of(source) == ABSENT)
             || !sources.iter().any(|source| source_of(source) == HUGETLB)
         {
             return false;
         }
-        // SAFETY: its pages are there, and the caller's promise.
+        // SAFETY: its pages are present, and the caller's promise.
         unsafe { memory::zero(address, length) };
         true
     }
 
-    /// Maps pages from whatever source has them. All or nothing.
+    /// Maps pages from any source, all or nothing.
     pub(super) fn fill(&self, address: usize, length: usize) -> Result<()> {
         let taken = self.take_hugetlb(address, length)?;
         let rest = length - taken;
@@ -327,7 +319,7 @@ impl Supply {
             && let Err(errno) = self.take_thp(address + taken, rest)
         {
             #[expect(unsafe_code, reason = "unmaps memory")]
-            // SAFETY: `take_hugetlb` has just mapped it, for this call.
+            // SAFETY: `take_hugetlb` mapped it for this call.
             let unmap = || unsafe { memory::unmap(address, taken) };
             if taken > 0 && unmap().is_ok() {
                 self.forget(address, taken);
@@ -337,9 +329,9 @@ impl Supply {
         Ok(())
     }
 
-    /// As many hugetlb pages as there are for the start of a range, in few mappings; gives their length.
+    /// Maps free hugetlb pages at the start of a range, in few mappings; returns their length.
     fn take_hugetlb(&self, address: usize, length: usize) -> Result<usize> {
-        if self.back_off.holds() || !self.asking.load(Ordering::Acquire) {
+        if self.back_off.holds() || !self.uses_hugetlb.load(Ordering::Acquire) {
             return Ok(0);
         }
         if !self.could_move(length) {
@@ -348,15 +340,15 @@ impl Supply {
             return Ok(0);
         }
         let page = self.page();
-        let (mut taken, mut ask) = (0, length);
+        let (mut taken, mut request) = (0, length);
         while taken < length {
-            let part = ask.min(length - taken);
+            let part = request.min(length - taken);
             match memory::map_hugetlb(address + taken, part, page) {
                 Ok(()) => {
                     self.record(address + taken, part, HUGETLB);
                     taken += part;
                 }
-                // In the way at the start: the caller goes round. Later on the rest finds out.
+                // At the start: the caller tries other addresses. Later, the rest fails by itself.
                 Err(Errno::EXIST) if taken == 0 => return Err(Errno::EXIST),
                 Err(Errno::EXIST) => break,
                 Err(errno) if part <= page => {
@@ -368,7 +360,7 @@ impl Supply {
                     self.back_off.begin();
                     break;
                 }
-                Err(_) => ask = (part / 2).next_multiple_of(page),
+                Err(_) => request = (part / 2).next_multiple_of(page),
             }
         }
         Ok(taken)
@@ -389,40 +381,43 @@ impl Supply {
         }
         self.add_reason(reason::FRAGMENTED);
         #[expect(unsafe_code, reason = "unmaps memory")]
-        // SAFETY: mapped above, for this call. A refusal (too many mappings) leaves advised memory without a user.
+        // SAFETY: mapped above, for this call. After a refusal (too many mappings) it stays unused.
         let _ = unsafe { memory::unmap(address, length) };
         Err(Errno::NOMEM)
     }
 
-    /// Makes fresh anonymous memory resident in huge pages. Where a fault brings none, the collapse does.
+    /// Makes fresh anonymous memory resident in huge pages, by fault or by collapse.
     fn make_huge(&self, address: usize, length: usize) -> bool {
-        // Where the advice is refused (no THP in this kernel) the collapse will be, too.
-        let _ = memory::advise_pool(address, length);
+        // If the advice is refused (no THP in the kernel), the collapse fails too.
+        let _ = density::advise(&(address..address + length), Policy::Pool);
         let pmd = self.pmd.load(Ordering::Relaxed);
-        make_huge(address, length, pmd, memory::collapse).is_ok()
+        make_huge(address, length, pmd, |address, length| {
+            density::collapse(&(address..address + length), Policy::Pool)
+        })
+        .is_ok()
     }
 
-    /// Has [`Supply::bring`] use several threads while `work` runs. Only while the process has one.
+    /// Lets [`PageSupply::map`] use several threads in `work`, while the process has one.
     pub(super) fn in_parallel(&self, work: impl FnOnce()) {
         self.parallel.store(true, Ordering::Relaxed);
         work();
         self.parallel.store(false, Ordering::Relaxed);
     }
 
-    /// In the child of a fork, which has one thread and may never fork: it may ask for hugetlb pages of its own,
-    /// unless it shares some with its parent. What it shares is charged to the parent.
+    /// Updates the state in the child of a fork. The child has one thread and may never fork, so it
+    /// may take hugetlb pages, unless it shares some with its parent, which is charged for them.
     pub(super) fn forked(&self) {
         if self.page() == 0 {
             return;
         }
         let shares = self.count(HUGETLB) > 0;
-        for source in self.reached() {
-            if source_of(source) != NOWHERE {
+        for source in self.entries() {
+            if source_of(source) != ABSENT {
                 source.fetch_or(INHERITED, Ordering::Relaxed);
             }
         }
-        self.moves.forked();
-        self.asking.store(!shares, Ordering::Release);
+        self.moves.threaded.store(false, Ordering::Relaxed);
+        self.uses_hugetlb.store(!shares, Ordering::Release);
     }
 
     fn record(&self, address: usize, length: usize, source: u8) {
@@ -432,7 +427,7 @@ impl Supply {
             let inherited = entry.load(Ordering::Relaxed) & INHERITED;
             entry.store(source | inherited, Ordering::Relaxed);
         }
-        self.reached.fetch_max(last, Ordering::Relaxed);
+        self.end.fetch_max(last, Ordering::Relaxed);
         let slot = stats::slot();
         let (now, peak) = match source {
             HUGETLB => (&slot.pool_hugetlb, &slot.pool_hugetlb_peak),
@@ -445,14 +440,14 @@ impl Supply {
         );
     }
 
-    /// The pages of a range are not there any more. Gives how many bytes of them this process was charged with.
+    /// Marks a range as absent; returns the bytes that this process was charged for.
     fn forget(&self, address: usize, length: usize) -> usize {
         let (first, page) = (self.index(address), self.page());
         let slot = stats::slot();
         let mut own = 0;
         let entries = self.sources.get().get(first..first + length / page);
         for entry in entries.into_iter().flatten() {
-            let source = entry.swap(NOWHERE, Ordering::Relaxed);
+            let source = entry.swap(ABSENT, Ordering::Relaxed);
             let now = match source & !INHERITED {
                 HUGETLB => &slot.pool_hugetlb,
                 THP => &slot.pool_thp,
@@ -466,7 +461,7 @@ impl Supply {
         own
     }
 
-    /// Counts what is there into a slot that knows nothing of it: of a forked child, or when the ledger is joined.
+    /// Counts the present pages into a new slot: of a forked child, or of a joined ledger.
     pub(super) fn recount(&self) {
         let slot = stats::slot();
         for (now, peak, source) in [
@@ -481,24 +476,24 @@ impl Supply {
             .store(self.reasons.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// How many bytes there are from a source.
+    /// Returns the bytes from a source.
     fn count(&self, wanted: u8) -> usize {
-        let there = self.reached().iter();
+        let there = self.entries().iter();
         there.filter(|source| source_of(source) == wanted).count() * self.page()
     }
 
-    /// The entries that may say something.
-    fn reached(&self) -> &'static [AtomicU8] {
+    /// Returns the entries that were ever written.
+    fn entries(&self) -> &'static [AtomicU8] {
         let sources = self.sources.get();
-        let reached = self.reached.load(Ordering::Relaxed).min(sources.len());
-        &sources[..reached]
+        let end = self.end.load(Ordering::Relaxed).min(sources.len());
+        &sources[..end]
     }
 
     fn index(&self, address: usize) -> usize {
         (address - self.base.load(Ordering::Relaxed)) / self.page()
     }
 
-    /// Why a page was not what it could have been.
+    /// Records a reason for missing or smaller pages.
     fn add_reason(&self, reason: u32) {
         let all = self.reasons.fetch_or(reason, Ordering::Relaxed) | reason;
         stats::slot().pool_reasons.store(all, Ordering::Relaxed);

@@ -1,30 +1,30 @@
-//! Freed memory that the program wants again within a moment: [`Demand`].
+//! Retention of freed memory that the program soon allocates again: [`Demand`].
 //!
-//! A program that works in rounds frees memory and allocates as much again. What was given back in
-//! between faults in anew, page by page. So memory that is wanted again within [`MOMENT_MILLIS`] of
-//! its return raises the amount that stays. A low-water mark lowers it: free memory that was not used
-//! for a whole [`WINDOW_MILLIS`] goes back.
+//! A program that works in rounds frees memory and allocates as much again; memory returned to the
+//! kernel in between faults in again. So memory that is allocated again within [`REUSE_MILLIS`] of
+//! its return raises the retained bytes. A low-water mark lowers them: free memory that stays
+//! unused for a whole [`WINDOW_MILLIS`] is returned.
 //!
-//! Pure: times are arguments, in milliseconds. Invariant: nothing stays by demand that was not given
-//! back and wanted again before.
+//! Pure: times are arguments, in milliseconds. Invariant: only memory that was returned and
+//! allocated again is retained.
 
-/// Memory that is wanted again so soon should have stayed.
-const MOMENT_MILLIS: u64 = 1000;
-/// Free memory that was not used for so long is given back.
+/// Memory allocated again within this time should have been retained.
+const REUSE_MILLIS: u64 = 1000;
+/// Interval of the low-water mark.
 const WINDOW_MILLIS: u64 = 1000;
-/// Less is not worth a thread's looks.
+/// Fewer retained bytes do not justify a thread's scans.
 const MIN_KEPT_BYTES: usize = 1 << 20;
 
-/// The freed memory that stays by demand, in bytes.
+/// Freed memory retained by demand, in bytes.
 #[derive(Debug)]
 pub(super) struct Demand {
     kept: usize,
-    /// The bytes given back of late, and the time of the last return.
+    /// Bytes returned recently, and the time of the last return.
     returned: usize,
     returned_millis: u64,
-    /// The least free memory of this window, and when that began.
-    least: usize,
-    began_millis: u64,
+    /// Low-water mark of free memory in this window, and the start of the window.
+    min_free: usize,
+    window_start_millis: u64,
 }
 
 impl Demand {
@@ -33,17 +33,15 @@ impl Demand {
             kept: 0,
             returned: 0,
             returned_millis: 0,
-            least: 0,
-            began_millis: 0,
+            min_free: 0,
+            window_start_millis: 0,
         }
     }
 
-    /// The bytes that stay.
     pub(super) const fn kept(&self) -> usize {
         self.kept
     }
 
-    /// Whether anything was given back, ever so long ago.
     pub(super) const fn has_returned(&self) -> bool {
         self.returned > 0
     }
@@ -61,7 +59,7 @@ impl Demand {
         let again = bytes.min(self.returned);
         if again > 0 {
             if self.kept == 0 {
-                self.begin(0, now);
+                self.begin_window(0, now);
             }
             self.returned -= again;
             self.kept = self.kept.saturating_add(again);
@@ -70,36 +68,35 @@ impl Demand {
 
     /// Records that `free` bytes are left after an allocation from free memory.
     pub(super) fn used(&mut self, free: usize) {
-        self.least = self.least.min(free);
+        self.min_free = self.min_free.min(free);
     }
 
-    /// Lowers the bytes that stay, where `usual` would stay in any case and `free` are free. Now and then.
-    pub(super) fn age(&mut self, free: usize, usual: usize, now: u64) {
-        self.least = self.least.min(free);
-        if now.saturating_sub(self.began_millis) >= WINDOW_MILLIS {
-            let unused = self.least.saturating_sub(usual);
-            // All that stays may be in use for a while, and not come back.
-            let most = free.saturating_sub(usual).max(self.kept / 2);
-            self.kept = self.kept.saturating_sub(unused).min(most);
+    /// Lowers the retained bytes at the end of a window; of `free` bytes, `base_keep` stay anyway.
+    pub(super) fn age(&mut self, free: usize, base_keep: usize, now: u64) {
+        self.min_free = self.min_free.min(free);
+        if now.saturating_sub(self.window_start_millis) >= WINDOW_MILLIS {
+            let unused = self.min_free.saturating_sub(base_keep);
+            // All retained memory may be in use for a while and never return.
+            let max = free.saturating_sub(base_keep).max(self.kept / 2);
+            self.kept = self.kept.saturating_sub(unused).min(max);
             if self.kept < MIN_KEPT_BYTES {
                 self.kept = 0;
             }
-            self.begin(free, now);
+            self.begin_window(free, now);
         }
     }
 
-    /// Nothing stays by demand until there is a new one.
     pub(super) fn end(&mut self) {
         *self = Self::new();
     }
 
-    fn begin(&mut self, free: usize, now: u64) {
-        self.least = free;
-        self.began_millis = now;
+    fn begin_window(&mut self, free: usize, now: u64) {
+        self.min_free = free;
+        self.window_start_millis = now;
     }
 
     fn forget_old(&mut self, now: u64) {
-        if now.saturating_sub(self.returned_millis) > MOMENT_MILLIS {
+        if now.saturating_sub(self.returned_millis) > REUSE_MILLIS {
             self.returned = 0;
         }
     }
@@ -112,7 +109,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
-    fn what_is_wanted_again_at_once_stays() {
+    fn memory_allocated_again_at_once_is_retained() {
         let mut demand = Demand::new();
         demand.missed(100 * MIB, 0);
         assert_eq!(demand.kept(), 0, "it was never given back");
@@ -123,15 +120,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_later_does_not() {
+    fn memory_allocated_later_is_not() {
         let mut demand = Demand::new();
         demand.returned(100 * MIB, 0);
-        demand.missed(100 * MIB, MOMENT_MILLIS + 1);
+        demand.missed(100 * MIB, REUSE_MILLIS + 1);
         assert_eq!(demand.kept(), 0);
     }
 
     #[test]
-    fn what_is_not_used_for_a_window_goes() {
+    fn memory_unused_for_a_window_is_returned() {
         let mut demand = Demand::new();
         demand.returned(100 * MIB, 0);
         demand.missed(100 * MIB, 1);
@@ -141,7 +138,7 @@ mod tests {
         demand.age(110 * MIB, 10 * MIB, 1 + WINDOW_MILLIS);
         demand.used(30 * MIB);
         demand.age(110 * MIB, 10 * MIB, 1 + 2 * WINDOW_MILLIS);
-        assert_eq!(demand.kept(), 80 * MIB, "20 of 30 are beyond the usual");
+        assert_eq!(demand.kept(), 80 * MIB, "20 of 30 are beyond the base");
         demand.age(90 * MIB, 10 * MIB, 1 + 3 * WINDOW_MILLIS);
         demand.age(10 * MIB, 10 * MIB, 1 + 4 * WINDOW_MILLIS);
         assert!(demand.kept() < 10 * MIB, "{}", demand.kept());

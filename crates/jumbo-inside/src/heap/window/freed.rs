@@ -1,9 +1,9 @@
-//! What becomes of freed blocks: how much of them stays, and how the rest goes back to the kernel.
-#![expect(unsafe_code, reason = "gives memory back")]
+//! Retention of freed blocks, and their return to the kernel.
+#![expect(unsafe_code, reason = "frees memory")]
 
 use core::ops::Range;
 
-use super::Window;
+use super::BlockWindow;
 use crate::gather::Leaving;
 use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
@@ -13,21 +13,20 @@ use crate::heap::main_heap;
 use crate::heap::supply::SUPPLY;
 use crate::sync::{millis, now};
 
-/// What is kept in any case: enough for a set of blocks that come and go.
-const KEEP_LEAST: usize = 16 << 20;
-/// The freed memory that is kept beside glibc's heap.
-const KEEP_BESIDE: usize = 4 << 20;
-/// The pieces that the watching thread gives back while it holds the lock once.
+/// Freed memory that is always kept: enough for blocks that are freed and allocated in turn.
+const MIN_KEEP_BYTES: usize = 16 << 20;
+/// Freed memory that is kept while glibc's main heap is in use.
+const KEEP_BESIDE_MAIN_HEAP_BYTES: usize = 4 << 20;
+/// Pieces that the watching thread frees per acquisition of the lock.
 const MAX_PIECES: usize = 8;
 
-impl Window {
-    /// Gives free memory back until at most `keep` bytes of it may be resident; true if any was. Large ranges are handed
-    /// to `leaving`, where there is one, to be freed without the heap's lock.
+impl BlockWindow {
+    /// Frees unused memory until at most `keep` bytes are resident; reports whether it freed any.
+    /// Hands large ranges to `leaving`, if given, which frees them without the heap's lock.
     pub(super) fn purge(&mut self, keep: usize, leaving: Option<&mut Leaving>) -> bool {
         self.purge_pieces(keep, usize::MAX, leaving)
     }
 
-    /// As [`Window::purge`], but no more than so many pieces.
     fn purge_pieces(
         &mut self,
         keep: usize,
@@ -45,25 +44,25 @@ impl Window {
             let range = self.range(page, pages);
             let mut inner = self.whole_chunks(&range);
             if backing == Backing::Pool {
-                // No more of the pool than has to go.
-                let most = (self.dirty - keep).next_multiple_of(self.pmd);
-                inner.start = inner.start.max(inner.end.saturating_sub(most));
+                // Unmaps no more of the pool than necessary.
+                let max = (self.dirty - keep).next_multiple_of(self.pmd);
+                inner.start = inner.start.max(inner.end.saturating_sub(max));
             }
             self.dirty -= range.len();
-            // SAFETY: the extent was free, and is this function's now.
+            // SAFETY: the extent was free, and belongs to this function now.
             unsafe {
                 if !inner.is_empty()
                     && backing
                         .unmap(inner.start, inner.len(), leaving.as_deref_mut())
                         .is_ok()
                 {
-                    // The edges are smaller than a huge page: they stay as they are.
+                    // The edges, smaller than a huge page, stay resident.
                     self.carve(page, pages, &inner, Self::add_dirty);
                 } else if backing.discard(range.start, range.len()).is_ok() {
-                    // It is less than a huge page, or there are too many mappings (vm.max_map_count): it keeps its addresses.
+                    // Smaller than a huge page, or too many mappings (vm.max_map_count).
                     self.add_clean(page, pages);
                 } else {
-                    // A refusal (locked memory, the pool's) leaves it resident, and `Clean` would be wrong.
+                    // A refusal (locked memory, the pool): `Clean` would be wrong.
                     self.add_dirty(page, pages);
                     break;
                 }
@@ -72,8 +71,7 @@ impl Window {
         self.dirty < before
     }
 
-    /// Pages in the middle of a live extent were unmapped: `inner`, whole chunks. They become
-    /// `Unmapped`, and what is around them is handed to `edge`.
+    /// Marks `inner`, unmapped chunks of a live extent, as `Unmapped`; `edge` gets the rest.
     pub(super) fn carve(
         &mut self,
         page: u32,
@@ -99,7 +97,7 @@ impl Window {
         self.extents.forget(freed, middle.0, middle.1);
     }
 
-    /// The pages of a live extent were unmapped, all of them: it becomes free.
+    /// Frees a live extent whose pages were all unmapped.
     pub(super) fn unmapped(&mut self, page: u32, pages: u32) {
         let inner = self.whole_chunks(&self.range(page, pages));
         if inner.is_empty() {
@@ -109,7 +107,7 @@ impl Window {
         }
     }
 
-    /// Maps pages of a live extent anew and frees them. Where that fails the addresses are lost.
+    /// Maps pages of a live extent again and frees them. On failure the addresses are lost.
     fn refill(&mut self, page: u32, pages: u32) {
         if self.map_again(page, pages).is_ok() {
             self.add_clean(page, pages);
@@ -124,7 +122,6 @@ impl Window {
         }
     }
 
-    /// Whether the program's demand says what stays, beside the usual.
     fn is_by_demand(&self) -> bool {
         self.site.backing == Backing::Advised
             && self.keep.is_none()
@@ -139,22 +136,20 @@ impl Window {
         }
     }
 
-    /// The free memory that may be resident, in bytes.
+    /// Returns the bytes of free memory that may be resident.
     pub(in crate::heap) const fn free(&self) -> usize {
         self.dirty
     }
 
-    /// Whether memory stays by demand.
     pub(in crate::heap) fn keeps_by_demand(&self) -> bool {
         self.demand.kept() > 0
     }
 
-    /// Lets what stays by demand become less, none at all with `is_over`, and gives back a part of what is beyond. True
-    /// where there is more.
+    /// Lowers the demand, with `is_over` to zero, and frees a part; reports whether more is left.
     pub(in crate::heap) fn age(&mut self, is_over: bool, leaving: Option<&mut Leaving>) -> bool {
         match is_over {
             true => self.demand.end(),
-            false => self.demand.age(self.dirty, self.usual(), millis(now())),
+            false => self.demand.age(self.dirty, self.base_keep(), millis(now())),
         }
         let keep = self.keep();
         self.purge_pieces(keep, MAX_PIECES, leaving) && self.dirty > keep
@@ -166,8 +161,7 @@ impl Window {
         self.clean -= freed.absorbed as usize * BASE_PAGE;
     }
 
-    /// Frees mapped pages that are not resident. Whole chunks of them are unmapped, so that they can be
-    /// huge again.
+    /// Frees mapped pages that are not resident, and unmaps whole chunks, which can be huge again.
     pub(super) fn add_clean(&mut self, page: u32, pages: u32) {
         let freed = self.extents.release(page, pages, State::Clean);
         self.clean += pages as usize * BASE_PAGE;
@@ -181,33 +175,30 @@ impl Window {
         }
     }
 
-    /// The free memory that stays, in bytes.
+    /// Returns the bytes of free memory that are kept.
     pub(super) fn keep(&self) -> usize {
-        let by_demand = match self.demand.kept() {
-            0 => 0,
-            kept if self.is_by_demand() => kept,
-            _ => 0,
-        };
-        self.usual().saturating_add(by_demand)
+        let by_demand = self.keeps_by_demand() && self.is_by_demand();
+        let kept = if by_demand { self.demand.kept() } else { 0 };
+        self.base_keep().saturating_add(kept)
     }
 
-    /// The amount that the user says; else what glibc would keep (its trim threshold: twice the largest chunk it unmapped so far), and
-    /// the allowed waste on top. Of the pool all but its surplus.
-    fn usual(&self) -> usize {
+    /// Returns the bytes kept without demand: the user's bound, else glibc's trim threshold (twice
+    /// the largest chunk it unmapped) plus the allowed waste; of the pool, all but its surplus.
+    fn base_keep(&self) -> usize {
         match (self.site.backing, self.keep) {
             (Backing::Pool, _) => self.dirty.saturating_sub(SUPPLY.surplus()),
-            (Backing::Advised, Some(keep)) => keep.of(self.most_live),
-            // glibc's heap has its own free memory then, and what glibc would map it would unmap at once.
-            (Backing::Advised, None) if main_heap::is_used() => KEEP_BESIDE,
+            (Backing::Advised, Some(keep)) => keep.of(self.peak_live),
+            // glibc's heap has free memory of its own then, and glibc unmaps larger blocks at once.
+            (Backing::Advised, None) if main_heap::is_used() => KEEP_BESIDE_MAIN_HEAP_BYTES,
             (Backing::Advised, None) => {
-                (main_heap::largest() * 2).max(KEEP_LEAST) + self.allowed(0)
+                (main_heap::largest() * 2).max(MIN_KEEP_BYTES) + self.allowed(0)
             }
         }
     }
 
-    /// How much may stay free when there is no room for so many pages more: nothing, but of the pool what is
-    /// beyond them, and all where that would not help.
-    pub(super) fn spared(&self, pages: u32) -> usize {
+    /// Returns the bytes kept when `pages` more found no room: none; of the pool, all beyond
+    /// `pages`, and everything if freeing it would not suffice.
+    pub(super) fn kept_on_retry(&self, pages: u32) -> usize {
         let needed = (pages as usize * BASE_PAGE).next_multiple_of(self.pmd);
         match self.site.backing {
             Backing::Pool => self.dirty.checked_sub(needed).unwrap_or(self.dirty),
@@ -215,7 +206,7 @@ impl Window {
         }
     }
 
-    /// The waste that is allowed when there are so many bytes more.
+    /// Returns the allowed waste with `more` allocated bytes.
     pub(super) fn allowed(&self, more: usize) -> usize {
         ((self.live + more) / 100 + 1).saturating_mul(self.max_waste)
     }

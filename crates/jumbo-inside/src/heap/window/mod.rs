@@ -1,17 +1,17 @@
-//! Large allocations: [`Window`], the extents and the frontier under one lock.
+//! Large allocations: [`BlockWindow`], the extents and the frontier behind one lock.
 //!
-//! `place` says where a block comes from, `freed` what becomes of it.
+//! `place` finds memory for a block, `freed` handles freed blocks.
 //!
-//! Every function here is called with the heap's lock held, but for [`peek`]. What is freed stays mapped
-//! for a while (`Dirty`), because the next allocation of its size would fault it in again. Past
-//! [`Window::keep`] it goes back to the kernel: whole huge pages are unmapped, so that freed memory is
-//! really free and a late access faults; what is smaller than one stays mapped (cutting a huge page would
-//! leave mappings behind that can never be huge again) and is given back with MADV_DONTNEED.
+//! All functions need the heap's lock, except [`peek`]. Freed blocks stay mapped for a while
+//! (`Dirty`), because the next allocation of the same size would fault them in again. Beyond
+//! [`BlockWindow::keep`] they return to the kernel. Whole huge pages are unmapped, so that a late
+//! access faults. Smaller parts stay mapped and are discarded by MADV_DONTNEED: unmapping them
+//! would leave mappings that can never be huge again.
 //!
-//! Invariants: the frontier's next address is that of the first page past the extents; an `Unmapped`
-//! extent ends at a huge page, and begins at one or behind a block that ends before (a *gap*, which a block aligned to huge pages leaves); what is in no `Live` extent, and in one only while a function here has it, no code
-//! uses.
-#![expect(unsafe_code, reason = "gives memory back, and moves it")]
+//! Invariants: the frontier's next address is the end of the extents. An `Unmapped` extent ends at
+//! a huge page; it begins at one, or behind a block with huge page alignment (a *gap*). No code
+//! uses pages outside `Live` extents, nor a `Live` extent while a function here holds it.
+#![expect(unsafe_code, reason = "frees and moves memory")]
 
 mod demand;
 mod freed;
@@ -20,15 +20,15 @@ mod place;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use rustix::io::Errno;
+use rustix::io::{Errno, Result};
 
 use demand::Demand;
 
 use super::backing::Backing;
-use super::extents::{Extents, Placement, Record, State};
+use super::extents::{Alignment, Extents, PageRecord, State};
 use super::frontier::Frontier;
 use super::main_heap;
-use super::memory::{self, PageTable};
+use super::memory::{self, RecordTable};
 use super::{BASE_PAGE, Resize};
 use crate::density;
 use crate::gather::{self, Leaving};
@@ -36,54 +36,52 @@ use crate::keep::Keep;
 use crate::ledger::stats;
 use crate::sys;
 
-/// Larger alignments are left to the program's allocator, which trims what it does not need.
-const MOST_ALIGN: usize = 1 << 30;
+/// Larger alignments are left to the program's allocator, which trims the excess.
+const MAX_ALIGN_BYTES: usize = 1 << 30;
 
-/// Which part of the address space a window has, and what its memory is.
+/// Address range of a window, and the source of its memory.
 #[derive(Debug)]
 pub(super) struct Site {
     pub(super) backing: Backing,
-    /// Blocks lie in this range.
+    /// Address range of the blocks.
     pub(super) base: usize,
     pub(super) end: usize,
-    /// Its page records lie in this range.
+    /// Address range of the page records.
     pub(super) tables: Range<usize>,
-    /// Where its page records begin. Written once.
+    /// Address of the page records. Written once.
     pub(super) table: AtomicUsize,
-    /// Where it begins, for [`peek`]. Written once.
+    /// Address of the first page, for [`peek`]. Written once.
     pub(super) start: AtomicUsize,
 }
 
-/// The state behind the heap's lock.
+/// State behind the heap's lock.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct BlockWindow {
     site: &'static Site,
-    extents: Extents<PageTable>,
+    extents: Extents<RecordTable>,
     frontier: Frontier,
     start: usize,
     pmd: usize,
     max_waste: usize,
-    /// How much freed memory stays, where the user says so.
+    /// Bound on retained memory, if the user set one.
     keep: Option<Keep>,
-    /// The block that is being taken was asked for at a huge page, so its user lays huge pages out by itself: what is beyond
-    /// its end is not made resident with it.
+    /// The caller requested alignment to a huge page, so the program manages huge pages itself:
+    /// memory beyond the end of the block is not mapped.
     is_exact: bool,
-    /// Bytes handed out, and the most so far.
+    /// Allocated bytes, now and at their peak.
     live: usize,
-    most_live: usize,
+    peak_live: usize,
     /// Bytes in `Dirty` and in `Clean` extents.
     dirty: usize,
     clean: usize,
-    /// Free memory that stays by demand, beside [`Window::usual`].
+    /// Memory retained by demand, beside [`BlockWindow::base_keep`].
     demand: Demand,
 }
 
-/// The bytes that the block at `address` has room for, looked up without the lock.
-///
-/// A signal handler may do so that interrupted a call of the heap.
+/// Returns the usable bytes of a block without the lock, for a handler that interrupted a holder.
 ///
 /// # Safety
-/// A block of the caller's begins at `address`: no other thread changes its record.
+/// A block of the caller begins at `address`: no other thread changes its record.
 pub(super) unsafe fn peek(site: &Site, address: usize) -> Option<usize> {
     let page = address.checked_sub(site.start.load(Ordering::Acquire))? / BASE_PAGE;
     // SAFETY: the caller's promise.
@@ -92,11 +90,11 @@ pub(super) unsafe fn peek(site: &Site, address: usize) -> Option<usize> {
         .map(|pages| pages as usize * BASE_PAGE)
 }
 
-impl Window {
+impl BlockWindow {
     pub(super) const fn new(site: &'static Site) -> Self {
         Self {
             site,
-            extents: Extents::new(PageTable::new()),
+            extents: Extents::new(RecordTable::new()),
             frontier: Frontier::new(site.backing),
             start: 0,
             pmd: 0,
@@ -104,15 +102,15 @@ impl Window {
             keep: None,
             is_exact: false,
             live: 0,
-            most_live: 0,
+            peak_live: 0,
             dirty: 0,
             clean: 0,
             demand: Demand::new(),
         }
     }
 
-    /// Begins at a place that `random` chooses, in chunks of `pmd` bytes; `random_table` chooses where the records of its pages
-    /// begin. Once only. `max_waste` is in percent of the bytes that are handed out.
+    /// Sets the start of the window from `random`, in chunks of `pmd` bytes, and the address of its
+    /// records from `random_table`. Called once. `max_waste` is in percent of the allocated bytes.
     pub(super) fn place(
         &mut self,
         pmd: usize,
@@ -127,8 +125,8 @@ impl Window {
         self.max_waste = max_waste;
         self.keep = keep;
         self.frontier.place(self.start, self.site.end, pmd);
-        // The records of all pages of the site fit behind it, and a page that is never mapped stays before it.
-        let records = (self.site.end - self.site.base) / BASE_PAGE * size_of::<Record>();
+        // The range has room for the records of all pages, and an unmapped page before them.
+        let records = (self.site.end - self.site.base) / BASE_PAGE * size_of::<PageRecord>();
         let places = (self.site.tables.len() - records) / BASE_PAGE - 1;
         let table = self.site.tables.start + (1 + random_table % places) * BASE_PAGE;
         self.extents.table_mut().place(table);
@@ -136,15 +134,9 @@ impl Window {
         self.site.start.store(self.start, Ordering::Release);
     }
 
-    /// As [`Window::take`], at a multiple of more than `align` where that helps to free it.
-    ///
-    /// # Errors
-    /// As [`Window::take`].
-    pub(super) fn take_aligned(
-        &mut self,
-        size: usize,
-        align: usize,
-    ) -> Result<(usize, bool), Errno> {
+    /// Allocates like [`BlockWindow::take`], with a larger alignment if that makes the block
+    /// cheaper to free.
+    pub(super) fn take_aligned(&mut self, size: usize, align: usize) -> Result<(usize, bool)> {
         self.is_exact = align >= self.pmd;
         let better = gather::alignment(size).max(align);
         let taken = match self.take(size, better) {
@@ -155,31 +147,28 @@ impl Window {
         taken
     }
 
-    /// `size` bytes at a multiple of `align`, and whether they are zero.
-    ///
-    /// # Errors
-    /// `ENOMEM`, or that no place could be found (`EEXIST`, `ERANGE`).
-    pub(super) fn take(&mut self, size: usize, align: usize) -> Result<(usize, bool), Errno> {
+    /// Allocates `size` bytes at a multiple of `align`, and reports whether they are zero.
+    pub(super) fn take(&mut self, size: usize, align: usize) -> Result<(usize, bool)> {
         let pages = page_count(size).ok_or(Errno::NOMEM)?;
-        if align > MOST_ALIGN {
+        if align > MAX_ALIGN_BYTES {
             return Err(Errno::RANGE);
         }
-        let place = self.placement(align, 0);
-        let mut taken = self.take_pages(pages, place);
-        if taken == Err(Errno::NOMEM) && self.dirty > self.spared(pages) {
-            // Freed at once, or it would be no help.
-            self.purge(self.spared(pages), None);
-            taken = self.take_pages(pages, place);
+        let alignment = self.alignment(align, 0);
+        let mut taken = self.take_pages(pages, alignment);
+        if taken == Err(Errno::NOMEM) && self.dirty > self.kept_on_retry(pages) {
+            // Freed at once, because deferred frees would not help.
+            self.purge(self.kept_on_retry(pages), None);
+            taken = self.take_pages(pages, alignment);
         }
         let (page, zero) = taken?;
-        self.count(pages, true);
+        self.count(0, pages);
         Ok((self.address(page), zero))
     }
 
-    /// Frees the block at `address`, at once unless it may be kept for the next one. False where none begins there.
+    /// Frees the block at `address`, or keeps it for the next one; false if no block begins there.
     ///
     /// # Safety
-    /// Where one does, nothing uses it from now on.
+    /// Nothing uses a block that begins there from now on.
     pub(super) unsafe fn release(
         &mut self,
         address: usize,
@@ -189,7 +178,7 @@ impl Window {
         let Some((page, pages)) = self.block(address) else {
             return false;
         };
-        self.count(pages, false);
+        self.count(pages, 0);
         let length = pages as usize * BASE_PAGE;
         if self.site.backing == Backing::Advised {
             main_heap::freed(length);
@@ -204,21 +193,21 @@ impl Window {
         true
     }
 
-    /// The bytes that the block at `address` has room for.
+    /// Returns the usable bytes of the block at `address`.
     pub(super) fn room(&self, address: usize) -> Option<usize> {
         self.block(address)
             .map(|(_, pages)| pages as usize * BASE_PAGE)
     }
 
-    /// Whether blocks have come as far as that address.
+    /// Reports whether the window has grown past that address.
     pub(super) fn holds(&self, address: usize) -> bool {
         (self.start..self.address(self.extents.end())).contains(&address)
     }
 
-    /// Resizes without copying, where that can be done.
+    /// Resizes a block without copying, if possible.
     ///
     /// # Safety
-    /// Nothing uses what the block at `address` has beyond `size`, nor, where it moves, its old place.
+    /// Nothing uses the block beyond `size` bytes, nor its old place if it moves.
     pub(super) unsafe fn resize(
         &mut self,
         address: usize,
@@ -235,26 +224,26 @@ impl Window {
         if new <= old {
             if new < old {
                 let tail = self.extents.split(page, old, new);
-                self.count(old - new, false);
+                self.count(old, new);
                 self.release_pages(tail, old - new, leaving);
             }
             return Resize::Done(address);
         }
         if self.grow(page, old, new - old) {
-            self.count(new - old, true);
+            self.count(old, new);
             return Resize::Done(address);
         }
         self.relocate(page, old, new)
             .map_or(Resize::Copy(room), Resize::Done)
     }
 
-    /// Gives free memory back that need not be kept. True if there was any.
+    /// Frees memory beyond [`BlockWindow::keep`]; reports whether there was any.
     pub(super) fn trim(&mut self, leaving: &mut Leaving) -> bool {
         self.purge(self.keep(), Some(leaving))
     }
 
-    /// Gives all free memory back. True if there was any.
-    pub(super) fn give_up(&mut self, leaving: &mut Leaving) -> bool {
+    /// Frees all unused memory; reports whether there was any.
+    pub(super) fn purge_all(&mut self, leaving: &mut Leaving) -> bool {
         self.purge(0, Some(leaving))
     }
 
@@ -277,37 +266,31 @@ impl Window {
         false
     }
 
-    /// Moves a block by its page tables. Both places lie alike within a huge page, so that huge pages
-    /// move whole.
+    /// Moves a block by its page tables, to the same offset within a huge page.
     fn relocate(&mut self, page: u32, old: u32, new: u32) -> Option<usize> {
         let length = old as usize * BASE_PAGE;
-        // The pool's pages stay where they were counted.
+        // The pool counts its pages by address.
         if length < self.pmd || self.site.backing == Backing::Pool {
             return None;
         }
         let from = self.address(page);
-        let place = self.placement(self.pmd, from % self.pmd);
-        let (target, _) = self.take_pages(new, place).ok()?;
+        let alignment = self.alignment(self.pmd, from % self.pmd);
+        let (target, _) = self.take_pages(new, alignment).ok()?;
         let to = self.address(target);
         density::moving(&(from..from + length));
-        // SAFETY: the block's user asked for the move, and the target was taken for it; the heap's lock is held.
-        // Whether the target is still mapped after a refusal is not known (mremap(2) unmaps it first): it stays
-        // taken for good.
+        // SAFETY: the block's user requested the move, and the target was allocated for it. A
+        // refusal may leave the target unmapped (mremap(2)), so it stays allocated.
         unsafe { sys::move_units(from, to, length, self.pmd) }.ok()?;
         density::moved(from, to, length);
-        self.count(new - old, true);
+        self.count(old, new);
         self.unmapped(page, old);
         Some(to)
     }
 
-    fn count(&mut self, pages: u32, more: bool) {
-        let bytes = pages as usize * BASE_PAGE;
-        self.live = if more {
-            self.live + bytes
-        } else {
-            self.live - bytes
-        };
-        self.most_live = self.most_live.max(self.live);
+    /// Counts a block of `old` pages that has `new` pages now.
+    fn count(&mut self, old: u32, new: u32) {
+        self.live = self.live + new as usize * BASE_PAGE - old as usize * BASE_PAGE;
+        self.peak_live = self.peak_live.max(self.live);
         if self.site.backing == Backing::Advised {
             stats::live(self.live as u64);
         }
@@ -321,17 +304,17 @@ impl Window {
         Some((page, self.extents.live(page)?))
     }
 
-    /// Blocks at `offset` past a multiple of `align`, which is at most [`MOST_ALIGN`].
-    fn placement(&self, align: usize, offset: usize) -> Placement {
+    /// Constrains blocks to `offset` past a multiple of `align`, at most [`MAX_ALIGN_BYTES`].
+    fn alignment(&self, align: usize, offset: usize) -> Alignment {
         let modulus = u32::try_from(align.div_ceil(BASE_PAGE)).unwrap_or(1);
         let pages = (offset.wrapping_sub(self.start) / BASE_PAGE) & (modulus as usize - 1);
-        Placement {
+        Alignment {
             modulus,
             remainder: u32::try_from(pages).unwrap_or(0),
         }
     }
 
-    /// The chunks in `range` that nothing else is in: the last one, too, where a gap follows.
+    /// Returns the whole chunks of `range`; the last may be partial if a gap follows.
     fn whole_chunks(&self, range: &Range<usize>) -> Range<usize> {
         let end = match self.extents.begins(self.page(range.end), State::Unmapped) {
             true => range.end,
@@ -352,13 +335,13 @@ impl Window {
         self.start + page as usize * BASE_PAGE
     }
 
-    /// The page at an address of the window, which has fewer than 2^31.
+    /// Returns the page at an address of the window, which has fewer than 2^31 pages.
     fn page(&self, address: usize) -> u32 {
         u32::try_from((address - self.start) / BASE_PAGE).unwrap_or(u32::MAX)
     }
 }
 
-/// How many pages `size` bytes take: at least one.
+/// Returns the pages that `size` bytes take: at least one.
 fn page_count(size: usize) -> Option<u32> {
     u32::try_from(size.max(1).div_ceil(BASE_PAGE))
         .ok()

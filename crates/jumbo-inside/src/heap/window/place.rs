@@ -1,109 +1,92 @@
-//! Where a block comes from: what was freed and is resident or mapped, then addresses that were unmapped, then new ones.
+//! Memory for a block: freed memory, then unmapped addresses, then new ones.
 #![expect(unsafe_code, reason = "unmaps a block that it could not make")]
 
-use rustix::io::Errno;
+use rustix::io::{Errno, Result};
 
-use super::Window;
+use super::BlockWindow;
 use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
-use crate::heap::extents::{Placement, State};
+use crate::heap::extents::{Alignment, State};
 
-/// So many addresses are used before any is used again that leaves something over; or twice what the program had at once.
-const FRESH: usize = 8 << 30;
-/// How often another place is tried when a mapping of the program's is in the way.
-const DETOURS: u32 = 8;
-/// What is kept in any case of a program that grows.
-const KEEP_GROWING: usize = 8 << 20;
+/// Addresses used before reuse may leave gaps; twice the program's peak, if that is more.
+const MIN_FRESH_BYTES: usize = 8 << 30;
+/// Places tried when a mapping of the program is in the way.
+const MAX_DETOURS: u32 = 8;
+/// Freed memory that a growing program keeps at least.
+const MIN_KEEP_GROWING_BYTES: usize = 8 << 20;
 
-/// What becomes of memory that is left over of a chunk beyond what may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Beyond {
-    /// There is none: the chunk is not taken.
-    Refuse,
-    /// It is not mapped: a gap.
-    Gap,
-}
-
-impl Window {
-    /// Pages for a block, and whether they are zero.
-    pub(super) fn take_pages(
-        &mut self,
-        pages: u32,
-        place: Placement,
-    ) -> Result<(u32, bool), Errno> {
+impl BlockWindow {
+    /// Allocates pages for a block, and reports whether they are zero.
+    pub(super) fn take_pages(&mut self, pages: u32, alignment: Alignment) -> Result<(u32, bool)> {
         let bytes = pages as usize * BASE_PAGE;
-        if let Some(page) = self.extents.take(State::Dirty, pages, place) {
+        if let Some(page) = self.extents.take(State::Dirty, pages, alignment) {
             self.dirty -= bytes;
             self.demand.used(self.dirty);
             return Ok((page, false));
         }
         self.missed(bytes);
-        self.make_way(bytes);
-        self.take_zeroes(pages, place)
+        self.purge_for_growth(bytes);
+        Ok((self.take_zeroes(pages, alignment)?, true))
     }
 
-    /// Pages that are mapped, or become so, and are zero.
-    fn take_zeroes(&mut self, pages: u32, place: Placement) -> Result<(u32, bool), Errno> {
-        if let Some(page) = self.extents.take(State::Clean, pages, place) {
+    /// Allocates zero pages, mapped already or now.
+    fn take_zeroes(&mut self, pages: u32, alignment: Alignment) -> Result<u32> {
+        if let Some(page) = self.extents.take(State::Clean, pages, alignment) {
             self.clean -= pages as usize * BASE_PAGE;
-            return Ok((page, true));
+            return Ok(page);
         }
-        // One huge page may always be left over: it is used up by what comes next.
-        let most = match self.is_exact {
+        // One huge page of surplus is always allowed: the next block uses it up.
+        let max_surplus = match self.is_exact {
             true => 0,
             false => self.allowed(pages as usize * BASE_PAGE).max(self.pmd),
         };
-        // Fresh addresses are the most seamless, but their records stay: so there is an end to them.
+        // New addresses leave no gaps, but their records stay, so they are bounded.
         let used = self.extents.end() as usize * BASE_PAGE;
-        let beyond = match self.is_exact || used > FRESH.max(self.most_live.saturating_mul(2)) {
-            true => Beyond::Gap,
-            false => Beyond::Refuse,
-        };
-        if let Ok(page) = self.take_unmapped(pages, place, most, beyond) {
-            return Ok((page, true));
+        let leaves_gap =
+            self.is_exact || used > MIN_FRESH_BYTES.max(self.peak_live.saturating_mul(2));
+        let reused = self.take_unmapped(pages, alignment, max_surplus, leaves_gap);
+        if reused.is_ok() {
+            return reused;
         }
-        let fresh = self.take_fresh(pages, place);
-        if fresh == Err(Errno::RANGE) {
-            // All addresses have been used once.
-            return self
-                .take_unmapped(pages, place, most, Beyond::Gap)
-                .map(|page| (page, true));
+        match self.take_fresh(pages, alignment) {
+            // All addresses were used once.
+            Err(Errno::RANGE) => self.take_unmapped(pages, alignment, max_surplus, true),
+            fresh => fresh,
         }
-        fresh
     }
 
-    /// So many bytes more are about to become resident: what is kept beside them goes where the program never had as much at once.
-    /// A table that grows does not leave its smaller selves beside it.
-    fn make_way(&mut self, bytes: usize) {
+    /// Frees unused memory before `bytes` more become resident beyond the program's peak. A growing
+    /// table does not keep its former copies resident.
+    fn purge_for_growth(&mut self, bytes: usize) {
         let is_ours = self.site.backing == Backing::Advised && self.keep.is_none();
-        let before = self.most_live.saturating_sub(self.live + bytes);
-        // The allowed waste may be there: so little goes under the heap's lock, however large the program is.
-        let keep = before.max(KEEP_GROWING).max(self.allowed(bytes));
+        let before = self.peak_live.saturating_sub(self.live + bytes);
+        // Within the allowed waste nothing is freed, which bounds the work under the heap's lock.
+        let keep = before.max(MIN_KEEP_GROWING_BYTES).max(self.allowed(bytes));
         if is_ours && self.dirty > keep {
-            // At once: what comes is resident before another thread would be through.
+            // At once: deferred frees would come after the new memory is resident.
             self.purge(keep, None);
         }
     }
 
-    /// Takes whole chunks out of the unmapped extents, and frees again what is not needed of them.
+    /// Allocates whole chunks of the unmapped extents, and frees the unused rest.
     ///
-    /// A clean extent in front (what was left over the last time) is used up first, so that blocks
-    /// follow each other as seamlessly as at the frontier. `most` bounds what may be left over; where it would be more, `beyond`
-    /// says what becomes of it.
+    /// A clean extent in front (an earlier surplus) is used up first, so that blocks are as
+    /// contiguous as at the frontier. Mapped surplus beyond `max_surplus` stays unmapped with
+    /// `leaves_gap`; else it is `ERANGE`.
     fn take_unmapped(
         &mut self,
         pages: u32,
-        place: Placement,
-        most: usize,
-        beyond: Beyond,
-    ) -> Result<u32, Errno> {
+        alignment: Alignment,
+        max_surplus: usize,
+        leaves_gap: bool,
+    ) -> Result<u32> {
         let chunk = self.chunk_pages();
-        let lead = place.remainder % chunk;
+        let lead = alignment.remainder % chunk;
         let whole = |pages: u32| pages.checked_next_multiple_of(chunk).ok_or(Errno::NOMEM);
         // The block begins `lead` pages into the first chunk.
-        let from = Placement {
-            modulus: place.modulus.max(chunk),
-            remainder: place.remainder - lead,
+        let from = Alignment {
+            modulus: alignment.modulus.max(chunk),
+            remainder: alignment.remainder - lead,
         };
         let count = whole(pages.checked_add(lead).ok_or(Errno::NOMEM)?)?;
         let page = self
@@ -111,7 +94,7 @@ impl Window {
             .take(State::Unmapped, count, from)
             .ok_or(Errno::NOMEM)?;
         let front = match self.extents.claim_before(page, State::Clean) {
-            Some((start, length)) if place.modulus > 1 || length >= pages => {
+            Some((start, length)) if alignment.modulus > 1 || length >= pages => {
                 self.extents.release(start, length, State::Clean);
                 0
             }
@@ -120,20 +103,20 @@ impl Window {
         let exact = pages + lead - front;
         let mut needed = whole(exact)?;
         let surplus = (needed - exact) as usize * BASE_PAGE;
-        let is_beyond = surplus + self.clean - front as usize * BASE_PAGE > most;
-        if is_beyond && beyond == Beyond::Gap {
+        let is_excess = surplus + self.clean - front as usize * BASE_PAGE > max_surplus;
+        if is_excess && leaves_gap {
             needed = exact;
         }
         if needed < count {
             let rest = self.extents.split(page, count, needed);
             self.extents.release(rest, count - needed, State::Unmapped);
         }
-        let mapped = match is_beyond && beyond == Beyond::Refuse {
+        let mapped = match is_excess && !leaves_gap {
             true => Err(Errno::RANGE),
             false => self.map_again(page, needed),
         };
         if let Err(errno) = mapped {
-            // Where a mapping of the program's is there, those addresses are lost to us, for good.
+            // A mapping of the program is there: the addresses are lost for good.
             if errno != Errno::EXIST {
                 self.extents.release(page, needed, State::Unmapped);
             }
@@ -157,21 +140,21 @@ impl Window {
         Ok(block.0)
     }
 
-    fn take_fresh(&mut self, pages: u32, place: Placement) -> Result<(u32, bool), Errno> {
-        for _ in 0..DETOURS {
-            match self.take_at_frontier(pages, place) {
+    fn take_fresh(&mut self, pages: u32, alignment: Alignment) -> Result<u32> {
+        for _ in 0..MAX_DETOURS {
+            match self.take_at_frontier(pages, alignment) {
                 Err(Errno::EXIST) => self.detour()?,
-                other => return other.map(|page| (page, true)),
+                other => return other,
             }
         }
         Err(Errno::EXIST)
     }
 
-    fn take_at_frontier(&mut self, pages: u32, place: Placement) -> Result<u32, Errno> {
+    fn take_at_frontier(&mut self, pages: u32, alignment: Alignment) -> Result<u32> {
         let end = self.extents.end();
-        let at = place.first_from(end).filter(|at| *at < 1 << 31);
+        let at = alignment.first_from(end).filter(|at| *at < 1 << 31);
         let at = at.ok_or(Errno::NOMEM)?;
-        // What is left out is mapped only where it is already, or less than a chunk in front of the block.
+        // Skipped pages are mapped only if mapped already, or less than a chunk before the block.
         let chunk = at - at % self.chunk_pages();
         let from = match self.frontier.is_at_edge() {
             true => end,
@@ -193,18 +176,14 @@ impl Window {
         self.append(pages, |_, _, _| ())
     }
 
-    /// Lets the window grow by `pages`, which become a live extent for `and` to do with as it likes.
+    /// Grows the window by `pages`, which become a live extent, and calls `and` with it.
     pub(super) fn append(
         &mut self,
         pages: u32,
         and: impl FnOnce(&mut Self, u32, u32),
-    ) -> Result<u32, Errno> {
-        let end = self
-            .extents
-            .end()
-            .checked_add(pages)
-            .filter(|end| *end < 1 << 31);
-        let end = end.ok_or(Errno::NOMEM)?;
+    ) -> Result<u32> {
+        let end = self.extents.end().checked_add(pages);
+        let end = end.filter(|end| *end < 1 << 31).ok_or(Errno::NOMEM)?;
         let size = pages as usize * BASE_PAGE;
         let growth = self.frontier.take(size, self.is_exact)?;
         if let Err(errno) = self.reach(end) {
@@ -218,8 +197,8 @@ impl Window {
         Ok(page)
     }
 
-    /// Goes round a mapping of the program's. The addresses in between stay taken for good.
-    fn detour(&mut self) -> Result<(), Errno> {
+    /// Passes a mapping of the program. The addresses in between are lost for good.
+    fn detour(&mut self) -> Result<()> {
         let beyond = (self.frontier.beyond() - self.start) / BASE_PAGE;
         let beyond = u32::try_from(beyond)
             .ok()
@@ -239,15 +218,12 @@ impl Window {
         Ok(())
     }
 
-    fn reach(&mut self, end: u32) -> Result<(), Errno> {
+    fn reach(&mut self, end: u32) -> Result<()> {
         self.extents.table_mut().reach(end)
     }
 
-    pub(super) fn map_again(&self, page: u32, pages: u32) -> Result<(), Errno> {
+    pub(super) fn map_again(&self, page: u32, pages: u32) -> Result<()> {
         let range = self.range(page, pages);
-        self.site
-            .backing
-            .map(range.start, range.len())
-            .map(|_advised| ())
+        self.site.backing.map(range.start, range.len())
     }
 }

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering
 use super::budget::Budget;
 use super::streams::Streams;
 pub(super) use crate::density::table::PAGE_BYTES as PAGE;
-use crate::density::table::{Slot, Span, Table};
+use crate::density::table::{RangeSlot, RangeTable, Span};
 use crate::sync::Lock;
 use crate::sys::Thread;
 
@@ -59,7 +59,7 @@ impl Ground {
 pub(super) struct Books {
     /// How many ranges there are. The first word, for machine code to look at.
     pub(super) count: AtomicUsize,
-    ranges: Table<Filling, MAX_RANGES>,
+    ranges: RangeTable<Filling, MAX_RANGES>,
     pub(super) streams: Streams,
     pub(super) budget: Budget,
     /// Held by who changes ranges or calls a thread of ours, with signals blocked.
@@ -106,13 +106,13 @@ impl Filling {
 }
 
 /// A place of a range.
-pub(super) type Entry<'t> = Slot<'t, Filling>;
+pub(super) type Entry<'t> = RangeSlot<'t, Filling>;
 
 impl Books {
     const fn new() -> Self {
         Self {
             count: AtomicUsize::new(0),
-            ranges: Table::new(
+            ranges: RangeTable::new(
                 [const {
                     Filling {
                         block: AtomicUsize::new(0),

@@ -1,4 +1,4 @@
-//! The method that reaches a process: [`Reach`].
+//! The method that advises another process's memory: [`Access`].
 
 use std::os::fd::AsFd as _;
 use std::time::Duration;
@@ -8,36 +8,36 @@ use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
 use super::{Refusal, Target};
-use crate::kernel::process::Standing;
+use crate::kernel::process::ProcessState;
 use crate::kernel::remote::{self, Advice, Advised, End};
 use crate::kernel::{Root, sys, task};
 
-/// The time in which a thread makes calls of ours before it is let go: one call takes 0.2 to 1 ms.
-const HOLD: Duration = Duration::from_millis(1);
+/// Maximum time that a thread of the target is held for calls: one call takes 0.2 to 1 ms.
+const MAX_HOLD_TIME: Duration = Duration::from_millis(1);
 
-/// The ways to advise, the better first.
+/// Methods to advise, the better first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
-    /// process_madvise(2): on this thread, while the process runs.
+    /// process_madvise(2) on this thread, while the process runs.
     ProcessMadvise,
-    /// madvise(2) in a thread of the process, which ptrace(2) stops for it.
+    /// madvise(2) in a thread of the process, which ptrace(2) stops.
     Ptrace,
 }
 
-/// A method, and the reason why it is not the better one.
+/// Method, and the reason for a fallback.
 #[derive(Clone, Debug, Serialize)]
-pub struct Reach {
-    /// Which.
+pub struct Access {
+    /// The method.
     pub method: Method,
-    /// Why not process_madvise(2).
+    /// Reason why process_madvise(2) is unavailable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fallback: Option<String>,
 }
 
-/// The advice.
+/// Advice for memory of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum MemoryAdvice {
     /// MADV_COLLAPSE.
     Collapse,
     /// MADV_COLD.
@@ -53,13 +53,13 @@ impl std::fmt::Display for Method {
     }
 }
 
-impl Reach {
-    /// The best method for a process.
+impl Access {
+    /// Finds the best method for a process.
     ///
     /// # Errors
     /// [`Refusal::NoCollapse`], [`Refusal::Unreachable`], [`Refusal::Gone`].
     pub fn find(target: &Target) -> Result<Self, Refusal> {
-        // An empty range is enough: the kernel looks at the advice and the right to give it first.
+        // An empty range suffices: the kernel checks the advice and the permission first.
         let errno = match sys::collapse_in(target.process.as_fd(), 0, 0) {
             Ok(_) => {
                 return Ok(Self {
@@ -71,8 +71,8 @@ impl Reach {
             Err(Errno::SRCH) => return Err(Refusal::Gone),
             Err(errno) => errno,
         };
-        let advise = why_not_advised(errno);
-        match why_not_traced(target) {
+        let advise = explain_madvise(errno);
+        match ptrace_obstacle(target) {
             None => Ok(Self {
                 method: Method::Ptrace,
                 fallback: Some(advise),
@@ -81,27 +81,28 @@ impl Reach {
         }
     }
 
-    /// Advises the memory at each of `addresses`, of `length` bytes. One answer an address, and why there
-    /// are fewer.
+    /// Advises `length` bytes at each of `addresses`. Returns one answer per address, and the
+    /// reason for missing ones.
     pub(super) fn advise(
         &self,
         target: &Target,
         addresses: &[u64],
-        what: What,
+        advice: MemoryAdvice,
         length: usize,
     ) -> Advised {
         if self.method == Method::Ptrace {
             let advice = Advice {
-                advice: match what {
-                    What::Collapse => libc::MADV_COLLAPSE,
-                    What::Cold => libc::MADV_COLD,
+                advice: match advice {
+                    MemoryAdvice::Collapse => libc::MADV_COLLAPSE,
+                    MemoryAdvice::Cold => libc::MADV_COLD,
                 },
                 length,
             };
             let (root, process) = (&target.root, target.process.as_fd());
             let renewed = target.renewed.get();
             let id = target.id();
-            let advised = remote::advise(root, id, process, addresses, advice, HOLD, renewed);
+            let advised =
+                remote::advise(root, id, process, addresses, advice, MAX_HOLD_TIME, renewed);
             target.renewed.set(advised.renewed);
             return advised;
         }
@@ -113,9 +114,9 @@ impl Reach {
         for address in addresses {
             let address = usize::try_from(*address).unwrap_or(usize::MAX);
             let process = target.process.as_fd();
-            let answer = match what {
-                What::Collapse => sys::collapse_in(process, address, length),
-                What::Cold => sys::cool_in(process, address, length),
+            let answer = match advice {
+                MemoryAdvice::Collapse => sys::collapse_in(process, address, length),
+                MemoryAdvice::Cold => sys::cool_in(process, address, length),
             };
             match answer {
                 Err(Errno::SRCH) => {
@@ -128,17 +129,18 @@ impl Reach {
         advised
     }
 
-    /// The number of blocks that are advised at a time.
+    /// Returns the number of blocks to advise at a time.
     pub(super) fn at_once(&self) -> usize {
         match self.method {
             Method::ProcessMadvise => 1,
-            // One stop of a thread may serve for several.
+            // One stop of a thread serves several blocks.
             Method::Ptrace => 4,
         }
     }
 }
 
-fn why_not_advised(errno: Errno) -> String {
+/// Describes why process_madvise(2) is unavailable.
+fn explain_madvise(errno: Errno) -> String {
     let lacks = |capability, name: &'static str| {
         let sets = rustix::thread::capabilities(None);
         let has = sets.is_ok_and(|sets| sets.effective.contains(capability));
@@ -162,15 +164,15 @@ fn why_not_advised(errno: Errno) -> String {
     }
 }
 
-/// Why no thread of it can be had make a call.
-fn why_not_traced(target: &Target) -> Option<String> {
+/// Describes why no thread of the target can be traced.
+fn ptrace_obstacle(target: &Target) -> Option<String> {
     let (root, pid) = (&target.root, target.pid());
-    let Ok(standing) = Standing::read(root, pid) else {
+    let Ok(standing) = ProcessState::read(root, pid) else {
         return Some(String::from("it has ended"));
     };
     if standing.tracer != 0 {
         let name = task::name(root, standing.tracer).unwrap_or_default();
-        // A process chooses its name.
+        // A process chooses its own name.
         let name = name.replace(char::is_control, "\u{fffd}");
         return Some(format!(
             "ptrace: process {} ({name}) traces it",
@@ -187,7 +189,7 @@ fn why_not_traced(target: &Target) -> Option<String> {
     if !cfg!(target_arch = "x86_64") {
         return Some(End::Unsupported.to_string());
     }
-    // It takes the right to attach to read it.
+    // This file needs the permission to attach.
     match root.read(format!("proc/{pid}/syscall")) {
         Err(error) if error.is_denied() => Some(denied(root)),
         _ => None,

@@ -1,67 +1,68 @@
-//! What each rung of the ladder would give a file, and why not: [`inspect`].
+//! The methods that can put a file's text on huge pages, and their obstacles: [`inspect`].
 
 use std::path::{Path, PathBuf};
 
 use object::read::ReadCache;
 use serde::Serialize;
 
-use super::elf::{Kind, Linker, Object, Segment};
+use super::elf::{Linker, Object, ObjectKind, Segment};
 use super::file_system::{huge_folios, running_kernel};
-use super::prime::{self, Text};
+use super::prime::{self, CachedText};
 use super::{Error, Sizes, open};
-use crate::kernel::Root;
 use crate::kernel::thp::Thp;
+use crate::kernel::{FileError, Root};
 use crate::units::{Bytes, Pages, counted};
 
-/// The first Linux that maps large files at multiples of the PMD size, where the file system asks for it, as ext4, xfs and btrfs
-/// do.
-const ALIGNS_FILES: (u32, u32) = (5, 18);
+/// First Linux that maps large files at multiples of the PMD size, if the file system supports it,
+/// as ext4, xfs and btrfs do.
+const FILE_ALIGNMENT_KERNEL: (u32, u32) = (5, 18);
 
-/// A way to huge text.
+/// Method to put text on huge pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Rung {
+pub struct TextMethod {
     /// `file` or `shared`.
     pub name: &'static str,
-    /// Why it is not to be had as things are; empty where it is.
+    /// Obstacles; empty where the method works.
     pub why_not: Vec<String>,
 }
 
-/// One segment, and what a PMD could map of it.
+/// One segment, and the part of it that a PMD can map.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Look {
+pub struct SegmentReport {
     /// The segment.
     #[serde(flatten)]
     pub segment: Segment,
-    /// How many huge pages it holds at its addresses.
+    /// Number of whole huge pages at its addresses.
     pub whole: Pages,
-    /// Whether address and offset are alike modulo the PMD size.
+    /// Address and offset are equal modulo the PMD size.
     pub congruent: bool,
-    /// How those huge pages are cached; `None` where it is no text, or not congruent.
-    pub cached: Option<Text>,
+    /// State in the page cache; `None` unless text and congruent.
+    pub cached: Option<CachedText>,
 }
 
-/// A file, as the ladder sees it.
+/// Report on a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Inspection {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What kind of file it is.
-    pub kind: Kind,
-    /// What linked it.
+    /// Kind of the file.
+    pub kind: ObjectKind,
+    /// Linker that made the file.
     pub linker: Linker,
-    /// Its build-id.
+    /// Build ID.
     pub build_id: Option<String>,
-    /// What one PMD maps.
+    /// PMD size.
     pub huge_page: Bytes,
-    /// Its segments.
-    pub segments: Vec<Look>,
-    /// The rungs, highest first.
-    pub rungs: Vec<Rung>,
-    /// The flags of the compiler that have it linked so that its text is huge once it is primed; `None` where it is so.
+    /// Segments of the file.
+    pub segments: Vec<SegmentReport>,
+    /// Methods, the best first.
+    #[serde(rename = "rungs")]
+    pub methods: Vec<TextMethod>,
+    /// Compiler flags that align the text for `jumbo text prime`; `None` where it is aligned.
     pub flags: Option<String>,
 }
 
-/// Looks at a file.
+/// Reports on a file.
 ///
 /// # Errors
 /// [`Error`] where it cannot be read or is not ELF.
@@ -69,19 +70,20 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
     let sizes = Sizes::read(root)?;
     let file = open(path)?;
     let object = Object::read(&ReadCache::new(&file))?;
-    let (mut segments, mut text) = (Vec::new(), Text::default());
+    let (mut segments, mut text) = (Vec::new(), CachedText::default());
     for segment in &object.segments {
         let congruent = segment.is_congruent(sizes.pmd);
         let mut cached = None;
         if congruent && segment.execute {
             let offsets: Vec<u64> = segment.offsets(sizes).collect();
-            let found = prime::look(&file, &offsets, sizes).map_err(Error::io("read", path))?;
+            let found =
+                prime::cached(&file, &offsets, sizes).map_err(FileError::io("read", path))?;
             text.huge.0 += found.huge.0;
             text.small.0 += found.small.0;
             text.absent.0 += found.absent.0;
             cached = Some(found);
         }
-        segments.push(Look {
+        segments.push(SegmentReport {
             segment: *segment,
             whole: segment.whole_pages(sizes),
             congruent,
@@ -89,7 +91,9 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
         });
     }
     let misplaced = misplaced(&object, sizes);
-    let mut of_file = every_rung(root, &object, sizes)?;
+    let mut of_file = common_obstacles(root, &object, sizes)?;
+    let mut shared = of_file.clone();
+    shared.extend(loader_obstacle(&object));
     if of_file.is_empty() {
         of_file.extend(misplaced.clone());
         of_file.extend(huge_folios(&file, path, sizes).err());
@@ -97,14 +101,13 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
     if of_file.is_empty() {
         of_file.extend(unprimed(text));
     }
-    let mut shared = moved(root, &object, sizes)?;
     if !is_placed(&object, sizes) {
         let align = Bytes(object.load_align());
         shared.push(format!(
             "its load address is a multiple of {align} only: each process has it elsewhere within a huge page"
         ));
     }
-    let rung = |name, why_not| Rung { name, why_not };
+    let method = |name, why_not| TextMethod { name, why_not };
     Ok(Inspection {
         path: path.to_owned(),
         kind: object.kind,
@@ -112,26 +115,18 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
         build_id: object.build_id.clone(),
         huge_page: Bytes(sizes.pmd.bytes()),
         segments,
-        rungs: vec![rung("file", of_file), rung("shared", shared)],
+        methods: vec![method("file", of_file), method("shared", shared)],
         flags: misplaced.map(|_| flags(object.linker, sizes)),
     })
 }
 
-/// Why a PMD cannot map the file's own text, by how it is linked.
+/// Describes the obstacle in the file's layout to mapping its text by PMD.
 pub(super) fn misplaced(object: &Object, sizes: Sizes) -> Option<String> {
     let pmd = sizes.pmd;
-    if object
-        .text()
-        .all(|text| text.file_size < Pages(1).bytes(pmd))
-    {
-        return Some(small(object, sizes));
+    if let Some(why) = too_small(object, sizes) {
+        return Some(why);
     }
-    let large = || {
-        object
-            .text()
-            .filter(|text| text.file_size >= Pages(1).bytes(pmd))
-    };
-    if let Some(text) = large().find(|text| !text.is_congruent(pmd)) {
+    if let Some(text) = large_text(object, sizes).find(|text| !text.is_congruent(pmd)) {
         return Some(format!(
             "`vaddr - offset` of the text at {:#x} is no multiple of {pmd}: `jumbo text align` makes a copy where it is",
             text.address
@@ -143,7 +138,7 @@ pub(super) fn misplaced(object: &Object, sizes: Sizes) -> Option<String> {
             Bytes(object.load_align())
         ));
     }
-    if large().all(|text| text.whole_pages(sizes) == Pages(0)) {
+    if large_text(object, sizes).all(|text| text.whole_pages(sizes) == Pages(0)) {
         return Some(format!(
             "no whole huge page of {pmd} is in its text at its addresses: `jumbo text align` makes a copy where the read-only data \
              beside it fills one"
@@ -152,16 +147,23 @@ pub(super) fn misplaced(object: &Object, sizes: Sizes) -> Option<String> {
     None
 }
 
-fn small(object: &Object, sizes: Sizes) -> String {
-    let text: Bytes = object.text().map(|text| text.file_size).sum();
-    format!(
-        "its text ({text}) is smaller than a huge page ({})",
-        sizes.pmd
-    )
+/// Returns the executable segments of at least a huge page.
+fn large_text(object: &Object, sizes: Sizes) -> impl Iterator<Item = &Segment> {
+    let huge_page = Pages(1).bytes(sizes.pmd);
+    object
+        .text()
+        .filter(move |text| text.file_size >= huge_page)
 }
 
-/// True where it is loaded at a multiple of the PMD size: by its p_align, or because the kernel does so with large files. The
-/// program itself has its address from its p_align alone.
+fn too_small(object: &Object, sizes: Sizes) -> Option<String> {
+    let is_small = large_text(object, sizes).next().is_none();
+    let text: Bytes = object.text().map(|text| text.file_size).sum();
+    let pmd = sizes.pmd;
+    is_small.then(|| format!("its text ({text}) is smaller than a huge page ({pmd})"))
+}
+
+/// Reports whether a file is loaded at a multiple of the PMD size: by its p_align, or because the
+/// kernel aligns large files. For the program itself p_align alone counts.
 pub(super) fn is_placed(object: &Object, sizes: Sizes) -> bool {
     let first = object.segments.first().map_or(0, |first| first.address);
     let end = object
@@ -170,33 +172,29 @@ pub(super) fn is_placed(object: &Object, sizes: Sizes) -> bool {
         .map_or(0, |last| last.address.saturating_add(last.memory_size.0));
     let is_large = end - first >= sizes.pmd.bytes();
     object.load_align() >= sizes.pmd.bytes()
-        || (object.kind == Kind::Library && is_large && running_kernel() >= ALIGNS_FILES)
+        || (object.kind == ObjectKind::Library
+            && is_large
+            && running_kernel() >= FILE_ALIGNMENT_KERNEL)
 }
 
-/// What stands in the way of all rungs.
-fn every_rung(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<String>, Error> {
+/// Describes the obstacles to all methods.
+fn common_obstacles(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<String>, Error> {
     let mut why_not = Vec::new();
     if Thp::read_controls(root)?.is_none() {
         why_not.push("this kernel has no transparent huge pages".to_owned());
     }
-    if object
-        .text()
-        .all(|text| text.file_size < Pages(1).bytes(sizes.pmd))
-    {
-        why_not.push(small(object, sizes));
-    }
+    why_not.extend(too_small(object, sizes));
     if object.text_relocations {
         why_not.push("it has text relocations: the loader writes into its text".to_owned());
     }
     Ok(why_not)
 }
 
-/// What stands in the way of text that is moved while the program runs.
-fn moved(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<String>, Error> {
-    let mut why_not = every_rung(root, object, sizes)?;
+/// Describes the obstacle to loading the preload library, which moves text.
+fn loader_obstacle(object: &Object) -> Option<String> {
     let executable = &object.executable;
-    let loader = match (object.kind, &executable.loader) {
-        (Kind::Library, _) => None,
+    match (object.kind, &executable.loader) {
+        (ObjectKind::Library, _) => None,
         (_, None) => {
             Some("it is statically linked: the preload library does not get in".to_owned())
         }
@@ -204,39 +202,30 @@ fn moved(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<String>, Erro
         (_, Some(loader)) => Some(format!(
             "the preload library takes the loader of glibc or musl, and this has {loader}"
         )),
-    };
-    why_not.extend(loader);
-    Ok(why_not)
+    }
 }
 
-/// What the page cache lacks, and what mends it.
-fn unprimed(text: Text) -> Option<String> {
+/// Describes the text that the page cache lacks, and the remedy.
+fn unprimed(text: CachedText) -> Option<String> {
     let prime = "`jumbo text prime` reads them in huge folios";
-    let all = Pages(text.huge.0 + text.small.0 + text.absent.0);
-    match text {
-        Text {
-            small: Pages(0),
-            absent: Pages(0),
-            ..
-        } => None,
-        Text {
-            small: Pages(0),
-            absent,
-            ..
-        } => Some(format!(
-            "{} of {} are not in the page cache: {prime}",
-            absent.0,
-            counted(all.0, "huge page")
+    let CachedText {
+        huge: Pages(huge),
+        small: Pages(small),
+        absent: Pages(absent),
+    } = text;
+    let all = counted(huge + small + absent, "huge page");
+    match (small, absent) {
+        (0, 0) => None,
+        (0, _) => Some(format!(
+            "{absent} of {all} are not in the page cache: {prime}"
         )),
-        Text { small, .. } => Some(format!(
-            "the page cache holds {} of {} in small folios: {prime}, once no process maps it",
-            small.0,
-            counted(all.0, "huge page")
+        _ => Some(format!(
+            "the page cache holds {small} of {all} in small folios: {prime}, once no process maps it"
         )),
     }
 }
 
-/// What has text begin at a huge page of its own, at offsets that are alike.
+/// Returns the flags that align text in the file and in memory.
 fn flags(linker: Linker, sizes: Sizes) -> String {
     let pmd = sizes.pmd.bytes();
     let max = format!("-Wl,-z,max-page-size={pmd}");

@@ -1,11 +1,11 @@
-//! How much of a block the program has touched: [`look`].
+//! Measures how much of a block the program has touched: [`measure`].
 //!
-//! mincore(2) says which pages are there. Of a huge page all are: those that hold nothing but
-//! zeroes count as untouched. They are read by process_vm_readv(2), which fails where a plain read
-//! would be a fault. One page in each sixteenth of the block is read, at random.
+//! mincore(2) reports the resident pages. A huge page is resident as a whole: its pages of zeroes
+//! count as untouched. process_vm_readv(2) reads them, because it returns an error where a plain
+//! read would fault. It reads one random page per sixteenth of the block.
 //!
-//! A page of zeroes that the program wrote counts as untouched too: the bound holds, and such
-//! memory is huge later.
+//! A page of zeroes that the program wrote counts as untouched, too: the bound holds, and such
+//! memory becomes huge later.
 #![expect(unsafe_code, reason = "system calls that take addresses")]
 
 use rustix::io::Errno;
@@ -14,52 +14,49 @@ use super::blocks::SIXTEENTHS;
 use super::table::PAGE_BYTES;
 use crate::sys;
 
-/// The pages of a block that are read.
-const SAMPLES: usize = SIXTEENTHS as usize;
-/// The most base pages that one call tells about.
-const MAX_PAGES: usize = 512;
-/// The bytes of a page that are read first.
-const GLIMPSE_BYTES: usize = 64;
-/// A page is read in such steps: the stack may be a small one.
-const STEP_BYTES: usize = 1 << 10;
+const SAMPLE_PAGES: usize = SIXTEENTHS as usize;
+/// Maximum base pages per call of mincore(2).
+const MAX_CALL_PAGES: usize = 512;
+const PREFIX_BYTES: usize = 64;
+/// Buffer size for the rest of a page; the stack may be small.
+const BUFFER_BYTES: usize = 1 << 10;
 
-/// The memory of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Touched {
-    /// A part of it is not mapped.
+    /// Partly unmapped.
     Gone,
-    /// No page of it is there.
+    /// Without a resident page.
     Nothing,
-    /// So many bytes are there, and so many sixteenths there but empty.
+    /// Resident bytes, and resident sixteenths that hold only zeroes.
     Some { resident: usize, empty: u8 },
 }
 
-/// A number that differs from place to place, and is the same each time: a look that is repeated finds out nothing by luck.
-fn random(place: usize) -> usize {
+/// Hashes an address: a repeated measurement must read the same pages.
+fn hash(address: usize) -> usize {
     static SEED: u8 = 0;
-    let seed = place.wrapping_add(core::ptr::from_ref(&SEED).addr());
+    let seed = address.wrapping_add(core::ptr::from_ref(&SEED).addr());
     let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (seed ^ seed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed ^ mixed >> 27
 }
 
-/// The page that is read in a sixteenth of a block, of `each` bytes, at an address. Its start is read first: that is
-/// where a page is written that is written at all, mostly.
-fn place_in(sixteenth: usize, each: usize) -> usize {
-    sixteenth + random(sixteenth) % (each / PAGE_BYTES).max(1) * PAGE_BYTES
+/// Returns the page to read in the sixteenth of `each` bytes at an address. The start of a page is
+/// read first, because a used page is mostly written there.
+fn sample_page(sixteenth: usize, each: usize) -> usize {
+    sixteenth + hash(sixteenth) % (each / PAGE_BYTES).max(1) * PAGE_BYTES
 }
 
-/// Looks at the block of `pmd` bytes at an address.
+/// Measures the block of `pmd` bytes at an address.
 ///
 /// # Errors
-/// Those of mincore(2) and process_vm_readv(2), where they say nothing.
-pub(super) fn look(address: usize, pmd: usize) -> Result<Touched, Errno> {
-    let each = pmd / SAMPLES;
-    let mut places = [0; SAMPLES];
+/// Errors of mincore(2) and process_vm_readv(2) that leave the result open.
+pub(super) fn measure(address: usize, pmd: usize) -> Result<Touched, Errno> {
+    let each = pmd / SAMPLE_PAGES;
+    let mut places = [0; SAMPLE_PAGES];
     let mut count = 0;
-    let resident = parts(address, pmd, true, |part, there| {
+    let resident = read_parts(address, pmd, true, |part, there| {
         for sample in (part..part + there.len() * PAGE_BYTES).step_by(each) {
-            let sampled = place_in(sample, each);
+            let sampled = sample_page(sample, each);
             let is_there = there.get((sampled - part) / PAGE_BYTES);
             if is_there.is_some_and(|page| page & 1 != 0)
                 && let Some(place) = places.get_mut(count)
@@ -75,33 +72,33 @@ pub(super) fn look(address: usize, pmd: usize) -> Result<Touched, Errno> {
         Some(0) => Touched::Nothing,
         Some(resident) => Touched::Some {
             resident,
-            empty: empty(places)?,
+            empty: count_empty(places)?,
         },
     })
 }
 
-/// The bytes of a block that are there; `None`: a part of it is not mapped.
+/// Returns the resident bytes of a block; `None`: partly unmapped.
 ///
 /// # Errors
-/// Those of mincore(2).
+/// Errors of mincore(2).
 pub(super) fn resident(address: usize, pmd: usize) -> Result<Option<usize>, Errno> {
-    parts(address, pmd, false, |_, _| ())
+    read_parts(address, pmd, false, |_, _| ())
 }
 
-/// As [`resident`]; `visit` has the pages of each part of which some are there.
-fn parts(
+/// Reads the residency of a block; calls `visit` for each part with resident pages.
+fn read_parts(
     address: usize,
     pmd: usize,
     may_have_holes: bool,
     mut visit: impl FnMut(usize, &[u8]),
 ) -> Result<Option<usize>, Errno> {
     let mut resident = 0;
-    for part in (address..address + pmd).step_by(MAX_PAGES * PAGE_BYTES) {
-        let mut pages = [0u8; MAX_PAGES];
-        let length = (MAX_PAGES * PAGE_BYTES).min(address + pmd - part);
+    for part in (address..address + pmd).step_by(MAX_CALL_PAGES * PAGE_BYTES) {
+        let mut pages = [0u8; MAX_CALL_PAGES];
+        let length = (MAX_CALL_PAGES * PAGE_BYTES).min(address + pmd - part);
         match mincore(part, length, &mut pages) {
             Err(Errno::NOMEM) if may_have_holes => {
-                if !sixteenths(part, length, &mut pages)? {
+                if !read_sixteenths(part, length, &mut pages)? {
                     return Ok(None);
                 }
             }
@@ -118,10 +115,15 @@ fn parts(
     Ok(Some(resident))
 }
 
-/// The pages of a part that has holes: what shares a sixteenth with a hole counts as missing. False: all do.
-fn sixteenths(part: usize, length: usize, pages: &mut [u8; MAX_PAGES]) -> Result<bool, Errno> {
-    *pages = [0; MAX_PAGES];
-    let each = (length / SAMPLES).max(PAGE_BYTES);
+/// Reads the pages of a part with holes: the pages of a sixteenth with a hole count as missing.
+/// Returns false if all sixteenths have holes.
+fn read_sixteenths(
+    part: usize,
+    length: usize,
+    pages: &mut [u8; MAX_CALL_PAGES],
+) -> Result<bool, Errno> {
+    *pages = [0; MAX_CALL_PAGES];
+    let each = (length / SAMPLE_PAGES).max(PAGE_BYTES);
     let mut is_any = false;
     for (at, some) in (part..part + length)
         .step_by(each)
@@ -138,23 +140,23 @@ fn sixteenths(part: usize, length: usize, pages: &mut [u8; MAX_PAGES]) -> Result
     Ok(is_any)
 }
 
-/// How many of the pages at some places hold nothing but zeroes. At first a glimpse of each is read.
-fn empty(places: &[usize]) -> Result<u8, Errno> {
+/// Counts the pages that hold only zeroes. One call reads the starts of all pages first.
+fn count_empty(places: &[usize]) -> Result<u8, Errno> {
     let mut empty = 0;
     let mut first = 0;
     while first < places.len() {
-        let mut glimpses = [[0usize; GLIMPSE_BYTES / size_of::<usize>()]; SAMPLES];
+        let mut prefixes = [[0usize; PREFIX_BYTES / size_of::<usize>()]; SAMPLE_PAGES];
         let rest = places.get(first..).unwrap_or_default();
-        let read = match sys::copy_scattered(rest, &mut glimpses) {
+        let read = match sys::copy_scattered(rest, &mut prefixes) {
             Ok(read) => read,
             Err(Errno::FAULT) => 0,
             Err(error) => return Err(error),
         };
-        for (place, glimpse) in rest.iter().zip(glimpses).take(read) {
-            let is_zero = glimpse.iter().all(|word| *word == 0);
+        for (place, prefix) in rest.iter().zip(prefixes).take(read) {
+            let is_zero = prefix.iter().all(|word| *word == 0);
             empty += u8::from(is_zero && is_page_zero(*place)?);
         }
-        // A page that is protected was touched before.
+        // A protected page was touched before.
         first += read + 1;
     }
     Ok(empty)
@@ -169,13 +171,13 @@ fn mincore(address: usize, length: usize, pages: &mut [u8]) -> Result<(), Errno>
         0,
         0,
     ];
-    // SAFETY: the kernel writes a byte for each page, of which `pages` has as many at least.
+    // SAFETY: the kernel writes a byte per page; `pages` has at least as many.
     unsafe { sys::request(libc::SYS_mincore, arguments).map(drop) }
 }
 
 fn is_page_zero(page: usize) -> Result<bool, Errno> {
-    let mut words = [0usize; STEP_BYTES / size_of::<usize>()];
-    for at in (page..page + PAGE_BYTES).step_by(STEP_BYTES) {
+    let mut words = [0usize; BUFFER_BYTES / size_of::<usize>()];
+    for at in (page..page + PAGE_BYTES).step_by(BUFFER_BYTES) {
         match sys::copy_words(at, &mut words) {
             Ok(_) if words.iter().any(|word| *word != 0) => return Ok(false),
             Ok(_) => {}
@@ -195,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_that_were_written_to_are_told_from_pages_that_were_not() {
+    fn written_pages_differ_from_unwritten_ones() {
         let pmd = 2 << 20;
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a mapping at an address of the kernel's choice replaces none.
@@ -206,13 +208,13 @@ mod tests {
             // SAFETY: within the mapping.
             unsafe { at.write(value) };
         };
-        assert_eq!(look(block, pmd), Ok(Touched::Nothing));
+        assert_eq!(measure(block, pmd), Ok(Touched::Nothing));
         (0..pmd).step_by(PAGE_BYTES).for_each(|at| write(at, 0));
         let zeroes = Touched::Some {
             resident: pmd,
             empty: 16,
         };
-        assert_eq!(look(block, pmd), Ok(zeroes));
+        assert_eq!(measure(block, pmd), Ok(zeroes));
         (0..pmd / 2)
             .step_by(PAGE_BYTES)
             .for_each(|at| write(at + 77, 1));
@@ -220,17 +222,17 @@ mod tests {
             resident: pmd,
             empty: 8,
         };
-        assert_eq!(look(block, pmd), Ok(half));
+        assert_eq!(measure(block, pmd), Ok(half));
         // SAFETY: mapped above.
         unsafe { mm::munmap(with_exposed_provenance_mut(block + pmd / 2), pmd / 2) }.unwrap();
-        // What is left of a block is looked at.
+        // The rest of a cut block is measured.
         let rest = Touched::Some {
             resident: pmd / 2,
             empty: 0,
         };
-        assert_eq!(look(block, pmd), Ok(rest));
+        assert_eq!(measure(block, pmd), Ok(rest));
         // SAFETY: as above.
         unsafe { mm::munmap(start, 2 * pmd) }.unwrap();
-        assert_eq!(look(block, pmd), Ok(Touched::Gone));
+        assert_eq!(measure(block, pmd), Ok(Touched::Gone));
     }
 }

@@ -1,41 +1,38 @@
-//! What a process or thread is to a process that wants to end it: [`Standing`], from /proc/PID/status.
+//! State of a process or thread, from /proc/PID/status: [`ProcessState`].
 
 use crate::kernel::task::Status;
 use crate::kernel::{FileError, Root};
 
-/// The fields of /proc/PID/status (proc_pid_status(5)) that tell how a process stands. Any user may read
-/// them, of any process. A thread other than the first has a file of its own under its own ID.
+/// Fields of /proc/PID/status (proc_pid_status(5)). Any user may read them, of any process. Each
+/// thread has a file under its own ID. Sets of signals have a bit for each: signal 1 is bit 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
-    /// Its state: `R`, `S`, `D`, `T` (stopped), `t` (by a tracer), `Z` (has ended), `X`.
+pub struct ProcessState {
+    /// State: `R`, `S`, `D`, `T` (stopped), `t` (stopped by a tracer), `Z` (zombie), `X`.
     pub state: char,
-    /// The process that it is a thread of.
+    /// PID of the process of the thread.
     pub process: u32,
-    /// Its parent.
+    /// PID of the parent.
     pub parent: u32,
-    /// The thread that traces it; 0: none does.
+    /// Thread ID of the tracer; 0: none.
     pub tracer: u32,
-    /// How many threads the process has, with a first one that has ended.
+    /// Number of threads, including an ended first one.
     pub threads: u32,
-    /// True where it has memory of its own: false for kernel threads and after its end.
+    /// False for kernel threads and zombies.
     pub has_memory: bool,
-    /// True while its core is being written (4.15).
+    /// True during a core dump (4.15).
     pub is_dumping: bool,
-    /// Signals that wait for this very thread, a bit each: signal 1 is bit 0.
+    /// Signals pending for this thread.
     pub pending: u64,
-    /// Signals that it has a handler for.
+    /// Signals with a handler.
     pub caught: u64,
-    /// Signals that it ignores.
+    /// Ignored signals.
     pub ignored: u64,
-    /// Signals that this thread has blocked.
+    /// Signals that this thread blocks.
     pub blocked: u64,
 }
 
-impl Standing {
+impl ProcessState {
     /// Reads /proc/`pid`/status.
-    ///
-    /// # Errors
-    /// [`FileError::Io`] where it is gone.
     pub fn read(root: &Root, pid: u32) -> Result<Self, FileError> {
         let status = Status::read(root, pid)?;
         let value = |name| status.get(name).unwrap_or_default();
@@ -56,7 +53,7 @@ impl Standing {
         })
     }
 
-    /// True where it has ended and its parent has not asked how.
+    /// Reports whether it ended and was not waited for.
     pub fn is_zombie(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
     }
@@ -67,21 +64,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_stands_as_it_does() {
-        let own = Standing::read(&Root::host(), std::process::id()).unwrap();
+    fn this_process_is_read() {
+        let own = ProcessState::read(&Root::host(), std::process::id()).unwrap();
         assert_eq!(own.process, std::process::id());
         assert!(own.has_memory && own.threads > 0 && own.parent > 0);
         assert!(!own.is_dumping && !own.is_zombie());
     }
 
     #[test]
-    fn a_process_that_was_not_waited_for_is_a_zombie() {
+    fn an_ended_child_is_a_zombie() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        let look = || Standing::read(&Root::host(), child.id()).unwrap();
-        while !look().is_zombie() {
+        let read = || ProcessState::read(&Root::host(), child.id()).unwrap();
+        while !read().is_zombie() {
             std::thread::yield_now();
         }
-        assert!(!look().has_memory && look().parent == std::process::id());
+        assert!(!read().has_memory && read().parent == std::process::id());
         child.wait().unwrap();
     }
 }
