@@ -161,7 +161,8 @@ pub(crate) fn run_fragmenter(size: Bytes) -> Result<(), Error> {
         let mut rest = RawBlock::take(AllocCall::MapHuge, whole)?;
         rest.touch();
         // Touched, so that a hypervisor has the memory of the blocks that stay free.
-        rest.let_go(0..MAX_WHOLE_BYTES.min(rest.bytes().len()))?;
+        let length = rest.bytes().len();
+        rest.let_go(0..MAX_WHOLE_BYTES.min(length))?;
         held = Some(rest);
         send(&())?;
     }

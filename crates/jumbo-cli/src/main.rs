@@ -1,9 +1,10 @@
 //! The `jumbo` command: glue between the library and its users, one file a subcommand.
 //!
-//! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 wrong usage; `run` has those of
-//! the program it runs, and 125, 126 and 127 of its own; `pool`, `thp`, `vmemmap`, `promote` and `text prime`
-//! have 3 for a part of what was asked; `compare` has 3 for a program that did something else;
-//! `pool wait` and `wait` have 124 for a wait in vain.
+//! stdout is data; messages go to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage. Others:
+//! - `run`: those of the program, and 125, 126 and 127 of jumbo itself.
+//! - `pool`, `thp`, `vmemmap`, `promote`, `text prime`: 3 when only a part of the request was done.
+//! - `compare`: 3 when the output or exit status differed.
+//! - `pool wait`, `wait`: 124 when the wait timed out.
 
 #![cfg_attr(not(test), no_main)]
 
@@ -45,7 +46,7 @@ use clap::{Parser, Subcommand};
 #[command(after_help = "Examples:
   jumbo run -- ./program             # on huge pages, with a report
   jumbo compare -- ./program         # what that gains
-  jumbo doctor                       # what to mend on this host
+  jumbo doctor                       # what to fix on this host
 
 Exit status: 0 done; 1 failed; 2 wrong usage. Commands that have others name them.")]
 struct Cli {
@@ -81,28 +82,26 @@ enum Command {
     Man(manual::ManArgs),
 }
 
-/// The command line of `jumbo run`, read without the tree of all other commands; `None` for the
-/// rest.
+/// Parses the command line of `jumbo run` without the parser of all commands. `None` for other
+/// commands, `--help` and errors: the full parser handles these.
 ///
-/// The tree takes more time than everything else that happens before PROGRAM. It has the words for
-/// help and wrong usage.
-fn run_alone() -> Option<Command> {
+/// Building the full parser takes longer than everything else before the exec of PROGRAM.
+fn parse_run() -> Option<Command> {
     let mut arguments = std::env::args_os().skip(1);
     let is_run = arguments.next()? == "run";
     let args = is_run.then(|| run::Args::read(arguments.collect()))?;
     args.map(Command::Run)
 }
 
-/// The C library calls this, without Rust's runtime in between: see [`run::begin`].
+/// Entry point that the C library calls, without Rust's runtime in between: see [`run::begin`].
 #[cfg(not(test))]
 #[expect(unsafe_code, reason = "the C library finds main by its name")]
 #[unsafe(no_mangle)]
 extern "C" fn main(_count: std::ffi::c_int, _arguments: *const *const std::ffi::c_char) -> i32 {
-    // Not by returning: what stdout holds back is written.
+    // exit flushes stdout's buffer; a return would not.
     std::process::exit(start())
 }
 
-/// The test harness takes its place.
 #[cfg(test)]
 fn main() {
     start();
@@ -111,14 +110,14 @@ fn main() {
 fn start() -> i32 {
     run::begin();
     let code = command();
-    // The standard library tells the number of an ExitCode to its own runtime alone.
+    // std has no public conversion from ExitCode to a number.
     let number = (0..=u8::MAX).find(|number| ExitCode::from(*number) == code);
     number.map_or(1, i32::from)
 }
 
 fn command() -> ExitCode {
     let parse = || Cli::try_parse().unwrap_or_else(|error| similar::hinted(error).exit());
-    let result = match run_alone().unwrap_or_else(|| parse().command) {
+    let result = match parse_run().unwrap_or_else(|| parse().command) {
         Command::Run(args) => run::main(args),
         Command::Status(args) => status::main(args),
         Command::Top(args) => top::main(&args),
@@ -143,8 +142,7 @@ fn command() -> ExitCode {
         Command::Man(args) => manual::man(&args),
     };
     result.unwrap_or_else(|error| {
-        // The reader of our output may stop when it has enough (`jumbo status | head`): that is no
-        // failure.
+        // The reader of the output may close the pipe early (`jumbo status | head`): no failure.
         if view::is_broken_pipe(&error) {
             return ExitCode::SUCCESS;
         }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
-use crate::run::{Standing, preload, standing};
+use crate::run::{StandingOptions, preload, standing};
 use crate::view::{Stdout, tell};
 
 /// Print a drop-in that puts a systemd unit on huge pages
@@ -45,8 +45,8 @@ pub(crate) fn unit(typed: &str) -> Result<String, String> {
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let options = match &args.profile {
-        Some(profile) => Standing::Typed(profile),
-        None => Standing::Default,
+        Some(profile) => StandingOptions::Typed(profile),
+        None => StandingOptions::Default,
     };
     let library = preload()?;
     let library = library

@@ -1,5 +1,5 @@
-//! How human output looks: aligned tables with plain headings, bold only on a terminal, and no
-//! wider than that.
+//! Human-readable output: aligned tables with plain headings. On a terminal headings are bold, and
+//! lines fit its width.
 
 mod table;
 
@@ -17,7 +17,7 @@ use table::Grid;
 /// The cell of a value that does not exist, or that this user may not see.
 pub(crate) const NONE: &str = "-";
 
-/// Standard output, whose errors say that it is that.
+/// Standard output. Its errors name it.
 pub(crate) struct Stdout(io::StdoutLock<'static>);
 
 impl Stdout {
@@ -43,13 +43,13 @@ fn unwritten(error: io::Error) -> io::Error {
     )
 }
 
-/// Where to write, and how.
+/// Writer of headings, lines and tables.
 pub(crate) struct View<'a> {
     out: Box<dyn Write + 'a>,
     bold: bool,
-    /// How wide the terminal is, where it is one.
+    /// Columns of the terminal; `None` in a pipe.
     width: Option<usize>,
-    /// Nothing was written yet.
+    /// True until the first write.
     fresh: bool,
 }
 
@@ -81,14 +81,12 @@ impl View<'_> {
         }
     }
 
-    /// One line.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
         let text = text.as_ref();
         let indent = text.chars().take_while(|c| *c == ' ').count();
         self.line_hung(text, indent + 2)
     }
 
-    /// Several lines.
     pub(crate) fn lines<T: AsRef<str>>(
         &mut self,
         lines: impl IntoIterator<Item = T>,
@@ -96,7 +94,7 @@ impl View<'_> {
         lines.into_iter().try_for_each(|line| self.line(line))
     }
 
-    /// A heading with lines below it; nothing where there are no lines.
+    /// A heading with lines below it; nothing if there are no lines.
     pub(crate) fn list(
         &mut self,
         title: &str,
@@ -109,7 +107,7 @@ impl View<'_> {
         self.lines(lines.map(|line| format!("  {line}")))
     }
 
-    /// One line, which goes on behind so many blanks where the terminal is narrower.
+    /// One line. On a narrower terminal it is wrapped, with `hang` blanks before each next line.
     fn line_hung(&mut self, text: &str, hang: usize) -> io::Result<()> {
         self.fresh = false;
         let text = self.fold(&clean(text), hang);
@@ -126,15 +124,15 @@ impl View<'_> {
         }
     }
 
-    /// `NAME   text`, names in a column.
+    /// `NAME   text`, with the names in a column.
     pub(crate) fn fact(&mut self, name: &str, text: impl AsRef<str>) -> io::Result<()> {
         let name = format!("{name:<14}  ");
         let text = format!("{name}{}", text.as_ref());
         self.line_hung(&text, name.chars().count())
     }
 
-    /// Rows under column titles, two blanks in front. `columns` are the titles with bars between
-    /// them, each behind `<` (aligned to the left) or `>`.
+    /// Rows under column titles, indented by two blanks. `columns` has the titles, separated by
+    /// `|`, each after `<` (aligned to the left) or `>`.
     pub(crate) fn table<R: IntoIterator<Item = String>>(
         &mut self,
         columns: &str,
@@ -150,20 +148,18 @@ impl View<'_> {
         Ok(())
     }
 
-    /// Hands everything to the descriptor.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         self.out.flush()
     }
 }
 
-/// Text without control characters: a process chooses its name and the names of its files, and must
-/// not get to drive the terminal of the user who looks at it.
+/// Replaces control characters: a process chooses its own name and the names of its files, and must
+/// not control the terminal of the user.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     without(text, char::is_control)
 }
 
-/// [`clean`], of a text of several lines. A name in it that may hold the end of a line is cleaned
-/// before.
+/// [`clean`] for text of several lines. Names in it are cleaned before: they may contain newlines.
 pub(crate) fn clean_lines(text: &str) -> Cow<'_, str> {
     without(text, |c| c.is_control() && c != '\n')
 }
@@ -175,15 +171,15 @@ fn without(text: &str, control: impl Fn(char) -> bool + Copy) -> Cow<'_, str> {
     }
 }
 
-/// How wide the terminal on standard output is.
+/// Columns of the terminal on standard output.
 fn width() -> usize {
     let size = tcgetwinsize(io::stdout());
-    // One that does not know says 0.
+    // A terminal of unknown size reports 0.
     let columns = size.ok().map(|size| usize::from(size.ws_col));
     columns.filter(|columns| *columns > 0).unwrap_or(WIDTH)
 }
 
-/// The parts that are missing from a page, with the reasons, at its end.
+/// Lists the parts that are missing from a page, with the reasons.
 pub(crate) fn missing<'a>(
     view: &mut View,
     title: &str,
@@ -193,7 +189,7 @@ pub(crate) fn missing<'a>(
     view.list(title, missing.into_iter().map(line))
 }
 
-/// A page on standard output: as JSON, or for people as `show` has it.
+/// Prints a page on standard output: as JSON, or as text by `show`.
 pub(crate) fn page<P: serde::Serialize>(
     as_json: bool,
     page: &P,
@@ -209,7 +205,7 @@ pub(crate) fn page<P: serde::Serialize>(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The lines of a page on a terminal of that width, without bold.
+/// Lines of a page for a terminal of that width, without bold.
 pub(crate) fn lines(width: usize, show: impl FnOnce(&mut View) -> io::Result<()>) -> Vec<String> {
     let mut text = Vec::new();
     let mut view = View {
@@ -218,7 +214,7 @@ pub(crate) fn lines(width: usize, show: impl FnOnce(&mut View) -> io::Result<()>
         width: Some(width),
         fresh: true,
     };
-    // Memory takes all of it.
+    // Writes to memory cannot fail.
     let _ = show(&mut view);
     drop(view);
     String::from_utf8_lossy(&text)
@@ -227,7 +223,7 @@ pub(crate) fn lines(width: usize, show: impl FnOnce(&mut View) -> io::Result<()>
         .collect()
 }
 
-/// `value` as one JSON document on standard output.
+/// Prints `value` as one JSON document on standard output.
 pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     writeln!(
         Stdout::lock(),
@@ -237,36 +233,32 @@ pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `value` as one line of JSON on standard output, there at once for a reader of a pipe.
+/// Prints `value` as one line of JSON on standard output, and flushes it for a reader of a pipe.
 pub(crate) fn json_line(value: &impl serde::Serialize) -> anyhow::Result<()> {
     let mut out = Stdout::lock();
     writeln!(out, "{}", escaped(serde_json::to_string(value)?))?;
     Ok(out.flush()?)
 }
 
-/// JSON whose strings drive no terminal: serde_json escapes the control characters of ASCII below
-/// DEL alone.
+/// Escapes the control characters from DEL to U+009F, which serde_json leaves as they are.
 pub(crate) fn escaped(json: String) -> String {
     let control = |c: char| ('\u{7f}'..='\u{9f}').contains(&c);
     if !json.contains(control) {
         return json;
     }
-    let mut out = String::new();
-    for c in json.chars() {
-        match control(c) {
-            true => out.push_str(&format!("\\u{:04x}", u32::from(c))),
-            false => out.push(c),
-        }
-    }
-    out
+    let escape = |c| match control(c) {
+        true => format!("\\u{:04x}", u32::from(c)),
+        false => c.to_string(),
+    };
+    json.chars().map(escape).collect()
 }
 
-/// Says something on stderr. That it cannot be written (it is full, or gone) is no reason to panic.
+/// Prints a message on stderr. A write error is ignored: `eprintln!` would panic.
 pub(crate) fn tell(message: &str) {
     let _ = writeln!(io::stderr(), "jumbo: {}", clean_lines(message));
 }
 
-/// The error and what caused it. Many say their cause themselves: that is not said again.
+/// The error and its causes. A cause that the message already ends with is not repeated.
 pub(crate) fn in_words(error: &anyhow::Error) -> String {
     let mut words = error.to_string();
     for cause in error.chain().skip(1) {
@@ -278,7 +270,7 @@ pub(crate) fn in_words(error: &anyhow::Error) -> String {
     words
 }
 
-/// True where no process reads standard output any more.
+/// Reports whether the reader of standard output closed its end.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let kind = cause
@@ -289,16 +281,16 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
-/// A line has so many columns at most, but for words that are longer.
+/// Maximum columns of a line, except for longer words.
 pub(crate) const WIDTH: usize = 80;
 
-/// `first`, and the words of `text` behind it, in lines that go on below its end. There is no
-/// newline at the end.
+/// `first` and the words of `text`, wrapped at [`WIDTH`] columns and aligned below the end of
+/// `first`, without a final newline.
 pub(crate) fn wrapped(first: &str, text: &str) -> String {
     filled(first, text, first.chars().count(), WIDTH)
 }
 
-/// The same, in so many columns, and with `indent` blanks before the lines that go on.
+/// [`wrapped`] at `width` columns, with `indent` blanks before each next line.
 pub(crate) fn filled(first: &str, text: &str, indent: usize, width: usize) -> String {
     let (mut out, mut column) = (first.to_owned(), first.chars().count());
     for (index, word) in text.split(' ').enumerate() {
@@ -316,17 +308,17 @@ pub(crate) fn filled(first: &str, text: &str, indent: usize, width: usize) -> St
     out
 }
 
-/// Bytes, or a dash where there is nothing to say.
+/// Bytes, or a dash for an unknown value.
 pub(crate) fn bytes(bytes: Option<Bytes>) -> String {
     bytes.map_or_else(|| NONE.to_owned(), |bytes| bytes.to_string())
 }
 
-/// Bytes, or a dash where there are none.
-pub(crate) fn some(there: Bytes) -> String {
-    bytes(Some(there).filter(|there| *there > Bytes(0)))
+/// Bytes, or a dash for zero.
+pub(crate) fn nonzero_bytes(value: Bytes) -> String {
+    bytes(Some(value).filter(|value| *value > Bytes(0)))
 }
 
-/// A time that is short, mostly.
+/// A time in milliseconds below one second, else in seconds.
 pub(crate) fn duration(duration: Duration) -> String {
     match duration.as_secs_f64() {
         seconds if seconds < 1.0 => format!("{:.1} ms", seconds * 1e3),
@@ -334,16 +326,16 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
-/// A share of a whole in percent, or a dash where the whole is nothing.
+/// A part in percent of the whole, or a dash if the whole is zero.
 pub(crate) fn percent(part: Bytes, whole: Bytes) -> String {
     percent_to(0, part, whole)
 }
 
-/// The same, with so many digits behind the point.
+/// [`percent`] with `digits` digits after the point.
 pub(crate) fn percent_to(digits: usize, part: Bytes, whole: Bytes) -> String {
     match whole {
         Bytes(0) => NONE.to_owned(),
-        // The kernel is asked for one after the other, and a process may grow between.
+        // The kernel reports the two at different moments; a process may grow between.
         _ => format!(
             "{:.digits$}%",
             (100.0 * part.0 as f64 / whole.0 as f64).min(100.0)
@@ -356,7 +348,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_text_of_a_process_drives_the_terminal() {
+    fn text_of_a_process_has_no_control_characters() {
         let name = "a\u{1b}[31m\u{9b}7m\u{7f}\nb";
         let drives = |text: &str| text.contains(|c: char| c.is_control() && c != '\n');
         assert!(drives(name) && !clean(name).contains(char::is_control));
@@ -367,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_hold_eighty_columns_and_go_on_below_their_text() {
+    fn lines_are_wrapped_at_eighty_columns_and_aligned() {
         let text = "one two ".repeat(20);
         let lines = wrapped("  hint: ", text.trim_end());
         assert!(lines.lines().all(|line| line.chars().count() <= 80));
@@ -390,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_said_once() {
+    fn a_cause_is_printed_once() {
         let full = || io::Error::from(io::ErrorKind::StorageFull);
         let error = anyhow::Error::from(jumbo_host::kernel::FileError::Io {
             operation: "write",

@@ -69,7 +69,7 @@ impl Files {
     /// True where they are of this command.
     pub(super) fn is_current(&self) -> bool {
         let library = self.folder().join(LIBRARY);
-        self.version == VERSION && library::is_carried(&library).unwrap_or(false)
+        self.version == VERSION && library::is_embedded(&library).unwrap_or(false)
     }
 
     /// The folders that are not there.

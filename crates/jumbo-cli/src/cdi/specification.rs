@@ -11,7 +11,7 @@ use anyhow::{Context as _, anyhow};
 use serde::{Deserialize, Serialize};
 
 use super::files::Files;
-use crate::run::{Standing, profiles, standing};
+use crate::run::{StandingOptions, profiles, standing};
 
 /// The name of the file.
 pub(super) const NAME: &str = "jumbo.json";
@@ -69,7 +69,11 @@ impl Mount {
 }
 
 impl Device {
-    fn new(name: &str, options: &Standing<'_>, tunables: Option<&str>) -> anyhow::Result<Self> {
+    fn new(
+        name: &str,
+        options: &StandingOptions<'_>,
+        tunables: Option<&str>,
+    ) -> anyhow::Result<Self> {
         let variables = standing(options, tunables, true)?.into_iter();
         let env = variables.map(|(name, value)| format!("{name}={value}"));
         let env = env.collect();
@@ -95,12 +99,15 @@ impl Specification {
     /// One device for each profile, on this host.
     pub(super) fn new(files: &Files, tunables: Option<&str>) -> anyhow::Result<Self> {
         let mut devices = Vec::new();
-        let known: Vec<_> = profiles().filter(|name| is_device_name(name)).collect();
+        let known: Vec<_> = profiles()
+            .into_iter()
+            .filter(|name| is_device_name(name))
+            .collect();
         if !known.iter().any(|name| name == DEFAULT) {
-            devices.push(Device::new(DEFAULT, &Standing::Default, tunables)?);
+            devices.push(Device::new(DEFAULT, &StandingOptions::Default, tunables)?);
         }
         for name in &known {
-            devices.push(Device::new(name, &Standing::Known(name), tunables)?);
+            devices.push(Device::new(name, &StandingOptions::Known(name), tunables)?);
         }
         let mounts = vec![
             Mount::new(files.folder(), Files::IN_CONTAINERS),

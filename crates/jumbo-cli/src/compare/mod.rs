@@ -1,7 +1,6 @@
-//! `jumbo compare`: what a program gains, on this machine, in the words of its user.
+//! `jumbo compare`: the gain of a program on this machine.
 //!
-//! The measuring is `jumbo_bench::program`'s; here is what is asked, and (`show`) what is said
-//! about it.
+//! `jumbo_bench::program` measures. This module has the arguments, and `show` the output.
 
 mod show;
 
@@ -26,18 +25,18 @@ use crate::value::{interval, positive};
 use crate::view;
 pub(crate) use show::percent;
 
-/// Exit code: the program did something else with jumbo.
+/// Exit code: output or exit status of the program differed with jumbo.
 const DIFFERS: u8 = 3;
 
 /// Run a program with and without jumbo, in turn, and say what it gains
 ///
-/// PROGRAM is run as it is and under `jumbo run`, one after the other, a few times each: time,
-/// memory, and whether it did the same. It is also compared with itself: what it differs by then is
-/// noise, and no difference within that is claimed. The time of its children counts.
+/// PROGRAM is run as it is and under `jumbo run`, in turn, a few times each: time, memory, and
+/// whether output and exit status are the same. It is also compared with itself: these differences
+/// are noise, and no smaller difference is claimed. The time of its children counts.
 ///
-/// Its input is empty, or the file that stdin is redirected from, from the beginning each time.
-/// What it prints is compared and not shown. It must do the same each time: let --prepare put back
-/// what it changes.
+/// Its input is empty, or the file that stdin is redirected from, from the beginning each time. Its
+/// output is compared and not shown. It must do the same each time: let --prepare restore what it
+/// changes.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "jumbo compare [OPTIONS] [--] PROGRAM [ARG]...")]
 #[command(after_help = "Examples:
@@ -49,26 +48,28 @@ const DIFFERS: u8 = 3;
   jumbo compare --for 10s --ready 'redis-cli ping' \\
       --load 'redis-benchmark -q -t set' -- redis-server
 
-Exit status: 0 compared; 3 compared, and its output or exit status was another one with jumbo; 1 it \
-could not be compared, 2 wrong usage; 128+N when signal N ended it, which leaves nothing behind.")]
+Exit status: 0 compared; 3 compared, and its output or exit status was another one with jumbo; \
+1 it could not be compared, 2 wrong usage; 128+N when signal N ended it, which leaves nothing behind.")]
 pub(crate) struct Args {
-    /// How many runs of each kind count [default: as many as take about a minute, 5 to 20]
-    #[arg(long, value_name = "N", value_parser = positive::<NonZeroUsize>, allow_negative_numbers = true)]
+    /// Number of runs of each kind [default: as many as take about a minute, 5 to 20]
+    #[arg(long, value_name = "N", value_parser = positive::<NonZeroUsize>,
+        allow_negative_numbers = true)]
     runs: Option<NonZeroUsize>,
 
     /// Modes of jumbo: default, glibc, mimalloc, pool, text, background; or its options
     ///
-    /// Several have commas between them; what begins with `-` is options of `jumbo run`, all in one
-    /// word. `pool` and `mimalloc` have a pool as large as the program needs; with `mimalloc` all
+    /// Several are separated by commas; a word that begins with `-` has options of `jumbo run`.
+    /// `pool` and `mimalloc` have a pool as large as the program needs; with `mimalloc` all
     /// allocations come from it. May be given several times.
-    #[arg(long, value_name = "MODE,...", value_parser = modes, default_value = "default", allow_hyphen_values = true)]
+    #[arg(long, value_name = "MODE,...", value_parser = modes, default_value = "default",
+        allow_hyphen_values = true)]
     modes: Vec<Modes>,
 
     /// Compare with these too: tunable, jemalloc, tcmalloc, mimalloc
     ///
-    /// glibc's own switch for huge pages, and allocators in LD_PRELOAD's place, each with its
-    /// setting for huge pages where it has one. Those that are not installed are left out, and said
-    /// so.
+    /// `tunable` is glibc's own setting for huge pages; the others are allocators by LD_PRELOAD,
+    /// each with its setting for huge pages if it has one. The output lists those that are not
+    /// installed.
     #[arg(long, value_name = "PEER,...", value_delimiter = ',', hide_possible_values = true,
         value_parser = PossibleValuesParser::new(Way::peers()))]
     peers: Vec<String>,
@@ -183,14 +184,14 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Whether the program did something else with jumbo; what it did with a peer is only told.
+/// Reports whether output or exit status differed with jumbo. Differences of peers do not count.
 fn differs(comparison: &Comparison) -> bool {
     let ours = comparison.ways.iter().filter(|way| way.is_jumbo);
     let mut seen = ours.flat_map(|way| [way.status, way.stdout, way.stderr]);
     seen.any(|agreement| agreement == Some(Agreement::Differs))
 }
 
-/// A file that stdin is redirected from, which can be read again and again; nothing else can.
+/// The file that stdin is redirected from; any other stdin can be read only once.
 fn input() -> Option<PathBuf> {
     let stdin = PathBuf::from("/proc/self/fd/0");
     std::fs::metadata(&stdin)
@@ -203,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_one_mode_whatever_is_in_them() {
+    fn options_are_one_mode_despite_commas() {
         let keys = |typed: &str| -> Vec<_> {
             let Modes(ways) = modes(typed).unwrap();
             ways.into_iter().map(|way| way.key).collect()

@@ -1,4 +1,4 @@
-//! A comparison for people who have never heard of folios, in 80 columns.
+//! Text output of a comparison, in 80 columns, for readers who do not know folios.
 
 use std::io;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use jumbo_bench::program::{Compared, Comparison, PLAIN, Served, Server};
 use crate::page;
 use crate::view::{NONE, View, WIDTH, duration, filled};
 
-/// Below this a program has too little memory for any of it to be worth a huge page.
-const LITTLE: f64 = 16.0 * 1024.0 * 1024.0;
+/// Minimum memory of a program for huge pages to matter.
+const MIN_MEMORY_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
 
-/// Less of it than this, in percent, is hardly any.
-const HARDLY: f64 = 5.0;
+/// Share on huge pages, in percent, below which a hint is printed.
+const LOW_HUGE_PERCENT: f64 = 5.0;
 
-/// Above this the machine has other work, or the program does not do the same each time.
-const NOISY: f64 = 0.1;
+/// Noise above which a hint is printed: the machine is busy, or the runs of the program differ.
+const HIGH_NOISE: f64 = 0.1;
 
-/// Shows the figures of each way, and then what they say.
+/// Shows the figures of each way, and the conclusions.
 pub(super) fn show(view: &mut View, it: &Comparison, server: Option<&Server>) -> io::Result<()> {
     let runs = counted(it.table.rounds as u64, "run");
     let program = cut(&it.program.join(" "), WIDTH - runs.len() - 20);
@@ -27,16 +27,20 @@ pub(super) fn show(view: &mut View, it: &Comparison, server: Option<&Server>) ->
     view.line("")?;
     let columns = columns(server).map(|column| format!("|>{column}"));
     view.table(&format!("<{}", columns.concat()), rows(it))?;
-    show_served(view, it)?;
+    let served = served(it);
+    if !served.is_empty() {
+        view.line("")?;
+        view.table("<The load says|>throughput|>p50|>p99", served)?;
+    }
     view.line("")?;
-    for text in said(it, server) {
+    for text in sentences(it, server) {
         view.lines(wrapped(&text).lines())?;
     }
     let missing = it.table.missing.iter();
     view.lines(missing.map(|missing| format!("Left out: {}: {}", missing.what, missing.why)))
 }
 
-/// The same as a page.
+/// Renders the comparison as an HTML page.
 pub(super) fn page(it: &Comparison, server: Option<&Server>) -> String {
     let rows: Vec<_> = rows(it).map(Vec::from).collect();
     let mut tables = vec![(columns(server).to_vec(), rows)];
@@ -45,10 +49,10 @@ pub(super) fn page(it: &Comparison, server: Option<&Server>) -> String {
         let rows = served.into_iter().map(Vec::from).collect();
         tables.push((vec!["throughput", "p50", "p99"], rows));
     }
-    page::compare(it, &said(it, server), &tables)
+    page::compare(it, &sentences(it, server), &tables)
 }
 
-/// The columns of figures behind the name of a side.
+/// Titles of the columns after the name of a side.
 fn columns(server: Option<&Server>) -> [&'static str; 6] {
     let time = match server {
         Some(Server { load: Some(_), .. }) => "one load",
@@ -65,7 +69,6 @@ fn columns(server: Option<&Server>) -> [&'static str; 6] {
     ]
 }
 
-/// The figures of each side.
 fn rows(it: &Comparison) -> impl Iterator<Item = [String; 7]> {
     let ways = it
         .ways
@@ -75,9 +78,9 @@ fn rows(it: &Comparison) -> impl Iterator<Item = [String; 7]> {
     sides.map(|(key, name)| cells(it, key, name))
 }
 
-/// The report in sentences.
-fn said(it: &Comparison, server: Option<&Server>) -> Vec<String> {
-    let told = it.ways.iter().flat_map(|way| {
+/// Conclusions in sentences.
+fn sentences(it: &Comparison, server: Option<&Server>) -> Vec<String> {
+    let verdicts = it.ways.iter().flat_map(|way| {
         let verdict = std::iter::once(verdict(it, way, server));
         verdict.chain(advice(it, way))
     });
@@ -88,20 +91,10 @@ fn said(it: &Comparison, server: Option<&Server>) -> Vec<String> {
         };
         format!("LD_PRELOAD cannot reach this program, so `jumbo run` {what}: {reason}.")
     });
-    unreached.chain(told).chain(did(it)).collect()
+    unreached.chain(verdicts).chain(agreement(it)).collect()
 }
 
-/// Shows the figures that the load printed, where it did.
-fn show_served(view: &mut View, it: &Comparison) -> io::Result<()> {
-    let rows = served(it);
-    if rows.is_empty() {
-        return Ok(());
-    }
-    view.line("")?;
-    view.table("<The load says|>throughput|>p50|>p99", rows)
-}
-
-/// The figures that the load printed, side by side.
+/// Figures that the load printed, one row per side.
 fn served(it: &Comparison) -> Vec<[String; 4]> {
     let sides = [(PLAIN, it.plain_served)].into_iter();
     let ways = it.ways.iter().map(|way| (way.name.as_str(), way.served));
@@ -120,7 +113,7 @@ fn served(it: &Comparison) -> Vec<[String; 4]> {
     rows.collect()
 }
 
-/// The name of a way, as far as it fits.
+/// Name of a way, cut to the width of its column.
 fn short(name: &str) -> String {
     cut(name.strip_prefix("jumbo run ").unwrap_or(name), 18)
 }
@@ -156,7 +149,7 @@ fn bytes(bytes: f64) -> String {
     Bytes(bytes as u64).to_string()
 }
 
-/// One sentence about time and memory.
+/// Sentence about time and memory.
 fn verdict(it: &Comparison, way: &Compared, server: Option<&Server>) -> String {
     if way.status == Some(Agreement::Differs) {
         let name = &way.name;
@@ -175,7 +168,9 @@ fn verdict(it: &Comparison, way: &Compared, server: Option<&Server>) -> String {
         change => changed(change, cpu).unwrap_or_else(|| "time not known".to_owned()),
     };
     let memory = match way.memory {
-        _ if value(it, PLAIN, "rss_bytes") < LITTLE => return format!("{}: {time}.", way.name),
+        _ if value(it, PLAIN, "rss_bytes") < MIN_MEMORY_BYTES => {
+            return format!("{}: {time}.", way.name);
+        }
         Change::None { .. } => "as much memory".to_owned(),
         Change::Less { factor, .. } => format!("{} less memory", percent(1.0 - 1.0 / factor)),
         Change::More { factor, .. } => format!("{} more memory", percent(factor - 1.0)),
@@ -184,7 +179,7 @@ fn verdict(it: &Comparison, way: &Compared, server: Option<&Server>) -> String {
     format!("{}: {time}, {memory}.", way.name)
 }
 
-/// A difference that was seen, with its noise.
+/// A detected difference with its noise.
 fn changed(change: Change, cpu: bool) -> Option<String> {
     let (words, noise) = match change {
         Change::Less { factor, noise } => (faster(factor, cpu), noise),
@@ -210,7 +205,7 @@ fn slower(factor: f64, cpu: bool) -> String {
     }
 }
 
-/// Two digits are all that such a measurement carries.
+/// Percentage with two significant digits: a measurement has no more.
 pub(crate) fn percent(part: f64) -> String {
     match part * 100.0 {
         percent if percent < 9.95 => format!("{percent:.1}\u{a0}%"),
@@ -218,19 +213,19 @@ pub(crate) fn percent(part: f64) -> String {
     }
 }
 
-/// The reason why no difference is seen, or no huge page.
+/// Hints for noisy runs, and for a low share on huge pages.
 fn advice(it: &Comparison, way: &Compared) -> Vec<String> {
     let mut lines = Vec::new();
     if let Change::None { noise } = way.time
-        && noise > NOISY
+        && noise > HIGH_NOISE
     {
         lines.push(
             "  A smaller difference may hide in that: try a quieter machine, or more --runs."
                 .to_owned(),
         );
     }
-    let hardly = value(it, &way.key, "huge_percent") < HARDLY;
-    if way.is_jumbo && hardly && value(it, PLAIN, "rss_bytes") >= LITTLE {
+    let is_low = value(it, &way.key, "huge_percent") < LOW_HUGE_PERCENT;
+    if way.is_jumbo && is_low && value(it, PLAIN, "rss_bytes") >= MIN_MEMORY_BYTES {
         lines.push(
             "  Hardly any of its memory came on huge pages; `jumbo run --report -- PROGRAM` says why."
                 .to_owned(),
@@ -243,22 +238,22 @@ fn ms(ms: f64) -> String {
     duration(Duration::try_from_secs_f64(ms / 1e3).unwrap_or_default())
 }
 
-/// A compared part.
-type See = fn(&Compared) -> Option<Agreement>;
+/// Accessor of a compared part.
+type Part = fn(&Compared) -> Option<Agreement>;
 
-/// Whether the program did the same.
-fn did(it: &Comparison) -> Vec<String> {
+/// Sentences on whether output and exit status agree.
+fn agreement(it: &Comparison) -> Vec<String> {
     let mut lines = Vec::new();
     if let (Some(status), Some(words)) = (&it.plain_status, &it.plain_words) {
         lines.push(format!(
             "It failed without jumbo too: {status}; the last it said: {words}"
         ));
     }
-    let all = |see: See, agreement| it.ways.iter().all(|way| see(way) == Some(agreement));
-    let streams: [(&str, See); 2] = [("stdout", |way| way.stdout), ("stderr", |way| way.stderr)];
-    let status: See = |way| way.status;
+    let all_same = |part: Part| (it.ways.iter()).all(|way| part(way) == Some(Agreement::Same));
+    let streams: [(&str, Part); 2] = [("stdout", |way| way.stdout), ("stderr", |way| way.stderr)];
+    let status: Part = |way| way.status;
     let parts = || streams.into_iter().chain([("exit status", status)]);
-    if parts().all(|(_, see)| all(see, Agreement::Same)) {
+    if parts().all(|(_, part)| all_same(part)) {
         lines.push("Output and exit status were the same in all runs.".to_owned());
         return lines;
     }
@@ -279,40 +274,40 @@ fn did(it: &Comparison) -> Vec<String> {
         }
         let differing = streams
             .iter()
-            .filter(|(_, see)| see(way) == Some(Agreement::Differs));
+            .filter(|(_, part)| part(way) == Some(Agreement::Differs));
         lines.extend(
             differing
                 .map(|(stream, _)| format!("WARNING: {name} printed something else on {stream}.")),
         );
     }
     lines.extend(
-        parts().filter_map(|(part, see)| match it.ways.first().and_then(see) {
+        parts().filter_map(|(name, part)| match it.ways.first().and_then(part) {
             Some(Agreement::DiffersFromItself) => Some(format!(
-                "Its {part} differs from itself, run by run, without jumbo: not compared."
+                "Its {name} differs from itself, run by run, without jumbo: not compared."
             )),
-            None if part != "exit status" => Some(format!(
-                "Its {part} was left open by a process that goes on: not compared."
+            None if name != "exit status" => Some(format!(
+                "Its {name} was left open by a process that goes on: not compared."
             )),
-            _ => all(see, Agreement::Same).then(|| format!("Its {part} was the same in all runs.")),
+            _ => all_same(part).then(|| format!("Its {name} was the same in all runs.")),
         }),
     );
     lines
 }
 
-/// The beginning of a text.
-fn cut(text: &str, most: usize) -> String {
+/// Cuts a text to `max` characters.
+fn cut(text: &str, max: usize) -> String {
     let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match flat.chars().count() > most {
+    match flat.chars().count() > max {
         true => flat
             .chars()
-            .take(most.saturating_sub(3))
+            .take(max.saturating_sub(3))
             .chain("...".chars())
             .collect(),
         false => flat,
     }
 }
 
-/// Lines that fit; those behind the first are indented, and a figure stays with its unit.
+/// Wraps a sentence: next lines are indented, and a figure stays with its unit.
 fn wrapped(text: &str) -> String {
     let words = text.trim_start();
     let indent = text.len() - words.len();
@@ -325,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gains_and_losses_are_said_in_words() {
+    fn gains_and_losses_are_put_in_words() {
         assert_eq!(faster(1.12, false), "12\u{a0}% faster");
         assert_eq!(faster(2.04, false), "2.0 times as fast");
         assert_eq!(slower(1.08, false), "8.0\u{a0}% slower");

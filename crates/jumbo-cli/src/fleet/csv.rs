@@ -31,7 +31,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Data> {
         .read_record(&mut record)
         .with_context(|| format!("cannot read {name}"))?
     {
-        let row: Row<'_> = record.deserialize(Some(&header))?;
+        let row: CsvRow<'_> = record.deserialize(Some(&header))?;
         row.add_to(&mut data).map_err(|Refused { column, why }| {
             let line = record.position().map_or(0, csv::Position::line);
             let line = line + blank_lines(path, line);
@@ -44,7 +44,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Data> {
     Ok(data)
 }
 
-/// The blank lines from a line on: the reader counts them to the record behind them.
+/// Number of blank lines before a record: the reader's position is that of the first of them.
 fn blank_lines(path: &Path, line: u64) -> u64 {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let before = usize::try_from(line.saturating_sub(1)).unwrap_or(usize::MAX);
@@ -53,7 +53,7 @@ fn blank_lines(path: &Path, line: u64) -> u64 {
 }
 
 #[derive(Deserialize)]
-struct Row<'a> {
+struct CsvRow<'a> {
     time: &'a str,
     unit: &'a str,
     arm: &'a str,
@@ -61,7 +61,7 @@ struct Row<'a> {
     value: &'a str,
 }
 
-impl Row<'_> {
+impl CsvRow<'_> {
     fn add_to(&self, data: &mut Data) -> Result<(), Refused> {
         let refused = |column, why| Refused { column, why };
         let known =

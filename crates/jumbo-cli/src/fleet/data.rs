@@ -1,6 +1,6 @@
-//! Samples of a fleet: [`Data`], by unit, which is a pod or a job.
+//! Samples of a fleet: [`Data`], by unit (pod or job).
 //!
-//! Invariant: a unit is of one arm, and has at most one sample of a metric at a time.
+//! Invariant: a unit has one arm, and at most one sample of a metric at a time.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,16 +8,16 @@ use std::fmt;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::statistics::{Part, mean};
+use super::statistics::{PodPart, mean};
 
-/// The arms of an experiment.
+/// Arms of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Arm {
     Plain,
-    /// `covered` in the annotation of the NRI plugin.
+    /// Named `covered` in the annotation of the NRI plugin.
     #[value(alias = "covered")]
     Jumbo,
-    /// Plain once more, for the noise.
+    /// A second plain arm, which measures noise.
     Aa,
 }
 
@@ -34,12 +34,12 @@ impl Arm {
     }
 }
 
-/// Metrics by their names in a CSV.
+/// Metrics, with their names in a CSV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub(super) enum Metric {
     CpuSecondsPerRequest,
-    /// CPU seconds a second.
+    /// CPU seconds per second.
     Cores,
     RequestsPerSecond,
     P99Seconds,
@@ -62,11 +62,11 @@ impl Figure {
 #[derive(Debug)]
 pub(super) struct Unit {
     pub(super) arm: Arm,
-    /// By metric and by the time in milliseconds.
+    /// Values by metric and time in milliseconds.
     samples: BTreeMap<Metric, BTreeMap<i64, f64>>,
 }
 
-/// A reason to refuse a sample, and the column that has it.
+/// Reason to reject a sample, and its column.
 #[derive(Debug, PartialEq)]
 pub(super) struct Refused {
     pub(super) column: &'static str,
@@ -106,7 +106,8 @@ impl Data {
         }
     }
 
-    /// False where less than half of the units tell their requests: CPU is then that of a pod, whatever it did.
+    /// Reports whether at least half of the units with CPU samples have requests too. Else CPU is
+    /// compared per pod.
     pub(super) fn has_requests(&self) -> bool {
         let have = |has_requests| {
             let has_cpu = |unit: &&Unit| !unit.samples_of(Figure::Cpu, has_requests).is_empty();
@@ -116,7 +117,7 @@ impl Data {
         with > 0 && with * 2 >= have(false)
     }
 
-    /// A unit that has cores and requests, and never at the same time.
+    /// Name of a unit that has both cores and requests, but never at the same time.
     pub(super) fn unmatched(&self) -> Option<&str> {
         let of_both = [Metric::Cores, Metric::RequestsPerSecond];
         let is_unmatched = |unit: &Unit| {
@@ -127,11 +128,11 @@ impl Data {
         units.find_map(|(name, unit)| is_unmatched(unit).then_some(name.as_str()))
     }
 
-    /// The values of one arm, one for each unit that has it, and the number of units that do not.
-    pub(super) fn values(&self, figure: Figure, arm: Arm) -> (Vec<Value>, usize) {
+    /// Values of one arm, one per unit, and the number of units without a value.
+    pub(super) fn values(&self, figure: Figure, arm: Arm) -> (Vec<UnitValue>, usize) {
         let (requests, (first, last)) = (self.has_requests(), self.span());
-        // One more than the last sample is the end of the last block.
-        let block = |time_ms| (time_ms - first) * BLOCKS / (last - first + 1);
+        // + 1: the last sample belongs to the last block.
+        let block = |time_ms| (time_ms - first) * TIME_BLOCKS / (last - first + 1);
         let units = self.units.values().filter(|unit| unit.arm == arm);
         let all: Vec<_> = units
             .map(|unit| unit.value(figure, requests, block))
@@ -144,7 +145,7 @@ impl Data {
         self.units.values().filter(|unit| unit.arm == arm).count()
     }
 
-    /// Hours from the first to the last sample.
+    /// Hours between the first and the last sample.
     pub(super) fn hours(&self) -> f64 {
         let (first, last) = self.span();
         (last - first) as f64 / MS_PER_HOUR
@@ -160,35 +161,35 @@ impl Data {
 
 const MS_PER_HOUR: f64 = 3_600_000.0;
 
-/// Equal parts of the time of all samples, whose spread is that of a unit in time.
-pub(super) const BLOCKS: i64 = 8;
+/// Number of equal blocks of time; the spread of a unit over time is that of its blocks.
+pub(super) const TIME_BLOCKS: i64 = 8;
 
-/// A unit's value, over all of its time, and block by block.
+/// Value of a unit, over its whole time and by block.
 #[derive(Debug)]
-pub(super) struct Value {
+pub(super) struct UnitValue {
     pub(super) value: f64,
-    /// By the number of the block.
+    /// Block numbers and values.
     pub(super) blocks: Vec<(i64, f64)>,
-    /// For totals, where the resource is known.
-    pub(super) part: Option<Part>,
+    /// Part in the totals, if the resource is known.
+    pub(super) part: Option<PodPart>,
 }
 
-struct Sample {
+struct WeightedSample {
     time_ms: i64,
     sum: f64,
     weight: f64,
 }
 
-fn ratio(samples: &[Sample]) -> Option<f64> {
+fn ratio(samples: &[WeightedSample]) -> Option<f64> {
     let sum: f64 = samples.iter().map(|sample| sample.sum).sum();
     let ratio = sum / samples.iter().map(|sample| sample.weight).sum::<f64>();
     (ratio.is_finite() && ratio > 0.0).then_some(ratio)
 }
 
 impl Unit {
-    fn plainly(&self, metric: Metric) -> Vec<Sample> {
+    fn unweighted(&self, metric: Metric) -> Vec<WeightedSample> {
         let samples = self.samples.get(&metric).into_iter().flatten();
-        let sample = |(time_ms, sum): (&i64, &f64)| Sample {
+        let sample = |(time_ms, sum): (&i64, &f64)| WeightedSample {
             time_ms: *time_ms,
             sum: *sum,
             weight: 1.0,
@@ -196,7 +197,7 @@ impl Unit {
         samples.map(sample).collect()
     }
 
-    fn samples_of(&self, figure: Figure, has_requests: bool) -> Vec<Sample> {
+    fn samples_of(&self, figure: Figure, has_requests: bool) -> Vec<WeightedSample> {
         let metric = match figure {
             Figure::P99 => Metric::P99Seconds,
             Figure::Memory => Metric::MemoryBytes,
@@ -205,9 +206,9 @@ impl Unit {
                 Metric::CpuSecondsPerRequest
             }
             Figure::Cpu => {
-                // The ratio of the totals: a busy hour counts as much as it has requests.
+                // The ratio of the totals: an hour is weighted by its requests.
                 let requests = self.samples.get(&Metric::RequestsPerSecond);
-                let mut both = self.plainly(Metric::Cores);
+                let mut both = self.unweighted(Metric::Cores);
                 both.retain_mut(|sample| {
                     let requests = requests.and_then(|it| it.get(&sample.time_ms));
                     sample.weight = requests.copied().unwrap_or_default();
@@ -216,21 +217,21 @@ impl Unit {
                 return both;
             }
         };
-        self.plainly(metric)
+        self.unweighted(metric)
     }
 
-    /// `None` where there are no samples, or all are 0: an idle pod.
+    /// Value of the unit; `None` without samples, or if all are 0: an idle pod.
     fn value(
         &self,
         figure: Figure,
         has_requests: bool,
         block: impl Fn(i64) -> i64,
-    ) -> Option<Value> {
+    ) -> Option<UnitValue> {
         let samples = self.samples_of(figure, has_requests);
         let value = ratio(&samples)?;
         let blocks = samples.chunk_by(|one, next| block(one.time_ms) == block(next.time_ms));
         let numbered =
-            |samples: &[Sample]| Some((block(samples.first()?.time_ms), ratio(samples)?));
+            |samples: &[WeightedSample]| Some((block(samples.first()?.time_ms), ratio(samples)?));
         let resource = match figure {
             Figure::Cpu => self.samples.get(&Metric::Cores),
             Figure::Memory => self.samples.get(&Metric::MemoryBytes),
@@ -238,10 +239,10 @@ impl Unit {
         };
         let count = samples.len() as f64;
         let weight = samples.iter().map(|sample| sample.weight).sum::<f64>() / count;
-        Some(Value {
+        Some(UnitValue {
             value,
             blocks: blocks.filter_map(numbered).collect(),
-            part: resource.map(|resource| Part {
+            part: resource.map(|resource| PodPart {
                 sum: value * weight,
                 weight,
                 amount: mean(resource.values().copied()),
@@ -263,7 +264,7 @@ mod tests {
             add(Metric::Cores, cores).unwrap();
             add(Metric::RequestsPerSecond, requests).unwrap();
         }
-        // No requests are known of this time.
+        // Without requests at this time.
         data.add("a", Arm::Plain, Metric::Cores, 7_200_000, 100.0)
             .unwrap();
         data.add("idle", Arm::Plain, Metric::Cores, 0, 0.0).unwrap();

@@ -1,10 +1,10 @@
-//! `jumbo fleet`: whether jumbo pays across machines.
+//! `jumbo fleet`: comparison of pods or jobs with and without jumbo, across machines.
 //!
 //! - [`data`]: samples by unit, read by `csv` and `prometheus`.
 //! - [`statistics`]: the difference of two arms. [`simulate`]: the size of an experiment.
-//! - [`show`]: both in words.
+//! - [`show`]: the text output of both.
 //!
-//! A unit (pod, job) is one value: its samples follow each other and are not independent.
+//! A unit (pod, job) is one value: its samples are a time series and not independent.
 
 mod csv;
 mod data;
@@ -27,15 +27,15 @@ use serde::Serialize;
 
 use crate::value::{positive, whole};
 use crate::view;
-use data::{Arm, Data, Figure, Value};
-use simulate::{Plan, Spread};
-use statistics::{Difference, MIN_PODS, Part, Saving};
+use data::{Arm, Data, Figure, UnitValue};
+use simulate::{ExperimentPlan, PodSpread};
+use statistics::{Difference, FleetSaving, MIN_PODS, PodPart};
 
-/// The most pods of a simulation, which takes some seconds with them.
+/// Maximum number of pods in a simulation, which takes some seconds.
 const MAX_PODS: usize = 10_000;
 
-/// The spread of CPU seconds per request that docs/fleet.md measures.
-const MEASURED: Spread = Spread {
+/// Spread of CPU seconds per request, measured in docs/fleet.md.
+const DEFAULT_SPREAD: PodSpread = PodSpread {
     between: 0.027,
     hourly: 0.013,
 };
@@ -55,9 +55,9 @@ enum Command {
 /// Compare pods with and without jumbo, or plan such an experiment
 ///
 /// Reads CPU seconds per request, p99 and memory of pods or jobs in the arms `plain` and `jumbo`,
-/// from a CSV or from Prometheus. A difference is claimed where the 95 % confidence interval of the
-/// Mann-Whitney test does not have 0. Plain is also compared with itself: the arm `aa`, or two halves
-/// of plain drawn by lot. docs/fleet.md has the design of an experiment.
+/// from a CSV or from Prometheus. A difference is claimed if the 95 % confidence interval of the
+/// Mann-Whitney test excludes 0. Plain is also compared with itself: the arm `aa`, or two halves of
+/// plain drawn at random. docs/fleet.md has the design of an experiment.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo fleet compare --simulate 100              # how many pods, how long
@@ -70,15 +70,15 @@ CSV:
   1700000000,shop-1,plain,cpu_seconds_per_request,0.0123
   1700000000,shop-2,jumbo,cpu_seconds_per_request,0.0119
 
-Exit status: 0 compared, whether there is a difference or none; 1 it could not be compared; 2 wrong \
-usage.")]
+Exit status: 0 compared, whether there is a difference or none; 1 it could not be compared; \
+2 wrong usage.")]
 struct CompareArgs {
     /// Read from FILE: columns time (Unix seconds), unit, arm, metric, value
     #[arg(long, value_name = "FILE", required_unless_present_any = ["prometheus", "simulate"])]
     csv: Option<PathBuf>,
 
     #[command(flatten)]
-    prometheus: prometheus::Source,
+    prometheus: prometheus::PrometheusArgs,
 
     /// Pods of the whole fleet, for what it would save [default: those seen]
     #[arg(long, value_name = "N", conflicts_with = "simulate",
@@ -97,16 +97,18 @@ struct CompareArgs {
     pods_per_node: u32,
 
     /// With --simulate: difference to be seen, in percent
-    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, requires = "simulate", value_parser = effect)]
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, requires = "simulate",
+        value_parser = effect)]
     effect: f64,
 
     /// With --simulate: percent that pods differ by, and one pod from hour to
     /// hour [default: those of the data, else 2.7,1.3, of docs/fleet.md]
     #[arg(long, value_name = "PODS,HOURS", requires = "simulate")]
-    spread: Option<Spread>,
+    spread: Option<PodSpread>,
 
-    /// Seed of all that is drawn by lot
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u64>, allow_negative_numbers = true)]
+    /// Seed of the random numbers
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u64>,
+        allow_negative_numbers = true)]
     seed: u64,
 
     /// Print JSON
@@ -130,7 +132,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     match (args.simulate, data) {
         (Some(nodes), data) => plan(args, nodes, data.map(|(data, _)| data).as_ref()),
         (None, Some((data, notes))) => {
-            let mut comparison = Comparison::of(&data, args.pods, args.seed)?;
+            let mut comparison = FleetComparison::of(&data, args.pods, args.seed)?;
             comparison.notes.extend(notes);
             view::page(args.json, &comparison, show::comparison)
         }
@@ -146,17 +148,16 @@ fn plan(args: &CompareArgs, nodes: u32, data: Option<&Data>) -> anyhow::Result<E
         );
     }
     if pods > MAX_PODS {
-        bail!(
-            "{pods} pods are too many to be drawn\nhint: {MAX_PODS} of them see as much as it takes"
-        );
+        bail!("{pods} pods are too many to simulate\nhint: {MAX_PODS} of them are enough");
     }
-    let of = |figure, spread| Plan::of(figure, spread, args.effect / 100.0, pods, args.seed);
+    let of =
+        |figure, spread| ExperimentPlan::of(figure, spread, args.effect / 100.0, pods, args.seed);
     let plans: Vec<_> = match (args.spread, data) {
         (Some(spread), _) => vec![of(Figure::Cpu, spread)],
-        (None, None) => vec![of(Figure::Cpu, MEASURED)],
+        (None, None) => vec![of(Figure::Cpu, DEFAULT_SPREAD)],
         (None, Some(data)) => Figure::ALL
             .into_iter()
-            .filter_map(|figure| Some(of(figure, Spread::of(data, figure)?)))
+            .filter_map(|figure| Some(of(figure, PodSpread::of(data, figure)?)))
             .collect(),
     };
     if plans.is_empty() {
@@ -164,7 +165,9 @@ fn plan(args: &CompareArgs, nodes: u32, data: Option<&Data>) -> anyhow::Result<E
             "the data do not show how pods differ in time: a pod has no two samples\nhint: --spread gives it"
         );
     }
-    view::page(args.json, &plans, |view, it| show::plans(view, it))
+    view::page(args.json, &plans, |view, plans| {
+        plans.iter().try_for_each(|it| show::plan(view, it))
+    })
 }
 
 #[derive(Debug, Serialize)]
@@ -175,33 +178,33 @@ struct Pods {
 }
 
 #[derive(Debug, Serialize)]
-struct Comparison {
+struct FleetComparison {
     pods: Pods,
     hours: f64,
-    /// CPU is that of a request, not of a pod.
+    /// CPU is per request, not per pod.
     per_request: bool,
-    figures: Vec<Compared>,
+    figures: Vec<FigureComparison>,
     left_out: Vec<Missing>,
     notes: Vec<String>,
 }
 
 /// One figure of both arms.
 #[derive(Debug, Serialize)]
-struct Compared {
+struct FigureComparison {
     figure: Figure,
     /// Medians of the pods.
     plain: f64,
     jumbo: f64,
     #[serde(flatten)]
     difference: Difference,
-    /// Plain with itself.
+    /// Comparison of plain with itself.
     aa: Option<Difference>,
-    /// Cores or bytes that `fleet_pods` plain pods would need less under jumbo.
-    saving: Option<Saving>,
+    /// Cores or bytes that `fleet_pods` plain pods would save under jumbo.
+    saving: Option<FleetSaving>,
     fleet_pods: usize,
 }
 
-impl Comparison {
+impl FleetComparison {
     fn of(data: &Data, pods: Option<NonZeroUsize>, seed: u64) -> anyhow::Result<Self> {
         let fleet_pods = pods.map_or(data.units.len(), NonZeroUsize::get);
         if let Some(unit) = data.unmatched() {
@@ -224,7 +227,7 @@ impl Comparison {
                 }
                 values
             });
-            match Compared::of(figure, &arms, fleet_pods, &mut random) {
+            match FigureComparison::of(figure, &arms, fleet_pods, &mut random) {
                 Ok(compared) => figures.push(compared),
                 Err(why) => left_out.push(Missing {
                     what: name.to_owned(),
@@ -251,10 +254,10 @@ impl Comparison {
     }
 }
 
-impl Compared {
+impl FigureComparison {
     fn of(
         figure: Figure,
-        arms: &[Vec<Value>; 3],
+        arms: &[Vec<UnitValue>; 3],
         fleet_pods: usize,
         random: &mut fastrand::Rng,
     ) -> Result<Self, String> {
@@ -268,11 +271,15 @@ impl Compared {
                 jumbo.len()
             )
         })?;
-        let parts = |arm: &[Value]| arm.iter().map(|it| it.part).collect::<Option<Vec<Part>>>();
+        let parts = |arm: &[UnitValue]| {
+            arm.iter()
+                .map(|it| it.part)
+                .collect::<Option<Vec<PodPart>>>()
+        };
         let [before, after, _] = arms;
-        let saving = parts(before)
-            .zip(parts(after))
-            .map(|(before, after)| Saving::of(&before, &after, random).times(fleet_pods as f64));
+        let saving = parts(before).zip(parts(after)).map(|(before, after)| {
+            FleetSaving::of(&before, &after, random).times(fleet_pods as f64)
+        });
         let middle = median(&plain);
         let aa = match aa.is_empty() {
             false => Difference::of(&plain, &aa),

@@ -1,6 +1,6 @@
 //! Samples from the HTTP API of Prometheus: a range query for each metric.
 //!
-//! Without TLS: that needs a cryptographic library, in a command that is one small file.
+//! TLS was rejected: it needs a cryptographic library, in a command that is one small file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
@@ -13,21 +13,20 @@ use ureq::{Agent, Error};
 use super::data::{Arm, Data, Metric, Refused};
 use crate::value::interval;
 
-/// An answer is no longer than this.
-const MAX_ANSWER_BYTES: u64 = 64 << 20;
-/// Samples of a series: enough for means, few enough for an answer.
+const MAX_RESPONSE_BYTES: u64 = 64 << 20;
+/// Maximum number of samples in a series: enough for means, few enough for one response.
 const MAX_SAMPLES: u32 = 240;
 const MIN_STEP_SECONDS: u32 = 15;
-/// A rate needs two scrapes at least.
+/// Minimum range of a rate, which needs two scrapes.
 const MIN_RATE_SECONDS: u32 = 300;
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Source {
+pub(super) struct PrometheusArgs {
     /// Read from the Prometheus at URL, http://HOST:PORT
     #[arg(long, value_name = "URL", conflicts_with = "csv")]
     prometheus: Option<String>,
 
-    /// Hours to look at, until --end
+    /// Hours to compare, until --end
     #[arg(long, value_name = "N", default_value_t = 24, requires = "prometheus",
         value_parser = clap::value_parser!(u32).range(1..=8784))]
     hours: u32,
@@ -55,7 +54,8 @@ pub(super) struct Source {
     )]
     arm: String,
 
-    /// Query for series with both labels, where those of a metric have no arm [default: kube_pod_labels]
+    /// Query for series with both labels, where those of a metric have no arm
+    /// [default: kube_pod_labels]
     #[arg(long, value_name = "PROMQL", requires = "prometheus")]
     arms: Option<String>,
 
@@ -73,7 +73,7 @@ pub(super) struct Source {
     #[arg(long, value_name = "METRIC=PROMQL", value_parser = query, requires = "prometheus")]
     query: Vec<(Metric, String)>,
 
-    /// Time for each answer
+    /// Timeout of each query
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = interval,
         requires = "prometheus")]
     timeout: Duration,
@@ -85,17 +85,17 @@ fn query(typed: &str) -> Result<(Metric, String), String> {
     Ok((metric, query.to_owned()))
 }
 
-/// The answer to a query: its data, or an error.
+/// Response to a query: data, or an error.
 #[derive(Deserialize)]
-struct Answer {
-    data: Option<Found>,
+struct QueryResponse {
+    data: Option<QueryData>,
     error: Option<String>,
     #[serde(default)]
     warnings: Vec<String>,
 }
 
 #[derive(Deserialize)]
-struct Found {
+struct QueryData {
     result: Vec<Series>,
 }
 
@@ -105,8 +105,8 @@ struct Series {
     values: Vec<(f64, String)>,
 }
 
-impl Source {
-    /// The samples, with notes on those left out; `None` where no URL was given.
+impl PrometheusArgs {
+    /// Reads the samples, with notes on omitted ones; `None` without a URL.
     pub(super) fn read(&self) -> Option<anyhow::Result<(Data, Vec<String>)>> {
         let url = self.prometheus.as_ref()?;
         Some(self.read_from(url.trim_end_matches('/')))
@@ -119,19 +119,19 @@ impl Source {
             );
         }
         let config = Agent::config_builder().timeout_global(Some(self.timeout));
-        let mut client = Client {
+        let mut client = PrometheusClient {
             agent: config.http_status_as_error(false).build().into(),
             url: format!("{url}/api/v1/query_range"),
-            window: self.window(),
+            range: self.range(),
             warnings: Vec::new(),
         };
         let (mut data, mut arms) = (Data::default(), None);
         let (mut no_arm, mut no_number) = (0, 0);
         for metric in Metric::value_variants() {
-            let Some(query) = self.query_of(*metric, client.window.step) else {
+            let Some(query) = self.query_of(*metric, client.range.step) else {
                 continue;
             };
-            for series in client.ask(&query)? {
+            for series in client.query(&query)? {
                 let Some(unit) = self.unit_of(&series) else {
                     let labels = self.unit.join(", ");
                     bail!(
@@ -189,18 +189,18 @@ impl Source {
         Ok((data, notes))
     }
 
-    fn window(&self) -> Window {
+    fn range(&self) -> QueryRange {
         let now = || SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let end = self.end.map_or_else(|| now().as_secs_f64(), f64::from);
         let seconds = self.hours * 3600;
-        Window {
+        QueryRange {
             start: end - f64::from(seconds),
             end,
             step: (seconds / MAX_SAMPLES).max(MIN_STEP_SECONDS),
         }
     }
 
-    /// A metric's query: the given one, or that of cAdvisor and of client libraries.
+    /// Query for a metric: the given one, or that for the metrics of cAdvisor and client libraries.
     fn query_of(&self, metric: Metric, step: u32) -> Option<String> {
         if let Some((_, query)) = self.query.iter().find(|(of, _)| *of == metric) {
             return Some(query.clone());
@@ -232,13 +232,13 @@ impl Source {
         labels.map(|labels| labels.join("/"))
     }
 
-    fn arms_from(&self, client: &mut Client) -> anyhow::Result<BTreeMap<String, Arm>> {
-        let asked = self.arms.clone().unwrap_or_else(|| {
+    fn arms_from(&self, client: &mut PrometheusClient) -> anyhow::Result<BTreeMap<String, Arm>> {
+        let query = self.arms.clone().unwrap_or_else(|| {
             let (unit, arm, all) = (self.unit.join(","), &self.arm, &self.select);
             format!("group by ({unit},{arm}) (kube_pod_labels{{{arm}!=\"\",{all}}})")
         });
         let (mut arms, mut contradictory) = (BTreeMap::new(), BTreeSet::new());
-        for series in client.ask(&asked)? {
+        for series in client.query(&query)? {
             let arm = series.metric.get(&self.arm).and_then(|arm| Arm::of(arm));
             let Some((unit, arm)) = self.unit_of(&series).zip(arm) else {
                 continue;
@@ -255,47 +255,47 @@ impl Source {
             let why = "a pod stays in one arm, so its series count as those of no arm";
             client
                 .warnings
-                .push(format!("{unit} had two arms by `{asked}`; {why}"));
+                .push(format!("{unit} had two arms by `{query}`; {why}"));
         }
         Ok(arms)
     }
 }
 
-struct Window {
+struct QueryRange {
     start: f64,
     end: f64,
     step: u32,
 }
 
-struct Client {
+struct PrometheusClient {
     agent: Agent,
     url: String,
-    window: Window,
+    range: QueryRange,
     warnings: Vec<String>,
 }
 
-impl Client {
-    fn ask(&mut self, query: &str) -> anyhow::Result<Vec<Series>> {
-        let Window { start, end, step } = self.window;
+impl PrometheusClient {
+    fn query(&mut self, query: &str) -> anyhow::Result<Vec<Series>> {
+        let QueryRange { start, end, step } = self.range;
         let url = &self.url;
-        let asked = || format!("cannot ask {url} for `{query}`");
+        let failed = || format!("cannot query {url} for `{query}`");
         let request = self.agent.get(url).query("query", query);
         let request = request
             .query("start", start.to_string())
             .query("end", end.to_string())
             .query("step", step.to_string());
-        let mut response = request.call().map_err(hinted).with_context(asked)?;
-        let body = response.body_mut().with_config().limit(MAX_ANSWER_BYTES);
-        let body = body.read_to_vec().map_err(hinted).with_context(asked)?;
+        let mut response = request.call().map_err(hinted).with_context(failed)?;
+        let body = response.body_mut().with_config().limit(MAX_RESPONSE_BYTES);
+        let body = body.read_to_vec().map_err(hinted).with_context(failed)?;
         let status = response.status();
-        let answer = serde_json::from_slice::<Answer>(&body);
+        let answer = serde_json::from_slice::<QueryResponse>(&body);
         let answer = match answer {
-            Ok(Answer {
+            Ok(QueryResponse {
                 error: Some(error), ..
-            }) => bail!("{}: {status}: {error}", asked()),
-            _ if !status.is_success() => bail!("{}: {status}", asked()),
+            }) => bail!("{}: {status}: {error}", failed()),
+            _ if !status.is_success() => bail!("{}: {status}", failed()),
             Ok(answer) => answer,
-            Err(error) => bail!("{}: {error}\nhint: is this a Prometheus?", asked()),
+            Err(error) => bail!("{}: {error}\nhint: is this a Prometheus?", failed()),
         };
         self.warnings.extend(answer.warnings);
         Ok(answer.data.map(|data| data.result).unwrap_or_default())

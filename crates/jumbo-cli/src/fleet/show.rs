@@ -1,17 +1,17 @@
-//! A comparison of arms, and the plan of an experiment, in 80 columns.
+//! Text output of a comparison of arms, and of the plan of an experiment.
 
 use std::io;
 
 use jumbo::units::{Bytes, counted};
 
 use super::data::Figure;
-use super::simulate::Plan;
-use super::statistics::{Difference, Saving};
-use super::{Compared, Comparison};
+use super::simulate::ExperimentPlan;
+use super::statistics::{Difference, FleetSaving};
+use super::{FigureComparison, FleetComparison};
 use crate::compare::percent;
 use crate::view::{NONE, View, missing};
 
-pub(super) fn comparison(view: &mut View, it: &Comparison) -> io::Result<()> {
+pub(super) fn comparison(view: &mut View, it: &FleetComparison) -> io::Result<()> {
     let pods = &it.pods;
     let arms = [
         ("plain", pods.plain),
@@ -48,7 +48,8 @@ pub(super) fn comparison(view: &mut View, it: &Comparison) -> io::Result<()> {
         .filter(|of| of.aa.is_some_and(|aa| aa.seen))
     {
         view.line(format!(
-            "WARNING: {}: plain differs from itself. Chance does that in one of 20; else the arms are not alike.",
+            "WARNING: {}: plain differs from itself. \
+             By chance one of 20 does; else the arms are not alike.",
             name(of.figure, it.per_request)
         ))?;
     }
@@ -83,7 +84,7 @@ fn amount(figure: Figure, per_request: bool, value: f64) -> String {
     }
 }
 
-/// The change from the baseline to the candidate, in percent of the baseline.
+/// Change from the baseline to the candidate, in percent of the baseline.
 fn change(ratio: f64) -> f64 {
     (1.0 / ratio - 1.0) * 100.0
 }
@@ -94,7 +95,7 @@ fn interval(it: Difference) -> String {
 }
 
 /// One sentence on a figure, and one on the total.
-fn verdict(it: &Compared, per_request: bool) -> Vec<String> {
+fn verdict(it: &FigureComparison, per_request: bool) -> Vec<String> {
     let Difference {
         ratio,
         low,
@@ -103,7 +104,7 @@ fn verdict(it: &Compared, per_request: bool) -> Vec<String> {
         ..
     } = it.difference;
     let name = name(it.figure, per_request);
-    // From the smaller to the larger: a larger ratio is a smaller change.
+    // The larger ratio is the smaller change.
     let [low, high] = [high, low].map(change);
     if !seen {
         return vec![format!(
@@ -124,8 +125,8 @@ fn verdict(it: &Compared, per_request: bool) -> Vec<String> {
     lines
 }
 
-/// The saving of all pods, or their need.
-fn total(figure: Figure, saving: Saving, pods: usize) -> String {
+/// Saving, or additional need, of all pods.
+fn total(figure: Figure, saving: FleetSaving, pods: usize) -> String {
     let (unit, scale) = match figure {
         Figure::Memory => ("GiB", f64::from(1 << 30)),
         _ => ("cores", 1.0),
@@ -142,7 +143,7 @@ fn total(figure: Figure, saving: Saving, pods: usize) -> String {
     format!("{all} under jumbo would {word} {amount} {unit}{more} ({low} to {high}){doubt}.")
 }
 
-/// Three digits.
+/// Formats with three significant digits.
 fn digits(value: f64) -> String {
     let digits = match value.abs() {
         value if value >= 100.0 => 0,
@@ -153,11 +154,7 @@ fn digits(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-pub(super) fn plans(view: &mut View, plans: &[Plan]) -> io::Result<()> {
-    plans.iter().try_for_each(|it| plan(view, it))
-}
-
-fn plan(view: &mut View, it: &Plan) -> io::Result<()> {
+pub(super) fn plan(view: &mut View, it: &ExperimentPlan) -> io::Result<()> {
     let [between, hourly, effect] = [it.spread.between, it.spread.hourly, it.effect]
         .map(|part| format!("{:.2} %", part * 100.0));
     view.heading(&format!(

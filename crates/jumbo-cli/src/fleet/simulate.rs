@@ -1,8 +1,8 @@
-//! The size of an experiment: how many pods and hours until a difference is seen.
+//! The size of an experiment: pods and hours until a difference is detected.
 //!
-//! The model: the logarithm of a pod's value is normal. It has a part of the pod, which stays, and a
-//! part of the hour, which time averages out. [`power`] has the closed form, [`Plan`] beside it the
-//! test itself on drawn fleets.
+//! The model: the logarithm of a pod's value is normal. It is the sum of a constant part of the pod
+//! and a part of the hour, which time averages out. [`power`] has the closed form;
+//! [`ExperimentPlan`] also runs the test on simulated fleets.
 
 use std::collections::BTreeMap;
 use std::f64::consts::{PI, TAU};
@@ -11,22 +11,22 @@ use std::str::FromStr;
 use serde::Serialize;
 use statrs::distribution::{ContinuousCDF as _, Normal};
 
-use super::data::{Arm, BLOCKS, Data, Figure};
+use super::data::{Arm, Data, Figure, TIME_BLOCKS};
 use super::statistics::{MIN_PODS, Shifts, mean, normal_quantile};
 
-/// Drawn fleets for each row.
+/// Simulated fleets for each row.
 const RUNS: u32 = 1000;
-const POWER: f64 = 0.8;
-const HOURS: [u32; 4] = [1, 6, 24, 168];
+const TARGET_POWER: f64 = 0.8;
+const ROW_HOURS: [u32; 4] = [1, 6, 24, 168];
 
-/// Standard deviations of the logarithms, of 1: between pods, and of a pod from hour to hour.
+/// Standard deviations of the logarithms, as fractions: between pods, and of a pod between hours.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Spread {
+pub(super) struct PodSpread {
     pub(super) between: f64,
     pub(super) hourly: f64,
 }
 
-impl FromStr for Spread {
+impl FromStr for PodSpread {
     type Err = String;
 
     fn from_str(typed: &str) -> Result<Self, String> {
@@ -48,10 +48,10 @@ impl FromStr for Spread {
     }
 }
 
-impl Spread {
-    /// The spread of measured pods, each within its arm; `None` where a pod has one block of time.
+impl PodSpread {
+    /// Spread of measured pods, within their arms; `None` if each pod has a single block of time.
     ///
-    /// A change in time that all pods share falls on both arms, and is taken out.
+    /// Changes over time that all pods share affect both arms alike, and are removed.
     pub(super) fn of(data: &Data, figure: Figure) -> Option<Self> {
         let (mut squares, mut freedom) = (0.0, 0.0);
         let (mut deviations, mut pods, mut blocks) = (Vec::new(), 0.0, 0.0);
@@ -80,14 +80,14 @@ impl Spread {
         let of_block: f64 = of_block.sum();
         let of_block = of_block / ((deviations.len() as f64 - pods) * (1.0 - 1.0 / pods));
         let between = squares / freedom - of_block * blocks / pods;
-        let hours = data.hours() / BLOCKS as f64;
+        let hours = data.hours() / TIME_BLOCKS as f64;
         (of_block.is_finite() && between.is_finite()).then(|| Self {
             between: between.max(0.0).sqrt(),
             hourly: (of_block * hours).sqrt(),
         })
     }
 
-    /// Variance of a pod's value over so many hours.
+    /// Variance of a pod's value over `hours`.
     fn variance(self, hours: f64) -> f64 {
         self.between.powi(2) + self.hourly.powi(2) / hours
     }
@@ -96,7 +96,7 @@ impl Spread {
 /// Efficiency of the Mann-Whitney test on normal values, relative to the t test.
 const EFFICIENCY: f64 = 3.0 / PI;
 
-/// The part of the experiments with so many pods in each arm that see a difference of `shift`.
+/// Share of the experiments with `arm` pods in each arm that detect a difference of `shift`.
 fn power(arm: f64, variance: f64, shift: f64) -> f64 {
     let noise = (2.0 * variance / (arm * EFFICIENCY)).sqrt();
     let critical = normal_quantile(0.975);
@@ -104,19 +104,19 @@ fn power(arm: f64, variance: f64, shift: f64) -> f64 {
     normal.cdf(shift / noise - critical) + normal.cdf(-shift / noise - critical)
 }
 
-/// `variance / pods in an arm` at which a difference of `shift` is seen with [`POWER`].
+/// Maximum of `variance / pods in an arm` at which `shift` is detected with [`TARGET_POWER`].
 fn needed(shift: f64) -> f64 {
-    let sum = normal_quantile(0.975) + normal_quantile(POWER);
+    let sum = normal_quantile(0.975) + normal_quantile(TARGET_POWER);
     shift.powi(2) * EFFICIENCY / (2.0 * sum.powi(2))
 }
 
-/// A draw from the normal distribution.
+/// Draws from the standard normal distribution.
 pub(super) fn normal(random: &mut fastrand::Rng) -> f64 {
     let radius = (-2.0 * (1.0 - random.f64()).ln()).sqrt();
     radius * (TAU * random.f64()).cos()
 }
 
-/// The part of [`RUNS`] drawn fleets in which the test sees the difference.
+/// Share of [`RUNS`] simulated fleets in which the test detects the difference.
 fn simulated(arm: usize, variance: f64, shift: f64, random: &mut fastrand::Rng) -> f64 {
     let deviation = variance.sqrt();
     let seen = (0..RUNS).filter(|_| {
@@ -129,24 +129,24 @@ fn simulated(arm: usize, variance: f64, shift: f64, random: &mut fastrand::Rng) 
     seen.count() as f64 / f64::from(RUNS)
 }
 
-/// The experiment that a fleet can make.
+/// Experiments that a fleet can run.
 #[derive(Debug, Serialize)]
-pub(super) struct Plan {
+pub(super) struct ExperimentPlan {
     pub(super) figure: Figure,
-    pub(super) spread: Spread,
-    /// Difference that shall be seen, of 1.
+    pub(super) spread: PodSpread,
+    /// Difference to be detected, as a fraction.
     pub(super) effect: f64,
     pub(super) pods: usize,
     pub(super) runs: u32,
-    /// Hours until these pods see it with 80 % power; `None` where no time is enough.
+    /// Hours until these pods detect it with 80 % power; `None` if no time is enough.
     pub(super) hours: Option<f64>,
-    /// Pods that see it with 80 % power, if they have time without end.
+    /// Pods that detect it with 80 % power in unlimited time.
     pub(super) least_pods: f64,
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<PlanRow>,
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct Row {
+pub(super) struct PlanRow {
     pub(super) hours: f64,
     /// Pods for 80 % power, in both arms.
     pub(super) pods: f64,
@@ -155,8 +155,14 @@ pub(super) struct Row {
     pub(super) simulated: f64,
 }
 
-impl Plan {
-    pub(super) fn of(figure: Figure, spread: Spread, effect: f64, pods: usize, seed: u64) -> Self {
+impl ExperimentPlan {
+    pub(super) fn of(
+        figure: Figure,
+        spread: PodSpread,
+        effect: f64,
+        pods: usize,
+        seed: u64,
+    ) -> Self {
         let shift = -(1.0 - effect).ln();
         let arm = pods / 2;
         let mut random = fastrand::Rng::with_seed(seed);
@@ -167,12 +173,12 @@ impl Plan {
         let rest = needed(shift) * arm as f64 - spread.between.powi(2);
         let hours = (spread.hourly.powi(2) / rest).ceil().max(1.0);
         let hours = (rest > 0.0).then_some(hours);
-        let mut all: Vec<_> = HOURS.into_iter().map(f64::from).chain(hours).collect();
+        let mut all: Vec<_> = ROW_HOURS.into_iter().map(f64::from).chain(hours).collect();
         all.sort_unstable_by(f64::total_cmp);
         all.dedup();
         let rows = all.into_iter().map(|hours| {
             let variance = spread.variance(hours);
-            Row {
+            PlanRow {
                 hours,
                 pods: pods_for(variance),
                 power: power(arm as f64, variance, shift),

@@ -1,28 +1,29 @@
-//! The difference of two arms: [`Difference`] of their pods, [`Saving`] of their totals.
+//! The difference of two arms: [`Difference`] of their pods, [`FleetSaving`] of their totals.
 //!
-//! One value is one pod: the samples of a pod are not independent of each other. The interval is
-//! that of the Mann-Whitney test: the ratios which the test does not reject (Hodges and Lehmann).
-//! The saving of a fleet is a matter of totals instead, so its interval is a bootstrap of means.
+//! Each pod is one value: the samples of a pod are not independent. The interval has the ratios
+//! that the Mann-Whitney test does not reject (Hodges and Lehmann). The saving of a fleet depends
+//! on totals instead, so its interval is a bootstrap of means.
 
 use serde::Serialize;
 use statrs::distribution::{ContinuousCDF as _, Normal};
 use statrs::stats_tests::Alternative;
 use statrs::stats_tests::mannwhitneyu::{MannWhitneyUMethod, mannwhitneyu};
 
-/// Fewest pods of an arm: among three and three no difference reaches 5 %.
+/// Minimum number of pods in an arm: with three in each, no difference reaches 5 %.
 pub(super) const MIN_PODS: usize = 4;
 
-/// Error rate where there is no difference.
+/// Rate of false positives.
 const ALPHA: f64 = 0.05;
 
+/// Resamples of the bootstrap.
 const RESAMPLES: usize = 2000;
 
-/// The value below which this part of a normal distribution lies.
+/// Quantile of the standard normal distribution.
 pub(super) fn normal_quantile(part: f64) -> f64 {
     Normal::standard().inverse_cdf(part)
 }
 
-/// A ratio of two arms, baseline divided by candidate: above 1 the candidate takes less.
+/// Ratio of two arms, baseline divided by candidate: above 1 the candidate needs less.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Difference {
     /// Median of the ratios of all pairs of pods.
@@ -36,12 +37,12 @@ pub(super) struct Difference {
 }
 
 impl Difference {
-    /// Of positive values; `None` where an arm has fewer than [`MIN_PODS`].
+    /// Compares positive values; `None` if an arm has fewer than [`MIN_PODS`].
     pub(super) fn of(baseline: &[f64], candidate: &[f64]) -> Option<Self> {
         if baseline.len().min(candidate.len()) < MIN_PODS {
             return None;
         }
-        // Not `Automatic`: its exact method walks through all combinations of 8 and 1000 pods.
+        // Not `Automatic`: its exact method enumerates all combinations, for example 8 of 1008.
         let method = MannWhitneyUMethod::AsymptoticInclContinuityCorrection;
         let (_, p) = mannwhitneyu(baseline, candidate, method, Alternative::TwoSided).ok()?;
         let shifts = Shifts::of(baseline, candidate);
@@ -51,13 +52,13 @@ impl Difference {
             low,
             high,
             p,
-            // The interval knows no ties. With many it is the wider of the two.
+            // The interval ignores ties; with many, it is wider than the test.
             seen: p < ALPHA && !(low..=high).contains(&1.0),
         })
     }
 }
 
-/// The differences of the logarithms of all pairs, which are too many to be held.
+/// Differences of the logarithms of all pairs. They are computed when needed: too many to store.
 pub(super) struct Shifts {
     baseline: Vec<f64>,
     candidate: Vec<f64>,
@@ -80,7 +81,7 @@ impl Shifts {
         self.baseline.len() * self.candidate.len()
     }
 
-    /// The pairs that differ by `shift` at most.
+    /// Number of pairs with a difference of at most `shift`.
     fn count(&self, shift: f64) -> usize {
         let (mut count, mut above) = (0, 0);
         for baseline in &self.baseline {
@@ -91,7 +92,7 @@ impl Shifts {
         count
     }
 
-    /// The `rank`th smallest difference, from 1 on.
+    /// The `rank`th smallest difference, counted from 1.
     fn smallest(&self, rank: usize) -> f64 {
         let (Some(first), Some(last)) = (self.baseline.first(), self.baseline.last()) else {
             return f64::NAN;
@@ -122,7 +123,7 @@ impl Shifts {
         )
     }
 
-    /// Rank of the interval's low end: U of the least extreme result that the test accepts.
+    /// Rank of the interval's lower end: U of the most extreme result that the test accepts.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -140,33 +141,37 @@ impl Shifts {
         [rank, self.pairs() + 1 - rank].map(|rank| self.smallest(rank))
     }
 
-    /// True where the interval does not have 0: the test alone, without the interval's search.
+    /// Reports whether the interval excludes 0, without computing the interval.
     pub(super) fn differ(&self) -> bool {
         let (rank, below) = (self.rank(), self.count(0.0));
         below < rank || self.pairs() - below < rank
     }
 }
 
-/// A pod's part in the totals: `sum` per `weight` is its value, `amount` the resource it holds.
+/// Part of a pod in the totals: `sum` / `weight` is its value, `amount` the resource that it uses.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(super) struct PodPart {
     pub(super) sum: f64,
     pub(super) weight: f64,
     pub(super) amount: f64,
 }
 
-/// The amount that a pod of the baseline would need less, on average.
+/// Mean amount that a pod of the baseline would save.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Saving {
+pub(super) struct FleetSaving {
     pub(super) amount: f64,
     /// Ends of the 95 % confidence interval.
     pub(super) low: f64,
     pub(super) high: f64,
 }
 
-impl Saving {
-    pub(super) fn of(baseline: &[Part], candidate: &[Part], random: &mut fastrand::Rng) -> Self {
-        let mut draw = |parts: &[Part]| -> Vec<Part> {
+impl FleetSaving {
+    pub(super) fn of(
+        baseline: &[PodPart],
+        candidate: &[PodPart],
+        random: &mut fastrand::Rng,
+    ) -> Self {
+        let mut draw = |parts: &[PodPart]| -> Vec<PodPart> {
             let picks = parts.iter().filter_map(|_| random.choice(parts));
             picks.copied().collect()
         };
@@ -192,7 +197,7 @@ impl Saving {
     }
 }
 
-fn saved(baseline: &[Part], candidate: &[Part]) -> f64 {
+fn saved(baseline: &[PodPart], candidate: &[PodPart]) -> f64 {
     let [before, after] = [baseline, candidate].map(|parts| {
         let sum: f64 = parts.iter().map(|part| part.sum).sum();
         sum / parts.iter().map(|part| part.weight).sum::<f64>()
@@ -200,7 +205,7 @@ fn saved(baseline: &[Part], candidate: &[Part]) -> f64 {
     mean(baseline.iter().map(|part| part.amount)) * (1.0 - after / before)
 }
 
-/// Not a number where there is none.
+/// Mean of the values; NaN without values.
 pub(super) fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     let count = values.len() as f64;
     values.sum::<f64>() / count

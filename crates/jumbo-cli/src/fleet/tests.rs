@@ -1,18 +1,19 @@
-//! Fleets that are made up: a planted gain is found, none is found where there is none.
+//! Tests on simulated fleets: a planted gain is found, and none without one.
 
 use super::data::{Metric, Refused};
 use super::simulate::normal;
 use super::*;
 
-/// Spread of a pod in time, which comes back to its mean slowly.
-const IN_TIME: f64 = 0.04;
-const BETWEEN: f64 = 0.02;
+/// Spread of a pod over time, with a slow return to the mean.
+const TIME_SPREAD: f64 = 0.04;
+const POD_SPREAD: f64 = 0.02;
 const HOURS: i64 = 12;
 
 const PER_REQUEST: [Metric; 1] = [Metric::CpuSecondsPerRequest];
 const WITH_CORES: [Metric; 2] = [Metric::CpuSecondsPerRequest, Metric::Cores];
 
-/// `pods` plain pods and as many under jumbo, which need `gain` less. All metrics have the same samples.
+/// `pods` plain pods and as many under jumbo, which need `gain` less. All metrics have the same
+/// samples.
 fn fleet(pods: usize, gain: f64, seed: u64, metrics: &[Metric]) -> Data {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut data = Data::default();
@@ -21,11 +22,11 @@ fn fleet(pods: usize, gain: f64, seed: u64, metrics: &[Metric]) -> Data {
             0 => (Arm::Plain, 1.0),
             _ => (Arm::Jumbo, 1.0 - gain),
         };
-        let own = BETWEEN * normal(&mut random);
+        let own = POD_SPREAD * normal(&mut random);
         let mut drift = normal(&mut random);
         for hour in 0..HOURS {
             drift = 0.8 * drift + 0.6 * normal(&mut random);
-            let value = factor * (own + IN_TIME * drift).exp();
+            let value = factor * (own + TIME_SPREAD * drift).exp();
             for metric in metrics {
                 let added = data.add(&format!("{pod}"), arm, *metric, hour * 3_600_000, value);
                 assert_eq!(added, Ok::<(), Refused>(()));
@@ -35,12 +36,12 @@ fn fleet(pods: usize, gain: f64, seed: u64, metrics: &[Metric]) -> Data {
     data
 }
 
-fn compared(data: &Data) -> Compared {
-    let mut comparison = Comparison::of(data, None, 1).unwrap();
+fn compared(data: &Data) -> FigureComparison {
+    let mut comparison = FleetComparison::of(data, None, 1).unwrap();
     comparison.figures.remove(0)
 }
 
-/// Bounds that a binomial count leaves once in 10 000 times.
+/// Reports whether a binomial count is within bounds that it exceeds once in 10 000 times.
 fn is_likely(count: usize, runs: usize, part: f64) -> bool {
     let mean = runs as f64 * part;
     (count as f64 - mean).abs() < 3.9 * (mean * (1.0 - part)).sqrt() + 1.0
@@ -56,7 +57,7 @@ fn without_a_gain_one_in_twenty_sees_one() {
         seen_aa += usize::from(it.aa.unwrap().seen);
     }
     assert!(is_likely(seen, runs, 0.05), "{seen}");
-    // Halves of 12: the steps of U are coarse, and the test errs less.
+    // Halves of 12 pods: the steps of U are coarse, so there are fewer false positives.
     assert!(seen_aa > 10 && seen_aa < 75, "{seen_aa}");
 }
 
@@ -70,8 +71,8 @@ fn a_planted_gain_is_within_the_interval() {
         let Difference { low, high, .. } = it.difference;
         covered += usize::from((low..=high).contains(&ratio));
         let saving = it.saving.unwrap();
-        // A core a pod, but for the mean of a lognormal distribution.
-        let cores = 48.0 * 0.02 * ((BETWEEN.powi(2) + IN_TIME.powi(2)) / 2.0).exp();
+        // One core per pod, times the mean of a lognormal distribution.
+        let cores = 48.0 * 0.02 * ((POD_SPREAD.powi(2) + TIME_SPREAD.powi(2)) / 2.0).exp();
         saving_covered += usize::from((saving.low..=saving.high).contains(&cores));
     }
     assert!(is_likely(covered, runs, 0.95), "{covered}");
@@ -83,9 +84,9 @@ fn a_planted_gain_is_within_the_interval() {
     assert!(!large.aa.unwrap().seen);
 }
 
-/// The reason why a pod is one value: as values of their own its samples find differences that are not there.
+/// Each pod is one value because its samples as separate values give many false positives.
 #[test]
-fn samples_as_values_would_err_often() {
+fn samples_as_values_give_false_positives() {
     let runs = 200;
     let err = (0..runs).filter(|seed| {
         let data = fleet(12, 0.0, *seed, &PER_REQUEST);
@@ -101,12 +102,12 @@ fn samples_as_values_would_err_often() {
 
 #[test]
 fn the_drawn_fleets_and_the_closed_form_agree() {
-    let spread = Spread {
+    let spread = PodSpread {
         between: 0.01,
         hourly: 0.03,
     };
-    let plan = Plan::of(Figure::Cpu, spread, 0.01, 60, 7);
-    // By hand: 2 * 2.8016^2 * variance / ln(0.99)^2 * pi / 3 in each arm.
+    let plan = ExperimentPlan::of(Figure::Cpu, spread, 0.01, 60, 7);
+    // Computed by hand: 2 * 2.8016^2 * variance / ln(0.99)^2 * pi / 3 in each arm.
     let hour = plan.rows.iter().find(|row| row.hours == 1.0).unwrap();
     assert_eq!(hour.pods, 2.0 * (162_744.06_f64 * 0.001).ceil());
     let hours = plan.hours.unwrap();
@@ -120,9 +121,9 @@ fn the_drawn_fleets_and_the_closed_form_agree() {
     }
     assert_eq!(
         serde_json::to_string(&plan).unwrap(),
-        serde_json::to_string(&Plan::of(Figure::Cpu, spread, 0.01, 60, 7)).unwrap()
+        serde_json::to_string(&ExperimentPlan::of(Figure::Cpu, spread, 0.01, 60, 7)).unwrap()
     );
-    let never = Plan::of(Figure::Cpu, spread, 0.01, 10, 7);
+    let never = ExperimentPlan::of(Figure::Cpu, spread, 0.01, 10, 7);
     assert!(never.hours.is_none() && never.least_pods > 10.0);
 }
 
@@ -147,8 +148,8 @@ fn the_spread_of_data_is_that_of_its_pods_and_hours() {
             assert_eq!(added, Ok::<(), Refused>(()));
         }
     }
-    let spread = Spread::of(&data, Figure::P99).unwrap();
+    let spread = PodSpread::of(&data, Figure::P99).unwrap();
     assert!((spread.between - 0.03).abs() < 0.005, "{spread:?}");
     assert!((spread.hourly - 0.05).abs() < 0.005, "{spread:?}");
-    assert_eq!(Spread::of(&data, Figure::Memory), None);
+    assert_eq!(PodSpread::of(&data, Figure::Memory), None);
 }

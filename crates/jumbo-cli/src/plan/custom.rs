@@ -3,7 +3,7 @@
 use jumbo::units::{Bytes, PageSize};
 
 use super::files::all;
-use super::sizing::{Kind, Region, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 
 /// Plan memory of a given size
 ///
@@ -18,9 +18,9 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIZE", required = true)]
     pub(super) size: Vec<Bytes>,
 
-    /// The way in which the program has it
-    #[arg(long, value_enum, default_value_t = Kind::Mapped)]
-    pub(super) kind: Kind,
+    /// The kind of huge pages that the program uses
+    #[arg(long, value_enum, default_value_t = PageKind::Mapped)]
+    pub(super) kind: PageKind,
 
     /// The group of the program, by name or number, for --kind sysv
     #[arg(long, value_name = "GROUP", required_if_eq("kind", "sysv"))]
@@ -29,16 +29,18 @@ pub(super) struct Args {
 
 impl Args {
     pub(super) fn workload(&self, page: Option<PageSize>) -> anyhow::Result<Workload> {
-        let page = page.unwrap_or(PageSize::SIZE_2M);
-        let regions = self.size.iter().map(|size| Region::new("memory", *size));
+        let regions = self
+            .size
+            .iter()
+            .map(|size| PlannedMapping::new("memory", *size));
         let mut workload = Workload::new("custom", self.kind, page, regions.collect());
         match self.kind {
-            Kind::Mapped => {}
-            Kind::Sysv => {
+            PageKind::Mapped => {}
+            PageKind::Sysv => {
                 let group = self.group.as_deref().unwrap_or_default();
                 workload.group = Some(super::group(group)?);
             }
-            Kind::Thp => workload.values = vec![("any_program", all([""]))],
+            PageKind::Thp => workload.values = vec![("any_program", all([""]))],
         }
         Ok(workload)
     }

@@ -1,15 +1,15 @@
-//! `jumbo plan dpdk`: memory of the EAL on each socket.
+//! `jumbo plan dpdk`: memory of DPDK's environment abstraction layer (EAL) on each socket.
 
 use jumbo::units::{Bytes, PageSize};
 
 use super::files::all;
 use super::qemu::large;
-use super::sizing::{Kind, Region, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 
 /// Plan the memory of a DPDK application
 ///
-/// So much memory on each of --nodes: the sockets whose network cards it drives. Pages of 1 GiB
-/// keep the packet buffers in few IOTLB and TLB entries.
+/// Memory on each of --nodes: the sockets whose network cards it drives. Pages of 1 GiB keep the
+/// packet buffers in few IOTLB and TLB entries.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo plan dpdk --socket-memory 4G --nodes 2
@@ -23,10 +23,10 @@ pub(super) struct Args {
 impl Args {
     pub(super) fn workload(&self, page: Option<PageSize>, nodes: u32) -> Workload {
         let page = page.unwrap_or_else(|| large(self.socket_memory));
-        let region = Region::new("memory of a socket", self.socket_memory);
-        let mut workload = Workload::new("dpdk", Kind::Mapped, page, vec![region]);
+        let region = PlannedMapping::new("memory of a socket", self.socket_memory);
+        let mut workload = Workload::new("dpdk", PageKind::Mapped, page, vec![region]);
         workload.bound = true;
-        // In whole pages: the EAL takes no part of one.
+        // The EAL takes whole pages.
         let mib = workload.pages().bytes(page).0 >> 20;
         let sockets = vec![mib.to_string(); nodes as usize].join(",");
         let folder = match page {

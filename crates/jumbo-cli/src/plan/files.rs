@@ -1,21 +1,21 @@
-//! Files with a reason for each line: [`File`], made from templates: [`fill`].
+//! Files with a reason for each line: [`PlannedFile`], made from templates: [`fill`].
 //!
-//! A file is printed so that it can be copied whole: a reason is a comment of the file's own
-//! format.
+//! A printed file can be copied as it is: reasons are comments of its format.
 //!
-//! A template looks as its files do. `== READER PATH` begins one, and `# WHY` stands above the line that it is the
-//! reason of. A line is there once for each value of its `{NAME}`s. Where one has no value, or `{?NAME}` has none, the
-//! line is left out; in the path it is the whole file.
+//! A template has the format of its files. `== READER PATH` begins a file, and `# WHY` is the
+//! reason of the line below it. A line is repeated for each value of its `{NAME}`s, and omitted if
+//! a name has no value. `{?NAME}` prints nothing and only tests for a value. A name without a value
+//! in the path omits the whole file.
 
 use clap::ValueEnum as _;
 use serde::Serialize;
 
-use crate::view::filled;
+use crate::view::{WIDTH, filled};
 
 /// The part of a system that reads a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Reader {
+pub(super) enum ConfigReader {
     /// sysctl.d(5): settings below /proc/sys
     Sysctl,
     /// tmpfiles.d(5): pools by node, THP
@@ -30,27 +30,23 @@ pub(super) enum Reader {
     Kubernetes,
 }
 
-/// A line and the reason for it; one without a reason belongs to the line above it.
+/// A line and its reason; a line without a reason belongs to the line above it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Line {
+pub(super) struct FileLine {
     pub(super) line: String,
     #[serde(skip_serializing_if = "str::is_empty")]
     pub(super) why: String,
 }
 
-/// A file to be installed by the operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct File {
+pub(super) struct PlannedFile {
     pub(super) path: String,
-    pub(super) reader: Reader,
-    pub(super) lines: Vec<Line>,
+    pub(super) reader: ConfigReader,
+    pub(super) lines: Vec<FileLine>,
 }
 
-/// The columns of a comment.
-const WIDTH: usize = 80;
-
-impl File {
-    /// The text of the file, with its path and the reasons as comments.
+impl PlannedFile {
+    /// Text of the file, with its path and the reasons as comments.
     pub(super) fn text(&self) -> String {
         let is_xml = self.path.ends_with(".xml");
         let comment = |indent: &str, text: &str| {
@@ -65,7 +61,7 @@ impl File {
                 0,
                 WIDTH - indent.len() - open.len(),
             );
-            // A comment of XML goes on by itself.
+            // An XML comment may have several lines.
             let next = if is_xml { "     " } else { open };
             format!(
                 "{indent}{open}{}\n",
@@ -73,7 +69,7 @@ impl File {
             )
         };
         let mut text = comment("", &self.path);
-        for Line { line, why } in &self.lines {
+        for FileLine { line, why } in &self.lines {
             let indent = &line[..line.len() - line.trim_start().len()];
             if !why.is_empty() {
                 text += &comment(indent, why);
@@ -84,21 +80,21 @@ impl File {
     }
 }
 
-/// The values of a name in templates.
+/// Values of each name in templates.
 pub(super) type Values = Vec<(&'static str, Vec<String>)>;
 
-/// Values as templates have them: an array of one, an option, a range.
+/// Converts an array, an option or a range into the values of a name.
 pub(super) fn all<T: ToString>(values: impl IntoIterator<Item = T>) -> Vec<String> {
     values.into_iter().map(|value| value.to_string()).collect()
 }
 
-/// The files of a template that have lines.
-pub(super) fn fill(template: &str, values: &Values) -> Vec<File> {
+/// Fills a template. Files without lines are omitted.
+pub(super) fn fill(template: &str, values: &Values) -> Vec<PlannedFile> {
     let mut files = Vec::new();
     for text in template.split("== ").skip(1) {
         let (head, body) = text.split_once('\n').unwrap_or_default();
         let (reader, path) = head.split_once(' ').unwrap_or_default();
-        let (Ok(reader), Some(path)) = (Reader::from_str(reader, true), set(path, values, 0))
+        let (Ok(reader), Some(path)) = (ConfigReader::from_str(reader, true), set(path, values, 0))
         else {
             continue;
         };
@@ -114,13 +110,13 @@ pub(super) fn fill(template: &str, values: &Values) -> Vec<File> {
                 else {
                     break;
                 };
-                // Lines of several values have one reason.
-                let is_said = at > 0 && set(why, values, 0).as_ref() == Some(&reason);
-                let why = if is_said { String::new() } else { reason };
-                lines.push(Line { line, why });
+                // Repeated lines have one reason.
+                let is_repeated = at > 0 && set(why, values, 0).as_ref() == Some(&reason);
+                let why = if is_repeated { String::new() } else { reason };
+                lines.push(FileLine { line, why });
             }
         }
-        files.push(File {
+        files.push(PlannedFile {
             path,
             reader,
             lines,
@@ -130,7 +126,7 @@ pub(super) fn fill(template: &str, values: &Values) -> Vec<File> {
     files
 }
 
-/// The names in a line, with the place of each.
+/// Names in a line, with their offsets.
 fn names(line: &str) -> impl Iterator<Item = (usize, &str)> {
     let name = |(start, _)| {
         let name = line[start + 1..].split('}').next()?;
@@ -148,14 +144,14 @@ fn values_of<'a>(values: &'a Values, name: &str) -> &'a [String] {
     found.map_or(&[], |(_, values)| values)
 }
 
-/// The number of times that a line is there, if it is.
+/// Number of repetitions of a line.
 fn count(line: &str, values: &Values) -> usize {
     let counts = names(line).filter(|(_, name)| !name.starts_with('?'));
     let counts = counts.map(|(_, name)| values_of(values, name).len());
     counts.max().unwrap_or(1)
 }
 
-/// A text with the values of that number, or the last one; `None` where there is none.
+/// Replaces each name by its value at index `at`, or by its last; `None` if a name has no value.
 fn set(text: &str, values: &Values, at: usize) -> Option<String> {
     let (mut out, mut end) = (String::new(), 0);
     for (start, name) in names(text) {

@@ -1,9 +1,9 @@
-//! `jumbo plan jvm`: the heap of a JVM, what its collector keeps beside it, and the code cache.
+//! `jumbo plan jvm`: the heap of a JVM, the tables of its collector, and the code cache.
 
 use jumbo::units::{Bytes, PageSize};
 
 use super::files::all;
-use super::sizing::{Kind, Region, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 
 /// Plan the heap of a JVM
 ///
@@ -30,20 +30,20 @@ pub(super) struct Args {
 
 impl Args {
     pub(super) fn workload(&self, page: Option<PageSize>) -> Workload {
-        let page = page.unwrap_or(PageSize::SIZE_2M);
-        let heap = Region::new("heap", self.heap);
+        let heap = PlannedMapping::new("heap", self.heap);
         let size = format!("-Xms{0}m -Xmx{0}m", self.heap.0 >> 20);
         let (kind, regions, options, why) = if self.thp {
             (
-                Kind::Thp,
+                PageKind::Thp,
                 vec![heap],
                 "-XX:+UseTransparentHugePages -XX:+AlwaysPreTouch",
                 "HotSpot advises MADV_HUGEPAGE and touches the heap at its start.",
             )
         } else {
-            // A bit for each 8 bytes in two bitmaps, a byte for each 512 bytes in three tables.
-            let of_heap =
-                |name: &str, share: u64| Region::new(name, Bytes(self.heap.0.div_ceil(share)));
+            // Two bitmaps have a bit for each 8 bytes, three tables a byte for each 512 bytes.
+            let of_heap = |name: &str, share: u64| {
+                PlannedMapping::new(name, Bytes(self.heap.0.div_ceil(share)))
+            };
             let tables = [
                 ("first mark bitmap", 64),
                 ("second mark bitmap", 64),
@@ -52,22 +52,22 @@ impl Args {
                 ("block offset table", 512),
             ];
             let tables = tables.map(|(name, share)| of_heap(name, share));
-            let code = Region::new("code cache", self.code_cache);
+            let code = PlannedMapping::new("code cache", self.code_cache);
             (
-                Kind::Mapped,
+                PageKind::Mapped,
                 [vec![heap], tables.into(), vec![code]].concat(),
                 "-XX:+UseLargePages",
                 "With both sizes alike the heap takes its pages at the start. Without pages HotSpot warns and runs on base pages.",
             )
         };
         let mut workload = Workload::new("jvm", kind, page, regions);
-        let page_option = match kind == Kind::Mapped && page != PageSize::SIZE_2M {
-            true => format!(" -XX:LargePageSizeInBytes={}m", page.bytes() >> 20),
+        let page_option = match kind == PageKind::Mapped && workload.page != PageSize::SIZE_2M {
+            true => format!(" -XX:LargePageSizeInBytes={}m", workload.page.bytes() >> 20),
             false => String::new(),
         };
         let options = format!("{size} {options}{page_option}");
         workload.values = vec![("options", all([options])), ("options_why", all([why]))];
-        if kind == Kind::Mapped {
+        if kind == PageKind::Mapped {
             workload.source = String::from("the heap, by the rules of G1 in Java 17");
         }
         workload
@@ -78,9 +78,9 @@ impl Args {
 mod tests {
     use super::*;
 
-    /// Counted in the pool while OpenJDK 17.0.15 ran with -XX:+UseLargePages -Xms1g -Xmx1g.
+    /// Measured with OpenJDK 17.0.15 under -XX:+UseLargePages -Xms1g -Xmx1g.
     #[test]
-    fn a_heap_has_the_pages_that_were_counted() {
+    fn a_heap_has_the_measured_pages() {
         let args = Args {
             heap: Bytes(1 << 30),
             code_cache: Bytes(240 << 20),

@@ -1,9 +1,9 @@
-//! `jumbo plan`: from the sizes of a workload to pools, settings and files, with a reason for each
-//! line.
+//! `jumbo plan`: computes pools, settings and files from the sizes of a workload, with a reason for
+//! each line.
 //!
-//! - [`sizing`]: [`Workload`] and the arithmetic. One file a workload makes it from arguments;
-//!   [`process`] makes it from a program that runs.
-//! - [`files`]: files with a reason for each line. [`show`]: the page for people.
+//! - [`sizing`]: [`Workload`] and the arithmetic. One module per workload makes it from arguments,
+//!   [`process`] from a running program.
+//! - [`files`]: files with a reason for each line. [`show`]: the text output.
 //!
 //! Invariant: it writes nothing but its output.
 
@@ -34,8 +34,8 @@ use crate::knobs::usage;
 use crate::value::{positive, process as pid, whole};
 use crate::view;
 
-use files::{File, Line, Reader, Values, all, fill};
-use sizing::{Kind, Pool, Region, Workload};
+use files::{ConfigReader, FileLine, PlannedFile, Values, all, fill};
+use sizing::{PageKind, PlannedMapping, PlannedPool, Workload};
 
 /// Compute the huge pages of a workload, and print the lines that set them up
 ///
@@ -53,21 +53,22 @@ use sizing::{Kind, Pool, Region, Workload};
   jumbo plan postgres --shared-buffers 8G --for sysctl |
     sudo tee /etc/sysctl.d/60-hugepages-postgres.conf
 
-Exit status: 0 done; 1 failed, or the plan does not fit the host and is printed all the same; 2 wrong usage.")]
+Exit status: 0 done; 1 failed, or the plan does not fit the host and is printed all the same; \
+2 wrong usage.")]
 pub(crate) struct Args {
     #[command(subcommand)]
-    workload: Option<Name>,
+    workload: Option<WorkloadArgs>,
 
     /// Read the sizes of this process instead: its mappings and its command line
     #[arg(long, value_name = "PID", value_parser = pid, required = true)]
     pid: Option<u32>,
 
     #[command(flatten)]
-    options: Options,
+    options: CommonOptions,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Name {
+enum WorkloadArgs {
     Postgres(postgres::Args),
     Redis(redis::Args),
     Mysql(mysql::Args),
@@ -80,13 +81,15 @@ enum Name {
 /// Options of all workloads.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Common options")]
-struct Options {
+struct CommonOptions {
     /// Instances on the host, each with the memory of the plan
-    #[arg(long, value_name = "N", global = true, default_value = "1", value_parser = positive::<NonZeroU32>)]
+    #[arg(long, value_name = "N", global = true, default_value = "1",
+        value_parser = positive::<NonZeroU32>)]
     count: NonZeroU32,
 
     /// Nodes that share the memory, numbered from 0 [default: those of this host; qemu and dpdk: 1]
-    #[arg(long, value_name = "N", global = true, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", global = true,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
     nodes: Option<u32>,
 
     /// The size of the pages [default: 2M; qemu and dpdk: 1G where the memory is a multiple]
@@ -94,7 +97,8 @@ struct Options {
     page_size: Option<PageSize>,
 
     /// Pages beyond the need, in percent
-    #[arg(long, value_name = "PERCENT", global = true, default_value = "0", value_parser = whole::<u16>)]
+    #[arg(long, value_name = "PERCENT", global = true, default_value = "0",
+        value_parser = whole::<u16>)]
     headroom: u16,
 
     /// Memory of an instance outside huge pages [default: 1G; with --pid what it has]
@@ -117,55 +121,52 @@ struct Options {
         value_enum,
         value_delimiter = ','
     )]
-    readers: Vec<Reader>,
+    readers: Vec<ConfigReader>,
 
     /// Print JSON, with all files
     #[arg(long, global = true)]
     json: bool,
 }
 
-/// The printed plan.
 #[derive(Debug, Serialize)]
-struct Plan {
+struct HugePagePlan {
     workload: &'static str,
-    kind: Kind,
-    /// Where the sizes are from.
+    kind: PageKind,
+    /// Source of the sizes.
     source: String,
     count: u32,
     page_size: PageSize,
-    /// The mappings of an instance; for qemu and dpdk on each node.
-    regions: Vec<Region>,
+    /// Mappings of an instance; for qemu and dpdk on each node.
+    regions: Vec<PlannedMapping>,
     /// Huge pages of an instance, on all nodes.
     instance: Bytes,
-    /// Of the host, by node. None for THPs, which have no pool.
-    pools: Vec<Pool>,
+    /// Pools of the host, by node; empty for THPs.
+    pools: Vec<PlannedPool>,
     /// Huge pages of all instances.
     memory: Bytes,
-    /// The descriptors that HVO frees of the pools.
+    /// Page descriptors that HVO frees.
     vmemmap_saved: Bytes,
     /// Memory of an instance outside huge pages.
     private: Bytes,
     host_memory: Bytes,
-    /// The host's memory that is left.
+    /// Remaining memory of the host.
     rest: Bytes,
-    /// Why the plan does not fit.
+    /// Reason why the plan does not fit.
     short: Option<String>,
     notes: Vec<String>,
-    steps: Vec<Line>,
-    files: Vec<File>,
-    /// Too large for the page allocator: pages are made at boot.
+    steps: Vec<FileLine>,
+    files: Vec<PlannedFile>,
+    /// Pages too large for the page allocator, to be allocated at boot.
     #[serde(skip)]
     gigantic: bool,
-    /// The size of vm.nr_hugepages.
+    /// Page size of vm.nr_hugepages.
     #[serde(skip)]
     default_page: PageSize,
 }
 
-/// The host that a plan is for.
-struct Target {
+struct TargetHost {
     nodes: u32,
     memory: Bytes,
-    /// The memory of each node.
     by_node: Vec<Bytes>,
     base: PageSize,
     default_page: PageSize,
@@ -173,8 +174,8 @@ struct Target {
     hvo: bool,
 }
 
-impl Target {
-    fn read(root: &Root, options: &Options, workload: &Workload) -> anyhow::Result<Self> {
+impl TargetHost {
+    fn read(root: &Root, options: &CommonOptions, workload: &Workload) -> anyhow::Result<Self> {
         let page = workload.page;
         if let Some(memory) = options.host_memory {
             let nodes = options.nodes.unwrap_or(1);
@@ -198,7 +199,7 @@ impl Target {
                 "this host has {count} of {wanted} nodes\nhint: --host-memory SIZE plans for another host"
             );
         }
-        if workload.kind != Kind::Thp {
+        if workload.kind != PageKind::Thp {
             crate::pool::pool(root, page)?;
         }
         let memory = Memory::read(root)?.total;
@@ -223,7 +224,7 @@ impl Target {
     }
 }
 
-/// `Node 0 MemTotal: 1234 kB`.
+/// Parses `Node 0 MemTotal: 1234 kB`.
 fn node_memory(root: &Root, node: NodeId) -> anyhow::Result<Bytes> {
     let path = format!("sys/devices/system/node/node{node}/meminfo");
     let text = root.read(&path)?;
@@ -235,7 +236,7 @@ fn node_memory(root: &Root, node: NodeId) -> anyhow::Result<Bytes> {
         .with_context(|| format!("/{path} has no MemTotal"))
 }
 
-/// The number of a group that is given by name or number.
+/// ID of a group, given by name or number.
 fn group(text: &str) -> anyhow::Result<u32> {
     if let Ok(number) = text.parse() {
         return Ok(number);
@@ -248,7 +249,10 @@ fn group(text: &str) -> anyhow::Result<u32> {
             .flatten()
     };
     groups.lines().find_map(of).with_context(|| {
-        format!("no group is `{text}` in /etc/group\nhint: --group takes the number that it has on the other host")
+        format!(
+            "no group is `{text}` in /etc/group\n\
+             hint: --group takes the number that it has on the other host"
+        )
     })
 }
 
@@ -257,16 +261,14 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let (page, parts) = (options.page_size, options.nodes.unwrap_or(1));
     let mut measured = None;
     let workload = match (&args.workload, args.pid) {
-        (Some(_), Some(_)) => {
-            usage("a WORKLOAD and --pid are two ways to say the same\nhint: leave one away")
-        }
-        (Some(Name::Postgres(args)), _) => args.workload(page)?,
-        (Some(Name::Redis(args)), _) => args.workload(page),
-        (Some(Name::Mysql(args)), _) => args.workload(page)?,
-        (Some(Name::Jvm(args)), _) => args.workload(page),
-        (Some(Name::Qemu(args)), _) => args.workload(page, parts)?,
-        (Some(Name::Dpdk(args)), _) => args.workload(page, parts),
-        (Some(Name::Custom(args)), _) => args.workload(page)?,
+        (Some(_), Some(_)) => usage("WORKLOAD and --pid exclude each other\nhint: leave one away"),
+        (Some(WorkloadArgs::Postgres(args)), _) => args.workload(page)?,
+        (Some(WorkloadArgs::Redis(args)), _) => args.workload(page),
+        (Some(WorkloadArgs::Mysql(args)), _) => args.workload(page)?,
+        (Some(WorkloadArgs::Jvm(args)), _) => args.workload(page),
+        (Some(WorkloadArgs::Qemu(args)), _) => args.workload(page, parts)?,
+        (Some(WorkloadArgs::Dpdk(args)), _) => args.workload(page, parts),
+        (Some(WorkloadArgs::Custom(args)), _) => args.workload(page)?,
         (None, Some(pid)) => {
             let (workload, private) = process::workload(&root, pid, page, parts)?;
             measured = Some(private);
@@ -274,12 +276,12 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         }
         (None, None) => usage("there is neither a WORKLOAD nor --pid"),
     };
-    if workload.kind == Kind::Thp && page.is_some() {
+    if workload.kind == PageKind::Thp && page.is_some() {
         usage("THPs have the size of a PMD\nhint: --page-size is for pools: leave it away");
     }
     let private = options.private.or(measured).unwrap_or(Bytes(1 << 30));
-    let target = Target::read(&root, options, &workload)?;
-    let mut plan = Plan::new(workload, private, &target, options);
+    let target = TargetHost::read(&root, options, &workload)?;
+    let mut plan = HugePagePlan::new(workload, private, &target, options);
     if options.host_memory.is_none() {
         plan.notes
             .extend(pages_of_others(&root, plan.page_size).filter(|_| !plan.pools.is_empty()));
@@ -289,8 +291,8 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     } else {
         view::page(options.json, &plan, show::show)?;
         if !options.json {
-            let all = |reader: &&Reader| **reader != Reader::Kubernetes;
-            let all: Vec<_> = <Reader as clap::ValueEnum>::value_variants()
+            let all = |reader: &&ConfigReader| **reader != ConfigReader::Kubernetes;
+            let all: Vec<_> = <ConfigReader as clap::ValueEnum>::value_variants()
                 .iter()
                 .filter(all)
                 .copied()
@@ -304,7 +306,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Pages that are in use here now: the total of a pool has to have them too.
+/// Note on pages that other programs use: the total of the pool must include them.
 fn pages_of_others(root: &Root, page: PageSize) -> Option<String> {
     let pools = hugetlb::pools(root).ok()??;
     let pool = pools.into_iter().find(|pool| pool.size == page)?;
@@ -314,8 +316,13 @@ fn pages_of_others(root: &Root, page: PageSize) -> Option<String> {
     })
 }
 
-impl Plan {
-    fn new(workload: Workload, private: Bytes, target: &Target, options: &Options) -> Self {
+impl HugePagePlan {
+    fn new(
+        workload: Workload,
+        private: Bytes,
+        target: &TargetHost,
+        options: &CommonOptions,
+    ) -> Self {
         let count = options.count.get();
         let page = workload.page;
         let pools = workload.pools(count.into(), target.nodes, options.headroom.into());
@@ -325,7 +332,7 @@ impl Plan {
             .fold(0, |sum, pool| sum.saturating_add(pool.pages.0));
         let parts = if workload.bound { target.nodes } else { 1 };
         let instance = Pages(workload.pages().0.saturating_mul(parts.into())).bytes(page);
-        let is_pooled = workload.kind != Kind::Thp;
+        let is_pooled = workload.kind != PageKind::Thp;
         let hvo = is_pooled && target.hvo;
         let saved = if hvo {
             hvo::freed(page, target.base).0
@@ -392,25 +399,25 @@ impl Plan {
                 .then_some(""))
         };
         values.extend([
-            ("command_line", reads(Reader::CommandLine)),
-            ("sysctl", reads(Reader::Sysctl)),
-            ("tmpfiles", reads(Reader::Tmpfiles)),
+            ("command_line", reads(ConfigReader::CommandLine)),
+            ("sysctl", reads(ConfigReader::Sysctl)),
+            ("tmpfiles", reads(ConfigReader::Tmpfiles)),
         ]);
         let steps = fill(include_str!("templates/steps.txt"), &values);
         plan.steps = steps.into_iter().flat_map(|steps| steps.lines).collect();
         plan
     }
 
-    /// The values of templates.
     fn values(&self, workload: &Workload, unit: &str) -> Values {
         let (page, pools) = (self.page_size, &self.pools[..]);
-        let is_thp = workload.kind == Kind::Thp;
+        let is_thp = workload.kind == PageKind::Thp;
         let in_sysctl = pools.len() == 1 && page == self.default_page && !self.gigantic;
         let in_files = !self.gigantic && !in_sysctl && !is_thp;
         let saves = self.vmemmap_saved > Bytes(0);
         let when = |is: bool| all(is.then_some(""));
-        let of_pools =
-            |value: &dyn Fn(&Pool) -> String| all(pools.iter().filter(|_| in_files).map(value));
+        let of_pools = |value: &dyn Fn(&PlannedPool) -> String| {
+            all(pools.iter().filter(|_| in_files).map(value))
+        };
         let nodes: Vec<_> = pools.iter().map(|pool| (pool.node, pool.pages)).collect();
         let at_boot = self.gigantic && !nodes.is_empty();
         let by_node = if nodes.len() > 1 {

@@ -3,7 +3,7 @@
 use jumbo::units::{Bytes, PageSize, Pages};
 
 use super::files::all;
-use super::sizing::{Kind, Region, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 
 /// Plan the buffer pool of MariaDB or MySQL
 ///
@@ -30,9 +30,9 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIZE", default_value = "128M")]
     pub(super) aria_cache: Bytes,
 
-    /// The server: their ways to huge pages differ
-    #[arg(long, value_enum, default_value_t = Server::Mariadb)]
-    pub(super) server: Server,
+    /// The server: their support of huge pages differs
+    #[arg(long, value_enum, default_value_t = MysqlServer::Mariadb)]
+    pub(super) server: MysqlServer,
 
     /// The group that mysqld runs as, by name or number, for --server mysql
     #[arg(long, value_name = "GROUP", default_value = "mysql")]
@@ -40,7 +40,7 @@ pub(super) struct Args {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Server {
+pub(super) enum MysqlServer {
     /// MariaDB 10.11 and later: mmap(2)
     Mariadb,
     /// MySQL 8: shmget(2), in chunks of innodb_buffer_pool_chunk_size
@@ -48,19 +48,18 @@ pub(super) enum Server {
 }
 
 /// MySQL's default innodb_buffer_pool_chunk_size. The buffer pool is a multiple of it.
-const CHUNK: u64 = 128 << 20;
-/// A page of InnoDB, and its descriptor in a chunk of MySQL 8 (`buf_block_t`), rounded up.
-const BLOCK: u64 = 16 << 10;
-const DESCRIPTOR: u64 = 512;
+const CHUNK_BYTES: u64 = 128 << 20;
+const INNODB_PAGE_BYTES: u64 = 16 << 10;
+/// Descriptor of a page in a chunk of MySQL 8 (`buf_block_t`), rounded up.
+const DESCRIPTOR_BYTES: u64 = 512;
 
 impl Args {
     pub(super) fn workload(&self, page: Option<PageSize>) -> anyhow::Result<Workload> {
         let page = page.unwrap_or(PageSize::SIZE_2M);
         let (kind, regions) = match self.server {
-            Server::Mariadb => {
-                // The caches hold so many blocks of 1 KiB and 8 KiB that these and their records,
-                // of 214 and 266 bytes, fit the setting (init_key_cache, init_pagecache). Only
-                // blocks are huge.
+            MysqlServer::Mariadb => {
+                // The settings include blocks of 1 KiB and 8 KiB and their records of 214 and 266
+                // bytes (init_key_cache, init_pagecache). Only the blocks are on huge pages.
                 let blocks = |cache: Bytes, block: u64, record: u64| {
                     Bytes(cache.0 / (block + record) * block)
                 };
@@ -72,19 +71,21 @@ impl Args {
                     ("Aria's page cache", blocks(self.aria_cache, 8 << 10, 266)),
                 ];
                 (
-                    Kind::Mapped,
-                    regions.map(|(name, size)| Region::new(name, size)).into(),
+                    PageKind::Mapped,
+                    regions
+                        .map(|(name, size)| PlannedMapping::new(name, size))
+                        .into(),
                 )
             }
-            Server::Mysql => {
-                let chunks = self.buffer_pool.0.div_ceil(CHUNK).max(1);
-                // Each chunk and its descriptors have pages of their own.
-                let chunk = Bytes(CHUNK + CHUNK / BLOCK * DESCRIPTOR);
-                let pages = Region::new("chunk", chunk).pages(page).0;
+            MysqlServer::Mysql => {
+                let chunks = self.buffer_pool.0.div_ceil(CHUNK_BYTES).max(1);
+                // Each chunk with its descriptors has pages of its own.
+                let chunk = Bytes(CHUNK_BYTES + CHUNK_BYTES / INNODB_PAGE_BYTES * DESCRIPTOR_BYTES);
+                let pages = PlannedMapping::new("chunk", chunk).pages(page).0;
                 let all = Pages(pages.saturating_mul(chunks)).bytes(page);
                 (
-                    Kind::Sysv,
-                    vec![Region::new(format!("{chunks} chunks"), all)],
+                    PageKind::Sysv,
+                    vec![PlannedMapping::new(format!("{chunks} chunks"), all)],
                 )
             }
         };
@@ -92,7 +93,7 @@ impl Args {
         workload.template = include_str!("templates/mysql.txt");
         let mib = |size: Bytes| all([size.0 >> 20]);
         workload.values = vec![("buffer_pool", mib(self.buffer_pool))];
-        if self.server == Server::Mariadb {
+        if self.server == MysqlServer::Mariadb {
             workload.unit = "mariadb.service".into();
             workload.source = String::from("the settings, by the rules of MariaDB 10.11");
             workload.values.extend([
@@ -105,9 +106,10 @@ impl Args {
                 String::from("the settings, by the rules of MySQL 8: an upper bound, not measured");
             workload.group = Some(super::group(&self.group)?);
             let memlock = "shmget(2) with SHM_HUGETLB locks memory where the group does not match.";
-            workload
-                .values
-                .extend([("chunk", mib(Bytes(CHUNK))), ("memlock", all([memlock]))]);
+            workload.values.extend([
+                ("chunk", mib(Bytes(CHUNK_BYTES))),
+                ("memlock", all([memlock])),
+            ]);
         }
         Ok(workload)
     }
@@ -117,16 +119,16 @@ impl Args {
 mod tests {
     use super::*;
 
-    /// Counted in the pool while MariaDB 10.11.19 ran with large-pages.
+    /// Measured with MariaDB 10.11.19 under large-pages.
     #[test]
-    fn mariadb_has_the_pages_that_were_counted() {
+    fn mariadb_has_the_measured_pages() {
         for (pool, log, pages) in [(512, 16, 387), (1024, 64, 691)] {
             let args = Args {
                 buffer_pool: Bytes(pool << 20),
                 log_buffer: Bytes(log << 20),
                 key_buffer: Bytes(128 << 20),
                 aria_cache: Bytes(128 << 20),
-                server: Server::Mariadb,
+                server: MysqlServer::Mariadb,
                 group: String::new(),
             };
             assert_eq!(args.workload(None).unwrap().pages().0, pages);

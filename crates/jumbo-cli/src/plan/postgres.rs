@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use jumbo::units::{Bytes, PageSize};
 
 use super::files::all;
-use super::sizing::{Kind, Region, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 
 /// Plan the shared memory of PostgreSQL
 ///
@@ -39,15 +39,15 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE", requires = "data")]
     pub(super) program: Option<PathBuf>,
 
-    /// The segment of a server that runs.
+    /// Shared memory of a running server.
     #[arg(skip)]
     pub(super) measured: Option<Bytes>,
 }
 
-/// The largest shared memory that PostgreSQL 15 takes by its defaults (`CalculateShmemSize`).
+/// Maximum shared memory of PostgreSQL 15 with default settings (`CalculateShmemSize`).
 fn estimate(buffers: Bytes, connections: u32) -> Bytes {
-    const BLOCK: u64 = 8 << 10;
-    let blocks = buffers.0 / BLOCK;
+    const BLCKSZ: u64 = 8 << 10;
+    let blocks = buffers.0 / BLCKSZ;
     // bufmgr: a descriptor (64), a condition variable (16), an entry to sort at a checkpoint (20)
     // and one in the hash table (16 of header, 24 of tag and number); checkpointer: a request (24;
     // releases since 2025 stop at 10 million).
@@ -58,9 +58,9 @@ fn estimate(buffers: Bytes, connections: u32) -> Bytes {
     let buckets = buckets + buckets / 256;
     // xlog: wal_buffers = -1 is a 32nd, up to a segment. clog, commit_ts: up to 128 and 256 pages.
     let wal = (buffers.0 / 32).min(16 << 20);
-    let slru = ((blocks / 512).min(128) + (blocks / 256).min(256)) * BLOCK;
-    // Locks, predicate locks, PGPROC, status: by connection, and by the 22 backends that
-    // autovacuum, workers and WAL senders may have; measured, 47 to 49 KiB.
+    let slru = ((blocks / 512).min(128) + (blocks / 256).min(256)) * BLCKSZ;
+    // Locks, predicate locks, PGPROC, status: per connection, and for 22 backends of autovacuum,
+    // workers and WAL senders; measured: 47 to 49 KiB.
     let backends = (u64::from(connections) + 22) * (49 << 10);
     let fixed = 3 << 20;
     let parts = [
@@ -74,7 +74,7 @@ fn estimate(buffers: Bytes, connections: u32) -> Bytes {
     buffers + parts.into_iter().map(Bytes).sum()
 }
 
-/// The programs that may be there, the newest first.
+/// Installed programs, the newest first.
 fn programs() -> Vec<PathBuf> {
     let mut found: Vec<(u32, PathBuf)> = Vec::new();
     for (folder, prefix) in [("/usr/lib/postgresql", ""), ("/usr", "pgsql-")] {
@@ -96,10 +96,11 @@ fn programs() -> Vec<PathBuf> {
 }
 
 impl Args {
-    /// A setting as PostgreSQL has it, computed by the program.
+    /// Runs `postgres -C NAME` and returns the value.
     fn ask(&self, program: &Path, data: &Path, name: &str) -> anyhow::Result<String> {
         let mut command = Command::new(program);
-        // -C first: only then root may call it, and what the configuration loads runs as its owner.
+        // -C must be first: only then root may call it. It runs as the owner of the data, because
+        // the configuration may load libraries.
         command
             .args(["-C", name, "-D"])
             .arg(data)
@@ -120,19 +121,19 @@ impl Args {
             .with_context(|| format!("cannot start {}", program.display()))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         if !output.status.success() {
-            let said = text(&output.stderr);
-            let hint = match said.contains("is running") || said.contains("lock file") {
+            let message = text(&output.stderr);
+            let hint = match message.contains("is running") || message.contains("lock file") {
                 true => "\nhint: `jumbo plan --pid PID` reads a server that runs",
                 false => {
                     "\nhint: --program names the program of the version that made the data directory"
                 }
             };
-            bail!("{} -C {name}: {said}{hint}", program.display());
+            bail!("{} -C {name}: {message}{hint}", program.display());
         }
         Ok(text(&output.stdout))
     }
 
-    /// Shared memory, shared_buffers and their source.
+    /// Size of shared memory, shared_buffers, and the source of both.
     fn sizes(&self) -> anyhow::Result<(Bytes, Option<Bytes>, String)> {
         if let Some(size) = self.measured {
             return Ok((
@@ -167,7 +168,7 @@ impl Args {
                             format!("{}: `{text}` is no number", program.display())
                         })
                     };
-                    // In MB and in blocks, without a unit.
+                    // In MB and in blocks of 8 KiB, without a unit.
                     let (size, blocks) = (number(&size)?, number(&blocks)?);
                     let source = format!("{} -C shared_memory_size", program.display());
                     return Ok((Bytes(size << 20), Some(Bytes(blocks << 13)), source));
@@ -179,13 +180,12 @@ impl Args {
     }
 
     pub(super) fn workload(&self, page: Option<PageSize>) -> anyhow::Result<Workload> {
-        let page = page.unwrap_or(PageSize::SIZE_2M);
         let (size, buffers, source) = self.sizes()?;
         let mut workload = Workload::new(
             "postgres",
-            Kind::Mapped,
+            PageKind::Mapped,
             page,
-            vec![Region::new("shared memory", size)],
+            vec![PlannedMapping::new("shared memory", size)],
         );
         workload.unit = "postgresql@.service".into();
         workload.source = source;
@@ -207,9 +207,9 @@ impl Args {
 mod tests {
     use super::*;
 
-    /// By `postgres -C shared_memory_size` of PostgreSQL 15.18, in MB.
+    /// Values in MB of `postgres -C shared_memory_size` of PostgreSQL 15.18.
     #[test]
-    fn the_estimate_covers_what_postgresql_computes_and_little_more() {
+    fn the_estimate_is_a_tight_upper_bound() {
         for (connections, buffers, measured) in [
             (10, 16, 20),
             (10, 64, 71),
@@ -236,9 +236,9 @@ mod tests {
             let planned = estimate(Bytes(buffers << 20), connections)
                 .0
                 .div_ceil(1 << 20);
-            let most = measured + measured * 3 / 100 + 3;
+            let max = measured + measured * 3 / 100 + 3;
             assert!(
-                (measured..=most).contains(&planned),
+                (measured..=max).contains(&planned),
                 "{connections} {buffers}: {planned} for {measured}"
             );
         }

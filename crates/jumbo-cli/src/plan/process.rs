@@ -1,37 +1,37 @@
-//! `jumbo plan --pid`: the memory of a program that runs, as a workload.
+//! `jumbo plan --pid`: the memory of a running program, as a workload.
 //!
-//! The program is known by its executable. A reader process reads the mappings: a program that
-//! holds them back holds the reader up for a second, and not this process.
+//! The executable's name identifies the program. A reader process reads the mappings: a target that
+//! blocks this read (mmap lock) blocks the reader, for one second, and not this process.
 
 use anyhow::{Context as _, anyhow, bail};
 use jumbo::units::{Bytes, PageSize};
 use jumbo_host::kernel::{FileError, Root, base_page, task};
-use jumbo_host::status::{self, Kind as Of};
+use jumbo_host::status::{self, Kind as MemoryKind};
 
-use super::sizing::{Kind, Region, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 use super::{jvm, postgres, qemu, redis};
 
-/// The memory of a process by the way in which it could be huge.
+/// Memory of a process, by the possible kind of huge page.
 #[derive(Debug, Default)]
-struct Memory {
-    /// Mappings of hugetlb pages, whole, by page size.
-    hugetlb: Vec<(PageSize, Region)>,
-    /// The largest shared mapping, of whatever pages.
+struct ProcessMemory {
+    /// Mappings of hugetlb pages, with their page sizes.
+    hugetlb: Vec<(PageSize, PlannedMapping)>,
+    /// Largest shared mapping, of any page size.
     shared: Bytes,
     /// Resident anonymous memory.
     anonymous: Bytes,
-    /// Resident memory on base pages or THPs, without shared memory.
+    /// Resident memory on base pages or THPs, except shared memory.
     private: Bytes,
 }
 
-fn read(root: &Root, pid: u32) -> Result<Memory, FileError> {
-    let mut memory = Memory::default();
+fn read(root: &Root, pid: u32) -> Result<ProcessMemory, FileError> {
+    let mut memory = ProcessMemory::default();
     let base = base_page(root);
     status::observer(root)?.each(pid, |kind, mapping| {
         let page = mapping.kernel_page_size.unwrap_or(base);
-        let (size, is_shared) = (mapping.size(), kind == Of::Shared);
+        let (size, is_shared) = (mapping.size(), kind == MemoryKind::Shared);
         if page > base {
-            let region = Region::new(format!("mapping at {:x}", mapping.start), size);
+            let region = PlannedMapping::new(format!("mapping at {:x}", mapping.start), size);
             memory.hugetlb.push((page, region));
         } else if !is_shared {
             memory.private += mapping.rss;
@@ -44,8 +44,8 @@ fn read(root: &Root, pid: u32) -> Result<Memory, FileError> {
     Ok(memory)
 }
 
-/// The last of `-Xmx8g`, `-m 4G`, `-m size=4G,...`: a size behind one of `options`, in `unit` where
-/// it has none.
+/// Size after the last `option`, as in `-Xmx8g`, `-m 4G`, `-m size=4G,...`. A bare number is in
+/// `unit`.
 fn size(arguments: &[String], option: &str, unit: u64) -> Option<Bytes> {
     let value = |(at, argument): (usize, &String)| {
         let value = argument.strip_prefix(option)?;
@@ -66,7 +66,7 @@ fn size(arguments: &[String], option: &str, unit: u64) -> Option<Bytes> {
     arguments.iter().enumerate().filter_map(value).next_back()
 }
 
-/// The workload of `pid`, and its resident memory outside huge pages.
+/// Workload of `pid`, and its resident memory outside huge pages.
 pub(super) fn workload(
     root: &Root,
     pid: u32,
@@ -81,8 +81,7 @@ pub(super) fn workload(
     })?;
     let exe = std::fs::read_link(root.path(format!("proc/{pid}/exe"))).unwrap_or_default();
     let exe = exe.file_name().unwrap_or_default().to_string_lossy();
-    // By the file, or by the name that it was called by: Debian's redis-server is a link to
-    // another.
+    // By the file, or by the task's name: Debian's redis-server is a link to another file.
     let file = exe.strip_suffix(" (deleted)").unwrap_or(&exe);
     let is = |known: &[&str]| known.contains(&file) || known.contains(&name.as_str());
     let memory = read(root, pid).map_err(|error| match error.is_denied() {
@@ -129,7 +128,7 @@ pub(super) fn workload(
     } else {
         other(is(&["mariadbd", "mysqld"]), &memory, page)?
     };
-    // Mappings of hugetlb pages say exactly what the program takes.
+    // Existing mappings of hugetlb pages are exact.
     let regions = memory.hugetlb.into_iter().map(|(_, region)| region);
     let regions: Vec<_> = regions.collect();
     if !regions.is_empty() && !workload.bound {
@@ -141,21 +140,24 @@ pub(super) fn workload(
     Ok((workload, memory.private))
 }
 
-/// MariaDB, MySQL and any other program: hugetlb pages that it has, else THPs.
-fn other(is_mysql: bool, memory: &Memory, page: Option<PageSize>) -> anyhow::Result<Workload> {
+/// Workload of MariaDB, MySQL or an unknown program: its hugetlb pages if it has any, else THPs.
+fn other(
+    is_mysql: bool,
+    memory: &ProcessMemory,
+    page: Option<PageSize>,
+) -> anyhow::Result<Workload> {
     let (known, kind) = match memory.hugetlb.is_empty() {
         true if is_mysql => bail!(
             "the mappings of the server do not tell its buffer pool\n\
              hint: `jumbo plan mysql --buffer-pool SIZE`, with innodb_buffer_pool_size"
         ),
-        true => ("custom", Kind::Thp),
-        false if is_mysql => ("mysql", Kind::Mapped),
-        false => ("custom", Kind::Mapped),
+        true => ("custom", PageKind::Thp),
+        false if is_mysql => ("mysql", PageKind::Mapped),
+        false => ("custom", PageKind::Mapped),
     };
-    let page = page.unwrap_or(PageSize::SIZE_2M);
-    let region = Region::new("anonymous memory", memory.anonymous);
+    let region = PlannedMapping::new("anonymous memory", memory.anonymous);
     let mut workload = Workload::new(known, kind, page, vec![region]);
-    if kind == Kind::Thp && memory.shared >= Bytes(page.bytes()) {
+    if kind == PageKind::Thp && memory.shared >= Bytes(workload.page.bytes()) {
         workload.notes = vec![format!(
             "it maps {} of shared memory too: `jumbo thp set shmem=within_size` gives that THPs",
             memory.shared

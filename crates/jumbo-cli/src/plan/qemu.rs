@@ -3,11 +3,11 @@
 use jumbo::units::{Bytes, PageSize};
 
 use super::files::all;
-use super::sizing::{Kind, Region, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 
 /// Plan the RAM of virtual machines under QEMU
 ///
-/// A guest has so much RAM, on one node or in equal parts on each of --nodes. --count is the number
+/// The RAM of a guest is on one node, or in equal parts on each of --nodes. --count is the number
 /// of guests. Pages are of 1 GiB where the parts are multiples of that.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -20,7 +20,7 @@ pub(super) struct Args {
     pub(super) memory: Bytes,
 }
 
-/// Pages of 1 GiB where none is in vain.
+/// Page size for `size`: 1 GiB for a multiple of that, else 2 MiB.
 pub(super) fn large(size: Bytes) -> PageSize {
     match size.0 > 0 && size.0.is_multiple_of(1 << 30) {
         true => PageSize::SIZE_1G,
@@ -41,9 +41,9 @@ impl Args {
         }
         let mut workload = Workload::new(
             "qemu",
-            Kind::Mapped,
+            PageKind::Mapped,
             page,
-            vec![Region::new("guest RAM", part)],
+            vec![PlannedMapping::new("guest RAM", part)],
         );
         workload.bound = true;
         let bind = |node| match nodes {

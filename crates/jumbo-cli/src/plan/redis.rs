@@ -1,9 +1,9 @@
-//! `jumbo plan redis`: anonymous memory, which Redis has no hugetlb option for.
+//! `jumbo plan redis`: anonymous memory on THPs; Redis has no hugetlb option.
 
 use jumbo::units::{Bytes, PageSize};
 
 use super::files::all;
-use super::sizing::{Kind, Region, Workload};
+use super::sizing::{PageKind, PlannedMapping, Workload};
 
 /// Plan the memory of Redis or Valkey
 ///
@@ -21,12 +21,11 @@ pub(super) struct Args {
 
 impl Args {
     pub(super) fn workload(&self, page: Option<PageSize>) -> Workload {
-        let page = page.unwrap_or(PageSize::SIZE_2M);
         let mut workload = Workload::new(
             "redis",
-            Kind::Thp,
+            PageKind::Thp,
             page,
-            vec![Region::new("data set", self.data_set)],
+            vec![PlannedMapping::new("data set", self.data_set)],
         );
         workload.template = include_str!("templates/redis.txt");
         workload.values = vec![("redis", all([self.data_set.0 >> 20]))];

@@ -1,4 +1,4 @@
-//! The page of a plan, for people, and its files.
+//! Text output of a plan and its files.
 
 use std::io::{self, Write as _};
 
@@ -6,17 +6,20 @@ use anyhow::bail;
 use clap::ValueEnum as _;
 use jumbo::units::{Bytes, Pages, counted};
 
-use super::Plan;
-use super::files::{Line, Reader};
-use super::sizing::{Kind, Region};
+use super::HugePagePlan;
+use super::files::{ConfigReader, FileLine};
+use super::sizing::{PageKind, PlannedMapping};
 use crate::view::{NONE, Stdout, View};
 
-pub(super) fn show(view: &mut View, plan: &Plan) -> io::Result<()> {
+/// Maximum number of listed mappings.
+const MAX_MAPPINGS: usize = 8;
+
+pub(super) fn show(view: &mut View, plan: &HugePagePlan) -> io::Result<()> {
     let page = plan.page_size;
     let pages = counted(plan.memory.whole_pages(page).0, "page");
     let pool = match plan.kind {
-        Kind::Thp => "THPs, no pool",
-        Kind::Mapped | Kind::Sysv => "hugetlb",
+        PageKind::Thp => "THPs, no pool",
+        PageKind::Mapped | PageKind::Sysv => "hugetlb",
     };
     let of = match plan.count {
         1 => String::new(),
@@ -43,7 +46,7 @@ pub(super) fn show(view: &mut View, plan: &Plan) -> io::Result<()> {
     };
     view.fact("Left", rest)?;
     view.heading("Mappings of an instance")?;
-    let region = |region: &Region| {
+    let region = |region: &PlannedMapping| {
         let pages = region.pages(page);
         [
             region.name.clone(),
@@ -51,18 +54,15 @@ pub(super) fn show(view: &mut View, plan: &Plan) -> io::Result<()> {
             pages.to_string(),
         ]
     };
-    // Many alike say nothing.
-    view.table(
-        "<MAPPING|>SIZE|>PAGES",
-        plan.regions.iter().take(8).map(region),
-    )?;
-    if let Some(more) = plan.regions.get(8..).filter(|more| !more.is_empty()) {
+    let (first, more) = plan.regions.split_at(plan.regions.len().min(MAX_MAPPINGS));
+    view.table("<MAPPING|>SIZE|>PAGES", first.iter().map(region))?;
+    if !more.is_empty() {
         let pages: u64 = more.iter().map(|region| region.pages(page).0).sum();
         view.line(format!("  and {} more, {} pages", more.len(), Pages(pages)))?;
     }
     if !plan.pools.is_empty() {
         view.heading("Pools")?;
-        let row = |pool: &super::Pool| {
+        let row = |pool: &super::PlannedPool| {
             let node = pool
                 .node
                 .map_or_else(|| NONE.to_owned(), |node| node.to_string());
@@ -77,22 +77,22 @@ pub(super) fn show(view: &mut View, plan: &Plan) -> io::Result<()> {
     }
     view.list("Notes", plan.notes.iter().cloned())?;
     view.heading("Commands, once the files below are there")?;
-    for Line { line, why } in &plan.steps {
+    for FileLine { line, why } in &plan.steps {
         view.line(format!("  {line}"))?;
         view.line(format!("      {why}"))?;
     }
     view.line("")
 }
 
-/// The files for `readers`, ready to be copied.
-pub(super) fn files(plan: &Plan, readers: &[Reader]) -> anyhow::Result<()> {
+/// Prints the files for `readers`, ready to be copied.
+pub(super) fn files(plan: &HugePagePlan, readers: &[ConfigReader]) -> anyhow::Result<()> {
     let files = plan
         .files
         .iter()
         .filter(|file| readers.contains(&file.reader));
-    let texts: Vec<_> = files.map(super::files::File::text).collect();
+    let texts: Vec<_> = files.map(super::files::PlannedFile::text).collect();
     if texts.is_empty() {
-        let name = |reader: &Reader| {
+        let name = |reader: &ConfigReader| {
             reader
                 .to_possible_value()
                 .map(|value| value.get_name().to_owned())

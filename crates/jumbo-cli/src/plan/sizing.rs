@@ -1,14 +1,14 @@
-//! The arithmetic of a plan: from a [`Workload`] to [`Pool`]s. Pure; sizes round up.
+//! Arithmetic of a plan: from a [`Workload`] to [`PlannedPool`]s. Sizes round up.
 
 use jumbo::units::{Bytes, NodeId, PageSize, Pages};
 use serde::Serialize;
 
 use super::files::Values;
 
-/// The way in which a program maps huge pages.
+/// Kind of huge pages that a program maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Kind {
+pub(super) enum PageKind {
     /// hugetlb pages by mmap(2), memfd_create(2) or hugetlbfs: any user may have them
     Mapped,
     /// hugetlb pages by shmget(2): for vm.hugetlb_shm_group and root
@@ -19,44 +19,44 @@ pub(super) enum Kind {
 
 /// One mapping of an instance, in pages of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Region {
+pub(super) struct PlannedMapping {
     pub(super) name: String,
     pub(super) size: Bytes,
 }
 
-/// The memory of a program, and the lines that make the program use it.
+/// Memory of a program, and the configuration that puts it on huge pages.
 #[derive(Clone, Debug)]
 pub(super) struct Workload {
     pub(super) name: &'static str,
-    /// The systemd unit that mostly runs it.
+    /// Usual systemd unit of the program.
     pub(super) unit: String,
-    pub(super) kind: Kind,
+    pub(super) kind: PageKind,
     pub(super) page: PageSize,
-    /// Of one instance; with `bound` those of one instance on one node.
-    pub(super) regions: Vec<Region>,
-    /// The program binds its memory to each of the nodes. Else it may lie on any.
+    /// Mappings of one instance; with `bound`, on one node.
+    pub(super) regions: Vec<PlannedMapping>,
+    /// The program binds its memory to each of the nodes; else the memory may be on any node.
     pub(super) bound: bool,
-    /// Where the sizes are from.
+    /// Source of the sizes.
     pub(super) source: String,
-    /// The group of a [`Kind::Sysv`].
+    /// Group ID for [`PageKind::Sysv`].
     pub(super) group: Option<u32>,
-    /// Configuration of the program, as a template.
+    /// Template of the program's configuration.
     pub(super) template: &'static str,
-    /// The values that it and the templates of all workloads need.
+    /// Values for this template and for those of all workloads.
     pub(super) values: Values,
     pub(super) notes: Vec<String>,
 }
 
-/// The pages on one node; without a node those of a host as a whole.
+/// Pages on one node, or on the whole host without a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Pool {
+pub(super) struct PlannedPool {
     pub(super) node: Option<NodeId>,
     pub(super) size: PageSize,
     pub(super) pages: Pages,
     pub(super) memory: Bytes,
 }
 
-impl Region {
+impl PlannedMapping {
     pub(super) fn new(name: impl Into<String>, size: Bytes) -> Self {
         let name = name.into();
         Self { name, size }
@@ -68,18 +68,18 @@ impl Region {
 }
 
 impl Workload {
-    /// One without files, steps and notes.
+    /// Makes a workload without files, steps and notes; by default with pages of 2 MiB.
     pub(super) fn new(
         name: &'static str,
-        kind: Kind,
-        page: PageSize,
-        regions: Vec<Region>,
+        kind: PageKind,
+        page: impl Into<Option<PageSize>>,
+        regions: Vec<PlannedMapping>,
     ) -> Self {
         Self {
             name,
             unit: format!("{name}.service"),
             kind,
-            page,
+            page: page.into().unwrap_or(PageSize::SIZE_2M),
             regions,
             bound: false,
             source: String::from("as given"),
@@ -90,23 +90,23 @@ impl Workload {
         }
     }
 
-    /// The pages of one instance, on one node where memory is bound.
+    /// Pages of one instance; of bound memory, those on one node.
     pub(super) fn pages(&self) -> Pages {
         let pages = self.regions.iter().map(|region| region.pages(self.page).0);
         Pages(pages.fold(0, u64::saturating_add))
     }
 
-    /// The pages on each of `nodes` for `count` instances, with so many percent more.
-    pub(super) fn pools(&self, count: u64, nodes: u32, headroom: u64) -> Vec<Pool> {
+    /// Pages on each of `nodes` for `count` instances, with `headroom` percent more.
+    pub(super) fn pools(&self, count: u64, nodes: u32, headroom: u64) -> Vec<PlannedPool> {
         let all = self.pages().0.saturating_mul(count);
         let all = all.saturating_add(all.saturating_mul(headroom).div_ceil(100));
-        // Bound memory needs all of it on each node. Memory that may lie anywhere is spread, as the
-        // kernel spreads a total over its nodes.
+        // Each node needs all of the bound memory. Other memory is spread over the nodes, as the
+        // kernel does with a total.
         let each = match self.bound {
             true => all,
             false => all.div_ceil(nodes.into()),
         };
-        let pool = |node| Pool {
+        let pool = |node| PlannedPool {
             node: (nodes > 1).then_some(NodeId(node)),
             size: self.page,
             pages: Pages(each),
@@ -128,8 +128,10 @@ mod tests {
         nodes: u32,
         headroom: u64,
     ) -> u64 {
-        let regions = sizes.iter().map(|size| Region::new("memory", Bytes(*size)));
-        let mut workload = Workload::new("custom", Kind::Mapped, page, regions.collect());
+        let regions = sizes
+            .iter()
+            .map(|size| PlannedMapping::new("memory", Bytes(*size)));
+        let mut workload = Workload::new("custom", PageKind::Mapped, page, regions.collect());
         workload.bound = bound;
         workload.pools(count, nodes, headroom)[0].pages.0
     }

@@ -192,9 +192,9 @@ fn row(holder: &Holder) -> [String; 6] {
         holder.size.map_or(NONE.to_owned(), |size| size.to_string()),
         holder.pid.to_string(),
         holder.name.clone(),
-        view::some(holder.private),
-        view::some(holder.shared),
-        view::some(holder.untouched),
+        view::nonzero_bytes(holder.private),
+        view::nonzero_bytes(holder.shared),
+        view::nonzero_bytes(holder.untouched),
     ]
 }
 

@@ -1,4 +1,4 @@
-//! The request: [`Args`] as typed, and [`Settings`] with the profile and the defaults filled in.
+//! The request: [`Args`] as typed, and [`RunSettings`] with profiles and defaults applied.
 
 use std::ffi::OsString;
 use std::fs;
@@ -13,7 +13,7 @@ use jumbo_host::policy::{HeapMode, Orders, PoolRequest};
 use jumbo_inside::sandbox;
 
 use super::options::{Options, ReportFormat, arranged};
-use super::profile::{Entry, folders};
+use super::profile::{FileOption, folders};
 use super::{Failure, config, is_off};
 
 /// Run a program with its memory on huge pages
@@ -74,7 +74,7 @@ pub(crate) struct Args {
     ///
     /// The report as JSON is --report=json. See docs/report.md
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 
     #[command(flatten)]
     options: Options,
@@ -88,46 +88,44 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-/// The request with nothing left open.
+/// The request with all defaults resolved.
 #[derive(Debug, Default)]
-pub(super) struct Settings {
-    /// The orders for the preload library, before the host and the program have their say.
-    pub(super) asked: Orders<'static>,
+pub(super) struct RunSettings {
+    /// Requested configuration of the preload library, before it is adapted to host and program.
+    pub(super) requested: Orders<'static>,
     pub(super) pool: Option<PoolRequest>,
-    /// Patterns of libraries, as they stand in the orders.
+    /// Patterns of libraries, in the format of the orders.
     pub(super) libs: Option<String>,
-    /// How large frees are done was said, rather than left at its default.
-    pub(super) free_asked: bool,
-    pub(super) report: Option<Wanted>,
+    /// `--free` was given.
+    pub(super) free_given: bool,
+    pub(super) report: Option<ReportRequest>,
     pub(super) dry_run: bool,
     pub(super) print_env: bool,
     pub(super) json: bool,
     pub(super) command: Vec<OsString>,
 }
 
-/// A report that the user wants.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(super) struct ReportRequest {
     pub(super) format: ReportFormat,
-    pub(super) place: Place,
+    pub(super) destination: Destination,
 }
 
-/// Where a report goes.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Place {
+#[derive(Debug)]
+pub(super) enum Destination {
     Stderr,
     Stdout,
     File(PathBuf),
 }
 
 impl Args {
-    /// The arguments of `jumbo run`; `None` where they ask for help, or are wrong.
+    /// Parses the arguments of `jumbo run`; `None` for `--help` and for wrong usage.
     pub(crate) fn read(words: Vec<OsString>) -> Option<Self> {
         let mut matches = command().try_get_matches_from(words).ok()?;
         Self::from_arg_matches_mut(&mut matches).ok()
     }
 
-    /// A program that does nothing, with a report that is thrown away.
+    /// Arguments that run a program that does nothing, with the report to /dev/null.
     pub(super) fn for_rehearsal() -> std::io::Result<Option<Self>> {
         let options = "--no-config --free=off --text=off --data=off --shm=off --reaper=off --report=json --report-file=/dev/null --";
         let mut words: Vec<OsString> = options.split(' ').map(OsString::from).collect();
@@ -136,14 +134,10 @@ impl Args {
         Ok(Self::read(words))
     }
 
-    pub(super) fn is_json(&self) -> bool {
-        self.json
-    }
-
-    /// The options that files set for the program.
-    pub(super) fn entries(&self) -> Result<Vec<Entry>, Failure> {
+    /// Options that configuration files and the profile set for the program.
+    pub(super) fn entries(&self) -> Result<Vec<FileOption>, Failure> {
         let program = self.command.first().map(Path::new);
-        // The user's file counts over the system's.
+        // The user's file overrides the system's.
         let folders = folders().rev().filter(|_| !self.no_config);
         config::layered(
             folders,
@@ -152,46 +146,42 @@ impl Args {
         )
     }
 
-    /// These, behind the options of the files. Of an option that is there twice the last counts.
+    /// Parses the arguments again, after the options of the files: the last of an option counts.
     fn with_files(self) -> Result<Self, Failure> {
         let words = self.entries()?.into_iter().filter_map(|entry| entry.word);
         let mut words: Vec<_> = words.collect();
         if words.is_empty() {
             return Ok(self);
         }
-        // `jumbo run` itself.
+        // Skips `jumbo run` itself.
         words.extend(std::env::args_os().skip(2));
         Self::read(words).ok_or_else(|| usage("the options and those of files contradict"))
     }
 }
 
-/// The parser of the arguments.
 pub(super) fn command() -> clap::Command {
     Args::augment_args(clap::Command::new("run").no_binary_name(true))
 }
 
-impl Settings {
-    /// True where jumbo stays, as the program's parent.
+impl RunSettings {
+    /// Reports whether jumbo stays as the program's parent.
     pub(super) fn is_parent(&self) -> bool {
         self.report.is_some() || self.shares_pool()
     }
 
-    /// True where all processes of the run share one pool: jumbo keeps the account of it.
+    /// Reports whether all processes of the run share one pool, which jumbo accounts for.
     pub(super) fn shares_pool(&self) -> bool {
         self.pool.is_some_and(|pool| !pool.each)
     }
 
-    /// Why there is no such program, with what may have been meant: `--report json`, where the word
-    /// is taken for the program.
+    /// Adds a hint to a failure to find the program: in `--report json` the word `json` is taken
+    /// for the program.
     pub(super) fn explain(&self, mut failure: Failure) -> Failure {
         let name = self.command.first().and_then(|name| name.to_str());
         let format = name.filter(|name| ReportFormat::from_str(name, false).is_ok());
         if let (Some(format), true) = (format, self.report.is_some()) {
-            let end = failure.message.find("; hint: ");
-            failure
-                .message
-                .truncate(end.unwrap_or(failure.message.len()));
-            failure.message += &format!("; hint: --report={format}, with an equals sign");
+            let message = failure.message.split("; hint: ").next().unwrap_or_default();
+            failure.message = format!("{message}; hint: --report={format}, with an equals sign");
         }
         failure
     }
@@ -223,24 +213,23 @@ impl Settings {
         })
     }
 
-    /// The settings of options alone, without a command.
+    /// Settings of options alone, without a command.
     pub(super) fn of(options: Options) -> Result<Self, Failure> {
         check_keep(&options)?;
         Ok(Self {
-            asked: options.orders(),
+            requested: options.orders(),
             pool: pool(&options)?,
-            free_asked: options.free.is_some(),
+            free_given: options.free.is_some(),
             libs: options.libs,
             report: match options.quiet {
                 true => None,
-                false => wanted(options.report, options.report_file),
+                false => requested_report(options.report, options.report_file),
             },
             ..Self::default()
         })
     }
 }
 
-/// Options that do not go together.
 fn usage(message: impl Into<String>) -> Failure {
     Failure {
         code: super::USAGE,
@@ -248,10 +237,10 @@ fn usage(message: impl Into<String>) -> Failure {
     }
 }
 
-/// `--keep` is about jumbo's own heap.
+/// Rejects `--keep` with another heap than jumbo's.
 fn check_keep(options: &Options) -> Result<(), Failure> {
-    let is_mimallocs = options.heap == Some(HeapMode::Mimalloc) && options.pool.is_some();
-    match options.keep.is_some() && (is_mimallocs || options.heap == Some(HeapMode::Off)) {
+    let is_mimalloc = options.heap == Some(HeapMode::Mimalloc) && options.pool.is_some();
+    match options.keep.is_some() && (is_mimalloc || options.heap == Some(HeapMode::Off)) {
         true => Err(usage(
             "--keep goes neither with --heap=off nor with --heap=mimalloc and --pool; hint: drop one of them",
         )),
@@ -259,7 +248,8 @@ fn check_keep(options: &Options) -> Result<(), Failure> {
     }
 }
 
-/// The pool with what other options say of it. It is for a heap, and they are for a pool.
+/// The requested pool with the options that apply to it. A pool needs a heap, and these options
+/// need a pool.
 fn pool(options: &Options) -> Result<Option<PoolRequest>, Failure> {
     let (overcommit, warm) = (options.overcommit.unwrap_or_default(), options.warm);
     let Some(mut pool) = options.pool else {
@@ -277,19 +267,22 @@ fn pool(options: &Options) -> Result<Option<PoolRequest>, Failure> {
     }
     (pool.overcommit, pool.warm) = (overcommit, warm);
     let checked = pool.check().map_err(|error| error.to_string());
-    checked.and_then(|()| known_size(pool)).map_err(usage)?;
+    checked
+        .and_then(|()| check_page_size(pool))
+        .map_err(usage)?;
     Ok(Some(pool))
 }
 
-/// Whether there are pages of that size, and one of them is not more than was asked for.
-fn known_size(pool: PoolRequest) -> Result<(), String> {
+/// Checks that the host has pages of the requested size, and that the pool holds at least one.
+fn check_page_size(pool: PoolRequest) -> Result<(), String> {
     let root = Root::host();
     let pools = hugetlb::pools(&root).ok().flatten().unwrap_or_default();
     let pmd = thp::pmd_size(&root).unwrap_or_else(|_| thp::reach_of_pmd(base_page(&root)));
     pool.check_pages(pmd).map_err(|error| error.to_string())?;
     let Some(page) = pool.page else { return Ok(()) };
     let known = |size: &PageSize| pools.iter().any(|pool| pool.size == *size);
-    // The largest is what all hosts are asked for alike; where there are none the report says so.
+    // 1 GiB is accepted on every host, so that one command line serves all; the report says when
+    // there are no such pages.
     if pools.is_empty() || page == pmd || page == PageSize::SIZE_1G || known(&page) {
         return Ok(());
     }
@@ -300,23 +293,26 @@ fn known_size(pool: PoolRequest) -> Result<(), String> {
     ))
 }
 
-fn wanted(format: Option<ReportFormat>, file: Option<PathBuf>) -> Option<Wanted> {
+fn requested_report(format: Option<ReportFormat>, file: Option<PathBuf>) -> Option<ReportRequest> {
     let on_terminal = || is_terminal(std::io::stdout()) && is_terminal(std::io::stderr());
     let format = match format {
         None if file.is_some() || on_terminal() => ReportFormat::Text,
         None | Some(ReportFormat::None) => return None,
         Some(format) => format,
     };
-    let place = match file {
-        None => Place::Stderr,
-        Some(file) if file.as_os_str() == "-" => Place::Stdout,
-        Some(file) => Place::File(file),
+    let destination = match file {
+        None => Destination::Stderr,
+        Some(file) if file.as_os_str() == "-" => Destination::Stdout,
+        Some(file) => Destination::File(file),
     };
-    Some(Wanted { format, place })
+    Some(ReportRequest {
+        format,
+        destination,
+    })
 }
 
-/// Whether a descriptor is a terminal's. Under a seccomp filter by its name: to ask as isatty(3)
-/// does may be the end of who asks, and a link in /proc is read anyway, to find the library.
+/// Reports whether a descriptor is a terminal. Under a seccomp filter it checks the link in /proc
+/// instead: the filter may kill a caller of isatty(3), and links in /proc are read anyway.
 fn is_terminal(stream: impl AsFd + IsTerminal) -> bool {
     if sandbox::inherited() == Some(0) {
         return stream.is_terminal();

@@ -1,9 +1,8 @@
-//! The configuration files, jumbo.toml: [`layered`], and `--show-config`: [`show`].
+//! Configuration files, jumbo.toml: [`layered`], and `--show-config`: [`show`].
 //!
-//! The order, of which the last counts: the system's file, the user's, a profile that is typed, the
-//! command line. In a file, options for all programs come before those of the program, and a
-//! profile that the file names before both of its options around it. One profile is used: the last
-//! that is named.
+//! The last of an option counts, in this order: the system's file, the user's, a profile of the
+//! command line, the command line. In a file, options for all programs come before those of the
+//! program; the options of a profile come where the file names it. Only the last profile is used.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -17,30 +16,30 @@ use rustix::process::geteuid;
 use serde_json::json;
 
 use super::args::{Args, command};
-use super::profile::{self, Entry};
+use super::profile::{self, FileOption};
 use super::{Failure, OFF};
 use crate::view::{self, View};
 
-/// The options that files set for a program, each once, in the order in which they count; without a
-/// program those for all programs. `typed` is the profile of the command line.
+/// Options that files set for a program, each once, in their order; without a program those for all
+/// programs. `typed` is the profile of the command line.
 pub(super) fn layered(
     folders: impl Iterator<Item = PathBuf>,
     program: Option<&OsStr>,
     typed: Option<&Path>,
-) -> Result<Vec<Entry>, Failure> {
+) -> Result<Vec<FileOption>, Failure> {
     let mut found = Vec::new();
     for folder in folders {
         let file = folder.join("jumbo.toml");
         let failed = |why: String| {
             let file = file.display();
             Failure::own(format!(
-                "cannot use {file}: {why}\nhint: mend it, or leave it out with jumbo run --no-config"
+                "cannot use {file}: {why}\nhint: fix it, or leave it out with jumbo run --no-config"
             ))
         };
         let Some(text) = profile::read(&file).map_err(|error| failed(error.to_string()))? else {
             continue;
         };
-        // HOME may be another user's (sudo -E): options of this user's name files to write.
+        // HOME may be another user's (sudo -E), and options name files to be written.
         let owner = fs::metadata(&file).map_or(0, |file| file.uid());
         if folder != Path::new("/etc") && ![0, geteuid().as_raw()].contains(&owner) {
             return Err(failed(String::from("another user owns it")));
@@ -48,15 +47,15 @@ pub(super) fn layered(
         let name = file.display().to_string();
         let parse = |counts: &dyn Fn(&str) -> bool| profile::parse(&name, &text, Some(counts));
         if program.is_none() {
-            // The files as a whole are what is looked at: an error in any section counts.
+            // --show-config without a program: errors in any section count.
             parse(&|_| true).map_err(failed)?;
         }
         let counts = |section: &str| program.is_some_and(|program| program == section);
         found.extend(parse(&counts).map_err(failed)?);
     }
     let last = found.iter().rposition(|entry| entry.key == "profile");
-    let mut entries: Vec<Entry> = Vec::new();
-    let mut add = |entry: Entry| {
+    let mut entries: Vec<FileOption> = Vec::new();
+    let mut add = |entry: FileOption| {
         entries.retain(|earlier| earlier.key != entry.key);
         entries.push(entry);
     };
@@ -78,8 +77,8 @@ pub(super) fn layered(
     Ok(entries)
 }
 
-/// Prints each option with its value and where that comes from.
-pub(super) fn show(args: &Args, entries: &[Entry]) -> anyhow::Result<()> {
+/// Prints each option with its value and the source of the value.
+pub(super) fn show(args: &Args, entries: &[FileOption]) -> anyhow::Result<()> {
     let typed = || std::env::args_os().skip(2);
     let words = entries.iter().filter_map(|entry| entry.word.clone());
     let words: Vec<OsString> = words.chain(typed()).collect();
@@ -91,7 +90,7 @@ pub(super) fn show(args: &Args, entries: &[Entry]) -> anyhow::Result<()> {
         let (id, Some(name)) = (option.get_id().as_str(), option.get_long()) else {
             continue;
         };
-        // These are about a run, and not options of one.
+        // Not options that files may set.
         let mut about = "help show-config no-config dry-run print-env json".split(' ');
         if about.any(|about| about == name) {
             continue;
@@ -123,7 +122,7 @@ pub(super) fn show(args: &Args, entries: &[Entry]) -> anyhow::Result<()> {
             "{OFF}: jumbo run starts the program without all of this"
         ));
     }
-    if args.is_json() {
+    if args.json {
         let row = |(name, value, from)| (name, json!({ "value": value, "from": from }));
         return view::json(&rows.into_iter().map(row).collect::<BTreeMap<_, _>>());
     }

@@ -1,7 +1,7 @@
-//! Where a report file goes: [`check`] before the program starts, [`write`] when it has ended.
+//! The report file: [`check`] before the program starts, [`write()`] when it has ended.
 //!
-//! Invariant: what exists is written to in place, as a shell's `>` does, and nothing is ever
-//! renamed over it: it may be a device, a pipe, a link, or a file that another process holds open.
+//! Invariant: an existing file is written in place, as by a shell's `>`, and never replaced by a
+//! rename: it may be a device, a pipe, a link, or open in another process.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -10,11 +10,10 @@ use std::path::{Path, PathBuf};
 use jumbo_host::whole_file::{self, Existing};
 use rustix::fs::{Access, AtFlags, CWD};
 
-/// Links that the kernel follows in a path (MAXSYMLINKS).
-const LINKS: usize = 40;
+/// Maximum number of links that the kernel follows in a path.
+const MAXSYMLINKS: usize = 40;
 
-/// Whether a report can be written to `file`. Nothing is opened: that could wait for a pipe's
-/// reader.
+/// Checks that a report can be written to `file`, without opening it: open(2) may block on a pipe.
 pub(super) fn check(file: &Path) -> io::Result<()> {
     let may = |path: &Path, access| rustix::fs::accessat(CWD, path, access, AtFlags::EACCESS);
     match fs::metadata(file) {
@@ -22,14 +21,14 @@ pub(super) fn check(file: &Path) -> io::Result<()> {
         Ok(_) => Ok(may(file, Access::WRITE_OK)?),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Err(_) => match fs::read_link(file) {
-            // A link to nothing: what it points to will be made.
+            // A dangling link: its target will be created.
             Ok(link) => check(&folder(file).join(link)),
             Err(_) => Ok(may(folder(file), Access::WRITE_OK | Access::EXEC_OK)?),
         },
     }
 }
 
-/// Writes `content` to `file`. A file that is not there yet appears complete or not at all.
+/// Writes `content` to `file`. A new file appears complete or not at all.
 pub(super) fn write(file: &Path, content: &[u8]) -> io::Result<()> {
     match fs::symlink_metadata(file) {
         Ok(_) => write_in_place(file, content),
@@ -52,7 +51,7 @@ fn write_in_place(file: &Path, content: &[u8]) -> io::Result<()> {
         Err(error) => return Err(error),
     };
     let mut options = OpenOptions::new();
-    // A descriptor's file (/dev/stdout) holds what the program wrote; that must not be cut off.
+    // A descriptor's file (/dev/stdout) has output of the program, which must not be truncated.
     match regular && !leads_through_proc(file) {
         true => options.write(true).create(true).truncate(true),
         false => options.append(true),
@@ -60,10 +59,10 @@ fn write_in_place(file: &Path, content: &[u8]) -> io::Result<()> {
     options.open(file)?.write_all(content)
 }
 
-/// True where the path names a descriptor: /dev/stdout, /dev/fd/3, a link to those.
+/// Reports whether the path names a file descriptor: /dev/stdout, /dev/fd/3, or a link to those.
 fn leads_through_proc(file: &Path) -> bool {
     let mut path = PathBuf::from(file);
-    for _ in 0..LINKS {
+    for _ in 0..MAXSYMLINKS {
         if fs::canonicalize(folder(&path)).is_ok_and(|folder| folder.starts_with("/proc")) {
             return true;
         }

@@ -1,4 +1,4 @@
-//! `--dry-run`: the plan, and nothing else. `--print-env`: the environment alone.
+//! `--dry-run` prints the plan, `--print-env` the environment.
 
 use std::io::{self, Write as _};
 
@@ -9,12 +9,16 @@ use jumbo_host::policy::Tunable;
 use serde_json::json;
 
 use super::Failure;
-use super::args::Settings;
+use super::args::RunSettings;
 use super::launch::Launch;
 use crate::view::{self, View};
 
-pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Result<(), Failure> {
-    // What cannot be read is unknown, and the plan says so.
+pub(super) fn print(
+    root: &Root,
+    settings: &RunSettings,
+    launch: &Launch<'_>,
+) -> Result<(), Failure> {
+    // The plan reports unreadable controls as unknown.
     let thp = Thp::read_controls(root).ok().flatten();
     let (plan, program) = (&launch.plan, launch.program);
     let mut memory = plan.memory(
@@ -63,7 +67,7 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
     })
 }
 
-/// `--print-env`: the variables for a program that another command starts.
+/// Prints the variables for a program that another command starts.
 pub(super) fn print_environment(launch: &Launch<'_>, json: bool) -> Result<(), Failure> {
     let variables = launch.variables();
     if json {
@@ -91,7 +95,7 @@ pub(super) fn print_environment(launch: &Launch<'_>, json: bool) -> Result<(), F
     written(view::Stdout::lock().write_all(&lines).map_err(Into::into))
 }
 
-/// That a reader needs no more is no failure.
+/// Converts the result of printing. A closed pipe is no failure.
 fn written(shown: anyhow::Result<()>) -> Result<(), Failure> {
     shown.or_else(|error| match view::is_broken_pipe(&error) {
         true => Ok(()),
@@ -99,7 +103,7 @@ fn written(shown: anyhow::Result<()>) -> Result<(), Failure> {
     })
 }
 
-/// The pages that the kernel's own pool has for ours.
+/// Free pages of the kernel's pool, in words.
 fn host_pool(page: usize) -> String {
     let pools = hugetlb::pools(&Root::host()).ok().flatten();
     let pools = pools.unwrap_or_default();
@@ -117,7 +121,7 @@ fn host_pool(page: usize) -> String {
 
 fn describe(
     view: &mut View,
-    settings: &Settings,
+    settings: &RunSettings,
     launch: &Launch<'_>,
     changes: &[super::launch::Change],
     memory: &[jumbo_host::policy::MemoryPlan],

@@ -1,9 +1,8 @@
-//! The environment that the program gets, and its start: [`Launch`].
+//! Environment and start of the program: [`Launch`].
 
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
-use std::process::{ExitStatus, Stdio};
 
 use jumbo::units::PageSize;
 use jumbo_host::kernel::process::{
@@ -14,56 +13,53 @@ use jumbo_host::policy::{FreeMode, HostSupport, Orders, RunPlan, Tunable, variab
 use jumbo_inside::headroom;
 use jumbo_inside::sandbox::{self, Answer};
 
-use super::args::Settings;
+use super::args::RunSettings;
 use super::library;
 use super::outside::{self, Outside};
 use super::program::{Program, start_failure};
 use super::{Failure, NOT_EXECUTABLE};
 
-/// A program ready to start.
 #[derive(Debug)]
 pub(super) struct Launch<'a> {
     pub(super) program: &'a Program,
     pub(super) plan: RunPlan,
     command: &'a [OsString],
-    /// Patterns of libraries.
     libs: Option<&'a str>,
-    /// `None` where nothing is preloaded.
+    /// `None` if nothing is preloaded.
     library: Option<PathBuf>,
-    /// The tunable that an outer `jumbo run` set is to go: GLIBC_TUNABLES without it.
+    /// GLIBC_TUNABLES without the tunable of an outer `jumbo run`, if that is to be removed.
     outer_tunable: Option<Vec<u8>>,
-    /// The promotion from outside.
     pub(super) outside: Outside,
-    /// Background frees were asked for, and the kernel promises no more memory than there is.
+    /// Background frees were requested, and vm.overcommit_memory is 2.
     is_promise_strict: bool,
 }
 
-/// A variable and its new value; `None`: it is taken out.
+/// A variable and its new value; `None` removes it.
 pub(super) type Change = (&'static str, Option<Vec<u8>>);
 
 impl<'a> Launch<'a> {
     pub(super) fn prepare(
         root: &Root,
-        settings: &'a Settings,
+        settings: &'a RunSettings,
         program: &'a Program,
     ) -> Result<Self, Failure> {
         let host = host(root, settings)?;
         let tunables = inherited("GLIBC_TUNABLES");
-        // What a `jumbo run` around this one set is not the user's.
+        // A tunable of an outer `jumbo run` is not the user's.
         let outer = inherited(Orders::VARIABLE).and_then(|text| String::from_utf8(text).ok());
         let outer = outer.is_some_and(|text| Orders::decode(&text).tunable);
         let without = tunables.as_deref().filter(|_| outer);
         let without = without.and_then(variables::without_tunable);
         let users = without.as_deref().or(tunables.as_deref());
         let mut plan = RunPlan::new(
-            settings.asked.clone(),
+            settings.requested.clone(),
             settings.pool,
             host,
             &program.reach,
             users,
         );
         let library = match plan.preload.then(library::find).transpose() {
-            // It would have been for the program's children alone.
+            // Only children of the program would load it.
             Err(_) if !program.reach.is_reached() => {
                 plan.preload = false;
                 None
@@ -84,22 +80,22 @@ impl<'a> Launch<'a> {
             command: &settings.command,
             libs: settings.libs.as_deref(),
             is_promise_strict: library.is_some()
-                && settings.asked.free == FreeMode::Background
+                && settings.requested.free == FreeMode::Background
                 && headroom::is_promise_strict(),
             library,
             outer_tunable: without,
         })
     }
 
-    /// Why nothing is freed later, where that was asked for.
+    /// Reason why frees are not done in the background although that was requested.
     pub(super) fn why_not_later(&self) -> Option<&'static str> {
         self.is_promise_strict.then_some(
-            "none is done later: vm.overcommit_memory is 2 (or cannot be read), and what is pending would count \
-             against what others are promised",
+            "none is done in the background: vm.overcommit_memory is 2 (or cannot be read), and pending \
+             memory would count against the commit limit",
         )
     }
 
-    /// The changes of the environment; the library finds the ledger at `ledger`.
+    /// Changes of the environment; the library finds the ledger at `ledger`.
     pub(super) fn changes(&self, ledger: Option<&str>) -> Vec<Change> {
         let mut changes = Vec::new();
         if let Some(library) = &self.library {
@@ -113,7 +109,7 @@ impl<'a> Launch<'a> {
                 libs: self.libs,
                 ..self.plan.orders.clone()
             };
-            // Without a ledger there is no account that processes could share.
+            // Without a ledger processes cannot share an account of the pool.
             if let (None, Some(pool)) = (ledger, &mut orders.pool) {
                 pool.each = true;
             }
@@ -130,22 +126,22 @@ impl<'a> Launch<'a> {
         changes
     }
 
-    /// The variables for a program that another command starts.
+    /// Variables for a program that another command starts.
     pub(super) fn variables(&self) -> Vec<(&'static str, Vec<u8>)> {
         let mut variables = Vec::new();
         let changes = self.changes(None);
-        // It stays as it is where the library is in it, and another command may start programs without it.
+        // An LD_PRELOAD that already has the library is unchanged, but is printed all the same.
         let kept = inherited("LD_PRELOAD").filter(|_| {
             self.library.is_some() && changes.iter().all(|(name, _)| *name != "LD_PRELOAD")
         });
         variables.extend(kept.map(|value| ("LD_PRELOAD", value)));
-        // Empty is as good as not set, for each of them.
+        // For each of these variables empty means the same as unset.
         let changes = changes.into_iter();
         variables.extend(changes.map(|(name, value)| (name, value.unwrap_or_default())));
         variables
     }
 
-    /// Becomes the program; returns only where that fails.
+    /// Execs the program; returns only on failure.
     pub(super) fn exec(&self) -> Failure {
         match self.image(None) {
             Ok(image) => {
@@ -188,9 +184,9 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// The facilities of the host that a start needs.
-pub(super) fn host(root: &Root, settings: &Settings) -> Result<HostSupport, Failure> {
-    // Without sysfs nothing is known, and then asking for huge pages costs nothing.
+/// Reads the properties of the host that a start needs.
+pub(super) fn host(root: &Root, settings: &RunSettings) -> Result<HostSupport, Failure> {
+    // Without sysfs THP is assumed: advice without effect costs nothing.
     let folder = root.path("sys/kernel/mm");
     let thp = folder.join("transparent_hugepage").exists() || !folder.exists();
     let pmd = thp.then(|| thp::pmd_size(root)).transpose();
@@ -203,31 +199,17 @@ pub(super) fn host(root: &Root, settings: &Settings) -> Result<HostSupport, Fail
     })
 }
 
-/// Whether the kernel's pool has a page of that size to give.
+/// Reports whether the kernel's pool has a free page of that size.
 fn has_pages(root: &Root, page: PageSize) -> bool {
     let pools = hugetlb::pools(root).ok().flatten().unwrap_or_default();
     let mut pools = pools.iter().filter(|pool| pool.size == page);
     pools.any(|pool| pool.unused().0 + pool.may_grow_by().0 > 0)
 }
 
-/// How a process ends that makes the calls of a program's parent, which may be the end of it.
-///
-/// # Errors
-/// There is no such process.
-pub(super) fn rehearsed() -> std::io::Result<ExitStatus> {
-    std::process::Command::new(std::env::current_exe()?)
-        .args([crate::rehearse::NAME, "--report"])
-        .env_remove("LD_PRELOAD")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-}
-
-/// The environment with the changes made in place; what is new comes last.
+/// Applies the changes to the environment, in place; new variables come last.
 fn merge(mut environment: Vec<CString>, changes: &[Change]) -> std::io::Result<Vec<CString>> {
     for (name, value) in changes {
-        // Of a variable that is there twice the loader takes the last.
+        // The loader takes the last of several entries of a variable.
         let index = environment
             .iter()
             .rposition(|entry| value_of(entry, name).is_some());
@@ -246,14 +228,11 @@ fn merge(mut environment: Vec<CString>, changes: &[Change]) -> std::io::Result<V
     Ok(environment)
 }
 
-/// The last value of `name` in the environment; `std::env::var_os` gives the first.
+/// Last value of `name` in the environment; `std::env::var_os` returns the first.
 fn inherited(name: &str) -> Option<Vec<u8>> {
     let environment = inherited_environment();
-    let mut found = environment
-        .iter()
-        .rev()
-        .filter_map(|entry| value_of(entry, name));
-    found.next().map(<[u8]>::to_vec)
+    let found = (environment.iter().rev()).find_map(|entry| value_of(entry, name));
+    found.map(<[u8]>::to_vec)
 }
 
 fn value_of<'a>(entry: &'a CString, name: &str) -> Option<&'a [u8]> {

@@ -1,14 +1,15 @@
-//! Which file LD_PRELOAD names: [`find`].
+//! The library for LD_PRELOAD: [`find`].
 //!
-//! The command carries a copy of its library. It uses one that was installed in [`Library::places`] only
-//! if that is of the same build, since another version would misread its configuration. Else it uses
-//! the copy in one of [`Library::stores`], where packages install it, and puts it down there once where
-//! it is not. It has to be a file with a name: the program's children, which may outlive this process,
-//! load it by that name.
+//! The command contains a copy of its library. An installed library of [`Library::places`] is used
+//! only if it is of the same build: another version would misread its configuration. Else the copy
+//! in one of [`Library::stores`] is used, where packages install it, and written there if missing.
+//! The library needs a file name: children of the program load it by name, also after this process
+//! has ended.
 //!
-//! A child of 32 bits cannot load it, and its loader says so on stderr. So LD_PRELOAD names the library by
-//! `$LIB`, where [`lay_out`] has been: glibc puts its own folder there (`lib/x86_64-linux-gnu`, `lib64`), and a
-//! program of 32 bits finds an empty library in its own. musl takes the name as it is, and there is a folder of that name.
+//! A 32-bit child cannot load it, and its loader would warn on stderr. So LD_PRELOAD names the
+//! library by `$LIB` if [`create_folders`] was run: glibc replaces it by its own folder
+//! (`lib/x86_64-linux-gnu`, `lib64`), and a 32-bit program finds an empty library in its folder.
+//! musl does not expand `$LIB`, so a folder of that name exists too.
 
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind::{DirectoryNotEmpty, NotFound};
@@ -26,22 +27,21 @@ use jumbo_host::whole_file::{self, Existing};
 use super::Failure;
 
 /// The library that was built with this command.
-static CARRIED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libjumbo_preload.so"));
+static EMBEDDED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libjumbo_preload.so"));
 
-/// An empty library of 32 bits; nothing where the C compiler could make none.
-static EMPTY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/32/libjumbo_preload.so"));
+/// An empty 32-bit library; no bytes if the C compiler could not build it.
+static EMPTY_32: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/32/libjumbo_preload.so"));
 
-/// The token that glibc replaces by the name of its folder.
-const LIB: &str = "$LIB";
+/// Token that glibc replaces by the name of its folder.
+const LIB_TOKEN: &str = "$LIB";
 
-/// libjumbo_preload.so: where JUMBO_PRELOAD says, or where it was installed, or the copy that this
-/// command carries.
+/// Finds libjumbo_preload.so: the file of JUMBO_PRELOAD, an installed one, or the embedded copy.
 pub(super) fn find() -> Result<PathBuf, Failure> {
     let library = match std::env::var_os("JUMBO_PRELOAD") {
         Some(path) => named(Path::new(&path)),
-        None => installed_or_carried(),
+        None => installed_or_embedded(),
     }?;
-    let library = by_lib(&library).unwrap_or(library);
+    let library = with_lib_token(&library).unwrap_or(library);
     let mut bytes = library.as_os_str().as_bytes().iter();
     if bytes.any(|byte| variables::is_preload_separator(*byte)) {
         return Err(Failure::own(format!(
@@ -53,19 +53,20 @@ pub(super) fn find() -> Result<PathBuf, Failure> {
     Ok(library)
 }
 
-/// The same file by `$LIB`, where programs of 64 bits find it on this host: it may have been laid out on another.
-fn by_lib(library: &Path) -> Option<PathBuf> {
+/// Path of the same file through `$LIB`, if 64-bit programs of this host find it there: the folders
+/// may be those of another host.
+fn with_lib_token(library: &Path) -> Option<PathBuf> {
     let (folder, library) = (library.parent()?, library.canonicalize().ok()?);
     let is_there = |name| {
         let path = folder.join(name).join(LIBRARY).canonicalize();
         path.is_ok_and(|path| path == library)
     };
     let own = if is_lib_for_64() { "lib" } else { "lib64" };
-    (is_there(LIB) && is_there(own)).then(|| folder.join(LIB).join(LIBRARY))
+    (is_there(LIB_TOKEN) && is_there(own)).then(|| folder.join(LIB_TOKEN).join(LIBRARY))
 }
 
-/// True where /lib is for 64 bits. Most hosts have these in /lib64, and 32 bits in /lib; Arch has one folder by both
-/// names, for 64.
+/// Reports whether /lib has 64-bit libraries. Most hosts have these in /lib64, and 32-bit ones in
+/// /lib; on Arch both names are one folder of 64-bit libraries.
 fn is_lib_for_64() -> bool {
     let lib64 = Path::new("/lib64").canonicalize();
     lib64.is_ok_and(|path| path.ends_with("lib"))
@@ -86,53 +87,55 @@ fn named(path: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-fn installed_or_carried() -> Result<PathBuf, Failure> {
+fn installed_or_embedded() -> Result<PathBuf, Failure> {
     let command = std::env::current_exe().map_err(|error| {
         Failure::own(format!(
             "cannot tell where this command is, and so where {LIBRARY} is: {error}; \
              hint: set JUMBO_PRELOAD to its path"
         ))
     })?;
-    let mut looked = String::new();
+    let mut tried = String::new();
     let mut refused = |path: &Path, why: String| {
-        looked.push_str(&format!("\n  {}: {why}", path.display()));
+        tried.push_str(&format!("\n  {}: {why}", path.display()));
     };
+    // The first block has the linker's hash of the whole file (build ID).
+    let is_same_build = |path: &Path| begins_as_embedded(path, READ_BLOCK_BYTES).unwrap_or(false);
     for place in Library::places(&command) {
         match Library::check(&place, &command) {
-            Ok(path) if is_own(&path).unwrap_or(false) => return Ok(path),
+            Ok(path) if is_same_build(&path) => return Ok(path),
             Ok(_) => refused(&place, String::from("it is of another version")),
             Err(why) => refused(&place, why),
         }
     }
     for store in Library::stores(&command) {
-        match carried(&store, &command, is_lib_for_64()) {
+        match stored(&store, &command, is_lib_for_64()) {
             Ok(path) => return Ok(path),
             Err(why) => refused(&store, why),
         }
     }
     Err(Failure::own(format!(
-        "cannot find {LIBRARY}, nor put the copy that this command carries anywhere; looked at{looked}\n\
+        "cannot find {LIBRARY}, nor put the copy that this command carries anywhere; looked at{tried}\n\
          hint: copy {LIBRARY} beside the command, or run `jumbo run true` once as a user who may write there, \
          or set JUMBO_PRELOAD to its path"
     )))
 }
 
-/// The copy in `folder` for containers, which is put there unless it is: for images of several distributions.
+/// Writes the library into `folder` if it is missing, for containers of several distributions.
 ///
-/// glibc's own folder is `lib` in 64-bit programs of Arch, and in 32-bit programs of the Fedora family. The former
-/// are more common in images.
+/// glibc's own folder is `lib` in 64-bit programs of Arch, and in 32-bit programs of the Fedora
+/// family. The former are more common in images.
 pub(crate) fn for_containers(folder: &Path) -> Result<(), String> {
     let command = std::env::current_exe().map_err(|error| error.to_string())?;
-    carried(&folder.join(LIBRARY), &command, true).map(drop)
+    stored(&folder.join(LIBRARY), &command, true).map(drop)
 }
 
-/// The copy at `store`, which is put there unless it is.
-fn carried(store: &Path, command: &Path, lib_for_64: bool) -> Result<PathBuf, String> {
-    let is_whole = || is_carried(store).unwrap_or(false);
+/// Path of the copy at `store`, which is written first if it is missing.
+fn stored(store: &Path, command: &Path, lib_for_64: bool) -> Result<PathBuf, String> {
+    let is_whole = || is_embedded(store).unwrap_or(false);
     if is_whole() {
         return Library::check(store, command);
     }
-    // Nothing is written where another user could change it afterwards.
+    // Never writes to a folder in which another user could replace the file.
     let mut folders = store.ancestors().skip(1);
     if let Some(folder) = folders.find(|folder| folder.exists()) {
         Library::check(folder, command)?;
@@ -144,28 +147,22 @@ fn carried(store: &Path, command: &Path, lib_for_64: bool) -> Result<PathBuf, St
         .ok_or_else(|| String::from("another version of it is being put there"))
 }
 
-/// True if the file has the length and the first block of [`CARRIED`], in which the linker's hash of the whole is (its
-/// build ID).
-fn is_own(installed: &Path) -> io::Result<bool> {
-    begins_as_carried(installed, BLOCK)
+/// Reports whether the file has the bytes of [`EMBEDDED`].
+pub(crate) fn is_embedded(store: &Path) -> io::Result<bool> {
+    begins_as_embedded(store, EMBEDDED.len())
 }
 
-/// True if the file has the bytes of [`CARRIED`].
-pub(crate) fn is_carried(store: &Path) -> io::Result<bool> {
-    begins_as_carried(store, CARRIED.len())
-}
+const READ_BLOCK_BYTES: usize = 32 << 10;
 
-const BLOCK: usize = 32 << 10;
-
-/// Compares the length, and so many bytes. Each start does, so it reads blocks: a buffer as large as the file takes
-/// longer to touch than to read.
-fn begins_as_carried(path: &Path, bytes: usize) -> io::Result<bool> {
+/// Compares the length and the first `bytes` bytes. It runs at each start, so it reads blocks: the
+/// first touch of a buffer as large as the file takes longer than the read.
+fn begins_as_embedded(path: &Path, bytes: usize) -> io::Result<bool> {
     let mut file = fs::File::open(path)?;
-    if file.metadata()?.len() != CARRIED.len() as u64 {
+    if file.metadata()?.len() != EMBEDDED.len() as u64 {
         return Ok(false);
     }
-    let mut block = [0; BLOCK];
-    for expected in CARRIED[..bytes.min(CARRIED.len())].chunks(BLOCK) {
+    let mut block = [0; READ_BLOCK_BYTES];
+    for expected in EMBEDDED[..bytes.min(EMBEDDED.len())].chunks(READ_BLOCK_BYTES) {
         let block = &mut block[..expected.len()];
         file.read_exact(block)?;
         if block != expected {
@@ -175,14 +172,15 @@ fn begins_as_carried(path: &Path, bytes: usize) -> io::Result<bool> {
     Ok(true)
 }
 
-/// In one step: a program that runs has the old one mapped, and another jumbo may be at it too.
+/// Writes the library by a rename: running programs map the old file, and another jumbo may write
+/// at the same time.
 fn put(store: &Path, lib_for_64: bool) -> io::Result<()> {
     if let Some(folder) = store.parent() {
         create(folder)?;
-        lay_out(folder, lib_for_64)?;
+        create_folders(folder, lib_for_64)?;
     }
     let new = store.with_extension(format!("so.{}", std::process::id()));
-    whole_file::write(&new, CARRIED, 0o644, Existing::Keep)?;
+    whole_file::write(&new, EMBEDDED, 0o644, Existing::Keep)?;
     fs::rename(&new, store)
 }
 
@@ -190,10 +188,10 @@ fn create(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(folder)
 }
 
-/// The folders of 64-bit and of 32-bit programs in which loaders look for the library.
+/// Folders in which the loaders of 64-bit and of 32-bit programs search the library.
 fn folders(lib_for_64: bool) -> (Vec<&'static str>, Vec<&'static str>) {
     let (mut own, mut others) = (
-        vec![LIB, "lib64", MULTIARCH],
+        vec![LIB_TOKEN, "lib64", MULTIARCH],
         vec!["lib32", "lib/i386-linux-gnu"],
     );
     match lib_for_64 {
@@ -203,13 +201,14 @@ fn folders(lib_for_64: bool) -> (Vec<&'static str>, Vec<&'static str>) {
     (own, others)
 }
 
-/// Debian's folder for libraries of this architecture.
+/// Debian's library folder of this architecture.
 const MULTIARCH: &str = match cfg!(target_arch = "aarch64") {
     true => "lib/aarch64-linux-gnu",
     false => "lib/x86_64-linux-gnu",
 };
 
-/// Removes the library of `folder` and what was laid out around it. Other files stay, and their folders.
+/// Removes the library of `folder` and the folders of [`create_folders`]. Folders with other files
+/// stay.
 pub(crate) fn remove(folder: &Path) -> io::Result<()> {
     let (own, others) = folders(true);
     let gone = |done: io::Result<()>| match done {
@@ -225,8 +224,8 @@ pub(crate) fn remove(folder: &Path) -> io::Result<()> {
     gone(fs::remove_dir(folder))
 }
 
-/// Makes the folders in which loaders look for the library of `folder`.
-fn lay_out(folder: &Path, lib_for_64: bool) -> io::Result<()> {
+/// Creates the folders below `folder` in which loaders search the library.
+fn create_folders(folder: &Path, lib_for_64: bool) -> io::Result<()> {
     let (own, others) = folders(lib_for_64);
     let keep = |made: io::Result<()>| match made {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -238,11 +237,11 @@ fn lay_out(folder: &Path, lib_for_64: bool) -> io::Result<()> {
         let target = up.collect::<PathBuf>().join(LIBRARY);
         keep(symlink(target, folder.join(name).join(LIBRARY)))?;
     }
-    for name in others.into_iter().filter(|_| !EMPTY.is_empty()) {
+    for name in others.into_iter().filter(|_| !EMPTY_32.is_empty()) {
         create(&folder.join(name))?;
         keep(whole_file::write(
             &folder.join(name).join(LIBRARY),
-            EMPTY,
+            EMPTY_32,
             0o644,
             Existing::Keep,
         ))?;

@@ -1,14 +1,16 @@
 //! `jumbo run`: starts a program with its memory on huge pages.
 //!
-//! The stages, a file each: [`options`], [`profile`], [`config`] and [`args`] (what is asked), [`program`]
-//! (which file, and whether LD_PRELOAD gets into it), [`library`] (which library), [`launch`] (the
-//! environment and the start), [`outside`] (what LD_PRELOAD does not reach), [`supervise`] (standing in for the program), [`sample`] (looking at
-//! it), [`report`], [`shortfall`], [`text`] and [`destination`] (saying what came of it, and
-//! where); [`dry_run`] instead of the last five. [`standing`] has the environment for programs that
-//! other commands start.
+//! The stages, one file each:
+//! - [`options`], [`profile`], [`config`], [`args`]: the request.
+//! - [`program`]: the executable, and whether LD_PRELOAD reaches it.
+//! - [`library`]: the preload library. [`launch`]: the environment and the start.
+//! - [`outside`]: promotion from outside, for programs that LD_PRELOAD does not reach.
+//! - [`supervise`]: the parent process of the program. [`sample`]: measurements of its memory.
+//! - [`report`], [`shortfall`], [`text`], [`destination`]: the report. [`dry_run`]: the plan alone.
+//! - [`mod@standing`]: the environment for programs that other commands start.
 //!
-//! Invariant: the program cannot tell, except by its environment and its memory. Without a report
-//! to write it is exec'd in place; else it is a child, and the report says so.
+//! Invariant: only its environment and its memory show a program that it runs under jumbo. Without
+//! a report to write it is exec'd in place; else it is a child, and the report says so.
 
 mod args;
 mod config;
@@ -36,20 +38,21 @@ use jumbo_host::kernel::Root;
 use jumbo_host::kernel::process::start;
 
 pub(crate) use args::Args;
-use args::Settings;
+use args::RunSettings;
+pub(crate) use profile::known as profiles;
 pub(crate) use program::unreached;
-pub(crate) use standing::{Standing, preload, profiles, standing};
+pub(crate) use standing::{StandingOptions, preload, standing};
 
 /// Exit code: wrong usage.
 const USAGE: u8 = 2;
 /// Exit code: jumbo itself failed.
 const FAILED: u8 = 125;
-/// Exit code: the program is there and cannot be started.
+/// Exit code: the program exists and cannot be started.
 const NOT_EXECUTABLE: u8 = 126;
 /// Exit code: there is no such program.
 const NOT_FOUND: u8 = 127;
 
-/// The entry of the environment that switches everything off; the library knows it too.
+/// Environment entry that disables jumbo; the preload library reads it too.
 const OFF: &str = "JUMBO=off";
 
 fn is_off() -> bool {
@@ -57,17 +60,16 @@ fn is_off() -> bool {
         .is_some_and(|(name, off)| std::env::var_os(name).is_some_and(|value| value == off))
 }
 
-/// Does what Rust's runtime does before `main`, as far as jumbo needs it, and records what it found
-/// for PROGRAM.
+/// Prepares the process as Rust's runtime does before `main`, and records the original state for
+/// PROGRAM.
 ///
-/// The runtime also looks up the limits of the stack, to name an overflow: it reads /proc/self/maps
-/// and parses it with scanf(3), which takes 0.1 ms.
+/// The runtime also parses /proc/self/maps with scanf(3) to detect stack overflows: 0.1 ms.
 pub(crate) fn begin() {
     start::record();
     start::prepare();
 }
 
-/// Why the program did not run: what is said, and the exit code.
+/// Reason why the program did not run, and the exit code.
 #[derive(Debug)]
 struct Failure {
     code: u8,
@@ -75,7 +77,7 @@ struct Failure {
 }
 
 impl Failure {
-    /// jumbo's own.
+    /// A failure of jumbo itself.
     fn own(message: impl Into<String>) -> Self {
         Self {
             code: FAILED,
@@ -102,11 +104,11 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
             _ => Ok(ExitCode::SUCCESS),
         };
     }
-    let settings = Settings::new(args)?;
+    let settings = RunSettings::new(args)?;
     let root = Root::host();
     let program = program::Program::find(
         &settings.command,
-        settings.is_parent() || settings.free_asked,
+        settings.is_parent() || settings.free_given,
     );
     let program = program.map_err(|failure| settings.explain(failure))?;
     let launch = launch::Launch::prepare(&root, &settings, &program)?;
@@ -121,8 +123,8 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
     if !settings.is_parent() {
         return Err(launch.exec());
     }
-    let place = settings.report.as_ref().map(|wanted| &wanted.place);
-    if let Some(args::Place::File(file)) = place {
+    let destination = settings.report.as_ref().map(|request| &request.destination);
+    if let Some(args::Destination::File(file)) = destination {
         destination::check(file).map_err(|error| {
             Failure::own(format!(
                 "cannot write a report to {}: {error}; \
@@ -132,23 +134,23 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
         })?;
     }
     if !supervise::is_harmless() {
-        let why = "a seccomp filter ends who makes the calls that it takes";
+        let why = "a seccomp filter would kill a process that makes the calls of a parent";
         return Err(supervise::in_place(&settings, &launch, why));
     }
     supervise::run(&root, &settings, &launch)
 }
 
-/// The calls of [`run`] as a parent, with a program that does nothing: where a filter ends their
-/// caller, this process ends here.
+/// Makes the system calls of a parent, with a program that does nothing. A seccomp filter that
+/// forbids one kills this process.
 pub(crate) fn rehearse() -> anyhow::Result<ExitCode> {
     let failed = |failure: Failure| anyhow::anyhow!(failure.message);
-    let args = Args::for_rehearsal()?.context("there is no such option")?;
-    let settings = Settings::new(args).map_err(failed)?;
+    let args = Args::for_rehearsal()?.context("an option of the rehearsal does not exist")?;
+    let settings = RunSettings::new(args).map_err(failed)?;
     let root = Root::host();
     let program = program::Program::find(&settings.command, true).map_err(failed)?;
     let launch = launch::Launch::prepare(&root, &settings, &program).map_err(failed)?;
     let code = supervise::run(&root, &settings, &launch).map_err(failed)?;
-    // It may have ended before it was looked at.
+    // The program may have ended before the first sample.
     sample::rehearse(&root);
     Ok(code)
 }

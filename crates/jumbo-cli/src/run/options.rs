@@ -1,7 +1,7 @@
-//! The options of `jumbo run` that a profile has too, in one table: [`Options`].
+//! Options of `jumbo run` that profiles may set too: [`Options`].
 //!
-//! A new option is a field here and a word in [`HEADINGS`]. An option that the preload library
-//! obeys is also a line in [`Options::orders`] and in the table of [`jumbo_host::policy::Orders`].
+//! A new option is a field here and a word in [`HEADINGS`]. An option for the preload library is
+//! also a line in [`Options::orders`] and in the table of [`jumbo_host::policy::Orders`].
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use jumbo_host::policy::{
     ReaperMode, ShmMode, TextMode,
 };
 
-/// The headings of `jumbo run --help`, each with its options.
+/// Headings of `jumbo run --help`, each with its options.
 const HEADINGS: [(&str, &str); 7] = [
     (
         "Run",
@@ -27,15 +27,15 @@ const HEADINGS: [(&str, &str); 7] = [
     ("Report", "report report_file quiet"),
 ];
 
-/// The options of `jumbo run -h`.
-const SHORT: &str = "profile dry_run heap maps max_waste reaper report quiet";
+/// Options of `jumbo run -h`.
+const SHORT_HELP: &str = "profile dry_run heap maps max_waste reaper report quiet";
 
-/// An option under its heading, in the short help or not.
+/// Sets the heading of an option, and hides it in the short help unless it is in [`SHORT_HELP`].
 pub(super) fn arranged(arg: Arg) -> Arg {
     let is_in = |ids: &str| ids.split(' ').any(|id| arg.get_id() == id);
-    let (is_short, has_value) = (is_in(SHORT), arg.get_action().takes_values());
+    let (is_short, has_value) = (is_in(SHORT_HELP), arg.get_action().takes_values());
     match HEADINGS.iter().find(|(_, ids)| is_in(ids)) {
-        // `--help` and PROGRAM.
+        // --help and PROGRAM have no heading.
         None => arg,
         Some((heading, _)) => arg
             .help_heading(*heading)
@@ -45,7 +45,7 @@ pub(super) fn arranged(arg: Arg) -> Arg {
     }
 }
 
-/// The typed options, or those of a profile under the same names.
+/// Options of the command line, or of a profile under the same names.
 #[derive(Debug, Default, PartialEq, clap::Args)]
 pub(super) struct Options {
     /// Allocations on huge pages: on, glibc, mimalloc or off [default: on]
@@ -66,7 +66,7 @@ pub(super) struct Options {
     )]
     pub(super) pool: Option<PoolRequest>,
 
-    /// How much the pool may grow beyond its size [default: 0]
+    /// Maximum growth of the pool beyond its size [default: 0]
     ///
     /// The excess is returned when it is free. See docs/run.md
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
@@ -179,7 +179,6 @@ pub(super) struct Options {
     pub(super) quiet: bool,
 }
 
-/// The form of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum ReportFormat {
     Text,
@@ -189,7 +188,7 @@ pub(super) enum ReportFormat {
 }
 
 impl Options {
-    /// The configuration of the preload library, without the pool, with the defaults filled in.
+    /// Configuration of the preload library with defaults applied, without the pool.
     pub(super) fn orders(&self) -> Orders<'static> {
         let usual = Orders::default();
         Orders {
@@ -210,7 +209,6 @@ impl Options {
     }
 }
 
-/// One of the words of a mode.
 fn mode<M: Mode + Send + Sync>() -> impl TypedValueParser<Value = M> {
     PossibleValuesParser::new(M::ALL.iter().map(|(name, _)| *name)).try_map(|typed| {
         let named = M::ALL.iter().find(|(name, _)| *name == typed);
@@ -222,7 +220,7 @@ fn switch() -> impl TypedValueParser<Value = bool> {
     PossibleValuesParser::new(["on", "off"]).map(|typed| typed == "on")
 }
 
-/// `"libLLVM*,libclang*"`, as the configuration of the library has it.
+/// Parses `"libLLVM*,libclang*"` into the format of the orders.
 fn libs(typed: &str) -> Result<String, String> {
     let longest = Orders::MAX_LIBS_BYTES;
     if typed.contains(Orders::LIBS_SEPARATOR) {
@@ -237,7 +235,7 @@ fn libs(typed: &str) -> Result<String, String> {
     Ok(names.join(&Orders::LIBS_SEPARATOR.to_string()))
 }
 
-/// `"64K,2M"`: the sum of the sizes in bytes, as the configuration of the library has it.
+/// Parses `"64K,2M"` into the sum of the sizes in bytes, the format of the orders.
 fn sizes(typed: &str) -> Result<usize, String> {
     let size = |name: &str| name.parse::<PageSize>().map_err(|error| error.to_string());
     typed.split(',').try_fold(0, |sum, name| {

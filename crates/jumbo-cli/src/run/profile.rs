@@ -1,8 +1,7 @@
-//! Options from a file, [`Entry`]: a profile ([`entries`]), or a configuration file ([`parse`]).
+//! Options from a profile ([`entries`]) or a configuration file ([`parse`]): [`FileOption`].
 //!
-//! A key and its value become the option of that name, in front of the typed ones: the same parser
-//! reads both, with the same bounds and the same errors, and of an option that is there twice the
-//! last counts.
+//! A key with its value becomes the option of that name, before the typed options. One parser reads
+//! both, with the same bounds and errors; the last of an option counts.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -26,48 +25,48 @@ macro_rules! profiles {
     };
 }
 
-/// The profiles that come with jumbo: programs for which another option than the default is better.
+/// Profiles of jumbo itself: programs for which another option than the default is better.
 const BUILT_IN: [(&str, &str); 4] = profiles!["cpython", "duckdb", "node", "postgresql"];
 
-/// An option that a file sets.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct FileOption {
     pub(super) key: String,
-    /// As it is typed; `None` for a switch that is off.
+    /// The option as typed; `None` for a disabled switch.
     pub(super) word: Option<OsString>,
-    /// The file and line.
+    /// File and line.
     pub(super) from: String,
 }
 
-/// The options of the profile in the file `asked`, or of that name.
-pub(super) fn entries(asked: &Path) -> Result<Vec<Entry>, Failure> {
-    // A folder of that name (`redis`, say) is no profile.
-    let is_file = || fs::metadata(asked).is_ok_and(|metadata| metadata.is_file());
-    let name = asked.to_str().filter(|name| !name.contains('/'));
+/// Options of the profile in the file `requested`, or of that name.
+pub(super) fn entries(requested: &Path) -> Result<Vec<FileOption>, Failure> {
+    // A folder of that name, such as `redis`, is no profile.
+    let is_file = || fs::metadata(requested).is_ok_and(|metadata| metadata.is_file());
+    let name = requested.to_str().filter(|name| !name.contains('/'));
     let (shown, text) = match name.filter(|_| !is_file()) {
         Some(name) => named(name)?,
         None => {
             let hint = format!("profiles that come with jumbo: {}", names());
-            let text = fs::read_to_string(asked).map_err(|error| unread(asked, &error, &hint))?;
-            (asked.display().to_string(), text)
+            let text =
+                fs::read_to_string(requested).map_err(|error| unread(requested, &error, &hint))?;
+            (requested.display().to_string(), text)
         }
     };
     in_text(&shown, &text)
 }
 
-fn in_text(shown: &str, text: &str) -> Result<Vec<Entry>, Failure> {
+fn in_text(shown: &str, text: &str) -> Result<Vec<FileOption>, Failure> {
     let shown = format!("profile {shown}");
     parse(&shown, text, None).map_err(|error| Failure::own(format!("cannot use {shown}: {error}")))
 }
 
-/// The options of a profile of [`known`], whatever file of that name is in the current folder.
-pub(super) fn entries_of_known(name: &str) -> Result<Vec<Entry>, Failure> {
+/// Options of a profile of [`known`], regardless of files in the current folder.
+pub(super) fn entries_of_known(name: &str) -> Result<Vec<FileOption>, Failure> {
     let (shown, text) = named(name)?;
     in_text(&shown, &text)
 }
 
-/// The names of all profiles: those that come with jumbo, and those in the folders of configuration.
-pub(super) fn known() -> BTreeSet<String> {
+/// Names of all profiles: the built-in ones, and those in the configuration folders.
+pub(crate) fn known() -> BTreeSet<String> {
     let folders = folders().map(|folder| folder.join("jumbo/profiles"));
     let files = folders.flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
     let own =
@@ -81,7 +80,7 @@ fn unread(file: &Path, error: &io::Error, hint: &str) -> Failure {
     Failure::own(format!("cannot read profile {file}: {error}\nhint: {hint}"))
 }
 
-/// The folders of configuration: the user's, and the system's.
+/// Configuration folders: the user's, and the system's.
 pub(super) fn folders() -> impl DoubleEndedIterator<Item = PathBuf> {
     let home = std::env::var_os("XDG_CONFIG_HOME")
         .filter(|folder| !folder.is_empty())
@@ -90,8 +89,8 @@ pub(super) fn folders() -> impl DoubleEndedIterator<Item = PathBuf> {
     [home, Some(PathBuf::from("/etc"))].into_iter().flatten()
 }
 
-/// The text of a file that may be missing. HOME may be /dev/null, or a folder that only another
-/// user may enter.
+/// Reads a file that may be missing. HOME may be /dev/null, or a folder of another user without
+/// access.
 pub(super) fn read(file: &Path) -> io::Result<Option<String>> {
     match fs::read_to_string(file) {
         Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Ok(None),
@@ -127,14 +126,15 @@ fn names() -> String {
     BUILT_IN.map(|(name, _)| name).join(", ")
 }
 
-/// The options in the `text` of `file`, or the first error in it, with its line. In a profile all
-/// keys are options. In a configuration file (`sections`) tables are for programs: those of these
-/// names count, after the options for all programs.
+/// Parses the `text` of `file`; an error names its line.
+///
+/// In a profile all keys are options. In a configuration file, tables are sections for programs:
+/// `sections` selects by name, and their options follow those for all programs.
 pub(super) fn parse(
     file: &str,
     text: &str,
     sections: Option<&dyn Fn(&str) -> bool>,
-) -> Result<Vec<Entry>, String> {
+) -> Result<Vec<FileOption>, String> {
     let line = |span: Range<usize>| {
         let before = text.get(..span.start).unwrap_or(text);
         1 + before.bytes().filter(|byte| *byte == b'\n').count()
@@ -153,7 +153,6 @@ pub(super) fn parse(
         DeValue::Table(_) => sections.map(|counts| counts(name)),
         _ => None,
     };
-    // `None`: an option. The profile that a section names stands before the options in it.
     let mut found: Vec<_> = table
         .iter()
         .filter_map(|(key, value)| match below(key.get_ref(), value.get_ref()) {
@@ -166,13 +165,14 @@ pub(super) fn parse(
         })
         .flatten()
         .collect();
+    // The profile that a section names comes before the options of the section.
     found.sort_by_key(|(is_below, key, _)| {
         (*is_below, key.get_ref() != "profile", key.span().start)
     });
     let entry = |(_, key, value): (bool, &Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
         let line = line(key.span());
         let word = word(options.clone(), key.get_ref(), value.get_ref());
-        Ok(Entry {
+        Ok(FileOption {
             key: key.get_ref().to_string(),
             word: word.map_err(|why| format!("line {line}: {why}"))?,
             from: format!("{file}, line {line}"),
@@ -181,7 +181,7 @@ pub(super) fn parse(
     found.into_iter().map(entry).collect()
 }
 
-/// One option as it is typed; `None` for a switch that is off.
+/// Formats an option as typed; `None` for a disabled switch.
 fn word(
     command: clap::Command,
     key: &str,
@@ -201,7 +201,7 @@ fn word(
     match command.try_get_matches_from([&typed]) {
         Ok(_) => Ok(Some(typed.into())),
         Err(error) => {
-            // Without the part about the command line: its usage, and its help.
+            // Drops the usage and help of the command line.
             let words = error.render().to_string();
             let words = words.split("\n\nUsage:").next().unwrap_or_default();
             let words = words.split("\n\nFor more").next().unwrap_or_default();
@@ -220,11 +220,10 @@ mod tests {
         DataMode, FreeMode, HeapMode, Keep, MaxWaste, ReaperMode, ShmMode, TextMode,
     };
 
-    fn parse(text: &str) -> Result<Vec<Entry>, String> {
+    fn parse(text: &str) -> Result<Vec<FileOption>, String> {
         super::parse("file", text, None)
     }
 
-    /// The options of `text`.
     fn options(text: &str) -> Options {
         let command = Options::augment_args(clap::Command::new("run").no_binary_name(true));
         let words = parse(text).unwrap().into_iter();
@@ -288,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_does_not_fit_names_its_line() {
+    fn an_invalid_value_names_its_line() {
         for (text, line) in [
             ("heap = \"on\"\nmaps = 3", 2),
             ("\n\nheap = \"maybe\"", 3),

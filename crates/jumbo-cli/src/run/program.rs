@@ -1,7 +1,8 @@
-//! Which file is run, and whether LD_PRELOAD gets into it: [`Program`].
+//! The executable, and whether LD_PRELOAD reaches it: [`Program`].
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::io::ErrorKind::{IsADirectory, NotFound, PermissionDenied};
 use std::io::{self, Read, Seek as _};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,16 +13,15 @@ use jumbo_host::policy::Reach;
 use jumbo_host::policy::elf::{Executable, Machine};
 use jumbo_inside::sandbox::{self, Answer};
 use object::read::ReadCache;
-use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
+use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags, accessat};
 
 use super::{Failure, NOT_EXECUTABLE, NOT_FOUND};
 
-/// The longest chain of interpreters that the kernel follows (binfmt_script(5)).
-const INTERPRETERS: usize = 5;
-/// The bytes of a `#!` line that the kernel reads (BINPRM_BUF_SIZE).
-const FIRST_LINE: usize = 256;
+/// Maximum chain of interpreters that the kernel follows (binfmt_script(5)).
+const MAX_INTERPRETERS: usize = 5;
+/// Bytes of a `#!` line that the kernel reads.
+const BINPRM_BUF_SIZE: usize = 256;
 
-/// A program that was found.
 #[derive(Debug)]
 pub(super) struct Program {
     /// The file to execute.
@@ -29,13 +29,13 @@ pub(super) struct Program {
     /// The binary that the kernel loads: the file, or the interpreter of its `#!` line.
     pub(super) binary: PathBuf,
     pub(super) reach: Reach,
-    /// What the seccomp filters that it inherits do to jumbo's calls; harmless where there are none.
+    /// Effect of inherited seccomp filters on jumbo's calls; harmless without filters.
     pub(super) filter: Answer,
 }
 
 impl Program {
-    /// Looks `command[0]` up as execvp(3) does, and at what it is; without a command, one that LD_PRELOAD gets into.
-    /// `is_child`: it will be one of this process.
+    /// Finds `command[0]` as execvp(3) does, and examines the file. An empty command stands for a
+    /// program that LD_PRELOAD reaches. `is_child`: the program will be a child of this process.
     pub(super) fn find(command: &[OsString], is_child: bool) -> Result<Self, Failure> {
         let name = command.first();
         let path = name.map_or_else(|| Ok(PathBuf::new()), |name| search(name))?;
@@ -63,18 +63,18 @@ impl Program {
     }
 }
 
-/// The reason why LD_PRELOAD does not get into the program of `command`, and whether it is promoted from
-/// outside instead; `None` where it does, or there is no such program.
+/// Reason why LD_PRELOAD does not reach the program of `command`, and whether it is promoted from
+/// outside instead. `None` if LD_PRELOAD reaches it, or if there is no such program.
 pub(crate) fn unreached(command: &[OsString]) -> Option<(String, bool)> {
     let reach = Program::find(command, true).ok()?.reach;
     Some((reach.reason()?, reach.is_outside()))
 }
 
-/// One line: which program, what is wrong with it, what to do.
+/// Failure with the program, the error and a hint in one line.
 pub(super) fn start_failure(name: &OsStr, error: &io::Error) -> Failure {
     let (code, hint) = match error.kind() {
-        io::ErrorKind::NotFound => (NOT_FOUND, "is its interpreter or loader installed?"),
-        io::ErrorKind::IsADirectory => (NOT_EXECUTABLE, "name a program in it"),
+        NotFound => (NOT_FOUND, "is its interpreter or loader installed?"),
+        IsADirectory => (NOT_EXECUTABLE, "name a program in it"),
         _ => (NOT_EXECUTABLE, "is it a program, and may you execute it?"),
     };
     Failure {
@@ -95,13 +95,13 @@ fn search(name: &OsStr) -> Result<PathBuf, Failure> {
         let path = PathBuf::from(name);
         return match can_execute(&path) {
             Ok(()) => Ok(path),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(error) if error.kind() == NotFound => {
                 Err(failure(NOT_FOUND, "no such file; hint: check the path"))
             }
             Err(error) => Err(start_failure(name, &error)),
         };
     }
-    // Where PATH is not set execvp searches confstr(_CS_PATH).
+    // Without PATH execvp searches confstr(_CS_PATH).
     let folders = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/bin:/usr/bin"));
     let mut denied = None;
     for folder in std::env::split_paths(&folders) {
@@ -111,7 +111,8 @@ fn search(name: &OsStr) -> Result<PathBuf, Failure> {
         };
         match can_execute(&path) {
             Ok(()) => return Ok(path),
-            Err(error) if is_refusal(&error) => {
+            // execvp(3) continues the search, too.
+            Err(error) if matches!(error.kind(), PermissionDenied | IsADirectory) => {
                 denied.get_or_insert(error);
             }
             Err(_) => {}
@@ -121,41 +122,26 @@ fn search(name: &OsStr) -> Result<PathBuf, Failure> {
         Some(error) => start_failure(name, &error),
         None => failure(
             NOT_FOUND,
-            "not found in PATH; hint: give its path, or mend PATH",
+            "not found in PATH; hint: give its path, or fix PATH",
         ),
     })
 }
 
-/// There is something, which execvp(3) would not start.
-fn is_refusal(error: &io::Error) -> bool {
-    use io::ErrorKind::{IsADirectory, PermissionDenied};
-    matches!(error.kind(), PermissionDenied | IsADirectory)
-}
-
 fn can_execute(path: &Path) -> io::Result<()> {
-    let metadata = std::fs::metadata(path)?;
-    if metadata.is_file() {
-        Ok(rustix::fs::accessat(
-            CWD,
-            path,
-            Access::EXEC_OK,
-            AtFlags::EACCESS,
-        )?)
-    } else {
-        Err(match metadata.is_dir() {
-            true => io::ErrorKind::IsADirectory.into(),
-            false => io::ErrorKind::PermissionDenied.into(),
-        })
+    match std::fs::metadata(path)? {
+        file if file.is_dir() => Err(IsADirectory.into()),
+        file if !file.is_file() => Err(PermissionDenied.into()),
+        _ => Ok(accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS)?),
     }
 }
 
-/// The binary behind `path` and whether it can be reached.
+/// The binary of `path` and whether LD_PRELOAD reaches it.
 fn examine(path: &Path) -> (PathBuf, Reach) {
     let mut binary = path.to_owned();
-    for _ in 0..=INTERPRETERS {
-        match look(&binary) {
-            Ok(Look::Script(interpreter)) => binary = interpreter,
-            Ok(Look::Binary(reach)) => return (binary, reach),
+    for _ in 0..=MAX_INTERPRETERS {
+        match examine_file(&binary) {
+            Ok(FileType::Script(interpreter)) => binary = interpreter,
+            Ok(FileType::Binary(reach)) => return (binary, reach),
             Err(error) => {
                 let reason = format!(
                     "{} cannot be read to see what it is: {error}",
@@ -165,32 +151,36 @@ fn examine(path: &Path) -> (PathBuf, Reach) {
             }
         }
     }
-    let reason = format!("more than {INTERPRETERS} scripts interpret each other");
+    let reason = format!("more than {MAX_INTERPRETERS} scripts interpret each other");
     (binary, Reach::Unknown(reason))
 }
 
-enum Look {
+enum FileType {
+    /// Interpreter of a script.
     Script(PathBuf),
     Binary(Reach),
 }
 
-fn look(path: &Path) -> io::Result<Look> {
+fn examine_file(path: &Path) -> io::Result<FileType> {
     // Opening a pipe would wait for its writer.
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is no regular file"));
     }
     let mut file = File::open(path)?;
-    let mut start = Vec::with_capacity(FIRST_LINE);
-    (&file).take(FIRST_LINE as u64).read_to_end(&mut start)?;
+    let mut start = Vec::with_capacity(BINPRM_BUF_SIZE);
+    (&file)
+        .take(BINPRM_BUF_SIZE as u64)
+        .read_to_end(&mut start)?;
     if let Some(line) = start.strip_prefix(b"#!") {
         let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
         let word = line.trim_ascii().split(|byte| byte.is_ascii_whitespace());
         let interpreter = word.into_iter().next().unwrap_or_default();
-        return Ok(Look::Script(PathBuf::from(OsStr::from_bytes(interpreter))));
+        let interpreter = PathBuf::from(OsStr::from_bytes(interpreter));
+        return Ok(FileType::Script(interpreter));
     }
     if !start.starts_with(b"\x7fELF") {
-        // ENOEXEC, upon which execvp(3) starts the shell.
-        return Ok(Look::Script(PathBuf::from("/bin/sh")));
+        // ENOEXEC: execvp(3) starts the shell.
+        return Ok(FileType::Script(PathBuf::from("/bin/sh")));
     }
     let privilege = privilege(&file)?;
     let executable = Executable::read(&ReadCache::new(&file));
@@ -199,15 +189,14 @@ fn look(path: &Path) -> io::Result<Look> {
         Machine::OWN,
         privilege,
         || {
-            // What cannot be read is taken for glibc: then nothing is set, and nothing goes wrong.
+            // An unreadable file is taken for glibc: then nothing is set, which is safe.
             mentions(&mut file, b"GLIBC_TUNABLES").unwrap_or(true)
         },
     );
-    Ok(Look::Binary(reach))
+    Ok(FileType::Binary(reach))
 }
 
-/// The reason why the loader distrusts this process's environment: bits that take effect on this
-/// mount.
+/// Reason why the loader ignores LD_PRELOAD: privileges of the file that take effect on its mount.
 fn privilege(file: &File) -> io::Result<Option<&'static str>> {
     let metadata = file.metadata()?;
     let nosuid =
@@ -229,11 +218,11 @@ fn privilege(file: &File) -> io::Result<Option<&'static str>> {
     } else {
         return Ok(None);
     };
-    // Not asked before it matters: a seccomp filter may end who makes this call.
+    // Last, because a seccomp filter may kill the caller of prctl(2).
     Ok((!rustix::thread::no_new_privs()? && !nosuid()).then_some(found))
 }
 
-/// True where `needle` is somewhere in the file.
+/// Reports whether the file contains `needle`.
 fn mentions(file: &mut File, needle: &[u8]) -> io::Result<bool> {
     file.rewind()?;
     let finder = memchr::memmem::Finder::new(needle);

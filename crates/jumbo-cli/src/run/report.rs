@@ -1,6 +1,4 @@
-//! The [`Report`], its shape in JSON, and its writing.
-//!
-//! The shape is documented in docs/report.md.
+//! The [`Report`], its JSON format (docs/report.md), and its output.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,25 +10,25 @@ use jumbo_host::kernel::process::Change;
 use jumbo_host::kernel::thp::Thp;
 use jumbo_host::policy::{HeapMode, MaxWaste, PoolRequest};
 use jumbo_host::status::{Kind, KindUsage, Usage};
-use jumbo_inside::ledger::{self, Ledger, flag, pool_reason};
+use jumbo_inside::ledger::{Counts, Ledger, flag, pool_reason};
 use jumbo_inside::reaper::State;
 use jumbo_inside::sys::{has_collapse, has_populate};
 use serde_json::{Value, json};
 
-use super::args::{Place, Settings, Wanted};
+use super::args::{Destination, ReportRequest, RunSettings};
 use super::destination;
 use super::launch::Launch;
 use super::options::ReportFormat;
-use super::sample::{Peak, Sampled};
+use super::sample::{Peak, SampleStats};
 use super::segments;
 use super::shmem;
 use super::shortfall::{self, Shortfall};
-use super::supervise::End;
+use super::supervise::ProgramEnd;
 use super::text;
 use crate::promote::Promoted;
 use crate::view::escaped;
 
-/// All kinds of memory, whether there is any of them or not.
+/// Kinds of memory in a report, in its order.
 pub(super) const KINDS: [Kind; 6] = [
     Kind::Heap,
     Kind::Text,
@@ -40,59 +38,52 @@ pub(super) const KINDS: [Kind; 6] = [
     Kind::File,
 ];
 
-/// All that there is to report.
 pub(super) struct Report<'a> {
-    pub(super) settings: &'a Settings,
+    pub(super) settings: &'a RunSettings,
     pub(super) launch: &'a Launch<'a>,
-    pub(super) seen: Seen<'a>,
+    pub(super) outcome: RunOutcome<'a>,
     pub(super) counted: Counted,
-    /// The program's first process was heard of.
+    /// The program's first process joined the ledger.
     pub(super) reached: bool,
     pub(super) shortfalls: Vec<Shortfall>,
 }
 
-/// All that there is to report from.
-pub(super) struct Seen<'a> {
+/// Observations of a run.
+pub(super) struct RunOutcome<'a> {
     pub(super) pid: u32,
-    pub(super) end: End,
+    pub(super) end: ProgramEnd,
     pub(super) wall: Duration,
     pub(super) peak: Option<Peak>,
-    pub(super) sampled: Sampled,
+    pub(super) sampled: SampleStats,
     pub(super) ledger: Option<&'a Ledger>,
-    /// Why there is no ledger.
+    /// Error that prevented the ledger.
     pub(super) trouble: Option<rustix::io::Errno>,
-    /// `thp_fault_fallback` over the run, of the whole host.
+    /// Increase of the host's `thp_fault_fallback` during the run.
     pub(super) fallbacks: Option<u64>,
-    /// At the start and at the end: what ruled huge pages out at either counts.
+    /// THP controls at the start and at the end; either may rule out huge pages.
     pub(super) controls: [Option<Thp>; 2],
-    /// The promotion from outside, or why there was none; `None` where that was not the way.
+    /// The promotion from outside, or the reason why there was none; `None` if LD_PRELOAD reaches
+    /// the program.
     pub(super) outside: Option<Result<Promoted, String>>,
 }
 
-/// A ledger slot, or several added up.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts {
-    pub(super) of: ledger::Counts,
-    /// The most pool pages that all processes had at a time; `None` where each had a pool of its
-    /// own.
-    pub(super) run: Option<Bytes>,
-}
-
-/// Everything that was counted, by process ID.
+/// Counters of the ledger: totals, and by process ID.
 #[derive(Debug, Default)]
 pub(super) struct Counted {
-    /// Programs that the preload library was loaded into: processes, and again after each exec.
+    /// Loads of the preload library: one for each process, and one after each exec.
     pub(super) images: u32,
     pub(super) total: Counts,
-    /// Of the processes in which a reaper was asked for: see [`last_of_each`].
-    pub(super) reapers: Vec<(State, ledger::Counts)>,
+    /// Peak of the pool pages of all processes; `None` without a shared pool.
+    pub(super) run_pool_peak: Option<Bytes>,
+    /// Processes in which a reaper was requested: see [`last_of_each`].
+    pub(super) reapers: Vec<(State, Counts)>,
     by_pid: BTreeMap<u32, Counts>,
 }
 
-/// The meaning of a bit, where it has one.
+/// Maps a reason bit to its text.
 pub(super) type Meaning = fn(u32) -> Option<&'static str>;
 
-/// Meanings of the constants of a module.
+/// Makes a [`Meaning`] from the constants of a module.
 macro_rules! meanings {
     ($of:ident; $($bit:ident $(if $is:expr)? => $text:literal;)*) => {
         |bit| match bit {
@@ -103,14 +94,13 @@ macro_rules! meanings {
 }
 pub(super) use meanings;
 
-/// The meanings of the bits that are set, in the order of the bits.
+/// Texts of the set bits, in the order of the bits.
 pub(super) fn reasons(bits: u32, meaning: Meaning) -> impl Iterator<Item = &'static str> {
     let all = (0..u32::BITS).map(|n| 1 << n);
     all.filter(move |bit| bits & bit != 0).filter_map(meaning)
 }
 
-/// Of [`pool_reason`].
-const POOL: Meaning = meanings! { pool_reason;
+const POOL_REASONS: Meaning = meanings! { pool_reason;
     FULL => "the pool and its overcommit were used up";
     LARGER => "a block larger than the pool and its overcommit";
     NONE_FREE =>
@@ -137,68 +127,65 @@ const POOL: Meaning = meanings! { pool_reason;
     STUCK_THREADS => "what hugetlb pages held could not be moved: another thread was there";
 };
 
-impl Counts {
-    /// Whether a fact ([`flag`]) was found at the start.
-    pub(super) fn has(&self, flag: u32) -> bool {
-        self.of.flags & flag != 0
-    }
+/// Reports whether a fact ([`flag`]) was found at the start.
+pub(super) fn has(counts: &Counts, flag: u32) -> bool {
+    counts.flags & flag != 0
+}
 
-    /// Why there was not more of the pool, or not hugetlb.
-    pub(super) fn pool_reasons(&self) -> Vec<&'static str> {
-        let bits = self.of.pool_reasons;
-        // Where the kernel's pool has nothing to give it is no matter who would have been refused.
-        let refused = pool_reason::FORK | pool_reason::THREADS;
-        let absent = pool_reason::NONE_FREE | pool_reason::NO_SIZE;
-        let shown = match self.of.pool_hugetlb_peak == 0 && bits & absent != 0 {
-            true => bits & !refused,
-            false => bits,
-        };
-        // The size comes first.
-        let of_size = pool_reason::FULL | pool_reason::LARGER;
-        let of_size = [shown & of_size, shown & !of_size];
-        of_size
-            .into_iter()
-            .flat_map(|bits| reasons(bits, POOL))
-            .collect()
-    }
+/// Reasons why the pool had no more pages, or no hugetlb pages.
+pub(super) fn pool_reasons(counts: &Counts) -> Vec<&'static str> {
+    let bits = counts.pool_reasons;
+    // If the kernel's pool has no pages, a refusal of the program does not matter.
+    let refused = pool_reason::FORK | pool_reason::THREADS;
+    let absent = pool_reason::NONE_FREE | pool_reason::NO_SIZE;
+    let shown = match counts.pool_hugetlb_peak == 0 && bits & absent != 0 {
+        true => bits & !refused,
+        false => bits,
+    };
+    // The size comes first.
+    let of_size = pool_reason::FULL | pool_reason::LARGER;
+    let of_size = [shown & of_size, shown & !of_size];
+    of_size
+        .into_iter()
+        .flat_map(|bits| reasons(bits, POOL_REASONS))
+        .collect()
+}
 
-    fn json(&self) -> Value {
-        let of = &self.of;
-        let mut pool = json!({
-            "hugetlb": of.pool_hugetlb_peak,
-            "thp": of.pool_thp_peak,
-            "beyond": of.pool_beyond,
-            "moved": of.pool_moved,
-            "stuck": of.pool_stuck,
-        });
-        if let Some(run) = self.run {
-            pool["run"] = json!(run);
-        }
-        pool["reasons"] = json!(self.pool_reasons());
-        json!({
-            "malloc_diverted": self.has(flag::MALLOC),
-            "mimalloc_serves": self.has(flag::MIMALLOC),
-            "maps_covered": self.has(flag::MAPS),
-            "large_peak": of.large_peak,
-            "large_calls": of.large_calls,
-            "large_fallback": of.large_fallback,
-            "advised": of.advised,
-            "untouched": of.untouched,
-            "refused": of.refused,
-            "maps_advised": of.maps_advised,
-            "maps_left": of.maps_left,
-            "arenas_advised": of.arenas_advised,
-            "collapsed": of.collapsed,
-            "free": {
-                "gathered": of.free_gathered,
-                "inline": of.free_inline,
-                "background": of.free_background,
-                "workers": of.free_workers,
-                "waits": of.free_waits,
-            },
-            "pool": pool,
-        })
+fn counts_json(of: &Counts, run_pool_peak: Option<Bytes>) -> Value {
+    let mut pool = json!({
+        "hugetlb": of.pool_hugetlb_peak,
+        "thp": of.pool_thp_peak,
+        "beyond": of.pool_beyond,
+        "moved": of.pool_moved,
+        "stuck": of.pool_stuck,
+    });
+    if let Some(run) = run_pool_peak {
+        pool["run"] = json!(run);
     }
+    pool["reasons"] = json!(pool_reasons(of));
+    json!({
+        "malloc_diverted": has(of, flag::MALLOC),
+        "mimalloc_serves": has(of, flag::MIMALLOC),
+        "maps_covered": has(of, flag::MAPS),
+        "large_peak": of.large_peak,
+        "large_calls": of.large_calls,
+        "large_fallback": of.large_fallback,
+        "advised": of.advised,
+        "untouched": of.untouched,
+        "refused": of.refused,
+        "maps_advised": of.maps_advised,
+        "maps_left": of.maps_left,
+        "arenas_advised": of.arenas_advised,
+        "collapsed": of.collapsed,
+        "free": {
+            "gathered": of.free_gathered,
+            "inline": of.free_inline,
+            "background": of.free_background,
+            "workers": of.free_workers,
+            "waits": of.free_waits,
+        },
+        "pool": pool,
+    })
 }
 
 impl Counted {
@@ -208,23 +195,23 @@ impl Counted {
             ..Self::default()
         };
         let slots = ledger.into_iter().flat_map(Ledger::slots);
-        for counts in slots.map(ledger::Counts::of) {
-            counted.total.of = counted.total.of.and(counts);
+        for counts in slots.map(Counts::of) {
+            counted.total = counted.total.and(counts);
             let theirs = counted.by_pid.entry(counts.pid).or_default();
-            theirs.of = theirs.of.and(counts);
+            *theirs = theirs.and(counts);
             let state = State::from_code(counts.reaper).filter(|state| *state != State::Off);
             counted.reapers.extend(state.map(|state| (state, counts)));
         }
         last_of_each(&mut counted.reapers);
         let shared = ledger.filter(|ledger| ledger.pool.limit() > 0);
-        counted.total.run = shared.map(|ledger| Bytes(ledger.pool.peak()));
+        counted.run_pool_peak = shared.map(|ledger| Bytes(ledger.pool.peak()));
         counted
     }
 }
 
-/// A process that was several programs, one after the other, has a reaper for each: the last one
-/// counts, and those that had something to give back, or to say.
-fn last_of_each(reapers: &mut Vec<(State, ledger::Counts)>) {
+/// Drops the uninteresting reapers of processes that exec'd several times: each exec has a reaper.
+/// Kept are the last of each process, and those that freed memory or have a reason to report.
+fn last_of_each(reapers: &mut Vec<(State, Counts)>) {
     let mut seen = BTreeSet::new();
     reapers.reverse();
     let silent = [State::Waiting, State::Uncounted, State::Retired];
@@ -235,8 +222,8 @@ fn last_of_each(reapers: &mut Vec<(State, ledger::Counts)>) {
     reapers.reverse();
 }
 
-impl Seen<'_> {
-    /// The heap at its peak, which is there even if it is empty; `None` where there was no sample.
+impl RunOutcome<'_> {
+    /// The heap at its peak; `None` without a sample.
     pub(super) fn heap(&self) -> Option<KindUsage> {
         let peak = self.peak.as_ref()?;
         Some(peak.usage.kind(Kind::Heap))
@@ -244,28 +231,32 @@ impl Seen<'_> {
 }
 
 impl<'a> Report<'a> {
-    pub(super) fn new(settings: &'a Settings, launch: &'a Launch<'_>, mut seen: Seen<'a>) -> Self {
-        let counted = Counted::read(seen.ledger);
-        if let Some(peak) = &mut seen.peak {
+    pub(super) fn new(
+        settings: &'a RunSettings,
+        launch: &'a Launch<'_>,
+        mut outcome: RunOutcome<'a>,
+    ) -> Self {
+        let counted = Counted::read(outcome.ledger);
+        if let Some(peak) = &mut outcome.peak {
             let heap = |usage: &Usage| usage.kind(Kind::Heap).bytes;
             (peak.processes).sort_by_key(|process| Reverse(heap(&process.usage)));
         }
-        // What the file shows is all there is to go by without a ledger.
-        let reached = match seen.ledger {
-            Some(_) => counted.by_pid.contains_key(&seen.pid),
+        // Without a ledger only the executable tells.
+        let reached = match outcome.ledger {
+            Some(_) => counted.by_pid.contains_key(&outcome.pid),
             None => launch.program.reach.is_reached(),
         };
         Self {
-            shortfalls: shortfall::find(settings, launch, &seen, &counted, reached),
+            shortfalls: shortfall::find(settings, launch, &outcome, &counted, reached),
             settings,
             launch,
-            seen,
+            outcome,
             counted,
             reached,
         }
     }
 
-    /// The pool that was asked for, in the whole pages that it became.
+    /// The requested pool, rounded to whole pages.
     pub(super) fn pool(&self) -> Option<PoolRequest> {
         let (pool, order) = (self.settings.pool?, self.launch.plan.orders.pool);
         Some(order.map_or(pool, |order| pool.rounded(order)))
@@ -278,15 +269,16 @@ impl<'a> Report<'a> {
     }
 
     fn json(&self) -> Value {
-        let (settings, seen, counted) = (self.settings, &self.seen, &self.counted);
-        let (asked, total, pool) = (&settings.asked, &counted.total, self.pool());
+        let (settings, outcome, counted) = (self.settings, &self.outcome, &self.counted);
+        let (requested, total, pool) = (&settings.requested, &counted.total, self.pool());
         let command = settings.command.iter().map(|arg| arg.to_string_lossy());
-        let heap = seen.heap();
-        let processes = seen.peak.iter().flat_map(|peak| &peak.processes);
-        let process = |process: &super::sample::Process| {
+        let heap = outcome.heap();
+        let processes = outcome.peak.iter().flat_map(|peak| &peak.processes);
+        let process = |process: &super::sample::ProcessSample| {
             let mut row = json!({"pid": process.pid, "comm": process.name});
             add_kinds(&mut row, &process.usage);
-            row["ledger"] = json!(counted.by_pid.get(&process.pid).map(Counts::json));
+            row["ledger"] =
+                json!((counted.by_pid.get(&process.pid)).map(|counts| counts_json(counts, None)));
             row
         };
         let reapers = counted.reapers.iter().map(|(state, counts)| {
@@ -300,59 +292,59 @@ impl<'a> Report<'a> {
         });
         json!({
             "program": command.collect::<Vec<_>>(),
-            "pid": seen.pid,
+            "pid": outcome.pid,
             "summary": text::headline(self),
             "mode": "parent",
-            "exit": match status(seen.end.change) {
+            "exit": match status(outcome.end.change) {
                 Ok(code) => json!({"code": code}),
                 Err(signal) => json!({"signal": signal}),
             },
-            "wall_seconds": seen.wall.as_secs_f64(),
+            "wall_seconds": outcome.wall.as_secs_f64(),
             "reach": {
                 "reached": self.reached,
                 "reason": (!self.reached).then(|| shortfall::unreached(self.launch)),
             },
-            "outside": match &seen.outside {
+            "outside": match &outcome.outside {
                 Some(Err(reason)) => json!({"reason": reason}),
                 promoted => json!(promoted.as_ref().and_then(|promoted| promoted.as_ref().ok())),
             },
-            "peak": seen.peak.as_ref().map(|peak| {
+            "peak": outcome.peak.as_ref().map(|peak| {
                 let mut kinds = json!({});
                 add_kinds(&mut kinds, &peak.usage);
                 kinds
             }),
             "processes": processes.map(process).collect::<Vec<_>>(),
-            "sampled": seen.sampled,
-            "max_rss": seen.end.faults.max_rss,
-            "faults": {"minor": seen.end.faults.minor, "major": seen.end.faults.major},
-            // What was asked: of jumbo, and by jumbo of the kernel.
+            "sampled": outcome.sampled,
+            "max_rss": outcome.end.faults.max_rss,
+            "faults": {"minor": outcome.end.faults.minor, "major": outcome.end.faults.major},
+            // Requests to jumbo, and of jumbo to the kernel.
             "requested": {
-                "heap": asked.heap != HeapMode::Off,
-                "mimalloc": matches!(asked.heap, HeapMode::On | HeapMode::Mimalloc),
+                "heap": requested.heap != HeapMode::Off,
+                "mimalloc": matches!(requested.heap, HeapMode::On | HeapMode::Mimalloc),
                 "pool": pool,
                 "overcommit": pool.map_or(Bytes(0), |pool| pool.overcommit),
                 "warm": pool.is_some_and(|pool| pool.warm),
-                "maps": asked.maps,
-                "max_waste": match asked.max_waste {
+                "maps": requested.maps,
+                "max_waste": match requested.max_waste {
                     MaxWaste::Percent(percent) => json!(percent),
                     MaxWaste::Unbounded => json!("unbounded"),
                 },
-                "keep": asked.keep.map(|keep| keep.to_string()),
-                "text": asked.text,
-                "data": asked.data,
-                "shm": asked.shm,
-                "follow": asked.follow,
-                "free": asked.free,
-                "reaper": asked.reaper,
+                "keep": requested.keep.map(|keep| keep.to_string()),
+                "text": requested.text,
+                "data": requested.data,
+                "shm": requested.shm,
+                "follow": requested.follow,
+                "free": requested.free,
+                "reaper": requested.reaper,
                 "tunable": self.tunable(),
-                "advised": total.of.advised,
-                "large_calls": total.of.large_calls,
+                "advised": total.advised,
+                "large_calls": total.large_calls,
             },
             "obtained": {
                 "huge": heap.as_ref().map(|heap| heap.huge),
                 "huge_share": heap.as_ref().and_then(KindUsage::huge_share),
                 "images": counted.images,
-                "ledger": total.json(),
+                "ledger": counts_json(total, counted.run_pool_peak),
                 "text": segments::json(self),
                 "shmem": shmem::json(self),
                 "reapers": reapers.collect::<Vec<_>>(),
@@ -361,16 +353,15 @@ impl<'a> Report<'a> {
         })
     }
 
-    /// Writes the report where it is wanted.
-    pub(super) fn write(&self, wanted: &Wanted) -> io::Result<()> {
-        let text = match wanted.format {
+    pub(super) fn write(&self, request: &ReportRequest) -> io::Result<()> {
+        let text = match request.format {
             ReportFormat::Json => format!("{}\n", escaped(format!("{:#}", self.json()))),
             format => text::render(self, format == ReportFormat::Full),
         };
-        match &wanted.place {
-            Place::File(file) => destination::write(file, text.as_bytes()),
-            Place::Stderr => io::stderr().lock().write_all(text.as_bytes()),
-            Place::Stdout => {
+        match &request.destination {
+            Destination::File(file) => destination::write(file, text.as_bytes()),
+            Destination::Stderr => io::stderr().lock().write_all(text.as_bytes()),
+            Destination::Stdout => {
                 let mut stdout = io::stdout().lock();
                 stdout.write_all(text.as_bytes())?;
                 stdout.flush()
@@ -379,7 +370,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Each kind of memory as a field of its own.
+/// Adds a field for each kind of memory.
 fn add_kinds(row: &mut Value, usage: &Usage) {
     for kind in KINDS {
         let usage = usage.kind(kind);
@@ -388,7 +379,7 @@ fn add_kinds(row: &mut Value, usage: &Usage) {
     }
 }
 
-/// The code that the program ended with, or the signal that ended it.
+/// Exit code of the program, or the signal that ended it.
 pub(super) fn status(end: Change) -> Result<i32, i32> {
     match end {
         Change::Exited(code) => Ok(code),

@@ -1,11 +1,11 @@
-//! Looking at the program while it runs: [`Sampler`].
+//! Measurements of the program while it runs: [`Sampler`].
 //!
-//! A *look* reads how much anonymous memory each process of the program holds; a *sample* walks
-//! their smaps, when there is clearly more than at the largest sample so far; and a few times
-//! afterwards, while there is as much: memory becomes huge after it has grown. Both are rationed by
-//! what they cost, so that a program is not slowed down by being watched.
+//! A *check* reads the anonymous resident size of each process. A *sample* reads their smaps: when
+//! the total has grown clearly past the largest sample, and a few times after growth has stopped,
+//! because memory becomes huge after it has grown. The CPU time of both is bounded, so that the
+//! program is not slowed down.
 //!
-//! Memory that several processes map is counted for each, as their resident sizes do.
+//! Memory that several processes map counts for each, as in their resident sizes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -19,58 +19,59 @@ use jumbo_inside::ledger::Ledger;
 use jumbo_inside::reaper;
 use serde::Serialize;
 
-/// Looks come no closer, and no further apart.
-const INTERVAL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
-/// A pause is this many times what was done before it: 1 % of a CPU for looks, 2 % for samples, and
-/// 5 % for each in the first second, so that short programs are seen near their peak.
-const PAUSE_AFTER_LOOK: u32 = 100;
-const PAUSE_AFTER_SAMPLE: u32 = 50;
-const EARLY_PAUSE: u32 = 20;
-const EARLY: Duration = Duration::from_secs(1);
-/// A sample is worth it when memory has grown by one part in so many, and by so much.
-const GROWTH: u64 = 50;
-const LEAST_GROWTH: u64 = 64 << 10;
-/// The pauses between the samples of memory that has stopped growing: the first, and from where on there is no other.
-const SETTLE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
+const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(2);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// Pause after a check or a sample, as a multiple of its CPU time: 1 % of a CPU for checks, 2 % for
+/// samples.
+const CHECK_PAUSE_FACTOR: u32 = 100;
+const SAMPLE_PAUSE_FACTOR: u32 = 50;
+/// The same during the first second: 5 % for each, so that short programs are seen near their peak.
+const EARLY_PAUSE_FACTOR: u32 = 20;
+const EARLY_TIME: Duration = Duration::from_secs(1);
+/// Growth that causes a sample: one part in this many of the largest sample, and at least
+/// [`MIN_GROWTH_BYTES`].
+const GROWTH_PARTS: u64 = 50;
+const MIN_GROWTH_BYTES: u64 = 64 << 10;
+/// First interval between samples of memory that has stopped growing; it doubles each time, and
+/// samples end at [`MAX_SETTLE_INTERVAL`].
+const FIRST_SETTLE_INTERVAL: Duration = Duration::from_millis(500);
+const MAX_SETTLE_INTERVAL: Duration = Duration::from_secs(8);
 
-/// The moment of the largest heap.
+/// Memory at the moment of the largest heap.
 #[derive(Debug)]
 pub(super) struct Peak {
     /// Since the start.
     pub(super) at: Duration,
     pub(super) usage: Usage,
-    pub(super) processes: Vec<Process>,
+    pub(super) processes: Vec<ProcessSample>,
 }
 
-/// One process at that moment.
+/// Memory of a process in a sample.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(super) struct ProcessSample {
     pub(super) pid: u32,
     pub(super) name: String,
     pub(super) usage: Usage,
 }
 
-/// How the program was looked at.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Sampled {
-    /// Walks of the smaps of all processes.
+pub(super) struct SampleStats {
     pub(super) samples: u64,
-    /// Looks at the counters.
+    /// Number of checks; the name is that of the JSON.
     pub(super) looks: u64,
-    /// The mean time between two looks.
+    /// Mean interval between two checks.
     pub(super) interval_seconds: f64,
-    /// When the peak was.
+    /// Time of the peak since the start.
     pub(super) peak_at_seconds: Option<f64>,
-    /// The largest resident size of one process in a sample, divided by the kernel's own maximum;
-    /// at most 1, though the kernel's counters lag behind its page tables, and leave hugetlb pages
-    /// out.
+    /// Largest resident size of one process in a sample, divided by the kernel's maximum. Limited
+    /// to 1: the kernel's counters lag behind its page tables, and exclude hugetlb pages.
     pub(super) share_of_max_rss: Option<f64>,
-    /// The CPU time that looking took.
+    /// CPU time of checks and samples.
     pub(super) cost_seconds: f64,
-    /// A process may not have THPs.
+    /// A process has THP disabled.
     #[serde(skip)]
     pub(super) thp_disabled: bool,
-    /// Why there were no samples, or not of every process.
+    /// Reason for no samples, or for samples without some process.
     pub(super) trouble: Option<String>,
 }
 
@@ -81,23 +82,23 @@ pub(super) struct Sampler<'a> {
     started: Instant,
     followed: BTreeSet<u32>,
     slots_seen: usize,
-    next_look: Instant,
+    next_check: Instant,
     next_sample: Instant,
-    /// The last sample, and the pause until the next one of as much memory.
+    /// Time of the last sample, and the interval until the next one of as much memory.
     settling: (Instant, Duration),
     largest: Bytes,
     largest_heap: Bytes,
     largest_rss: Bytes,
     cost: Duration,
     peak: Option<Peak>,
-    sampled: Sampled,
+    sampled: SampleStats,
 }
 
 impl<'a> Sampler<'a> {
     /// A sampler of the program whose first process is `pid`.
     pub(super) fn new(root: &'a Root, pid: u32, ledger: Option<&'a Ledger>) -> Self {
         let started = Instant::now();
-        let mut sampled = Sampled::default();
+        let mut sampled = SampleStats::default();
         let observer =
             Observer::new(root).map_err(|error| sampled.trouble = Some(error.to_string()));
         Self {
@@ -107,9 +108,9 @@ impl<'a> Sampler<'a> {
             started,
             followed: BTreeSet::from([pid]),
             slots_seen: 0,
-            next_look: started,
+            next_check: started,
             next_sample: started,
-            settling: (started, SETTLE.1),
+            settling: (started, MAX_SETTLE_INTERVAL),
             largest: Bytes(0),
             largest_heap: Bytes(0),
             largest_rss: Bytes(0),
@@ -119,52 +120,54 @@ impl<'a> Sampler<'a> {
         }
     }
 
-    /// When [`Sampler::look`] is due.
+    /// Time of the next [`Sampler::check`].
     pub(super) fn deadline(&self) -> Instant {
-        self.next_look
+        self.next_check
     }
 
-    /// Looks, if it is time, and samples, if that is worth it.
-    pub(super) fn look(&mut self) {
-        if Instant::now() < self.next_look {
+    /// Checks the processes if the interval has passed, and takes a sample if memory has changed.
+    pub(super) fn check(&mut self) {
+        if Instant::now() < self.next_check {
             return;
         }
         let start = cpu_time();
         let resident = self.follow();
         let total: Bytes = resident.values().copied().sum();
         self.sampled.looks += 1;
-        let (looked, now) = (cpu_time(), Instant::now());
-        let pause = (looked - start) * self.times(PAUSE_AFTER_LOOK);
-        self.next_look = now + pause.clamp(INTERVAL.0, INTERVAL.1);
+        let (checked, now) = (cpu_time(), Instant::now());
+        let pause = (checked - start) * self.pause_factor(CHECK_PAUSE_FACTOR);
+        self.next_check = now + pause.clamp(MIN_CHECK_INTERVAL, MAX_CHECK_INTERVAL);
 
-        let enough = self.largest.0 + (self.largest.0 / GROWTH).max(LEAST_GROWTH);
-        let has_grown = total.0 >= enough;
+        let has_grown = total.0 >= self.largest.0 + growth(self.largest);
         let (last, settle) = self.settling;
         let has_settled =
-            settle < SETTLE.1 && now >= last + settle && is_about(total, self.largest);
+            settle < MAX_SETTLE_INTERVAL && now >= last + settle && is_about(total, self.largest);
         if (has_grown || has_settled) && now >= self.next_sample {
             self.sample(resident);
-            let settle = if has_grown { SETTLE.0 } else { settle * 2 };
+            let settle = if has_grown {
+                FIRST_SETTLE_INTERVAL
+            } else {
+                settle * 2
+            };
             self.settling = (Instant::now(), settle);
-            let pause = (cpu_time() - looked) * self.times(PAUSE_AFTER_SAMPLE);
+            let pause = (cpu_time() - checked) * self.pause_factor(SAMPLE_PAUSE_FACTOR);
             self.next_sample = Instant::now() + pause;
         }
         self.cost += cpu_time() - start;
     }
 
-    fn times(&self, later: u32) -> u32 {
-        match self.started.elapsed() < EARLY {
-            true => EARLY_PAUSE,
+    fn pause_factor(&self, later: u32) -> u32 {
+        match self.started.elapsed() < EARLY_TIME {
+            true => EARLY_PAUSE_FACTOR,
             false => later,
         }
     }
 
-    /// Brings the set of processes up to date and returns those with memory of their own, and how
-    /// much of it is resident and anonymous.
+    /// Updates the set of processes. Returns those with memory of their own, with their anonymous
+    /// resident size.
     fn follow(&mut self) -> BTreeMap<u32, Bytes> {
-        // Those that daemonized have left the tree, but they are in the ledger. What stands there
-        // is a process ID in the process's own namespace, so it has to prove that it has the
-        // ledger.
+        // Daemons have left the process tree, but are in the ledger. Its process IDs are those of
+        // the process's own namespace, so the process must also map the ledger.
         let slots = self.ledger.into_iter().flat_map(Ledger::slots);
         for slot in slots.skip(self.slots_seen) {
             self.slots_seen += 1;
@@ -192,13 +195,13 @@ impl<'a> Sampler<'a> {
                 false => drop(resident.insert(pid, anonymous)),
             }
         }
-        // A reaper's memory is its program's, which is there as well.
+        // A reaper shares the memory of its program, which is counted already.
         let of_reapers = |pid: &u32| {
             task::name(self.root, *pid).is_ok_and(|name| name.as_bytes() == reaper::NAME.to_bytes())
                 && (resident.keys()).any(|other| other != pid && share_memory(*pid, *other))
         };
         sharing.extend(resident.keys().copied().filter(of_reapers));
-        // They are found again below their parents; the next time their memory may be their own.
+        // The next check finds them below their parents; their memory may be their own by then.
         for pid in sharing {
             resident.remove(&pid);
             self.followed.remove(&pid);
@@ -206,50 +209,49 @@ impl<'a> Sampler<'a> {
         resident
     }
 
-    /// Walks the smaps of these processes, of which a look has told how much anonymous memory each
-    /// has.
+    /// Reads the smaps of these processes; `resident` has their anonymous size of the last check.
     fn sample(&mut self, resident: BTreeMap<u32, Bytes>) {
         let Some(observer) = &self.observer else {
             return;
         };
         let at = self.started.elapsed();
         let (mut usage, mut processes) = (Usage::default(), Vec::new());
-        // What was there before and after the walk: memory that went meanwhile sets no mark for the
-        // next sample.
-        let mut seen = Bytes(0);
+        // The smaller of the sizes before and after: memory that was freed meanwhile must not raise
+        // the threshold of the next sample.
+        let mut sampled = Bytes(0);
         for (pid, before) in resident {
             let theirs = match observer.usage(pid) {
                 Ok(theirs) => theirs,
                 Err(error) => {
-                    // What is refused once is refused again: it sets the mark as what was seen.
+                    // A refused process is refused again; without it each check would sample.
                     if error.is_denied() {
                         self.sampled.trouble = Some(error.to_string());
-                        seen += before;
+                        sampled += before;
                     }
                     continue;
                 }
             };
             let rss = theirs.0.values().map(|kind| kind.bytes).sum();
-            // It is ending, or a reaper that is giving back what its program had.
+            // The process is ending, or it is a reaper that frees the memory of its program.
             if rss == Bytes(0) {
                 continue;
             }
             let after = tree::resident_anonymous(self.root, pid).unwrap_or_default();
-            seen += before.min(after);
+            sampled += before.min(after);
             self.largest_rss = self.largest_rss.max(rss);
             usage.add(&theirs);
             let memory = task::memory(self.root, pid).ok().flatten();
             self.sampled.thp_disabled |=
                 memory.and_then(|memory| memory.thp_enabled) == Some(false);
             let name = task::name(self.root, pid).unwrap_or_default();
-            processes.push(Process {
+            processes.push(ProcessSample {
                 pid,
                 name,
                 usage: theirs,
             });
         }
-        self.largest = self.largest.max(seen);
-        // Every process may have gone while it was looked at.
+        self.largest = self.largest.max(sampled);
+        // All processes may have ended meanwhile.
         if processes.is_empty() {
             return;
         }
@@ -265,8 +267,8 @@ impl<'a> Sampler<'a> {
         }
     }
 
-    /// The peak, and how it was sampled; `max_rss` is the kernel's figure at the end.
-    pub(super) fn finish(self, max_rss: Bytes) -> (Option<Peak>, Sampled) {
+    /// Returns the peak and the statistics; `max_rss` is the kernel's value at the end.
+    pub(super) fn finish(self, max_rss: Bytes) -> (Option<Peak>, SampleStats) {
         let mut sampled = self.sampled;
         let seconds = self.started.elapsed().as_secs_f64();
         sampled.interval_seconds = seconds / sampled.looks.max(1) as f64;
@@ -275,7 +277,7 @@ impl<'a> Sampler<'a> {
         if self.peak.is_none() && sampled.trouble.is_none() {
             sampled.trouble = Some(String::from(
                 match self.root.path("proc/self/status").exists() {
-                    true => "it ended before it could be looked at",
+                    true => "it ended before the first sample",
                     false => "there is no /proc here to look at it in",
                 },
             ));
@@ -286,21 +288,25 @@ impl<'a> Sampler<'a> {
     }
 }
 
-/// The calls of a [`Sampler`], made of this process.
+/// Makes the system calls of a [`Sampler`] on this process.
 pub(super) fn rehearse(root: &Root) {
     let own = std::process::id();
     let mut sampler = Sampler::new(root, own, None);
-    sampler.look();
+    sampler.check();
     sampler.sample(BTreeMap::from([(own, Bytes(0))]));
     share_memory(own, own);
 }
 
-/// Whether memory is as much as the most that was seen, but for what counts as growth.
-fn is_about(bytes: Bytes, most: Bytes) -> bool {
-    bytes.0 + (bytes.0 / GROWTH).max(LEAST_GROWTH) >= most.0
+/// Difference from `bytes` that counts as growth.
+fn growth(bytes: Bytes) -> u64 {
+    (bytes.0 / GROWTH_PARTS).max(MIN_GROWTH_BYTES)
 }
 
-/// The CPU time this thread has used: what looking costs, without what it waited for.
+/// Reports whether `bytes` is within one growth of the maximum.
+fn is_about(bytes: Bytes, max: Bytes) -> bool {
+    bytes.0 + growth(bytes) >= max.0
+}
+
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
@@ -321,10 +327,9 @@ mod tests {
 
     use super::*;
 
-    /// A child of vfork(2) may keep its parent's memory for a while, and a reaper does. To kcmp(2)
-    /// a thread is as good.
+    /// A child of vfork(2) and a reaper share their parent's memory. For kcmp(2) a thread does too.
     #[test]
-    fn memory_that_two_share_is_counted_once_at_every_look() {
+    fn shared_memory_is_counted_once_at_every_check() {
         let (say, tid) = mpsc::channel();
         let (end, wait) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
@@ -351,10 +356,9 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// A backend that ends between the look and the walk must not hide the next one, which needs
-    /// less.
+    /// A backend that ends between the check and the sample must not hide the next, smaller one.
     #[test]
-    fn memory_that_went_before_it_was_walked_sets_no_mark() {
+    fn memory_that_was_freed_before_its_sample_sets_no_threshold() {
         let folder = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
             let path = folder.path().join(path);
@@ -370,8 +374,8 @@ mod tests {
         let mut sampler = Sampler::new(&root, 7, None);
         let mut samples = |resident: u64| {
             write("proc/7/statm", &format!("{resident} {resident} 0 0 0 0 0"));
-            (sampler.next_look, sampler.next_sample) = (sampler.started, sampler.started);
-            sampler.look();
+            (sampler.next_check, sampler.next_sample) = (sampler.started, sampler.started);
+            sampler.check();
             sampler.sampled.samples
         };
         assert_eq!(samples(1000), 0);
@@ -379,7 +383,7 @@ mod tests {
             "10000-90000 rw-p 00000000 00:00 0 \nSize: 512 kB\nRss: 512 kB\nAnonymous: 512 kB\n";
         write("proc/7/smaps", smaps);
         assert_eq!(samples(500), 1);
-        // No more than the walk saw: not worth another.
+        // As much as in the last sample: no other sample.
         assert_eq!(samples(500), 1);
     }
 }

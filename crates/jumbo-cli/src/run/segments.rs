@@ -1,4 +1,4 @@
-//! Text and data in the report.
+//! Text and data segments in the report.
 
 use std::time::Duration;
 
@@ -9,12 +9,11 @@ use jumbo_inside::ledger::{Counts, text_reason as reason};
 use serde_json::{Value, json};
 
 use super::report::{self, Meaning, Report, meanings};
-use super::text::Lines;
+use super::text::ReportText;
 
 const NO_SEGMENT: &str = "no segment of it holds a whole huge page; hint: jumbo text inspect";
 
-/// Of [`text_reason`](reason).
-const MEANING: Meaning = meanings! { reason;
+const TEXT_REASONS: Meaning = meanings! { reason;
     NOT_CONGRUENT => "its addresses do not fit its place in the file; hint: jumbo text align";
     SMALL_FOLIOS => "the page cache has it in small folios; hint: jumbo text prime";
     CHANGED =>
@@ -25,25 +24,24 @@ const MEANING: Meaning = meanings! { reason;
          module)";
     NO_SHARED_HUGE =>
         "no huge page for shared memory (the PMD size's shmem_enabled is never, or none is free)";
-    NO_MEMORY => "no memory, no descriptor or no mapping was to be had";
+    NO_MEMORY => "no memory, no file descriptor or no mapping was available";
     FILTER => "nothing is moved under a seccomp filter";
-    GONE => "the program mapped it anew meanwhile";
-    THREADS => "data is copied in programs of one thread, and there were more at the start";
-    TAMPERED => "another process of this user wrote to the image while it was made";
+    GONE => "the program remapped it meanwhile";
+    THREADS => "data is copied only in programs with one thread at the start";
+    TAMPERED => "another process of this user wrote to the image before it was sealed";
     ENDED =>
         "the program changed its user, installed a filter or left its first thread before it \
          had lived long enough";
 };
 
-/// Each reason why there is not more.
 fn reasons(counts: &Counts) -> impl Iterator<Item = &'static str> {
-    report::reasons(counts.text_reasons, MEANING)
+    report::reasons(counts.text_reasons, TEXT_REASONS)
 }
 
-/// The rung that text stands on, the most of it.
-fn rung(report: &Report<'_>) -> &'static str {
-    let counts = &report.counted.total.of;
-    let peak = report.seen.peak.as_ref();
+/// Method that put most of the text on huge pages.
+fn method(report: &Report<'_>) -> &'static str {
+    let counts = &report.counted.total;
+    let peak = report.outcome.peak.as_ref();
     let huge = peak.map_or(Bytes(0), |peak| peak.usage.kind(Kind::Text).huge);
     match counts.text_shared {
         1.. => "shared",
@@ -52,12 +50,12 @@ fn rung(report: &Report<'_>) -> &'static str {
     }
 }
 
-/// As part of a report in JSON.
+/// Section of a JSON report.
 pub(super) fn json(report: &Report<'_>) -> Value {
-    let counts = &report.counted.total.of;
+    let counts = &report.counted.total;
     json!({
         "segments": counts.text,
-        "rung": rung(report),
+        "rung": method(report),
         "shared": counts.text_shared,
         "images_made": counts.text_images,
         "move_ns": counts.text_ns,
@@ -67,24 +65,24 @@ pub(super) fn json(report: &Report<'_>) -> Value {
     })
 }
 
-/// The first reason why text is not on huge pages.
+/// First reason why text is not on huge pages.
 pub(super) fn why(report: &Report<'_>) -> Option<&'static str> {
-    let counts = &report.counted.total.of;
+    let counts = &report.counted.total;
     match counts.text {
         0 => Some(NO_SEGMENT),
         _ => reasons(counts).next(),
     }
 }
 
-/// The lines of a report; none where there is nothing to say.
-pub(super) fn write(out: &mut Lines, report: &Report<'_>) {
-    let (counts, asked) = (&report.counted.total.of, &report.settings.asked);
+/// Writes the lines of a report, if jumbo covers text or data.
+pub(super) fn write(out: &mut ReportText, report: &Report<'_>) {
+    let (counts, requested) = (&report.counted.total, &report.settings.requested);
     match counts.text {
-        _ if !report.reached || asked.text == TextMode::Off => {}
+        _ if !report.reached || requested.text == TextMode::Off => {}
         0 => out.line("text", NO_SEGMENT),
         text => {
-            let rung = rung(report);
-            let what = match rung {
+            let method = method(report);
+            let what = match method {
                 "shared" => format!(
                     "{} on an image that processes share, in {:.0?}",
                     Bytes(counts.text_shared),
@@ -96,10 +94,11 @@ pub(super) fn write(out: &mut Lines, report: &Report<'_>) {
             let text = Bytes(text);
             let what = format!("{text} in segments that hold a huge page: {what}");
             out.line("text", &what);
-            // Nothing falls back in silence.
-            let is_less = counts.text_shared < counts.text && rung != "file";
+            // Each fallback has its reasons in the report.
+            let is_less = counts.text_shared < counts.text && method != "file";
             let why = reasons(counts).filter(|_| is_less);
-            let when = (rung == "as it is" && asked.text == TextMode::Auto).then_some(WHEN);
+            let when =
+                (method == "as it is" && requested.text == TextMode::Auto).then_some(AUTO_COPY);
             why.chain(when).for_each(|why| out.line("", why));
         }
     }
@@ -110,4 +109,4 @@ pub(super) fn write(out: &mut Lines, report: &Report<'_>) {
     }
 }
 
-const WHEN: &str = "a copy is made when 32 MiB of it were touched and it pays; hint: jumbo text prime, or --text=shared";
+const AUTO_COPY: &str = "a copy is made when 32 MiB of it were touched and it pays; hint: jumbo text prime, or --text=shared";

@@ -7,13 +7,12 @@ use jumbo_inside::sys::{has_collapse, has_populate};
 use serde_json::{Value, json};
 
 use super::report::{self, Meaning, Report, meanings};
-use super::text::Lines;
+use super::text::ReportText;
 
-/// The rung of memory that stays on base pages.
+/// Method of memory that stays on base pages.
 const AS_IT_IS: &str = "as it is";
 
-/// Of [`shm_reason`](reason).
-const MEANING: Meaning = meanings! { reason;
+const SHM_REASONS: Meaning = meanings! { reason;
     REFUSED => "the kernel takes no advice for it";
     NOT_ALLOWED if !has_collapse() =>
         "this kernel has no MADV_COLLAPSE (Linux 6.1); hint: jumbo thp, or --shm=user";
@@ -21,7 +20,7 @@ const MEANING: Meaning = meanings! { reason;
         "the PMD size's shmem_enabled is never, or the program has switched huge pages off; \
          hint: jumbo thp, or --shm=user";
     NO_HUGE => "no free huge page; hint: echo 1 > /proc/sys/vm/compact_memory";
-    NO_MEMORY => "no room for a huge page beside the base pages, or no thread to be had";
+    NO_MEMORY => "no memory for a huge page beside the base pages, or no thread";
     FILTER => "nothing is collapsed under a seccomp filter";
     NO_HUGETLB if !has_populate() => "this kernel has no MADV_POPULATE_WRITE (Linux 5.14)";
     NO_HUGETLB =>
@@ -32,31 +31,30 @@ const MEANING: Meaning = meanings! { reason;
     ENDED =>
         "the program changed its user, installed a filter or left its first thread before all \
          was collapsed";
-    TOO_MANY => "more mappings of 32 MiB than are looked after";
+    TOO_MANY => "more mappings of 32 MiB than jumbo tracks";
     IN_PART =>
         "blocks that were touched in part, or have holes, stay as they are; hint: --max-waste";
 };
 
 fn reasons(counts: &Counts) -> impl Iterator<Item = &'static str> {
-    report::reasons(counts.shm_reasons, MEANING)
+    report::reasons(counts.shm_reasons, SHM_REASONS)
 }
 
-/// The bytes on each rung, the highest first: its name, and the words of a report.
-fn rungs(counts: &Counts) -> impl Iterator<Item = (u64, &'static str, &'static str)> {
-    let rungs = [
+/// Bytes, name and description of each method that obtained memory, the best first.
+fn methods(counts: &Counts) -> impl Iterator<Item = (u64, &'static str, &'static str)> {
+    let methods = [
         (counts.shm_hugetlb, "hugetlb", "on hugetlb pages"),
-        (counts.shm_user, "user", "brought in by whole blocks"),
+        (counts.shm_user, "user", "filled by whole blocks"),
         (counts.shm_collapsed, "collapse", "collapsed"),
         (counts.shm_advised, "controls", "advised"),
     ];
-    rungs.into_iter().filter(|(bytes, ..)| *bytes > 0)
+    methods.into_iter().filter(|(bytes, ..)| *bytes > 0)
 }
 
-/// As part of a report in JSON. The statistics have the kernel's names
-/// (hugepages-*kB/stats/shmem_*); its own are beside them, in /sys, and count what faults brought
-/// in.
+/// Section of a JSON report. The statistics have the names of the kernel's own
+/// (hugepages-*kB/stats/shmem_*), which count page faults.
 pub(super) fn json(report: &Report<'_>) -> Value {
-    let counts = &report.counted.total.of;
+    let counts = &report.counted.total;
     let pmd = report.launch.plan.orders.pmd as u64;
     let of_user = [
         counts.shm_user_alloc,
@@ -82,7 +80,7 @@ pub(super) fn json(report: &Report<'_>) -> Value {
     }
     json!({
         "mappings": counts.shm,
-        "rung": rungs(counts).next().map_or(AS_IT_IS, |(_, name, _)| name),
+        "rung": methods(counts).next().map_or(AS_IT_IS, |(_, name, _)| name),
         "advised": counts.shm_advised,
         "collapsed": counts.shm_collapsed,
         "hugetlb": counts.shm_hugetlb,
@@ -93,18 +91,18 @@ pub(super) fn json(report: &Report<'_>) -> Value {
     })
 }
 
-/// The first reason why shared memory is not on huge pages.
+/// First reason why shared memory is not on huge pages.
 pub(super) fn why(report: &Report<'_>) -> Option<&'static str> {
-    reasons(&report.counted.total.of).next()
+    reasons(&report.counted.total).next()
 }
 
-/// The lines of a report; none where there is nothing to say.
-pub(super) fn write(out: &mut Lines, report: &Report<'_>) {
-    let counts = &report.counted.total.of;
-    if counts.shm == 0 || report.settings.asked.shm == ShmMode::Off {
+/// Writes the lines of a report, if the program has shared memory.
+pub(super) fn write(out: &mut ReportText, report: &Report<'_>) {
+    let counts = &report.counted.total;
+    if counts.shm == 0 || report.settings.requested.shm == ShmMode::Off {
         return;
     }
-    let parts = rungs(counts).map(|(bytes, _, what)| format!("{} {what}", Bytes(bytes)));
+    let parts = methods(counts).map(|(bytes, _, what)| format!("{} {what}", Bytes(bytes)));
     let mut parts = parts.collect::<Vec<_>>().join(", ");
     if parts.is_empty() {
         AS_IT_IS.clone_into(&mut parts);

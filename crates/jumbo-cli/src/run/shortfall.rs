@@ -1,4 +1,4 @@
-//! Where less was obtained than was asked for, and why: [`Shortfall`].
+//! Reasons why less was obtained than requested: [`Shortfall`].
 
 use jumbo::units::{self, Bytes};
 use jumbo_host::kernel::thp::Thp;
@@ -8,16 +8,16 @@ use jumbo_inside::sys::has_collapse;
 use rustix::io::Errno;
 use serde::Serialize;
 
-use super::args::Settings;
+use super::args::RunSettings;
 use super::launch::Launch;
-use super::report::{Counted, Seen};
+use super::report::{Counted, RunOutcome, has};
 
-/// Mappings left alone count when they come to this part of the heap.
-const NOTABLE: u64 = 20;
+/// Mappings left alone are reported from one part in this many of the heap on.
+const NOTABLE_PARTS: u64 = 20;
 
-/// A heap of so many huge pages with less than this share of them calls for a reason.
-const MEASURABLE: u64 = 8;
-const FEW: f64 = 0.5;
+/// Minimum heap, in huge pages, that needs a reason for a share below [`LOW_HUGE_SHARE`].
+const MIN_HEAP_PAGES: u64 = 8;
+const LOW_HUGE_SHARE: f64 = 0.5;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Shortfall {
@@ -25,26 +25,26 @@ pub(super) struct Shortfall {
     pub(super) reason: String,
 }
 
-/// `reached`: the first process was heard of.
+/// Finds all shortfalls of a run. `reached`: the first process joined the ledger.
 pub(super) fn find(
-    settings: &Settings,
+    settings: &RunSettings,
     launch: &Launch<'_>,
-    seen: &Seen<'_>,
+    outcome: &RunOutcome<'_>,
     counted: &Counted,
     reached: bool,
 ) -> Vec<Shortfall> {
     let mut found = Vec::new();
     let mut add = |what: &'static str, reason: String| found.push(Shortfall { what, reason });
-    let (asked, orders) = (&settings.asked, &launch.plan.orders);
-    let (total, counts) = (&counted.total, &counted.total.of);
+    let (requested, orders) = (&settings.requested, &launch.plan.orders);
+    let counts = &counted.total;
 
     if !reached {
         let reason = unreached(launch);
         add("the program", reason);
     }
-    // What the host rules out, at the start or at the end, holds for every kind of private memory
-    // alike: once is enough. Shared memory has controls of its own.
-    let wants = asked.heap != HeapMode::Off || asked.maps;
+    // One entry for all kinds of private memory: the same THP controls apply to them. Shared memory
+    // has its own.
+    let wants = requested.heap != HeapMode::Off || requested.maps;
     let ruled_out = launch.program.reach.is_reached() && wants;
     let disabled = jumbo_inside::heap::thp_disabled();
     let nothing = |thp: &Option<Thp>| {
@@ -55,9 +55,14 @@ pub(super) fn find(
         let first = all.next()?;
         (first.sizes.is_empty() && all.all(|memory| memory.sizes.is_empty())).then_some(first.how)
     };
-    if let Some(how) = seen.controls.iter().find_map(nothing).filter(|_| ruled_out) {
+    if let Some(how) = outcome
+        .controls
+        .iter()
+        .find_map(nothing)
+        .filter(|_| ruled_out)
+    {
         add("huge pages", how);
-    } else if seen.sampled.thp_disabled || total.has(flag::THP_DISABLED) {
+    } else if outcome.sampled.thp_disabled || has(counts, flag::THP_DISABLED) {
         let reason = "a process has THP switched off for itself (PR_SET_THP_DISABLE)";
         add("huge pages", String::from(reason));
     }
@@ -69,13 +74,13 @@ pub(super) fn find(
         _ => {}
     }
     let asks_mimalloc = matches!(orders.heap, HeapMode::On | HeapMode::Mimalloc);
-    if asks_mimalloc && total.has(flag::MALLOC) && !total.has(flag::MIMALLOC) {
+    if asks_mimalloc && has(counts, flag::MALLOC) && !has(counts, flag::MIMALLOC) {
         let reason = "glibc serves all of them: MALLOC_ variables, glibc.malloc tunables or a limit (ulimit -v, -d) are set, \
                       or there is no pool";
         add("small allocations", reason.to_owned());
     }
-    if orders.heap != HeapMode::Off && total.has(flag::FOREIGN_MALLOC) {
-        let whose = match total.has(flag::MALLOC) {
+    if orders.heap != HeapMode::Off && has(counts, flag::FOREIGN_MALLOC) {
+        let whose = match has(counts, flag::MALLOC) {
             true => "some processes bring their own malloc",
             false => "the program brings its own malloc",
         };
@@ -84,7 +89,7 @@ pub(super) fn find(
             format!("{whose}: covered through its mappings only"),
         );
     }
-    if total.has(flag::NO_WINDOW) {
+    if has(counts, flag::NO_WINDOW) {
         let reason = "the addresses for it are taken or out of bounds (ulimit -v)";
         add("large allocations", format!("no window: {reason}"));
     }
@@ -123,11 +128,11 @@ pub(super) fn find(
     }
     if counts.refused > 0 {
         let refused = Bytes(counts.refused);
-        // The program can write there: an Errno of another number is a panic.
+        // The program can overwrite the ledger, and rustix panics on an errno out of range.
         let errno = i32::try_from(counts.refused_errno).ok();
         let errno = errno.filter(|errno| (1..4096).contains(errno));
         let text = match errno.map(Errno::from_raw_os_error) {
-            // The kernel's own answers are others.
+            // madvise never returns EPERM: the library records it for a filter.
             Some(Errno::PERM) => {
                 format!("{refused} were not advised: a seccomp filter may end who asks")
             }
@@ -136,9 +141,10 @@ pub(super) fn find(
         };
         add("advice", text);
     }
-    let heap = seen.heap().unwrap_or_default();
+    let heap = outcome.heap().unwrap_or_default();
     let left_each = counts.maps_left / u64::from(counted.images.max(1));
-    if counts.maps_left > heap.bytes.0 / NOTABLE && left_each >= launch.plan.orders.pmd as u64 {
+    if counts.maps_left > heap.bytes.0 / NOTABLE_PARTS && left_each >= launch.plan.orders.pmd as u64
+    {
         add(
             "mappings",
             format!(
@@ -147,7 +153,7 @@ pub(super) fn find(
             ),
         );
     }
-    if let Some(count) = seen.fallbacks.filter(|count| *count > 0) {
+    if let Some(count) = outcome.fallbacks.filter(|count| *count > 0) {
         add(
             "huge pages",
             format!(
@@ -163,15 +169,15 @@ pub(super) fn find(
         let reason = format!("{more} more than it has room for");
         add("the ledger", reason);
     }
-    if let Some(errno) = seen.trouble {
+    if let Some(errno) = outcome.trouble {
         add("the ledger", format!("nothing was counted: {errno}"));
     }
-    let few = heap.bytes.0 >= MEASURABLE * orders.pmd as u64
-        && heap.huge_share().is_some_and(|share| share < FEW);
-    if found.is_empty() && reached && few {
+    let is_low = heap.bytes.0 >= MIN_HEAP_PAGES * orders.pmd as u64
+        && (heap.huge_share()).is_some_and(|share| share < LOW_HUGE_SHARE);
+    if found.is_empty() && reached && is_low {
         let off = [
-            (asked.heap == HeapMode::Off).then_some("--heap=off"),
-            (!asked.maps).then_some("--maps=off"),
+            (requested.heap == HeapMode::Off).then_some("--heap=off"),
+            (!requested.maps).then_some("--maps=off"),
         ];
         let off: Vec<_> = off.into_iter().flatten().collect();
         let reason = if !off.is_empty() {
@@ -180,10 +186,10 @@ pub(super) fn find(
             String::from(
                 "memory that fills up is not collapsed: this kernel has no MADV_COLLAPSE (Linux 6.1)",
             )
-        } else if seen.controls.iter().all(Option::is_some) {
+        } else if outcome.controls.iter().all(Option::is_some) {
             String::from("nothing that was counted says why; hint: jumbo doctor")
         } else {
-            String::from("what the host allows cannot be read here (/sys)")
+            String::from("the THP controls of the host cannot be read here (/sys)")
         };
         found.push(Shortfall {
             what: "huge pages",
@@ -193,13 +199,13 @@ pub(super) fn find(
     found
 }
 
-/// Why nothing was heard of the program's first process.
+/// Reason why the program's first process did not join the ledger.
 pub(super) fn unreached(launch: &Launch<'_>) -> String {
     launch.program.reach.reason().unwrap_or_else(|| {
         // The library finds the ledger through /proc.
         if let Err(error) = std::fs::read_link("/proc/self/exe") {
             return format!(
-                "what the library did is not known without /proc (/proc/self/exe: {error})"
+                "the library's counters cannot be read without /proc (/proc/self/exe: {error})"
             );
         }
         String::from("the loader did not load libjumbo_preload.so, or the program undid LD_PRELOAD")

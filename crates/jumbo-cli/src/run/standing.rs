@@ -1,7 +1,7 @@
-//! The environment in which a program is covered without `jumbo run`: [`standing()`].
+//! Environment of a program that jumbo covers without `jumbo run`: [`standing()`].
 //!
-//! For an image, a container or a systemd unit. There is no launcher, and so no report and no pool for
-//! several processes.
+//! For images, containers and systemd units. Without a launcher there is no report, and no pool
+//! that processes share.
 
 use std::path::Path;
 
@@ -10,43 +10,38 @@ use clap::{Args as _, FromArgMatches as _};
 use jumbo_host::kernel::{Root, base_page};
 use jumbo_host::policy::{Orders, Reach, RunPlan, Tunable};
 
-use super::args::Settings;
+use super::args::RunSettings;
 use super::launch::host;
 use super::options::Options;
-use super::profile::{self, Entry};
+use super::profile::{self, FileOption};
 use super::{Failure, library};
 
-/// The names of all profiles of `jumbo run --profile`.
-pub(crate) fn profiles() -> impl Iterator<Item = String> {
-    profile::known().into_iter()
-}
-
-/// The options for [`standing()`].
-pub(crate) enum Standing<'a> {
+/// Source of the options for [`standing()`].
+pub(crate) enum StandingOptions<'a> {
     /// All defaults.
     Default,
-    /// A profile of [`profiles`].
+    /// A profile of [`profile::known`].
     Known(&'a str),
-    /// A profile as it is typed.
+    /// A profile as typed: a name or a file.
     Typed(&'a Path),
 }
 
-/// JUMBO_ORDERS, and GLIBC_TUNABLES where it is set; `tunables` are the ones to be kept. `container`: an engine
-/// starts the program in one.
+/// Values of JUMBO_ORDERS, and of GLIBC_TUNABLES if needed; `tunables` has the existing ones.
+/// `container`: an engine starts the program in a container.
 pub(crate) fn standing(
-    options: &Standing<'_>,
+    options: &StandingOptions<'_>,
     tunables: Option<&str>,
     container: bool,
 ) -> anyhow::Result<Vec<(&'static str, String)>> {
     let failed = |failure: Failure| anyhow!(failure.message);
     let entries = match options {
-        Standing::Default => Ok(Vec::new()),
-        Standing::Known(name) => profile::entries_of_known(name),
-        Standing::Typed(profile) => profile::entries(profile),
+        StandingOptions::Default => Ok(Vec::new()),
+        StandingOptions::Known(name) => profile::entries_of_known(name),
+        StandingOptions::Typed(profile) => profile::entries(profile),
     };
     let mut settings = settings(entries.map_err(failed)?).map_err(failed)?;
     if let Some(pool) = &mut settings.pool {
-        // No process keeps the account of a shared one.
+        // Without a launcher nothing accounts for a shared pool.
         pool.each = true;
     }
     let root = Root::host();
@@ -56,7 +51,7 @@ pub(crate) fn standing(
     let host = host(&root, &settings).map_err(failed)?;
     let tunables = tunables.map(str::as_bytes);
     let plan = RunPlan::new(
-        settings.asked,
+        settings.requested,
         settings.pool,
         host,
         &Reach::Reached,
@@ -79,15 +74,15 @@ pub(crate) fn standing(
     Ok(variables)
 }
 
-fn settings(entries: Vec<Entry>) -> Result<Settings, Failure> {
+fn settings(entries: Vec<FileOption>) -> Result<RunSettings, Failure> {
     let words = entries.into_iter().filter_map(|entry| entry.word);
     let command = Options::augment_args(clap::Command::new("run").no_binary_name(true));
     let options = command.args_override_self(true).try_get_matches_from(words);
     let options = options.and_then(|matches| Options::from_arg_matches(&matches));
-    Settings::of(options.map_err(|error| Failure::own(error.to_string()))?)
+    RunSettings::of(options.map_err(|error| Failure::own(error.to_string()))?)
 }
 
-/// The library for LD_PRELOAD.
+/// Path of the library for LD_PRELOAD.
 pub(crate) fn preload() -> anyhow::Result<std::path::PathBuf> {
     library::find().map_err(|failure| anyhow!(failure.message))
 }

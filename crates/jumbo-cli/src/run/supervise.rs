@@ -1,14 +1,13 @@
-//! Standing in for the program while it runs, so that a report can be written when it ends.
+//! The parent process of the program, which writes a report at its end.
 //!
-//! The program is in our process group and session, so that the terminal treats both as one job:
-//! what it sends (Ctrl-C, Ctrl-Z, a new window size) reaches the program without us. What others
-//! send us is passed on. When the program stops we stop as it did, and when it ends we end as it
-//! did.
+//! The program shares jumbo's process group and session, so the terminal treats both as one job.
+//! Signals of the terminal (Ctrl-C, Ctrl-Z, SIGWINCH) reach the program directly; others are
+//! forwarded. jumbo stops when the program stops, and ends with its status.
 
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -22,39 +21,45 @@ use jumbo_inside::sandbox;
 use rustix::event::{PollFd, PollFlags};
 
 use super::Failure;
-use super::args::{Place, Settings};
-use super::launch::{self, Launch};
+use super::args::{Destination, RunSettings};
+use super::launch::Launch;
 use super::outside;
-use super::report::{Report, Seen};
+use super::report::{Report, RunOutcome};
 use super::sample::Sampler;
 use crate::signal::{end_by, poll};
 use crate::view::tell;
 
-/// Among how many of the program's latest processes the sender of a signal is looked for when it is
-/// gone. Few: the kernel gives process IDs anew, and a stranger's signal must not be lost.
-const LATELY: usize = 16;
+/// Maximum number of the newest ledger entries to search for the exited sender of a signal. The
+/// kernel reuses process IDs, and the signal of an unrelated process must not be lost.
+const MAX_RECENT_SENDERS: usize = 16;
 
-/// How the program ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct End {
+pub(super) struct ProgramEnd {
     pub(super) change: Change,
     pub(super) faults: ResourceUsage,
 }
 
-/// Whether this process may make the calls of [`run`]. A seccomp filter that it inherited may end
-/// it for one that the program never makes, so there another process makes them first.
+/// Reports whether this process may make the calls of [`run`]. An inherited seccomp filter may kill
+/// the caller, so under a filter another process tries them first.
 pub(super) fn is_harmless() -> bool {
     if sandbox::inherited() == Some(0) {
         return true;
     }
-    // Where no process can be made, or it cannot go as far as that, we find out as well, and are
-    // none the worse.
-    launch::rehearsed().map_or(true, |status| status.signal().is_none())
+    let rehearsed = std::env::current_exe().and_then(|jumbo| {
+        Command::new(jumbo)
+            .args([crate::rehearse::NAME, "--report"])
+            .env_remove("LD_PRELOAD")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+    });
+    // If no process can be started, the fork of the program fails too, which is handled.
+    rehearsed.map_or(true, |status| status.signal().is_none())
 }
 
-/// Becomes the program. A program is worth more than its report: where we cannot be its parent it
-/// takes our place.
-pub(super) fn in_place(settings: &Settings, launch: &Launch<'_>, why: &str) -> Failure {
+/// Execs the program in place, without a report: the program matters more than its report.
+pub(super) fn in_place(settings: &RunSettings, launch: &Launch<'_>, why: &str) -> Failure {
     let mut lost = Vec::new();
     if settings.report.is_some() {
         lost.push("there will be no report");
@@ -68,7 +73,7 @@ pub(super) fn in_place(settings: &Settings, launch: &Launch<'_>, why: &str) -> F
 
 pub(super) fn run(
     root: &Root,
-    settings: &Settings,
+    settings: &RunSettings,
     launch: &Launch<'_>,
 ) -> Result<ExitCode, Failure> {
     let signals = match Signals::take_ignored_too() {
@@ -78,7 +83,7 @@ pub(super) fn run(
             return Err(in_place(settings, launch, &why));
         }
     };
-    // A program is worth more than its figures: without a ledger it runs and the report says so.
+    // Without a ledger the program runs all the same, and the report says so.
     let (ledger, trouble) = match Ledger::create() {
         Ok(made) => (Some(made), None),
         Err(errno) => (None, Some(errno)),
@@ -102,7 +107,7 @@ pub(super) fn run(
         }
     };
     let beside = outside::beside_child(&launch.outside, &child, &signals);
-    // From here on nothing is worth giving up the program for.
+    // From here on no error may stop the program.
     let fallbacks = || {
         let events = Events::read(root).ok()?;
         events.get("thp_fault_fallback")
@@ -116,12 +121,12 @@ pub(super) fn run(
         ledger,
     };
     let end = watch(recipient, &signals, sampler.as_mut())
-        .or_else(|_| wait_out(&child))
+        .or_else(|_| (child.wait()).map(|(change, faults)| ProgramEnd { change, faults }))
         .map_err(|error| Failure::own(format!("cannot wait for the program: {error}")))?;
     let wall = started.elapsed();
-    // From here on a signal is for us: writing may wait, for a pipe's reader say.
+    // From here on signals are for jumbo: writing may block, for example on a pipe.
     signals.release();
-    let (Some(wanted), Some(sampler)) = (&settings.report, sampler) else {
+    let (Some(request), Some(sampler)) = (&settings.report, sampler) else {
         return Ok(end_as(end.change));
     };
     let fallbacks = fallbacks()
@@ -132,7 +137,7 @@ pub(super) fn run(
     let report = Report::new(
         settings,
         launch,
-        Seen {
+        RunOutcome {
             pid: child.pid(),
             end,
             wall,
@@ -145,13 +150,13 @@ pub(super) fn run(
             outside: outside::result(&launch.outside, beside),
         },
     );
-    if let Err(error) = report.write(wanted) {
-        let file = match &wanted.place {
-            Place::Stderr => String::from("stderr"),
-            Place::Stdout => String::from("stdout"),
-            Place::File(file) => file.display().to_string(),
+    if let Err(error) = report.write(request) {
+        let file = match &request.destination {
+            Destination::Stderr => String::from("stderr"),
+            Destination::Stdout => String::from("stdout"),
+            Destination::File(file) => file.display().to_string(),
         };
-        // The exit status is the program's own: a report that cannot be written must not change it.
+        // The exit status stays the program's.
         tell(&format!("cannot write the report to {file}: {error}"));
     }
     Ok(end_as(end.change))
@@ -165,26 +170,28 @@ fn end_as(change: Change) -> ExitCode {
     }
 }
 
-/// Passes signals on until the program has ended.
+/// Forwards signals until the program has ended.
 fn watch(
     recipient: Recipient<'_>,
     signals: &Signals,
     mut sampler: Option<&mut Sampler<'_>>,
-) -> io::Result<End> {
+) -> io::Result<ProgramEnd> {
     let child = recipient.child;
     loop {
         if let Some(sampler) = &mut sampler {
-            sampler.look();
+            sampler.check();
         }
-        wait(signals, sampler.as_ref().map(|sampler| sampler.deadline()))?;
+        let timeout = (sampler.as_ref())
+            .map(|sampler| (sampler.deadline()).saturating_duration_since(Instant::now()));
+        poll(&mut [PollFd::new(signals, PollFlags::IN)], timeout)?;
         while let Some(signal) = signals.next()? {
-            recipient.pass_on(signal);
+            recipient.forward(signal);
         }
         while let Some((change, faults)) = child.poll()? {
             match change {
-                Change::Exited(_) | Change::Killed(_) => return Ok(End { change, faults }),
-                // The job is stopped only where there is a shell to see it: elsewhere no process
-                // would continue us, and the program would end unnoticed.
+                Change::Exited(_) | Change::Killed(_) => return Ok(ProgramEnd { change, faults }),
+                // jumbo stops only with a job control shell: else no process would continue it, and
+                // the end of the program would go unnoticed.
                 Change::Stopped(signal) if has_terminal() && child.is_stopped() => {
                     stop_with(recipient, signals, signal)?;
                 }
@@ -194,20 +201,8 @@ fn watch(
     }
 }
 
-/// The rest of [`watch`] where that has failed: the program runs and its end is waited for.
-fn wait_out(child: &Child) -> io::Result<End> {
-    let (change, faults) = child.wait()?;
-    Ok(End { change, faults })
-}
-
-/// Waits until a signal has arrived, or until `deadline`.
-fn wait(signals: &Signals, deadline: Option<Instant>) -> io::Result<()> {
-    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    poll(&mut [PollFd::new(signals, PollFlags::IN)], left)
-}
-
-/// The program was stopped: stops this process in the same way, so that the shell sees its job
-/// stopped, and continues the program when we are continued.
+/// Stops this process as the program was stopped, so that the shell sees its job stopped, and
+/// continues the program when this process is continued.
 fn stop_with(recipient: Recipient<'_>, signals: &Signals, signal: i32) -> io::Result<()> {
     signals.stop_by(signal);
     let mut continued = false;
@@ -215,11 +210,11 @@ fn stop_with(recipient: Recipient<'_>, signals: &Signals, signal: i32) -> io::Re
         if signal.number == libc::SIGCONT {
             continued = true;
         } else {
-            recipient.pass_on(signal);
+            recipient.forward(signal);
         }
     }
-    // A shell continues the whole job, but a `kill -CONT` of us alone is for the program as well. A
-    // second SIGCONT would run its handler twice.
+    // A shell continues the whole job, but a `kill -CONT` of jumbo alone is for the program too. A
+    // second SIGCONT would run the program's handler twice.
     if continued && recipient.child.is_stopped() {
         recipient.child.send(Signal {
             number: libc::SIGCONT,
@@ -231,7 +226,7 @@ fn stop_with(recipient: Recipient<'_>, signals: &Signals, signal: i32) -> io::Re
     Ok(())
 }
 
-/// Whom signals are passed on to, and how it is known which ones.
+/// Target of forwarded signals, with the data that selects them.
 #[derive(Clone, Copy)]
 struct Recipient<'a> {
     root: &'a Root,
@@ -240,13 +235,13 @@ struct Recipient<'a> {
 }
 
 impl Recipient<'_> {
-    fn pass_on(&self, signal: Signal) {
+    fn forward(&self, signal: Signal) {
         if self.is_meant(&signal) {
             self.child.send(signal);
         }
     }
 
-    /// True for a signal that was meant for the program and has not reached it.
+    /// Reports whether a signal was meant for the program and has not reached it.
     fn is_meant(&self, signal: &Signal) -> bool {
         let from_terminal = [
             libc::SIGINT,
@@ -259,37 +254,37 @@ impl Recipient<'_> {
             libc::SIGHUP,
         ];
         if signal.number == libc::SIGCHLD {
-            // Positive codes are the kernel's news of our own child.
+            // Positive codes report the state of our own child.
             return signal.code <= 0;
         }
         if signal.code == libc::SI_KERNEL && from_terminal.contains(&signal.number) {
-            // The terminal sends these to the whole process group, except when it hangs up: that it
-            // tells the session leader alone.
+            // The terminal sends these to the whole process group, except for a hangup: the session
+            // leader alone gets SIGHUP.
             return signal.number == libc::SIGHUP && is_session_leader();
         }
-        // What the program sends to its parent is not meant for itself. Neither is our own SIGPIPE,
-        // when stderr has gone.
+        // Signals of the program to its parent are not meant for itself; neither is jumbo's own
+        // SIGPIPE.
         signal.sender != std::process::id() && !self.is_of_program(signal.sender)
     }
 
-    /// True where a process is the program's. One that has been waited for by now, as a kill(1) has
-    /// soon, has a number that may be any process's: then it is if it has come into the ledger
-    /// lately, and else a stranger, as another script's kill(1) is.
+    /// Reports whether a process belongs to the program. A sender such as kill(1) may have exited:
+    /// then it belongs to the program if it is among the newest entries of the ledger.
     fn is_of_program(&self, pid: u32) -> bool {
-        let came_lately = |ledger: &Ledger| {
+        let is_recent = |ledger: &Ledger| {
             let pids = ledger.slots().map(|slot| slot.pid.load(Ordering::Relaxed));
             let pids: Vec<_> = pids.collect();
-            // Where slots have run out, the last ones are not the latest any more.
+            // After the slots have run out, the last ones are not the newest.
             let is_whole =
                 usize::try_from(ledger.claimed()).is_ok_and(|claimed| claimed <= MAX_SLOTS);
-            is_whole && pids.iter().rev().take(LATELY).any(|late| *late == pid)
+            let mut recent = pids.iter().rev().take(MAX_RECENT_SENDERS);
+            is_whole && recent.any(|recent| *recent == pid)
         };
         tree::is_within(self.root, pid, self.child.pid())
-            || !tree::exists(self.root, pid) && self.ledger.is_some_and(came_lately)
+            || !tree::exists(self.root, pid) && self.ledger.is_some_and(is_recent)
     }
 }
 
-/// True where this session has a terminal, and so a shell that controls jobs.
+/// Reports whether this session has a terminal, and so a job control shell.
 fn has_terminal() -> bool {
     std::fs::File::open("/dev/tty").is_ok()
 }

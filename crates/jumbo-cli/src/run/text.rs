@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report as text.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -10,30 +10,29 @@ use jumbo_host::status::{Kind, KindUsage};
 use jumbo_inside::reaper::State;
 use jumbo_inside::sandbox;
 
-use super::report::{KINDS, Report, status};
-use super::sample::{Peak, Sampled};
+use super::report::{KINDS, Report, pool_reasons, status};
+use super::sample::{Peak, SampleStats};
 use super::segments;
 use super::shmem;
 use super::shortfall;
 use crate::promote::Promoted;
 use crate::view::{self, clean, clean_lines};
 
-/// At most so many reapers have a line.
-const REAPERS: usize = 5;
+const MAX_REAPER_LINES: usize = 5;
 
-/// Below this there is too little memory for huge pages to matter: eight of 2 MiB.
-const LITTLE: Bytes = Bytes(16 << 20);
+/// Minimum memory for huge pages to matter: eight of 2 MiB.
+const MIN_MEMORY: Bytes = Bytes(16 << 20);
 
 const TOO_LITTLE: &str = "has too little memory to gain from huge pages";
 
-/// Of less of its memory than this share nothing is said about all of it.
-const SEEN: f64 = 0.5;
+/// Minimum share of the peak memory that samples must have seen for a statement about all of it.
+const MIN_SAMPLED_SHARE: f64 = 0.5;
 
-/// With this share on huge pages the rest needs no reason.
-const MOST: f64 = 0.9;
+/// Share on huge pages from which on the rest needs no reason.
+const GOOD_HUGE_SHARE: f64 = 0.9;
 
-/// The shortfalls that explain a heap on base pages, the most likely reason first.
-const OF_HEAP: [&str; 7] = [
+/// Shortfalls that explain a heap on base pages, the most likely reason first.
+const HEAP_SHORTFALLS: [&str; 7] = [
     "huge pages",
     "mappings",
     "advice",
@@ -43,9 +42,9 @@ const OF_HEAP: [&str; 7] = [
     "small allocations",
 ];
 
-/// The text; `full` adds all that is known to the three lines.
+/// Renders the report; `full` adds all details to the three lines.
 pub(super) fn render(report: &Report<'_>, full: bool) -> String {
-    let mut out = Lines::default();
+    let mut out = ReportText::default();
     summary(&mut out, report, full);
     if full {
         write(&mut out, report);
@@ -53,12 +52,11 @@ pub(super) fn render(report: &Report<'_>, full: bool) -> String {
     clean_lines(&out.0).into_owned()
 }
 
-/// The text so far.
 #[derive(Default)]
-pub(super) struct Lines(String);
+pub(super) struct ReportText(String);
 
-impl Lines {
-    /// A label, and text behind it that goes on below itself.
+impl ReportText {
+    /// A label, and text wrapped in the column after it.
     pub(super) fn line(&mut self, label: &str, text: &str) {
         self.push(&view::wrapped(&format!("  {label:<15}"), text));
     }
@@ -69,7 +67,7 @@ impl Lines {
     }
 }
 
-/// The result in a sentence, as the JSON report has it.
+/// Summary in one sentence, for the JSON report.
 pub(super) fn headline(report: &Report<'_>) -> String {
     let name = name(report);
     if let Some(why) = unreached(report) {
@@ -77,7 +75,7 @@ pub(super) fn headline(report: &Report<'_>) -> String {
     }
     let peak = match known(report) {
         Ok(peak) => peak,
-        Err(why) => return format!("{name}: what was on huge pages is unknown: {why}"),
+        Err(why) => return format!("{name}: the share on huge pages is unknown: {why}"),
     };
     let total = peak.usage.total();
     match ruled_out(report) {
@@ -87,13 +85,12 @@ pub(super) fn headline(report: &Report<'_>) -> String {
                 total.bytes
             )
         }
-        _ if total.bytes < LITTLE => format!("{name} {TOO_LITTLE}: {}", total.bytes),
-        _ => huge(&name, &total),
+        _ if total.bytes < MIN_MEMORY => format!("{name} {TOO_LITTLE}: {}", total.bytes),
+        _ => huge_share(&name, &total),
     }
 }
 
-/// The share of a program's memory that is on huge pages.
-fn huge(name: &str, total: &KindUsage) -> String {
+fn huge_share(name: &str, total: &KindUsage) -> String {
     format!(
         "{:.0} % of the {} of {name} on huge pages",
         (100.0 * total.huge_share().unwrap_or_default()).floor(),
@@ -101,13 +98,14 @@ fn huge(name: &str, total: &KindUsage) -> String {
     )
 }
 
-/// Why the library is in no process of the program; `None` where it is in one.
+/// Reason why no process of the program loaded the library; `None` if one did, or if its memory was
+/// promoted from outside.
 fn unreached(report: &Report<'_>) -> Option<String> {
     let is_reached = report.reached || report.counted.images > 0;
     if is_reached || promoted(report).is_some() {
         return None;
     }
-    let outside = match &report.seen.outside {
+    let outside = match &report.outcome.outside {
         Some(Err(why)) => format!("; from outside: {why}"),
         _ => String::new(),
     };
@@ -115,12 +113,11 @@ fn unreached(report: &Report<'_>) -> Option<String> {
     Some(format!("could not help {}: {why}{outside}", name(report)))
 }
 
-/// The memory promoted from outside.
 fn promoted<'a>(report: &'a Report<'_>) -> Option<&'a Promoted> {
-    report.seen.outside.as_ref()?.as_ref().ok()
+    report.outcome.outside.as_ref()?.as_ref().ok()
 }
 
-/// The method, and why this one.
+/// Method of the promotion from outside, and the reason for it.
 fn from_outside(report: &Report<'_>) -> Option<String> {
     let promoted = promoted(report)?;
     let method = promoted.method.as_deref().unwrap_or_default();
@@ -128,15 +125,15 @@ fn from_outside(report: &Report<'_>) -> Option<String> {
     Some(format!("from outside, by {method}: {why}"))
 }
 
-/// The memory at its peak, or why too little of it was seen.
+/// The memory at its peak, or the reason why samples saw too little of it.
 fn known<'a>(report: &'a Report<'_>) -> Result<&'a Peak, String> {
-    let sampled = &report.seen.sampled;
-    let Some(peak) = &report.seen.peak else {
+    let sampled = &report.outcome.sampled;
+    let Some(peak) = &report.outcome.peak else {
         return Err(trouble(sampled).to_owned());
     };
-    let largest = Bytes(report.seen.end.faults.max_rss);
+    let largest = Bytes(report.outcome.end.faults.max_rss);
     let seen_share = sampled.share_of_max_rss.unwrap_or(1.0);
-    match seen_share < SEEN && largest >= LITTLE {
+    match seen_share < MIN_SAMPLED_SHARE && largest >= MIN_MEMORY {
         true => Err(format!(
             "it ended before more than {:.0} % of its {largest} was seen",
             seen_share * 100.0
@@ -145,11 +142,11 @@ fn known<'a>(report: &'a Report<'_>) -> Result<&'a Peak, String> {
     }
 }
 
-fn trouble(sampled: &Sampled) -> &str {
+fn trouble(sampled: &SampleStats) -> &str {
     sampled.trouble.as_deref().unwrap_or("nothing was resident")
 }
 
-/// The reason why the host or a process has no huge page at all.
+/// Reason why the host or a process has no huge page at all.
 fn ruled_out<'a>(report: &'a Report<'_>) -> Option<&'a str> {
     let mut found = report.shortfalls.iter();
     let found = found.find(|shortfall| shortfall.what == "huge pages");
@@ -162,15 +159,17 @@ fn name<'a>(report: &'a Report<'_>) -> Cow<'a, str> {
     name.map(|name| name.to_string_lossy()).unwrap_or_default()
 }
 
-/// All that is known, below the three lines.
-fn write(out: &mut Lines, report: &Report<'_>) {
-    let Report { seen, counted, .. } = report;
-    if let Some(peak) = &seen.peak {
+/// The details below the three lines.
+fn write(out: &mut ReportText, report: &Report<'_>) {
+    let Report {
+        outcome, counted, ..
+    } = report;
+    if let Some(peak) = &outcome.peak {
         table(out, report, peak);
     }
     out.push("");
-    let ledger = &counted.total.of;
-    let faults = &seen.end.faults;
+    let ledger = &counted.total;
+    let faults = &outcome.end.faults;
     let faults = format!("{} minor and {} major", faults.minor, faults.major);
     out.line("page faults", &faults);
     let mut requested = format!(
@@ -180,13 +179,13 @@ fn write(out: &mut Lines, report: &Report<'_>) {
         Bytes(ledger.maps_advised),
         units::counted(ledger.large_calls, "large allocation"),
     );
-    // No other C library reads it.
+    // Only glibc reads it.
     if let Some(tunable) = report.tunable().filter(|_| report.reached) {
         requested += &format!("; {tunable}");
     }
     out.line("requested", &requested);
-    let obtained = match seen.heap() {
-        None => format!("unknown: {}", trouble(&seen.sampled)),
+    let obtained = match outcome.heap() {
+        None => format!("unknown: {}", trouble(&outcome.sampled)),
         Some(heap) => match heap.huge_share() {
             Some(_) => format!("{} of the heap, {}", heap.huge, share(&heap)),
             None => String::from("nothing of the heap was resident"),
@@ -201,7 +200,7 @@ fn write(out: &mut Lines, report: &Report<'_>) {
             out.line("", why);
         }
     }
-    if let MaxWaste::Percent(percent) = report.settings.asked.max_waste {
+    if let MaxWaste::Percent(percent) = report.settings.requested.max_waste {
         let untouched = Bytes(ledger.untouched);
         let untouched = format!("{untouched} at most, huge and untouched (--max-waste={percent})");
         out.line("wasted", &untouched);
@@ -222,11 +221,11 @@ fn write(out: &mut Lines, report: &Report<'_>) {
         );
         out.line("freed", &freed);
     }
-    // The others say nothing that a user has to know.
+    // The other states tell a user nothing.
     let silent = [State::Waiting, State::Uncounted];
     let reapers = counted.reapers.iter();
-    let told = reapers.filter(|(state, _)| !silent.contains(state));
-    for (state, counts) in told.take(REAPERS) {
+    let shown = reapers.filter(|(state, _)| !silent.contains(state));
+    for (state, counts) in shown.take(MAX_REAPER_LINES) {
         out.line("reaper", &format!("{}: {}", counts.pid, state.text()));
     }
     let labels = std::iter::once("why not more").chain(std::iter::repeat(""));
@@ -237,24 +236,24 @@ fn write(out: &mut Lines, report: &Report<'_>) {
     out.line("how it ran", started);
 }
 
-/// The three lines that every report begins with: the end, the share on huge pages, and its reason.
-fn summary(out: &mut Lines, report: &Report<'_>, full: bool) {
-    let seen = &report.seen;
-    let (name, faults) = (name(report), &seen.end.faults);
+/// The three lines of every report: exit status, share on huge pages, and the reason for it.
+fn summary(out: &mut ReportText, report: &Report<'_>, full: bool) {
+    let outcome = &report.outcome;
+    let (name, faults) = (name(report), &outcome.end.faults);
     let ended = format!(
         "{name} {} after {} ({} user, {} system)",
-        match status(seen.end.change) {
+        match status(outcome.end.change) {
             Ok(code) => format!("exited with {code}"),
             Err(signal) => format!("was ended by signal {signal}"),
         },
-        duration(seen.wall),
+        duration(outcome.wall),
         duration(faults.user),
         duration(faults.system),
     );
     out.push(&view::wrapped("jumbo: ", &ended));
     let share = match known(report) {
-        Ok(peak) => huge(&name, &peak.usage.total()),
-        Err(_) => format!("how much of {name} was on huge pages is unknown"),
+        Ok(peak) => huge_share(&name, &peak.usage.total()),
+        Err(_) => format!("the share of {name} on huge pages is unknown"),
     };
     let more = if full {
         ""
@@ -266,7 +265,7 @@ fn summary(out: &mut Lines, report: &Report<'_>, full: bool) {
     }
 }
 
-/// The reason for the largest part that is not on huge pages, or the gain where most is.
+/// Reason for the largest part on base pages, or the gain if most memory is huge.
 fn reason(report: &Report<'_>) -> String {
     let peak = match known(report) {
         Ok(peak) => peak,
@@ -284,14 +283,14 @@ fn reason(report: &Report<'_>) -> String {
     if let (Some(why), Bytes(0)) = (ruled_out(report), total.huge) {
         return format!("why not more: {why}");
     }
-    if total.bytes < LITTLE {
+    if total.bytes < MIN_MEMORY {
         return format!("{name} {TOO_LITTLE}", name = name(report));
     }
     if let Some(how) = from_outside(report) {
         return how;
     }
-    let is_most = total.huge_share().is_some_and(|share| share >= MOST);
-    let why = largest.filter(|_| !is_most).and_then(|kind| {
+    let is_good = (total.huge_share()).is_some_and(|share| share >= GOOD_HUGE_SHARE);
+    let why = largest.filter(|_| !is_good).and_then(|kind| {
         let why = why(report, kind)?;
         Some(match kind {
             Kind::Heap => format!("why not more: {why}"),
@@ -304,7 +303,7 @@ fn reason(report: &Report<'_>) -> String {
     })
 }
 
-/// The reason why memory of a kind is not on huge pages, where one is known.
+/// Reason why memory of a kind is not on huge pages; `None` if unknown.
 fn why(report: &Report<'_>, kind: Kind) -> Option<String> {
     if !is_covered(report, kind) {
         return Some(String::from("jumbo leaves it alone"));
@@ -314,7 +313,7 @@ fn why(report: &Report<'_>, kind: Kind) -> Option<String> {
         Kind::Shared => shmem::why(report).map(String::from),
         Kind::Heap => {
             let of = |what| report.shortfalls.iter().find(|found| found.what == what);
-            let found = OF_HEAP.into_iter().find_map(of)?;
+            let found = HEAP_SHORTFALLS.into_iter().find_map(of)?;
             Some(match found.what {
                 "huge pages" => found.reason.clone(),
                 what => format!("{what}: {}", found.reason),
@@ -324,8 +323,8 @@ fn why(report: &Report<'_>, kind: Kind) -> Option<String> {
     }
 }
 
-/// The memory at its peak, by kind; a kind that jumbo leaves alone is marked.
-fn table(out: &mut Lines, report: &Report<'_>, peak: &Peak) {
+/// Table of the memory at its peak, by kind; kinds that jumbo does not cover are marked.
+fn table(out: &mut ReportText, report: &Report<'_>, peak: &Peak) {
     let row = |kind: &str, resident: &str, huge: &str, share: &str, folios: &str| {
         let row = format!("  {kind:<8} {resident:>10} {huge:>10} {share:>7}   ");
         view::wrapped(&row, folios)
@@ -353,7 +352,7 @@ fn table(out: &mut Lines, report: &Report<'_>, peak: &Peak) {
                    jumbo status -p looks them up, as root";
         out.line("?", why);
     }
-    out.line("measured", &how(&report.seen.sampled));
+    out.line("measured", &sampling(&report.outcome.sampled));
     if peak.processes.len() > 1 {
         let [first, ..] = peak.processes.as_slice() else {
             return;
@@ -368,25 +367,25 @@ fn table(out: &mut Lines, report: &Report<'_>, peak: &Peak) {
     }
 }
 
-/// Whether jumbo was to put memory of this kind on huge pages.
+/// Reports whether the options cover memory of this kind.
 fn is_covered(report: &Report<'_>, kind: Kind) -> bool {
-    let asked = &report.settings.asked;
+    let requested = &report.settings.requested;
     match kind {
-        Kind::Heap => asked.heap != HeapMode::Off || asked.maps,
-        Kind::Text => asked.text != TextMode::Off,
-        Kind::Data => asked.data != DataMode::Off,
-        Kind::Shared => asked.shm != ShmMode::Off,
+        Kind::Heap => requested.heap != HeapMode::Off || requested.maps,
+        Kind::Text => requested.text != TextMode::Off,
+        Kind::Data => requested.data != DataMode::Off,
+        Kind::Shared => requested.shm != ShmMode::Off,
         _ => false,
     }
 }
 
-/// The gain of the huge pages of the heap: the time of their first touch, and that of base pages.
+/// Estimated gain: the first touch of the heap's huge pages, and of the same memory in base pages.
 fn gain(report: &Report<'_>) -> Option<String> {
-    // What a program gained that was killed, at a limit say, is no gain.
-    status(report.seen.end.change).ok()?;
-    let heap = report.seen.heap()?.huge;
-    // To measure takes calls that a filter may end the process for.
-    if heap < LITTLE || sandbox::inherited() != Some(0) {
+    // A killed program, at a memory limit for example, gained nothing.
+    status(report.outcome.end.change).ok()?;
+    let heap = report.outcome.heap()?.huge;
+    // A seccomp filter may kill this process for the calls of the measurement.
+    if heap < MIN_MEMORY || sandbox::inherited() != Some(0) {
         return None;
     }
     let touch = jumbo_bench::memory::first_touch().ok()?;
@@ -402,25 +401,25 @@ fn gain(report: &Report<'_>) -> Option<String> {
     ))
 }
 
-fn pool(out: &mut Lines, report: &Report<'_>) {
-    let (Some(pool), total) = (report.pool(), &report.counted.total) else {
+fn pool(out: &mut ReportText, report: &Report<'_>) {
+    let Some(pool) = report.pool() else {
         return;
     };
-    let ledger = &total.of;
+    let ledger = &report.counted.total;
     let beyond = also(ledger.pool_beyond, "; ", "asked for beyond it");
     let moved = also(ledger.pool_moved, "; ", "moved from the one to the other");
     let (hugetlb, thp) = (Bytes(ledger.pool_hugetlb_peak), Bytes(ledger.pool_thp_peak));
-    let run = match total.run {
+    let run = match report.counted.run_pool_peak {
         None => String::from(" in one process"),
         Some(run) => format!("; {run} at most at a time over the run"),
     };
     let what = format!("{pool}: {hugetlb} of hugetlb pages, {thp} of THPs{run}{moved}{beyond}");
     out.line("pool", &what);
-    let reasons = total.pool_reasons();
+    let reasons = pool_reasons(ledger);
     reasons.iter().for_each(|reason| out.line("", reason));
 }
 
-/// A further part of a line, where there is any.
+/// Optional part of a line, empty for 0 bytes.
 fn also(bytes: u64, before: &str, what: &str) -> String {
     match bytes {
         0 => String::new(),
@@ -428,7 +427,7 @@ fn also(bytes: u64, before: &str, what: &str) -> String {
     }
 }
 
-fn how(sampled: &Sampled) -> String {
+fn sampling(sampled: &SampleStats) -> String {
     let at = sampled.peak_at_seconds.unwrap_or_default();
     let coverage = match sampled.share_of_max_rss {
         Some(share) => format!(", saw {:.0} % of the largest resident size", share * 100.0),

@@ -1,4 +1,4 @@
-//! The page of the host, for people.
+//! Text output of the host's page.
 
 use std::io;
 
@@ -27,7 +27,7 @@ pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
         "<|<|<",
         probe
             .features()
-            // The sizes below are in the table above, and have nothing to add to it.
+            // Other folio sizes are in the table above.
             .filter(|(name, _)| {
                 let by_size = name.starts_with("anonymous") || name.starts_with("shared");
                 !by_size || name.ends_with(&format!(" {}", host.pmd_size))
@@ -44,7 +44,7 @@ pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
     view::missing(view, "Not shown", host.missing.iter().chain(&tasks.missing))
 }
 
-/// Two or three lines: the memory that is huge, the way to more, and the room for it.
+/// Summary in two or three lines: huge memory, THP and pools, and memory for more huge pages.
 pub(crate) fn summary(host: &Host) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(memory) = &host.memory {
@@ -120,7 +120,7 @@ fn show_facts(view: &mut View, host: &Host) -> io::Result<()> {
             format!(
                 "{} ({how}), {} of memory; HVO {hvo}",
                 metadata.bytes,
-                // Page metadata is little of the whole.
+                // One digit after the point: page metadata is a small part.
                 percent_to(1, metadata.bytes, memory.total)
             ),
         )?;

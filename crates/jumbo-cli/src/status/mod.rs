@@ -38,13 +38,13 @@ pub(crate) struct Args {
     #[arg(long, requires = "process")]
     mappings: bool,
 
-    /// How many processes to list on the host's page
+    /// Number of processes to list on the host's page
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = whole::<usize>,
         allow_negative_numbers = true)]
     top: usize,
 }
 
-/// The JSON of the host's page.
+/// Page of the host, for JSON.
 #[derive(Serialize)]
 struct HostPage {
     host: Host,
@@ -52,12 +52,12 @@ struct HostPage {
     tasks: Tasks,
 }
 
-/// The JSON of processes.
+/// Page of processes, for JSON.
 #[derive(Serialize)]
 struct ProcessPage {
     processes: Vec<Detail>,
-    /// All of them added up; memory that several map counts once for each, but a reaper's, which is
-    /// its program's.
+    /// Sum of all processes. Shared memory counts for each; the memory of a reaper does not count
+    /// beside its program.
     total: Usage,
     missing: Vec<Missing>,
 }
@@ -72,11 +72,11 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         };
         return view::page(args.json, &page, host::show);
     }
-    let page = look(&root, &args)?;
+    let page = read_processes(&root, &args)?;
     view::page(args.json, &page, process::show)
 }
 
-fn look(root: &Root, args: &Args) -> anyhow::Result<ProcessPage> {
+fn read_processes(root: &Root, args: &Args) -> anyhow::Result<ProcessPage> {
     let mut pids = Vec::new();
     for text in &args.process {
         let found = status::find(root, text)?;
@@ -97,7 +97,7 @@ fn look(root: &Root, args: &Args) -> anyhow::Result<ProcessPage> {
     for pid in pids {
         match inspector.inspect(pid) {
             Ok(detail) => processes.push(detail),
-            // One of many that ends while the others are looked at is no failure.
+            // One of several processes may end meanwhile.
             Err(error) if error.is_missing() && !alone => {}
             Err(error) => return Err(error.into()),
         }
@@ -105,7 +105,7 @@ fn look(root: &Root, args: &Args) -> anyhow::Result<ProcessPage> {
     let mut total = Usage::default();
     for usage in processes
         .iter()
-        .filter(|process| !is_counted_already(process, &processes))
+        .filter(|process| !is_counted_twice(process, &processes))
         .filter_map(|process| process.usage.as_ref())
     {
         total.add(usage);
@@ -117,8 +117,8 @@ fn look(root: &Root, args: &Args) -> anyhow::Result<ProcessPage> {
     })
 }
 
-/// Whether `process` is the reaper of another one that is shown.
-fn is_counted_already(process: &Detail, shown: &[Detail]) -> bool {
+/// Reports whether `process` is the reaper of another shown process.
+fn is_counted_twice(process: &Detail, shown: &[Detail]) -> bool {
     let program = process.reaper_of;
     program.is_some_and(|program| shown.iter().any(|other| other.pid == program))
 }

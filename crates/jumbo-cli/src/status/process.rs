@@ -1,4 +1,4 @@
-//! The page of a process, for people.
+//! Text output of the page of processes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -7,20 +7,20 @@ use jumbo::units::{Bytes, PageSize, counted};
 use jumbo_host::kernel::task::Memory;
 use jumbo_host::status::{Covered, Detail, KindUsage, MappingDetail, Missing, Pooled, Usage};
 
-use super::{ProcessPage, is_counted_already};
+use super::{ProcessPage, is_counted_twice};
 use crate::view::{self, NONE, View, bytes, percent};
 
-/// Command lines are cut to this many characters.
-const COMMAND: usize = 80;
-/// The same in a line that has more.
-const SHORT: usize = 30;
+/// Maximum characters of a command line.
+const MAX_COMMAND_CHARS: usize = 80;
+/// Maximum characters of a command line in a table.
+const MAX_COMMAND_COLUMN: usize = 30;
 
-/// More processes than this have a line each, and not a table each.
-const FEW: usize = 3;
+/// Maximum number of processes with a table each; more have a line each.
+const MAX_TABLES: usize = 3;
 
 pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
     view.lines(summary(page))?;
-    let is_short = page.processes.len() > FEW
+    let is_short = page.processes.len() > MAX_TABLES
         && page
             .processes
             .iter()
@@ -33,7 +33,7 @@ pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
             show_process(view, process)?;
         }
     }
-    let counted = |process: &&Detail| !is_counted_already(process, &page.processes);
+    let counted = |process: &&Detail| !is_counted_twice(process, &page.processes);
     let counted = || page.processes.iter().filter(counted);
     if page.processes.len() > 1 {
         view.heading(&format!("{} processes in all", page.processes.len()))?;
@@ -44,14 +44,12 @@ pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
             0 => String::new(),
             _ => {
                 let sum = proportional.into_iter().sum::<Bytes>();
-                format!("; {sum} when it is divided among them")
+                format!("; {sum} when divided among them")
             }
         };
-        view.line(format!(
-            "  memory that several map counts once for each{divided}"
-        ))?;
+        view.line(format!("  shared memory counts for each process{divided}"))?;
         match page.total.0.is_empty() {
-            // What status says any user may read.
+            // smaps is unreadable; any user may read status.
             true => show_memory(view, &sum(counted()))?,
             false => show_usage(view, &page.total)?,
         }
@@ -60,23 +58,19 @@ pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
         view.line("")?;
         view.line("One process by folio size: `jumbo status -p PID`")?;
     }
-    // One reason for each process would be the same many times over.
-    let mut own: Vec<Missing> = Vec::new();
+    // All processes usually have the same reason: only the first is shown.
     let refused = || page.processes.iter().flat_map(|process| &process.missing);
-    if let Some(first) = refused().next() {
-        let what = match refused().count() {
+    let own = refused().next().map(|first| Missing {
+        what: match refused().count() {
             1 => first.what.clone(),
             count => format!("{} of {count} processes", first.what),
-        };
-        own.push(Missing {
-            what,
-            why: first.why.clone(),
-        });
-    }
+        },
+        why: first.why.clone(),
+    });
     view::missing(view, "Not shown", own.iter().chain(&page.missing))
 }
 
-/// Two lines: the share on huge pages, and the largest part that is not.
+/// Summary in two lines: the share on huge pages, and the largest part on base pages.
 fn summary(page: &ProcessPage) -> Vec<String> {
     let who = match page.processes.as_slice() {
         [process] => process.name.clone(),
@@ -107,7 +101,7 @@ fn summary(page: &ProcessPage) -> Vec<String> {
     lines
 }
 
-/// The memory of several processes, as their status files have it.
+/// Sum of the memory in the status files of several processes.
 fn sum<'a>(processes: impl Iterator<Item = &'a Detail>) -> Memory {
     let memory = processes.filter_map(|process| process.memory.as_ref());
     memory.fold(Memory::default(), |mut sum, memory| {
@@ -119,7 +113,6 @@ fn sum<'a>(processes: impl Iterator<Item = &'a Detail>) -> Memory {
     })
 }
 
-/// A line for each process.
 fn show_lines(view: &mut View, page: &ProcessPage) -> io::Result<()> {
     let row = |process: &Detail| {
         let memory = process.memory.clone().unwrap_or_default();
@@ -130,7 +123,7 @@ fn show_lines(view: &mut View, page: &ProcessPage) -> io::Result<()> {
         };
         [
             process.pid.to_string(),
-            command.chars().take(SHORT).collect(),
+            command.chars().take(MAX_COMMAND_COLUMN).collect(),
             memory.anon.to_string(),
             memory.shmem.to_string(),
             memory.file.to_string(),
@@ -144,7 +137,7 @@ fn show_lines(view: &mut View, page: &ProcessPage) -> io::Result<()> {
     )
 }
 
-/// Memory by kind, where its folio sizes are not known.
+/// Shows memory by kind, without folio sizes.
 fn show_memory(view: &mut View, memory: &Memory) -> io::Result<()> {
     let rows = [
         ("anonymous", memory.anon),
@@ -161,7 +154,7 @@ fn show_memory(view: &mut View, memory: &Memory) -> io::Result<()> {
 pub(crate) fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
     view.heading(&format!("{} ({})", process.name, process.pid))?;
     if !process.command.is_empty() {
-        let cut: String = process.command.chars().take(COMMAND).collect();
+        let cut: String = process.command.chars().take(MAX_COMMAND_CHARS).collect();
         let more = if cut.len() < process.command.len() {
             "..."
         } else {
@@ -171,7 +164,7 @@ pub(crate) fn show_process(view: &mut View, process: &Detail) -> io::Result<()> 
     }
     if let Some(program) = process.reaper_of {
         return view.line(format!(
-            "  the reaper of process {program}: what it has is that one's memory, and is not counted again"
+            "  the reaper of process {program}: it shares that memory, which is not counted again"
         ));
     }
     let Some(memory) = &process.memory else {
@@ -266,7 +259,7 @@ fn show_usage(view: &mut View, usage: &Usage) -> io::Result<()> {
                 .map(|size| bytes(usage.folios.get(size).copied())),
         );
         if unknown {
-            row.push(view::some(usage.unknown));
+            row.push(view::nonzero_bytes(usage.unknown));
         }
         row
     };
@@ -298,7 +291,7 @@ fn show_mappings(view: &mut View, mappings: &[MappingDetail]) -> io::Result<()> 
     )
 }
 
-/// The reason for or against THPs in a mapping.
+/// Reason for or against THPs in a mapping.
 fn advice(mapping: &MappingDetail) -> &'static str {
     match mapping {
         MappingDetail { declined: true, .. } => "declined",

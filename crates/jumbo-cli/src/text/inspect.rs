@@ -171,7 +171,7 @@ fn show_process(view: &mut View, process: &Process) -> io::Result<()> {
                 path.to_owned(),
                 file.size.to_string(),
                 file.rss.to_string(),
-                view::some(file.huge),
+                view::nonzero_bytes(file.huge),
                 percent(file.huge, file.rss),
                 congruent.to_owned(),
             ]

@@ -116,7 +116,7 @@ fn show(view: &mut View, page: &Page, sizes: Sizes) -> io::Result<()> {
         ">WAS HUGE|>HUGE"
     };
     let rows = page.files.iter().map(|file| {
-        let bytes = |pages: Pages| view::some(pages.bytes(sizes.pmd));
+        let bytes = |pages: Pages| view::nonzero_bytes(pages.bytes(sizes.pmd));
         let mut row = vec![
             file.path.display().to_string(),
             bytes(file.text),

@@ -1,7 +1,7 @@
-//! Work for one process, beside the screen: its details, and `jumbo promote`.
+//! Background work on one process: its details, and `jumbo promote`.
 //!
-//! A promotion is a process of its own, and its text is that of the command: whatever becomes of this one, no thread of the target is
-//! left in a call of ours.
+//! A promotion is a process of its own, whose output is shown: if this process is killed, no thread
+//! of the target stays in an injected call.
 
 use std::cmp::Reverse;
 use std::io;
@@ -17,46 +17,44 @@ use jumbo_host::status::{Detail, Inspector, MappingDetail};
 use jumbo_inside::orders::MaxWaste;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The change that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum Action {
     Promote,
     Undo,
 }
 
-/// A process as it was when the user chose it.
+/// A process that the user selected. Its start time detects a reused PID.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Chosen {
+pub(super) struct SelectedProcess {
     pub(super) pid: u32,
     pub(super) name: String,
-    /// `None`: it is gone.
+    /// `None` if the process has ended.
     started: Option<u64>,
 }
 
-/// One process, closely.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct ProcessDetails {
     pub(super) detail: Detail,
     /// The plan of `jumbo promote`; or why it would do nothing.
     pub(super) plan: Result<PromotePlan, String>,
 }
 
-/// The result of a piece of work.
-pub(super) enum News {
-    Look(u32, Result<Box<Look>, String>),
-    /// The plan, and whether it can be carried out.
+pub(super) enum WorkResult {
+    Details(u32, Result<Box<ProcessDetails>, String>),
+    /// The text of the plan, and whether it can be carried out.
     Plan(Vec<String>, bool),
     Done(Vec<String>),
 }
 
-/// `jumbo promote` under way.
+/// The running `jumbo promote`.
 #[derive(Clone, Default)]
-pub(super) struct Running(Arc<Mutex<Option<Child>>>);
+pub(super) struct Promotion(Arc<Mutex<Option<Child>>>);
 
-/// So long may it take to end once it was asked to. A thread that it holds is let go within milliseconds.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout for the end of `jumbo promote` after SIGINT. It releases a stopped thread within
+/// milliseconds.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 
-impl Chosen {
+impl SelectedProcess {
     pub(super) fn new(pid: u32, name: &str) -> Self {
         Self {
             pid,
@@ -65,15 +63,15 @@ impl Chosen {
         }
     }
 
-    fn is_there(&self) -> bool {
+    fn is_alive(&self) -> bool {
         self.started.is_some() && task::started(&Root::host(), self.pid).ok() == self.started
     }
 }
 
 /// Reads everything about a process.
-pub(super) fn look(pid: u32) -> News {
+pub(super) fn read_details(pid: u32) -> WorkResult {
     let root = Root::host();
-    let look = || {
+    let read = || {
         let mut inspector = Inspector::new(&root)?;
         inspector.mappings = true;
         let mut detail = inspector.inspect(pid)?;
@@ -92,40 +90,40 @@ pub(super) fn look(pid: u32) -> News {
             Some(hint) => format!("{refusal}; hint: {hint}"),
             None => refusal.to_string(),
         });
-        Ok(Box::new(Look { detail, plan }))
+        Ok(Box::new(ProcessDetails { detail, plan }))
     };
-    News::Look(
+    WorkResult::Details(
         pid,
-        look().map_err(|error: jumbo_host::kernel::FileError| error.to_string()),
+        read().map_err(|error: jumbo_host::kernel::FileError| error.to_string()),
     )
 }
 
-impl Running {
-    /// The plan for a process, changing nothing.
-    pub(super) fn plan(&self, what: What, chosen: &Chosen) -> News {
-        match self.promote(what, chosen, true) {
-            Ok((lines, is_success)) => News::Plan(lines, is_success),
-            Err(error) => News::Plan(vec![format!("cannot run jumbo promote: {error}")], false),
+impl Promotion {
+    /// Carries out the action, or makes its plan.
+    pub(super) fn promote(
+        &self,
+        action: Action,
+        process: &SelectedProcess,
+        dry_run: bool,
+    ) -> WorkResult {
+        if !dry_run && !process.is_alive() {
+            return WorkResult::Done(vec![format!("{} {} has ended", process.pid, process.name)]);
+        }
+        let result = self.run(action, process.pid, dry_run);
+        let (lines, is_success) = result
+            .unwrap_or_else(|error| (vec![format!("cannot run jumbo promote: {error}")], false));
+        match dry_run {
+            true => WorkResult::Plan(lines, is_success),
+            false => WorkResult::Done(lines),
         }
     }
 
-    /// Carries it out.
-    pub(super) fn carry_out(&self, what: What, chosen: &Chosen) -> News {
-        if !chosen.is_there() {
-            return News::Done(vec![format!("{} {} has ended", chosen.pid, chosen.name)]);
-        }
-        News::Done(match self.promote(what, chosen, false) {
-            Ok((lines, _)) => lines,
-            Err(error) => vec![format!("cannot run jumbo promote: {error}")],
-        })
-    }
-
-    fn promote(&self, what: What, chosen: &Chosen, dry: bool) -> io::Result<(Vec<String>, bool)> {
+    fn run(&self, action: Action, pid: u32, dry_run: bool) -> io::Result<(Vec<String>, bool)> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("promote").args(dry.then_some("--dry-run"));
+        command.arg("promote").args(dry_run.then_some("--dry-run"));
         command
-            .args((what == What::Undo).then_some("--undo"))
-            .arg(chosen.pid.to_string());
+            .args((action == Action::Undo).then_some("--undo"))
+            .arg(pid.to_string());
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -133,7 +131,7 @@ impl Running {
         let mut child = command.spawn()?;
         let pipes = (child.stdout.take(), child.stderr.take());
         self.set(Some(child));
-        // Both are a few lines, and fit into their pipes.
+        // The output is a few lines and fits into both pipes.
         let mut text = String::new();
         for pipe in [
             pipes.0.map(io::read_to_string),
@@ -148,7 +146,7 @@ impl Running {
             .map(|line| line.trim_start_matches("jumbo: ").to_owned())
             .collect();
         if let Some(signal) = status.and_then(|status| status.signal()) {
-            lines.push(format!("ended by signal {signal}; what is huge stays so"));
+            lines.push(format!("ended by signal {signal}; huge memory stays huge"));
         }
         Ok((lines, status.is_some_and(|status| status.success())))
     }
@@ -161,7 +159,7 @@ impl Running {
         std::mem::replace(&mut held, child)
     }
 
-    /// Asks it to end, and waits for that.
+    /// Sends SIGINT and waits for the end.
     pub(super) fn end(&self) {
         let Some(mut child) = self.set(None) else {
             return;
@@ -170,7 +168,7 @@ impl Running {
             let _ = kill_process(pid, Signal::INT);
         }
         let started = std::time::Instant::now();
-        while started.elapsed() < PATIENCE && matches!(child.try_wait(), Ok(None)) {
+        while started.elapsed() < END_TIMEOUT && matches!(child.try_wait(), Ok(None)) {
             std::thread::sleep(Duration::from_millis(5));
         }
     }

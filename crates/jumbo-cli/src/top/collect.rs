@@ -1,7 +1,8 @@
 //! Samples of the host and of all processes: [`Collector`], for a thread of its own.
 //!
-//! Status files are read each time, smaps not: it holds the target's mmap lock for reading while it walks the page tables. Each
-//! process has a period of its own, so that all reads together take [`SHARE`] of a CPU; costly ones are read less often.
+//! Each sample reads all status files, but few smaps: a read of smaps holds the target's mmap lock
+//! for reading while it walks the page tables. Each process has its own read interval, longer for
+//! costly reads, so that all reads of smaps together take [`SMAPS_CPU_SHARE`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -18,29 +19,28 @@ use jumbo_inside::reaper;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-/// The part of a CPU that reads of smaps take.
-const SHARE: f64 = 0.005;
-/// The most of an interval that one sample spends on them, and the first sample's time.
-const MOST: f64 = 0.02;
-const FIRST: Duration = Duration::from_millis(100);
-/// Nothing is read again before.
-const SHORTEST: Duration = Duration::from_secs(5);
-/// Processes that one child reads, as long as they have no more memory than this.
-const TOGETHER: usize = 16;
-const LARGE: Bytes = Bytes(1 << 30);
-/// Sampling takes one part of so many of the time at most, whatever the interval.
-const CPU_PARTS: u32 = 20;
-/// The least [`Collector::speed`].
-const SLOWEST: f64 = 0.05;
+/// Share of a CPU for reads of smaps.
+const SMAPS_CPU_SHARE: f64 = 0.005;
+/// Maximum share of an interval that one sample spends on smaps.
+const MAX_SMAPS_SHARE: f64 = 0.02;
+/// Maximum time that the first sample spends on smaps.
+const FIRST_SMAPS_TIME: Duration = Duration::from_millis(100);
+/// Minimum interval between two reads of one process's smaps.
+const MIN_READ_INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum number of processes that one child reads; it reads a process of [`LARGE_PROCESS`] alone.
+const MAX_BATCH: usize = 16;
+const LARGE_PROCESS: Bytes = Bytes(1 << 30);
+/// Pause after a sample, as a multiple of its CPU time, whatever the interval.
+const PAUSE_FACTOR: u32 = 20;
+/// Lower bound of [`Collector::speed`].
+const MIN_SPEED: f64 = 0.05;
 
-/// The CPU time of this thread.
 fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
-/// A process.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Process {
+pub(super) struct ProcessRow {
     pub(super) pid: u32,
     pub(super) name: String,
     pub(super) user: String,
@@ -48,58 +48,58 @@ pub(super) struct Process {
     pub(super) command: String,
     #[serde(flatten)]
     pub(super) memory: task::Memory,
-    /// `None` where it is not read yet, or may not be.
+    /// `None` if its smaps are not read yet, or not readable.
     pub(super) glance: Option<Glance>,
 }
 
-/// The host's memory now, and its counters a second.
+/// Memory of the host, and rates of its counters.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Host {
+pub(super) struct HostSample {
     pub(super) memory: Memory,
     pub(super) pools: Vec<Pool>,
     pub(super) pmd: Option<PageSize>,
     pub(super) thp: Option<Thp>,
     pub(super) zones: Vec<Zone>,
-    /// Free memory, and that in free blocks of the PMD size or more; `None` where the kernel's blocks are smaller.
+    /// Free memory.
     pub(super) free: Bytes,
+    /// Free memory in blocks of at least the PMD size; `None` if the kernel's blocks are smaller.
     pub(super) free_huge: Option<Bytes>,
     pub(super) rates: Option<Rates>,
     pub(super) missing: Vec<Missing>,
 }
 
-/// Changes a second between two samples.
+/// Changes per second between two samples.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Rates {
     pub(super) seconds: f64,
-    /// Of /proc/vmstat, by the kernel's names.
+    /// Counters of /proc/vmstat, by the kernel's names.
     pub(super) events: BTreeMap<String, f64>,
-    /// Of `hugepages-*kB/stats`.
+    /// Counters of `hugepages-*kB/stats`.
     pub(super) folios: BTreeMap<PageSize, BTreeMap<String, f64>>,
-    /// Share of the time in which some, and all, tasks waited for memory (PSI).
+    /// Shares of time in which some, and all, tasks waited for memory (PSI).
     pub(super) stall: Option<(f64, f64)>,
 }
 
-/// All of it, at one moment.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Sample {
-    pub(super) host: Host,
-    pub(super) processes: Vec<Process>,
-    /// Processes that this user may not look into.
+    pub(super) host: HostSample,
+    pub(super) processes: Vec<ProcessRow>,
+    /// Number of processes that this user may not read.
     pub(super) hidden: usize,
-    /// Processes that hold their mappings back.
+    /// Number of processes whose mappings could not be read in time.
     pub(super) held_back: usize,
 }
 
-/// A process between two samples.
-struct Known {
-    process: Process,
-    /// The number of samples that it was in.
+/// State of a process that is kept between samples.
+struct TrackedProcess {
+    process: ProcessRow,
+    /// Number of samples with this process.
     samples: u32,
-    state: State,
+    state: ReadState,
 }
 
 #[derive(Clone, Copy)]
-enum State {
+enum ReadState {
     Unread,
     Denied,
     Read {
@@ -110,8 +110,7 @@ enum State {
     },
 }
 
-/// Counters at a moment.
-struct Counters {
+struct CounterSnapshot {
     at: Instant,
     events: Events,
     pressure: Option<Pressure>,
@@ -122,19 +121,20 @@ pub(super) struct Collector {
     root: Root,
     glances: Glances,
     interval: Duration,
-    known: HashMap<u32, Known>,
-    /// Threads of the kernel, and processes that have ended.
+    known: HashMap<u32, TrackedProcess>,
+    /// Kernel threads, zombies and reapers.
     without_memory: HashSet<u32>,
     users: HashMap<u32, String>,
-    /// Read next, whatever it costs.
+    /// Processes to be read next, at any cost.
     wanted: BTreeSet<u32>,
-    counters: Option<Counters>,
+    counters: Option<CounterSnapshot>,
     rates: Option<Rates>,
-    /// The part of the time that this thread gets of a CPU while it works: on a busy host a read costs less than it takes.
+    /// CPU time of this thread divided by elapsed time: on a busy host a read costs less CPU time
+    /// than it takes.
     speed: f64,
 }
 
-/// Memory of a kind that can be huge.
+/// Memory that can be huge.
 pub(super) fn candidate(memory: &task::Memory) -> Bytes {
     memory.anon + memory.shmem + memory.hugetlb
 }
@@ -161,20 +161,20 @@ impl Collector {
         })
     }
 
-    /// Samples until `wanted`, which names processes to be read at once, has no sender.
+    /// Takes samples until `wanted` has no sender; it receives processes to be read at once.
     pub(super) fn run(mut self, wanted: &Receiver<u32>, send: impl Fn(Result<Sample, FileError>)) {
         loop {
             let (started, cpu) = (Instant::now(), cpu_time());
             let is_first = self.counters.is_none();
             send(self.sample(false));
-            // Rates are there soon.
+            // The first rates come soon.
             let interval = if is_first {
-                self.interval.min(SHORTEST / 10)
+                self.interval.min(MIN_READ_INTERVAL / 10)
             } else {
                 self.interval
             };
             let rest = interval.saturating_sub(started.elapsed());
-            match wanted.recv_timeout(rest.max((cpu_time() - cpu) * CPU_PARTS)) {
+            match wanted.recv_timeout(rest.max((cpu_time() - cpu) * PAUSE_FACTOR)) {
                 Ok(pid) => drop(self.wanted.insert(pid)),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -183,22 +183,23 @@ impl Collector {
         }
     }
 
-    /// A sample; of a `whole` one every process is read.
+    /// Takes a sample; a `whole` one reads every process.
     pub(super) fn sample(&mut self, whole: bool) -> Result<Sample, FileError> {
         let (started, cpu) = (Instant::now(), cpu_time());
         self.processes()?;
         let worked = (cpu_time() - cpu).as_secs_f64();
         let speed = worked / started.elapsed().as_secs_f64().max(1e-6);
-        self.speed = speed.clamp(SLOWEST, 1.0);
+        self.speed = speed.clamp(MIN_SPEED, 1.0);
         self.glance(whole);
         let known = self.known.values();
-        let count = |is: fn(&State) -> bool| known.clone().filter(|known| is(&known.state)).count();
+        let count =
+            |is: fn(&ReadState) -> bool| known.clone().filter(|known| is(&known.state)).count();
         Ok(Sample {
-            hidden: count(|state| matches!(state, State::Denied)),
+            hidden: count(|state| matches!(state, ReadState::Denied)),
             held_back: count(|state| {
                 matches!(
                     state,
-                    State::Read {
+                    ReadState::Read {
                         is_held_back: true,
                         ..
                     }
@@ -209,7 +210,7 @@ impl Collector {
         })
     }
 
-    /// Reads all status files. Processes that end meanwhile are left out.
+    /// Reads all status files, skipping processes that end meanwhile.
     fn processes(&mut self) -> Result<(), FileError> {
         let pids = task::all(&self.root)?;
         let there: HashSet<_> = pids.iter().copied().collect();
@@ -230,7 +231,7 @@ impl Collector {
             let mut known = match before.remove(&pid) {
                 Some(known) if known.process.name == name => known,
                 _ if name.as_bytes() == reaper::NAME.to_bytes() && is_reaper(&self.root, pid) => {
-                    // Its memory is its program's.
+                    // A reaper shares the memory of its program.
                     self.without_memory.insert(pid);
                     continue;
                 }
@@ -251,10 +252,10 @@ impl Collector {
         Ok(())
     }
 
-    fn new_process(&self, pid: u32, name: String, uid: u32) -> Known {
+    fn new_process(&self, pid: u32, name: String, uid: u32) -> TrackedProcess {
         let user = self.users.get(&uid).cloned();
-        Known {
-            process: Process {
+        TrackedProcess {
+            process: ProcessRow {
                 pid,
                 name,
                 user: user.unwrap_or_else(|| uid.to_string()),
@@ -264,16 +265,16 @@ impl Collector {
                 glance: None,
             },
             samples: 0,
-            state: State::Unread,
+            state: ReadState::Unread,
         }
     }
 
-    /// Looks closely at the processes whose time it is, the largest first.
+    /// Reads the smaps of the processes that are due, the largest first.
     fn glance(&mut self, whole: bool) {
         let now = Instant::now();
-        let root_of = |known: &Known| match known.state {
-            State::Read { cost, .. } => cost.as_secs_f64().sqrt(),
-            State::Unread | State::Denied => 0.0,
+        let root_of = |known: &TrackedProcess| match known.state {
+            ReadState::Read { cost, .. } => cost.as_secs_f64().sqrt(),
+            ReadState::Unread | ReadState::Denied => 0.0,
         };
         let roots: f64 = self.known.values().map(root_of).sum();
         let (is_first, block) = (self.counters.is_none(), thp::pmd_size(&self.root));
@@ -282,21 +283,21 @@ impl Collector {
         for (pid, known) in &mut self.known {
             let now_there = candidate(&known.process.memory);
             if now_there.0 < block {
-                // No huge page fits in.
+                // Too small for a huge page.
                 known.process.glance = Some(Glance::default());
                 continue;
             }
             let is_due = match known.state {
                 _ if whole || self.wanted.contains(pid) => true,
-                // Not those that come and go.
-                State::Unread => is_first || known.samples > 1,
-                State::Denied => false,
-                State::Read { at, candidate, .. } => {
-                    // The sum of cost/period over all processes is SHARE.
-                    let period = Duration::from_secs_f64(root_of(known) * roots / SHARE);
+                // Short-lived processes are not read.
+                ReadState::Unread => is_first || known.samples > 1,
+                ReadState::Denied => false,
+                ReadState::Read { at, candidate, .. } => {
+                    // The sum of cost/period over all processes is SMAPS_CPU_SHARE.
+                    let period = Duration::from_secs_f64(root_of(known) * roots / SMAPS_CPU_SHARE);
                     let has_changed = now_there.0.abs_diff(candidate.0) > candidate.0 / 8;
                     let period = if has_changed { period / 8 } else { period };
-                    now.duration_since(at) >= period.max(SHORTEST)
+                    now.duration_since(at) >= period.max(MIN_READ_INTERVAL)
                 }
             };
             if is_due {
@@ -304,28 +305,28 @@ impl Collector {
             }
         }
         due.sort_by_key(|(pid, bytes)| (!self.wanted.contains(pid), std::cmp::Reverse(*bytes)));
-        let most = if is_first {
-            FIRST
+        let max_time = if is_first {
+            FIRST_SMAPS_TIME
         } else {
-            self.interval.mul_f64(MOST)
+            self.interval.mul_f64(MAX_SMAPS_SHARE)
         };
         let mut due = due.as_slice();
         while let Some((_, first)) = due.first()
-            && (whole || now.elapsed().mul_f64(self.speed) < most)
+            && (whole || now.elapsed().mul_f64(self.speed) < max_time)
         {
-            let count = if *first >= LARGE {
+            let count = if *first >= LARGE_PROCESS {
                 1
             } else {
-                TOGETHER.min(due.len())
+                MAX_BATCH.min(due.len())
             };
             let (batch, rest) = due.split_at(count);
             due = rest;
-            self.look(batch);
+            self.read_batch(batch);
         }
         self.wanted.clear();
     }
 
-    fn look(&mut self, batch: &[(u32, Bytes)]) {
+    fn read_batch(&mut self, batch: &[(u32, Bytes)]) {
         let at = Instant::now();
         let pids: Vec<_> = batch.iter().map(|(pid, _)| *pid).collect();
         let glances = self.glances.look(&pids);
@@ -336,15 +337,14 @@ impl Collector {
             };
             let is_held_back = glance.as_ref().is_err_and(FileError::is_held_back);
             known.state = match &glance {
-                Err(error) if error.is_denied() => State::Denied,
-                _ => State::Read {
+                Err(error) if error.is_denied() => ReadState::Denied,
+                _ => ReadState::Read {
                     at,
                     cost,
                     candidate: *candidate,
                     is_held_back,
                 },
             };
-            // It may disable THPs for itself, and may have moved to another group.
             let is_disabled = known.process.memory.thp_enabled == Some(false);
             known.process.glance = glance.ok().map(|mut glance| {
                 if is_disabled {
@@ -352,20 +352,21 @@ impl Collector {
                 }
                 glance
             });
+            // The process may have moved to another group.
             if let Some(group) = cgroup::path(&self.root, *pid) {
                 known.process.group = group;
             }
         }
     }
 
-    fn host(&mut self) -> Host {
+    fn host(&mut self) -> HostSample {
         let (root, mut missing) = (&self.root, Vec::new());
         let m = &mut missing;
         let memory = Missing::or_default(Memory::read(root), "memory", m);
         let pools = Missing::or_default(hugetlb::pools(root), "pools", m);
         let thp = Missing::or_default(Thp::read(root), "THP", m);
         let zones = Missing::or_default(Zone::read_all(root), "free blocks", m);
-        let now = Counters {
+        let now = CounterSnapshot {
             at: Instant::now(),
             events: Missing::or_default(Events::read(root), "counters", m),
             pressure: Missing::or_default(pressure::memory(root), "pressure", m),
@@ -374,13 +375,14 @@ impl Collector {
         let (base, pmd) = (base_page(root), thp::pmd_size(root).ok());
         let huge = |zone: &Zone| Some(zone.whole(pmd?, base)?.bytes(pmd?));
         let huge: Vec<_> = zones.iter().filter_map(huge).collect();
-        // A sample that was asked for comes soon after another.
-        let is_due = |before: &Counters| now.at.duration_since(before.at) >= self.interval / 4;
+        // A requested sample may follow soon after another: too short for rates.
+        let is_due =
+            |before: &CounterSnapshot| now.at.duration_since(before.at) >= self.interval / 4;
         if self.counters.as_ref().is_none_or(is_due) {
             self.rates = self.counters.as_ref().map(|before| rates(before, &now));
             self.counters = Some(now);
         }
-        Host {
+        HostSample {
             memory,
             pools: pools.unwrap_or_default(),
             pmd,
@@ -394,8 +396,8 @@ impl Collector {
     }
 }
 
-/// The counters of /proc/vmstat that have to do with huge pages.
-fn is_ours(name: &str) -> bool {
+/// Reports whether a counter of /proc/vmstat concerns huge pages.
+fn is_relevant(name: &str) -> bool {
     let prefixes = ["thp_", "compact_", "htlb_"];
     let names = [
         "pgfault",
@@ -408,7 +410,7 @@ fn is_ours(name: &str) -> bool {
     prefixes.iter().any(|prefix| name.starts_with(prefix)) || names.contains(&name)
 }
 
-fn rates(before: &Counters, now: &Counters) -> Rates {
+fn rates(before: &CounterSnapshot, now: &CounterSnapshot) -> Rates {
     let seconds = now.at.duration_since(before.at).as_secs_f64().max(1e-3);
     let rates = |before: &BTreeMap<String, u64>, now: &BTreeMap<String, u64>| {
         let rate = |(name, now): (&String, &u64)| {
@@ -418,7 +420,7 @@ fn rates(before: &Counters, now: &Counters) -> Rates {
         now.iter().filter_map(rate).collect::<BTreeMap<_, _>>()
     };
     let mut events = rates(&before.events.0, &now.events.0);
-    events.retain(|name, _| is_ours(name));
+    events.retain(|name, _| is_relevant(name));
     let sizes = now.thp.iter().flat_map(|thp| &thp.sizes);
     let folios = sizes.filter_map(|(size, control)| {
         let before = before.thp.as_ref()?.sizes.get(size)?;

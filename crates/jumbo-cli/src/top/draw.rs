@@ -1,4 +1,5 @@
-//! The screen, from the state: [`draw`]. No meaning by colour alone; ASCII alone, for any terminal.
+//! Drawing of the screen from the state: [`draw`]. Colour alone never has a meaning, and all text
+//! is ASCII, for any terminal.
 
 use jumbo_host::kernel::thp::Choice;
 use jumbo_host::kernel::{Root, base_page};
@@ -8,9 +9,9 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::{Color, Modifier, Style};
 
-use super::act::Look;
-use super::collect::{Host, Rates, Sample};
-use super::model::{Column, Who};
+use super::act::ProcessDetails;
+use super::collect::{HostSample, Rates, Sample};
+use super::model::{Column, Subject};
 use super::{App, Page};
 use crate::status::process::show_process;
 use crate::view::{self, NONE, WIDTH, clean, filled, percent};
@@ -20,10 +21,10 @@ const TITLE: Style = Style::new().add_modifier(Modifier::REVERSED);
 const LABEL: Style = Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 
-/// A screen of so many lines has the page of the host above the list.
-const TALL: u16 = 44;
+/// Minimum lines of a screen that shows the tables of the host above the list.
+const MIN_HEIGHT_WITH_TABLES: u16 = 44;
 
-/// A screen, written line by line.
+/// Area of the screen, written line by line.
 struct Canvas<'a> {
     buffer: &'a mut Buffer,
     area: Rect,
@@ -37,7 +38,7 @@ impl Canvas<'_> {
             let width = usize::from(self.area.width);
             self.buffer
                 .set_stringn(self.area.x, at, clean(text), width, style);
-            // Reversed to the end of the line.
+            // Reverse video extends to the end of the line.
             if style.add_modifier.contains(Modifier::REVERSED) {
                 self.buffer
                     .set_style(Rect::new(self.area.x, at, self.area.width, 1), style);
@@ -46,7 +47,7 @@ impl Canvas<'_> {
         self.y = self.y.saturating_add(1);
     }
 
-    /// A line whose first word is its name.
+    /// A line that begins with a highlighted label.
     fn fact(&mut self, text: &str) {
         let y = self.y;
         self.line(text, PLAIN);
@@ -63,7 +64,7 @@ impl Canvas<'_> {
     }
 }
 
-/// Draws all of it. Scrolls so that what is selected is in sight.
+/// Draws the whole screen. Scrolls the list so that the selected line is visible.
 pub(super) fn draw(app: &mut App, buffer: &mut Buffer) {
     let area = buffer.area;
     let foot = foot(app, usize::from(area.width));
@@ -86,12 +87,12 @@ pub(super) fn draw(app: &mut App, buffer: &mut Buffer) {
             let lines = HELP.lines().map(str::to_owned);
             text(&mut canvas, lines.collect(), &mut app.scroll);
         }
-        Page::Detail(chosen, look) => {
-            let name = format!("{} {}", chosen.pid, chosen.name);
-            let lines = match look {
+        Page::Detail(process, details) => {
+            let name = format!("{} {}", process.pid, process.name);
+            let lines = match details {
                 None => vec![name, "reading ...".to_owned()],
                 Some(Err(error)) => vec![name, error.clone()],
-                Some(Ok(look)) => detail(look, usize::from(area.width)),
+                Some(Ok(details)) => detail(details, usize::from(area.width)),
             };
             text(&mut canvas, lines, &mut app.scroll);
         }
@@ -112,7 +113,7 @@ pub(super) fn draw(app: &mut App, buffer: &mut Buffer) {
     }
 }
 
-/// Message, question, and keys at the foot.
+/// Message, question, and keys at the bottom.
 fn foot(app: &App, width: usize) -> Vec<String> {
     let fold = |line: &String| {
         let indent = line.chars().take_while(|c| *c == ' ').count();
@@ -123,7 +124,7 @@ fn foot(app: &App, width: usize) -> Vec<String> {
     let mut lines: Vec<_> = lines.map(str::to_owned).collect();
     lines.push(match &app.page {
         _ if app.question.is_some() && !app.busy => "y do it   n leave it".to_owned(),
-        _ if app.typing => format!("Filter: {}_   Enter keep   Esc drop", app.choice.filter),
+        _ if app.typing => format!("Filter: {}_   Enter keep   Esc drop", app.options.filter),
         _ if app.busy => "working ...   Esc ends it".to_owned(),
         Page::List => KEYS.to_owned(),
         Page::Host | Page::Help => "q back   arrows scroll".to_owned(),
@@ -132,10 +133,10 @@ fn foot(app: &App, width: usize) -> Vec<String> {
     lines
 }
 
-/// Of the list, in 80 columns.
+/// Keys of the list, in 80 columns.
 const KEYS: &str = "? help  / filter  <> sort  t tree  Enter detail  p promote  u undo  q quit";
 
-/// Lines of text that can be scrolled; the first is the title.
+/// Draws scrollable lines of text; the first is the title.
 fn text(canvas: &mut Canvas<'_>, lines: Vec<String>, scroll: &mut usize) {
     let mut lines = lines.into_iter();
     canvas.line(&lines.next().unwrap_or_default(), TITLE);
@@ -146,7 +147,7 @@ fn text(canvas: &mut Canvas<'_>, lines: Vec<String>, scroll: &mut usize) {
     }
 }
 
-/// The columns of a screen of this width. A tree has the groups in it.
+/// Columns of a screen of this width. A tree needs no column for the group.
 pub(super) fn columns(width: usize, tree: bool) -> Vec<Column> {
     use clap::ValueEnum as _;
     let all = Column::value_variants().iter().copied();
@@ -154,7 +155,7 @@ pub(super) fn columns(width: usize, tree: bool) -> Vec<Column> {
     all.filter(fits).collect()
 }
 
-/// Text that is longer ends in its end: of a path that says more than the beginning.
+/// The last `size` characters: the end of a path says more than its beginning.
 fn tail(text: &str, size: usize) -> String {
     match text.chars().count().checked_sub(size) {
         None | Some(0) => text.to_owned(),
@@ -172,18 +173,18 @@ fn list(app: &mut App, canvas: &mut Canvas<'_>) {
     for line in summary(&sample.host) {
         canvas.fact(&line);
     }
-    if canvas.area.height >= TALL {
+    if canvas.area.height >= MIN_HEIGHT_WITH_TABLES {
         tables(&sample.host)
             .iter()
             .for_each(|line| canvas.fact(line));
     }
-    let columns = columns(width, app.choice.tree);
+    let columns = columns(width, app.options.tree);
     let fixed: usize = columns.iter().map(|column| column.layout().1 + 1).sum();
     let room = (width + 1).saturating_sub(fixed);
     let has_commands = columns.contains(&Column::Command);
-    let name = match (has_commands, app.choice.tree) {
+    let name = match (has_commands, app.options.tree) {
         (false, _) => room,
-        // A command line may be as long as all the rest.
+        // The tree needs wide names; the command line gets the other half.
         (true, true) => room / 2,
         (true, false) => 5,
     };
@@ -201,7 +202,7 @@ fn list(app: &mut App, canvas: &mut Canvas<'_>) {
     };
     let titles = columns.iter().map(|column| {
         let text = column.layout().0;
-        let text = match (*column == app.choice.sort, app.choice.ascending) {
+        let text = match (*column == app.options.sort, app.options.ascending) {
             (false, _) => text.to_owned(),
             (true, false) => format!("[{text}]"),
             (true, true) => format!("[{text}^]"),
@@ -220,10 +221,10 @@ fn list(app: &mut App, canvas: &mut Canvas<'_>) {
             .iter()
             .map(|column| cell(*column, &clean(&line.cell(*column))))
             .collect();
-        let style = match line.who {
+        let style = match line.subject {
             _ if index == selected => TITLE,
-            Who::Group(_) => BOLD,
-            Who::Process(_) => PLAIN,
+            Subject::Group(_) => BOLD,
+            Subject::Process(_) => PLAIN,
         };
         canvas.line(&cells.join(" "), style);
     }
@@ -231,7 +232,7 @@ fn list(app: &mut App, canvas: &mut Canvas<'_>) {
         canvas.line(
             &format!(
                 "  no process matches `{}`: / changes the filter",
-                app.choice.filter
+                app.options.filter
             ),
             PLAIN,
         );
@@ -240,20 +241,20 @@ fn list(app: &mut App, canvas: &mut Canvas<'_>) {
 
 fn title(app: &App, sample: &Sample, width: usize) -> String {
     let all = sample.processes.len();
-    let mut parts = vec![match app.choice.filter.as_str() {
+    let mut parts = vec![match app.options.filter.as_str() {
         "" => format!("jumbo top: {all} processes"),
         filter => {
             let shown = app
                 .lines
                 .iter()
-                .filter(|line| matches!(line.who, Who::Process(_)));
+                .filter(|line| matches!(line.subject, Subject::Process(_)));
             format!(
                 "jumbo top: {} of {all} processes, filter `{filter}`",
                 shown.count()
             )
         }
     }];
-    if sample.hidden > 0 && app.choice.filter.is_empty() {
+    if sample.hidden > 0 && app.options.filter.is_empty() {
         parts.push(format!("{} {}", sample.hidden, why_hidden()));
     }
     if sample.held_back > 0 {
@@ -267,7 +268,7 @@ fn title(app: &App, sample: &Sample, width: usize) -> String {
     format!("{left}{:blanks$}{every}", "")
 }
 
-/// The remedy for processes that are not looked into, behind their number.
+/// Reason and remedy for unreadable processes, to follow their number.
 pub(super) fn why_hidden() -> &'static str {
     match rustix::process::geteuid().is_root() {
         true => "unread, for lack of CAP_SYS_PTRACE",
@@ -275,7 +276,7 @@ pub(super) fn why_hidden() -> &'static str {
     }
 }
 
-/// A number a second.
+/// Rate of an event per second.
 fn rate(rates: Option<&Rates>, name: &str) -> String {
     let value = rates.and_then(|rates| rates.events.get(name));
     value.map_or(NONE.to_owned(), |value| count(*value))
@@ -290,8 +291,8 @@ fn count(value: f64) -> String {
     }
 }
 
-/// The host in four lines.
-pub(super) fn summary(host: &Host) -> Vec<String> {
+/// Summary of the host in four lines.
+pub(super) fn summary(host: &HostSample) -> Vec<String> {
     let memory = &host.memory;
     let rates = host.rates.as_ref();
     let pools = host.pools.iter().map(|pool| {
@@ -344,7 +345,7 @@ pub(super) fn summary(host: &Host) -> Vec<String> {
     ]
 }
 
-/// A table whose first title is the name of the line.
+/// Formats a table without indentation.
 fn table(titles: &str, rows: Vec<Vec<String>>) -> Vec<String> {
     let lines = view::lines(WIDTH, |view| view.table(titles, rows));
     lines
@@ -353,8 +354,8 @@ fn table(titles: &str, rows: Vec<Vec<String>>) -> Vec<String> {
         .collect()
 }
 
-/// Folio sizes and counters.
-fn tables(host: &Host) -> Vec<String> {
+/// Tables of folio sizes and counters.
+fn tables(host: &HostSample) -> Vec<String> {
     let rates = host.rates.as_ref();
     let or_none = |value: Option<String>| value.unwrap_or_else(|| NONE.to_owned());
     let sizes = host
@@ -426,9 +427,9 @@ fn host_page(app: &mut App, canvas: &mut Canvas<'_>) {
     text(canvas, lines.collect(), &mut app.scroll);
 }
 
-/// One process: the plan of `jumbo promote`, and the page of `jumbo status -p`.
-fn detail(look: &Look, width: usize) -> Vec<String> {
-    let Look { detail, plan } = look;
+/// Details of a process: the plan of `jumbo promote`, and the page of `jumbo status -p`.
+fn detail(details: &ProcessDetails, width: usize) -> Vec<String> {
+    let ProcessDetails { detail, plan } = details;
     let mut lines = vec![format!("{} {}", detail.pid, clean(&detail.name))];
     lines.extend(view::lines(width, |view| {
         match plan {

@@ -1,9 +1,8 @@
-//! Keys, from the bytes of a terminal: [`Decoder`].
+//! Decoder of keys from the bytes of a terminal: [`Decoder`].
 //!
-//! crossterm's reader is not used: on a terminal that has hung up it reads nothing for ever, and it blocks in the middle of a sequence
-//! that arrives in parts, while all signals are blocked.
+//! crossterm's reader was rejected: after a hangup it reads 0 bytes in an endless loop, and it
+//! blocks in the middle of a sequence that arrives in parts, while all signals are blocked.
 
-/// A key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Char(char),
@@ -21,12 +20,12 @@ pub(super) enum Key {
     End,
 }
 
-/// Bytes that are no whole key yet.
+/// Holds the bytes of an incomplete key.
 #[derive(Debug, Default)]
 pub(super) struct Decoder(Vec<u8>);
 
 impl Decoder {
-    /// The keys that end in these bytes. One that no program here knows is left out.
+    /// Returns the keys that these bytes complete, without unknown keys.
     pub(super) fn keys(&mut self, bytes: &[u8]) -> Vec<Key> {
         self.0.extend_from_slice(bytes);
         let (mut keys, mut rest) = (Vec::new(), self.0.as_slice());
@@ -39,13 +38,13 @@ impl Decoder {
     }
 }
 
-/// The first key and its length; `None` where more bytes have to come.
+/// First key and its length; `None` if more bytes are needed.
 fn first(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     match bytes {
         [] | [0x1b, b'[' | b'O'] => None,
         [0x1b, b'[' | b'O', rest @ ..] => {
             let end = rest.iter().position(|byte| (0x40..0x7f).contains(byte));
-            // A key that is not known to any terminal is not waited for.
+            // No key is that long.
             let Some(end) = end else {
                 return (rest.len() > 16).then_some((None, bytes.len()));
             };
@@ -67,7 +66,7 @@ fn first(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
             let text = str::from_utf8(whole)
                 .ok()
                 .and_then(|text| text.chars().next());
-            // Of what is no UTF-8 one byte is dropped.
+            // Invalid UTF-8: one byte is dropped.
             Some((text.map(Key::Char), text.map_or(1, char::len_utf8)))
         }
     }
@@ -92,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_found_however_the_bytes_arrive() {
+    fn keys_are_decoded_from_bytes_in_parts() {
         let bytes = "q\x1b[A\x1bOB\x1b[5~\r\t\x7f\u{e9}\x01\x1b[15~\x1b[1;5D".as_bytes();
         use Key::{Backspace, Char, Down, Enter, Left, PageUp, Tab, Up};
         let (first, last) = ([Char('q'), Up, Down, PageUp, Enter], [Tab, Backspace]);
@@ -104,7 +103,7 @@ mod tests {
             let found = [decoder.keys(one), decoder.keys(two)].concat();
             assert_eq!(found, keys, "{cut}");
         }
-        // Alone it is the key; nothing else would follow.
+        // A single ESC byte is the Escape key.
         assert_eq!(Decoder::default().keys(b"\x1b"), [Key::Escape]);
         let noise: Vec<u8> = (0..=255).cycle().take(2000).collect();
         assert!(!Decoder::default().keys(&noise).is_empty());

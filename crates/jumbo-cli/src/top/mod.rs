@@ -1,11 +1,12 @@
 //! `jumbo top`: processes and control groups by their huge pages, on a terminal.
 //!
-//! - [`collect`]: samples, in a thread of its own: keys never wait.
-//! - [`model`]: the lines of the list, from a sample and the user's choices.
+//! - [`collect`]: samples, in a thread of its own, so that keys never wait.
+//! - [`model`]: the lines of the list, from a sample and the options of the list.
 //! - [`draw`]: the screen. [`keys`]: the keyboard.
 //! - [`act`]: details of a process, and `jumbo promote`, in the background.
 //!
-//! The state and the loop are here. Invariant: however the command ends, but by SIGKILL, the terminal is as it was.
+//! The state and the event loop are here. Invariant: the terminal is restored at every end of the
+//! command except SIGKILL.
 
 mod act;
 mod collect;
@@ -34,17 +35,18 @@ use serde::Serialize;
 use crate::signal::{end_by, poll};
 use crate::value::interval;
 use crate::view::{self, View};
-use act::{Chosen, Look, News, Running, What};
-use collect::{Collector, Host, Process, Sample};
+use act::{Action, ProcessDetails, Promotion, SelectedProcess, WorkResult};
+use collect::{Collector, Sample};
 use keys::{Decoder, Key};
-use model::{Choice, Column, Group, Line, Who};
+use model::{Column, GroupSums, Line, ListOptions, Subject};
 use screen::Screen;
 
 /// Watch processes and control groups by their huge pages
 ///
-/// SHARE is the part of a process's memory that is on huge pages, GAIN the memory that `p` (jumbo promote)
-/// could put there, WASTE huge memory that a program under jumbo run has not touched. Above: memory, pools,
-/// fragmentation, pressure, and the kernel's counters a second. `?` has the keys. Docs: docs/top.md
+/// SHARE is the part of a process's memory that is on huge pages, GAIN the memory that `p` (jumbo
+/// promote) could put there, WASTE huge memory that a program under jumbo run has not touched.
+/// Above: memory, pools, fragmentation, pressure, and the kernel's counters a second. `?` has the
+/// keys. Docs: docs/top.md
 ///
 /// As a normal user it shows what it may, and says what it may not.
 #[derive(Debug, clap::Args)]
@@ -57,7 +59,8 @@ use screen::Screen;
 Exit status: 0 done; 1 failed; 2 wrong usage, or no terminal; 128+N ended by signal N.")]
 pub(crate) struct Args {
     /// Seconds between two samples
-    #[arg(long, value_name = "SECONDS", value_parser = interval, allow_hyphen_values = true, default_value = "2")]
+    #[arg(long, value_name = "SECONDS", value_parser = interval, allow_hyphen_values = true,
+        default_value = "2")]
     interval: Duration,
 
     /// Sort by this column
@@ -77,15 +80,13 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The JSON.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Document<'a> {
-    host: &'a Host,
-    processes: &'a [Process],
-    /// By path, each with all below it.
-    groups: BTreeMap<String, Group>,
-    hidden: usize,
-    held_back: usize,
+    #[serde(flatten)]
+    sample: &'a Sample,
+    /// Control groups by path; each includes the groups below it.
+    groups: BTreeMap<String, GroupSums>,
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
@@ -104,25 +105,22 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     watch(args, collector)
 }
 
-/// One sample, with rates.
+/// Prints one sample, with rates.
 fn once(args: &Args, mut collector: Collector) -> anyhow::Result<ExitCode> {
-    // The first look at the counters.
+    // Rates need two readings of the counters.
     collector.sample(false)?;
     std::thread::sleep(args.interval);
     let sample = collector.sample(true)?;
     let page = Document {
-        host: &sample.host,
-        processes: &sample.processes,
+        sample: &sample,
         groups: model::groups(&sample.processes),
-        hidden: sample.hidden,
-        held_back: sample.held_back,
     };
-    let choice = Choice::new(args.sort, args.tree);
-    view::page(args.json, &page, |view, _| show(view, &sample, &choice))
+    let options = ListOptions::new(args.sort, args.tree);
+    view::page(args.json, &page, |view, _| show(view, &sample, &options))
 }
 
-/// The sample, as text.
-fn show(view: &mut View, sample: &Sample, choice: &Choice) -> io::Result<()> {
+/// Prints the sample as text.
+fn show(view: &mut View, sample: &Sample, options: &ListOptions) -> io::Result<()> {
     view.lines(draw::summary(&sample.host))?;
     if sample.hidden > 0 {
         view.line(format!(
@@ -132,13 +130,13 @@ fn show(view: &mut View, sample: &Sample, choice: &Choice) -> io::Result<()> {
         ))?;
     }
     view.line("")?;
-    let columns = draw::columns(80, choice.tree);
+    let columns = draw::columns(80, options.tree);
     let titles = columns.iter().map(|column| {
         let side = if column.is_text() { '<' } else { '>' };
         format!("{side}{}", column.layout().0)
     });
     let titles = titles.collect::<Vec<_>>().join("|");
-    let lines = choice.lines(&sample.processes);
+    let lines = options.lines(&sample.processes);
     let row = |line: &Line| {
         columns
             .iter()
@@ -148,74 +146,72 @@ fn show(view: &mut View, sample: &Sample, choice: &Choice) -> io::Result<()> {
     view.table(&titles, lines.iter().map(row))
 }
 
-/// A message of another thread to the loop.
+/// Message of another thread to the event loop.
 enum Event {
     Sample(Result<Box<Sample>, FileError>),
-    News(News),
+    Result(WorkResult),
 }
 
-/// Tells the loop, and wakes it.
+/// Sender of events, which also wakes the event loop.
 #[derive(Clone)]
 struct Outbox(Sender<Event>, Arc<OwnedFd>);
 
 impl Outbox {
     fn send(&self, event: Event) {
-        // The loop may have ended.
+        // The event loop may have ended.
         let _ = self.0.send(event);
         let _ = rustix::io::write(&*self.1, &1_u64.to_ne_bytes());
     }
 }
 
-/// The part that is shown.
 #[derive(Default)]
 enum Page {
     #[default]
     List,
     Host,
     Help,
-    /// `None` until it is read.
-    Detail(Chosen, Option<Result<Box<Look>, String>>),
+    /// `None` until the process is read.
+    Detail(SelectedProcess, Option<Result<Box<ProcessDetails>, String>>),
 }
 
-/// The state.
 #[derive(Default)]
 struct App {
-    choice: Choice,
+    options: ListOptions,
     interval: Duration,
     sample: Option<Box<Sample>>,
     lines: Vec<Line>,
-    /// The line that is selected, wherever it moves.
-    selection: Option<Who>,
-    /// The first line that is shown, and how many fit.
+    /// Selected line; it stays selected when it moves.
+    selection: Option<Subject>,
+    /// Index of the first visible line, and the number of visible lines.
     top: usize,
     rows: usize,
-    /// Of a page of text.
+    /// Scroll offset of a text page.
     scroll: usize,
     page: Page,
-    /// The filter is being typed.
+    /// The user is typing the filter.
     typing: bool,
     message: Vec<String>,
-    /// The plan that the message shows.
-    question: Option<(What, Chosen)>,
-    /// A plan is made or carried out.
+    /// Action whose plan the message shows, to be confirmed.
+    question: Option<(Action, SelectedProcess)>,
+    /// A plan is being made or carried out.
     busy: bool,
     width: usize,
     ended: bool,
 }
 
-/// The work that a key asks for.
+/// Background work that a key starts.
 #[derive(Debug, PartialEq)]
-enum Work {
-    Look(u32),
-    Plan(What, Chosen),
-    CarryOut(What, Chosen),
+enum BackgroundWork {
+    Details(u32),
+    /// Action on a process; `true` makes the plan alone.
+    Promote(Action, SelectedProcess, bool),
     End,
 }
 
 impl App {
     fn new(args: &Args) -> Self {
         Self {
-            choice: Choice::new(args.sort, args.tree),
+            options: ListOptions::new(args.sort, args.tree),
             interval: args.interval,
             rows: 1,
             width: 80,
@@ -223,9 +219,9 @@ impl App {
         }
     }
 
-    /// The index of the selected line. One that is gone leaves the line in its place.
+    /// Index of the selected line. If that has disappeared, the line at its index is selected.
     fn selected(&self) -> usize {
-        let is_it = |line: &Line| Some(&line.who) == self.selection.as_ref();
+        let is_it = |line: &Line| Some(&line.subject) == self.selection.as_ref();
         self.lines
             .iter()
             .position(is_it)
@@ -235,7 +231,7 @@ impl App {
 
     fn select(&mut self, index: usize) {
         let index = index.min(self.lines.len().saturating_sub(1));
-        self.selection = self.lines.get(index).map(|line| line.who.clone());
+        self.selection = self.lines.get(index).map(|line| line.subject.clone());
     }
 
     fn refresh(&mut self) {
@@ -243,18 +239,18 @@ impl App {
             .sample
             .as_ref()
             .map_or(&[][..], |sample| &sample.processes);
-        self.lines = self.choice.lines(processes);
+        self.lines = self.options.lines(processes);
     }
 
     /// The selected process, or that of the page.
-    fn chosen(&self) -> Option<Chosen> {
-        if let Page::Detail(chosen, _) = &self.page {
-            return Some(chosen.clone());
+    fn selected_process(&self) -> Option<SelectedProcess> {
+        if let Page::Detail(process, _) = &self.page {
+            return Some(process.clone());
         }
         let line = self.lines.get(self.selected())?;
-        match line.who {
-            Who::Process(pid) => Some(Chosen::new(pid, &line.name)),
-            Who::Group(_) => None,
+        match line.subject {
+            Subject::Process(pid) => Some(SelectedProcess::new(pid, &line.name)),
+            Subject::Group(_) => None,
         }
     }
 
@@ -265,51 +261,54 @@ impl App {
                 self.refresh();
             }
             Event::Sample(Err(error)) => self.message = vec![error.to_string()],
-            Event::News(News::Look(pid, result)) => {
-                if let Page::Detail(chosen, look) = &mut self.page
-                    && chosen.pid == pid
+            Event::Result(WorkResult::Details(pid, result)) => {
+                if let Page::Detail(process, details) = &mut self.page
+                    && process.pid == pid
                 {
-                    *look = Some(result);
+                    *details = Some(result);
                 }
             }
-            Event::News(News::Plan(lines, can_be_done)) => {
+            Event::Result(WorkResult::Plan(lines, can_be_done)) => {
                 self.busy = false;
                 self.message = lines;
                 if !can_be_done || self.message.iter().any(|line| line.contains(": nothing ")) {
                     self.question = None;
                 }
             }
-            Event::News(News::Done(lines)) => {
+            Event::Result(WorkResult::Done(lines)) => {
                 (self.busy, self.message) = (false, lines);
             }
         }
     }
 
-    fn key(&mut self, key: Key) -> Option<Work> {
+    fn key(&mut self, key: Key) -> Option<BackgroundWork> {
         if self.typing {
             self.type_filter(key);
             return None;
         }
         if self.busy {
-            return matches!(key, Key::Escape | Key::Char('q')).then_some(Work::End);
+            return matches!(key, Key::Escape | Key::Char('q')).then_some(BackgroundWork::End);
         }
-        if let Some((what, chosen)) = self.question.take() {
+        if let Some((action, process)) = self.question.take() {
             self.message.clear();
             if matches!(key, Key::Char('y' | 'Y')) {
-                (self.busy, self.message) = (true, vec![format!("{} {}", chosen.pid, chosen.name)]);
-                return Some(Work::CarryOut(what, chosen));
+                (self.busy, self.message) =
+                    (true, vec![format!("{} {}", process.pid, process.name)]);
+                return Some(BackgroundWork::Promote(action, process, false));
             }
             return None;
         }
         self.message.clear();
         match (key, &self.page) {
-            (Key::Char('p'), Page::List | Page::Detail(..)) => return self.plan(What::Promote),
-            (Key::Char('u'), Page::List | Page::Detail(..)) => return self.plan(What::Undo),
+            (Key::Char('p'), Page::List | Page::Detail(..)) => return self.plan(Action::Promote),
+            (Key::Char('u'), Page::List | Page::Detail(..)) => return self.plan(Action::Undo),
             (Key::Char('q') | Key::Escape, Page::Host | Page::Help | Page::Detail(..)) => {
                 self.open(Page::List)
             }
             (Key::Tab, Page::Host) => self.open(Page::List),
-            (Key::Char('r'), Page::Detail(chosen, _)) => return Some(Work::Look(chosen.pid)),
+            (Key::Char('r'), Page::Detail(process, _)) => {
+                return Some(BackgroundWork::Details(process.pid));
+            }
             (Key::Char('?' | 'h'), _) => self.open(Page::Help),
             (Key::Tab, _) => self.open(Page::Host),
             (Key::Char('q'), Page::List) => self.ended = true,
@@ -319,26 +318,26 @@ impl App {
         None
     }
 
-    fn list_key(&mut self, key: Key) -> Option<Work> {
-        let columns = draw::columns(self.width, self.choice.tree);
+    fn list_key(&mut self, key: Key) -> Option<BackgroundWork> {
+        let columns = draw::columns(self.width, self.options.tree);
         match key {
             Key::Char('/') => self.typing = true,
-            Key::Escape => self.choice.filter.clear(),
-            Key::Char('>' | 's') => self.choice.move_sort(&columns, true),
-            Key::Char('<' | 'S') => self.choice.move_sort(&columns, false),
-            Key::Char('R' | 'I') => self.choice.ascending = !self.choice.ascending,
-            Key::Char('t') => self.choice.tree = !self.choice.tree,
-            Key::Char('*') if self.choice.folded.is_empty() => {
+            Key::Escape => self.options.filter.clear(),
+            Key::Char('>' | 's') => self.options.move_sort(&columns, true),
+            Key::Char('<' | 'S') => self.options.move_sort(&columns, false),
+            Key::Char('R' | 'I') => self.options.ascending = !self.options.ascending,
+            Key::Char('t') => self.options.tree = !self.options.tree,
+            Key::Char('*') if self.options.folded.is_empty() => {
                 let below = self.lines.iter().filter(|line| line.depth > 0);
-                self.choice.folded = below.filter_map(Line::path).collect();
+                self.options.folded = below.filter_map(Line::path).collect();
             }
-            Key::Char('*') => self.choice.folded.clear(),
+            Key::Char('*') => self.options.folded.clear(),
             Key::Char(' ' | '+' | '-') | Key::Left | Key::Right => self.fold(),
-            Key::Enter => match self.chosen() {
-                Some(chosen) => {
-                    let pid = chosen.pid;
-                    self.open(Page::Detail(chosen, None));
-                    return Some(Work::Look(pid));
+            Key::Enter => match self.selected_process() {
+                Some(process) => {
+                    let pid = process.pid;
+                    self.open(Page::Detail(process, None));
+                    return Some(BackgroundWork::Details(pid));
                 }
                 None => self.fold(),
             },
@@ -358,31 +357,31 @@ impl App {
 
     fn fold(&mut self) {
         if let Some(path) = self.lines.get(self.selected()).and_then(Line::path)
-            && !self.choice.folded.remove(&path)
+            && !self.options.folded.remove(&path)
         {
-            self.choice.folded.insert(path);
+            self.options.folded.insert(path);
         }
     }
 
-    fn plan(&mut self, what: What) -> Option<Work> {
-        let Some(chosen) = self.chosen() else {
+    fn plan(&mut self, action: Action) -> Option<BackgroundWork> {
+        let Some(process) = self.selected_process() else {
             self.message = vec![
                 "that is a group; `jumbo promote --cgroup PATH` promotes all of it".to_owned(),
             ];
             return None;
         };
-        self.question = Some((what, chosen.clone()));
-        (self.busy, self.message) = (true, vec![format!("{} {}", chosen.pid, chosen.name)]);
-        Some(Work::Plan(what, chosen))
+        self.question = Some((action, process.clone()));
+        (self.busy, self.message) = (true, vec![format!("{} {}", process.pid, process.name)]);
+        Some(BackgroundWork::Promote(action, process, true))
     }
 
     fn type_filter(&mut self, key: Key) {
         match key {
-            Key::Char(c) => self.choice.filter.push(c),
-            Key::Backspace => drop(self.choice.filter.pop()),
+            Key::Char(c) => self.options.filter.push(c),
+            Key::Backspace => drop(self.options.filter.pop()),
             Key::Enter => self.typing = false,
             Key::Escape => {
-                self.choice.filter.clear();
+                self.options.filter.clear();
                 self.typing = false;
             }
             _ => {}
@@ -391,7 +390,7 @@ impl App {
     }
 }
 
-/// The place that a key moves to.
+/// Position after a movement key.
 fn moved(key: Key, at: usize, page: usize, last: usize) -> usize {
     let to = match key {
         Key::Up | Key::Char('k') => at.saturating_sub(1),
@@ -405,9 +404,9 @@ fn moved(key: Key, at: usize, page: usize, last: usize) -> usize {
     to.min(last)
 }
 
-/// The loop.
+/// Starts the threads and runs the event loop.
 fn watch(args: &Args, collector: Collector) -> anyhow::Result<ExitCode> {
-    // Before any thread: all of them inherit the mask.
+    // Before any thread starts: threads inherit the signal mask.
     let signals = Signals::take().context("cannot read signals from a descriptor")?;
     let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .context("cannot make an eventfd")?;
@@ -421,9 +420,9 @@ fn watch(args: &Args, collector: Collector) -> anyhow::Result<ExitCode> {
         })
     });
     let mut screen = Screen::enter().context("cannot draw on the terminal")?;
-    let running = Running::default();
+    let running = Promotion::default();
     let mut app = App::new(args);
-    let ended_by = turn(
+    let ended_by = event_loop(
         &mut app,
         &mut screen,
         &signals,
@@ -431,13 +430,14 @@ fn watch(args: &Args, collector: Collector) -> anyhow::Result<ExitCode> {
         |work| {
             let (outbox, running, wanted) = (outbox.clone(), running.clone(), wanted.clone());
             std::thread::spawn(move || {
-                let (news, pid) = match work {
-                    Work::End => return running.end(),
-                    Work::Look(pid) => (act::look(pid), pid),
-                    Work::Plan(what, chosen) => (running.plan(what, &chosen), chosen.pid),
-                    Work::CarryOut(what, chosen) => (running.carry_out(what, &chosen), chosen.pid),
+                let (result, pid) = match work {
+                    BackgroundWork::End => return running.end(),
+                    BackgroundWork::Details(pid) => (act::read_details(pid), pid),
+                    BackgroundWork::Promote(action, process, dry_run) => {
+                        (running.promote(action, &process, dry_run), process.pid)
+                    }
                 };
-                outbox.send(Event::News(news));
+                outbox.send(Event::Result(result));
                 let _ = wanted.send(pid);
             });
         },
@@ -451,13 +451,13 @@ fn watch(args: &Args, collector: Collector) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Draws, waits, and answers, until the user or a signal ends it.
-fn turn(
+/// Draws the screen and handles events until the user quits; returns the signal that ended it.
+fn event_loop(
     app: &mut App,
     screen: &mut Screen,
     signals: &Signals,
     events: &Receiver<Event>,
-    work: impl Fn(Work),
+    work: impl Fn(BackgroundWork),
     outbox: &Outbox,
 ) -> io::Result<Option<i32>> {
     let mut decoder = Decoder::default();
@@ -491,7 +491,7 @@ fn turn(
         events.try_iter().for_each(|event| app.event(event));
         if keyboard.intersects(PollFlags::IN) {
             let mut bytes = [0; 256];
-            // The terminal has hung up where nothing is there.
+            // A read of 0 bytes: the terminal has hung up.
             let Ok(read @ 1..) = rustix::io::read(stdin, &mut bytes) else {
                 return Ok(Some(libc::SIGHUP));
             };

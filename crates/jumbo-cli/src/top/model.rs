@@ -1,4 +1,4 @@
-//! The lines of the list, from processes: sums, order, filter, tree. Pure.
+//! Lines of the list: sums, order, filter, tree. Without input or output.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,10 +7,9 @@ use clap::ValueEnum;
 use jumbo::units::{Bytes, counted};
 use serde::Serialize;
 
-use super::collect::{Process, candidate};
-use crate::view::{NONE, bytes, percent, some};
+use super::collect::{ProcessRow, candidate};
+use crate::view::{NONE, bytes, nonzero_bytes, percent};
 
-/// A column, in the order of the screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Column {
     #[default]
@@ -31,12 +30,12 @@ pub(super) enum Column {
 }
 
 impl Column {
-    /// The title, the width, and the narrowest screen that has the column.
+    /// Title, width, and minimum width of a screen with the column.
     pub(super) const fn layout(self) -> (&'static str, usize, usize) {
         match self {
             Self::Pid => ("PID", 7, 0),
             Self::User => ("USER", 10, 100),
-            // At least.
+            // Minimum; the column takes free space.
             Self::Name => ("NAME", 15, 0),
             Self::Resident => ("RESIDENT", 10, 0),
             Self::Anon => ("ANON", 10, 120),
@@ -48,7 +47,7 @@ impl Column {
             Self::Gain => ("GAIN", 10, 0),
             Self::Waste => ("WASTE", 10, 0),
             Self::Group => ("CGROUP", 24, 160),
-            // The rest.
+            // The rest of the line.
             Self::Command => ("COMMAND", 0, 100),
         }
     }
@@ -58,24 +57,24 @@ impl Column {
     }
 }
 
-/// The memory of a process, or of several.
+/// Memory of a process, or of several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Figures {
+pub(super) struct MemorySums {
     pub(super) resident: Bytes,
     pub(super) anon: Bytes,
     pub(super) shmem: Bytes,
     pub(super) hugetlb: Bytes,
     pub(super) swap: Bytes,
-    /// Memory that can be huge, of those whose huge memory is known.
+    /// Memory that can be huge, of the processes with known `huge`.
     pub(super) candidate: Bytes,
-    /// Of that on huge pages; `None` where it is not known of any.
+    /// Part of `candidate` on huge pages; `None` if unknown for all processes.
     pub(super) huge: Option<Bytes>,
     pub(super) gain: Option<Bytes>,
     pub(super) waste: Option<Bytes>,
 }
 
-impl Figures {
-    fn of(process: &Process) -> Self {
+impl MemorySums {
+    fn of(process: &ProcessRow) -> Self {
         let (memory, glance) = (&process.memory, process.glance);
         let candidate = candidate(memory);
         let huge = |of: jumbo_host::status::Glance| of.huge.anon + of.huge.shmem + memory.hugetlb;
@@ -86,7 +85,7 @@ impl Figures {
             hugetlb: memory.hugetlb,
             swap: memory.swap,
             candidate: glance.map_or(Bytes(0), |_| candidate),
-            // Both were read at different moments.
+            // The two were read at different moments.
             huge: glance.map(|glance| huge(glance).min(candidate)),
             gain: glance.map(|glance| glance.gain.min(memory.anon)),
             waste: glance.and_then(|glance| glance.waste),
@@ -109,7 +108,7 @@ impl Figures {
         self.waste = sum(self.waste, other.waste);
     }
 
-    /// The huge part of [`Self::candidate`], in parts of a million.
+    /// Huge part of [`Self::candidate`], in parts per million.
     fn share(&self) -> Option<u64> {
         let whole = self.candidate.0.max(1);
         let share = |huge: Bytes| u128::from(huge.0) * 1_000_000 / u128::from(whole);
@@ -117,29 +116,28 @@ impl Figures {
     }
 }
 
-/// The subject of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Who {
+pub(super) enum Subject {
     Process(u32),
-    /// By its path.
+    /// Path of a control group.
     Group(String),
 }
 
 /// A line of the list.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
-    pub(super) who: Who,
+    pub(super) subject: Subject,
     pub(super) depth: usize,
     pub(super) name: String,
     user: String,
     group: String,
     command: String,
-    figures: Figures,
+    figures: MemorySums,
 }
 
-/// The choices of the user.
+/// Options of the list that the user sets.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Choice {
+pub(super) struct ListOptions {
     pub(super) sort: Column,
     pub(super) ascending: bool,
     pub(super) filter: String,
@@ -148,15 +146,15 @@ pub(super) struct Choice {
     pub(super) folded: BTreeSet<String>,
 }
 
-/// A control group with all below it.
+/// Sums of a control group, including the groups below it.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Group {
+pub(super) struct GroupSums {
     pub(super) processes: usize,
     #[serde(flatten)]
-    pub(super) figures: Figures,
+    pub(super) figures: MemorySums,
 }
 
-/// The group around a group.
+/// Path of the parent group.
 fn parent(path: &str) -> Option<&str> {
     let (parent, _) = path.rsplit_once('/').filter(|_| path != "/")?;
     Some(if parent.is_empty() { "/" } else { parent })
@@ -164,11 +162,11 @@ fn parent(path: &str) -> Option<&str> {
 
 /// All groups with processes in them, by path.
 pub(super) fn groups<'a>(
-    processes: impl IntoIterator<Item = &'a Process>,
-) -> BTreeMap<String, Group> {
-    let mut all: BTreeMap<String, Group> = BTreeMap::new();
+    processes: impl IntoIterator<Item = &'a ProcessRow>,
+) -> BTreeMap<String, GroupSums> {
+    let mut all: BTreeMap<String, GroupSums> = BTreeMap::new();
     for process in processes {
-        let figures = Figures::of(process);
+        let figures = MemorySums::of(process);
         let mut at = Some(process.group.as_str());
         while let Some(path) = at {
             let group = all.entry(path.to_owned()).or_default();
@@ -181,19 +179,25 @@ pub(super) fn groups<'a>(
 }
 
 impl Line {
-    fn of(process: &Process, depth: usize) -> Self {
+    fn of(process: &ProcessRow, depth: usize) -> Self {
         Self {
-            who: Who::Process(process.pid),
+            subject: Subject::Process(process.pid),
             depth,
             name: process.name.clone(),
             user: process.user.clone(),
             group: process.group.clone(),
             command: process.command.clone(),
-            figures: Figures::of(process),
+            figures: MemorySums::of(process),
         }
     }
 
-    fn of_group(path: &str, around: &str, group: &Group, depth: usize, is_folded: bool) -> Self {
+    fn of_group(
+        path: &str,
+        around: &str,
+        group: &GroupSums,
+        depth: usize,
+        is_folded: bool,
+    ) -> Self {
         let inside = path.strip_prefix(around).unwrap_or(path);
         let inside = if around.is_empty() {
             inside
@@ -202,7 +206,7 @@ impl Line {
         };
         let mark = if is_folded { '+' } else { '-' };
         Self {
-            who: Who::Group(path.to_owned()),
+            subject: Subject::Group(path.to_owned()),
             depth,
             name: format!("{mark} {inside}"),
             user: String::new(),
@@ -212,24 +216,24 @@ impl Line {
         }
     }
 
-    /// The path of a group.
+    /// Path, if the line is a group.
     pub(super) fn path(&self) -> Option<String> {
-        match &self.who {
-            Who::Group(path) => Some(path.clone()),
-            Who::Process(_) => None,
+        match &self.subject {
+            Subject::Group(path) => Some(path.clone()),
+            Subject::Process(_) => None,
         }
     }
 
-    /// The text in a column, and the number that it is sorted by.
+    /// Text in a column, and the number for sorting.
     fn value(&self, column: Column) -> (String, Option<u64>) {
         let figures = &self.figures;
         let text = |text: &str| (text.to_owned(), None);
         let size = |size: Option<Bytes>| (bytes(size), size.map(|size| size.0));
-        let part = |size: Bytes| (some(size), Some(size.0));
+        let part = |size: Bytes| (nonzero_bytes(size), Some(size.0));
         match column {
-            Column::Pid => match self.who {
-                Who::Process(pid) => (pid.to_string(), Some(pid.into())),
-                Who::Group(_) => text(""),
+            Column::Pid => match self.subject {
+                Subject::Process(pid) => (pid.to_string(), Some(pid.into())),
+                Subject::Group(_) => text(""),
             },
             Column::User => text(&self.user),
             Column::Name => text(&format!("{:1$}{2}", "", 2 * self.depth, self.name)),
@@ -255,7 +259,7 @@ impl Line {
     }
 }
 
-impl Choice {
+impl ListOptions {
     pub(super) fn new(sort: Column, tree: bool) -> Self {
         Self {
             sort,
@@ -265,12 +269,12 @@ impl Choice {
         }
     }
 
-    /// The usual order: texts and PIDs from the first on, sizes from the largest on.
+    /// Default order of a column: ascending for text and PIDs, descending for sizes.
     fn ascends(column: Column) -> bool {
         column.is_text() || column == Column::Pid
     }
 
-    /// Sorts by the next of these columns, or by the one before.
+    /// Sorts by the next of these columns, or by the previous one.
     pub(super) fn move_sort(&mut self, columns: &[Column], forward: bool) {
         let at = columns.iter().position(|column| *column == self.sort);
         let at = at.map_or(0, |at| at + if forward { 1 } else { columns.len() - 1 });
@@ -279,9 +283,9 @@ impl Choice {
         }
     }
 
-    fn takes(&self, process: &Process) -> bool {
+    fn matches(&self, process: &ProcessRow) -> bool {
         let wanted = self.filter.to_lowercase();
-        let Process {
+        let ProcessRow {
             name,
             user,
             group,
@@ -302,7 +306,7 @@ impl Choice {
         let by_column = match (number, other_number) {
             _ if self.sort.is_text() => turned(text.cmp(&other_text)),
             (Some(one), Some(other)) => turned(one.cmp(&other)),
-            // The unknown comes last.
+            // Unknown values come last.
             (one, other) => other.is_some().cmp(&one.is_some()),
         };
         let resident = |line: &Line| line.figures.resident;
@@ -312,11 +316,10 @@ impl Choice {
             .then_with(|| one.cell(Column::Pid).cmp(&other.cell(Column::Pid)))
     }
 
-    /// The lines, in their order.
-    pub(super) fn lines(&self, processes: &[Process]) -> Vec<Line> {
+    pub(super) fn lines(&self, processes: &[ProcessRow]) -> Vec<Line> {
         let taken: Vec<_> = processes
             .iter()
-            .filter(|process| self.takes(process))
+            .filter(|process| self.matches(process))
             .collect();
         if !self.tree {
             let mut lines: Vec<_> = taken.iter().map(|process| Line::of(process, 0)).collect();
@@ -325,7 +328,7 @@ impl Choice {
         }
         let groups = groups(taken.iter().copied());
         let mut tree = Tree {
-            choice: self,
+            options: self,
             below: BTreeMap::new(),
             own: BTreeMap::new(),
             groups: &groups,
@@ -345,20 +348,20 @@ impl Choice {
     }
 }
 
-/// The lines of a tree, as far as it was walked.
+/// State of a walk through the tree of groups.
 struct Tree<'a> {
-    choice: &'a Choice,
-    groups: &'a BTreeMap<String, Group>,
-    /// By path the groups right below, and the processes of the group itself.
+    options: &'a ListOptions,
+    groups: &'a BTreeMap<String, GroupSums>,
+    /// Child groups, and processes of the group itself, by path.
     below: BTreeMap<&'a str, Vec<&'a str>>,
-    own: BTreeMap<&'a str, Vec<&'a Process>>,
+    own: BTreeMap<&'a str, Vec<&'a ProcessRow>>,
     lines: Vec<Line>,
 }
 
 impl<'a> Tree<'a> {
-    /// Adds a group with all below it, below the group `around`.
+    /// Adds the lines of a group and of everything below it; `around` is the path of its parent.
     fn add(&mut self, mut path: &'a str, around: &str, depth: usize) {
-        // A group of one group alone has no line of its own.
+        // A group whose only content is one group has no line of its own.
         while let (None, Some([only])) =
             (self.own.get(path), self.below.get(path).map(Vec::as_slice))
         {
@@ -367,13 +370,13 @@ impl<'a> Tree<'a> {
         let Some(group) = self.groups.get(path) else {
             return;
         };
-        let is_folded = self.choice.folded.contains(path);
+        let is_folded = self.options.folded.contains(path);
         let line = Line::of_group(path, around, group, depth, is_folded);
         self.lines.push(line);
         if is_folded {
             return;
         }
-        let order = |one: &Line, other: &Line| self.choice.order(one, other);
+        let order = |one: &Line, other: &Line| self.options.order(one, other);
         let below = self.below.get(path).into_iter().flatten();
         let line = |below: &&'a str| {
             let group = self.groups.get(*below).cloned().unwrap_or_default();

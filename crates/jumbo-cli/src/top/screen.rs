@@ -1,4 +1,4 @@
-//! The terminal: [`Screen`]. As it was once this is dropped, and after a panic.
+//! The terminal: [`Screen`]. A drop or a panic restores it.
 
 use std::io::{self, BufWriter, Stdout};
 use std::sync::{Once, OnceLock};
@@ -13,59 +13,58 @@ use rustix::termios::{InputModes, LocalModes, OptionalActions, Termios, tcgetatt
 const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l";
 const LEAVE: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?1049l";
 
-/// The settings of the terminal before.
-static BEFORE: OnceLock<Termios> = OnceLock::new();
+/// Original settings of the terminal.
+static ORIGINAL_SETTINGS: OnceLock<Termios> = OnceLock::new();
 
-/// A terminal that is drawn on.
+/// The terminal in raw mode, with the alternate screen.
 pub(super) struct Screen(Terminal<CrosstermBackend<BufWriter<Stdout>>>);
 
 impl Screen {
     /// Takes the terminal, on standard input and output.
     pub(super) fn enter() -> io::Result<Self> {
         let before = tcgetattr(stdin())?;
-        let _ = BEFORE.set(before);
+        let _ = ORIGINAL_SETTINGS.set(before);
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
             let tell = std::panic::take_hook();
-            // Of any thread: the process aborts.
+            // A panic of any thread aborts the process.
             std::panic::set_hook(Box::new(move |info| {
-                put_back();
+                restore();
                 tell(info);
             }));
         });
-        take()?;
+        set_raw()?;
         let backend = CrosstermBackend::new(BufWriter::new(io::stdout()));
-        // What was taken is put back where this fails.
-        let terminal = Terminal::new(backend).inspect_err(|_| put_back())?;
+        let terminal = Terminal::new(backend).inspect_err(|_| restore())?;
         Ok(Self(terminal))
     }
 
-    /// Draws what has changed; gives the width.
+    /// Draws the changes; returns the width.
     pub(super) fn draw(&mut self, draw: impl FnOnce(&mut Buffer)) -> io::Result<usize> {
         let frame = self.0.draw(|frame| draw(frame.buffer_mut()))?;
         Ok(usize::from(frame.area.width))
     }
 
-    /// Gives the terminal back for a while.
+    /// Restores the terminal before a stop.
     pub(super) fn leave(&self) {
-        put_back();
+        restore();
     }
 
-    /// Takes it again, whatever became of it.
+    /// Sets up the terminal again, and draws all of it next time.
     pub(super) fn enter_again(&mut self) -> io::Result<()> {
-        take()?;
+        set_raw()?;
         self.0.clear()
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        put_back();
+        restore();
     }
 }
 
-/// Keys come one by one and unseen; Ctrl-C and Ctrl-Z are signals still.
-fn take() -> io::Result<()> {
+/// Sets the terminal to unbuffered input without echo. Ctrl-C and Ctrl-Z still send signals.
+fn set_raw() -> io::Result<()> {
     let mut settings = tcgetattr(stdin())?;
     settings.local_modes -= LocalModes::ICANON | LocalModes::ECHO | LocalModes::IEXTEN;
     settings.input_modes -= InputModes::IXON;
@@ -73,10 +72,10 @@ fn take() -> io::Result<()> {
     write(ENTER)
 }
 
-/// By system calls alone: another thread may hold any lock.
-fn put_back() {
+/// Restores the terminal by system calls alone: another thread may hold any lock.
+fn restore() {
     let _ = write(LEAVE);
-    if let Some(before) = BEFORE.get() {
+    if let Some(before) = ORIGINAL_SETTINGS.get() {
         let _ = tcsetattr(stdin(), OptionalActions::Now, before);
     }
 }

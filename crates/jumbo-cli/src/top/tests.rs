@@ -1,4 +1,4 @@
-//! The list and the screen, from processes that no host has.
+//! Tests of the list and the screen with made-up processes.
 
 use jumbo::units::Bytes;
 use jumbo_host::kernel::task::Memory;
@@ -7,16 +7,17 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Modifier;
 
+use super::collect::ProcessRow;
 use super::*;
 
-/// In MiB: anonymous, of that huge, gain; `None` for one that may not be looked into.
-fn process(pid: u32, name: &str, group: &str, anon: u64, glance: Option<(u64, u64)>) -> Process {
+/// A process of `anon` MiB; `glance` has huge and gain in MiB, `None` for an unreadable process.
+fn process(pid: u32, name: &str, group: &str, anon: u64, glance: Option<(u64, u64)>) -> ProcessRow {
     let mib = |mib: u64| Bytes(mib << 20);
     let memory = Memory {
         anon: mib(anon),
         ..Memory::default()
     };
-    Process {
+    ProcessRow {
         pid,
         name: name.to_owned(),
         user: "someone".to_owned(),
@@ -32,7 +33,7 @@ fn process(pid: u32, name: &str, group: &str, anon: u64, glance: Option<(u64, u6
     }
 }
 
-fn processes() -> Vec<Process> {
+fn processes() -> Vec<ProcessRow> {
     let service = "/system.slice/web.service";
     vec![
         process(10, "small", service, 8, Some((0, 8))),
@@ -62,14 +63,14 @@ fn app(change: impl FnOnce(&mut App)) -> App {
 }
 
 fn pids(app: &App) -> Vec<u32> {
-    let pid = |line: &Line| match line.who {
-        Who::Process(pid) => Some(pid),
-        Who::Group(_) => None,
+    let pid = |line: &Line| match line.subject {
+        Subject::Process(pid) => Some(pid),
+        Subject::Group(_) => None,
     };
     app.lines.iter().filter_map(pid).collect()
 }
 
-fn press(app: &mut App, keys: &str) -> Vec<Work> {
+fn press(app: &mut App, keys: &str) -> Vec<BackgroundWork> {
     Decoder::default()
         .keys(keys.as_bytes())
         .into_iter()
@@ -77,7 +78,7 @@ fn press(app: &mut App, keys: &str) -> Vec<Work> {
         .collect()
 }
 
-/// The lines of a screen, and the one that is selected.
+/// Lines of a screen, and the selected one.
 fn screen(app: &mut App, width: u16, height: u16) -> (Vec<String>, String) {
     let mut buffer = Buffer::empty(Rect::new(0, 0, width, height));
     app.width = usize::from(width);
@@ -94,19 +95,19 @@ fn screen(app: &mut App, width: u16, height: u16) -> (Vec<String>, String) {
 }
 
 #[test]
-fn the_list_is_sorted_and_the_unknown_comes_last() {
+fn the_list_is_sorted_and_unknown_values_come_last() {
     let mut app = app(|_| ());
     assert_eq!(pids(&app), [11, 10, 12, 14, 13]);
     press(&mut app, "R");
     assert_eq!(pids(&app), [12, 14, 10, 11, 13]);
     press(&mut app, "<");
-    assert_eq!(app.choice.sort, Column::Share);
+    assert_eq!(app.options.sort, Column::Share);
     assert_eq!(pids(&app), [12, 11, 10, 14, 13]);
     press(&mut app, ">>");
-    assert_eq!((app.choice.sort, pids(&app)[0]), (Column::Waste, 12));
+    assert_eq!((app.options.sort, pids(&app)[0]), (Column::Waste, 12));
     // From the last column to the first.
     press(&mut app, ">");
-    assert_eq!(app.choice.sort, Column::Pid);
+    assert_eq!(app.options.sort, Column::Pid);
     assert_eq!(pids(&app), [10, 11, 12, 13, 14]);
 }
 
@@ -131,7 +132,7 @@ fn a_filter_finds_names_groups_and_pids() {
 
 #[test]
 fn a_tree_has_sums_and_folds() {
-    let mut app = app(|app| app.choice.tree = true);
+    let mut app = app(|app| app.options.tree = true);
     let shown = |app: &App| {
         let name = |line: &Line| line.cell(Column::Name);
         app.lines.iter().map(name).collect::<Vec<_>>()
@@ -151,7 +152,7 @@ fn a_tree_has_sums_and_folds() {
         let columns = [Column::Resident, Column::Huge, Column::Share, Column::Gain];
         columns.map(|column| app.lines[line].cell(column))
     };
-    // What is not known of one is in no share.
+    // An unread process does not count in the share.
     assert_eq!(cells(&app, 0), ["6.0 GiB", "1000 MiB", "90%", "98 MiB"]);
     assert_eq!(cells(&app, 1), ["1008 MiB", "900 MiB", "89%", "98 MiB"]);
     app.select(1);
@@ -224,24 +225,31 @@ fn a_promotion_shows_its_plan_and_asks() {
     let mut app = app(|_| ());
     let plan = |can_be_done| {
         let lines = vec!["11 large: 90 MiB could be on huge pages".to_owned()];
-        Event::News(News::Plan(lines, can_be_done))
+        Event::Result(WorkResult::Plan(lines, can_be_done))
     };
-    let chosen = Chosen::new(11, "large");
+    let process = SelectedProcess::new(11, "large");
     assert_eq!(
         press(&mut app, "p"),
-        [Work::Plan(What::Promote, chosen.clone())]
+        [BackgroundWork::Promote(
+            Action::Promote,
+            process.clone(),
+            true
+        )]
     );
-    // Nothing but an end while it works.
-    assert_eq!(press(&mut app, "ptj\x1b"), [Work::End]);
+    // While it works, only a key to end it has an effect.
+    assert_eq!(press(&mut app, "ptj\x1b"), [BackgroundWork::End]);
     app.event(plan(true));
     let (lines, _) = screen(&mut app, 80, 24);
     assert!(lines[22].contains("90 MiB could be") && lines[23].contains("y do it"));
     assert_eq!(press(&mut app, "n"), []);
     press(&mut app, "u");
     app.event(plan(true));
-    assert_eq!(press(&mut app, "y"), [Work::CarryOut(What::Undo, chosen)]);
-    app.event(Event::News(News::Done(vec!["done".to_owned()])));
-    // A refusal asks nothing.
+    assert_eq!(
+        press(&mut app, "y"),
+        [BackgroundWork::Promote(Action::Undo, process, false)]
+    );
+    app.event(Event::Result(WorkResult::Done(vec!["done".to_owned()])));
+    // A refused plan has no question.
     press(&mut app, "p");
     app.event(plan(false));
     assert_eq!(press(&mut app, "y"), []);

@@ -1,17 +1,17 @@
-//! Rows under column titles, as wide as they are, or as narrow as a terminal: [`Grid`].
+//! Tables with column titles: [`Grid`].
 //!
-//! In a pipe a row is one line, however long, so that a program can find it. On a terminal no line
-//! is longer than the terminal is wide: columns come closer together, then texts go on below
-//! themselves, and what is too wide even so is shown a line a cell.
+//! In a pipe each row is one line of any length, for grep and awk. On a terminal lines fit its
+//! width: first the gaps between columns shrink, then text columns wrap, and as the last resort
+//! each cell has a line of its own.
 
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
 
 use super::{NONE, filled};
 
-/// No column of text becomes narrower than this.
-const NARROWEST: u16 = 12;
+/// Minimum width of a wrapped text column.
+const MIN_TEXT_WIDTH: u16 = 12;
 
-/// A table to be.
+/// Titles and rows of a table.
 pub(super) struct Grid<'a> {
     columns: Vec<Column<'a>>,
     rows: Vec<Vec<String>>,
@@ -24,8 +24,8 @@ struct Column<'a> {
 }
 
 impl<'a> Grid<'a> {
-    /// `columns` are the titles with bars between them, each behind `<` (text, aligned to the left)
-    /// or `>`.
+    /// `columns` has the titles, separated by `|`, each after `<` (text, aligned to the left) or
+    /// `>`.
     pub(super) fn new(columns: &'a str, rows: Vec<Vec<String>>) -> Self {
         let column = |text: &'a str| {
             let (align, title) = text.split_at(1);
@@ -36,8 +36,8 @@ impl<'a> Grid<'a> {
         Self { columns, rows }
     }
 
-    /// Its lines, none wider than `width` where that is given, but for words of a table that is
-    /// shown a line a cell.
+    /// Lines of the table, within `width` if given. Only a single long word may exceed it, in the
+    /// layout of one line per cell.
     pub(super) fn lines(&self, width: Option<usize>) -> Vec<String> {
         let whole = self.layout(2, str::to_owned, None);
         let Some(width) = width.filter(|width| !fit(&whole, *width)) else {
@@ -55,10 +55,10 @@ impl<'a> Grid<'a> {
         }
     }
 
-    /// The columns `apart`. Within a `width`, texts go on below themselves.
+    /// Lines with `gap` blanks between columns. Text columns wrap to fit `width` if given.
     fn layout(
         &self,
-        apart: u16,
+        gap: u16,
         title: impl Fn(&str) -> String,
         width: Option<usize>,
     ) -> Vec<String> {
@@ -75,27 +75,27 @@ impl<'a> Grid<'a> {
         let widths = table.column_max_content_widths();
         let columns = table.column_iter_mut().zip(&self.columns).zip(widths);
         for (index, ((column, Column { is_text, .. }), widest)) in columns.enumerate() {
-            let left = if index == 0 { 2 } else { apart };
+            let left = if index == 0 { 2 } else { gap };
             column.set_padding((left, 0));
             column.set_cell_alignment(match is_text {
                 true => CellAlignment::Left,
                 false => CellAlignment::Right,
             });
-            let narrowest = if *is_text {
-                widest.min(NARROWEST)
+            let min_width = if *is_text {
+                widest.min(MIN_TEXT_WIDTH)
             } else {
                 widest
             };
             column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(
-                narrowest + left,
+                min_width + left,
             )));
         }
         let lines = table.lines();
         lines.map(|line| line.trim_end().to_owned()).collect()
     }
 
-    /// A line for each cell, under the first of its row. One without a title follows the one before
-    /// it.
+    /// One line for each cell, below the first cell of its row. A cell without a title is appended
+    /// to the cell before it.
     fn cells(&self, width: usize) -> Vec<String> {
         let titles = self
             .columns
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_one_line_in_a_pipe_and_where_there_is_room() {
+    fn a_row_is_one_line_in_a_pipe_and_on_a_wide_terminal() {
         let text = "word ".repeat(30);
         let grid = Grid::new("<NAME|>HUGE PAGES|<WHY", rows(&[&["a", "1", text.trim()]]));
         let whole = grid.lines(None);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_come_closer_before_texts_go_on_below_themselves() {
+    fn gaps_shrink_before_text_wraps() {
         let numbers = rows(&[&["a", "123456", "123456"]]);
         let grid = Grid::new("<NAME|>HUGE PAGES|>SMALL PAGES", numbers);
         assert_eq!(
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_wide_is_shown_a_line_a_cell() {
+    fn a_table_that_is_too_wide_has_one_line_per_cell() {
         let spread = "1.00 ms [1.00 to 1.00]";
         let row: &[&str] = &[
             "start",
