@@ -3,6 +3,7 @@
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
+use jumbo_inside::sys::Destination;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
@@ -111,11 +112,18 @@ impl Access {
             end: End::Done,
             renewed: None,
         };
+        let destination = (advice == MemoryAdvice::Collapse)
+            .then(|| Destination::new(length))
+            .flatten();
         for address in addresses {
             let address = usize::try_from(*address).unwrap_or(usize::MAX);
             let process = target.process.as_fd();
             let answer = match advice {
-                MemoryAdvice::Collapse => sys::collapse_in(process, address, length),
+                MemoryAdvice::Collapse => {
+                    // The target's page faults wait for the copy.
+                    let _pinned = destination.as_ref().and_then(Destination::prepare);
+                    sys::collapse_in(process, address, length)
+                }
                 MemoryAdvice::Cold => sys::cool_in(process, address, length),
             };
             match answer {

@@ -9,7 +9,6 @@ use core::time::Duration;
 use rustix::io::{Errno, Result};
 
 use super::blocks::{self, BlockState};
-use super::destination::Destination;
 use super::fill::{
     BLOCKS, RUN_COUNT, advise_blocks, advise_huge, bytes, charge, count_run, is_crowded, is_huge,
     may_measure, measure_block, pmd, read_room, resident_memory, update, update_counters,
@@ -22,7 +21,7 @@ use crate::headroom;
 use crate::ledger::stats;
 use crate::sandbox;
 use crate::sync::millis;
-use crate::sys::Pagemap;
+use crate::sys::{Destination, Pagemap};
 use crate::watch::{self, Job, Stop, Without, cpu_time};
 
 /// Interval between two scans while memory fills, and a shorter one for a faster program.
@@ -307,7 +306,7 @@ impl BlockScan<'_> {
         if !headroom::has_room(MIN_ROOM_BYTES) {
             return false;
         }
-        let destination = Destination::new();
+        let destination = Destination::new(pmd());
         let ratio = match credit::is_scarce() {
             true => SCARCE_COLLAPSE_RATIO,
             false => COLLAPSE_RATIO,

@@ -7,7 +7,6 @@
 //! - `measure` finds the touched part of a block;
 //! - `fill` advises blocks within the credit;
 //! - `ahead` advises blocks before the program fills them, and collapses full ones, on a thread;
-//! - `destination` has the kernel prepare the huge pages of a collapse;
 //! - [`program_break`] applies the same to glibc's own heap.
 //!
 //! Shared memory has the folio sizes of the kernel's controls. Its ranges are in a `table`, which
@@ -19,7 +18,6 @@
 mod ahead;
 mod blocks;
 mod credit;
-mod destination;
 mod fill;
 mod measure;
 mod owners;

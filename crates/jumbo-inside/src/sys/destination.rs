@@ -14,50 +14,55 @@ use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-use super::fill::{advise_huge, pmd};
-
 /// Addresses for a huge page.
 #[derive(Debug)]
-pub(super) struct Destination {
+pub struct Destination {
     /// Start of the mapping, of two blocks.
     mapping: usize,
     /// The whole block in the mapping.
     block: usize,
+    /// Size of a block.
+    bytes: usize,
 }
 
 impl Destination {
-    /// Maps the addresses, without memory. `None`: a resource limit of the program counts them, or
-    /// the kernel refuses.
-    pub(super) fn new() -> Option<Self> {
+    /// Maps addresses for a huge page of `bytes`, without memory. `None`: a resource limit of the
+    /// program counts them, or the kernel refuses.
+    pub fn new(bytes: usize) -> Option<Self> {
         let is_limited = |resource| getrlimit(resource).current.is_some();
         if [Resource::As, Resource::Data].into_iter().any(is_limited) {
             return None;
         }
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a mapping at an address of the kernel's choice replaces none.
-        let at = unsafe { mm::mmap_anonymous(null_mut(), 2 * pmd(), ProtFlags::empty(), flags) };
+        let at = unsafe { mm::mmap_anonymous(null_mut(), 2 * bytes, ProtFlags::empty(), flags) };
         let mapping = at.ok()?.expose_provenance();
-        let block = mapping.next_multiple_of(pmd());
-        let new = Self { mapping, block };
+        let block = mapping.next_multiple_of(bytes);
+        let new = Self {
+            mapping,
+            block,
+            bytes,
+        };
         let (place, access) = (
             with_exposed_provenance_mut(block),
             MprotectFlags::READ | MprotectFlags::WRITE,
         );
         // SAFETY: within the new mapping, to which nothing refers.
         unsafe {
-            mm::madvise(place, pmd(), Advice::LinuxDontFork).ok()?;
-            mm::mprotect(place, pmd(), access).ok()?;
+            mm::madvise(place, bytes, Advice::LinuxDontFork).ok()?;
+            mm::mprotect(place, bytes, access).ok()?;
         }
         // The first page fault of a mapping takes the lock of the address space for its anon_vma. A
         // base page has it for a moment, a huge page for as long as compaction takes.
         new.touch();
-        advise_huge(&(block..block + pmd())).ok()?;
+        // SAFETY: as above.
+        unsafe { mm::madvise(place, bytes, Advice::LinuxHugepage).ok()? };
         Some(new)
     }
 
     /// Has the kernel allocate and free a huge page on this CPU. The thread is bound to the CPU until
     /// the result is dropped.
-    pub(super) fn prepare(&self) -> Option<Pinned> {
+    pub fn prepare(&self) -> Option<Pinned> {
         let pinned = Pinned::new();
         self.touch();
         pinned
@@ -69,20 +74,20 @@ impl Destination {
         unsafe { with_exposed_provenance_mut::<u8>(self.block).write_volatile(1) };
         let place = with_exposed_provenance_mut(self.block);
         // SAFETY: as above. It fails for locked memory, which goes with the mapping.
-        let _ = unsafe { mm::madvise(place, pmd(), Advice::LinuxDontNeed) };
+        let _ = unsafe { mm::madvise(place, self.bytes, Advice::LinuxDontNeed) };
     }
 }
 
 impl Drop for Destination {
     fn drop(&mut self) {
         // SAFETY: mapped in `new`, and nothing refers to it.
-        let _ = unsafe { mm::munmap(with_exposed_provenance_mut(self.mapping), 2 * pmd()) };
+        let _ = unsafe { mm::munmap(with_exposed_provenance_mut(self.mapping), 2 * self.bytes) };
     }
 }
 
 /// The calling thread, bound to its CPU. Dropped: allowed on its CPUs of before.
 #[derive(Debug)]
-pub(super) struct Pinned {
+pub struct Pinned {
     before: CpuSet,
 }
 
