@@ -44,16 +44,16 @@ pub(crate) struct Args {
     #[arg(long)]
     measure: bool,
 
-    /// How many of the largest processes to look into
+    /// Number of processes to examine, the largest first
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = whole::<usize>,
         allow_negative_numbers = true)]
     top: usize,
 }
 
 #[derive(Serialize)]
-struct Page<'a> {
+struct DoctorPage<'a> {
     findings: &'a [Finding],
-    /// The time of a first touch, with --measure.
+    /// Time of a first touch, with --measure.
     touch: Option<Touch>,
     missing: Vec<&'a Missing>,
 }
@@ -66,13 +66,13 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         snapshot.touch = Missing::or_default(measure(), what, &mut snapshot.host.missing);
     }
     let findings = examine(&snapshot);
-    let page = Page {
+    let page = DoctorPage {
         findings: &findings,
         touch: snapshot.touch,
         missing: snapshot.missing().collect(),
     };
     view::page(args.json, &page, |view, page| show(view, page, &snapshot))?;
-    // Nothing was found because nothing was examined: that is a failure, not a healthy host.
+    // No finding because nothing was examined is a failure, not a healthy host.
     let is_blind = findings.is_empty() && snapshot.is_blind();
     let is_failure = args.exit_code && !findings.is_empty();
     Ok(ExitCode::from(u8::from(is_blind || is_failure)))
@@ -97,9 +97,9 @@ fn measure() -> Result<Option<Touch>, jumbo_bench::Error> {
     })
 }
 
-fn show(view: &mut View, page: &Page<'_>, snapshot: &Snapshot) -> std::io::Result<()> {
+fn show(view: &mut View, page: &DoctorPage<'_>, snapshot: &Snapshot) -> std::io::Result<()> {
     let host = &snapshot.host;
-    let Page {
+    let DoctorPage {
         findings,
         touch,
         missing,
@@ -171,14 +171,14 @@ fn touched(touch: Touch) -> String {
     )
 }
 
-/// The findings about memory that a process has now, so that its pages can be counted.
-const OF_RESIDENT: [&str; 3] = ["small-heap", "small-shared", "thp-disabled"];
+/// IDs of findings about resident memory, whose pages can be counted.
+const RESIDENT_FINDINGS: [&str; 3] = ["small-heap", "small-shared", "thp-disabled"];
 
 fn cost(id: &str, cost: Cost, base: PageSize, pmd: PageSize) -> String {
     match cost {
         Cost::Fails => "programs fail or are killed".to_owned(),
         Cost::Wasted(bytes) => format!("{bytes} that no program can use"),
-        Cost::Slow(bytes) if OF_RESIDENT.contains(&id) => format!(
+        Cost::Slow(bytes) if RESIDENT_FINDINGS.contains(&id) => format!(
             "{bytes} are slower to use than they need be: as much as {} base pages, where {} huge pages would do",
             bytes.whole_pages(base),
             bytes.whole_pages(pmd).0.max(1)
@@ -196,21 +196,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_are_counted_where_a_process_has_them_and_in_the_sizes_of_the_host() {
-        let said = |id, base: u64, pmd| {
+    fn resident_pages_are_counted_in_the_page_sizes_of_the_host() {
+        let text = |id, base: u64, pmd| {
             let [base, pmd] = [base, pmd].map(|kib| PageSize::new(kib << 10).unwrap());
             cost(id, Cost::Slow(Bytes(1 << 30)), base, pmd)
         };
-        let small = said("small-heap", 4, 2048);
+        let small = text("small-heap", 4, 2048);
         assert!(
             small.contains("262144 base pages, where 512 huge"),
             "{small}"
         );
-        let large = said("small-shared", 64, 512 << 10);
+        let large = text("small-shared", 64, 512 << 10);
         assert!(large.contains("16384 base pages, where 2 huge"), "{large}");
         // Faults since boot, and free memory, are in no page table.
         for id in ["thp-fallback", "fragmented"] {
-            assert!(!said(id, 4, 2048).contains("base pages"));
+            assert!(!text(id, 4, 2048).contains("base pages"));
         }
     }
 }

@@ -1,5 +1,4 @@
-//! `jumbo completions` and `jumbo man`: from the definition of the command line itself, so that
-//! they cannot fall behind it.
+//! `jumbo completions` and `jumbo man`, generated from the definition of the command line.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -33,7 +32,7 @@ pub(crate) struct ManArgs {
 }
 
 pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
-    // Into memory first: the generator panics when it cannot write.
+    // To memory first: the generator panics on a write error.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut super::Cli::command(), "jumbo", &mut script);
     print(&script)?;
@@ -61,20 +60,20 @@ pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the pages of a command and of those below it.
+/// Writes the pages of a command and of its subcommands.
 fn pages(command: &Command, dir: &Path) -> io::Result<()> {
-    for below in command
+    for subcommand in command
         .get_subcommands()
-        .filter(|below| !below.is_hide_set())
+        .filter(|subcommand| !subcommand.is_hide_set())
     {
-        pages(below, dir)?;
+        pages(subcommand, dir)?;
     }
     let name = Man::new(command.clone()).get_filename();
     std::fs::write(dir.join(name), page(command)?)
 }
 
-/// The page of `clap_mangen`, with the end of the help in sections of their own. Lines of a list
-/// stay as they are: an example that is filled up to the margin can be neither read nor copied.
+/// Returns the page of `clap_mangen`, with the sections of `after_help` as sections. Lists are not
+/// filled: filled examples could not be copied.
 fn page(command: &Command) -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
     let source = concat!("jumbo ", env!("CARGO_PKG_VERSION"));
@@ -84,9 +83,9 @@ fn page(command: &Command) -> io::Result<Vec<u8>> {
         .source(source)
         .manual("User Commands")
         .render(&mut page)?;
-    let below = command.get_after_long_help().or(command.get_after_help());
-    let below = below.map(ToString::to_string);
-    for part in below.unwrap_or_default().split("\n\n") {
+    let end = command.get_after_long_help().or(command.get_after_help());
+    let end = end.map(ToString::to_string);
+    for part in end.unwrap_or_default().split("\n\n") {
         let (title, text) = section(part);
         if text.is_empty() {
             continue;
@@ -106,19 +105,19 @@ fn page(command: &Command) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// The title of a part, `Examples:` or `Exit status:`, and what stands behind it. One without is
+/// Splits a part into its title, `Examples:` or `Exit status:`, and its text. Without a title it is
 /// notes.
 fn section(part: &str) -> (&str, &str) {
     let titled = part.split_once(':').filter(|(title, _)| {
-        // What ends in a colon further on is a sentence.
+        // A longer text before the colon is a sentence.
         title.split(' ').count() <= 2 && title.starts_with(char::is_uppercase)
     });
     titled.unwrap_or(("Notes", part))
 }
 
-/// A line of text, as roff has it.
+/// Escapes a line of text for roff.
 fn escaped(line: &str) -> String {
     let line = line.replace('\\', "\\e").replace('-', "\\-");
-    // So that a line may begin with a dot.
+    // `\&`: a dot at the start of a line would begin a request.
     format!("\\&{line}")
 }

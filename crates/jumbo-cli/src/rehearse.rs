@@ -1,10 +1,10 @@
-//! `jumbo rehearse`, for jumbo itself: makes the system calls of a program's parent.
+//! `jumbo rehearse`, internal: makes the system calls of `jumbo run --report`.
 //!
-//! `jumbo run` starts it where a seccomp filter is at work, to see whether it lives.
+//! `jumbo run` starts it under a seccomp filter, to test whether the filter kills it.
 
 use std::process::ExitCode;
 
-/// The subcommand.
+/// Name of the subcommand.
 pub(crate) const NAME: &str = "rehearse";
 
 /// Make the system calls of `jumbo run --report`

@@ -1,4 +1,4 @@
-//! Signals: by name or number, as kill(1) takes them; waited for; and the end by one.
+//! Signals: names and numbers as of kill(1), waiting, and termination by a signal.
 
 use std::io;
 use std::process::ExitCode;
@@ -8,28 +8,26 @@ use jumbo_host::kernel::process::{Signals, die_by};
 use rustix::event::{PollFd, Timespec};
 use rustix::io::Errno;
 
-/// The standard signals by number, from 1 on (signal(7)).
-const NAMES: [&str; 31] = [
+/// Standard signals by number, from 1 (signal(7)).
+const SIGNAL_NAMES: [&str; 31] = [
     "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
     "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
     "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
 ];
-/// The real-time signals that programs can use: the first two are glibc's own.
+/// Real-time signals of programs: glibc uses 32 and 33 itself.
 const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
 
-/// Waits until a descriptor is ready, one of signals or of a process, until `most` has passed, or
-/// for a signal.
-pub(crate) fn poll(ready: &mut [PollFd<'_>], most: Option<Duration>) -> io::Result<()> {
-    let most = most.and_then(|most| Timespec::try_from(most).ok());
-    match rustix::event::poll(ready, most.as_ref()) {
+/// Waits until a descriptor is ready, the timeout ends, or a signal arrives.
+pub(crate) fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+    match rustix::event::poll(fds, timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
 }
 
-/// The next signal that would end this process, of those that are read instead of delivered. One that stops a job
-/// stops this process.
-pub(crate) fn asked(signals: &Signals) -> Option<i32> {
+/// Reads the next signal that would terminate this process. A job control signal stops it.
+pub(crate) fn next_termination(signals: &Signals) -> Option<i32> {
     while let Ok(Some(signal)) = signals.next() {
         match signal.number {
             libc::SIGCHLD | libc::SIGCONT | libc::SIGWINCH | libc::SIGURG | libc::SIGPIPE => {}
@@ -40,13 +38,13 @@ pub(crate) fn asked(signals: &Signals) -> Option<i32> {
     None
 }
 
-/// Ends as the signal would have ended us, so that a shell sees a script interrupted.
+/// Terminates this process by the signal, so that a shell sees a script interrupted.
 pub(crate) fn end_by(signal: i32) -> ExitCode {
     die_by(signal);
     ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))
 }
 
-/// A signal that can be sent.
+/// Number of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Number(pub(crate) i32);
 
@@ -56,7 +54,10 @@ impl std::str::FromStr for Number {
     fn from_str(text: &str) -> Result<Self, String> {
         let upper = text.to_ascii_uppercase();
         let name = upper.strip_prefix("SIG").unwrap_or(&upper);
-        let by_name = NAMES.iter().zip(1..).find(|(known, _)| **known == name);
+        let by_name = SIGNAL_NAMES
+            .iter()
+            .zip(1..)
+            .find(|(known, _)| **known == name);
         let offset = |rest: &str| match rest {
             "" => Some(0),
             rest => rest.parse::<i32>().ok(),
@@ -82,7 +83,7 @@ impl std::str::FromStr for Number {
 impl std::fmt::Display for Number {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let index = usize::try_from(self.0 - 1).unwrap_or(usize::MAX);
-        match (NAMES.get(index), self.0 - REAL_TIME.start()) {
+        match (SIGNAL_NAMES.get(index), self.0 - REAL_TIME.start()) {
             (Some(name), _) => write!(f, "SIG{name}"),
             (None, 0) => write!(f, "SIGRTMIN"),
             (None, above @ 1..) => write!(f, "SIGRTMIN+{above}"),
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_numbers_are_signals() {
+    fn names_and_numbers_are_parsed() {
         for (text, number) in [
             ("TERM", libc::SIGTERM),
             ("SIGKILL", libc::SIGKILL),
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn every_signal_is_read_back_as_it_is_shown() {
+    fn every_displayed_name_is_parsed_back() {
         for number in 1..=64 {
             let shown = Number(number).to_string();
             assert_eq!(shown.parse(), Ok(Number(number)), "{shown}");

@@ -1,7 +1,6 @@
-//! The option that was most likely meant, where there is none of the typed name: [`hinted`].
+//! Hint at the option nearest to an unknown one: [`hinted`].
 //!
-//! clap picks one by a measure under which `--help` is as good as any other option, and asking for
-//! help is rarely what was meant.
+//! clap's own hint is often `--help`, which is rarely the intended option.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory as _, Error};
@@ -9,11 +8,10 @@ use strsim::levenshtein;
 
 use crate::Cli;
 
-/// Every command has these.
-const OF_ALL: [&str; 2] = ["help", "version"];
+/// Options of every command.
+const COMMON_OPTIONS: [&str; 2] = ["help", "version"];
 
-/// The same error, with a hint at an option of the command itself where that is as near as the one
-/// clap found.
+/// Replaces clap's hint by an option of the command itself, if that is as near.
 pub(crate) fn hinted(mut error: Error) -> Error {
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg) else {
         return error;
@@ -32,8 +30,8 @@ pub(crate) fn hinted(mut error: Error) -> Error {
     error
 }
 
-/// An option of the command that `words` name, where `found` is one that every command has and no
-/// nearer to `typed`.
+/// Finds an option of the command that `words` name. `None` unless `found` is an option of every
+/// command, and no nearer to `typed`.
 fn better(
     command: &Command,
     words: impl Iterator<Item = String>,
@@ -41,7 +39,7 @@ fn better(
     found: &str,
 ) -> Option<String> {
     let [typed, found] = [typed, found].map(|text| text.trim_start_matches('-'));
-    if !OF_ALL.contains(&found) {
+    if !COMMON_OPTIONS.contains(&found) {
         return None;
     }
     let mut command = command;
@@ -55,7 +53,7 @@ fn better(
         .get_arguments()
         .filter(|argument| !argument.is_hide_set());
     let own = own.filter_map(|argument| argument.get_long());
-    let own = own.filter(|long| !OF_ALL.contains(long));
+    let own = own.filter(|long| !COMMON_OPTIONS.contains(long));
     let (steps, long) = own.map(|long| (levenshtein(typed, long), long)).min()?;
     (steps <= levenshtein(typed, found)).then(|| format!("--{long}"))
 }
@@ -65,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_option_of_the_command_comes_before_one_of_all() {
+    fn options_of_the_command_precede_common_ones() {
         let better = |typed, found: &str| {
             let words = ["run", "--x"].map(String::from);
             better(&Cli::command(), words.into_iter(), typed, found)

@@ -1,4 +1,4 @@
-//! `jumbo unit`: a drop-in that covers a systemd unit, whose command stays as it is.
+//! `jumbo unit`: a drop-in for a systemd unit, whose command stays unchanged.
 
 use std::fs;
 use std::io::Write as _;
@@ -24,7 +24,7 @@ use crate::view::{Stdout, tell};
 
 To undo it, remove the file, and do the last line again.")]
 pub(crate) struct Args {
-    /// The unit; without an ending a service
+    /// The unit; without a suffix a service
     #[arg(value_parser = unit)]
     name: String,
 
@@ -33,14 +33,14 @@ pub(crate) struct Args {
     profile: Option<PathBuf>,
 }
 
-/// A name that systemd takes (systemd.unit(5)).
+/// Parses a unit name (systemd.unit(5)).
 pub(crate) fn unit(typed: &str) -> Result<String, String> {
     let is_known = |c: char| c.is_ascii_alphanumeric() || ":-_.\\@".contains(c);
     if typed.is_empty() || !typed.chars().all(is_known) {
         return Err(String::from("systemd has no unit of such a name"));
     }
-    let name = if typed.contains('.') { "" } else { ".service" };
-    Ok(format!("{typed}{name}"))
+    let suffix = if typed.contains('.') { "" } else { ".service" };
+    Ok(format!("{typed}{suffix}"))
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
@@ -52,7 +52,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let library = library
         .to_str()
         .context("cannot use a library whose path is not UTF-8")?;
-    if let Some(folder) = private(Path::new(library)) {
+    if let Some(folder) = closed_folder(Path::new(library)) {
         let folder = folder.display();
         tell(&format!(
             "{folder} is closed to other users: the unit loads the library only as its owner or root; \
@@ -69,21 +69,22 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         env!("CARGO_PKG_VERSION")
     );
     for (name, value) in variables {
-        text += &format!("Environment=\"{name}={}\"\n", quoted(&value));
+        text += &format!("Environment=\"{name}={}\"\n", escaped(&value));
     }
     Stdout::lock().write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The folder above the library that other users may not enter.
-fn private(library: &Path) -> Option<&Path> {
+/// Finds a folder above the library that other users may not enter.
+fn closed_folder(library: &Path) -> Option<&Path> {
     let is_closed =
         |folder: &&Path| fs::metadata(folder).is_ok_and(|of| of.mode() & libc::S_IXOTH == 0);
     library.ancestors().skip(1).find(is_closed)
 }
 
-/// A value between double quotes: `%` begins a specifier, and `$` is nothing special (systemd.exec(5)).
-fn quoted(value: &str) -> String {
+/// Escapes a value for double quotes. `%` begins a specifier; `$` is a plain character
+/// (systemd.exec(5)).
+fn escaped(value: &str) -> String {
     value
         .replace('\\', "\\\\")
         .replace('"', "\\\"")
@@ -95,10 +96,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_values_are_as_systemd_takes_them() {
+    fn names_and_values_are_valid_for_systemd() {
         assert_eq!(unit("redis").unwrap(), "redis.service");
         assert_eq!(unit("a@b.service").unwrap(), "a@b.service");
         assert!(unit("").is_err() && unit("a b").is_err() && unit("../x").is_err());
-        assert_eq!(quoted(r#"$LIB 5% "\"#), r#"$LIB 5%% \"\\"#);
+        assert_eq!(escaped(r#"$LIB 5% "\"#), r#"$LIB 5%% \"\\"#);
     }
 }

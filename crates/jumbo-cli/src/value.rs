@@ -1,32 +1,31 @@
-//! Numbers and times on the command line, with errors in words.
+//! Numbers and times on the command line.
 
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A number from 0 on.
+/// Parses a number of at least 0.
 pub(crate) fn whole<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse()
         .map_err(|_| String::from("expected a whole number"))
 }
 
-/// A number from 1 on, for a type that has no 0.
+/// Parses a number of at least 1, for a type without 0.
 pub(crate) fn positive<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse()
         .map_err(|_| String::from("expected a whole number of at least 1"))
 }
 
-/// The ID of a process.
+/// Parses a PID.
 pub(crate) fn process(text: &str) -> Result<u32, String> {
     let pid = text.parse().ok();
     pid.filter(|pid| i32::try_from(*pid).is_ok_and(|pid| pid > 0))
         .ok_or_else(|| String::from("expected the number of a process"))
 }
 
-/// The longest time that can be given, about thirty years: clocks that are added to it do not
-/// overflow.
-const LONGEST: Duration = Duration::from_secs(1_000_000_000);
+/// Maximum time, about thirty years: added to a clock it does not overflow.
+const MAX_TIME: Duration = Duration::from_secs(1_000_000_000);
 
-/// `2`, `0.5`, `2s`: seconds.
+/// Parses seconds: `2`, `0.5`, `2s`.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: Option<f64> = text.strip_suffix('s').unwrap_or(text).parse().ok();
     let seconds = seconds
@@ -34,11 +33,11 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or("expected a number of seconds, such as 2 or 0.5")?;
     Duration::try_from_secs_f64(seconds)
         .ok()
-        .filter(|time| *time <= LONGEST)
-        .ok_or_else(|| format!("the longest time is {} seconds", LONGEST.as_secs()))
+        .filter(|time| *time <= MAX_TIME)
+        .ok_or_else(|| format!("the longest time is {} seconds", MAX_TIME.as_secs()))
 }
 
-/// As [`seconds`], and not none at all: what is done again and again needs a pause.
+/// Parses [`seconds`] of at least 0.01: a loop needs a pause.
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     match seconds(text)? {
         interval if interval >= Duration::from_millis(10) => Ok(interval),
@@ -51,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seconds_may_be_parts() {
+    fn seconds_may_have_a_fraction() {
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
         assert_eq!(seconds("2s"), Ok(Duration::from_secs(2)));
         for bad in ["-1", "soon", "nan", "", "2m"] {
@@ -66,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_refused_in_words() {
+    fn errors_name_the_expected_number() {
         assert_eq!(whole("0"), Ok(0_usize));
         assert_eq!(positive("1"), Ok(std::num::NonZeroUsize::MIN));
         for bad in ["-1", "1.5", "many", ""] {

@@ -1,7 +1,7 @@
-//! `jumbo wait`: until the memory of programs that have ended is back.
+//! `jumbo wait`: waits until the memory of ended programs is free.
 //!
-//! A program with a reaper ([`jumbo_inside::reaper`]) is gone before its memory is. What is waited
-//! for are processes, by descriptor: the programs, and the reapers that outlive them.
+//! A reaper process ([`jumbo_inside::reaper`]) frees memory after its program has ended. The command
+//! waits for programs and reapers by pidfd.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal as _;
@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use serde_json::json;
 
-use crate::pool::TIMED_OUT;
+use crate::pool::EXIT_TIMED_OUT;
 use crate::signal::poll;
 use crate::value::{process, seconds};
 use crate::view::{self, tell};
@@ -45,7 +45,7 @@ use crate::view::{self, tell};
 
 Exit status: 0 it is back; 124 it was not within the timeout; 1 a process cannot be waited for; 2 wrong usage.")]
 pub(crate) struct Args {
-    /// How long at most, in seconds; 0 looks once
+    /// Timeout in seconds; 0 checks once
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_hyphen_values = true, default_value = "60")]
     timeout: Duration,
 
@@ -58,27 +58,27 @@ pub(crate) struct Args {
     pids: Vec<u32>,
 }
 
-/// A reaper that was only just made may look like one whose program has ended: so there is another
-/// look.
-const LOOK: Duration = Duration::from_secs(1);
+/// Interval between scans for reapers. A new reaper may appear to belong to an ended program, so one
+/// scan is not enough.
+const RESCAN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The processes to wait for, by ID.
+/// Processes to wait for.
 #[derive(Default)]
 struct Awaited {
-    there: BTreeMap<u32, Process>,
-    /// All that were.
+    alive: BTreeMap<u32, Process>,
+    /// PIDs of all processes so far.
     seen: BTreeSet<u32>,
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let (root, begin) = (Root::host(), Instant::now());
     let mut awaited = Awaited::default();
-    // Whether there may be reapers that are not known yet, when those that are named are gone.
-    let mut looks = args.pids.is_empty();
+    // Reapers without a known program may exist: scan for them once the named processes are gone.
+    let mut scans = args.pids.is_empty();
     for pid in &args.pids {
         let reaper = reaper_of(&root, *pid);
-        looks |= reaper.is_none() && !is_reaper(&root, *pid);
-        // A script names a process that may be gone; a number that is typed may be wrong.
+        scans |= reaper.is_none() && !is_reaper(&root, *pid);
+        // Only on a terminal: a typed PID may be wrong, a script's process may be gone.
         if !awaited.add(&root, *pid)? && std::io::stderr().is_terminal() {
             tell(&format!(
                 "there is no process {pid}; waiting for the memory of programs that have ended"
@@ -88,9 +88,9 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
             awaited.add(&root, reaper)?;
         }
     }
-    let gone = wait(&root, args, &mut awaited, looks, begin)?;
+    let gone = wait(&root, args, &mut awaited, scans, begin)?;
     let left: Vec<_> = awaited
-        .there
+        .alive
         .keys()
         .map(|pid| {
             let memory = task::memory(&root, *pid).ok().flatten().unwrap_or_default();
@@ -107,7 +107,6 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         view::json(&json!({
             "gone": gone,
             "seconds": seconds,
-            // All the processes that were waited for, and those of them that are there.
             "waited_for": awaited.seen,
             "left": left.map(|(pid, name, anon)| json!({"pid": pid, "name": name, "anon": anon}))
                 .collect::<Vec<_>>(),
@@ -124,33 +123,36 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     }
     Ok(match gone {
         true => ExitCode::SUCCESS,
-        false => ExitCode::from(TIMED_OUT),
+        false => ExitCode::from(EXIT_TIMED_OUT),
     })
 }
 
-/// False where they were not gone in time. `looks`: there may be reapers that are not among them
-/// yet.
+/// Returns false after a timeout. `scans`: other reapers of ended programs are waited for, too.
 fn wait(
     root: &Root,
     args: &Args,
     awaited: &mut Awaited,
-    looks: bool,
+    scans: bool,
     begin: Instant,
 ) -> anyhow::Result<bool> {
     let mut are_named = true;
     loop {
         let left = args.timeout.saturating_sub(begin.elapsed());
-        awaited.wait(if are_named { left } else { left.min(LOOK) })?;
-        if awaited.there.is_empty() || !are_named {
-            if !looks {
+        awaited.wait(if are_named {
+            left
+        } else {
+            left.min(RESCAN_INTERVAL)
+        })?;
+        if awaited.alive.is_empty() || !are_named {
+            if !scans {
                 return Ok(true);
             }
             are_named = false;
-            awaited.there.clear();
+            awaited.alive.clear();
             for pid in reapers_of_the_ended(root)? {
                 awaited.add(root, pid)?;
             }
-            if awaited.there.is_empty() {
+            if awaited.alive.is_empty() {
                 return Ok(true);
             }
         }
@@ -161,12 +163,12 @@ fn wait(
 }
 
 impl Awaited {
-    /// One more, if it is there and has not ended. False where there is no such process.
+    /// Adds a process unless it has ended. Returns false if the process does not exist.
     fn add(&mut self, root: &Root, pid: u32) -> anyhow::Result<bool> {
         match Process::open(root, pid) {
             Ok(process) if process.is_gone() => {}
             Ok(process) => {
-                self.there.insert(pid, process);
+                self.alive.insert(pid, process);
                 self.seen.insert(pid);
             }
             Err(Errno::SRCH) => return Ok(false),
@@ -178,17 +180,17 @@ impl Awaited {
         Ok(true)
     }
 
-    /// Until one has ended, if there is any, or `most` has passed.
-    fn wait(&mut self, most: Duration) -> anyhow::Result<()> {
-        if self.there.is_empty() {
+    /// Waits until a process has ended, at most for `timeout`.
+    fn wait(&mut self, timeout: Duration) -> anyhow::Result<()> {
+        if self.alive.is_empty() {
             return Ok(());
         }
-        let processes = self.there.values();
+        let processes = self.alive.values();
         let mut ready: Vec<_> = processes
             .map(|process| PollFd::new(process, PollFlags::IN))
             .collect();
-        poll(&mut ready, Some(most))?;
-        self.there.retain(|_, process| !process.is_gone());
+        poll(&mut ready, Some(timeout))?;
+        self.alive.retain(|_, process| !process.is_gone());
         Ok(())
     }
 }

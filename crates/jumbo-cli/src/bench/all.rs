@@ -109,7 +109,7 @@ pub(crate) struct NotMeasured {
 
 /// The command line of one table.
 #[derive(Parser)]
-struct One {
+struct TableCommand {
     #[command(subcommand)]
     table: Table,
 }
@@ -146,23 +146,23 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         tables: Vec::new(),
         not_measured: Vec::new(),
     };
-    let mut ahead = Ahead {
+    let mut estimate = Estimate {
         bar: bar(),
         wanted: wanted.clone(),
         so_far: [0.0; 2],
     };
     if let Ok(style) = ProgressStyle::with_template("{bar:20} {prefix}: {wide_msg} {eta}") {
-        ahead.bar.set_style(style);
+        estimate.bar.set_style(style);
     }
     interrupt::watch();
     for (at, &(name, _)) in wanted.iter().enumerate() {
         if interrupt::asked().is_some() {
             break;
         }
-        ahead.begin(at);
+        estimate.begin(at);
         let begun = Instant::now();
         let table = args.table(name)?;
-        let settings = table.common().settings(ahead.bar.clone())?;
+        let settings = table.common().settings(estimate.bar.clone())?;
         let measured = table.measure(&settings);
         let seconds = begun.elapsed().as_secs_f64();
         document.seconds = clock.elapsed().as_secs_f64();
@@ -172,7 +172,7 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
                 view.heading(name)?;
                 table.show(&mut view, &measured)?;
                 view.finish()?;
-                ahead.end(at, seconds);
+                estimate.end(at, seconds);
                 document.tables.push(Measured {
                     table: measured,
                     seconds,
@@ -205,7 +205,7 @@ impl Args {
         if self.quick && name == "programs" {
             words.extend(QUICK_PROGRAMS.map(str::to_owned));
         }
-        Ok(One::try_parse_from(words)?.table)
+        Ok(TableCommand::try_parse_from(words)?.table)
     }
 }
 
@@ -223,14 +223,14 @@ fn write(document: &Document, html: Option<&Path>, json: Option<&Path>) -> anyho
 }
 
 /// The time that remains, by what tables take on another machine, in the proportion of those that were measured.
-struct Ahead {
+struct Estimate {
     bar: indicatif::ProgressBar,
     wanted: Vec<(&'static str, f64)>,
     /// So far: expected there, and taken here.
     so_far: [f64; 2],
 }
 
-impl Ahead {
+impl Estimate {
     /// The table at this place begins.
     fn begin(&self, at: usize) {
         let (name, all) = (self.wanted[at].0, self.wanted.len());
@@ -281,20 +281,20 @@ mod tests {
         let all: Vec<_> = all.map(|name| format!("jumbo bench {name}")).collect();
         let listed = super::super::tables().into_iter();
         assert_eq!(listed.map(|[command, _]| command).collect::<Vec<_>>(), all);
-        let args = One::try_parse_from(["bench", "heap"]).map(|one| one.table);
+        let args = TableCommand::try_parse_from(["bench", "heap"]).map(|one| one.table);
         assert!(matches!(args, Ok(Table::Heap(_))));
     }
 
     #[test]
     fn the_time_that_remains_follows_what_was_taken() {
-        let mut ahead = Ahead {
+        let mut estimate = Estimate {
             bar: indicatif::ProgressBar::hidden(),
             wanted: vec![("a", 10.0), ("b", 20.0), ("c", 40.0)],
             so_far: [0.0; 2],
         };
-        assert_eq!(ahead.left(0).as_secs(), 70);
-        ahead.end(0, 30.0);
-        assert_eq!(ahead.left(1).as_secs(), 180);
+        assert_eq!(estimate.left(0).as_secs(), 70);
+        estimate.end(0, 30.0);
+        assert_eq!(estimate.left(1).as_secs(), 180);
         assert_eq!(about(Duration::from_secs(180)), "about 3 min left");
         assert_eq!(about(Duration::from_secs(99)), "about 99 s left");
     }

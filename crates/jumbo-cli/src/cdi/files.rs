@@ -26,8 +26,8 @@ pub(super) struct Files {
     version: String,
 }
 
-const FOLDERS: &str = "folders";
-const PRELOAD: &str = "ld.so.preload";
+const RECORD_NAME: &str = "folders";
+const PRELOAD_NAME: &str = "ld.so.preload";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 impl Files {
@@ -63,7 +63,7 @@ impl Files {
     }
 
     pub(super) fn preload(&self) -> PathBuf {
-        self.folder().join(PRELOAD)
+        self.folder().join(PRELOAD_NAME)
     }
 
     /// True where they are of this command.
@@ -105,7 +105,7 @@ impl Files {
 
     /// Where `generate` records what it made.
     pub(super) fn record(&self) -> PathBuf {
-        self.base.join(FOLDERS)
+        self.base.join(RECORD_NAME)
     }
 
     /// The recorded folders; `None` where `generate` made nothing.
@@ -160,7 +160,7 @@ impl Files {
 
 /// Removes the files of one version, if it has them.
 fn dismantle(folder: &Path) -> io::Result<()> {
-    let preload = folder.join(PRELOAD);
+    let preload = folder.join(PRELOAD_NAME);
     if is_file(&preload) {
         // In containers that run, it stays: programs that start there must not look for the library.
         write_in_place(&preload, "")?;
@@ -208,7 +208,7 @@ mod tests {
         let mut noted = Vec::new();
         for name in ["0.0.1", "0.0.2", "etc", "$LIB"] {
             fs::create_dir(at(name)).unwrap();
-            fs::write(at(name).join(PRELOAD), "text").unwrap();
+            fs::write(at(name).join(PRELOAD_NAME), "text").unwrap();
             noted.extend(at(name).to_str().map(String::from));
         }
         // 0.0.2 was not noted, and 0.0.3 leads elsewhere.
@@ -218,12 +218,12 @@ mod tests {
         let files = Files::of_this_version(base.path().to_owned());
         fs::write(files.record(), noted.join("\n")).unwrap();
         assert_eq!(files.remove().unwrap(), noted);
-        assert!(!at("0.0.1").join(PRELOAD).exists());
+        assert!(!at("0.0.1").join(PRELOAD_NAME).exists());
         for name in ["0.0.2", "etc", "$LIB"] {
-            let text = fs::read_to_string(at(name).join(PRELOAD)).unwrap();
+            let text = fs::read_to_string(at(name).join(PRELOAD_NAME)).unwrap();
             assert_eq!(text, "text", "{name}");
         }
-        symlink(at("etc").join(PRELOAD), at("link")).unwrap();
+        symlink(at("etc").join(PRELOAD_NAME), at("link")).unwrap();
         assert!(write_in_place(&at("link"), "").is_err());
     }
 }

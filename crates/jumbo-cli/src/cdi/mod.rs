@@ -45,7 +45,7 @@ pub(crate) struct Args {
     command: Command,
 
     /// Folder of the specification, jumbo.json
-    #[arg(long, global = true, value_name = "DIR", default_value = DIR)]
+    #[arg(long, global = true, value_name = "DIR", default_value = DEFAULT_DIR)]
     dir: PathBuf,
 }
 
@@ -96,7 +96,7 @@ struct GenerateArgs {
 }
 
 /// The folder that all engines read.
-const DIR: &str = "/etc/cdi";
+const DEFAULT_DIR: &str = "/etc/cdi";
 
 fn preload(typed: &str) -> Result<String, String> {
     let is_name = !typed.is_empty() && !typed.contains([' ', '\t', '\n', ':', '#']);
@@ -117,7 +117,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
 fn generate(dir: &Path, args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let library = match &args.library {
         Some(library) => std::path::absolute(library).context("cannot tell where --library is")?,
-        None if dir == Path::new(DIR) => PathBuf::from("/usr/lib/jumbo/cdi"),
+        None if dir == Path::new(DEFAULT_DIR) => PathBuf::from("/usr/lib/jumbo/cdi"),
         None => dir.with_file_name("jumbo-cdi"),
     };
     let files = Files::of_this_version(library);
@@ -128,7 +128,7 @@ fn generate(dir: &Path, args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     }
     // Users of rootless engines and of containers read it.
     umask(Mode::from_raw_mode(0o022));
-    let path = dir.join(specification::NAME);
+    let path = dir.join(specification::FILE_NAME);
     let old = Specification::read(&path)?;
     if let Some(old) = old.as_ref().and_then(Specification::files)
         && old.base() != files.base()
@@ -188,7 +188,7 @@ fn generate(dir: &Path, args: &GenerateArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn remove(dir: &Path) -> anyhow::Result<ExitCode> {
-    let path = dir.join(specification::NAME);
+    let path = dir.join(specification::FILE_NAME);
     let Some(specification) = Specification::read(&path)? else {
         let path = path.display();
         view::tell(&format!("there is no {path}: nothing to remove"));

@@ -7,38 +7,38 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use serde::Serialize;
 
-use super::specification::{NAME, Specification};
+use super::specification::{FILE_NAME, Specification};
 use crate::view::{self, View};
 
 /// The JSON.
 #[derive(Serialize)]
-struct Page {
+struct CdiPage {
     specification: PathBuf,
     /// The version of jumbo whose library is mounted.
     version: String,
     /// The library is that of this command.
     is_current: bool,
-    mounts: Vec<Mount>,
+    mounts: Vec<MountState>,
     /// The variables of each device.
     devices: BTreeMap<String, BTreeMap<String, String>>,
 }
 
 #[derive(Serialize)]
-struct Mount {
+struct MountState {
     host: PathBuf,
     container: PathBuf,
     is_there: bool,
 }
 
 pub(super) fn main(dir: &Path, json: bool) -> anyhow::Result<ExitCode> {
-    let path = dir.join(NAME);
+    let path = dir.join(FILE_NAME);
     let none = || anyhow!("there is no {}\nhint: jumbo cdi generate", path.display());
     let found = Specification::read(&path)?.ok_or_else(none)?;
     let files = found.files().ok_or_else(none)?;
-    let page = Page {
+    let page = CdiPage {
         version: files.version().to_owned(),
         is_current: files.is_current(),
-        mounts: found.mounts().iter().map(Mount::of).collect(),
+        mounts: found.mounts().iter().map(MountState::of).collect(),
         devices: found
             .devices
             .iter()
@@ -53,7 +53,7 @@ pub(super) fn main(dir: &Path, json: bool) -> anyhow::Result<ExitCode> {
     view::page(json, &page, show)
 }
 
-impl Mount {
+impl MountState {
     fn of(mount: &super::specification::Mount) -> Self {
         Self {
             is_there: mount.host_path.exists(),
@@ -63,7 +63,7 @@ impl Mount {
     }
 }
 
-fn show(view: &mut View, page: &Page) -> std::io::Result<()> {
+fn show(view: &mut View, page: &CdiPage) -> std::io::Result<()> {
     view.fact("Specification", page.specification.display().to_string())?;
     let version = &page.version;
     view.fact(

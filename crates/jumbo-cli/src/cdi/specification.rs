@@ -14,10 +14,10 @@ use super::files::Files;
 use crate::run::{StandingOptions, profiles, standing};
 
 /// The name of the file.
-pub(super) const NAME: &str = "jumbo.json";
+pub(super) const FILE_NAME: &str = "jumbo.json";
 const KIND: &str = "jumbo.dev/memory";
 /// The device with the default options.
-const DEFAULT: &str = "default";
+const DEFAULT_DEVICE: &str = "default";
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -103,8 +103,8 @@ impl Specification {
             .into_iter()
             .filter(|name| is_device_name(name))
             .collect();
-        if !known.iter().any(|name| name == DEFAULT) {
-            devices.push(Device::new(DEFAULT, &StandingOptions::Default, tunables)?);
+        if !known.iter().any(|name| name == DEFAULT_DEVICE) {
+            devices.push(Device::new(DEFAULT_DEVICE, &StandingOptions::Default, tunables)?);
         }
         for name in &known {
             devices.push(Device::new(name, &StandingOptions::Known(name), tunables)?);

@@ -10,10 +10,10 @@ use jumbo_host::kernel::thp::{self, Thp};
 use jumbo_host::kernel::{Root, base_page, pressure};
 use prometheus_client::registry::Unit::{Bytes, Seconds};
 
-use super::page::{Labels, Page};
+use super::metrics::{Labels, Metrics};
 use super::{Failures, label};
 
-pub(super) fn add(page: &mut Page, root: &Root, failures: &mut Failures) {
+pub(super) fn add(page: &mut Metrics, root: &Root, failures: &mut Failures) {
     let pools = failures.or_default(hugetlb::pools(root), "hugetlb pools");
     add_pools(page, &pools.unwrap_or_default());
     let memory = failures.or_default(Memory::read(root), "meminfo");
@@ -24,11 +24,11 @@ pub(super) fn add(page: &mut Page, root: &Root, failures: &mut Failures) {
         memory.shmem_huge,
         memory.file_huge,
     ];
-    page.each(MEMORY, each.map(|bytes| [(vec![], bytes.0 as f64)]));
+    page.each(MEMORY_GAUGES, each.map(|bytes| [(vec![], bytes.0 as f64)]));
     let thp = failures.or_default(Thp::read(root), "the THP controls");
     add_folios(page, thp.as_ref());
     let events = failures.or_default(Events::read(root), "vmstat");
-    let is_ours = |name: &str| name.starts_with("thp_") || COMPACTION.contains(&name);
+    let is_ours = |name: &str| name.starts_with("thp_") || COMPACTION_COUNTERS.contains(&name);
     for (name, count) in events.0.iter().filter(|(name, _)| is_ours(name)) {
         let help = format!("{name} of /proc/vmstat");
         page.counter(
@@ -59,7 +59,7 @@ pub(super) fn add(page: &mut Page, root: &Root, failures: &mut Failures) {
     add_free(page, root, &zones);
 }
 
-const MEMORY: &str = "\
+const MEMORY_GAUGES: &str = "\
 jumbo_host_anon       bytes Anonymous memory of all processes
 jumbo_host_anon_huge  bytes Anonymous memory in THPs that a PMD maps (AnonHugePages)
 jumbo_host_shmem      bytes Shared memory and tmpfs
@@ -67,7 +67,7 @@ jumbo_host_shmem_huge bytes Shared memory in huge folios (ShmemHugePages)
 jumbo_host_file_huge  bytes Page cache in huge folios (FileHugePages)";
 
 /// Of each pool.
-const POOLS: &str = "\
+const POOL_GAUGES: &str = "\
 jumbo_hugetlb_pool       bytes All hugetlb pages of a size, surplus pages included
 jumbo_hugetlb_free       bytes hugetlb pages that no process maps, reserved ones included
 jumbo_hugetlb_surplus    bytes hugetlb pages beyond the persistent ones
@@ -75,12 +75,12 @@ jumbo_hugetlb_reserved   bytes Free hugetlb pages that are promised to mappings;
 jumbo_hugetlb_overcommit bytes hugetlb pages that there may be beyond the persistent ones";
 
 /// The counters of compaction in /proc/vmstat.
-const COMPACTION: [&str; 3] = ["compact_stall", "compact_fail", "compact_success"];
+const COMPACTION_COUNTERS: [&str; 3] = ["compact_stall", "compact_fail", "compact_success"];
 
 /// The samples of a number of pages in each pool.
 type PagesOf = fn(&Pool) -> Vec<(Option<NodeId>, Pages)>;
 
-fn add_pools(page: &mut Page, pools: &[Pool]) {
+fn add_pools(page: &mut Metrics, pools: &[Pool]) {
     /// By node, and of the whole pool where the kernel has no nodes.
     macro_rules! by_node {
         ($field:ident) => {
@@ -109,11 +109,11 @@ fn add_pools(page: &mut Page, pools: &[Pool]) {
             })
         })
     });
-    page.each(POOLS, samples);
+    page.each(POOL_GAUGES, samples);
 }
 
 /// The counters of each folio size (`hugepages-*kB/stats`, 6.10), by the kernel's names.
-fn add_folios(page: &mut Page, thp: Option<&Thp>) {
+fn add_folios(page: &mut Metrics, thp: Option<&Thp>) {
     let mut by_name: BTreeMap<&str, Vec<(Labels, f64)>> = BTreeMap::new();
     for (size, control) in thp.iter().flat_map(|thp| &thp.sizes) {
         for (name, count) in &control.stats {
@@ -134,7 +134,7 @@ fn add_folios(page: &mut Page, thp: Option<&Thp>) {
     }
 }
 
-fn add_free(page: &mut Page, root: &Root, zones: &[Zone]) {
+fn add_free(page: &mut Metrics, root: &Root, zones: &[Zone]) {
     let base = base_page(root);
     let pmd = thp::pmd_size(root).unwrap_or_else(|_| thp::reach_of_pmd(base));
     let labels = |zone: &Zone| vec![label("node", zone.node.0), label("zone", &zone.name)];

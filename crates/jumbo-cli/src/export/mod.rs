@@ -8,7 +8,7 @@
 //! unit's name can have one in it (`run-p4711-i4812.service`): `--max-series` bounds those.
 
 mod host;
-mod page;
+mod metrics;
 mod programs;
 mod serve;
 
@@ -27,7 +27,7 @@ use prometheus_client::registry::Unit;
 
 use crate::value::whole;
 use crate::view::Stdout;
-use page::{Labels, Page};
+use metrics::{Labels, Metrics};
 
 /// Metrics for Prometheus: host, control groups, covered programs
 ///
@@ -114,7 +114,7 @@ fn label(name: &'static str, value: impl Display) -> (&'static str, String) {
 /// All metrics now.
 fn text(root: &Root, max_series: usize) -> anyhow::Result<String> {
     let begin = Instant::now();
-    let (mut page, mut failures) = (Page::default(), Failures::default());
+    let (mut page, mut failures) = (Metrics::default(), Failures::default());
     let version = vec![label("version", env!("CARGO_PKG_VERSION"))];
     page.gauge(
         "jumbo_build_info",

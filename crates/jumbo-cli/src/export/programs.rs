@@ -7,11 +7,11 @@ use jumbo_host::kernel::{Root, base_page, thp};
 use jumbo_host::status::{Census, Member};
 use jumbo_inside::ledger::flag;
 
-use super::page::{Labels, Page, Row, bound};
+use super::metrics::{Labels, Metrics, Row, bound};
 use super::{Failures, label};
 
 /// The gauges of covered programs.
-const PROGRAMS: &str = "\
+const PROGRAM_GAUGES: &str = "\
 jumbo_heap              bytes Resident anonymous memory of covered processes, and their pool's hugetlb pages
 jumbo_covered_processes -     Processes with jumbo's library in them
 jumbo_huge              bytes The part of jumbo_heap_bytes that jumbo put on huge pages, by its own books, and that is touched
@@ -25,14 +25,14 @@ jumbo_pool_hugetlb      bytes hugetlb pages of the program's pool (--pool)
 jumbo_pool_thp          bytes THPs of the program's pool (--pool)";
 
 /// The gauges of groups, by CRI-O's names.
-const GROUPS: &str = "\
+const GROUP_GAUGES: &str = "\
 container_memory_anon_thp  bytes Anonymous memory of a control group in THPs
 container_memory_shmem_thp bytes Shared memory of a control group in huge folios
 container_memory_file_thp  bytes Page cache of a control group in huge folios";
 
 /// Adds programs, then groups, as far as there is room. Gives how many series were summed up.
 pub(super) fn add(
-    page: &mut Page,
+    page: &mut Metrics,
     root: &Root,
     max_series: usize,
     failures: &mut Failures,
@@ -64,7 +64,7 @@ pub(super) fn add(
         "jumbo_heap",
         vec![label("comm", "other")],
     );
-    page.gauges(PROGRAMS, &programs);
+    page.gauges(PROGRAM_GAUGES, &programs);
 
     let groups = failures.or_default(groups::groups(root), "control groups");
     let mut groups = groups.iter().map(of_group).collect();
@@ -75,7 +75,7 @@ pub(super) fn add(
         "container_memory_anon_thp",
         vec![label("unit", "other")],
     );
-    page.gauges(GROUPS, &groups);
+    page.gauges(GROUP_GAUGES, &groups);
     dropped
 }
 

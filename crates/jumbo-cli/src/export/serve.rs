@@ -20,7 +20,7 @@ use crate::signal::poll;
 use crate::view::tell;
 
 /// The time that a client has to send its request, and the same again to read the answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections at a time; more are closed at once.
 const MAX_CLIENTS: usize = 64;
 /// A request's head is no longer than this.
@@ -125,7 +125,7 @@ fn serve(mut stream: TcpStream, metrics: impl Fn() -> anyhow::Result<String>) ->
 
 /// The method and the path, without a query; `None` where it is no request.
 fn request(stream: &mut TcpStream) -> io::Result<Option<(String, String)>> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + CLIENT_TIMEOUT;
     let (mut head, mut chunk) = (Vec::new(), [0; 1024]);
     loop {
         stream.set_read_timeout(Some(left(deadline)?))?;
@@ -146,7 +146,7 @@ fn request(stream: &mut TcpStream) -> io::Result<Option<(String, String)>> {
 }
 
 fn send(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + CLIENT_TIMEOUT;
     while !bytes.is_empty() {
         stream.set_write_timeout(Some(left(deadline)?))?;
         let written = stream.write(bytes)?;

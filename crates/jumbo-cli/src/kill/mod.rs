@@ -114,7 +114,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         true => show::json(args.signal, &concluded)?,
         false => show::text(args.signal, &concluded)?,
     }
-    let all = concluded.iter().all(target::Concluded::is_gone);
+    let all = concluded.iter().all(target::KillResult::is_gone);
     Ok(ExitCode::from(u8::from(!all)))
 }
 

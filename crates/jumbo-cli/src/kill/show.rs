@@ -6,17 +6,17 @@ use jumbo::units::Bytes;
 use jumbo_host::teardown::{Reason, TeardownMethod};
 use serde_json::json;
 
-use super::target::{Concluded, Outcome};
+use super::target::{KillOutcome, KillResult};
 use crate::signal::Number;
 use crate::view::{self, View, duration};
 
-pub(super) fn json(signal: Number, concluded: &[Concluded]) -> anyhow::Result<()> {
-    let row = |one: &Concluded| {
+pub(super) fn json(signal: Number, concluded: &[KillResult]) -> anyhow::Result<()> {
+    let row = |one: &KillResult| {
         let (outcome, reason) = match &one.outcome {
-            Outcome::Ended => ("ended", None),
-            Outcome::WasEnded { .. } => ("had-ended", None),
-            Outcome::Alive(why) => ("alive", Some(why)),
-            Outcome::Failed { why, .. } => ("failed", Some(why)),
+            KillOutcome::Ended => ("ended", None),
+            KillOutcome::WasEnded { .. } => ("had-ended", None),
+            KillOutcome::Alive(why) => ("alive", Some(why)),
+            KillOutcome::Failed { why, .. } => ("failed", Some(why)),
         };
         json!({
             "pid": one.pid,
@@ -35,7 +35,7 @@ pub(super) fn json(signal: Number, concluded: &[Concluded]) -> anyhow::Result<()
     view::json(&json!({"signal": signal.to_string(), "processes": processes}))
 }
 
-pub(super) fn text(signal: Number, concluded: &[Concluded]) -> anyhow::Result<()> {
+pub(super) fn text(signal: Number, concluded: &[KillResult]) -> anyhow::Result<()> {
     let mut view = View::stdout();
     for one in concluded {
         let who = match one.name.as_str() {
@@ -43,20 +43,20 @@ pub(super) fn text(signal: Number, concluded: &[Concluded]) -> anyhow::Result<()
             name => format!("{} {}", one.pid, view::clean(name)),
         };
         match &one.outcome {
-            Outcome::Ended => {
+            KillOutcome::Ended => {
                 let waited = one.waited.map(duration).unwrap_or_default();
                 view.line(format!("{who}: ended, {waited} after {signal}"))?;
                 view.lines(lines(one).iter().map(|line| format!("  {line}")))?;
             }
-            Outcome::WasEnded { parent } => view.line(format!(
+            KillOutcome::WasEnded { parent } => view.line(format!(
                 "{who}: had ended before; its parent {parent} has not waited for it"
             ))?,
-            Outcome::Alive(why) => {
+            KillOutcome::Alive(why) => {
                 let hint =
                     "hint: SIGKILL can be neither handled, blocked nor ignored: --signal KILL";
                 view::tell(&format!("{who} goes on: {why}\n{hint}"));
             }
-            Outcome::Failed { why, hint } => {
+            KillOutcome::Failed { why, hint } => {
                 let hint = hint
                     .map(|hint| format!("\nhint: {hint}"))
                     .unwrap_or_default();
@@ -69,7 +69,7 @@ pub(super) fn text(signal: Number, concluded: &[Concluded]) -> anyhow::Result<()
 }
 
 /// The gain, and the reasons for less.
-fn lines(one: &Concluded) -> Vec<String> {
+fn lines(one: &KillResult) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(gain) = &one.gain {
         let time = gain

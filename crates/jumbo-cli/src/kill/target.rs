@@ -24,7 +24,7 @@ pub(super) struct Target {
 
 enum State {
     /// It had ended, or it cannot be ended.
-    Concluded(Outcome),
+    Concluded(KillOutcome),
     /// Its end has not begun, as far as can be seen.
     Alive(Process, Option<Hold>),
     /// Its memory is being given back.
@@ -33,7 +33,7 @@ enum State {
 
 /// The result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum KillOutcome {
     /// It is gone.
     Ended,
     /// It was a zombie before the signal: its memory had gone with its end.
@@ -53,24 +53,27 @@ pub(super) enum Outcome {
 }
 
 /// A target at the end of the command.
-pub(super) struct Concluded {
+pub(super) struct KillResult {
     pub(super) pid: u32,
     pub(super) name: String,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: KillOutcome,
     pub(super) unheld: Option<Reason>,
     pub(super) gain: Option<Gain>,
     /// From the signal to its end.
     pub(super) waited: Option<Duration>,
 }
 
-impl Concluded {
+impl KillResult {
     /// True where there is nothing left of it to end.
     pub(super) fn is_gone(&self) -> bool {
-        matches!(self.outcome, Outcome::Ended | Outcome::WasEnded { .. })
+        matches!(
+            self.outcome,
+            KillOutcome::Ended | KillOutcome::WasEnded { .. }
+        )
     }
 }
 
-impl Outcome {
+impl KillOutcome {
     fn failed(why: impl Into<String>, hint: Option<&'static str>) -> Self {
         let why = why.into();
         Self::Failed { why, hint }
@@ -92,7 +95,7 @@ impl Target {
             root: root.clone(),
             pid,
             name: task::name(root, pid).unwrap_or_default(),
-            state: State::Concluded(Outcome::Ended),
+            state: State::Concluded(KillOutcome::Ended),
             unheld: None,
             sent: None,
             ended: None,
@@ -122,7 +125,7 @@ impl Target {
         match state {
             Ok(Some(state)) => self.state = state,
             Ok(None) => {}
-            Err(errno) => self.state = State::Concluded(Outcome::of(errno)),
+            Err(errno) => self.state = State::Concluded(KillOutcome::of(errno)),
         }
     }
 
@@ -172,19 +175,19 @@ impl Target {
             || task::is_exiting(&self.root, self.pid).unwrap_or(true)
     }
 
-    pub(super) fn conclude(self, signal: Number) -> Concluded {
+    pub(super) fn conclude(self, signal: Number) -> KillResult {
         let is_gone = self.ended.is_some();
         let is_stopped = matches!(&self.state, State::Alive(_, Some(hold)) if hold.is_stopped());
         let (outcome, gain) = match self.state {
             State::Concluded(outcome) => (outcome, None),
             State::Alive(..) | State::Ending(..) if !is_gone => {
                 let why = why_alive(&self.root, self.pid, signal, is_stopped);
-                (Outcome::Alive(why), None)
+                (KillOutcome::Alive(why), None)
             }
-            State::Alive(..) => (Outcome::Ended, None),
-            State::Ending(_, teardown) => (Outcome::Ended, Some(teardown.finish())),
+            State::Alive(..) => (KillOutcome::Ended, None),
+            State::Ending(_, teardown) => (KillOutcome::Ended, Some(teardown.finish())),
         };
-        Concluded {
+        KillResult {
             pid: self.pid,
             name: self.name,
             outcome,
@@ -196,45 +199,45 @@ impl Target {
 }
 
 /// Which process it is, or why it cannot be ended.
-fn examine(root: &Root, pid: u32) -> Result<Process, Outcome> {
+fn examine(root: &Root, pid: u32) -> Result<Process, KillOutcome> {
     const KTHREADD: u32 = 2;
     if pid == std::process::id() {
-        return Err(Outcome::failed("that is this command itself", None));
+        return Err(KillOutcome::failed("that is this command itself", None));
     }
     if pid == 1 {
         let hint = "shut down the system, or the container from outside";
-        return Err(Outcome::failed("that is the init process", Some(hint)));
+        return Err(KillOutcome::failed("that is the init process", Some(hint)));
     }
     let opened = Process::open(root, pid);
-    let standing = ProcessState::read(root, pid).map_err(|_| Outcome::of(Errno::SRCH))?;
+    let standing = ProcessState::read(root, pid).map_err(|_| KillOutcome::of(Errno::SRCH))?;
     if standing.process != pid {
         let why = format!("that is a thread of process {}", standing.process);
-        return Err(Outcome::failed(why, Some("name the process")));
+        return Err(KillOutcome::failed(why, Some("name the process")));
     }
     if is_reaper(root, pid) {
         // It has blocked all signals, and to kill it is to wait for the kernel alone.
         let all = task::all(root).unwrap_or_default();
         return Err(match program_of(root, pid, all) {
-            Some(sibling) => Outcome::failed(
+            Some(sibling) => KillOutcome::failed(
                 format!(
                     "that is the reaper of process {}, which gives its memory back",
                     sibling.program
                 ),
                 Some("name the process"),
             ),
-            None => Outcome::failed(
+            None => KillOutcome::failed(
                 "that is a reaper, which gives the memory of a program back that has ended",
                 Some("`jumbo wait` waits for it"),
             ),
         });
     }
-    let process = opened.map_err(Outcome::of)?;
+    let process = opened.map_err(KillOutcome::of)?;
     if process.is_gone() {
         let parent = standing.parent;
-        return Err(Outcome::WasEnded { parent });
+        return Err(KillOutcome::WasEnded { parent });
     }
     if standing.parent == KTHREADD || pid == KTHREADD && standing.parent == 0 {
-        return Err(Outcome::failed("that is a thread of the kernel", None));
+        return Err(KillOutcome::failed("that is a thread of the kernel", None));
     }
     Ok(process)
 }

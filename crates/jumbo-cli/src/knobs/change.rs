@@ -1,4 +1,4 @@
-//! A change, from its plan to what came of it: [`change`].
+//! Execution of a change, from its plan to its result: [`change`].
 
 use std::io;
 use std::process::ExitCode;
@@ -12,47 +12,47 @@ use serde::Serialize;
 
 use super::terminal::Terminal;
 use super::{
-    How, Manner, PART, all_or_part, command_line, failure, journal, lock, refused, undo, usage,
+    ChangeOptions, EXIT_PARTIAL, Mode, all_or_part, command_line, failure, journal, lock, refused,
+    undo, usage,
 };
-use crate::pool::change::OfPool;
+use crate::pool::change::PoolDelta;
 use crate::view::{self, View, in_words, is_broken_pipe, tell};
 
-/// A change before and after it is made: the JSON, and the source of the text.
+/// A change before or after its execution, for JSON and text.
 #[derive(Serialize)]
 pub(crate) struct Change {
     #[serde(flatten)]
     plan: Plan,
-    /// The settings of the next boot.
+    /// Settings of the next boot.
     boot: Boot,
-    /// Facts worth knowing.
     pub(crate) notes: Vec<String>,
     /// True where nothing was written.
     dry_run: bool,
-    /// Why not all pages came.
+    /// Reason why fewer pages were allocated than requested.
     shortage: Option<Shortage>,
-    /// The pool, where the change is of one.
+    /// Effect on the pool, if the change is of one.
     #[serde(flatten)]
-    pub(crate) pool: Option<OfPool>,
-    /// Why it takes --force.
+    pub(crate) pool: Option<PoolDelta>,
+    /// Reason why it needs --force.
     #[serde(skip)]
     pub(crate) needs_force: Option<String>,
-    /// Whether memory is to be moved together first.
+    /// Compact memory first.
     #[serde(skip)]
     pub(crate) compact: bool,
 }
 
-/// Carries out what `plan` makes of how things are; it is asked again when no other process can
-/// change them.
+/// Executes the change that `plan` makes of the current state. It plans again under the lock, when
+/// no other process can change that state.
 pub(crate) fn change(
     root: &Root,
-    manner: &Manner,
+    mode: &Mode,
     plan: impl Fn() -> anyhow::Result<Change>,
 ) -> anyhow::Result<ExitCode> {
     let mut change = plan()?;
-    if manner.dry_run || change.plan.is_empty() {
-        change.dry_run = manner.dry_run;
-        change.print(root, manner.json)?;
-        return match change.refusal(manner) {
+    if mode.dry_run || change.plan.is_empty() {
+        change.dry_run = mode.dry_run;
+        change.print(root, mode.json)?;
+        return match change.refusal(mode) {
             Some(refusal) => Err(refusal.context("it would be refused without --force")),
             None => Ok(ExitCode::SUCCESS),
         };
@@ -62,17 +62,17 @@ pub(crate) fn change(
     let command = command_line();
     let journal = journal(root)?;
     let group = change.plan.group.clone();
-    // Those that are put back can be of another group than those that are written.
+    // Restored knobs can be of another group than written ones.
     let knobs = change.plan.steps.iter().map(|step| &step.knob);
     let knobs = knobs.chain(change.plan.saved.iter().map(|saved| &saved.knob));
     let (locked, pools) = lock(&journal, &group, knobs, &command)?;
     change = plan()?;
     if change.plan.is_empty() {
-        // The process that had the lock has done it.
-        change.print(root, manner.json)?;
+        // The previous owner of the lock did it.
+        change.print(root, mode.json)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if let Some(refusal) = change.refusal(manner) {
+    if let Some(refusal) = change.refusal(mode) {
         return Err(refusal);
     }
     let mut terminal = Terminal::new(root)?;
@@ -98,17 +98,16 @@ pub(crate) fn change(
         } else {
             "interrupted, and not all could be put back; `--undo` tries again"
         });
-        return Ok(terminal.end(ExitCode::from(PART)));
+        return Ok(terminal.end(ExitCode::from(EXIT_PARTIAL)));
     }
-    // Done: a signal that comes now finds nothing to put back.
     terminal.done();
     change.shortage = Shortage::of(root, &applied.steps, compact);
     change.plan.steps = applied.steps;
     change.notes.extend(applied.notes);
     if let Some(pool) = &mut change.pool {
-        change.notes.extend(pool.look_again(root));
+        change.notes.extend(pool.reread(root));
     }
-    tell_unshown(change.print(root, manner.json));
+    tell_unshown(change.print(root, mode.json));
     if let Some(shortage) = &change.shortage {
         tell_shortage(shortage);
     }
@@ -116,19 +115,18 @@ pub(crate) fn change(
     Ok(all_or_part(change.plan.steps.iter().all(came)))
 }
 
-/// Gives knobs of one group their values, or does what else `how` says. `note` is what is worth
-/// knowing of a plan.
+/// Sets knobs of one group, or restores them, as `options` say. `note` returns a note on the plan.
 pub(crate) fn set(
     root: &Root,
     group: &Group,
-    how: &How,
+    options: &ChangeOptions,
     values: &[(Knob, Value)],
     note: impl Fn(&Root, &Plan) -> Option<String>,
 ) -> anyhow::Result<ExitCode> {
-    if how.undo {
-        return undo::main(root, std::slice::from_ref(group), &how.manner, false);
+    if options.undo {
+        return undo::main(root, std::slice::from_ref(group), &options.mode, false);
     }
-    change(root, &how.manner, || {
+    change(root, &options.mode, || {
         let plan = match Plan::of(root, group.clone(), values.iter().cloned()) {
             Ok(plan) => plan,
             Err(ApplyError::Refused(error)) => return Err(refused(error)),
@@ -140,7 +138,7 @@ pub(crate) fn set(
                 .cloned()
                 .map(|(knob, value)| (knob.file, value))
         };
-        let boot = how.boot(
+        let boot = options.boot(
             || boot::persist(root, group, &files().collect::<Vec<_>>(), &[]),
             || boot::forget(root, group, None),
         )?;
@@ -164,8 +162,8 @@ impl Change {
         }
     }
 
-    fn refusal(&self, manner: &Manner) -> Option<anyhow::Error> {
-        let why = self.needs_force.as_ref().filter(|_| !manner.force)?;
+    fn refusal(&self, mode: &Mode) -> Option<anyhow::Error> {
+        let why = self.needs_force.as_ref().filter(|_| !mode.force)?;
         Some(anyhow!("{why}\nhint: `--force` asks for it all the same"))
     }
 
@@ -207,7 +205,7 @@ impl Change {
     }
 }
 
-/// Why not all pages came, on stderr.
+/// Prints on stderr why fewer pages were allocated than requested.
 pub(crate) fn tell_shortage(shortage: &Shortage) {
     let size = shortage.size;
     let asked = counted(shortage.asked.0, &format!("more {size} page"));
@@ -229,8 +227,8 @@ pub(crate) fn tell_shortage(shortage: &Shortage) {
     tell(&lines.join("\n"));
 }
 
-/// Says that what was done could not be shown. It is done all the same, so the exit status is of
-/// that.
+/// Reports an output error on stderr. The change is done all the same, so the exit status does not
+/// depend on it.
 pub(crate) fn tell_unshown(printed: anyhow::Result<()>) {
     match printed {
         Err(error) if !is_broken_pipe(&error) => {

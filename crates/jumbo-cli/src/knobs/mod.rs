@@ -1,7 +1,6 @@
-//! The common part of the commands that set knobs of the kernel (`pool`, `thp`, `vmemmap`): a
-//! change is made, kept over a boot, and put back.
+//! Common part of the commands that set knobs of the kernel (`pool`, `thp`, `vmemmap`).
 //!
-//! - [`change`]: from a plan to what came of it. [`undo`]: back.
+//! - [`change`] executes a change; [`undo`] restores the values before.
 //! - [`terminal`]: signals and progress meanwhile.
 
 pub(crate) mod change;
@@ -23,19 +22,19 @@ use jumbo_host::status::Missing;
 
 use crate::view::{View, in_words, tell};
 
-/// The exit status where a part of what was asked came.
-pub(crate) const PART: u8 = 3;
+/// Exit status if only a part of the request was done.
+pub(crate) const EXIT_PARTIAL: u8 = 3;
 
-/// Whether all of it came, or a part.
+/// Exit status of a complete or partial result.
 pub(crate) fn all_or_part(all: bool) -> ExitCode {
-    ExitCode::from(if all { 0 } else { PART })
+    ExitCode::from(if all { 0 } else { EXIT_PARTIAL })
 }
 
-/// The exit status of a command line that makes no sense.
-const USAGE: u8 = 2;
+/// Exit status of wrong usage.
+const EXIT_USAGE: u8 = 2;
 
-/// The end of the help of such a command: `$own`, the rules of a change, and the exit statuses,
-/// with `$status` among them.
+/// End of the help of such a command: `$own`, the rules of a change, and the exit statuses, with
+/// `$status` among them.
 macro_rules! help {
     ($own:literal) => {
         $crate::knobs::help!($own, "")
@@ -54,9 +53,9 @@ macro_rules! help {
 }
 pub(crate) use help;
 
-/// How a change is made, kept and put back.
+/// Options of a change.
 #[derive(Debug, clap::Args)]
-pub(crate) struct How {
+pub(crate) struct ChangeOptions {
     /// Set it up at the next boot too: in tmpfiles.d
     #[arg(long, conflicts_with = "undo")]
     pub(crate) persist: bool,
@@ -70,28 +69,28 @@ pub(crate) struct How {
     pub(crate) undo: bool,
 
     #[command(flatten)]
-    pub(crate) manner: Manner,
+    pub(crate) mode: Mode,
 }
 
-/// The options of such a command without a subcommand: undo, and how.
+/// Options of such a command without a subcommand.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("dry_run", |dry_run| dry_run.requires("undo")))]
 #[command(mut_arg("force", |force| force.requires("undo")))]
-pub(crate) struct Bare {
+pub(crate) struct BareOptions {
     /// Put back what the last change recorded; once more: all changes before it
     #[arg(long)]
     pub(crate) undo: bool,
 
     #[command(flatten)]
-    pub(crate) manner: Manner,
+    pub(crate) mode: Mode,
 
     /// A folder that stands in for /
     #[arg(long, global = true, hide = true, default_value = "/")]
     pub(crate) root: PathBuf,
 }
 
-impl How {
-    /// The files for the next boot: with the settings, without them, or as they are.
+impl ChangeOptions {
+    /// Returns the files for the next boot: with the settings, without them, or unchanged.
     pub(crate) fn boot<E>(
         &self,
         persist: impl FnOnce() -> Result<Boot, E>,
@@ -105,9 +104,9 @@ impl How {
     }
 }
 
-/// How either is done.
+/// Options of a change and of its undo.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Manner {
+pub(crate) struct Mode {
     /// Print the plan and write nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -121,23 +120,22 @@ pub(crate) struct Manner {
     pub(crate) json: bool,
 }
 
-/// Ends with 2: a command line that makes no sense, where more is known than clap knows.
+/// Exits with 2: wrong usage that clap cannot detect.
 pub(crate) fn usage(message: &str) -> ! {
     tell(message);
-    std::process::exit(USAGE.into())
+    std::process::exit(EXIT_USAGE.into())
 }
 
-/// The journal, or why there is none.
+/// Opens the journal.
 pub(crate) fn journal(root: &Root) -> anyhow::Result<Journal> {
     Journal::of_user(root).ok_or_else(|| {
         anyhow!(
-            "there is no place to record what was before: XDG_RUNTIME_DIR is not set\nhint: {ROOT}"
+            "there is no place to record what was before: XDG_RUNTIME_DIR is not set\nhint: {ROOT_HINT}"
         )
     })
 }
 
-/// The right to change `group`, and those to the pools that `knobs` are of, where it is another
-/// group: `jumbo pool` has to wait.
+/// Locks `group`, and the pools of `knobs` if they are other groups, against `jumbo pool`.
 pub(crate) fn lock<'a>(
     journal: &Journal,
     group: &Group,
@@ -155,7 +153,7 @@ pub(crate) fn lock<'a>(
     Ok((locked, others))
 }
 
-/// The command line, for those who read the journal.
+/// Command line, for the journal.
 pub(crate) fn command_line() -> String {
     let words = std::env::args().skip(1);
     std::iter::once("jumbo".to_owned())
@@ -164,13 +162,13 @@ pub(crate) fn command_line() -> String {
         .join(" ")
 }
 
-/// The end of a change that failed: 1 where nothing is changed.
+/// Exit status of a failed change: 1 if nothing is changed.
 pub(crate) fn failure(error: ApplyError) -> anyhow::Result<ExitCode> {
-    let left = error.leaves_changes();
+    let leaves_changes = error.leaves_changes();
     let error = failed(error);
-    if left {
+    if leaves_changes {
         tell(&in_words(&error));
-        return Ok(ExitCode::from(PART));
+        return Ok(ExitCode::from(EXIT_PARTIAL));
     }
     Err(error)
 }
@@ -190,7 +188,7 @@ pub(crate) fn unrecorded(error: JournalError) -> anyhow::Error {
     failed(ApplyError::Journal(error))
 }
 
-const ROOT: &str = "changing the kernel's settings takes root";
+const ROOT_HINT: &str = "changing the kernel's settings takes root";
 
 fn apply_hint(error: &ApplyError) -> Option<&'static str> {
     match error {
@@ -219,7 +217,7 @@ fn file_hint(error: &FileError) -> Option<&'static str> {
         return None;
     };
     match source.kind() {
-        ErrorKind::PermissionDenied => Some(ROOT),
+        ErrorKind::PermissionDenied => Some(ROOT_HINT),
         ErrorKind::ReadOnlyFilesystem => {
             Some("it is read-only here, as in a container: change it on the host")
         }
@@ -235,7 +233,7 @@ fn file_hint(error: &FileError) -> Option<&'static str> {
     }
 }
 
-/// The writes, one a line: file, value before, value asked and, where that is another, obtained.
+/// Shows a line for each write: knob, old value, new value, and the obtained value if it differs.
 pub(crate) fn steps(view: &mut View, root: &Root, steps: &[Step]) -> io::Result<()> {
     for step in steps {
         let obtained = match &step.after {
@@ -249,12 +247,12 @@ pub(crate) fn steps(view: &mut View, root: &Root, steps: &[Step]) -> io::Result<
     Ok(())
 }
 
-/// The records of groups: for the next boot, and for `--undo`.
+/// Records of groups: for the next boot, and for `--undo`.
 #[derive(serde::Serialize)]
 pub(crate) struct Kept {
-    /// The settings of the next boot that jumbo wrote.
+    /// Settings of the next boot that jumbo wrote.
     at_boot: Vec<Setting>,
-    /// The last change of each group, which `--undo` would put back.
+    /// Last change of each group, which `--undo` would restore.
     changes: Vec<Record>,
 }
 

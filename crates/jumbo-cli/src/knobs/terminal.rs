@@ -11,17 +11,17 @@ use jumbo_host::kernel::process::Signals;
 use jumbo_host::knobs::{Activity, Form, Step, Watcher};
 
 use crate::bench::bar;
-use crate::signal::{asked, end_by};
+use crate::signal::{end_by, next_termination};
 
-/// Every signal of this process, read instead of delivered, so that a change is never left where it
-/// stands; and a bar on stderr, on a terminal.
+/// Reader of this process's signals, and a progress bar on stderr. Signals are read instead of
+/// delivered, so that none leaves a change unfinished.
 pub(crate) struct Terminal {
     root: Root,
     signals: Signals,
     bar: Option<ProgressBar>,
-    /// The pages that the page allocator had given to pools before the step.
-    given: u64,
-    /// The signal that asked for an end.
+    /// htlb_buddy_alloc_success before the step.
+    allocated: u64,
+    /// Signal that requested termination.
     ended_by: Option<i32>,
 }
 
@@ -31,19 +31,19 @@ impl Terminal {
             root: root.clone(),
             signals: Signals::take()?,
             bar: None,
-            given: given(root),
+            allocated: allocated(root),
             ended_by: None,
         })
     }
 
-    /// Ends as the signal would have ended us that asked for it; `otherwise` where none did.
+    /// Terminates by the signal that requested it; else returns `otherwise`.
     pub(crate) fn end(self, otherwise: ExitCode) -> ExitCode {
         let signal = self.ended_by;
         self.done();
         signal.map_or(otherwise, end_by)
     }
 
-    /// Has signals delivered again.
+    /// Lets the kernel deliver signals again.
     pub(crate) fn done(self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -54,25 +54,24 @@ impl Terminal {
     fn show(&mut self, doing: &Activity<'_>) {
         let (length, position, message) = match doing {
             Activity::Nothing => {
-                self.given = given(&self.root);
+                self.allocated = allocated(&self.root);
                 return;
             }
-            Activity::Compacting => (0, 0, "the kernel moves memory together".to_owned()),
+            Activity::Compacting => (0, 0, "the kernel compacts memory".to_owned()),
             Activity::Writing(step) => {
                 let (all, made) = self.pages(step);
                 (all, made.min(all), step.knob.to_string())
             }
         };
-        // Only now: what takes less than a tick is over before it could be read.
+        // Created late: a short change needs no bar.
         let bar = self.bar.get_or_insert_with(bar);
         bar.set_length(length);
         bar.set_position(position);
         bar.set_message(message);
     }
 
-    /// How many pages a step is about, and how many of them the kernel has made. Since Linux 6.7
-    /// they join the pool all at once at the end, so the pool does not tell; what the page
-    /// allocator gave (6.1) does.
+    /// Number of pages of a step, and of those that the kernel has allocated. Since Linux 6.7 pages
+    /// join the pool only at the end; htlb_buddy_alloc_success (6.1) counts them before.
     fn pages(&self, step: &Step) -> (u64, u64) {
         let (Form::Pages, Some(before), Some(to)) =
             (step.knob.form, step.before.number(), step.to.number())
@@ -81,21 +80,21 @@ impl Terminal {
         };
         let now = step.knob.read(&self.root).ok();
         let joined = now.and_then(|now| now.number()).unwrap_or(before);
-        let given = given(&self.root).saturating_sub(self.given);
-        (to.abs_diff(before), given.max(joined.abs_diff(before)))
+        let allocated = allocated(&self.root).saturating_sub(self.allocated);
+        (to.abs_diff(before), allocated.max(joined.abs_diff(before)))
     }
 }
 
-fn given(root: &Root) -> u64 {
+fn allocated(root: &Root) -> u64 {
     let events = Events::read(root).ok();
-    let given = events.and_then(|events| events.get("htlb_buddy_alloc_success"));
-    given.unwrap_or(0)
+    let count = events.and_then(|events| events.get("htlb_buddy_alloc_success"));
+    count.unwrap_or(0)
 }
 
 impl Watcher for Terminal {
     fn poll(&mut self, doing: &Activity<'_>) -> ControlFlow<()> {
         self.show(doing);
-        self.ended_by = asked(&self.signals);
+        self.ended_by = next_termination(&self.signals);
         match self.ended_by {
             Some(_) => ControlFlow::Break(()),
             None => ControlFlow::Continue(()),

@@ -10,15 +10,15 @@ use serde_json::json;
 
 use super::terminal::Terminal;
 use super::{
-    Manner, all_or_part, change, command_line, failed, failure, journal, lock, refused, unrecorded,
+    Mode, all_or_part, change, command_line, failed, failure, journal, lock, refused, unrecorded,
 };
 use crate::view::{self, View, tell};
 
-/// Puts back the last change of any of `groups`.
+/// Undoes the last change of any of `groups`.
 pub(crate) fn main(
     root: &Root,
     groups: &[Group],
-    manner: &Manner,
+    mode: &Mode,
     compact: bool,
 ) -> anyhow::Result<ExitCode> {
     let journal = journal(root)?;
@@ -33,15 +33,15 @@ pub(crate) fn main(
     let Some(last) = journal.last(groups).map_err(unrecorded)? else {
         return none();
     };
-    if manner.dry_run {
+    if mode.dry_run {
         let undone = Undone {
             steps: undo_steps(root, &last).map_err(refused)?,
             files: last.files.iter().map(|file| file.file.clone()).collect(),
             complete: false,
         };
-        print(root, &last, &undone, manner, compact)?;
+        print(root, &last, &undone, mode, compact)?;
         return match check_unchanged(root, &last) {
-            Err(error) if !manner.force => {
+            Err(error) if !mode.force => {
                 Err(failed(error).context("it would be refused without --force"))
             }
             _ => Ok(ExitCode::SUCCESS),
@@ -50,18 +50,18 @@ pub(crate) fn main(
     let command = command_line();
     let knobs = last.saved.iter().map(|saved| &saved.knob);
     let (locked, _pools) = lock(&journal, &last.group, knobs, &command)?;
-    // Another process may have undone it meanwhile.
+    // Another process may have undone it before the lock.
     let Some(last) = locked.last().map_err(unrecorded)? else {
         return none();
     };
     let mut terminal = Terminal::new(root)?;
-    match undo(root, &locked, &last, compact, manner.force, &mut terminal) {
+    match undo(root, &locked, &last, compact, mode.force, &mut terminal) {
         Err(error) => {
             terminal.done();
             failure(error)
         }
         Ok(undone) => {
-            change::tell_unshown(print(root, &last, &undone, manner, compact));
+            change::tell_unshown(print(root, &last, &undone, mode, compact));
             Ok(terminal.end(all_or_part(undone.complete)))
         }
     }
@@ -71,18 +71,16 @@ fn print(
     root: &Root,
     last: &Record,
     undone: &Undone,
-    manner: &Manner,
+    mode: &Mode,
     compact: bool,
 ) -> anyhow::Result<()> {
     let shortage = Shortage::of(root, &undone.steps, compact);
-    if manner.json {
+    if mode.json {
         let mut page = json!(undone);
         page["group"] = json!(last.group);
-        // The command that is undone, and whether it was not cut short.
         page["command"] = json!(last.command);
         page["finished"] = json!(last.finished);
-        page["dry_run"] = json!(manner.dry_run);
-        // Why pages did not come, where some did not.
+        page["dry_run"] = json!(mode.dry_run);
         page["shortage"] = json!(shortage);
         return view::json(&page);
     }
@@ -92,11 +90,7 @@ fn print(
     } else {
         ", which was cut short"
     };
-    let undoes = if manner.dry_run {
-        "would undo"
-    } else {
-        "undoes"
-    };
+    let undoes = if mode.dry_run { "would undo" } else { "undoes" };
     view.line(format!(
         "{undoes} `{}` of process {}{cut}",
         last.command, last.pid
@@ -109,7 +103,7 @@ fn print(
         view.line("  every value is as it was")?;
     }
     view.finish()?;
-    if !undone.complete && !manner.dry_run {
+    if !undone.complete && !mode.dry_run {
         tell("not all of it could be put back; `--undo` tries again");
         if let Some(shortage) = &shortage {
             change::tell_shortage(shortage);

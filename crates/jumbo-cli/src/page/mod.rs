@@ -22,7 +22,7 @@ use crate::bench::render;
 use crate::view::clean;
 
 /// Nothing is loaded from anywhere, and no script runs.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'";
+const CONTENT_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'";
 
 /// A file that is going to be written, and takes it now, before minutes of work.
 ///
@@ -144,7 +144,7 @@ fn page(title: &str, body: &Markup) -> String {
         html lang="en" {
             head {
                 meta charset="utf-8";
-                meta http-equiv="Content-Security-Policy" content=(POLICY);
+                meta http-equiv="Content-Security-Policy" content=(CONTENT_POLICY);
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
                 link rel="icon" href="data:,";

@@ -5,7 +5,7 @@ use jumbo_bench::table::{Comparison, Row, Verdict};
 use maud::{Markup, html};
 
 /// The part of the width that is left free on both sides, in percent.
-const MARGIN: f64 = 5.0;
+const MARGIN_PERCENT: f64 = 5.0;
 
 /// A logarithmic axis of ratios, the same for all rows of a table.
 pub(super) struct Axis {
@@ -21,7 +21,7 @@ const MARKS: [&[f64]; 4] = [
     &[1e-6, 1e-3, 1.0, 1e3, 1e6],
 ];
 /// Their least distance, as a part of the axis.
-const APART: f64 = 0.13;
+const MIN_MARK_DISTANCE: f64 = 0.13;
 
 impl Axis {
     /// The axis that all ratios of `rows` and 1 fit on; `None` where there is no ratio.
@@ -44,7 +44,8 @@ impl Axis {
                 .filter(|mark| (self.low..=self.high).contains(&mark.ln()))
                 .collect()
         };
-        let is_apart = |pair: &[f64]| (pair[1] / pair[0]).ln() >= (self.high - self.low) * APART;
+        let is_apart =
+            |pair: &[f64]| (pair[1] / pair[0]).ln() >= (self.high - self.low) * MIN_MARK_DISTANCE;
         let fit_apart = |marks: &Vec<f64>| marks.len() > 1 && marks.windows(2).all(is_apart);
         let found = MARKS.iter().map(fit).find(fit_apart);
         found.unwrap_or_else(|| vec![1.0])
@@ -133,7 +134,10 @@ fn is_shown(ratio: &Spread) -> bool {
 }
 
 fn percent(part: f64) -> String {
-    format!("{:.2}%", MARGIN + part * (100.0 - 2.0 * MARGIN))
+    format!(
+        "{:.2}%",
+        MARGIN_PERCENT + part * (100.0 - 2.0 * MARGIN_PERCENT)
+    )
 }
 
 #[cfg(test)]

@@ -75,7 +75,10 @@ fn the_page_is_well_formed_and_refers_to_nothing_outside() {
     let page = bench(&document());
     assert!(page.starts_with("<!DOCTYPE html><html lang=\"en\">"));
     let (head, rest) = page.split_once("<body>").unwrap();
-    assert!(head.contains(&format!("content=\"{POLICY}\"")), "{head}");
+    assert!(
+        head.contains(&format!("content=\"{CONTENT_POLICY}\"")),
+        "{head}"
+    );
     assert!(!head.contains("http:") && !head.contains("https:") && !head.contains("url("));
     let body = format!("<body>{}", rest.strip_suffix("</html>").unwrap());
     let xml = Xml::parse(&body).unwrap();

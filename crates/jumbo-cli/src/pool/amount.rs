@@ -1,10 +1,10 @@
-//! `512` pages or `1G` of memory: [`Amount`].
+//! Amount of pages on the command line, `512` or `1G`: [`Amount`].
 
 use jumbo::units::{Bytes, PageSize, Pages, SizeError};
 
 use crate::knobs::usage;
 
-/// An amount: a bare number is pages, a number with a unit is memory.
+/// Number of pages; a number with a unit is memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Amount {
     Pages(Pages),
@@ -12,8 +12,8 @@ pub(super) enum Amount {
 }
 
 impl Amount {
-    /// In pages of `size`. Memory that is no whole number of them is wrong usage: which way to
-    /// round is the user's to say.
+    /// Converts to pages of `size`. Memory that is no multiple of `size` is wrong usage: the user
+    /// chooses how to round.
     pub(super) fn pages(self, size: PageSize) -> Pages {
         match self {
             Self::Pages(pages) => pages,

@@ -14,19 +14,19 @@ use jumbo_host::knobs::Group;
 use serde::Serialize;
 
 use super::amount::Amount;
-use super::{Compact, How, groups, pool};
+use super::{ChangeOptions, Compact, groups, pool};
 use crate::knobs::change::{self, Change};
 use crate::knobs::undo;
 use crate::value::whole;
 use crate::view::View;
 
-/// Give a pool so many pages
+/// Set the number of pages of a pool
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("wish").required(true).multiple(true)
     .args(["persistent", "overcommit", "persist", "forget", "undo"]))]
 #[command(group = clap::ArgGroup::new("forcible").multiple(true).args(["persistent", "undo"]))]
 #[command(mut_arg("force", |force| force.requires("forcible").help(FORCE)))]
-// What clap makes of the group is one line of 113 columns.
+// The usage line that clap generates has 113 columns.
 #[command(
     override_usage = "jumbo pool set [OPTIONS] --persistent|--overcommit <PAGES|BYTES> [SIZE]
        jumbo pool set [OPTIONS] --persist|--forget|--undo [SIZE]"
@@ -41,7 +41,7 @@ pub(crate) struct SetArgs {
     #[arg(value_name = "SIZE", required_unless_present = "undo")]
     size: Option<PageSize>,
 
-    /// How many pages stay, needed or not
+    /// Number of persistent pages, in use or free
     #[arg(
         long,
         value_name = "PAGES|BYTES",
@@ -50,25 +50,25 @@ pub(crate) struct SetArgs {
     )]
     persistent: Option<Amount>,
 
-    /// How many surplus pages may be made beyond these, on demand
+    /// Maximum number of surplus pages, which the kernel allocates on demand
     #[arg(long, value_name = "PAGES|BYTES", conflicts_with_all = ["node", "undo"],
         allow_hyphen_values = true)]
     overcommit: Option<Amount>,
 
     #[command(flatten)]
-    place: Place,
+    common: CommonArgs,
 }
 
-pub(super) const FORCE: &str = "Ask for more memory than is available; with --undo: put back even what another program has changed since";
+pub(super) const FORCE: &str = "Request more memory than is available; with --undo: restore even what another program changed since";
 
-/// The arguments of grow and shrink.
+/// Arguments of grow and shrink.
 #[derive(Debug, clap::Args)]
-pub(super) struct By {
+pub(super) struct ResizeArgs {
     /// The page size: 2M, 1G
     #[arg(value_name = "SIZE", required_unless_present = "undo")]
     size: Option<PageSize>,
 
-    /// How many pages, or how much memory
+    /// Number of pages, or size of memory
     #[arg(
         value_name = "PAGES|BYTES",
         required_unless_present = "undo",
@@ -78,13 +78,13 @@ pub(super) struct By {
     by: Option<Amount>,
 
     #[command(flatten)]
-    place: Place,
+    common: CommonArgs,
 }
 
-/// The arguments of all three.
+/// Common arguments of set, grow and shrink.
 #[derive(Debug, clap::Args)]
-struct Place {
-    /// The node to change; else the kernel spreads over all
+struct CommonArgs {
+    /// The NUMA node to change; else the kernel distributes over all
     #[arg(
         long,
         value_name = "N",
@@ -98,72 +98,72 @@ struct Place {
     compact: Compact,
 
     #[command(flatten)]
-    how: How,
+    options: ChangeOptions,
 }
 
 pub(super) fn set(root: &Root, args: &SetArgs) -> anyhow::Result<ExitCode> {
-    change(root, args.size, &args.place, &|size| PoolChange {
+    change(root, args.size, &args.common, &|size| PoolChange {
         persistent: args
             .persistent
             .map(|to| host_pools::Amount::To(to.pages(size))),
         overcommit: args.overcommit.map(|to| to.pages(size)),
-        node: args.place.node.map(NodeId),
+        node: args.common.node.map(NodeId),
     })
 }
 
 pub(super) fn by(
     root: &Root,
-    args: &By,
+    args: &ResizeArgs,
     direction: fn(Pages) -> host_pools::Amount,
 ) -> anyhow::Result<ExitCode> {
-    change(root, args.size, &args.place, &|size| PoolChange {
+    change(root, args.size, &args.common, &|size| PoolChange {
         persistent: args.by.map(|by| direction(by.pages(size))),
         overcommit: None,
-        node: args.place.node.map(NodeId),
+        node: args.common.node.map(NodeId),
     })
 }
 
 fn change(
     root: &Root,
     size: Option<PageSize>,
-    place: &Place,
+    common: &CommonArgs,
     wish: &dyn Fn(PageSize) -> PoolChange,
 ) -> anyhow::Result<ExitCode> {
-    let (how, compact) = (&place.how, place.compact.compact);
+    let (options, compact) = (&common.options, common.compact.compact);
     let size = match size {
-        Some(size) if !how.undo => size,
-        Some(size) => return undo::main(root, &[Group::pool(size)], &how.manner, compact),
-        None => return undo::main(root, &groups(root)?, &how.manner, compact),
+        Some(size) if !options.undo => size,
+        Some(size) => return undo::main(root, &[Group::pool(size)], &options.mode, compact),
+        None => return undo::main(root, &groups(root)?, &options.mode, compact),
     };
     let wish = wish(size);
-    change::change(root, &how.manner, || {
+    change::change(root, &options.mode, || {
         let before = pool(root, size)?;
         let plan = PoolPlan::new(&before, &wish)?;
-        let boot = how.boot(
+        let boot = options.boot(
             || host_pools::boot::persist(root, &before, &wish, &plan),
             || host_pools::boot::forget(root, size, wish.node),
         )?;
         let made = plan.effect.made;
         let mut notes = Vec::from_iter(slow(root, &before, &wish));
-        if how.manner.dry_run {
+        if options.mode.dry_run {
             notes.extend(obstacles(root, size, wish.node, made));
         }
         let mut change = Change::new(plan.writes, boot, notes);
         change.needs_force = more_than_available(root, size, made);
         change.compact = compact && made > Pages(0);
-        change.pool = Some(OfPool::new(before, plan.effect));
+        change.pool = Some(PoolDelta::new(before, plan.effect));
         Ok(change)
     })
 }
 
-/// Why so many pages are not asked for. The kernel makes pages until there is no memory left for
-/// any, and a caller that asks for more than there is may have mistaken a size.
+/// Reason to refuse `made` new pages without --force: they exceed the available memory. The kernel
+/// would allocate pages until the host has none left, and the user may have mistyped a size.
 fn more_than_available(root: &Root, size: PageSize, made: Pages) -> Option<String> {
     let wanted = made.bytes(size);
     let available = Memory::read(root).ok()?.available;
     (wanted > available).then(|| {
         format!(
-            "{} would be {wanted}, and {available} are available: what comes would leave the host without",
+            "{} would be {wanted}, and {available} are available: the host would run out of memory",
             counted(made.0, "more page")
         )
     })
@@ -178,18 +178,17 @@ fn slow(root: &Root, pool: &Pool, wish: &PoolChange) -> Option<String> {
     })
 }
 
-/// The pool before and after.
+/// Effect of a change on a pool.
 #[derive(Serialize)]
-pub(crate) struct OfPool {
+pub(crate) struct PoolDelta {
     size: PageSize,
     effect: Effect,
-    /// The pool before.
     before: Pool,
-    /// The pool now; as before where nothing was written.
+    /// The pool now; the same as `before` in a dry run.
     after: Pool,
 }
 
-impl OfPool {
+impl PoolDelta {
     pub(super) fn new(before: Pool, effect: Effect) -> Self {
         Self {
             size: before.size,
@@ -199,7 +198,7 @@ impl OfPool {
         }
     }
 
-    /// Lines below the writes.
+    /// Shows lines below the writes.
     pub(crate) fn show(&self, view: &mut View, shortage: Option<&Shortage>) -> io::Result<()> {
         let Self { size, effect, .. } = self;
         let mut say = |pages: Pages, what: &str| {
@@ -221,12 +220,12 @@ impl OfPool {
         )
     }
 
-    /// Takes in how the pool is now; gives notes.
-    pub(crate) fn look_again(&mut self, root: &Root) -> Vec<String> {
+    /// Reads the pool again; returns notes.
+    pub(crate) fn reread(&mut self, root: &Root) -> Vec<String> {
         match pool(root, self.size) {
             Ok(now) => {
                 self.after = now;
-                let mut notes = Vec::from_iter(self.tell_kept());
+                let mut notes = Vec::from_iter(self.correct_freed());
                 notes.extend(limits(root, &self.after));
                 notes
             }
@@ -234,8 +233,8 @@ impl OfPool {
         }
     }
 
-    /// Takes what the kernel could not give back for what stayed, and says why.
-    fn tell_kept(&mut self) -> Option<String> {
+    /// Subtracts the pages that the kernel could not free; returns a note with the reason.
+    fn correct_freed(&mut self) -> Option<String> {
         let (size, asked) = (self.size, self.effect.freed);
         let kept = self.effect.kept(&self.before, &self.after);
         self.effect.freed = Pages(asked.0 - kept.0);
@@ -250,8 +249,8 @@ impl OfPool {
     }
 }
 
-/// The share of the pool that this control group allows. Where the pool is larger, a mapping fails
-/// for the limit and not for want of pages.
+/// Notes on limits of this control group below the unused pages of the pool: a mapping beyond them
+/// fails although pages are free.
 fn limits(root: &Root, pool: &Pool) -> Vec<String> {
     let limits = Limits::read(root, &[pool.size]).unwrap_or_default();
     let unused = pool.unused().bytes(pool.size);

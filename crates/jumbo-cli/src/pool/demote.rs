@@ -11,7 +11,7 @@ use jumbo_host::knobs::{Boot, Group};
 use super::amount::Amount;
 use super::pool;
 use crate::knobs::change::{self, Change};
-use crate::knobs::{Manner, undo};
+use crate::knobs::{Mode, undo};
 use crate::value::whole;
 
 /// Split free pages of a pool into smaller ones
@@ -29,7 +29,7 @@ pub(super) struct Args {
     #[arg(value_name = "SIZE", required_unless_present = "undo")]
     size: Option<PageSize>,
 
-    /// The number of pages, or the memory
+    /// Number of pages, or size of memory
     #[arg(
         value_name = "PAGES|BYTES",
         required_unless_present = "undo",
@@ -38,7 +38,7 @@ pub(super) struct Args {
     )]
     by: Option<Amount>,
 
-    /// The node whose pages are split; else the kernel chooses
+    /// The NUMA node whose pages are split; else the kernel chooses
     #[arg(
         long,
         value_name = "N",
@@ -53,16 +53,16 @@ pub(super) struct Args {
     undo: bool,
 
     #[command(flatten)]
-    manner: Manner,
+    mode: Mode,
 }
 
 pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     let (size, by) = match (args.size, args.by) {
         (Some(size), Some(by)) if !args.undo => (size, by.pages(size)),
-        (Some(size), _) => return undo::main(root, &[Group::pool(size)], &args.manner, false),
-        (None, _) => return undo::main(root, &super::groups(root)?, &args.manner, false),
+        (Some(size), _) => return undo::main(root, &[Group::pool(size)], &args.mode, false),
+        (None, _) => return undo::main(root, &super::groups(root)?, &args.mode, false),
     };
-    change::change(root, &args.manner, || {
+    change::change(root, &args.mode, || {
         let large = pool(root, size)?;
         let smaller = large.demote_size.ok_or_else(|| {
             anyhow!(

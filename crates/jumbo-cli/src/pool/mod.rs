@@ -1,7 +1,7 @@
 //! `jumbo pool`: the kernel's hugetlb pools, one file a subcommand.
 //!
-//! - [`show`] and [`watch`]: look. [`wait`]: until pages are free.
-//! - [`change`]: set, grow, shrink. [`demote`]: pages split into smaller ones. Their metadata is `jumbo vmemmap`'s.
+//! - [`show`] and [`watch`] read. [`wait`] waits until pages are free.
+//! - [`change`]: set, grow, shrink. [`demote`] splits pages. Page metadata: `jumbo vmemmap`.
 
 mod amount;
 pub(crate) mod change;
@@ -19,9 +19,9 @@ use jumbo_host::kernel::Root;
 use jumbo_host::kernel::hugetlb::{self, Pool};
 use jumbo_host::knobs::Group;
 
-use crate::knobs::{Bare, How, help, undo};
+use crate::knobs::{BareOptions, ChangeOptions, help, undo};
 
-pub(crate) use wait::TIMED_OUT;
+pub(crate) use wait::EXIT_TIMED_OUT;
 
 /// Show and resize the kernel's huge page pools
 #[derive(Debug, clap::Args)]
@@ -41,16 +41,15 @@ pub(crate) struct Args {
     command: Option<Command>,
 
     #[command(flatten)]
-    bare: Bare,
+    bare: BareOptions,
 
     #[command(flatten)]
     compact: Compact,
 }
 
-/// How memory is had.
 #[derive(Debug, clap::Args)]
 struct Compact {
-    /// Have the kernel move memory together first, so that more huge pages can be made
+    /// Have the kernel compact memory first, so that more huge pages can be allocated
     #[arg(long)]
     compact: bool,
 }
@@ -61,25 +60,25 @@ enum Command {
     Set(change::SetArgs),
     /// Add pages to a pool
     #[command(mut_arg("force", |force| force.help(change::FORCE)))]
-    Grow(change::By),
+    Grow(change::ResizeArgs),
     /// Take pages from a pool
     ///
     /// Free pages go back to the host at once. Those in use become surplus, and go back when they
     /// are free.
-    // An option that needs another is not checked where the two could not stand together.
+    // clap does not check `requires` of an option that conflicts with the required one.
     #[command(mut_arg("force", |force| force.requires("undo").conflicts_with_all(["by", "node", "persist"])))]
-    Shrink(change::By),
+    Shrink(change::ResizeArgs),
     Demote(demote::Args),
     Watch(watch::Args),
     Wait(wait::Args),
 }
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let (root, json) = (Root::at(args.bare.root), args.bare.manner.json);
+    let (root, json) = (Root::at(args.bare.root), args.bare.mode.json);
     match args.command {
         None if args.bare.undo => {
             let groups = groups(&root)?;
-            undo::main(&root, &groups, &args.bare.manner, args.compact.compact)
+            undo::main(&root, &groups, &args.bare.mode, args.compact.compact)
         }
         None => show::main(&root, None, json),
         Some(Command::Show(args)) => show::main(&root, args.size, json),
@@ -92,19 +91,19 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The groups of `--undo` without a SIZE.
+/// Groups of `--undo` without a SIZE.
 fn groups(root: &Root) -> anyhow::Result<Vec<Group>> {
     let pools = hugetlb::pools(root)?.unwrap_or_default();
     let pools = pools.iter().map(|pool| Group::pool(pool.size));
     Ok(pools.collect())
 }
 
-/// Every pool.
+/// Reads all pools.
 fn pools(root: &Root) -> anyhow::Result<Vec<Pool>> {
     hugetlb::pools(root)?.context("this kernel has no hugetlb (CONFIG_HUGETLB_PAGE)")
 }
 
-/// The pool of that page size.
+/// Reads the pool of one page size.
 pub(crate) fn pool(root: &Root, size: PageSize) -> anyhow::Result<Pool> {
     let pools = pools(root)?;
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size.to_string()).collect();
@@ -119,8 +118,8 @@ pub(crate) fn pool(root: &Root, size: PageSize) -> anyhow::Result<Pool> {
         })
 }
 
-/// A process and what it has.
-fn in_words(holder: &Holder) -> String {
+/// Name, PID and memory of a holder.
+fn describe(holder: &Holder) -> String {
     let name = holder.name.replace(char::is_control, "\u{fffd}");
     let all = holder.resident() + holder.untouched;
     format!("{name} ({}) {all}", holder.pid)

@@ -16,9 +16,9 @@ use serde::Serialize;
 use crate::knobs::Kept;
 use crate::view::{self, NONE, View};
 
-/// Show the pools by size and node, and who has their pages
+/// Show the pools by size and node, and the holders of their pages
 ///
-/// As a normal user it shows what it may, and says what it may not.
+/// As a normal user it shows the readable part, and names the rest.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only the pool of this page size
@@ -26,42 +26,42 @@ pub(crate) struct Args {
     pub(super) size: Option<PageSize>,
 }
 
-/// At most so many processes, and so many files, are listed.
-const LISTED: usize = 10;
+/// Maximum number of processes in the list, and of files.
+const MAX_LISTED: usize = 10;
 
-/// The JSON.
+/// All pools and their holders, for JSON.
 #[derive(Serialize)]
-struct Page {
-    /// The size of a MAP_HUGETLB without a size.
+struct PoolsPage {
+    /// Page size of MAP_HUGETLB without a size.
     default_size: Option<PageSize>,
-    /// Whether HVO is on for pages made from now on; `None`: not in this kernel.
+    /// State of HVO for new pages; `None`: not in this kernel.
     hvo: Option<bool>,
-    pools: Vec<PoolPage>,
+    pools: Vec<PoolRow>,
     mounts: Vec<Mount>,
     holders: Holders,
-    /// Pages in use that no process seen here maps: in files, System V segments, memfds. A lower
-    /// bound.
+    /// Lower bound of the pages in use that no readable process maps: in files, System V segments,
+    /// memfds.
     unmapped: Bytes,
     #[serde(flatten)]
     kept: Kept,
-    /// The limits of this process's control group.
+    /// Limits of this process's control group.
     limits: Limits,
     missing: Vec<Missing>,
 }
 
-/// A pool, and what follows from its counters.
+/// A pool with the values derived from its counters.
 #[derive(Serialize)]
-pub(super) struct PoolPage {
+pub(super) struct PoolRow {
     #[serde(flatten)]
     pub(super) pool: Pool,
     pub(super) persistent: Pages,
-    /// Mapped, or in files.
+    /// Pages that are mapped, or in files.
     pub(super) used: Pages,
-    /// Free and promised to no program.
+    /// Pages that are free and not reserved.
     unused: Pages,
 }
 
-impl From<Pool> for PoolPage {
+impl From<Pool> for PoolRow {
     fn from(pool: Pool) -> Self {
         Self {
             persistent: pool.persistent(),
@@ -77,7 +77,7 @@ pub(super) fn main(root: &Root, size: Option<PageSize>, json: bool) -> anyhow::R
     view::page(json, &page, |view, page| show(view, root, page))
 }
 
-fn read(root: &Root, size: Option<PageSize>) -> anyhow::Result<Page> {
+fn read(root: &Root, size: Option<PageSize>) -> anyhow::Result<PoolsPage> {
     let mut missing = Vec::new();
     let m = &mut missing;
     let pools = pools(root, size, m)?;
@@ -92,8 +92,8 @@ fn read(root: &Root, size: Option<PageSize>) -> anyhow::Result<Page> {
     holders.files.retain(|file| is_shown(file.size));
     let mapped: Bytes = holders.processes.iter().map(Holder::resident).sum();
     let unmapped = Bytes(hugetlb::used(&pools).0.saturating_sub(mapped.0));
-    holders.processes.truncate(LISTED);
-    holders.files.truncate(LISTED);
+    holders.processes.truncate(MAX_LISTED);
+    holders.files.truncate(MAX_LISTED);
     if holders.hidden > 0 {
         let processes = counted(holders.hidden as u64, "process");
         m.push(Missing {
@@ -102,12 +102,12 @@ fn read(root: &Root, size: Option<PageSize>) -> anyhow::Result<Page> {
         });
     }
     let hvo = hvo::is_on(root);
-    Ok(Page {
+    Ok(PoolsPage {
         default_size: Missing::or_default(hugetlb::default_size(root), "the default size", m),
         hvo: Missing::or_default(hvo, "whether HVO is on", m),
         mounts: Missing::or_default(hugetlb::mounts(root), "hugetlbfs mounts", m),
         limits: Missing::or_default(Limits::read(root, &sizes), "control group limits", m),
-        pools: pools.into_iter().map(PoolPage::from).collect(),
+        pools: pools.into_iter().map(PoolRow::from).collect(),
         holders,
         unmapped,
         kept,
@@ -115,8 +115,8 @@ fn read(root: &Root, size: Option<PageSize>) -> anyhow::Result<Page> {
     })
 }
 
-/// All pools, or that of one size. Where /sys is hidden, as in some containers, /proc still tells
-/// of the default size.
+/// Reads all pools, or one. Where /sys is hidden, as in some containers, /proc still has the pool of
+/// the default size.
 fn pools(
     root: &Root,
     size: Option<PageSize>,
@@ -143,7 +143,7 @@ fn pools(
     Ok(all)
 }
 
-fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
+fn show(view: &mut View, root: &Root, page: &PoolsPage) -> io::Result<()> {
     view.fact("HVO", hvo::in_words(page.hvo))?;
     if let Some(size) = page.default_size {
         view.fact("Default size", size.to_string())?;
@@ -156,7 +156,7 @@ fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
     view::missing(view, "Not shown", &page.missing)
 }
 
-fn show_limits(view: &mut View, page: &Page) -> io::Result<()> {
+fn show_limits(view: &mut View, page: &PoolsPage) -> io::Result<()> {
     let of = |what, limits: &BTreeMap<PageSize, Limit>| {
         let line = |(size, limit): (&PageSize, &Limit)| {
             let (all, more, file) = (limit.limit, limit.room(), limit.file.display());
@@ -168,7 +168,7 @@ fn show_limits(view: &mut View, page: &Page) -> io::Result<()> {
     view.lines(of("reserve", &page.limits.reservations))
 }
 
-fn show_holders(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
+fn show_holders(view: &mut View, root: &Root, page: &PoolsPage) -> io::Result<()> {
     view.heading("Who has pages")?;
     let (processes, files) = (&page.holders.processes, &page.holders.files);
     if processes.is_empty() && files.is_empty() && page.unmapped == Bytes(0) {
@@ -198,7 +198,7 @@ fn row(holder: &Holder) -> [String; 6] {
     ]
 }
 
-/// A row for each pool, and below it one for each of its nodes.
+/// Shows a row for each pool, and below it one for each of its nodes.
 pub(crate) fn show_pools(view: &mut View, pools: &[&Pool]) -> io::Result<()> {
     let rows = |pool: &&Pool| {
         let nodes = pool.nodes.iter();
@@ -229,7 +229,7 @@ fn of_all(pool: &Pool) -> [String; 10] {
     ]
 }
 
-/// Overcommit and reservations belong to no node.
+/// Row of a node. Overcommit and reservations belong to no node.
 fn of_node(size: PageSize, node: NodeId, pages: &NodePool) -> [String; 10] {
     [
         String::new(),

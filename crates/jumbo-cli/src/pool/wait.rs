@@ -23,22 +23,21 @@ pub(crate) struct Args {
     #[arg(value_name = "SIZE")]
     size: PageSize,
 
-    /// How many
+    /// Number of pages, or size of memory
     #[arg(value_name = "PAGES|BYTES", allow_negative_numbers = true)]
     pages: Amount,
 
-    /// How long at most, in seconds; 0 looks once
+    /// Timeout in seconds; 0 checks once
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_hyphen_values = true, default_value = "60")]
     timeout: Duration,
 }
 
-/// As timeout(1) has it.
-pub(crate) const TIMED_OUT: u8 = 124;
+/// Exit status after a timeout, as of timeout(1).
+pub(crate) const EXIT_TIMED_OUT: u8 = 124;
 
-/// The kernel tells no program when a page is given back. Looking often costs little: a look takes
-/// some microseconds.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LAST_PAUSE: Duration = Duration::from_millis(200);
+/// First interval between polls. The kernel reports no freed page; a poll takes microseconds.
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
+const MAX_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitCode> {
     let (size, begin) = (args.size, Instant::now());
@@ -72,7 +71,7 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
         pool.reserved,
         holders(root, &pool),
     ));
-    Ok(ExitCode::from(TIMED_OUT))
+    Ok(ExitCode::from(EXIT_TIMED_OUT))
 }
 
 fn wait(
@@ -82,7 +81,7 @@ fn wait(
     begin: Instant,
     mut pool: Pool,
 ) -> anyhow::Result<(Pool, bool)> {
-    let mut pause = FIRST_PAUSE;
+    let mut pause = MIN_POLL_INTERVAL;
     loop {
         if pool.unused() >= wanted {
             return Ok((pool, true));
@@ -92,15 +91,15 @@ fn wait(
             return Ok((pool, false));
         }
         sleep(pause.min(left));
-        pause = (pause * 2).min(LAST_PAUSE);
+        pause = (pause * 2).min(MAX_POLL_INTERVAL);
         pool = super::pool(root, args.size)?;
     }
 }
 
-/// Those with the most, in words.
+/// Describes the largest holders.
 fn holders(root: &Root, pool: &Pool) -> String {
     let all = Holders::read(root, std::slice::from_ref(pool)).unwrap_or_default();
-    let named: Vec<_> = all.of(pool.size).take(3).map(super::in_words).collect();
+    let named: Vec<_> = all.of(pool.size).take(3).map(super::describe).collect();
     if named.is_empty() {
         String::new()
     } else {

@@ -10,64 +10,66 @@ use jumbo_host::kernel::Root;
 use jumbo_host::kernel::hugetlb::Pool;
 use serde::Serialize;
 
-use super::show::PoolPage;
+use super::show::PoolRow;
 use crate::value::{interval, whole};
 use crate::view::{self, Stdout};
 
 /// Show a pool's use over time, and who has the pages
 ///
-/// One line a look, the largest holders behind it. Ends by Ctrl-C, or after --count looks.
+/// One line a sample, with the largest holders. Ends by Ctrl-C, or after --count samples.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The page size: 2M, 1G
     #[arg(value_name = "SIZE")]
     size: PageSize,
 
-    /// Seconds between two looks
+    /// Seconds between two samples
     #[arg(long, value_name = "SECONDS", value_parser = interval, allow_hyphen_values = true, default_value = "1")]
     interval: Duration,
 
-    /// How many looks
+    /// Number of samples
     #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     count: Option<u64>,
 }
 
-/// The JSON of one look.
+/// One sample, for JSON.
 #[derive(Serialize)]
-struct Look {
-    /// Since the first look.
+struct Sample {
+    /// Time since the first sample.
     seconds: f64,
     #[serde(flatten)]
-    page: PoolPage,
+    page: PoolRow,
     holders: Vec<Holder>,
 }
 
-/// Holders of a look: those with the most.
-const HOLDERS: usize = 3;
+/// Maximum number of holders in a sample; the largest.
+const MAX_HOLDERS: usize = 3;
 
-/// Lines between two headings on a page of text.
-const HEADING: u64 = 20;
+/// Number of samples between two headings.
+const LINES_PER_HEADING: u64 = 20;
 
 pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitCode> {
     let begin = Instant::now();
     let mut before: Option<Pool> = None;
     let mut next = begin;
-    for look in 0..args.count.unwrap_or(u64::MAX) {
-        // By the clock: the time of a look adds nothing. The first is due at once.
+    for index in 0..args.count.unwrap_or(u64::MAX) {
+        // An absolute schedule: the duration of a sample does not add up.
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
         next += args.interval;
         let pool = super::pool(root, args.size)?;
-        let seen = Look::new(root, &pool, begin.elapsed());
+        let sample = Sample::new(root, &pool, begin.elapsed());
         if json {
-            view::json_line(&seen)?;
+            view::json_line(&sample)?;
         } else {
             let mut out = Stdout::lock();
-            if look % HEADING == 0 {
-                let titles = TITLES.map(|title| format!("{title:>WIDTH$}")).concat();
+            if index % LINES_PER_HEADING == 0 {
+                let titles = TITLES
+                    .map(|title| format!("{title:>COLUMN_WIDTH$}"))
+                    .concat();
                 writeln!(out, "{titles}  HOLDERS")?;
             }
-            writeln!(out, "{}", seen.line(before.as_ref()))?;
-            // A program that reads it from a pipe wants it now.
+            writeln!(out, "{}", sample.line(before.as_ref()))?;
+            // For a reader of a pipe.
             out.flush()?;
         }
         before = Some(pool);
@@ -75,8 +77,8 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-/// Of a column: the longest title and a blank.
-const WIDTH: usize = 11;
+/// Width of a column: the longest title and a blank.
+const COLUMN_WIDTH: usize = 11;
 
 const TITLES: [&str; 7] = [
     "SECONDS",
@@ -88,16 +90,16 @@ const TITLES: [&str; 7] = [
     "CHANGE",
 ];
 
-impl Look {
+impl Sample {
     fn new(root: &Root, pool: &Pool, at: Duration) -> Self {
-        // That no holder can be seen is no reason to stop looking at the pool.
+        // Unreadable holders do not stop the samples of the pool.
         let all = Holders::read(root, std::slice::from_ref(pool)).unwrap_or_default();
         let known = |holder: &&Holder| holder.size.is_none_or(|size| size == pool.size);
         let holders = all
             .processes
             .iter()
             .filter(known)
-            .take(HOLDERS)
+            .take(MAX_HOLDERS)
             .cloned()
             .collect();
         Self {
@@ -126,8 +128,8 @@ impl Look {
             pool.free.to_string(),
             change,
         ];
-        let holders: Vec<_> = self.holders.iter().map(super::in_words).collect();
-        let cells = cells.map(|cell| format!("{cell:>WIDTH$}")).concat();
+        let holders: Vec<_> = self.holders.iter().map(super::describe).collect();
+        let cells = cells.map(|cell| format!("{cell:>COLUMN_WIDTH$}")).concat();
         format!("{cells}  {}", holders.join(", "))
             .trim_end()
             .to_owned()

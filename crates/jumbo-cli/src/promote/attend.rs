@@ -18,19 +18,19 @@ use jumbo_inside::orders::MaxWaste;
 use serde::{Deserialize, Serialize};
 
 use super::watch::Watch;
-use super::{CPU_PARTS, LONGEST, cpu_time};
+use super::{CPU_DIVISOR, MAX_INTERVAL, cpu_time};
 
 /// The time between two looks at the size.
-const LOOK: Duration = Duration::from_millis(20);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
 /// The growth that calls for a round: a huge page.
-const GROWTH: Bytes = Bytes(2 << 20);
+const MIN_GROWTH: Bytes = Bytes(2 << 20);
 /// A program that grows by so much between two looks fills memory. A collapse would hold up its page faults.
-const FILL: Bytes = Bytes(8 << 20);
+const FILL_GROWTH: Bytes = Bytes(8 << 20);
 /// A round is put off while the program fills memory, but no longer than this; then it has a quarter of the time.
-const MAX_FILL: Duration = Duration::from_secs(1);
-const FILL_SHARE: Duration = Duration::from_millis(250);
+const MAX_DELAY: Duration = Duration::from_secs(1);
+const FILL_ROUND_TIME: Duration = Duration::from_millis(250);
 /// The first interval between rounds without growth.
-const SHORTEST: Duration = Duration::from_millis(400);
+const MIN_INTERVAL: Duration = Duration::from_millis(400);
 
 /// The result over all rounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,8 +74,8 @@ fn follow(
     promoted: &mut Promoted,
 ) {
     let mut pace = Pace::new(target, None);
-    let mut size = Size::new(root, target);
-    let (mut planned_at, mut interval) = (Bytes(0), SHORTEST);
+    let mut size = ResidentSize::new(root, target);
+    let (mut planned_at, mut interval) = (Bytes(0), MIN_INTERVAL);
     // A plan that was cut short.
     let mut open: Option<PromotePlan> = None;
     let mut earliest = Instant::now();
@@ -83,8 +83,8 @@ fn follow(
     while watch.ended_by().is_none() && !target.process().is_gone() {
         let fills = size.look();
         let now = Instant::now();
-        let has_changed = size.resident.0.abs_diff(planned_at.0) >= GROWTH.0;
-        let is_late = now >= ended + MAX_FILL;
+        let has_changed = size.resident.0.abs_diff(planned_at.0) >= MIN_GROWTH.0;
+        let is_late = now >= ended + MAX_DELAY;
         let is_due = open.is_some() || now >= earliest && (now >= due || has_changed);
         if is_due && (!fills || is_late) {
             let (before, began) = (promoted.obtained, cpu_time(root));
@@ -94,42 +94,42 @@ fn follow(
             let plan = plan(root, target, wish, promoted.cost, open.take());
             // A collapse is paid once for its block; to look for blocks is what must not be done too often.
             let planning = cpu_time(root).saturating_sub(began);
-            let mut calm = Calm {
+            let mut watcher = RoundWatcher {
                 watch,
                 size: &mut size,
-                until: fills.then(|| now + FILL_SHARE),
+                until: fills.then(|| now + FILL_ROUND_TIME),
                 is_cut: false,
             };
             match plan {
                 Ok((plan, reach)) => {
-                    let outcome = promote(target, &reach, &plan, &mut pace, &mut calm);
-                    promoted.add(&reach, &outcome, calm.is_cut);
-                    open = calm.is_cut.then(|| plan.after(&outcome));
+                    let outcome = promote(target, &reach, &plan, &mut pace, &mut watcher);
+                    promoted.add(&reach, &outcome, watcher.is_cut);
+                    open = watcher.is_cut.then(|| plan.after(&outcome));
                 }
                 Err(Refusal::Gone) => {}
                 Err(refusal) => promoted.reason = Some(refusal.to_string()),
             }
             interval = match promoted.obtained > before {
-                true => SHORTEST,
-                false => (interval * 2).min(LONGEST),
+                true => MIN_INTERVAL,
+                false => (interval * 2).min(MAX_INTERVAL),
             };
             ended = Instant::now();
-            earliest = earliest.max(now + planning * CPU_PARTS);
+            earliest = earliest.max(now + planning * CPU_DIVISOR);
             due = earliest.max(ended + interval);
         }
-        watch.wait_for(target.process(), LOOK);
+        watch.wait_for(target.process(), SAMPLE_INTERVAL);
     }
 }
 
 /// The resident memory of the program at the last look.
-struct Size<'a> {
+struct ResidentSize<'a> {
     root: &'a Root,
     pid: u32,
     looked: Instant,
     resident: Bytes,
 }
 
-impl<'a> Size<'a> {
+impl<'a> ResidentSize<'a> {
     fn new(root: &'a Root, target: &Target) -> Self {
         Self {
             root,
@@ -145,25 +145,25 @@ impl<'a> Size<'a> {
         self.looked = Instant::now();
         self.resident = tree::resident_anonymous(self.root, self.pid).unwrap_or(self.resident);
         let grown = self.resident.0.saturating_sub(before.1.0) as f64;
-        let looks = (self.looked - before.0).as_secs_f64() / LOOK.as_secs_f64();
-        grown >= FILL.0 as f64 * looks.max(1.0)
+        let looks = (self.looked - before.0).as_secs_f64() / SAMPLE_INTERVAL.as_secs_f64();
+        grown >= FILL_GROWTH.0 as f64 * looks.max(1.0)
     }
 }
 
 /// Ends a round once the program fills memory again.
-struct Calm<'a, 'r> {
+struct RoundWatcher<'a, 'r> {
     watch: &'a mut Watch,
-    size: &'a mut Size<'r>,
+    size: &'a mut ResidentSize<'r>,
     /// The end of a round while it fills memory.
     until: Option<Instant>,
     is_cut: bool,
 }
 
-impl Watcher for Calm<'_, '_> {
+impl Watcher for RoundWatcher<'_, '_> {
     fn poll(&mut self, progress: &Progress) -> ControlFlow<()> {
         self.is_cut = match self.until {
             Some(until) => Instant::now() >= until,
-            None => self.size.looked.elapsed() >= LOOK && self.size.look(),
+            None => self.size.looked.elapsed() >= SAMPLE_INTERVAL && self.size.look(),
         };
         match self.is_cut {
             true => ControlFlow::Break(()),

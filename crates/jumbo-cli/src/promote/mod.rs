@@ -24,7 +24,7 @@ use jumbo_inside::orders::MaxWaste;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use crate::knobs::PART;
+use crate::knobs::EXIT_PARTIAL;
 use crate::signal::end_by;
 pub(crate) use attend::{Promoted, attend};
 use watch::Watch;
@@ -107,14 +107,14 @@ pub(crate) struct Args {
 
 /// The JSON.
 #[derive(Default, Serialize)]
-struct Page {
+struct PromotePage {
     dry_run: bool,
-    processes: Vec<Done>,
+    processes: Vec<ProcessResult>,
 }
 
 /// The result of one process.
 #[derive(Default, Serialize)]
-struct Done {
+struct ProcessResult {
     pid: u32,
     name: String,
     /// Why nothing was done.
@@ -172,9 +172,9 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     if args.follow {
         return follow(&root, &args, watch, &mut typed);
     }
-    let mut page = Page {
+    let mut page = PromotePage {
         dry_run: args.dry_run,
-        ..Page::default()
+        ..PromotePage::default()
     };
     let alone = all.len() == 1;
     for process in all {
@@ -238,10 +238,10 @@ fn named(root: &Root, args: &Args, typed: &mut Typed) -> anyhow::Result<Vec<Name
 }
 
 /// Plans for one process, and does it.
-fn one(root: &Root, process: Named, args: &Args, spent: Bytes, watch: &mut Watch) -> Done {
-    let mut done = Done {
+fn one(root: &Root, process: Named, args: &Args, spent: Bytes, watch: &mut Watch) -> ProcessResult {
+    let mut done = ProcessResult {
         pid: process.pid,
-        ..Done::default()
+        ..ProcessResult::default()
     };
     if let Err(refusal) = work(root, process, args, spent, watch, &mut done) {
         done.gone = matches!(refusal, Refusal::Gone | Refusal::Zombie { .. });
@@ -257,7 +257,7 @@ fn work(
     args: &Args,
     spent: Bytes,
     watch: &mut Watch,
-    done: &mut Done,
+    done: &mut ProcessResult,
 ) -> Result<(), Refusal> {
     let target = Target::open(root, process.pid)?;
     // Since it was named it may have ended, and another may have got its PID.
@@ -283,10 +283,10 @@ fn work(
 }
 
 /// The share of a CPU that `--follow` takes is one part of so many.
-const CPU_PARTS: u32 = 20;
+const CPU_DIVISOR: u32 = 20;
 /// Between two rounds.
-const SHORTEST: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(10);
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Rounds until all processes have ended, or a signal comes.
 fn follow(
@@ -296,7 +296,7 @@ fn follow(
     typed: &mut Typed,
 ) -> anyhow::Result<ExitCode> {
     let mut spent: BTreeMap<Named, Bytes> = BTreeMap::new();
-    let (mut refused, mut interval) = (BTreeSet::new(), SHORTEST);
+    let (mut refused, mut interval) = (BTreeSet::new(), MIN_INTERVAL);
     let mut any = false;
     loop {
         let began = cpu_time(root);
@@ -304,7 +304,7 @@ fn follow(
         let Ok(all) = named(root, args, typed) else {
             break;
         };
-        let mut page = Page::default();
+        let mut page = PromotePage::default();
         let (mut is_any_left, mut has_grown) = (false, false);
         for process in all.iter().copied() {
             let before = spent.get(&process).copied().unwrap_or_default();
@@ -332,11 +332,11 @@ fn follow(
             break;
         }
         interval = if has_grown {
-            SHORTEST
+            MIN_INTERVAL
         } else {
-            (interval * 2).min(LONGEST)
+            (interval * 2).min(MAX_INTERVAL)
         };
-        let share = (cpu_time(root).saturating_sub(began)) * (CPU_PARTS - 1);
+        let share = (cpu_time(root).saturating_sub(began)) * (CPU_DIVISOR - 1);
         watch.rest(interval.max(share), || {
             all.iter().any(|process| lives(root, *process))
         });
@@ -361,21 +361,21 @@ fn cpu_time(root: &Root) -> Duration {
     Duration::try_from(time).unwrap_or_default() + children.unwrap_or_default()
 }
 
-fn status_of(page: &Page) -> ExitCode {
+fn status_of(page: &PromotePage) -> ExitCode {
     // Whether all of it was done, and whether any.
-    let done = |done: &Done| match (&done.outcome, &done.split) {
+    let done = |done: &ProcessResult| match (&done.outcome, &done.split) {
         _ if done.refusal.is_some() => [false; 2],
         (Some(outcome), _) => [outcome.is_whole(), outcome.obtained > Bytes(0)],
         (_, Some(split)) => [split.left.is_none(), split.after < split.before],
         _ => [true; 2],
     };
-    let is_whole = |it: &Done| done(it)[0];
-    let is_any = |it: &Done| done(it).contains(&true);
+    let is_whole = |it: &ProcessResult| done(it)[0];
+    let is_any = |it: &ProcessResult| done(it).contains(&true);
     match () {
         // All that a group or a name had have ended.
         () if page.processes.is_empty() => ExitCode::FAILURE,
         () if page.processes.iter().all(is_whole) => ExitCode::SUCCESS,
-        () if page.processes.iter().any(is_any) => ExitCode::from(PART),
+        () if page.processes.iter().any(is_any) => ExitCode::from(EXIT_PARTIAL),
         () => ExitCode::FAILURE,
     }
 }

@@ -6,11 +6,11 @@ use jumbo::units::Bytes;
 use jumbo_host::promote::{Access, Outcome, Part, PromotePlan, Split, left_out};
 use jumbo_host::status::Kind;
 
-use super::{Done, Page};
+use super::{ProcessResult, PromotePage};
 use crate::view::{self, View, duration, percent};
 
 /// All of it.
-pub(super) fn page(page: &Page, json: bool) -> anyhow::Result<()> {
+pub(super) fn page(page: &PromotePage, json: bool) -> anyhow::Result<()> {
     if json {
         return view::json(page);
     }
@@ -18,7 +18,7 @@ pub(super) fn page(page: &Page, json: bool) -> anyhow::Result<()> {
 }
 
 /// A round of `--follow`, where there is news.
-pub(super) fn round(page: &Page, json: bool) -> anyhow::Result<()> {
+pub(super) fn round(page: &PromotePage, json: bool) -> anyhow::Result<()> {
     match (page.processes.is_empty(), json) {
         (true, _) => Ok(()),
         (_, true) => view::json_line(page),
@@ -26,7 +26,7 @@ pub(super) fn round(page: &Page, json: bool) -> anyhow::Result<()> {
     }
 }
 
-fn text(page: &Page) -> anyhow::Result<()> {
+fn text(page: &PromotePage) -> anyhow::Result<()> {
     let mut view = View::stdout();
     for done in &page.processes {
         let name = match done.name.as_str() {
@@ -52,7 +52,7 @@ fn promoted(
     name: &str,
     plan: &PromotePlan,
     reach: &Access,
-    done: &Done,
+    done: &ProcessResult,
 ) -> anyhow::Result<()> {
     let method = reach.method;
     view.line(match &done.outcome {

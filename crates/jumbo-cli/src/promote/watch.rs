@@ -12,11 +12,11 @@ use jumbo_host::teardown::Process;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::bench::bar;
-use crate::signal::{asked, poll};
+use crate::signal::{next_termination, poll};
 use crate::view;
 
 /// The time between two looks for a process that is left, between two rounds.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Every signal of this process, read instead of delivered, so that no thread of another process is left
 /// in a call of ours; and a bar on stderr, on a terminal.
@@ -44,12 +44,12 @@ impl Watch {
         self.name = format!("MiB, {} {}", target.pid(), view::clean(target.name()));
     }
 
-    /// The signal that asked for an end.
+    /// The signal that next_termination for an end.
     pub(super) fn ended_by(&self) -> Option<i32> {
         self.ended_by
     }
 
-    /// Has signals delivered again; gives the one that asked for an end.
+    /// Has signals delivered again; gives the one that next_termination for an end.
     pub(super) fn finish(self) -> Option<i32> {
         self.bar.finish_and_clear();
         self.signals.release();
@@ -61,7 +61,7 @@ impl Watch {
         let started = Instant::now();
         self.bar.finish_and_clear();
         while started.elapsed() < time && is_any_left() {
-            let left = time.saturating_sub(started.elapsed()).min(LOOK);
+            let left = time.saturating_sub(started.elapsed()).min(POLL_INTERVAL);
             let mut ready = [PollFd::from_borrowed_fd(
                 self.signals.as_fd(),
                 PollFlags::IN,
@@ -84,7 +84,7 @@ impl Watch {
     }
 
     fn is_asked(&mut self) -> bool {
-        self.ended_by = self.ended_by.or(asked(&self.signals));
+        self.ended_by = self.ended_by.or(next_termination(&self.signals));
         self.ended_by.is_some()
     }
 }

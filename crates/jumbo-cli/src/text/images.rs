@@ -33,7 +33,7 @@ pub(crate) struct Args {
 
 /// One image, and what was found or done.
 #[derive(Serialize)]
-struct Row {
+struct ImageRow {
     #[serde(flatten)]
     image: TextImage,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -49,14 +49,14 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
         let removed = (args.remove && !image.withdrawn).then(|| image.withdraw(root));
         image.withdrawn |= matches!(removed, Some(Ok(())));
         let failed = removed.and_then(Result::err).map(|error| error.to_string());
-        rows.push(Row {
+        rows.push(ImageRow {
             image,
             check,
             failed,
         });
     }
     view::page(json, &rows, |view, rows| show(view, rows))?;
-    let same = |row: &Row| row.check.as_ref().is_none_or(|check| *check == Check::Same);
+    let same = |row: &ImageRow| row.check.as_ref().is_none_or(|check| *check == Check::Same);
     let amiss = rows.iter().filter(|row| row.failed.is_some() || !same(row));
     Ok(match amiss.count() {
         0 => ExitCode::SUCCESS,
@@ -65,7 +65,7 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
     })
 }
 
-fn show(view: &mut View, rows: &[Row]) -> io::Result<()> {
+fn show(view: &mut View, rows: &[ImageRow]) -> io::Result<()> {
     if rows.is_empty() {
         return view.line("No process that you may look into shares an image of text.");
     }
@@ -73,7 +73,7 @@ fn show(view: &mut View, rows: &[Row]) -> io::Result<()> {
     view.table(columns, rows.iter().map(row))
 }
 
-fn row(row: &Row) -> [String; 6] {
+fn row(row: &ImageRow) -> [String; 6] {
     let image = &row.image;
     let path = image.path.as_ref().map(|path| path.display().to_string());
     let found = match (&row.failed, &row.check) {

@@ -35,21 +35,21 @@ pub(crate) struct Args {
 
 /// The JSON.
 #[derive(Default, Serialize)]
-struct Page {
+struct InspectPage {
     files: Vec<Inspection>,
-    processes: Vec<Process>,
+    processes: Vec<ProcessText>,
 }
 
 /// A process, and the text that it maps.
 #[derive(Serialize)]
-struct Process {
+struct ProcessText {
     pid: u32,
     name: String,
     files: Vec<MappedFile>,
 }
 
 pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitCode> {
-    let mut page = Page::default();
+    let mut page = InspectPage::default();
     for target in &args.targets {
         match target.to_str().map(str::parse) {
             Some(Ok(pid)) => page.processes.push(process(root, pid)?),
@@ -63,19 +63,19 @@ fn file(root: &Root, path: &Path) -> anyhow::Result<Inspection> {
     inspect(root, path).with_context(|| format!("cannot inspect {}", path.display()))
 }
 
-fn process(root: &Root, pid: u32) -> anyhow::Result<Process> {
+fn process(root: &Root, pid: u32) -> anyhow::Result<ProcessText> {
     let name = task::name(root, pid);
     if name.as_ref().is_err_and(|error| error.is_missing()) {
         bail!("no process has the number {pid}\nhint: `./{pid}` is the file of that name");
     }
-    Ok(Process {
+    Ok(ProcessText {
         pid,
         name: name?,
         files: mapped(root, pid)?,
     })
 }
 
-fn show(view: &mut View, page: &Page) -> io::Result<()> {
+fn show(view: &mut View, page: &InspectPage) -> io::Result<()> {
     for file in &page.files {
         show_file(view, file)?;
     }
@@ -150,7 +150,7 @@ fn cached(text: CachedText) -> String {
     }
 }
 
-fn show_process(view: &mut View, process: &Process) -> io::Result<()> {
+fn show_process(view: &mut View, process: &ProcessText) -> io::Result<()> {
     view.heading(&format!("{} ({})", process.name, process.pid))?;
     let columns = "<FILE|>TEXT|>RESIDENT|>HUGE|>SHARE|<CONGRUENT";
     view.table(

@@ -45,7 +45,7 @@ pub(crate) struct Args {
 
 /// The JSON.
 #[derive(Default, Serialize)]
-struct Page {
+struct PrimePage {
     /// True where nothing was changed.
     dry_run: bool,
     /// The result of each file.
@@ -57,9 +57,9 @@ struct Page {
 pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitCode> {
     let absolute = |file: &PathBuf| std::path::absolute(file).context("cannot tell where this is");
     let mut files: Vec<PathBuf> = args.files.iter().map(absolute).collect::<Result<_, _>>()?;
-    let mut page = Page {
+    let mut page = PrimePage {
         dry_run: args.dry_run,
-        ..Page::default()
+        ..PrimePage::default()
     };
     let sizes = Sizes::read(root)?;
     let running = Running::read(root)?;
@@ -106,7 +106,7 @@ fn prime_one(
         .unwrap_or_else(|error| Primed::failed(file, error.to_string()))
 }
 
-fn show(view: &mut View, page: &Page, sizes: Sizes) -> io::Result<()> {
+fn show(view: &mut View, page: &PrimePage, sizes: Sizes) -> io::Result<()> {
     if page.files.is_empty() {
         return view.line("no process runs text of a huge page or more");
     }

@@ -1,6 +1,6 @@
-//! `jumbo thp`: the tables of transparent huge pages.
+//! `jumbo thp`: the controls of transparent huge pages.
 //!
-//! - [`show`]: look. [`save`]: keep them in a file, and put back what a file has. Setting is here.
+//! - [`show`] reads them. [`save`]: to a file, and back. `jumbo thp set` is here.
 
 mod save;
 pub(crate) mod show;
@@ -13,7 +13,7 @@ use jumbo_host::kernel::{Root, thp};
 use jumbo_host::knobs::thp::{Side, Table, once};
 use jumbo_host::knobs::{Group, Knob, Plan, Value};
 
-use crate::knobs::{Bare, How, change, help, undo, usage};
+use crate::knobs::{BareOptions, ChangeOptions, change, help, undo, usage};
 
 /// Show and set which folio sizes the kernel uses for anonymous and shared memory
 #[derive(Debug, clap::Args)]
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     command: Option<Command>,
 
     #[command(flatten)]
-    bare: Bare,
+    bare: BareOptions,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -38,15 +38,15 @@ enum Command {
     /// Show the tables, and what came of them
     ///
     /// With --anon or --shmem: all that the kernel counts for each size, and what it means.
-    Show(Which),
+    Show(SideArgs),
     Set(SetArgs),
     Save(save::SaveArgs),
     Restore(save::RestoreArgs),
 }
 
-/// Which memory.
+/// Kind of memory.
 #[derive(Clone, Copy, Debug, clap::Args)]
-struct Which {
+struct SideArgs {
     /// The controls of anonymous memory alone
     #[arg(long, conflicts_with = "shmem")]
     anon: bool,
@@ -56,7 +56,7 @@ struct Which {
     shmem: bool,
 }
 
-impl Which {
+impl SideArgs {
     fn side(self) -> Option<Side> {
         match (self.anon, self.shmem) {
             (true, _) => Some(Side::Anon),
@@ -94,23 +94,23 @@ Examples:
   jumbo thp set shmem 64K=always,2M=inherit
   jumbo thp set --undo")]
 struct SetArgs {
-    /// Which knob gets which value; any number of them
+    /// Knobs and their values
     #[arg(value_name = "KNOB=VALUE", conflicts_with = "undo")]
     values: Vec<String>,
 
     #[command(flatten)]
-    which: Which,
+    which: SideArgs,
 
     #[command(flatten)]
-    how: How,
+    options: ChangeOptions,
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let root = Root::at(&args.bare.root);
     match &args.command {
-        None if args.bare.undo => undo::main(&root, &[Group::thp()], &args.bare.manner, false),
-        None => show::main(&root, None, args.bare.manner.json),
-        Some(Command::Show(which)) => show::main(&root, which.side(), args.bare.manner.json),
+        None if args.bare.undo => undo::main(&root, &[Group::thp()], &args.bare.mode, false),
+        None => show::main(&root, None, args.bare.mode.json),
+        Some(Command::Show(which)) => show::main(&root, which.side(), args.bare.mode.json),
         Some(Command::Set(args)) => set(&root, args),
         Some(Command::Save(args)) => save::save(&root, args),
         Some(Command::Restore(args)) => save::restore(&root, args),
@@ -125,20 +125,24 @@ fn set(root: &Root, args: &SetArgs) -> anyhow::Result<ExitCode> {
     let values = assignments(&args.values, side, &sizes).unwrap_or_else(|wrong| usage(&wrong));
     once(&values).unwrap_or_else(|wrong| usage(&wrong.to_string()));
     for (knob, value) in &values {
-        shared_only(root, knob, value)?;
+        refuse_order_1(root, knob, value)?;
     }
-    give(root, &args.how, &values)
+    set_values(root, &args.options, &values)
 }
 
-/// Gives the knobs these values, as one change.
-fn give(root: &Root, how: &How, values: &[(Knob, Value)]) -> anyhow::Result<ExitCode> {
-    change::set(root, &Group::thp(), how, values, |root, _: &Plan| {
-        let table = table(root, None).ok().filter(|_| how.persist)?;
+/// Sets the knobs in one change.
+fn set_values(
+    root: &Root,
+    options: &ChangeOptions,
+    values: &[(Knob, Value)],
+) -> anyhow::Result<ExitCode> {
+    change::set(root, &Group::thp(), options, values, |root, _: &Plan| {
+        let table = table(root, None).ok().filter(|_| options.persist)?;
         in_command_line(&table.with(values), root)
     })
 }
 
-/// The present values.
+/// Reads the current values.
 fn table(root: &Root, side: Option<Side>) -> anyhow::Result<Table> {
     let thp = thp::Thp::read(root)?.context(NO_THP)?;
     let kernel = root.read("proc/sys/kernel/osrelease").unwrap_or_default();
@@ -147,7 +151,7 @@ fn table(root: &Root, side: Option<Side>) -> anyhow::Result<Table> {
 
 const NO_THP: &str = "this kernel has no THP (CONFIG_TRANSPARENT_HUGEPAGE)";
 
-/// The arguments of the kernel that say what `table` does, in words.
+/// Note on the kernel's boot arguments that have the effect of `table`.
 fn in_command_line(table: &Table, root: &Root) -> Option<String> {
     let arguments = table.arguments(show::huge_of_dev_shm(root).as_deref());
     let arguments: Vec<_> = arguments
@@ -161,7 +165,7 @@ fn in_command_line(table: &Table, root: &Root) -> Option<String> {
     })
 }
 
-/// The value that no argument of the kernel sets, in words.
+/// Note on a value that no boot argument can set.
 fn lost_at_boot(table: &Table) -> Option<String> {
     let word = table.lost_at_boot()?;
     Some(format!(
@@ -169,9 +173,9 @@ fn lost_at_boot(table: &Table) -> Option<String> {
     ))
 }
 
-/// Folios of 8 KiB (order 1) are of files alone: the control for anonymous memory is not there, and
-/// no error of the kernel's says why.
-fn shared_only(root: &Root, knob: &Knob, value: &Value) -> anyhow::Result<()> {
+/// Refuses 8 KiB (order 1) for anonymous memory: only files have folios of this size. The kernel's
+/// error would be a missing file.
+fn refuse_order_1(root: &Root, knob: &Knob, value: &Value) -> anyhow::Result<()> {
     let controls = thp::Thp::read_controls(root)?.context(NO_THP)?;
     let sizes = controls.sizes.iter();
     let mut sizes = sizes.filter(|(_, of)| of.enabled.is_none() && of.shmem_enabled.is_some());
@@ -183,8 +187,8 @@ fn shared_only(root: &Root, knob: &Knob, value: &Value) -> anyhow::Result<()> {
     }
 }
 
-/// `enabled=madvise 64K.shmem=advise`, `shmem 64K=always,2M=inherit`: a SIZE without more is of
-/// `side`, until a word says another. `sizes` are those of this kernel.
+/// Parses `enabled=madvise 64K.shmem=advise` or `shmem 64K=always,2M=inherit`. A bare SIZE belongs to
+/// `side` until a word changes it. `sizes` are the folio sizes of this kernel.
 fn assignments(
     words: &[String],
     mut side: Side,
@@ -204,8 +208,7 @@ fn assignments(
     }
 }
 
-/// The error of a name that is a number of bytes and no folio size on any kernel, such as 65K.
-/// `sizes` are those of this one.
+/// Error for a size that is no folio size on any kernel, such as 65K.
 fn no_folio_size(name: &str, sizes: &[PageSize]) -> Option<String> {
     let typed = name.strip_suffix(".shmem").unwrap_or(name);
     let bytes = typed.parse::<Bytes>().ok()?;
@@ -226,7 +229,7 @@ fn no_folio_size(name: &str, sizes: &[PageSize]) -> Option<String> {
     ))
 }
 
-/// `enabled=madvise`, `64K.shmem=advise`.
+/// Parses `enabled=madvise` or `64K.shmem=advise`.
 fn assignment(text: &str, side: Side, sizes: &[PageSize]) -> Result<(Knob, Value), String> {
     let wrong =
         || format!("`{text}` is not KNOB=VALUE, such as enabled=madvise or 64K.shmem=advise");
@@ -262,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn knobs_are_named_shortly_and_a_word_says_of_which_memory_sizes_are() {
+    fn short_names_and_side_words_select_knobs() {
         for (words, found) in [
             ("enabled=always", "/enabled"),
             ("shmem=never", "/shmem_enabled"),
@@ -294,10 +297,10 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_no_folio_has_is_named_with_the_nearest() {
+    fn an_invalid_folio_size_is_refused_with_the_nearest_one() {
         let sizes = [16, 64, 2048].map(|kib| PageSize::new(kib << 10).unwrap());
-        let said = |word: &str| assignment(word, Side::Anon, &sizes).unwrap_err();
-        let odd = said("65K=always");
+        let error = |word: &str| assignment(word, Side::Anon, &sizes).unwrap_err();
+        let odd = error("65K=always");
         assert!(
             odd.contains("65K is no folio size: folio sizes are powers of two"),
             "{odd}"
@@ -306,8 +309,8 @@ mod tests {
             odd.contains("nearest is 64K; this kernel has 16K, 64K, 2M"),
             "{odd}"
         );
-        assert!(said("1900K.shmem=always").contains("nearest is 2M;"));
-        assert!(said("65Q=always").contains("is not KNOB=VALUE"));
+        assert!(error("1900K.shmem=always").contains("nearest is 2M;"));
+        assert!(error("65Q=always").contains("is not KNOB=VALUE"));
         assert!(assignment("64K=always", Side::Shmem, &sizes).is_ok());
     }
 }

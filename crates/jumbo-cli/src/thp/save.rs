@@ -1,4 +1,4 @@
-//! `jumbo thp save` and `restore`: the tables in a file.
+//! `jumbo thp save` and `restore`: the controls in a file.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -8,12 +8,12 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use jumbo_host::kernel::Root;
 use jumbo_host::knobs::thp::Table;
-use jumbo_host::knobs::{Boot, Group, Plan, boot};
+use jumbo_host::knobs::{Group, Plan, boot};
 use jumbo_host::whole_file::{self, Existing};
 
-use super::{Which, give, in_command_line, table};
+use super::{SideArgs, in_command_line, set_values, table};
 use crate::knobs::change::{Change, change};
-use crate::knobs::{How, Manner};
+use crate::knobs::{ChangeOptions, Mode};
 use crate::view;
 
 /// Keep the tables as they are now: in a file, or for the next boot
@@ -31,7 +31,7 @@ pub(super) struct SaveArgs {
     file: Option<PathBuf>,
 
     #[command(flatten)]
-    what: What,
+    what: TableOptions,
 }
 
 /// Put back the tables of a file, all or none
@@ -43,34 +43,34 @@ pub(super) struct RestoreArgs {
     file: PathBuf,
 
     #[command(flatten)]
-    what: What,
+    what: TableOptions,
 }
 
-/// The options of both.
+/// Options of both.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("force", |force| force.hide(true)))]
-struct What {
+struct TableOptions {
     /// Set it up at the next boot too, in tmpfiles.d
     #[arg(long)]
     persist: bool,
 
     #[command(flatten)]
-    which: Which,
+    which: SideArgs,
 
     #[command(flatten)]
-    manner: Manner,
+    mode: Mode,
 }
 
 pub(super) fn save(root: &Root, args: &SaveArgs) -> anyhow::Result<ExitCode> {
-    let What {
+    let TableOptions {
         persist,
         which,
-        manner,
+        mode,
     } = &args.what;
     let side = which.side();
     let now = table(root, side)?;
     match &args.file {
-        Some(file) if !manner.dry_run => write(file, &now)?,
+        Some(file) if !mode.dry_run => write(file, &now)?,
         None if !persist => view::json(&now)?,
         _ => {}
     }
@@ -78,11 +78,11 @@ pub(super) fn save(root: &Root, args: &SaveArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let group = Group::thp();
-    change(root, manner, || {
+    change(root, mode, || {
         let table = table(root, side)?;
         let values = table.knobs(side)?.into_iter();
         let values: Vec<_> = values.map(|(knob, value)| (knob.file, value)).collect();
-        let boot: Boot = boot::persist(root, &group, &values, &[])?;
+        let boot = boot::persist(root, &group, &values, &[])?;
         let notes = in_command_line(&table, root).into_iter().collect();
         Ok(Change::new(Plan::new(group.clone()), boot, notes))
     })
@@ -93,26 +93,26 @@ fn write(file: &Path, table: &Table) -> anyhow::Result<()> {
     let name = file.display();
     let written = whole_file::write(file, text.as_bytes(), 0o644, Existing::Keep);
     written.map_err(|error| match error.kind() {
-        std::io::ErrorKind::AlreadyExists => {
+        io::ErrorKind::AlreadyExists => {
             anyhow!("{name} is there already\nhint: another name; no table is written over")
         }
         _ => anyhow!("cannot write {name}: {error}"),
     })
 }
 
-/// The longest table, in bytes.
-const MOST: u64 = 1 << 20;
+/// Maximum size of the file.
+const MAX_TABLE_BYTES: u64 = 1 << 20;
 
-/// The text of a regular file: a FIFO would wait for a writer, and a device has no end.
+/// Reads a regular file: a FIFO would wait for a writer, and a device is endless.
 fn read(file: &Path) -> io::Result<String> {
     if !fs::metadata(file)?.is_file() {
         return Err(io::Error::other("it is no regular file"));
     }
     let mut text = String::new();
     fs::File::open(file)?
-        .take(MOST + 1)
+        .take(MAX_TABLE_BYTES + 1)
         .read_to_string(&mut text)?;
-    match text.len() as u64 > MOST {
+    match text.len() as u64 > MAX_TABLE_BYTES {
         true => Err(io::Error::other("it has more than 1 MiB")),
         false => Ok(text),
     }
@@ -126,11 +126,11 @@ pub(super) fn restore(root: &Root, args: &RestoreArgs) -> anyhow::Result<ExitCod
     let table: Table = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     let values = table.knobs(args.what.which.side());
     let values = values.map_err(|error| wrong(error.to_string()))?;
-    let how = How {
+    let options = ChangeOptions {
         persist: args.what.persist,
         forget: false,
         undo: false,
-        manner: args.what.manner.clone(),
+        mode: args.what.mode.clone(),
     };
-    give(root, &how, &values)
+    set_values(root, &options, &values)
 }

@@ -17,21 +17,21 @@ use super::{NO_THP, lost_at_boot, table};
 use crate::knobs::Kept;
 use crate::view::{self, NONE, View};
 
-/// The JSON.
+/// THP controls, for JSON.
 #[derive(Serialize)]
-struct Page {
+struct ThpPage {
     thp: Thp,
-    /// The mounts of tmpfs: `huge=` rules the files of each.
+    /// tmpfs mounts, with their `huge=`.
     tmpfs: Vec<Tmpfs>,
-    /// The kernel arguments that set these tables at boot.
+    /// Boot arguments of the kernel with the same effect.
     arguments: Vec<Argument>,
     #[serde(flatten)]
     kept: Kept,
     missing: Vec<Missing>,
 }
 
-/// The counters of `hugepages-*kB/stats`, a line each: the file, of which memory it is, and its
-/// meaning (Documentation/admin-guide/mm/transhuge.rst).
+/// Counters of `hugepages-*kB/stats`, a line each: file, kind of memory, meaning
+/// (Documentation/admin-guide/mm/transhuge.rst).
 const STATISTICS: &str = "\
 nr_anon                    anon  folios that there are now
 nr_anon_partially_mapped   anon  of these, folios with an unmapped part: split when memory is short
@@ -51,7 +51,7 @@ split                      both  folios split into smaller ones
 split_failed               both  splits that failed, as another user had the folio
 split_deferred             both  folios put aside to be split when memory is short";
 
-/// The memory that a counter is of, `None` for both, and its meaning.
+/// Kind of memory (`None`: both) and meaning of a counter.
 fn meaning(counter: &str) -> Option<(Option<Side>, &'static str)> {
     let words = |line: &'static str| {
         let (name, rest) = line.split_once(' ')?;
@@ -69,7 +69,7 @@ fn meaning(counter: &str) -> Option<(Option<Side>, &'static str)> {
 pub(super) fn main(root: &Root, side: Option<Side>, json: bool) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let table = table(root, side)?;
-    let page = Page {
+    let page = ThpPage {
         thp: Thp::read(root)?.context(NO_THP)?,
         tmpfs: Missing::or_default(mounts::tmpfs(root), "mounts of tmpfs", &mut missing),
         arguments: table.arguments(huge_of_dev_shm(root).as_deref()),
@@ -93,7 +93,7 @@ pub(super) fn main(root: &Root, side: Option<Side>, json: bool) -> anyhow::Resul
     Ok(ExitCode::SUCCESS)
 }
 
-/// The `huge=` of /dev/shm, where it has one that is not `never`.
+/// Value of `huge=` of /dev/shm, unless it is `never`.
 pub(super) fn huge_of_dev_shm(root: &Root) -> Option<String> {
     let mounts = mounts::tmpfs(root).ok()?.into_iter();
     let mut huge = mounts
@@ -104,19 +104,19 @@ pub(super) fn huge_of_dev_shm(root: &Root) -> Option<String> {
 
 fn show_tmpfs(view: &mut View, mounts: &[Tmpfs]) -> io::Result<()> {
     view.heading("Shared memory that does not obey the table of sizes: files of tmpfs, by mount")?;
-    let told = |mount: &&Tmpfs| mount.path == DEV_SHM || mount.huge != "never";
-    let told: Vec<_> = mounts.iter().filter(told).collect();
+    let is_listed = |mount: &&Tmpfs| mount.path == DEV_SHM || mount.huge != "never";
+    let listed: Vec<_> = mounts.iter().filter(is_listed).collect();
     let line = |mount: &&Tmpfs| format!("  {}: huge={}", mount.path, mount.huge);
-    view.lines(told.iter().map(line))?;
-    let others = mounts.len() - told.len();
+    view.lines(listed.iter().map(line))?;
+    let others = mounts.len() - listed.len();
     if others > 0 {
         view.line(format!("  {others} more: huge=never"))?;
     }
     view.line("  System V (shmget): as shmem_enabled at the top, in the PMD size alone")
 }
 
-/// The controls by folio size, with the counters of allocations; of one `side`, with all counters
-/// and their meanings.
+/// Shows the controls by folio size, with the counters of allocations. For one `side`: with all
+/// counters and their meanings.
 pub(crate) fn show(view: &mut View, thp: &Thp, side: Option<Side>) -> io::Result<()> {
     for shown in [Side::Anon, Side::Shmem] {
         if side.is_none_or(|side| side == shown) {
@@ -154,7 +154,7 @@ fn show_side(view: &mut View, thp: &Thp, side: Side, all: bool) -> io::Result<()
     let count = |of: &SizeControl, name: &str| of.stats.get(name).copied();
     let happened = |name: &str| sizes.iter().any(|(of, _)| count(of, name) > Some(0));
     let counted: BTreeSet<&String> = sizes.iter().flat_map(|(of, _)| of.stats.keys()).collect();
-    // Counters of the other memory are left out, and those of events that never happened.
+    // Without counters of the other side, and without zero counters of both sides.
     let shown = counted.into_iter().filter(|name| match meaning(name) {
         Some((Some(of), _)) => of == side && (all || !name.ends_with("_charge")),
         _ => all && happened(name),

@@ -1,6 +1,6 @@
 //! `jumbo vmemmap`: the metadata of the kernel's hugetlb pages, and HVO, which frees most of it.
 //!
-//! - [`show`]: look. [`switch`]: on and off, and pages made anew.
+//! - [`show`] reads. [`switch`]: on and off, and existing pages converted.
 
 mod show;
 mod switch;
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use jumbo_host::kernel::Root;
 use jumbo_host::knobs::Group;
 
-use crate::knobs::{Bare, How, help, undo};
+use crate::knobs::{BareOptions, ChangeOptions, help, undo};
 
 /// Show and switch what the metadata of huge pages takes
 ///
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     command: Option<Command>,
 
     #[command(flatten)]
-    bare: Bare,
+    bare: BareOptions,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -41,15 +41,15 @@ enum Command {
     /// Pages made while HVO was on stay as they are. To give one back the kernel needs memory for
     /// its metadata first: where there is none the page stays in its pool.
     #[command(mut_arg("force", |force| force.requires("undo")))]
-    Off(How),
+    Off(ChangeOptions),
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let root = Root::at(&args.bare.root);
     match &args.command {
-        None if args.bare.undo => undo::main(&root, &[Group::hvo()], &args.bare.manner, false),
-        None | Some(Command::Show) => show::main(&root, args.bare.manner.json),
-        Some(Command::On(args)) => switch::switch(&root, true, args.convert, &args.how),
-        Some(Command::Off(how)) => switch::switch(&root, false, None, how),
+        None if args.bare.undo => undo::main(&root, &[Group::hvo()], &args.bare.mode, false),
+        None | Some(Command::Show) => show::main(&root, args.bare.mode.json),
+        Some(Command::On(args)) => switch::switch(&root, true, args.convert, &args.options),
+        Some(Command::Off(options)) => switch::switch(&root, false, None, options),
     }
 }

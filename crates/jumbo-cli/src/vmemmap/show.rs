@@ -15,14 +15,14 @@ use serde::Serialize;
 use crate::knobs::Kept;
 use crate::view::{self, NONE, View};
 
-/// The JSON.
+/// HVO and its savings, for JSON.
 #[derive(Serialize)]
-struct Page {
-    /// Whether HVO is on for pages made from now on; `None`: not in this kernel.
+struct VmemmapPage {
+    /// State of HVO for new pages; `None`: not in this kernel.
     hvo: Option<bool>,
-    /// Whether hotplugged memory holds its own descriptors; `None`: not in this kernel.
+    /// State of memmap_on_memory; `None`: not in this kernel.
     memmap_on_memory: Option<bool>,
-    /// The memory of page metadata.
+    /// Memory of page metadata.
     metadata: Option<Metadata>,
     savings: Savings,
     #[serde(flatten)]
@@ -34,7 +34,7 @@ pub(super) fn main(root: &Root, json: bool) -> anyhow::Result<ExitCode> {
     view::page(json, &read(root), |view, page| show(view, root, page))
 }
 
-/// The memory that HVO saves now and could save, as far as the counters tell.
+/// Reads page metadata and the memory that HVO saves, or could save.
 pub(super) fn savings(root: &Root, missing: &mut Vec<Missing>) -> (Option<Metadata>, Savings) {
     let base = kernel::base_page(root);
     let pools = Missing::or_default(hugetlb::pools(root), "the pools", missing);
@@ -45,11 +45,11 @@ pub(super) fn savings(root: &Root, missing: &mut Vec<Missing>) -> (Option<Metada
     (metadata, Savings::read(root, &pools, metadata, base))
 }
 
-fn read(root: &Root) -> Page {
+fn read(root: &Root) -> VmemmapPage {
     let mut missing = Vec::new();
     let m = &mut missing;
     let (metadata, savings) = savings(root, m);
-    Page {
+    VmemmapPage {
         hvo: Missing::or_default(hvo::is_on(root), "whether HVO is on", m),
         memmap_on_memory: Missing::or_default(hvo::memmap_on_memory(root), "memmap_on_memory", m),
         metadata,
@@ -59,11 +59,11 @@ fn read(root: &Root) -> Page {
     }
 }
 
-fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
+fn show(view: &mut View, root: &Root, page: &VmemmapPage) -> io::Result<()> {
     let savings = &page.savings;
     view.fact("HVO", hvo::in_words(page.hvo))?;
     if let Some(metadata) = page.metadata {
-        view.fact("Page metadata", metadata.bytes.to_string())?;
+        view.fact("VmemmapPage metadata", metadata.bytes.to_string())?;
     }
     let now = match (savings.now, &savings.unknown) {
         (Some(now), _) => now.to_string(),

@@ -1,4 +1,4 @@
-//! `jumbo vmemmap on` and `off`; what `--convert` makes anew: [`convert`].
+//! `jumbo vmemmap on` and `off`; `--convert`: [`convert`].
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use jumbo_host::knobs::{Boot, Group, Knob, Plan, Step, boot};
 
 use super::show::savings;
 use crate::knobs::change::{self, Change};
-use crate::knobs::{How, failed, undo};
+use crate::knobs::{ChangeOptions, failed, undo};
 
 /// Free most of the metadata of hugetlb pages that are made from now on
 ///
@@ -28,25 +28,25 @@ pub(super) struct OnArgs {
     pub(super) convert: Option<Option<PageSize>>,
 
     #[command(flatten)]
-    pub(super) how: How,
+    pub(super) options: ChangeOptions,
 }
 
 pub(super) fn switch(
     root: &Root,
     on: bool,
     converted: Option<Option<PageSize>>,
-    how: &How,
+    options: &ChangeOptions,
 ) -> anyhow::Result<ExitCode> {
     let group = Group::hvo();
-    if how.undo {
-        return undo::main(root, &[group], &how.manner, false);
+    if options.undo {
+        return undo::main(root, &[group], &options.mode, false);
     }
-    change::change(root, &how.manner, || {
+    change::change(root, &options.mode, || {
         let values = [(Knob::hvo(), u64::from(on).into())];
         let mut plan = Plan::of(root, group.clone(), values.clone()).map_err(failed)?;
         let mut notes = Vec::new();
         let forget = || Ok(boot::forget(root, &group, None)?);
-        let boot = how.boot(|| at_boot(root, on, &group), forget)?;
+        let boot = options.boot(|| at_boot(root, on, &group), forget)?;
         let pools = hugetlb::pools(root)?.unwrap_or_default();
         let slow = on && hvo::waits_for_rcu(root);
         if slow && let Some(pool) = pools.iter().find(|pool| pool.overcommit.0 > 0) {
@@ -67,7 +67,7 @@ pub(super) fn switch(
                 needs_force = convert(root, &meant, &mut plan, &mut notes);
             }
             None if !plan.steps.is_empty() && pools.iter().any(|pool| pool.total.0 > 0) => {
-                notes.push(stays(on).to_owned());
+                notes.push(existing_pages_note(on).to_owned());
             }
             None => {}
         }
@@ -77,7 +77,7 @@ pub(super) fn switch(
     })
 }
 
-fn stays(on: bool) -> &'static str {
+fn existing_pages_note(on: bool) -> &'static str {
     match on {
         true => {
             "pages that are there stay as they are: `jumbo vmemmap on --convert` makes the free ones anew"
@@ -89,7 +89,7 @@ fn stays(on: bool) -> &'static str {
     }
 }
 
-/// Pages that the kernel makes at boot are there before any file is read.
+/// Settings of the next boot: a file, and an argument for pages that the kernel allocates at boot.
 fn at_boot(root: &Root, on: bool, group: &Group) -> anyhow::Result<Boot> {
     let values = [(hvo::FILE.to_owned(), u64::from(on).into())];
     let mut boot = boot::persist(root, group, &values, &[])?;
@@ -101,8 +101,8 @@ fn at_boot(root: &Root, on: bool, group: &Group) -> anyhow::Result<Boot> {
     Ok(boot)
 }
 
-/// Plans to give back free pages of `pools` and to make as many, once HVO is on. Why that takes
-/// --force, where it does.
+/// Plans to free the unused pages of `pools` and to allocate as many with HVO. Returns the reason
+/// if that needs --force.
 fn convert(
     root: &Root,
     pools: &[&Pool],
@@ -149,8 +149,8 @@ fn convert(
     risky
 }
 
-/// A pool by node: its persistent pages, and how many of them cannot be given back now.
-/// Reservations belong to no node, so each keeps room for all of them.
+/// Persistent pages of a pool by node, and the number of them that cannot be freed now.
+/// Reservations belong to no node, so each node keeps enough pages for all of them.
 fn parts(pool: &Pool) -> Vec<(Option<NodeId>, Pages, Pages)> {
     let part = |node, persistent: Pages, used: Pages| {
         let keep = used.0.saturating_add(pool.reserved.0);

@@ -25,7 +25,7 @@ struct Family {
 
 /// Everything that is exported.
 #[derive(Debug, Default)]
-pub(super) struct Page(Vec<Family>);
+pub(super) struct Metrics(Vec<Family>);
 
 /// A line of a table of gauges: the name, the unit, which is `bytes` or `-`, and the help.
 fn described(line: &str) -> Option<(&str, Option<Unit>, &str)> {
@@ -63,7 +63,7 @@ impl Row {
     }
 }
 
-impl Page {
+impl Metrics {
     pub(super) fn gauge(
         &mut self,
         name: &str,
@@ -142,7 +142,7 @@ impl Page {
     }
 }
 
-impl Collector for Page {
+impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         for family in &self.0 {
             let (unit, kind) = (family.unit.as_ref(), family.kind);
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn the_text_has_help_type_and_unit_and_names_are_escaped() {
-        let mut page = Page::default();
+        let mut page = Metrics::default();
         let labels = || vec![("comm", String::from("a\"b\\c\nd"))];
         page.gauge("a", Some(Unit::Bytes), "A gauge", [(labels(), 2.0)]);
         page.counter("b", Some(Unit::Seconds), "A counter", [(vec![], 0.5)]);
