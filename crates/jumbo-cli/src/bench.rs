@@ -1,4 +1,4 @@
-//! `jumbo bench`: the tables of `jumbo-bench`, with progress on stderr and the figures on stdout.
+//! `jumbo bench`: the tables of `jumbo-bench`, with progress on stderr and results on stdout.
 
 pub(crate) mod all;
 mod programs;
@@ -49,10 +49,12 @@ enum Command {
 
 #[derive(Debug, Subcommand)]
 enum Table {
-    /// Allocate, pointer-chase and free: plain, glibc's hugetlb tunable, `jumbo run`; and what jumbo costs
+    /// Allocate, pointer-chase and free: plain, glibc's hugetlb tunable, `jumbo run`; and what
+    /// jumbo costs
     #[command(mut_arg("size", |size| size.help("Bytes of objects to allocate; 2G, or 256M with --quick")))]
     Heap(Sized<{ heap::MIN_SIZE.0 }, { 2 << 30 }, { 256 << 20 }>),
-    /// Free a large block: by one thread, by several, in the background; and what must not become slower
+    /// Free a large block: by one thread, by several, in the background; and what must not become
+    /// slower
     #[command(mut_arg("size", |size| size.help("Bytes of the block; 8G, or 256M with --quick")))]
     Free(Free),
     /// End a large process: until `waitpid` returns, and until its memory is back
@@ -61,26 +63,32 @@ enum Table {
     /// Use pages that a pool has, pages that it gets on demand, and pages without a pool
     #[command(mut_arg("size", |size| size.help("Bytes of STREAM's three arrays; 1536M, or 48M with --quick")))]
     Pool(Sized<{ pool::MIN_SIZE.0 }, { 1536 << 20 }, { 48 << 20 }>),
-    /// Call functions of a program with much text: on 4 KiB pages, and on huge ones of each kind; and real programs
+    /// Call functions of a program with much text: on 4 KiB pages, and on huge ones of each kind;
+    /// and real programs
     #[command(mut_arg("size", |size| size.help("Bytes of text; 256M, or 64M with --quick")))]
     Text(Sized<{ text::MIN_SIZE.0 }, { 256 << 20 }, { 64 << 20 }>),
-    /// Touch shared memory: in 4 KiB pages, in folios of each size, on hugetlb pages; and PostgreSQL, whose buffers it is
+    /// Touch shared memory: in 4 KiB pages, in folios of each size, on hugetlb pages; and
+    /// PostgreSQL, whose buffers it is
     #[command(mut_arg("size", |size| size.help(
         "Bytes of shared memory, and of PostgreSQL's buffers; 1G; with --quick 64M, and neither PostgreSQL nor 32 threads"
     )))]
     Shmem(Sized<{ shmem::MIN_SIZE.0 }, { 1 << 30 }, { 64 << 20 }>),
-    /// Describe huge pages: with descriptors that are all there, and with those of huge pages given back
+    /// Describe huge pages: with descriptors that are all there, and with those of huge pages given
+    /// back
     Vmemmap(Common),
     /// Fork a large process: how long the call takes, and the first writes after it
     Fork(Fork),
-    /// Touch new allocations, one by one: plain, glibc's hugetlb tunable, `jumbo run`; in the median and at worst
+    /// Touch new allocations, one by one: plain, glibc's hugetlb tunable, `jumbo run`; in the
+    /// median and at worst
     #[command(mut_arg("size", |size| size.help("Bytes of all allocations, each of 1 MiB; 3G, or 256M with --quick")))]
     Latency(Sized<{ latency::MIN_SIZE.0 }, { 3 << 30 }, { 256 << 20 }>),
-    /// Run real programs: plain, `jumbo run` in its modes, glibc's tunable, jemalloc, tcmalloc, mimalloc
+    /// Run real programs: plain, `jumbo run` in its modes, glibc's tunable, jemalloc, tcmalloc,
+    /// mimalloc
     Programs(programs::Args),
 }
 
-/// The options of a table with a size: the least, the default, and that of --quick. The table has the help.
+/// Options of a table with a size: the minimum, the default, and the default with --quick. The help
+/// is at the table.
 #[derive(Debug, clap::Args)]
 struct Sized<const MIN: u64, const FULL: u64, const QUICK: u64> {
     #[command(flatten)]
@@ -91,8 +99,8 @@ struct Sized<const MIN: u64, const FULL: u64, const QUICK: u64> {
 
 impl<const MIN: u64, const FULL: u64, const QUICK: u64> Sized<MIN, FULL, QUICK> {
     fn size(&self) -> Bytes {
-        let usual = if self.common.quick { QUICK } else { FULL };
-        self.size.unwrap_or(Bytes(usual))
+        let default = if self.common.quick { QUICK } else { FULL };
+        self.size.unwrap_or(Bytes(default))
     }
 }
 
@@ -100,7 +108,7 @@ impl<const MIN: u64, const FULL: u64, const QUICK: u64> Sized<MIN, FULL, QUICK> 
 struct Free {
     #[command(flatten)]
     sized: Sized<{ free::MIN_SIZE.0 }, { 8 << 30 }, { 256 << 20 }>,
-    /// How many threads free it: a row for each number; 1,2 with --quick
+    /// Number of threads that free it: a row for each number; 1,2 with --quick
     #[arg(
         long,
         value_name = "N,...",
@@ -117,7 +125,8 @@ struct Free {
 struct Fork {
     #[command(flatten)]
     common: Common,
-    /// Bytes of the process, rows for each; 256M with --quick. Those for which there is no memory are left out
+    /// Bytes of the process, rows for each; 256M with --quick. Sizes beyond the free memory are
+    /// left out
     #[arg(
         long,
         value_name = "SIZE,...",
@@ -130,10 +139,11 @@ struct Fork {
     size: Vec<Bytes>,
 }
 
-/// What all tables take.
+/// Options of all tables.
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// Less work: done in under 30 seconds on a quiet machine, `latency` and each of `programs` in some 80
+    /// Less work: done in under 30 seconds on a quiet machine, `latency` and each of `programs` in
+    /// some 80
     #[arg(long)]
     quick: bool,
     /// Print JSON
@@ -144,7 +154,7 @@ struct Common {
     rounds: Option<NonZeroUsize>,
 }
 
-/// With fewer the spread says little.
+/// Minimum number of rounds for a meaningful spread.
 pub(crate) const MIN_ROUNDS: usize = 5;
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
@@ -215,7 +225,7 @@ impl Table {
     }
 }
 
-/// The tables that there are, as the help has them.
+/// Lists all tables, as in the help.
 fn list() -> anyhow::Result<()> {
     let mut view = View::stdout();
     view.table("<command|<table", tables())?;
@@ -254,7 +264,7 @@ impl Common {
     }
 }
 
-/// The error with what to do about it.
+/// Adds the hint of an error.
 pub(crate) fn hinted(error: Error) -> anyhow::Error {
     match error.hint() {
         Some(hint) => anyhow::anyhow!("{error}\nhint: {hint}"),
@@ -262,10 +272,10 @@ pub(crate) fn hinted(error: Error) -> anyhow::Error {
     }
 }
 
-fn at_least(least: Bytes, text: &str) -> Result<Bytes, String> {
+fn at_least(min: Bytes, text: &str) -> Result<Bytes, String> {
     let size: Bytes = text.parse().map_err(|error| format!("{error}"))?;
-    if size < least {
-        return Err(format!("the least size that can be measured is {least}"));
+    if size < min {
+        return Err(format!("the least size that can be measured is {min}"));
     }
     Ok(size)
 }
@@ -278,7 +288,7 @@ fn workers(text: &str) -> Result<NonZeroU32, String> {
     Ok(workers)
 }
 
-/// Progress on stderr: a bar on a terminal, nothing in a pipe.
+/// Makes a progress bar on stderr, hidden in a pipe.
 pub(crate) fn bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg} {eta} left") {
@@ -301,9 +311,9 @@ mod tests {
         ] {
             assert!(workers(wrong).unwrap_err().contains(why), "{wrong}");
         }
-        let least = Bytes(32 << 20);
-        assert_eq!(at_least(least, "2G"), Ok(Bytes(2 << 30)));
-        assert!(at_least(least, "1M").unwrap_err().contains("32 MiB"));
-        assert!(at_least(least, "much").is_err());
+        let min = Bytes(32 << 20);
+        assert_eq!(at_least(min, "2G"), Ok(Bytes(2 << 30)));
+        assert!(at_least(min, "1M").unwrap_err().contains("32 MiB"));
+        assert!(at_least(min, "much").is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! `jumbo wait`: waits until the memory of ended programs is free.
 //!
-//! A reaper process ([`jumbo_inside::reaper`]) frees memory after its program has ended. The command
-//! waits for programs and reapers by pidfd.
+//! A reaper process ([`jumbo_inside::reaper`]) frees memory after its program has ended. The
+//! command waits for programs and reapers by pidfd.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal as _;
@@ -58,8 +58,8 @@ pub(crate) struct Args {
     pids: Vec<u32>,
 }
 
-/// Interval between scans for reapers. A new reaper may appear to belong to an ended program, so one
-/// scan is not enough.
+/// Interval between scans for reapers. A new reaper may appear to belong to an ended program, so
+/// one scan is not enough.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Processes to wait for.

@@ -1,4 +1,4 @@
-//! `jumbo bench all`: every table in turn, in one document of JSON and one page.
+//! `jumbo bench all`: all tables in turn, in one JSON document and one HTML page.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -22,7 +22,7 @@ use crate::signal::end_by;
 use crate::value::positive;
 use crate::view::{View, escaped, tell};
 
-/// The tables in turn, and the seconds that each takes with --quick on the machine of docs/results.md.
+/// Tables in turn, and their seconds with --quick on the machine of docs/results.md.
 const TABLES: [(&str, f64); 10] = [
     ("heap", 16.0),
     ("free", 10.0),
@@ -36,7 +36,7 @@ const TABLES: [(&str, f64); 10] = [
     ("programs", 84.0),
 ];
 
-/// Of real programs these, with --quick: all of them would take a quarter of an hour.
+/// Programs with --quick: all programs would take a quarter of an hour.
 const QUICK_PROGRAMS: [&str; 7] = [
     "hashmap",
     "graph",
@@ -47,9 +47,9 @@ const QUICK_PROGRAMS: [&str; 7] = [
     "zstd",
 ];
 
-/// A table that cannot be measured here is named with its reason, and the others go on. Files are written after each
-/// table, whole or not at all. An interrupt ends it: what was measured is in the files, which say that they are
-/// incomplete.
+/// A table that cannot be measured here is named with its reason, and the others go on. Files are
+/// written after each table, whole or not at all. An interrupt ends it: what was measured is in the
+/// files, which say that they are incomplete.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Less work: under eight minutes on a quiet machine with 2 processors; of `programs` a few
@@ -64,36 +64,36 @@ pub(super) struct Args {
     /// Write all tables as one JSON document
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Only these tables
+    /// Measure only these tables
     #[arg(long, value_name = "TABLE,...", value_delimiter = ',', hide_possible_values = true,
         value_parser = PossibleValuesParser::new(TABLES.map(|(name, _)| name)))]
     only: Vec<String>,
-    /// Not these tables
+    /// Skip these tables
     #[arg(long, value_name = "TABLE,...", value_delimiter = ',', hide_possible_values = true,
         value_parser = PossibleValuesParser::new(TABLES.map(|(name, _)| name)))]
     skip: Vec<String>,
 }
 
-/// All of it, as `--json` has it.
+/// All results, for JSON and HTML.
 #[derive(Debug, Serialize)]
 pub(crate) struct Document {
-    /// Of jumbo.
+    /// Version of jumbo.
     pub(crate) version: &'static str,
-    /// In seconds since 1970.
+    /// Start, in seconds since 1970.
     pub(crate) began: u64,
     pub(crate) seconds: f64,
     pub(crate) quick: bool,
-    /// All tables were tried, and none was interrupted.
+    /// Whether all tables were tried without an interruption.
     pub(crate) complete: bool,
-    /// Before the first table.
+    /// State before the first table.
     pub(crate) machine: Machine,
-    /// By the path of the kernel's file.
+    /// Values by the path of the kernel's file.
     pub(crate) knobs: BTreeMap<String, String>,
     pub(crate) tables: Vec<Measured>,
     pub(crate) not_measured: Vec<NotMeasured>,
 }
 
-/// A table and the time that it took.
+/// A table and the time of its measurement.
 #[derive(Debug, Serialize)]
 pub(crate) struct Measured {
     #[serde(flatten)]
@@ -107,7 +107,7 @@ pub(crate) struct NotMeasured {
     pub(crate) why: String,
 }
 
-/// The command line of one table.
+/// Command line of one table.
 #[derive(Parser)]
 struct TableCommand {
     #[command(subcommand)]
@@ -149,7 +149,7 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let mut estimate = Estimate {
         bar: bar(),
         wanted: wanted.clone(),
-        so_far: [0.0; 2],
+        measured: [0.0; 2],
     };
     if let Ok(style) = ProgressStyle::with_template("{bar:20} {prefix}: {wide_msg} {eta}") {
         estimate.bar.set_style(style);
@@ -160,11 +160,11 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
             break;
         }
         estimate.begin(at);
-        let begun = Instant::now();
+        let start = Instant::now();
         let table = args.table(name)?;
         let settings = table.common().settings(estimate.bar.clone())?;
         let measured = table.measure(&settings);
-        let seconds = begun.elapsed().as_secs_f64();
+        let seconds = start.elapsed().as_secs_f64();
         document.seconds = clock.elapsed().as_secs_f64();
         match measured.map_err(hinted) {
             Ok(measured) => {
@@ -178,7 +178,7 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
                     seconds,
                 });
             }
-            // It most likely failed because of the signal.
+            // The signal probably caused the error.
             Err(_) if interrupt::asked().is_some() => {}
             Err(why) => {
                 let why = why.to_string();
@@ -197,7 +197,7 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Args {
-    /// The table, with the sizes that its own command has.
+    /// Parses the command line of one table, for its default sizes.
     fn table(&self, name: &str) -> anyhow::Result<Table> {
         let mut words = vec!["bench".to_owned(), name.to_owned()];
         words.extend(self.quick.then(|| "--quick".to_owned()));
@@ -222,16 +222,16 @@ fn write(document: &Document, html: Option<&Path>, json: Option<&Path>) -> anyho
     put(html, &|| Ok(page::bench(document)))
 }
 
-/// The time that remains, by what tables take on another machine, in the proportion of those that were measured.
+/// Estimate of the remaining time: the times in [`TABLES`], scaled by the tables measured so far.
 struct Estimate {
     bar: indicatif::ProgressBar,
     wanted: Vec<(&'static str, f64)>,
-    /// So far: expected there, and taken here.
-    so_far: [f64; 2],
+    /// Seconds of the measured tables: expected and actual.
+    measured: [f64; 2],
 }
 
 impl Estimate {
-    /// The table at this place begins.
+    /// Shows that the table at this index begins.
     fn begin(&self, at: usize) {
         let (name, all) = (self.wanted[at].0, self.wanted.len());
         let (number, left) = (at + 1, about(self.left(at)));
@@ -244,11 +244,11 @@ impl Estimate {
         }
     }
 
-    /// The time from the table at this place on.
+    /// Remaining time from the table at this index.
     fn left(&self, at: usize) -> Duration {
-        let [expected, taken] = self.so_far;
+        let [expected, actual] = self.measured;
         let scale = if at > 0 && expected > 0.0 {
-            taken / expected
+            actual / expected
         } else {
             1.0
         };
@@ -256,14 +256,14 @@ impl Estimate {
         Duration::from_secs_f64(seconds * scale)
     }
 
-    /// The table at this place was measured.
+    /// Adds the time of the table at this index.
     fn end(&mut self, at: usize, seconds: f64) {
-        self.so_far[0] += self.wanted[at].1;
-        self.so_far[1] += seconds;
+        self.measured[0] += self.wanted[at].1;
+        self.measured[1] += seconds;
     }
 }
 
-/// In whole minutes, or seconds where there are few.
+/// Remaining time in whole minutes, or in seconds below 100.
 fn about(time: Duration) -> String {
     match time.as_secs() {
         seconds @ ..100 => format!("about {seconds} s left"),
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_tables_are_in_it_and_in_the_list() {
+    fn the_list_has_all_tables() {
         let all = ["all"].into_iter().chain(TABLES.map(|(name, _)| name));
         let all: Vec<_> = all.map(|name| format!("jumbo bench {name}")).collect();
         let listed = super::super::tables().into_iter();
@@ -286,11 +286,11 @@ mod tests {
     }
 
     #[test]
-    fn the_time_that_remains_follows_what_was_taken() {
+    fn the_estimate_follows_the_measured_times() {
         let mut estimate = Estimate {
             bar: indicatif::ProgressBar::hidden(),
             wanted: vec![("a", 10.0), ("b", 20.0), ("c", 40.0)],
-            so_far: [0.0; 2],
+            measured: [0.0; 2],
         };
         assert_eq!(estimate.left(0).as_secs(), 70);
         estimate.end(0, 30.0);

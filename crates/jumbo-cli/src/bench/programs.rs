@@ -12,23 +12,26 @@ use jumbo_bench::{Error, Settings, programs};
 use super::{Common, render};
 use crate::view::{View, duration};
 
-/// Programs that are not installed are left out, with what installs them; `jumbo compare` is for your own.
+/// Programs that are not installed are left out, with what installs them; `jumbo compare` is for
+/// your own.
 ///
-/// With --quick each has little to do: one program takes up to a minute, all of them many. Without, all programs in all modes
-/// take hours: name some of them.
+/// With --quick each has little to do: one program takes up to a minute, all of them many. Without,
+/// all programs in all modes take hours: name some of them.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     pub(super) common: Common,
-    /// Modes of jumbo, as `jumbo compare` has them [default: default,glibc,mimalloc; default with --quick]
+    /// Modes of jumbo, as `jumbo compare` has them [default: default,glibc,mimalloc; default with
+    /// --quick]
     #[arg(long, value_name = "MODE,...", value_delimiter = ',', hide_possible_values = true,
         value_parser = PossibleValuesParser::new(Way::modes()))]
     modes: Vec<String>,
-    /// What a user would take instead: tunable, jemalloc, tcmalloc, mimalloc [default: all; none with --quick]
+    /// Alternatives to jumbo: tunable, jemalloc, tcmalloc, mimalloc [default: all; none with
+    /// --quick]
     #[arg(long, value_name = "PEER,...", value_delimiter = ',', hide_possible_values = true,
         value_parser = PossibleValuesParser::new(Way::peers()))]
     peers: Vec<String>,
-    /// Which programs [default: all]
+    /// Programs to run [default: all]
     #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(programs::names().map(|(name, _)| name)))]
     names: Vec<String>,
 }
@@ -46,7 +49,7 @@ impl Args {
         show(view, table, &ways)
     }
 
-    /// The ways that are asked for, and the peers that are not installed.
+    /// Selected ways, and the peers that are not installed.
     fn ways(&self) -> Result<(Vec<Way>, Vec<Missing>), Error> {
         let modes: Vec<_> = match (self.modes.is_empty(), self.common.quick) {
             (false, _) => Way::modes()
@@ -100,7 +103,7 @@ fn row(table: &Table, ways: &[Way], key: &str, what: &str) -> Vec<String> {
     let again = table.ratio_of(&format!("{key}_aa"));
     let again = again.map(|again| format!("{:.2} to {:.2}", again.min, again.max));
     let cell = |row: &str, aa: &str| {
-        // Plain has its figures: that way alone did not succeed.
+        // Plain succeeded: only this way failed.
         let Some(ratio) = table.ratio_of(row) else {
             return "FAILED".to_owned();
         };

@@ -1,4 +1,4 @@
-//! A table for people: baseline and candidate side by side, each with its spread.
+//! Text output of a table: baseline and candidate side by side, each with its spread.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use jumbo_bench::table::{Comparison, Row, Side, Table};
 
 use crate::view::View;
 
-/// Shows `table`, with a line about the machine above and two about reading it below.
+/// Shows `table`, with the machine above and the explanation below.
 pub(super) fn show(view: &mut View, table: &Table) -> io::Result<()> {
     view.line(title(table))?;
     view.line(machine(&table.machine))?;
@@ -37,14 +37,14 @@ pub(super) fn show(view: &mut View, table: &Table) -> io::Result<()> {
     Ok(())
 }
 
-/// A figure that is compared with nothing.
+/// Name and value of a figure without a comparison.
 pub(crate) fn beside((name, figure, unit): (&str, Spread, &'static str)) -> [String; 2] {
     let (divisor, unit) = scale(unit);
     let figure = spread(figure, &unit, |value| digits(value / divisor));
     [name.to_owned(), figure]
 }
 
-/// What was measured and how often.
+/// Name, contents and rounds of the table.
 pub(crate) fn title(table: &Table) -> String {
     let rounds = counted(table.rounds as u64, "round");
     format!("{}: {}, {rounds}", table.table, table.what)
@@ -65,7 +65,7 @@ pub(super) fn machine(machine: &Machine) -> String {
     )
 }
 
-/// A row, cell by cell.
+/// Cells of a row.
 pub(crate) fn cells(row: &Row) -> [String; 8] {
     let (divisor, unit) = scale(row.what.unit);
     let side = |side: &Side| spread(side.spread, &unit, |value| digits(value / divisor));
@@ -87,7 +87,7 @@ pub(crate) fn cells(row: &Row) -> [String; 8] {
     ]
 }
 
-/// What a figure is divided by to be shown, and the unit that it then has.
+/// Divisor and displayed unit of a figure.
 fn scale(unit: &str) -> (f64, String) {
     match unit {
         "bytes" => (f64::from(1 << 20), " MiB".to_owned()),
@@ -101,7 +101,7 @@ fn spread(spread: Spread, unit: &str, show: impl Fn(f64) -> String) -> String {
     format!("{median}{unit} [{min} to {max}]")
 }
 
-/// Three digits are what such measurements carry.
+/// Formats a value with three significant digits.
 fn digits(value: f64) -> String {
     let decimals = match value.abs() {
         value if value < 9.995 => 2,
@@ -122,7 +122,7 @@ mod tests {
     use jumbo_bench::table::{Quantity, Samples};
 
     #[test]
-    fn figures_carry_three_digits() {
+    fn figures_have_three_digits() {
         for (value, shown) in [(1402.4, "1402"), (14.02, "14.0"), (1.402, "1.40")] {
             assert_eq!(digits(value), shown);
         }
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_shows_both_sides_in_its_unit_and_a_loss_in_capitals() {
+    fn a_row_has_both_sides_in_its_unit_and_a_loss_in_capitals() {
         let row = |of: fn(Quantity, [Samples; 2]) -> Row, unit, [one, other]: [[f64; 2]; 2]| {
             let what = Quantity {
                 name: "startup".to_owned(),

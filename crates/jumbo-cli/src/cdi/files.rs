@@ -1,8 +1,8 @@
 //! The files that containers mount: [`Files`].
 //!
 //! ```text
-//! BASE/folders                          the folders that `generate` made, for `remove`
-//! BASE/VERSION/libjumbo_preload.so      and the folders in which loaders look for it
+//! BASE/folders                          folders that `generate` created, for `remove`
+//! BASE/VERSION/libjumbo_preload.so      library, in folders that loaders search
 //! BASE/VERSION/ld.so.preload
 //! ```
 
@@ -19,7 +19,7 @@ use jumbo_host::whole_file::{self, Existing};
 
 use crate::run::library;
 
-/// The files of one version.
+/// Files of one version.
 #[derive(Debug)]
 pub(super) struct Files {
     base: PathBuf,
@@ -31,7 +31,7 @@ const PRELOAD_NAME: &str = "ld.so.preload";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 impl Files {
-    /// Where a container has the library: where a package would have put it.
+    /// Folder of the library in containers, as in a package.
     pub(super) const IN_CONTAINERS: &str = concat!("/usr/lib/jumbo/", env!("CARGO_PKG_VERSION"));
 
     pub(super) fn of_this_version(base: PathBuf) -> Self {
@@ -39,7 +39,7 @@ impl Files {
         Self { base, version }
     }
 
-    /// Those in the folder that a specification mounts.
+    /// Returns the files in the folder that a specification mounts.
     pub(super) fn at(folder: &Path) -> Option<Self> {
         Some(Self {
             base: folder
@@ -66,13 +66,13 @@ impl Files {
         self.folder().join(PRELOAD_NAME)
     }
 
-    /// True where they are of this command.
+    /// Reports whether the files are those of this command.
     pub(super) fn is_current(&self) -> bool {
         let library = self.folder().join(LIBRARY);
         self.version == VERSION && library::is_embedded(&library).unwrap_or(false)
     }
 
-    /// The folders that are not there.
+    /// Folders that do not exist yet.
     pub(super) fn missing(&self, dir: &Path) -> Vec<PathBuf> {
         let all = iter::once(self.folder());
         let all = all.chain(
@@ -83,9 +83,9 @@ impl Files {
         all.filter(|folder| !folder.exists()).collect()
     }
 
-    /// Makes the folders, and records those of them that were `missing`.
+    /// Creates the folders, and records those that were `missing`.
     pub(super) fn prepare(&self, dir: &Path, missing: &[PathBuf]) -> io::Result<()> {
-        let (made, folder) = (self.made()?, self.folder());
+        let (made, folder) = (self.recorded()?, self.folder());
         let is_own = match &made {
             None => fs::read_dir(&self.base)?.next().is_none(),
             Some(made) => !folder.exists() || made.iter().any(|made| Path::new(made) == folder),
@@ -103,22 +103,22 @@ impl Files {
         fs::create_dir_all(dir)
     }
 
-    /// Where `generate` records what it made.
+    /// File in which `generate` records the folders that it created.
     pub(super) fn record(&self) -> PathBuf {
         self.base.join(RECORD_NAME)
     }
 
-    /// The recorded folders; `None` where `generate` made nothing.
-    pub(super) fn made(&self) -> io::Result<Option<Vec<String>>> {
+    /// Reads the recorded folders; `None` without a record.
+    pub(super) fn recorded(&self) -> io::Result<Option<Vec<String>>> {
         match fs::read_to_string(self.record()) {
             Err(error) if error.kind() == NotFound => Ok(None),
             read => Ok(Some(read?.lines().map(String::from).collect())),
         }
     }
 
-    /// Writes the library, and the names of what programs load.
+    /// Writes the library and ld.so.preload.
     ///
-    /// True where containers that run have other names now than before.
+    /// Returns whether ld.so.preload of running containers changed.
     pub(super) fn write(&self, others: &[String]) -> anyhow::Result<bool> {
         library::for_containers(&self.folder()).map_err(|why| anyhow!(why))?;
         let own = format!("{}/$LIB/{LIBRARY}", Self::IN_CONTAINERS);
@@ -133,22 +133,22 @@ impl Files {
         .map_err(Into::into)
     }
 
-    /// Removes the files of the versions that `generate` made. The result: folders to remove once they are empty.
+    /// Removes the files of recorded versions. Returns the folders to remove once they are empty.
     pub(super) fn remove(&self) -> io::Result<Vec<String>> {
-        let Some(made) = self.made()? else {
+        let Some(made) = self.recorded()? else {
             return Ok(Vec::new());
         };
         for folder in made.iter().map(Path::new) {
-            // One that others can write to stays.
+            // A folder that others can write stays.
             if self.has_version(folder) && super::trusted(folder).is_ok() {
-                dismantle(folder)?;
+                remove_version(folder)?;
             }
         }
         fs::remove_file(self.record())?;
         Ok(made)
     }
 
-    /// Whether a folder is one of a version: `$LIB` and `lib32` are none, nor is what a symbolic link leads to.
+    /// Reports whether a folder belongs to a version: not `$LIB`, `lib32`, or a symbolic link.
     fn has_version(&self, folder: &Path) -> bool {
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
         folder.parent() == Some(&self.base)
@@ -158,11 +158,11 @@ impl Files {
     }
 }
 
-/// Removes the files of one version, if it has them.
-fn dismantle(folder: &Path) -> io::Result<()> {
+/// Removes the files of one version.
+fn remove_version(folder: &Path) -> io::Result<()> {
     let preload = folder.join(PRELOAD_NAME);
     if is_file(&preload) {
-        // In containers that run, it stays: programs that start there must not look for the library.
+        // Running containers keep the file: emptied, it makes their programs load no library.
         write_in_place(&preload, "")?;
         fs::remove_file(&preload)?;
     }
@@ -177,20 +177,20 @@ fn is_file(path: &Path) -> bool {
     found.is_ok_and(|found| found.is_file())
 }
 
-/// Writes the file that is there, and follows no symbolic link: containers have mounted it and not its name.
+/// Overwrites an existing file, without following a link: containers have mounted its inode.
 fn write_in_place(path: &Path, text: &str) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let options = options.write(true).custom_flags(libc::O_NOFOLLOW);
     let mut file = options.open(path)?;
-    // Never empty in between: a program may start now.
+    // Not truncated first: a program may read it now.
     file.write_all(text.as_bytes())?;
     file.set_len(text.len() as u64)
 }
 
-/// Writes what is not there yet, as a whole.
+/// Writes a file atomically, unless it already has this text.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     match fs::read(path) {
-        Ok(there) if there == text.as_bytes() => Ok(()),
+        Ok(old) if old == text.as_bytes() => Ok(()),
         _ => whole_file::write(path, text.as_bytes(), 0o644, Existing::Replace),
     }
 }
@@ -202,22 +202,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_noted_folders_of_versions_are_dismantled_and_no_link_is_followed() {
+    fn only_recorded_version_folders_are_removed_and_no_link_is_followed() {
         let base = tempfile::tempdir().unwrap();
         let at = |name: &str| base.path().join(name);
-        let mut noted = Vec::new();
+        let mut recorded = Vec::new();
         for name in ["0.0.1", "0.0.2", "etc", "$LIB"] {
             fs::create_dir(at(name)).unwrap();
             fs::write(at(name).join(PRELOAD_NAME), "text").unwrap();
-            noted.extend(at(name).to_str().map(String::from));
+            recorded.extend(at(name).to_str().map(String::from));
         }
-        // 0.0.2 was not noted, and 0.0.3 leads elsewhere.
-        noted.remove(1);
+        // 0.0.2 is not recorded, and 0.0.3 is a link.
+        recorded.remove(1);
         symlink(at("etc"), at("0.0.3")).unwrap();
-        noted.extend(at("0.0.3").to_str().map(String::from));
+        recorded.extend(at("0.0.3").to_str().map(String::from));
         let files = Files::of_this_version(base.path().to_owned());
-        fs::write(files.record(), noted.join("\n")).unwrap();
-        assert_eq!(files.remove().unwrap(), noted);
+        fs::write(files.record(), recorded.join("\n")).unwrap();
+        assert_eq!(files.remove().unwrap(), recorded);
         assert!(!at("0.0.1").join(PRELOAD_NAME).exists());
         for name in ["0.0.2", "etc", "$LIB"] {
             let text = fs::read_to_string(at(name).join(PRELOAD_NAME)).unwrap();

@@ -1,10 +1,10 @@
-//! `jumbo cdi`: a specification of the Container Device Interface, by which engines put the programs of unchanged
-//! images on huge pages.
+//! `jumbo cdi`: a specification of the Container Device Interface, with which engines run the
+//! programs of unchanged images on huge pages.
 //!
-//! - [`specification`]: the file for engines. [`files`]: what it mounts. [`show`] prints both.
+//! - [`specification`]: the file for engines. [`files`]: the mounted files. [`show`] prints both.
 //!
-//! CDI replaces variables, and images preload libraries of their own. So LD_PRELOAD is not touched:
-//! the library is in /etc/ld.so.preload, which a mount brings into the container.
+//! CDI replaces variables, and images have an LD_PRELOAD of their own. So the library is named in
+//! /etc/ld.so.preload instead, which is mounted into the container.
 
 mod files;
 mod show;
@@ -58,7 +58,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Remove all that `generate` made
+    /// Remove all that `generate` created
     ///
     /// Containers that run keep their memory. Programs that start in them later run without jumbo.
     Remove,
@@ -66,8 +66,8 @@ enum Command {
 
 /// Write the specification, and the files that it mounts
 ///
-/// The library is a copy of its own, so that no update of jumbo takes it from a container. Copies of
-/// earlier versions stay until `remove`, for containers that run.
+/// The library is a separate copy, so that no update of jumbo removes it from a container. Copies
+/// of earlier versions stay until `remove`, for running containers.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   sudo jumbo cdi generate
@@ -95,7 +95,7 @@ struct GenerateArgs {
     dry_run: bool,
 }
 
-/// The folder that all engines read.
+/// Folder that all engines read.
 const DEFAULT_DIR: &str = "/etc/cdi";
 
 fn preload(typed: &str) -> Result<String, String> {
@@ -155,7 +155,7 @@ fn generate(dir: &Path, args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let made = fs::create_dir_all(files.base()).with_context(|| failed(files.base()));
     made.map_err(hint)?;
     let _lock = lock(files.base())?;
-    let known = files.made().with_context(|| failed(&files.record()))?;
+    let known = files.recorded().with_context(|| failed(&files.record()))?;
     let write = || -> anyhow::Result<bool> {
         let prepared = files.prepare(dir, &missing);
         prepared.with_context(|| failed(files.base()))?;
@@ -170,7 +170,7 @@ fn generate(dir: &Path, args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     };
     let written = write();
     if let (Err(_), None, None) = (&written, known, old) {
-        // Nothing is left that only a specification could find again.
+        // Only a specification leads to the files, and there is none.
         let _ = files.remove().map(remove_folders);
     }
     let has_changed = written.map_err(hint)?;
@@ -200,10 +200,10 @@ fn remove(dir: &Path) -> anyhow::Result<ExitCode> {
     if let Some(files) = &files {
         trusted(&files.record()).with_context(failed)?;
     }
-    let there = files.as_ref().map(Files::base).filter(|base| base.exists());
-    let lock = there.map(lock).transpose()?;
+    let base = files.as_ref().map(Files::base).filter(|base| base.exists());
+    let lock = base.map(lock).transpose()?;
     let folders = files.as_ref().map(Files::remove);
-    // After them, so that they are found again if this is cut short.
+    // Last: an interrupted `remove` can find the files again.
     let folders = folders.transpose().with_context(failed)?;
     fs::remove_file(&path).with_context(failed)?;
     drop(lock);
@@ -214,7 +214,7 @@ fn remove(dir: &Path) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes those that are empty, the innermost first: their paths are longer.
+/// Removes empty folders, the innermost first: their paths are longer.
 fn remove_folders(mut folders: Vec<String>) {
     folders.sort_unstable_by_key(|folder| Reverse(folder.len()));
     for folder in folders {
@@ -222,29 +222,29 @@ fn remove_folders(mut folders: Vec<String>) {
     }
 }
 
-/// Refuses a path that another user could have put there, or can change: what is there of it, and each link on the way.
+/// Refuses a path that another user can change: its existing part, and each link in it.
 fn trusted(path: &Path) -> anyhow::Result<()> {
     let refused = |why: String| anyhow!("{} is not safe to use: {why}", path.display());
     let command = std::env::current_exe().context("cannot tell where this command is")?;
     let own = rustix::process::geteuid().as_raw();
-    let mut there = None;
+    let mut existing = None;
     for part in path.ancestors() {
         let Ok(found) = part.symlink_metadata() else {
             continue;
         };
-        there = there.or(Some(part));
+        existing = existing.or(Some(part));
         if found.is_symlink() && ![0, own].contains(&found.uid()) {
             let (part, uid) = (part.display(), found.uid());
             return Err(refused(format!("{part} is a link of another user ({uid})")));
         }
     }
-    let there = there.unwrap_or(Path::new("/")).canonicalize();
-    let there = there.map_err(|error| refused(error.to_string()))?;
-    Library::trust(&there, &command).map_err(refused)
+    let existing = existing.unwrap_or(Path::new("/")).canonicalize();
+    let existing = existing.map_err(|error| refused(error.to_string()))?;
+    Library::trust(&existing, &command).map_err(refused)
 }
 
-/// Keeps other commands from writing there at the same time. It goes with the descriptor, and leaves no file. Any user
-/// can hold it, so no thread waits for it.
+/// Locks the folder against other commands, until the descriptor is closed. Any user can hold this
+/// lock, so it does not wait.
 fn lock(folder: &Path) -> anyhow::Result<File> {
     let shown = folder.display();
     let file = File::open(folder).with_context(|| format!("cannot open {shown}"))?;
@@ -274,7 +274,7 @@ mod tests {
         assert!(error.to_string().contains("any user may write"), "{error}");
         symlink("/usr", &own).unwrap();
         trusted(&own.join("new")).unwrap();
-        // To give it away takes root.
+        // Only root may change the owner.
         if lchown(&own, Some(65534), None).is_ok() {
             let error = trusted(&own.join("new")).unwrap_err();
             assert!(
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_another_process_has_is_not_waited_for() {
+    fn a_held_lock_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let held = lock(folder.path()).unwrap();
         let error = lock(folder.path()).unwrap_err().to_string();

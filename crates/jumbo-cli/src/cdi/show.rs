@@ -10,16 +10,16 @@ use serde::Serialize;
 use super::specification::{FILE_NAME, Specification};
 use crate::view::{self, View};
 
-/// The JSON.
+/// Devices and mounts, for JSON.
 #[derive(Serialize)]
 struct CdiPage {
     specification: PathBuf,
-    /// The version of jumbo whose library is mounted.
+    /// Version of the mounted library.
     version: String,
-    /// The library is that of this command.
+    /// Whether the library is that of this command.
     is_current: bool,
     mounts: Vec<MountState>,
-    /// The variables of each device.
+    /// Environment variables by device.
     devices: BTreeMap<String, BTreeMap<String, String>>,
 }
 

@@ -1,7 +1,7 @@
-//! The file that engines read: [`Specification`].
+//! File for engines: [`Specification`].
 //!
-//! Its version is 0.5.0, the latest that podman 4.3 knows. An engine refuses a field that its version lacks, so what
-//! is not needed is not there.
+//! Its version is 0.5.0, the latest that podman 4.3 knows. Engines refuse unknown fields, so it has
+//! only necessary ones.
 
 use std::fs;
 use std::io;
@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 use super::files::Files;
 use crate::run::{StandingOptions, profiles, standing};
 
-/// The name of the file.
+/// Name of the file.
 pub(super) const FILE_NAME: &str = "jumbo.json";
 const KIND: &str = "jumbo.dev/memory";
-/// The device with the default options.
+/// Device with the default options.
 const DEFAULT_DEVICE: &str = "default";
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,14 +35,14 @@ pub(super) struct Device {
     container_edits: Environment,
 }
 
-/// The settings of one device.
+/// Environment of one device.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Environment {
     env: Vec<String>,
 }
 
-/// The mounts of all devices.
+/// Mounts of all devices.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Mounts {
@@ -83,12 +83,12 @@ impl Device {
         })
     }
 
-    /// As an engine is told it.
+    /// Argument of an engine's `--device`.
     pub(super) fn full_name(&self) -> String {
         format!("{KIND}={}", self.name)
     }
 
-    /// The variables, each with its value.
+    /// Variables with their values.
     pub(super) fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
         let variables = self.container_edits.env.iter();
         variables.filter_map(|variable| variable.split_once('='))
@@ -96,7 +96,7 @@ impl Device {
 }
 
 impl Specification {
-    /// One device for each profile, on this host.
+    /// Makes a device for each profile, on this host.
     pub(super) fn new(files: &Files, tunables: Option<&str>) -> anyhow::Result<Self> {
         let mut devices = Vec::new();
         let known: Vec<_> = profiles()
@@ -104,7 +104,11 @@ impl Specification {
             .filter(|name| is_device_name(name))
             .collect();
         if !known.iter().any(|name| name == DEFAULT_DEVICE) {
-            devices.push(Device::new(DEFAULT_DEVICE, &StandingOptions::Default, tunables)?);
+            devices.push(Device::new(
+                DEFAULT_DEVICE,
+                &StandingOptions::Default,
+                tunables,
+            )?);
         }
         for name in &known {
             devices.push(Device::new(name, &StandingOptions::Known(name), tunables)?);
@@ -121,7 +125,7 @@ impl Specification {
         })
     }
 
-    /// The one at `path`; `None` where there is none.
+    /// Reads a specification; `None` without a file.
     pub(super) fn read(path: &Path) -> anyhow::Result<Option<Self>> {
         let shown = path.display();
         let text = match fs::read_to_string(path) {
@@ -143,7 +147,7 @@ impl Specification {
         &self.container_edits.mounts
     }
 
-    /// The files that it mounts.
+    /// Files that it mounts.
     pub(super) fn files(&self) -> Option<Files> {
         Files::at(&self.mounts().first()?.host_path)
     }
@@ -153,7 +157,7 @@ impl Specification {
     }
 }
 
-/// The names that all engines take.
+/// Reports whether all engines accept the name.
 fn is_device_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric();
     name.starts_with(is_plain)

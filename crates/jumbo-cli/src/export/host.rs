@@ -1,4 +1,4 @@
-//! Metrics of the host: pools, THPs, events, pressure, free memory.
+//! Metrics of the host: pools, THPs, vmstat, pressure, free memory.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -66,7 +66,7 @@ jumbo_host_shmem      bytes Shared memory and tmpfs
 jumbo_host_shmem_huge bytes Shared memory in huge folios (ShmemHugePages)
 jumbo_host_file_huge  bytes Page cache in huge folios (FileHugePages)";
 
-/// Of each pool.
+/// Gauges of each pool.
 const POOL_GAUGES: &str = "\
 jumbo_hugetlb_pool       bytes All hugetlb pages of a size, surplus pages included
 jumbo_hugetlb_free       bytes hugetlb pages that no process maps, reserved ones included
@@ -74,14 +74,14 @@ jumbo_hugetlb_surplus    bytes hugetlb pages beyond the persistent ones
 jumbo_hugetlb_reserved   bytes Free hugetlb pages that are promised to mappings; they belong to no node
 jumbo_hugetlb_overcommit bytes hugetlb pages that there may be beyond the persistent ones";
 
-/// The counters of compaction in /proc/vmstat.
+/// Compaction counters of /proc/vmstat.
 const COMPACTION_COUNTERS: [&str; 3] = ["compact_stall", "compact_fail", "compact_success"];
 
-/// The samples of a number of pages in each pool.
+/// Function from a pool to numbers of pages by node.
 type PagesOf = fn(&Pool) -> Vec<(Option<NodeId>, Pages)>;
 
 fn add_pools(page: &mut Metrics, pools: &[Pool]) {
-    /// By node, and of the whole pool where the kernel has no nodes.
+    /// Pages by node, or of the whole pool on a kernel without nodes.
     macro_rules! by_node {
         ($field:ident) => {
             |pool| match pool.nodes.is_empty() {
@@ -112,7 +112,7 @@ fn add_pools(page: &mut Metrics, pools: &[Pool]) {
     page.each(POOL_GAUGES, samples);
 }
 
-/// The counters of each folio size (`hugepages-*kB/stats`, 6.10), by the kernel's names.
+/// Adds the counters of each folio size (`hugepages-*kB/stats`, 6.10) under the kernel's names.
 fn add_folios(page: &mut Metrics, thp: Option<&Thp>) {
     let mut by_name: BTreeMap<&str, Vec<(Labels, f64)>> = BTreeMap::new();
     for (size, control) in thp.iter().flat_map(|thp| &thp.sizes) {
@@ -139,7 +139,7 @@ fn add_free(page: &mut Metrics, root: &Root, zones: &[Zone]) {
     let pmd = thp::pmd_size(root).unwrap_or_else(|_| thp::reach_of_pmd(base));
     let labels = |zone: &Zone| vec![label("node", zone.node.0), label("zone", &zone.name)];
     let free = |zone: &Zone| zone.free(base).0;
-    // Where the largest block is smaller, it is not known which are neighbours.
+    // Unknown where the largest buddy block is smaller than the PMD size: 0.
     let huge = |zone: &Zone| zone.whole(pmd, base).map_or(0, |pages| pages.bytes(pmd).0);
     let samples = |bytes: &dyn Fn(&Zone) -> u64| -> Vec<_> {
         let each = zones.iter().map(|zone| (labels(zone), bytes(zone) as f64));

@@ -1,4 +1,4 @@
-//! Metrics with their samples, and the bound on their number: [`Page`].
+//! Metrics with their samples, and the bound on their number: [`Metrics`].
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,13 +9,13 @@ use prometheus_client::encoding::{DescriptorEncoder, prometheus_text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-/// The labels of a sample. None is empty: an empty label is one that is not there.
+/// Labels of a sample. Values are never empty: to Prometheus an empty label is an absent one.
 pub(super) type Labels = Vec<(&'static str, String)>;
 
 /// A metric with all of its samples.
 #[derive(Debug)]
 struct Family {
-    /// Without the unit and `_total`, which the encoder adds.
+    /// Name without the unit and `_total`, which the encoder adds.
     name: String,
     help: String,
     unit: Option<Unit>,
@@ -23,12 +23,12 @@ struct Family {
     samples: Vec<(Labels, f64)>,
 }
 
-/// Everything that is exported.
+/// All exported metrics.
 #[derive(Debug, Default)]
 pub(super) struct Metrics(Vec<Family>);
 
-/// A line of a table of gauges: the name, the unit, which is `bytes` or `-`, and the help.
-fn described(line: &str) -> Option<(&str, Option<Unit>, &str)> {
+/// Splits a line of a table of gauges: the name, the unit (`bytes` or `-`), and the help.
+fn parse_gauge(line: &str) -> Option<(&str, Option<Unit>, &str)> {
     let (name, rest) = line.split_once(' ')?;
     let (unit, help) = rest.trim_start().split_once(' ')?;
     Some((
@@ -38,10 +38,10 @@ fn described(line: &str) -> Option<(&str, Option<Unit>, &str)> {
     ))
 }
 
-/// The name of a gauge, and a further label.
+/// Name of a gauge, and an additional label.
 type Key = (&'static str, Option<(&'static str, &'static str)>);
 
-/// The values that have the same labels.
+/// Values with the same labels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) labels: Labels,
@@ -49,7 +49,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// The value of a gauge without a further label.
+    /// Value of a gauge without an additional label.
     fn weight(&self, gauge: &'static str) -> u64 {
         self.values.get(&(gauge, None)).copied().unwrap_or(0)
     }
@@ -101,21 +101,21 @@ impl Metrics {
         });
     }
 
-    /// Gauges of a table, each with its samples.
+    /// Adds the gauges of a table, each with its samples.
     pub(super) fn each<S: IntoIterator<Item = (Labels, f64)>>(
         &mut self,
         table: &str,
         samples: impl IntoIterator<Item = S>,
     ) {
-        let described = table.lines().filter_map(described);
-        for ((name, unit, help), samples) in described.zip(samples) {
+        let gauges = table.lines().filter_map(parse_gauge);
+        for ((name, unit, help), samples) in gauges.zip(samples) {
             self.gauge(name, unit, help, samples);
         }
     }
 
-    /// The gauges of a table, with all rows.
+    /// Adds the gauges of a table, with all rows.
     pub(super) fn gauges(&mut self, table: &str, rows: &[Row]) {
-        for (name, unit, help) in table.lines().filter_map(described) {
+        for (name, unit, help) in table.lines().filter_map(parse_gauge) {
             let samples = rows.iter().flat_map(|row| {
                 let own = row.values.iter().filter(|((gauge, _), _)| *gauge == name);
                 own.map(|((_, label), value)| {
@@ -128,12 +128,12 @@ impl Metrics {
         }
     }
 
-    /// How many series there are.
+    /// Number of series.
     pub(super) fn series(&self) -> usize {
         self.0.iter().map(|family| family.samples.len()).sum()
     }
 
-    /// In the text format of Prometheus, version 0.0.4.
+    /// Encodes the metrics in the text format of Prometheus, version 0.0.4.
     pub(super) fn text(self) -> Result<String, fmt::Error> {
         let (mut text, mut registry) = (String::new(), Registry::default());
         registry.register_collector(Box::new(self));
@@ -159,8 +159,8 @@ impl Collector for Metrics {
     }
 }
 
-/// Keeps the rows with the largest values of the gauge `by` whose series fit into `room`, and sums the others up in one with
-/// the labels `other`. Gives how many series were summed up.
+/// Keeps the rows with the largest values of the gauge `by` whose series fit into `room`. One row
+/// with the labels `other` has the sum of the rest. Returns the number of summed series.
 pub(super) fn bound(rows: &mut Vec<Row>, room: usize, by: &'static str, other: Labels) -> usize {
     let all: usize = rows.iter().map(|row| row.values.len()).sum();
     if all <= room {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_bound_is_summed_up() {
+    fn rows_beyond_the_bound_are_summed() {
         let all = [
             row("small", &[("a", 1), ("b", 10)]),
             row("large", &[("a", 9), ("b", 20)]),

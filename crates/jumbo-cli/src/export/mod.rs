@@ -1,11 +1,11 @@
-//! `jumbo export`: metrics for Prometheus, once or to each client that asks.
+//! `jumbo export`: metrics for Prometheus, once or over HTTP.
 //!
-//! - [`page`]: metrics, samples, and the bound on their number.
-//! - [`host`], [`programs`]: the sources of the samples.
-//! - `serve`: HTTP.
+//! - [`metrics`]: metrics, samples, and the bound on their number.
+//! - [`host`], [`programs`]: sources of the samples. [`serve`]: HTTP.
 //!
-//! No label is the ID of a process, and no series is of one process by design: both would grow without end. A transient
-//! unit's name can have one in it (`run-p4711-i4812.service`): `--max-series` bounds those.
+//! By design no label is a PID, and no series belongs to one process: their number would grow
+//! without bound. The name of a transient unit may contain a PID (`run-p4711-i4812.service`);
+//! `--max-series` bounds these.
 
 mod host;
 mod metrics;
@@ -80,12 +80,12 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gives `path` this text, whole or not at all; other processes may be at it too.
+/// Replaces the file at `path` atomically, even if other processes write it too.
 pub(crate) fn publish(path: &Path, text: &str) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(format!(".{}", std::process::id()));
     let new = PathBuf::from(new);
-    // Of a process that was killed, which had the same ID.
+    // A killed process with the same PID may have left it.
     let _ = fs::remove_file(&new);
     whole_file::write(&new, text.as_bytes(), 0o644, Existing::Keep)?;
     fs::rename(&new, path).inspect_err(|_| {
@@ -93,12 +93,12 @@ pub(crate) fn publish(path: &Path, text: &str) -> io::Result<()> {
     })
 }
 
-/// The sources that could not be read.
+/// Sources that could not be read.
 #[derive(Debug, Default)]
 struct Failures(Vec<&'static str>);
 
 impl Failures {
-    /// The text that was read; or nothing, and it is among the failures.
+    /// Returns the value; after an error the default, and `what` is recorded.
     fn or_default<T: Default>(&mut self, read: Result<T, FileError>, what: &'static str) -> T {
         read.unwrap_or_else(|_| {
             self.0.push(what);
@@ -111,7 +111,7 @@ fn label(name: &'static str, value: impl Display) -> (&'static str, String) {
     (name, value.to_string())
 }
 
-/// All metrics now.
+/// Reads all metrics.
 fn text(root: &Root, max_series: usize) -> anyhow::Result<String> {
     let begin = Instant::now();
     let (mut page, mut failures) = (Metrics::default(), Failures::default());
@@ -123,7 +123,7 @@ fn text(root: &Root, max_series: usize) -> anyhow::Result<String> {
         [(version, 1.0)],
     );
     host::add(&mut page, root, &mut failures);
-    // What follows the programs and groups.
+    // Two series follow the programs and groups.
     let room = max_series.saturating_sub(2);
     let dropped = programs::add(&mut page, root, room, &mut failures);
     let help = "Series beyond --max-series, which were summed up";
@@ -160,13 +160,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exporters_at_the_same_time_publish_whole_files() {
+    fn concurrent_exporters_publish_whole_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("jumbo.prom");
         let left = folder
             .path()
             .join(format!("jumbo.prom.{}", std::process::id()));
-        // What another exporter is writing, and what one of this ID left behind.
+        // A file of another exporter, and one left by an exporter with this PID.
         fs::write(folder.path().join("jumbo.prom.jumbo-new"), "").unwrap();
         fs::write(left, "part").unwrap();
         for text in ["one\n", "two\n"] {

@@ -1,4 +1,4 @@
-//! Metrics of covered programs and of control groups, by names that outlive a process.
+//! Metrics of covered programs and of control groups, by program and group names.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use jumbo_inside::ledger::flag;
 use super::metrics::{Labels, Metrics, Row, bound};
 use super::{Failures, label};
 
-/// The gauges of covered programs.
+/// Gauges of covered programs.
 const PROGRAM_GAUGES: &str = "\
 jumbo_heap              bytes Resident anonymous memory of covered processes, and their pool's hugetlb pages
 jumbo_covered_processes -     Processes with jumbo's library in them
@@ -24,13 +24,13 @@ jumbo_text_huge         bytes The part of jumbo_text_bytes that is
 jumbo_pool_hugetlb      bytes hugetlb pages of the program's pool (--pool)
 jumbo_pool_thp          bytes THPs of the program's pool (--pool)";
 
-/// The gauges of groups, by CRI-O's names.
+/// Gauges of groups, under CRI-O's names.
 const GROUP_GAUGES: &str = "\
 container_memory_anon_thp  bytes Anonymous memory of a control group in THPs
 container_memory_shmem_thp bytes Shared memory of a control group in huge folios
 container_memory_file_thp  bytes Page cache of a control group in huge folios";
 
-/// Adds programs, then groups, as far as there is room. Gives how many series were summed up.
+/// Adds programs, then groups, up to `max_series`. Returns the number of summed series.
 pub(super) fn add(
     page: &mut Metrics,
     root: &Root,
@@ -38,8 +38,8 @@ pub(super) fn add(
     failures: &mut Failures,
 ) -> usize {
     let census = failures.or_default(Census::take(root), "processes");
-    let is_never = thp::pmd_size(root).unwrap_or_else(|_| thp::reach_of_pmd(base_page(root)));
-    let is_never = thp::is_never(root, is_never);
+    let pmd = thp::pmd_size(root).unwrap_or_else(|_| thp::reach_of_pmd(base_page(root)));
+    let is_never = thp::is_never(root, pmd);
     let unread = [
         ("denied", census.denied),
         ("held_back", census.held_back),
@@ -125,7 +125,7 @@ fn of_member(member: &Member, is_never: bool) -> Row {
         ("jumbo_not_huge", Some(("reason", reason(member, is_never)))),
         heap - huge,
     );
-    // Most programs have none of these.
+    // Omitted for programs without them, which are most.
     let pool = of.pool_hugetlb_peak.max(of.pool_thp_peak);
     for (is_any, gauge, value) in [
         (of.text, "jumbo_text", of.text),
@@ -144,7 +144,7 @@ fn of_member(member: &Member, is_never: bool) -> Row {
     }
 }
 
-/// The reason why not all memory of a process is huge.
+/// Reason why memory of a process is not huge.
 fn reason(member: &Member, is_never: bool) -> &'static str {
     let of = &member.counts;
     let is_disabled = of.flags & flag::THP_DISABLED != 0;

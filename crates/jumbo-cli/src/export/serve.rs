@@ -1,7 +1,7 @@
 //! GET /metrics over HTTP/1.1.
 //!
-//! Each connection has a thread and a deadline for all of it: a client that sends or reads slowly holds up no other client, and
-//! goes in the end. One request a connection. std and a parser of the request's head do; there is no body to be read.
+//! Each connection has one request, a thread and deadlines: a slow client delays no other client.
+//! Requests have no body, so std and a parser of the head suffice.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,15 +19,15 @@ use rustix::event::{PollFd, PollFlags};
 use crate::signal::poll;
 use crate::view::tell;
 
-/// The time that a client has to send its request, and the same again to read the answer.
+/// Timeout of a client that sends its request, and again of one that reads the response.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Connections at a time; more are closed at once.
+/// Maximum number of concurrent connections; others are closed at once.
 const MAX_CLIENTS: usize = 64;
-/// A request's head is no longer than this.
+/// Maximum size of a request's head.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 const MAX_HEADERS: usize = 64;
 
-/// Serves what `metrics` gives, with the bound `max_series`.
+/// Serves the result of `metrics(max_series)` until a termination signal.
 pub(super) fn until_ended(
     address: SocketAddr,
     metrics: fn(usize) -> anyhow::Result<String>,
@@ -37,7 +37,7 @@ pub(super) fn until_ended(
         format!("cannot listen on {address}\nhint: port 0 takes a free one, 127.0.0.1 this host's clients alone")
     })?;
     listener.set_nonblocking(true)?;
-    // Before there are threads, which inherit what is blocked.
+    // Before the first thread: threads inherit the signal mask.
     let signals = Signals::take().context("cannot read signals from a descriptor")?;
     tell(&format!(
         "serving http://{}/metrics",
@@ -56,7 +56,7 @@ pub(super) fn until_ended(
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // None is there any more, or there is no descriptor for it: until a client goes.
+                // Out of descriptors, perhaps: wait until a client disconnects.
                 if error.kind() != ErrorKind::WouldBlock {
                     std::thread::sleep(Duration::from_millis(50));
                 }
@@ -69,22 +69,22 @@ pub(super) fn until_ended(
         }
         let reading = Arc::clone(&reading);
         let thread = std::thread::Builder::new().name(String::from("jumbo-client"));
-        let answer = move || {
+        let handle = move || {
             let _client = client;
             let metrics = || {
-                // One reader at a time: the others would take the processor from it.
+                // One reader at a time: several would compete for the CPU.
                 let _reading = reading.lock().unwrap_or_else(PoisonError::into_inner);
                 metrics(max_series)
             };
-            // What became of a client that went away is its own matter.
+            // Errors of a disconnected client are ignored.
             let _ = serve(stream, metrics);
         };
         // Without a thread the connection is closed.
-        let _ = thread.spawn(answer);
+        let _ = thread.spawn(handle);
     }
 }
 
-/// Counts a client for as long as it is there.
+/// Counts a client until it is dropped.
 struct Client(Arc<AtomicUsize>);
 
 impl Drop for Client {
@@ -113,17 +113,17 @@ fn serve(mut stream: TcpStream, metrics: impl Fn() -> anyhow::Result<String>) ->
             ("404 Not Found", method == "GET", place)
         }
     };
-    let mut answer = format!(
+    let mut response = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
     if has_body {
-        answer.push_str(&body);
+        response.push_str(&body);
     }
-    send(&mut stream, answer.as_bytes())
+    send(&mut stream, response.as_bytes())
 }
 
-/// The method and the path, without a query; `None` where it is no request.
+/// Reads the method and the path without the query; `None`: no valid request.
 fn request(stream: &mut TcpStream) -> io::Result<Option<(String, String)>> {
     let deadline = Instant::now() + CLIENT_TIMEOUT;
     let (mut head, mut chunk) = (Vec::new(), [0; 1024]);
@@ -155,7 +155,7 @@ fn send(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The time until a deadline, which is no time at all in the end.
+/// Remaining time until the deadline; `TimedOut` after it.
 fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     Some(left)

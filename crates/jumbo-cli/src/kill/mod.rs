@@ -1,11 +1,10 @@
-//! `jumbo kill`: ends processes and gives their memory back from both sides.
+//! `jumbo kill`: ends processes and frees their memory in parallel with the kernel.
 //!
-//! The signal and the wait for the end are here. [`target`]: a process, whether it can be ended,
-//! and the result. [`show`]: the results.
+//! The signal and the wait for the end are here. [`target`]: one process and its result. [`show`]:
+//! the results.
 //!
-//! Invariant: a process that does not end is left as it was. Tracing is done by a thread that has
-//! ended before anything is printed, and its end takes the tracing away, whatever the process is
-//! doing.
+//! Invariant: a process that survives is unchanged. A separate thread traces the processes. It ends
+//! before any output, and its end detaches from them.
 
 mod show;
 mod target;
@@ -53,7 +52,7 @@ pub(crate) struct Args {
     )]
     signal: Number,
 
-    /// How long a process may take to begin its end
+    /// Timeout until a process begins to exit
     #[arg(long, short, value_name = "SECS", default_value = "10", value_parser = seconds,
         allow_hyphen_values = true)]
     timeout: Duration,
@@ -67,7 +66,7 @@ pub(crate) struct Args {
     pids: Vec<u32>,
 }
 
-/// A word that looks like an option is kill(1)'s form of a signal.
+/// Parses a PID. A word like `-9` is a signal of kill(1): the error names --signal.
 fn pid(text: &str) -> Result<u32, String> {
     process(text).map_err(|why| match text.starts_with('-') {
         true => format!("{why}; a signal is given with --signal"),
@@ -87,7 +86,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     let tracer = tracer.spawn(move || {
         let mut targets: Vec<Target> = pids.iter().map(|pid| Target::open(&root, *pid)).collect();
         let end = watch(&mut targets, signal, timeout, &signals);
-        // A thread that holds a process lets go of it by ending.
+        // The end of this thread detaches from the processes.
         let concluded: Vec<_> = targets
             .into_iter()
             .map(|target| target.conclude(signal))
@@ -98,7 +97,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     let Ok((end, concluded, signals)) = tracer.join() else {
         anyhow::bail!("the thread that traces has failed");
     };
-    // From here on a signal is for us: writing may wait, for a pipe's reader say.
+    // From here signals are delivered: the output may block on a pipe.
     signals.release();
     if let End::Interrupted(number) = end {
         for one in concluded.iter().filter(|one| !one.is_gone()) {
@@ -118,17 +117,17 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!all)))
 }
 
-/// Why the wait is over.
+/// Reason for the end of the wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// Every target is gone, or goes on.
+    /// All targets are gone, or the timeout is over.
     Concluded,
-    /// By a signal to this process.
+    /// A signal to this process.
     Interrupted(i32),
 }
 
-/// Sends `signal` to the targets and waits until they are gone, or `timeout` has passed and what is
-/// left of them is not about to end.
+/// Sends `signal` to the targets, and waits until they are gone. After `timeout` it waits only for
+/// those that are exiting.
 fn watch(targets: &mut [Target], signal: Number, timeout: Duration, signals: &Signals) -> End {
     for target in &mut *targets {
         target.send(signal);
@@ -137,7 +136,7 @@ fn watch(targets: &mut [Target], signal: Number, timeout: Duration, signals: &Si
     loop {
         for target in &mut *targets {
             target.answer_stops();
-            target.look();
+            target.check_end();
         }
         let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let mut left = targets.iter().filter(|target| target.awaited().is_some());
@@ -153,8 +152,7 @@ fn watch(targets: &mut [Target], signal: Number, timeout: Duration, signals: &Si
                 libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT => {
                     return End::Interrupted(signal.number);
                 }
-                // SIGCHLD: a target has stopped. The others are not for a command that others wait
-                // for.
+                // SIGCHLD: a target has stopped. Others do not end the wait.
                 _ => {}
             }
         }

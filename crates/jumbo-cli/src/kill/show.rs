@@ -1,4 +1,4 @@
-//! The results, as text and as JSON.
+//! Output of the results, as text and as JSON.
 
 use std::time::Duration;
 
@@ -22,11 +22,8 @@ pub(super) fn json(signal: Number, concluded: &[KillResult]) -> anyhow::Result<(
             "pid": one.pid,
             "name": one.name,
             "outcome": outcome,
-            // Why it is not gone.
             "reason": reason,
-            // From the signal to its end.
             "wait_ms": one.waited.map(|waited| waited.as_secs_f64() * 1e3),
-            // Why it was not held.
             "unheld": one.unheld,
             "gain": one.gain,
         })
@@ -38,29 +35,29 @@ pub(super) fn json(signal: Number, concluded: &[KillResult]) -> anyhow::Result<(
 pub(super) fn text(signal: Number, concluded: &[KillResult]) -> anyhow::Result<()> {
     let mut view = View::stdout();
     for one in concluded {
-        let who = match one.name.as_str() {
+        let name = match one.name.as_str() {
             "" => one.pid.to_string(),
             name => format!("{} {}", one.pid, view::clean(name)),
         };
         match &one.outcome {
             KillOutcome::Ended => {
                 let waited = one.waited.map(duration).unwrap_or_default();
-                view.line(format!("{who}: ended, {waited} after {signal}"))?;
+                view.line(format!("{name}: ended, {waited} after {signal}"))?;
                 view.lines(lines(one).iter().map(|line| format!("  {line}")))?;
             }
             KillOutcome::WasEnded { parent } => view.line(format!(
-                "{who}: had ended before; its parent {parent} has not waited for it"
+                "{name}: had ended before; its parent {parent} has not waited for it"
             ))?,
             KillOutcome::Alive(why) => {
                 let hint =
                     "hint: SIGKILL can be neither handled, blocked nor ignored: --signal KILL";
-                view::tell(&format!("{who} goes on: {why}\n{hint}"));
+                view::tell(&format!("{name} goes on: {why}\n{hint}"));
             }
             KillOutcome::Failed { why, hint } => {
                 let hint = hint
                     .map(|hint| format!("\nhint: {hint}"))
                     .unwrap_or_default();
-                view::tell(&format!("cannot end {who}: {why}{hint}"));
+                view::tell(&format!("cannot end {name}: {why}{hint}"));
             }
         }
     }
@@ -68,7 +65,7 @@ pub(super) fn text(signal: Number, concluded: &[KillResult]) -> anyhow::Result<(
     Ok(())
 }
 
-/// The gain, and the reasons for less.
+/// Lines about the freed memory, and about the reasons for less.
 fn lines(one: &KillResult) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(gain) = &one.gain {
@@ -81,7 +78,7 @@ fn lines(one: &KillResult) -> Vec<String> {
             Some(ours) if gain.reason.is_none() => format!(
                 "{anonymous} given back in {time} from both sides, about {ours} of it by jumbo"
             ),
-            // It has gone without its memory.
+            // A reaper still holds the memory.
             _ if gain.reason == Some(Reason::SharedMemory) => {
                 format!(
                     "{anonymous} not back yet; `jumbo wait {}` waits until a reaper has given it back",

@@ -1,4 +1,4 @@
-//! One process to be ended: [`Target`], and what became of it: [`Concluded`].
+//! Process to be ended: [`Target`]; its result: [`KillResult`].
 
 use std::time::{Duration, Instant};
 
@@ -10,61 +10,59 @@ use rustix::io::Errno;
 
 use crate::signal::Number;
 
-/// A process to be ended.
+/// Process to be ended.
 pub(super) struct Target {
     root: Root,
     pid: u32,
     name: String,
     state: State,
-    /// Why it is not held.
+    /// Reason why the process is not held.
     unheld: Option<Reason>,
     sent: Option<Instant>,
     ended: Option<Duration>,
 }
 
 enum State {
-    /// It had ended, or it cannot be ended.
+    /// Ended before, or not allowed to be ended.
     Concluded(KillOutcome),
-    /// Its end has not begun, as far as can be seen.
+    /// Alive and not known to exit, with the hold on it.
     Alive(Process, Option<Hold>),
-    /// Its memory is being given back.
+    /// Exiting; its memory is being freed.
     Ending(Process, Teardown),
 }
 
-/// The result.
+/// Outcome of one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum KillOutcome {
-    /// It is gone.
+    /// The process is gone.
     Ended,
-    /// It was a zombie before the signal: its memory had gone with its end.
+    /// A zombie before the signal, without memory.
     WasEnded {
-        /// The process that has to wait for it.
+        /// PID of the parent, which has to reap it.
         parent: u32,
     },
-    /// It goes on; why, as far as can be seen.
+    /// Still alive, with the presumable reason.
     Alive(String),
-    /// It was not sent the signal.
+    /// The signal was not sent.
     Failed {
-        /// Why not.
         why: String,
-        /// The remedy.
         hint: Option<&'static str>,
     },
 }
 
-/// A target at the end of the command.
+/// Result of one process.
 pub(super) struct KillResult {
     pub(super) pid: u32,
     pub(super) name: String,
     pub(super) outcome: KillOutcome,
     pub(super) unheld: Option<Reason>,
     pub(super) gain: Option<Gain>,
-    /// From the signal to its end.
+    /// Time from the signal to the end.
     pub(super) waited: Option<Duration>,
 }
 
 impl KillResult {
-    /// True where there is nothing left of it to end.
+    /// Reports whether the process has ended.
     pub(super) fn is_gone(&self) -> bool {
         matches!(
             self.outcome,
@@ -89,7 +87,7 @@ impl KillOutcome {
 }
 
 impl Target {
-    /// Opens a process and seizes it, where both can be done.
+    /// Opens a process and seizes it, if both are possible.
     pub(super) fn open(root: &Root, pid: u32) -> Self {
         let mut target = Self {
             root: root.clone(),
@@ -113,7 +111,7 @@ impl Target {
         target
     }
 
-    /// Sends the signal, and where the process is not held races it.
+    /// Sends the signal. Races a process that is not held.
     pub(super) fn send(&mut self, signal: Number) {
         self.sent = Some(Instant::now());
         let state = match &self.state {
@@ -129,7 +127,7 @@ impl Target {
         }
     }
 
-    /// Answers what the process stops for.
+    /// Handles ptrace stops of the process.
     pub(super) fn answer_stops(&mut self) {
         let State::Alive(process, Some(hold)) = &mut self.state else {
             return;
@@ -144,7 +142,7 @@ impl Target {
         }
     }
 
-    /// Its descriptor, while it is worth waiting for.
+    /// Process to wait for; `None` once it has ended.
     pub(super) fn awaited(&self) -> Option<&Process> {
         match &self.state {
             State::Alive(process, _) | State::Ending(process, _) if self.ended.is_none() => {
@@ -154,8 +152,8 @@ impl Target {
         }
     }
 
-    /// Looks whether it has ended.
-    pub(super) fn look(&mut self) {
+    /// Checks whether the process has ended.
+    pub(super) fn check_end(&mut self) {
         let gone = match &mut self.state {
             State::Concluded(_) => false,
             State::Alive(process, _) => process.is_gone(),
@@ -163,12 +161,12 @@ impl Target {
         };
         if gone && self.ended.is_none() {
             self.ended = self.sent.map(|sent| sent.elapsed());
-            // A process that was held to the last has to be waited for here first.
+            // The tracer has to reap a traced process first.
             self.answer_stops();
         }
     }
 
-    /// True while it is on its way out: then it is waited for, however long it takes.
+    /// Reports whether the process is exiting; then the timeout does not apply.
     pub(super) fn is_ending(&self) -> bool {
         let standing = || ProcessState::read(&self.root, self.pid);
         standing().is_ok_and(|standing| !standing.has_memory || standing.is_dumping)
@@ -198,7 +196,7 @@ impl Target {
     }
 }
 
-/// Which process it is, or why it cannot be ended.
+/// Opens a process; an outcome if it must not be ended, or has ended.
 fn examine(root: &Root, pid: u32) -> Result<Process, KillOutcome> {
     const KTHREADD: u32 = 2;
     if pid == std::process::id() {
@@ -215,13 +213,13 @@ fn examine(root: &Root, pid: u32) -> Result<Process, KillOutcome> {
         return Err(KillOutcome::failed(why, Some("name the process")));
     }
     if is_reaper(root, pid) {
-        // It has blocked all signals, and to kill it is to wait for the kernel alone.
+        // A reaper blocks all signals; without it the kernel would free the memory alone.
         let all = task::all(root).unwrap_or_default();
         return Err(match program_of(root, pid, all) {
-            Some(sibling) => KillOutcome::failed(
+            Some(reaper) => KillOutcome::failed(
                 format!(
                     "that is the reaper of process {}, which gives its memory back",
-                    sibling.program
+                    reaper.program
                 ),
                 Some("name the process"),
             ),
@@ -242,8 +240,8 @@ fn examine(root: &Root, pid: u32) -> Result<Process, KillOutcome> {
     Ok(process)
 }
 
-/// Why a process did not end by a signal. `is_stopped`: it was while it was held, which does not
-/// show.
+/// Reason why a process survived the signal. `is_stopped`: it was stopped while held, which
+/// /proc/PID/status does not show.
 fn why_alive(root: &Root, pid: u32, signal: Number, is_stopped: bool) -> String {
     let Ok(standing) = ProcessState::read(root, pid) else {
         return String::from("it has only just ended");

@@ -111,7 +111,7 @@ pub(crate) struct Mode {
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// With --undo: put back even what another program has changed since
+    /// Restore with --undo even what another program changed since
     #[arg(long)]
     pub(crate) force: bool,
 

@@ -1,7 +1,7 @@
-//! Measurements as one page of HTML that needs nothing else: no script, no image, no font, and by its own policy no
-//! connection. [`bench`] and [`compare`] make it from the values that `--json` prints.
+//! Measurements as one self-contained HTML page: no script, image or font, and a policy that allows
+//! no connection. [`bench`] and [`compare`] make it from the values of `--json`.
 //!
-//! `maud` escapes every text; control characters are replaced before.
+//! `maud` escapes all text; control characters are replaced before.
 
 mod plot;
 
@@ -21,16 +21,13 @@ use crate::bench::all::{Document, Measured};
 use crate::bench::render;
 use crate::view::clean;
 
-/// Nothing is loaded from anywhere, and no script runs.
+/// Content security policy: no resource is loaded, and no script runs.
 const CONTENT_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'";
 
-/// A file that is going to be written, and takes it now, before minutes of work.
-///
-/// # Errors
-/// In words, with the path.
+/// Resolves an output path, and tests before the measurement that it is writable.
 pub(crate) fn target(path: &Path) -> anyhow::Result<PathBuf> {
     let shown = path.display();
-    // A link stays, and its file is replaced.
+    // A link stays; its target is replaced.
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
         anyhow::bail!(
@@ -46,10 +43,10 @@ pub(crate) fn target(path: &Path) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The page of `jumbo bench all`.
+/// Page of `jumbo bench all`.
 pub(crate) fn bench(document: &Document) -> String {
     let title = "jumbo: all measurements";
-    let took = span(document.seconds);
+    let elapsed = span(document.seconds);
     let quick = if document.quick {
         ", with less work (--quick)"
     } else {
@@ -57,7 +54,7 @@ pub(crate) fn bench(document: &Document) -> String {
     };
     let body = html! {
         h1 { (title) }
-        p.soft { "jumbo " (document.version) ", " (date(document.began)) ", measured in " (took) (quick) }
+        p.soft { "jumbo " (document.version) ", " (date(document.began)) ", measured in " (elapsed) (quick) }
         @if !document.complete {
             p.warn role="alert" { strong { "Incomplete." } " The measurement was interrupted, or is going on. Tables are missing, and some rows may have fewer rounds." }
         }
@@ -79,11 +76,11 @@ pub(crate) fn bench(document: &Document) -> String {
     page(title, &body)
 }
 
-/// Columns of figures, and the rows below them; the first cell of each is its name.
+/// Column titles and rows; the first cell of a row is its name.
 type Figures = (Vec<&'static str>, Vec<Vec<String>>);
 
-/// The page of `jumbo compare`: `said` is its report in sentences.
-pub(crate) fn compare(it: &Comparison, said: &[String], figures: &[Figures]) -> String {
+/// Page of `jumbo compare`; `sentences` is its report.
+pub(crate) fn compare(it: &Comparison, sentences: &[String], figures: &[Figures]) -> String {
     let command = it.program.join(" ");
     let title = format!("jumbo compare: {}", clean(&command));
     let mut table = it.table.clone();
@@ -97,7 +94,7 @@ pub(crate) fn compare(it: &Comparison, said: &[String], figures: &[Figures]) -> 
         h1 { "jumbo compare" }
         pre { code { (clean(&command)) } }
         p.soft { (runs) " of each kind, in turn, jumbo " (env!("CARGO_PKG_VERSION")) }
-        @for line in said { p { (text(line)) } }
+        @for line in sentences { p { (text(line)) } }
         @for (columns, rows) in figures { table {
             caption { "Medians of the runs" }
             thead { tr { th scope="col" { "started" } @for column in columns { th scope="col" { (column) } } } }
@@ -112,7 +109,7 @@ pub(crate) fn compare(it: &Comparison, said: &[String], figures: &[Figures]) -> 
     page(&title, &body)
 }
 
-/// The verdict of the report on a row, which has the noise of plain runs in it.
+/// Verdict of the report on a row; unlike the row's own it considers the noise of plain runs.
 fn verdict_of(it: &Comparison, row: &str) -> Option<Verdict> {
     let of = |way: &jumbo_bench::program::Compared| {
         let base = if way.key == "default" {
@@ -133,7 +130,7 @@ fn verdict_of(it: &Comparison, row: &str) -> Option<Verdict> {
     })
 }
 
-/// Text of several lines in one.
+/// Joins lines of text.
 fn text(lines: &str) -> String {
     clean(&lines.replace('\n', "; ")).into_owned()
 }
@@ -230,12 +227,12 @@ fn overview(tables: &[Measured]) -> Markup {
     }
 }
 
-/// A number of rows, in its colour where there are any.
+/// Cell with a number of rows, in the colour of the verdict unless it is 0.
 fn counted_cell(verdict: &str, rows: usize) -> Markup {
     html! { td.(if rows > 0 { verdict } else { "none" }) data-of=(verdict) { (rows) } }
 }
 
-/// A row of the baseline against itself.
+/// Reports whether a row compares the baseline with itself.
 fn is_aa(row: &Row) -> bool {
     row.what.measure.ends_with(", A/A")
 }
@@ -298,7 +295,7 @@ fn line(row: &Row, axis: Option<&plot::Axis>) -> Markup {
     }
 }
 
-/// In words; what a row of noise shows is no gain and no loss.
+/// Text of the verdict. An A/A row is neither ahead nor behind.
 fn verdict(row: &Row) -> Markup {
     match (row.verdict, is_aa(row)) {
         (Verdict::Ahead | Verdict::Behind, true) => html! { span.none { "differs from itself" } },
@@ -306,7 +303,7 @@ fn verdict(row: &Row) -> Markup {
     }
 }
 
-/// `MEDIAN UNIT [LEAST to MOST]`, the spread on a line of its own.
+/// Splits `MEDIAN UNIT [LEAST to MOST]`, with the spread on a line of its own.
 fn figure(text: &str) -> Markup {
     match text.split_once(" [") {
         Some((median, spread)) => {
@@ -332,7 +329,7 @@ fn source(table: &Table) -> Markup {
     }
 }
 
-/// Minutes and seconds.
+/// Time in minutes and seconds.
 fn span(seconds: f64) -> String {
     match (seconds / 60.0).floor() {
         0.0 => format!("{seconds:.0} s"),
@@ -340,7 +337,7 @@ fn span(seconds: f64) -> String {
     }
 }
 
-/// The day and the minute, of seconds since 1970.
+/// Date and time to the minute, from seconds since 1970.
 fn date(seconds: u64) -> String {
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
     let text = humantime::format_rfc3339_seconds(time)

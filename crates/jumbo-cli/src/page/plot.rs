@@ -1,30 +1,31 @@
-//! Plots of a row, as SVG in the page. A place on the horizontal axis is a percentage, so a plot is as wide as its cell.
+//! Plots of a row, as SVG in the page. Horizontal positions are percentages, so a plot fills its
+//! cell.
 
 use jumbo_bench::stats::Spread;
 use jumbo_bench::table::{Comparison, Row, Verdict};
 use maud::{Markup, html};
 
-/// The part of the width that is left free on both sides, in percent.
+/// Free margin on both sides, in percent of the width.
 const MARGIN_PERCENT: f64 = 5.0;
 
-/// A logarithmic axis of ratios, the same for all rows of a table.
+/// Logarithmic axis of ratios, the same for all rows of a table.
 pub(super) struct Axis {
     low: f64,
     high: f64,
 }
 
-/// Round numbers that an axis may have marks at; the first of these whose marks lie apart is taken.
+/// Candidate marks of an axis; the first set with sufficient distances is used.
 const MARKS: [&[f64]; 4] = [
     &[0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0],
     &[0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0],
     &[0.01, 0.1, 1.0, 10.0, 100.0, 1000.0],
     &[1e-6, 1e-3, 1.0, 1e3, 1e6],
 ];
-/// Their least distance, as a part of the axis.
+/// Minimum distance of marks, as a fraction of the axis.
 const MIN_MARK_DISTANCE: f64 = 0.13;
 
 impl Axis {
-    /// The axis that all ratios of `rows` and 1 fit on; `None` where there is no ratio.
+    /// Returns the axis for all ratios of `rows` and 1; `None` without a ratio.
     pub(super) fn of(rows: &[Row]) -> Option<Self> {
         let ratios = rows.iter().filter_map(ratio).filter(is_shown);
         let ends: Vec<_> = ratios.flat_map(|it| [it.min.ln(), it.max.ln()]).collect();
@@ -51,7 +52,7 @@ impl Axis {
         found.unwrap_or_else(|| vec![1.0])
     }
 
-    /// The marks, for the head of the column.
+    /// Draws the marks, for the head of the column.
     pub(super) fn head(&self) -> Markup {
         html! {
             svg height="16" aria-hidden="true" {
@@ -60,7 +61,7 @@ impl Axis {
         }
     }
 
-    /// The ratio of a row: its median as a dot, its least and most as a whisker, and a line at 1.
+    /// Draws the ratio of a row: the median as a dot, the range as a whisker, and a line at 1.
     pub(super) fn ratio(&self, row: &Row, words: &str) -> Markup {
         let Some(ratio) = ratio(row).filter(is_shown) else {
             return html! {};
@@ -87,12 +88,12 @@ impl Axis {
     }
 }
 
-/// All samples of both sides of a row, from 0 on: the baseline's above.
+/// Draws all samples of both sides of a row from 0, the baseline above.
 pub(super) fn samples(row: &Row, words: &str) -> Markup {
     let sides = [("b", 7, &row.baseline), ("c", 19, &row.candidate)];
     let all = sides.iter().flat_map(|(.., side)| &side.samples);
-    let most = all.copied().filter(|it| it.is_finite()).fold(0.0, f64::max);
-    if most <= 0.0 {
+    let max = all.copied().filter(|it| it.is_finite()).fold(0.0, f64::max);
+    if max <= 0.0 {
         return html! {};
     }
     html! {
@@ -101,10 +102,10 @@ pub(super) fn samples(row: &Row, words: &str) -> Markup {
             line.one x1=(percent(0.0)) x2=(percent(0.0)) y1="0" y2="26" {}
             @for (class, y, side) in sides {
                 @for sample in side.samples.iter().filter(|it| it.is_finite()) {
-                    circle.(class) cx=(percent(sample / most)) cy=(y) r="3" {}
+                    circle.(class) cx=(percent(sample / max)) cy=(y) r="3" {}
                 }
                 @if side.spread.median.is_finite() {
-                    @let middle = percent(side.spread.median / most);
+                    @let middle = percent(side.spread.median / max);
                     line.(class) x1=(middle) x2=(middle) y1=(y - 6) y2=(y + 6) {}
                 }
             }
@@ -112,7 +113,7 @@ pub(super) fn samples(row: &Row, words: &str) -> Markup {
     }
 }
 
-/// The class of a verdict in the style sheet.
+/// Class of a verdict in the style sheet.
 pub(super) fn class(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Ahead => "ahead",
@@ -128,7 +129,7 @@ fn ratio(row: &Row) -> Option<Spread> {
     }
 }
 
-/// A ratio of a figure that is 0 on one side has no place.
+/// Reports whether a ratio has a position: not if one side is 0.
 fn is_shown(ratio: &Spread) -> bool {
     ratio.min > 0.0 && ratio.max.is_finite()
 }

@@ -8,7 +8,7 @@ use roxmltree::{Document as Xml, Node};
 use super::*;
 use crate::bench::all::NotMeasured;
 
-/// A name that is a script, ends an attribute, and drives a terminal.
+/// A name with a script, the end of an attribute, and a terminal escape.
 const HOSTILE: &str = "</style><script>alert(1)</script>\" onload='x' \u{1b}[2J";
 
 fn row(name: &str, samples: [&[f64]; 2]) -> Row {
@@ -25,7 +25,7 @@ fn row(name: &str, samples: [&[f64]; 2]) -> Row {
     )
 }
 
-/// A page with a row of each verdict, one that has no ratio, and a table that was not measured.
+/// Document with a row of each verdict, one without a ratio, and an unmeasured table.
 fn document() -> Document {
     let settings = jumbo_bench::Settings {
         jumbo: "/j".into(),
@@ -90,7 +90,7 @@ fn the_page_is_well_formed_and_refers_to_nothing_outside() {
                 !name.starts_with("on") && name != "style" && name != "src",
                 "{name}"
             );
-            // A link loads nothing until it is followed.
+            // A link loads nothing until a click.
             assert!(name != "href" || value.starts_with('#') || value.starts_with("https://"));
         }
     }
@@ -105,7 +105,7 @@ fn the_page_is_well_formed_and_refers_to_nothing_outside() {
 }
 
 #[test]
-fn rows_say_what_was_seen_in_words_and_have_plots_with_titles() {
+fn rows_have_a_verdict_and_plots_with_titles() {
     let page = bench(&document());
     let body = &page[page.find("<body>").unwrap()..page.find("</html>").unwrap()];
     let xml = Xml::parse(body).unwrap();
@@ -118,23 +118,23 @@ fn rows_say_what_was_seen_in_words_and_have_plots_with_titles() {
         .find(|node| node.has_tag_name("tbody"))
         .unwrap();
     let rows: Vec<_> = body.children().collect();
-    let said = [
+    let verdicts = [
         "ahead",
         "BEHIND",
         "no difference seen",
         "no difference seen",
     ];
-    assert_eq!(rows.len(), said.len());
-    for (row, said) in rows.iter().zip(said) {
+    assert_eq!(rows.len(), verdicts.len());
+    for (row, verdict) in rows.iter().zip(verdicts) {
         let text = words(*row);
-        assert!(text.contains(said) && text.contains("1.21"), "{text}");
+        assert!(text.contains(verdict) && text.contains("1.21"), "{text}");
     }
     let svg = |row: &Node<'_, '_>| {
         row.descendants()
             .filter(|it| it.has_tag_name("svg"))
             .count()
     };
-    // Without a sample above 0 there is nothing to draw.
+    // Rows without a sample above 0 have no plot.
     assert_eq!(rows.iter().map(svg).collect::<Vec<_>>(), [2, 2, 2, 0]);
     let circles = rows[0]
         .descendants()
@@ -159,7 +159,7 @@ fn rows_say_what_was_seen_in_words_and_have_plots_with_titles() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
+fn unwritable_files_are_refused_before_the_measurement() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     assert_eq!(target(&at("new")).unwrap(), at("new"));

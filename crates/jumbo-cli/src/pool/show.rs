@@ -21,7 +21,7 @@ use crate::view::{self, NONE, View};
 /// As a normal user it shows the readable part, and names the rest.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only the pool of this page size
+    /// Show only the pool of this page size
     #[arg(value_name = "SIZE")]
     pub(super) size: Option<PageSize>,
 }
@@ -115,8 +115,8 @@ fn read(root: &Root, size: Option<PageSize>) -> anyhow::Result<PoolsPage> {
     })
 }
 
-/// Reads all pools, or one. Where /sys is hidden, as in some containers, /proc still has the pool of
-/// the default size.
+/// Reads all pools, or one. Where /sys is hidden, as in some containers, /proc still has the pool
+/// of the default size.
 fn pools(
     root: &Root,
     size: Option<PageSize>,

@@ -32,7 +32,7 @@ pub(crate) struct Args {
     count: Option<u64>,
 }
 
-/// One sample, for JSON.
+/// Sample of a pool, for JSON.
 #[derive(Serialize)]
 struct Sample {
     /// Time since the first sample.

@@ -1,8 +1,7 @@
-//! A program promoted from its start, for `jumbo run`: [`attend`].
+//! Promotion of a program from its start, for `jumbo run`: [`attend`].
 //!
-//! `jumbo promote --follow` has an interval between rounds. Here a cheap look at the size of the process
-//! comes before each round, so that a program that fills its memory within a second is huge a moment
-//! later, and an idle one costs next to nothing.
+//! `jumbo promote --follow` waits between rounds. This module samples the resident size instead:
+//! growth starts a round at once, and an idle program costs almost nothing.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -20,34 +19,36 @@ use serde::{Deserialize, Serialize};
 use super::watch::Watch;
 use super::{CPU_DIVISOR, MAX_INTERVAL, cpu_time};
 
-/// The time between two looks at the size.
+/// Interval between samples of the resident size.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
-/// The growth that calls for a round: a huge page.
+/// Minimum growth that starts a round: a huge page.
 const MIN_GROWTH: Bytes = Bytes(2 << 20);
-/// A program that grows by so much between two looks fills memory. A collapse would hold up its page faults.
+/// Growth within [`SAMPLE_INTERVAL`] that counts as filling memory. A collapse would delay the page
+/// faults of such a program.
 const FILL_GROWTH: Bytes = Bytes(8 << 20);
-/// A round is put off while the program fills memory, but no longer than this; then it has a quarter of the time.
+/// Maximum delay of a round while the program fills memory.
 const MAX_DELAY: Duration = Duration::from_secs(1);
+/// Maximum time of a round while the program fills memory: a quarter of the delay.
 const FILL_ROUND_TIME: Duration = Duration::from_millis(250);
-/// The first interval between rounds without growth.
+/// First interval between rounds without growth.
 const MIN_INTERVAL: Duration = Duration::from_millis(400);
 
-/// The result over all rounds.
+/// Result of all rounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Promoted {
-    /// The method; `None`: nothing was collapsed.
+    /// Method; `None`: nothing was collapsed.
     pub(crate) method: Option<String>,
-    /// Why it is not process_madvise(2).
+    /// Reason why the method is not process_madvise(2).
     pub(crate) fallback: Option<String>,
-    /// Collapsed, and collapsed again.
+    /// Collapsed memory; repeated collapses count again.
     pub(crate) obtained: Bytes,
-    /// The memory that this took beyond what was resident.
+    /// Memory added to the resident memory.
     pub(crate) cost: Bytes,
-    /// Why the last round obtained less than its plan, or there was none.
+    /// Reason why the last round obtained less than its plan, or did not run.
     pub(crate) reason: Option<String>,
 }
 
-/// Promotes the heap of `pid` until it has ended, and says what came of it.
+/// Promotes the heap of `pid` until the process has ended, and prints the result.
 pub(crate) fn attend(pid: u32, max_waste: MaxWaste) -> anyhow::Result<()> {
     let root = Root::host();
     let mut watch = Watch::new()?;
@@ -76,35 +77,35 @@ fn follow(
     let mut pace = Pace::new(target, None);
     let mut size = ResidentSize::new(root, target);
     let (mut planned_at, mut interval) = (Bytes(0), MIN_INTERVAL);
-    // A plan that was cut short.
-    let mut open: Option<PromotePlan> = None;
+    // The rest of an interrupted round.
+    let mut remaining: Option<PromotePlan> = None;
     let mut earliest = Instant::now();
     let (mut due, mut ended) = (earliest, earliest);
     while watch.ended_by().is_none() && !target.process().is_gone() {
-        let fills = size.look();
+        let is_filling = size.sample();
         let now = Instant::now();
         let has_changed = size.resident.0.abs_diff(planned_at.0) >= MIN_GROWTH.0;
         let is_late = now >= ended + MAX_DELAY;
-        let is_due = open.is_some() || now >= earliest && (now >= due || has_changed);
-        if is_due && (!fills || is_late) {
+        let is_due = remaining.is_some() || now >= earliest && (now >= due || has_changed);
+        if is_due && (!is_filling || is_late) {
             let (before, began) = (promoted.obtained, cpu_time(root));
-            if open.is_none() {
+            if remaining.is_none() {
                 planned_at = size.resident;
             }
-            let plan = plan(root, target, wish, promoted.cost, open.take());
-            // A collapse is paid once for its block; to look for blocks is what must not be done too often.
+            let plan = plan(root, target, wish, promoted.cost, remaining.take());
+            // Only planning is rate-limited: a block is collapsed once, but scanned by each plan.
             let planning = cpu_time(root).saturating_sub(began);
             let mut watcher = RoundWatcher {
                 watch,
                 size: &mut size,
-                until: fills.then(|| now + FILL_ROUND_TIME),
-                is_cut: false,
+                until: is_filling.then(|| now + FILL_ROUND_TIME),
+                is_interrupted: false,
             };
             match plan {
                 Ok((plan, reach)) => {
                     let outcome = promote(target, &reach, &plan, &mut pace, &mut watcher);
-                    promoted.add(&reach, &outcome, watcher.is_cut);
-                    open = watcher.is_cut.then(|| plan.after(&outcome));
+                    promoted.add(&reach, &outcome, watcher.is_interrupted);
+                    remaining = watcher.is_interrupted.then(|| plan.after(&outcome));
                 }
                 Err(Refusal::Gone) => {}
                 Err(refusal) => promoted.reason = Some(refusal.to_string()),
@@ -121,11 +122,11 @@ fn follow(
     }
 }
 
-/// The resident memory of the program at the last look.
+/// Resident memory of the program at the last sample.
 struct ResidentSize<'a> {
     root: &'a Root,
     pid: u32,
-    looked: Instant,
+    sampled: Instant,
     resident: Bytes,
 }
 
@@ -134,61 +135,61 @@ impl<'a> ResidentSize<'a> {
         Self {
             root,
             pid: target.pid(),
-            looked: Instant::now(),
+            sampled: Instant::now(),
             resident: Bytes(0),
         }
     }
 
-    /// Looks; whether the program fills memory.
-    fn look(&mut self) -> bool {
-        let before = (self.looked, self.resident);
-        self.looked = Instant::now();
+    /// Samples the size; returns whether the program fills memory.
+    fn sample(&mut self) -> bool {
+        let before = (self.sampled, self.resident);
+        self.sampled = Instant::now();
         self.resident = tree::resident_anonymous(self.root, self.pid).unwrap_or(self.resident);
         let grown = self.resident.0.saturating_sub(before.1.0) as f64;
-        let looks = (self.looked - before.0).as_secs_f64() / SAMPLE_INTERVAL.as_secs_f64();
-        grown >= FILL_GROWTH.0 as f64 * looks.max(1.0)
+        let intervals = (self.sampled - before.0).as_secs_f64() / SAMPLE_INTERVAL.as_secs_f64();
+        grown >= FILL_GROWTH.0 as f64 * intervals.max(1.0)
     }
 }
 
-/// Ends a round once the program fills memory again.
+/// Interrupts a round once the program fills memory again.
 struct RoundWatcher<'a, 'r> {
     watch: &'a mut Watch,
     size: &'a mut ResidentSize<'r>,
-    /// The end of a round while it fills memory.
+    /// End of a round while the program fills memory.
     until: Option<Instant>,
-    is_cut: bool,
+    is_interrupted: bool,
 }
 
 impl Watcher for RoundWatcher<'_, '_> {
     fn poll(&mut self, progress: &Progress) -> ControlFlow<()> {
-        self.is_cut = match self.until {
+        self.is_interrupted = match self.until {
             Some(until) => Instant::now() >= until,
-            None => self.size.looked.elapsed() >= SAMPLE_INTERVAL && self.size.look(),
+            None => self.size.sampled.elapsed() >= SAMPLE_INTERVAL && self.size.sample(),
         };
-        match self.is_cut {
+        match self.is_interrupted {
             true => ControlFlow::Break(()),
             false => self.watch.poll(progress),
         }
     }
 }
 
-/// The plan for now, which is the open one where there is one, and the method.
+/// Returns the remaining plan or a new one, and the method.
 fn plan(
     root: &Root,
     target: &Target,
     wish: &Selection,
     spent: Bytes,
-    open: Option<PromotePlan>,
+    remaining: Option<PromotePlan>,
 ) -> Result<(PromotePlan, Access), Refusal> {
     if task::map_each(root, &[target.pid()], LIBRARY) == [true] {
         return Err(Refusal::Covered);
     }
-    let plan = open.map_or_else(|| PromotePlan::new(target, wish, spent), Ok)?;
+    let plan = remaining.map_or_else(|| PromotePlan::new(target, wish, spent), Ok)?;
     Ok((plan, Access::find(target)?))
 }
 
 impl Promoted {
-    fn add(&mut self, reach: &Access, outcome: &Outcome, is_cut: bool) {
+    fn add(&mut self, reach: &Access, outcome: &Outcome, is_interrupted: bool) {
         self.obtained += outcome.obtained;
         self.cost += outcome.cost;
         if outcome.obtained > Bytes(0) {
@@ -197,7 +198,7 @@ impl Promoted {
         }
         let refused = outcome.failures.first();
         let refused = refused.map(|failure| format!("{}: {}", failure.errno, failure.reason));
-        if !outcome.ended && !is_cut {
+        if !outcome.ended && !is_interrupted {
             self.reason = outcome.stopped.clone().or(refused);
         }
     }

@@ -1,8 +1,8 @@
 //! `jumbo promote`: huge pages for processes that run already.
 //!
 //! The command line, the processes that it names, and the rounds of `--follow` are here. [`show`]:
-//! the results. [`watch`]: signals and progress. [`attend`]: `jumbo run` starts it for a program that its
-//! library does not reach.
+//! the results. [`watch`]: signals and progress. [`attend`]: for programs that the library of
+//! `jumbo run` does not reach.
 
 mod attend;
 mod show;
@@ -32,12 +32,12 @@ use watch::Watch;
 /// Put processes that run already on huge pages
 ///
 /// The kernel collapses the memory of a process into huge pages while it runs, in blocks that are
-/// at least half full. Nothing of the process changes but where its memory lies. Without --heap,
-/// --text and --shm it is the heap.
+/// at least half full. Only the placement of its memory changes. Without --heap, --text and --shm
+/// it is the heap.
 ///
-/// As root (CAP_SYS_NICE and CAP_SYS_PTRACE) by process_madvise. Else, where this user may trace the
-/// process (ptrace), a thread of it makes the call: it is stopped for about a millisecond each time,
-/// and no system call of it ends early. It is not done to a process under seccomp.
+/// As root (CAP_SYS_NICE and CAP_SYS_PTRACE) it calls process_madvise. Else, if this user may trace
+/// the process (ptrace), a thread of the process makes the call: it is stopped for about a
+/// millisecond each time, and no system call is interrupted. A process under seccomp is refused.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo promote --dry-run redis-server
@@ -60,11 +60,11 @@ pub(crate) struct Args {
     #[arg(long)]
     shm: bool,
 
-    /// Go on as the processes grow, with 5 % of a CPU at most; ends with them, or by Ctrl-C
+    /// Continue as the processes grow, with 5 % of a CPU at most; ends with them, or by Ctrl-C
     #[arg(long, conflicts_with_all = ["undo", "dry_run"])]
     follow: bool,
 
-    /// Memory to collapse a second; 0: as fast as it goes
+    /// Memory to collapse a second; 0: unlimited
     #[arg(
         long,
         value_name = "SIZE",
@@ -74,17 +74,17 @@ pub(crate) struct Args {
     )]
     rate: Bytes,
 
-    /// From the start of the process, for `jumbo run`
+    /// Promote from the start of the process, for `jumbo run`
     #[arg(long, hide = true, requires = "follow")]
     from_start: bool,
 
-    /// The memory that blocks may be filled up with, in percent of the resident memory (16M at least; 0: none)
-    /// or `unbounded`
+    /// Maximum memory added to blocks, in percent of the resident memory (16M at least; 0: none) or
+    /// `unbounded`
     #[arg(long, value_name = "PERCENT", default_value_t = MaxWaste::DEFAULT, conflicts_with = "undo",
         allow_negative_numbers = true)]
     max_waste: MaxWaste,
 
-    /// Split all that is huge in the processes, whatever made it so
+    /// Split all huge pages of the processes, whatever made them
     #[arg(long)]
     undo: bool,
 
@@ -96,7 +96,8 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// The processes of a control group and of the groups in it: a folder, or a path as in /proc/PID/cgroup
+    /// The processes of a control group and of the groups in it: a folder, or a path as in
+    /// /proc/PID/cgroup
     #[arg(long, value_name = "PATH")]
     cgroup: Vec<PathBuf>,
 
@@ -105,35 +106,34 @@ pub(crate) struct Args {
     processes: Vec<String>,
 }
 
-/// The JSON.
+/// Results, for JSON.
 #[derive(Default, Serialize)]
 struct PromotePage {
     dry_run: bool,
     processes: Vec<ProcessResult>,
 }
 
-/// The result of one process.
+/// Result of one process.
 #[derive(Default, Serialize)]
 struct ProcessResult {
     pid: u32,
     name: String,
-    /// Why nothing was done.
+    /// Reason why nothing was done.
     #[serde(skip_serializing_if = "Option::is_none")]
     refusal: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<&'static str>,
-    /// The method.
     #[serde(skip_serializing_if = "Option::is_none")]
     reach: Option<Access>,
     #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<PromotePlan>,
-    /// The result of the plan; none of a dry run.
+    /// Result of the plan; `None` in a dry run.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<Outcome>,
-    /// The result of `--undo`.
+    /// Result of `--undo`.
     #[serde(skip_serializing_if = "Option::is_none")]
     split: Option<Split>,
-    /// It ended while it was named, and looked for: one of many need not be there.
+    /// The process ended between its lookup and its plan: no failure for one of several.
     #[serde(skip)]
     gone: bool,
 }
@@ -142,20 +142,20 @@ struct ProcessResult {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Named {
     pid: u32,
-    /// The moment of its start, so that no other is taken for it; `None`: it is gone.
+    /// Start time, so that a reused PID is detected; `None`: the process is gone.
     started: Option<u64>,
 }
 
-/// The processes of the PIDs that the command line has, as they were at first.
-type Typed = BTreeMap<u32, Option<u64>>;
+/// PIDs on the command line, with their first start times.
+type TypedPids = BTreeMap<u32, Option<u64>>;
 
 impl Args {
     fn wish(&self) -> Selection {
-        let all_but_named = !(self.heap || self.text || self.shm);
+        let none_named = !(self.heap || self.text || self.shm);
         Selection {
-            heap: self.heap || all_but_named,
-            text: self.text || self.undo && all_but_named,
-            shm: self.shm || self.undo && all_but_named,
+            heap: self.heap || none_named,
+            text: self.text || self.undo && none_named,
+            shm: self.shm || self.undo && none_named,
             max_waste: self.max_waste,
         }
     }
@@ -163,7 +163,7 @@ impl Args {
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     let root = Root::host();
-    let mut typed = Typed::new();
+    let mut typed = TypedPids::new();
     let all = named(&root, &args, &mut typed)?;
     if let (true, [process]) = (args.from_start, all.as_slice()) {
         return attend(process.pid, args.max_waste).map(|()| ExitCode::SUCCESS);
@@ -178,7 +178,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     };
     let alone = all.len() == 1;
     for process in all {
-        let done = one(&root, process, &args, Bytes(0), &mut watch);
+        let done = promote_one(&root, process, &args, Bytes(0), &mut watch);
         if alone || !done.gone || typed.contains_key(&done.pid) {
             page.processes.push(done);
         }
@@ -194,8 +194,8 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The processes that the command line names. Of several that a name or a group has, this one is none.
-fn named(root: &Root, args: &Args, typed: &mut Typed) -> anyhow::Result<Vec<Named>> {
+/// Finds the processes that the command line names. Names and groups do not match this process.
+fn named(root: &Root, args: &Args, typed: &mut TypedPids) -> anyhow::Result<Vec<Named>> {
     let own = std::process::id();
     let of = |pid| Named {
         pid,
@@ -215,7 +215,7 @@ fn named(root: &Root, args: &Args, typed: &mut Typed) -> anyhow::Result<Vec<Name
                  hint: names are those of `ps -e`, whole: `jumbo status` lists the largest processes"
             );
         }
-        // A thread has a number and is no process: say so. A PID that another process has by now is none.
+        // A thread ID stays, for its own error. A reused PID is dropped.
         if let Ok(pid) = text.parse() {
             let now = of(pid);
             let is_it = *typed.entry(pid).or_insert(now.started) == now.started;
@@ -237,13 +237,19 @@ fn named(root: &Root, args: &Args, typed: &mut Typed) -> anyhow::Result<Vec<Name
     Ok(all)
 }
 
-/// Plans for one process, and does it.
-fn one(root: &Root, process: Named, args: &Args, spent: Bytes, watch: &mut Watch) -> ProcessResult {
+/// Plans and executes the promotion of one process.
+fn promote_one(
+    root: &Root,
+    process: Named,
+    args: &Args,
+    spent: Bytes,
+    watch: &mut Watch,
+) -> ProcessResult {
     let mut done = ProcessResult {
         pid: process.pid,
         ..ProcessResult::default()
     };
-    if let Err(refusal) = work(root, process, args, spent, watch, &mut done) {
+    if let Err(refusal) = try_promote(root, process, args, spent, watch, &mut done) {
         done.gone = matches!(refusal, Refusal::Gone | Refusal::Zombie { .. });
         done.hint = refusal.hint();
         done.refusal = Some(refusal.to_string());
@@ -251,7 +257,7 @@ fn one(root: &Root, process: Named, args: &Args, spent: Bytes, watch: &mut Watch
     done
 }
 
-fn work(
+fn try_promote(
     root: &Root,
     process: Named,
     args: &Args,
@@ -260,7 +266,7 @@ fn work(
     done: &mut ProcessResult,
 ) -> Result<(), Refusal> {
     let target = Target::open(root, process.pid)?;
-    // Since it was named it may have ended, and another may have got its PID.
+    // The PID may have been reused since the lookup.
     if task::started(root, process.pid).ok() != process.started {
         return Err(Refusal::Gone);
     }
@@ -273,7 +279,7 @@ fn work(
         return Ok(());
     }
     let plan = done.plan.insert(PromotePlan::new(&target, &wish, spent)?);
-    // After the plan: what it needs to see is less than what it takes to do it.
+    // After the plan, which needs fewer privileges: a dry run without them shows it.
     let reach = done.reach.insert(Access::find(&target)?);
     if !args.dry_run {
         let mut pace = Pace::new(&target, Some(args.rate));
@@ -282,45 +288,45 @@ fn work(
     Ok(())
 }
 
-/// The share of a CPU that `--follow` takes is one part of so many.
+/// Reciprocal of the CPU share of `--follow`.
 const CPU_DIVISOR: u32 = 20;
-/// Between two rounds.
+/// Minimum interval between two rounds.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Rounds until all processes have ended, or a signal comes.
+/// Runs rounds until all processes have ended, or a signal arrives.
 fn follow(
     root: &Root,
     args: &Args,
     mut watch: Watch,
-    typed: &mut Typed,
+    typed: &mut TypedPids,
 ) -> anyhow::Result<ExitCode> {
     let mut spent: BTreeMap<Named, Bytes> = BTreeMap::new();
     let (mut refused, mut interval) = (BTreeSet::new(), MIN_INTERVAL);
-    let mut any = false;
+    let mut any_promoted = false;
     loop {
         let began = cpu_time(root);
-        // New ones have come, and others have gone.
+        // Each time: names and groups may match other processes now.
         let Ok(all) = named(root, args, typed) else {
             break;
         };
         let mut page = PromotePage::default();
-        let (mut is_any_left, mut has_grown) = (false, false);
+        let (mut any_left, mut has_grown) = (false, false);
         for process in all.iter().copied() {
             let before = spent.get(&process).copied().unwrap_or_default();
-            let done = one(root, process, args, before, &mut watch);
-            is_any_left |= done.refusal.is_none();
-            any |= done.refusal.is_none();
+            let done = promote_one(root, process, args, before, &mut watch);
+            any_left |= done.refusal.is_none();
+            any_promoted |= done.refusal.is_none();
             if let Some(outcome) = &done.outcome {
                 *spent.entry(process).or_default() += outcome.cost;
                 has_grown |= outcome.obtained > Bytes(0);
             }
-            let is_news = done
+            let has_plan = done
                 .outcome
                 .as_ref()
                 .is_some_and(|outcome| outcome.planned > Bytes(0));
-            let is_told = !done.gone || process.started.is_none();
-            if is_news || done.refusal.is_some() && is_told && refused.insert(process) {
+            let is_shown = !done.gone || process.started.is_none();
+            if has_plan || done.refusal.is_some() && is_shown && refused.insert(process) {
                 page.processes.push(done);
             }
             if watch.ended_by().is_some() {
@@ -328,7 +334,7 @@ fn follow(
             }
         }
         show::round(&page, args.json)?;
-        if !is_any_left || watch.ended_by().is_some() {
+        if !any_left || watch.ended_by().is_some() {
             break;
         }
         interval = if has_grown {
@@ -338,23 +344,23 @@ fn follow(
         };
         let share = (cpu_time(root).saturating_sub(began)) * (CPU_DIVISOR - 1);
         watch.rest(interval.max(share), || {
-            all.iter().any(|process| lives(root, *process))
+            all.iter().any(|process| is_alive(root, *process))
         });
     }
     match watch.finish() {
         Some(signal) => Ok(end_by(signal)),
-        None if any => Ok(ExitCode::SUCCESS),
+        None if any_promoted => Ok(ExitCode::SUCCESS),
         None => Ok(ExitCode::FAILURE),
     }
 }
 
-/// Whether a process has memory still.
-fn lives(root: &Root, process: Named) -> bool {
+/// Reports whether a process still has memory.
+fn is_alive(root: &Root, process: Named) -> bool {
     task::started(root, process.pid).ok() == process.started
         && task::memory(root, process.pid).is_ok_and(|memory| memory.is_some())
 }
 
-/// The CPU time of this process and of its children so far.
+/// CPU time of this process and of its children.
 fn cpu_time(root: &Root) -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     let children = task::children_cpu(root, std::process::id());
@@ -362,7 +368,7 @@ fn cpu_time(root: &Root) -> Duration {
 }
 
 fn status_of(page: &PromotePage) -> ExitCode {
-    // Whether all of it was done, and whether any.
+    // [complete, at least partial].
     let done = |done: &ProcessResult| match (&done.outcome, &done.split) {
         _ if done.refusal.is_some() => [false; 2],
         (Some(outcome), _) => [outcome.is_whole(), outcome.obtained > Bytes(0)],
@@ -372,7 +378,7 @@ fn status_of(page: &PromotePage) -> ExitCode {
     let is_whole = |it: &ProcessResult| done(it)[0];
     let is_any = |it: &ProcessResult| done(it).contains(&true);
     match () {
-        // All that a group or a name had have ended.
+        // All processes of a name or group have ended.
         () if page.processes.is_empty() => ExitCode::FAILURE,
         () if page.processes.iter().all(is_whole) => ExitCode::SUCCESS,
         () if page.processes.iter().any(is_any) => ExitCode::from(EXIT_PARTIAL),

@@ -1,4 +1,4 @@
-//! The results, as text and as JSON.
+//! Output of the results, as text and as JSON.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use jumbo_host::status::Kind;
 use super::{ProcessResult, PromotePage};
 use crate::view::{self, View, duration, percent};
 
-/// All of it.
+/// Prints all results.
 pub(super) fn page(page: &PromotePage, json: bool) -> anyhow::Result<()> {
     if json {
         return view::json(page);
@@ -17,7 +17,7 @@ pub(super) fn page(page: &PromotePage, json: bool) -> anyhow::Result<()> {
     text(page)
 }
 
-/// A round of `--follow`, where there is news.
+/// Prints the results of a round of `--follow`, if there are any.
 pub(super) fn round(page: &PromotePage, json: bool) -> anyhow::Result<()> {
     match (page.processes.is_empty(), json) {
         (true, _) => Ok(()),

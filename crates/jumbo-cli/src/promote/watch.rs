@@ -15,11 +15,11 @@ use crate::bench::bar;
 use crate::signal::{next_termination, poll};
 use crate::view;
 
-/// The time between two looks for a process that is left, between two rounds.
+/// Interval of checks, between two rounds, whether a process is left.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Every signal of this process, read instead of delivered, so that no thread of another process is left
-/// in a call of ours; and a bar on stderr, on a terminal.
+/// Reader of this process's signals, and a progress bar on stderr. Signals are read instead of
+/// delivered, so that none ends jumbo while a thread of another process makes its call.
 pub(super) struct Watch {
     signals: Signals,
     bar: ProgressBar,
@@ -37,53 +37,54 @@ impl Watch {
         })
     }
 
-    /// The next process.
+    /// Begins the next process.
     pub(super) fn begin(&mut self, target: &Target) {
         self.bar.finish_and_clear();
         self.bar = bar();
         self.name = format!("MiB, {} {}", target.pid(), view::clean(target.name()));
     }
 
-    /// The signal that next_termination for an end.
+    /// Signal that requested termination.
     pub(super) fn ended_by(&self) -> Option<i32> {
         self.ended_by
     }
 
-    /// Has signals delivered again; gives the one that next_termination for an end.
+    /// Lets the kernel deliver signals again; returns the one that requested termination.
     pub(super) fn finish(self) -> Option<i32> {
         self.bar.finish_and_clear();
         self.signals.release();
         self.ended_by
     }
 
-    /// Waits so long, for a signal that asks for an end, or until there is nothing left to wait for.
-    pub(super) fn rest(&mut self, time: Duration, is_any_left: impl Fn() -> bool) {
+    /// Waits for `time`, for a termination signal, or until no process is left.
+    pub(super) fn rest(&mut self, time: Duration, any_left: impl Fn() -> bool) {
         let started = Instant::now();
         self.bar.finish_and_clear();
-        while started.elapsed() < time && is_any_left() {
+        while started.elapsed() < time && any_left() {
             let left = time.saturating_sub(started.elapsed()).min(POLL_INTERVAL);
             let mut ready = [PollFd::from_borrowed_fd(
                 self.signals.as_fd(),
                 PollFlags::IN,
             )];
             let _ = poll(&mut ready, Some(left));
-            if self.is_asked() {
+            if self.check_signals() {
                 return;
             }
         }
     }
 
-    /// Waits so long, for a signal that asks for an end, or for the end of a process.
+    /// Waits for `time`, for a termination signal, or for the end of a process.
     pub(super) fn wait_for(&mut self, process: &Process, time: Duration) {
         let mut ready = [
             PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN),
         ];
         let _ = poll(&mut ready, Some(time));
-        self.is_asked();
+        self.check_signals();
     }
 
-    fn is_asked(&mut self) -> bool {
+    /// Reads pending signals; returns whether one requested termination.
+    fn check_signals(&mut self) -> bool {
         self.ended_by = self.ended_by.or(next_termination(&self.signals));
         self.ended_by.is_some()
     }
@@ -96,7 +97,7 @@ impl Watcher for Watch {
         let pause = progress.pause.map(|pause| format!(", waits: {pause}"));
         self.bar
             .set_message(format!("{}{}", self.name, pause.unwrap_or_default()));
-        match self.is_asked() {
+        match self.check_signals() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }

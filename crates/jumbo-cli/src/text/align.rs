@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// The executable or shared library
     file: PathBuf,
 
-    /// Where the copy goes
+    /// The copy
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
 
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     #[arg(long)]
     join: bool,
 
-    /// Replace OUT where it is there
+    /// Replace an existing OUT
     #[arg(long)]
     force: bool,
 }
@@ -80,11 +80,11 @@ fn refused(args: &Args, error: Error) -> anyhow::Error {
 
 fn show(view: &mut View, args: &Args, sizes: Sizes, aligned: &Aligned) -> io::Result<()> {
     let bytes = |pages: jumbo::units::Pages| pages.bytes(sizes.pmd);
-    let said = match aligned.was_aligned {
+    let note = match aligned.was_aligned {
         true => " is as the original, which is aligned already",
         false => "",
     };
-    view.line(format!("{}{said}", args.output.display()))?;
+    view.line(format!("{}{note}", args.output.display()))?;
     view.line(format!(
         "  {} of its text can be huge; {} of the original's",
         bytes(aligned.after),

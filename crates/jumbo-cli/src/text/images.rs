@@ -22,16 +22,16 @@ use crate::view::{self, NONE, View};
 
 Exit status: 0 done; 1 none could be removed, or is as its file; 3 some could not, or are not.")]
 pub(crate) struct Args {
-    /// Compare each image with the file that it is of
+    /// Compare each image with its file
     #[arg(long)]
     check: bool,
 
-    /// Have no process take them from now on; those that run keep theirs
+    /// Let no new process use them; running processes keep theirs
     #[arg(long)]
     remove: bool,
 }
 
-/// One image, and what was found or done.
+/// An image, and the result of its check or removal.
 #[derive(Serialize)]
 struct ImageRow {
     #[serde(flatten)]
@@ -57,8 +57,8 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
     }
     view::page(json, &rows, |view, rows| show(view, rows))?;
     let same = |row: &ImageRow| row.check.as_ref().is_none_or(|check| *check == Check::Same);
-    let amiss = rows.iter().filter(|row| row.failed.is_some() || !same(row));
-    Ok(match amiss.count() {
+    let failed = rows.iter().filter(|row| row.failed.is_some() || !same(row));
+    Ok(match failed.count() {
         0 => ExitCode::SUCCESS,
         all if all == rows.len() => ExitCode::FAILURE,
         _ => ExitCode::from(3),

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     targets: Vec<PathBuf>,
 }
 
-/// The JSON.
+/// Files and processes, for JSON.
 #[derive(Default, Serialize)]
 struct InspectPage {
     files: Vec<Inspection>,

@@ -1,4 +1,4 @@
-//! `jumbo text`: the text of programs on huge pages, from outside; one file a subcommand.
+//! `jumbo text`: program text on huge pages, without the library; one file a subcommand.
 
 mod align;
 mod images;

@@ -34,23 +34,21 @@ pub(crate) struct Args {
     #[arg(value_name = "FILE", required_unless_present = "all_running")]
     files: Vec<PathBuf>,
 
-    /// The files of which processes run text of at least a huge page, as far as this user may look
+    /// All files of which readable processes run text of at least a huge page
     #[arg(long)]
     all_running: bool,
 
-    /// Look, and change nothing
+    /// Show the state and change nothing
     #[arg(long)]
     dry_run: bool,
 }
 
-/// The JSON.
+/// Results, for JSON.
 #[derive(Default, Serialize)]
 struct PrimePage {
-    /// True where nothing was changed.
     dry_run: bool,
-    /// The result of each file.
     files: Vec<Primed>,
-    /// Processes that this user may not look into.
+    /// Number of processes that this user may not examine.
     hidden_processes: usize,
 }
 

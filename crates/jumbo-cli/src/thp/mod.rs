@@ -187,8 +187,8 @@ fn refuse_order_1(root: &Root, knob: &Knob, value: &Value) -> anyhow::Result<()>
     }
 }
 
-/// Parses `enabled=madvise 64K.shmem=advise` or `shmem 64K=always,2M=inherit`. A bare SIZE belongs to
-/// `side` until a word changes it. `sizes` are the folio sizes of this kernel.
+/// Parses `enabled=madvise 64K.shmem=advise` or `shmem 64K=always,2M=inherit`. A bare SIZE belongs
+/// to `side` until a word changes it. `sizes` are the folio sizes of this kernel.
 fn assignments(
     words: &[String],
     mut side: Side,
