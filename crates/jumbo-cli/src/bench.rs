@@ -139,7 +139,6 @@ struct Fork {
     size: Vec<Bytes>,
 }
 
-/// Options of all tables.
 #[derive(Debug, clap::Args)]
 struct Common {
     /// Less work: done in under 30 seconds on a quiet machine, `latency` and each of `programs` in
@@ -264,7 +263,6 @@ impl Common {
     }
 }
 
-/// Adds the hint of an error.
 pub(crate) fn hinted(error: Error) -> anyhow::Error {
     match error.hint() {
         Some(hint) => anyhow::anyhow!("{error}\nhint: {hint}"),

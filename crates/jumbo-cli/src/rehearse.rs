@@ -4,7 +4,6 @@
 
 use std::process::ExitCode;
 
-/// Name of the subcommand.
 pub(crate) const NAME: &str = "rehearse";
 
 /// Make the system calls of `jumbo run --report`

@@ -54,29 +54,25 @@ impl std::str::FromStr for Number {
     fn from_str(text: &str) -> Result<Self, String> {
         let upper = text.to_ascii_uppercase();
         let name = upper.strip_prefix("SIG").unwrap_or(&upper);
-        let by_name = SIGNAL_NAMES
-            .iter()
-            .zip(1..)
-            .find(|(known, _)| **known == name);
-        let offset = |rest: &str| match rest {
-            "" => Some(0),
-            rest => rest.parse::<i32>().ok(),
+        let real_time = |base: &i32, offset: &str| {
+            let offset = match offset {
+                "" => 0,
+                offset => offset.parse().ok()?,
+            };
+            Some(base.saturating_add(offset)).filter(|number| REAL_TIME.contains(number))
         };
-        let number = match (name.strip_prefix("RTMIN"), name.strip_prefix("RTMAX")) {
-            (Some(rest), _) => offset(rest).map(|offset| REAL_TIME.start().saturating_add(offset)),
-            (_, Some(rest)) => offset(rest).map(|offset| REAL_TIME.end().saturating_add(offset)),
-            (None, None) => match by_name {
-                Some((_, number)) => Some(number),
-                None => name.parse().ok().filter(|number| (1..=64).contains(number)),
-            },
+        let number = if let Some(offset) = name.strip_prefix("RTMIN") {
+            real_time(REAL_TIME.start(), offset)
+        } else if let Some(offset) = name.strip_prefix("RTMAX") {
+            real_time(REAL_TIME.end(), offset)
+        } else if let Some(index) = SIGNAL_NAMES.iter().position(|known| *known == name) {
+            i32::try_from(index + 1).ok()
+        } else {
+            name.parse().ok().filter(|number| (1..=64).contains(number))
         };
-        let real_time = name.starts_with("RTM");
-        number
-            .filter(|number| !real_time || REAL_TIME.contains(number))
-            .map(Self)
-            .ok_or_else(|| {
-                String::from("there is no such signal; TERM, SIGKILL, 15 and RTMIN+1 are some")
-            })
+        number.map(Self).ok_or_else(|| {
+            String::from("there is no such signal; TERM, SIGKILL, 15 and RTMIN+1 are some")
+        })
     }
 }
 

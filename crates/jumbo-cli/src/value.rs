@@ -15,7 +15,6 @@ pub(crate) fn positive<T: FromStr>(text: &str) -> Result<T, String> {
         .map_err(|_| String::from("expected a whole number of at least 1"))
 }
 
-/// Parses a PID.
 pub(crate) fn process(text: &str) -> Result<u32, String> {
     let pid = text.parse().ok();
     pid.filter(|pid| i32::try_from(*pid).is_ok_and(|pid| pid > 0))

@@ -121,10 +121,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
             left.join(", ")
         ));
     }
-    Ok(match gone {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::from(EXIT_TIMED_OUT),
-    })
+    Ok(ExitCode::from(if gone { 0 } else { EXIT_TIMED_OUT }))
 }
 
 /// Returns false after a timeout. `scans`: other reapers of ended programs are waited for, too.

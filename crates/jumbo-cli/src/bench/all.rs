@@ -77,7 +77,6 @@ pub(super) struct Args {
 /// All results, for JSON and HTML.
 #[derive(Debug, Serialize)]
 pub(crate) struct Document {
-    /// Version of jumbo.
     pub(crate) version: &'static str,
     /// Start, in seconds since 1970.
     pub(crate) began: u64,
@@ -93,7 +92,6 @@ pub(crate) struct Document {
     pub(crate) not_measured: Vec<NotMeasured>,
 }
 
-/// A table and the time of its measurement.
 #[derive(Debug, Serialize)]
 pub(crate) struct Measured {
     #[serde(flatten)]
@@ -107,7 +105,6 @@ pub(crate) struct NotMeasured {
     pub(crate) why: String,
 }
 
-/// Command line of one table.
 #[derive(Parser)]
 struct TableCommand {
     #[command(subcommand)]
@@ -231,7 +228,6 @@ struct Estimate {
 }
 
 impl Estimate {
-    /// Shows that the table at this index begins.
     fn begin(&self, at: usize) {
         let (name, all) = (self.wanted[at].0, self.wanted.len());
         let (number, left) = (at + 1, about(self.left(at)));
@@ -256,7 +252,6 @@ impl Estimate {
         Duration::from_secs_f64(seconds * scale)
     }
 
-    /// Adds the time of the table at this index.
     fn end(&mut self, at: usize, seconds: f64) {
         self.measured[0] += self.wanted[at].1;
         self.measured[1] += seconds;

@@ -46,7 +46,28 @@ impl Args {
 
     pub(super) fn show(&self, view: &mut View, table: &Table) -> io::Result<()> {
         let (ways, _) = self.ways().map_err(io::Error::other)?;
-        show(view, table, &ways)
+        view.line(render::title(table))?;
+        view.line(render::machine(&table.machine))?;
+        view.line("")?;
+        let names = ways
+            .iter()
+            .map(|way| way.name.trim_start_matches("jumbo run --"));
+        let names: Vec<_> = names.map(|name| format!("|>{name}")).collect();
+        let measured =
+            programs::names().filter(|(key, _)| table.ratio_of(&format!("{key}_aa")).is_some());
+        let rows = measured.map(|(key, what)| row(table, &ways, key, what));
+        view.table(
+            &format!("<program|<|>plain|>plain again{}|>memory", names.concat()),
+            rows,
+        )?;
+        view.line("")?;
+        view.line("  Plain time / that of the column: above 1 the column is faster. Memory: plain / the first column.")?;
+        view.line("  In brackets: within what plain differs by from itself. LOSS: slower, or larger, than that.")?;
+        view.line("  FAILED: the program failed in that way, and not plain; why is below.")?;
+        for missing in &table.missing {
+            view.line(format!("  Not measured: {}: {}", missing.what, missing.why))?;
+        }
+        Ok(())
     }
 
     /// Selected ways, and the peers that are not installed.
@@ -70,31 +91,6 @@ impl Args {
         ways.extend(peers);
         Ok((ways, missing))
     }
-}
-
-fn show(view: &mut View, table: &Table, ways: &[Way]) -> io::Result<()> {
-    view.line(render::title(table))?;
-    view.line(render::machine(&table.machine))?;
-    view.line("")?;
-    let names = ways
-        .iter()
-        .map(|way| way.name.trim_start_matches("jumbo run --"));
-    let names: Vec<_> = names.map(|name| format!("|>{name}")).collect();
-    let measured =
-        programs::names().filter(|(key, _)| table.ratio_of(&format!("{key}_aa")).is_some());
-    let rows = measured.map(|(key, what)| row(table, ways, key, what));
-    view.table(
-        &format!("<program|<|>plain|>plain again{}|>memory", names.concat()),
-        rows,
-    )?;
-    view.line("")?;
-    view.line("  Plain time / that of the column: above 1 the column is faster. Memory: plain / the first column.")?;
-    view.line("  In brackets: within what plain differs by from itself. LOSS: slower, or larger, than that.")?;
-    view.line("  FAILED: the program failed in that way, and not plain; why is below.")?;
-    for missing in &table.missing {
-        view.line(format!("  Not measured: {}: {}", missing.what, missing.why))?;
-    }
-    Ok(())
 }
 
 fn row(table: &Table, ways: &[Way], key: &str, what: &str) -> Vec<String> {

@@ -65,7 +65,6 @@ pub(super) fn machine(machine: &Machine) -> String {
     )
 }
 
-/// Cells of a row.
 pub(crate) fn cells(row: &Row) -> [String; 8] {
     let (divisor, unit) = scale(row.what.unit);
     let side = |side: &Side| spread(side.spread, &unit, |value| digits(value / divisor));

@@ -19,7 +19,6 @@ use jumbo_host::whole_file::{self, Existing};
 
 use crate::run::library;
 
-/// Files of one version.
 #[derive(Debug)]
 pub(super) struct Files {
     base: PathBuf,
@@ -72,7 +71,6 @@ impl Files {
         self.version == VERSION && library::is_embedded(&library).unwrap_or(false)
     }
 
-    /// Folders that do not exist yet.
     pub(super) fn missing(&self, dir: &Path) -> Vec<PathBuf> {
         let all = iter::once(self.folder());
         let all = all.chain(

@@ -182,7 +182,8 @@ fn generate(dir: &Path, args: &GenerateArgs) -> anyhow::Result<ExitCode> {
         let preload = preload.display();
         view.line(format!("{preload}: changed, in containers that run too"))?;
     }
-    view.lines(new.names().map(|name| format!("  --device {name}")))?;
+    let devices = new.devices.iter();
+    view.lines(devices.map(|device| format!("  --device {}", device.full_name())))?;
     view.finish()?;
     Ok(ExitCode::SUCCESS)
 }

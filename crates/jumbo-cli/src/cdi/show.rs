@@ -14,12 +14,9 @@ use crate::view::{self, View};
 #[derive(Serialize)]
 struct CdiPage {
     specification: PathBuf,
-    /// Version of the mounted library.
     version: String,
-    /// Whether the library is that of this command.
     is_current: bool,
     mounts: Vec<MountState>,
-    /// Environment variables by device.
     devices: BTreeMap<String, BTreeMap<String, String>>,
 }
 
@@ -38,7 +35,15 @@ pub(super) fn main(dir: &Path, json: bool) -> anyhow::Result<ExitCode> {
     let page = CdiPage {
         version: files.version().to_owned(),
         is_current: files.is_current(),
-        mounts: found.mounts().iter().map(MountState::of).collect(),
+        mounts: found
+            .mounts()
+            .iter()
+            .map(|mount| MountState {
+                is_there: mount.host_path.exists(),
+                host: mount.host_path.clone(),
+                container: mount.container_path.clone(),
+            })
+            .collect(),
         devices: found
             .devices
             .iter()
@@ -51,16 +56,6 @@ pub(super) fn main(dir: &Path, json: bool) -> anyhow::Result<ExitCode> {
         specification: path,
     };
     view::page(json, &page, show)
-}
-
-impl MountState {
-    fn of(mount: &super::specification::Mount) -> Self {
-        Self {
-            is_there: mount.host_path.exists(),
-            host: mount.host_path.clone(),
-            container: mount.container_path.clone(),
-        }
-    }
 }
 
 fn show(view: &mut View, page: &CdiPage) -> std::io::Result<()> {
@@ -76,8 +71,8 @@ fn show(view: &mut View, page: &CdiPage) -> std::io::Result<()> {
     view.heading("Mounts")?;
     let mounts = page.mounts.iter().map(|mount| {
         let is_there = if mount.is_there { "there" } else { "missing" };
-        let paths = [&mount.host, &mount.container].map(|path| path.display().to_string());
-        let [host, container] = paths;
+        let paths = [&mount.host, &mount.container];
+        let [host, container] = paths.map(|path| path.display().to_string());
         [host, container, is_there.to_owned()]
     });
     view.table("<on the host|<in containers|<", mounts)?;

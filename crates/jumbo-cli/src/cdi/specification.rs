@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use super::files::Files;
 use crate::run::{StandingOptions, profiles, standing};
 
-/// Name of the file.
 pub(super) const FILE_NAME: &str = "jumbo.json";
 const KIND: &str = "jumbo.dev/memory";
 /// Device with the default options.
@@ -35,14 +34,12 @@ pub(super) struct Device {
     container_edits: Environment,
 }
 
-/// Environment of one device.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Environment {
     env: Vec<String>,
 }
 
-/// Mounts of all devices.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Mounts {
@@ -88,7 +85,6 @@ impl Device {
         format!("{KIND}={}", self.name)
     }
 
-    /// Variables with their values.
     pub(super) fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
         let variables = self.container_edits.env.iter();
         variables.filter_map(|variable| variable.split_once('='))
@@ -147,13 +143,8 @@ impl Specification {
         &self.container_edits.mounts
     }
 
-    /// Files that it mounts.
     pub(super) fn files(&self) -> Option<Files> {
         Files::at(&self.mounts().first()?.host_path)
-    }
-
-    pub(super) fn names(&self) -> impl Iterator<Item = String> {
-        self.devices.iter().map(Device::full_name)
     }
 }
 

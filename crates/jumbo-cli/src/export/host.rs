@@ -1,7 +1,6 @@
 //! Metrics of the host: pools, THPs, vmstat, pressure, free memory.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
 
 use jumbo::units::{NodeId, Pages};
 use jumbo_host::kernel::hugetlb::{self, Pool};
@@ -66,7 +65,6 @@ jumbo_host_shmem      bytes Shared memory and tmpfs
 jumbo_host_shmem_huge bytes Shared memory in huge folios (ShmemHugePages)
 jumbo_host_file_huge  bytes Page cache in huge folios (FileHugePages)";
 
-/// Gauges of each pool.
 const POOL_GAUGES: &str = "\
 jumbo_hugetlb_pool       bytes All hugetlb pages of a size, surplus pages included
 jumbo_hugetlb_free       bytes hugetlb pages that no process maps, reserved ones included
@@ -74,7 +72,6 @@ jumbo_hugetlb_surplus    bytes hugetlb pages beyond the persistent ones
 jumbo_hugetlb_reserved   bytes Free hugetlb pages that are promised to mappings; they belong to no node
 jumbo_hugetlb_overcommit bytes hugetlb pages that there may be beyond the persistent ones";
 
-/// Compaction counters of /proc/vmstat.
 const COMPACTION_COUNTERS: [&str; 3] = ["compact_stall", "compact_fail", "compact_success"];
 
 /// Function from a pool to numbers of pages by node.
@@ -145,23 +142,19 @@ fn add_free(page: &mut Metrics, root: &Root, zones: &[Zone]) {
         let each = zones.iter().map(|zone| (labels(zone), bytes(zone) as f64));
         each.collect()
     };
-    let of_pmd = in_blocks(pmd);
+    let in_blocks = format!("that lies in free blocks of the PMD size, {pmd}, or more");
     page.gauge(
         "jumbo_free",
         Some(Bytes),
         "Free memory of a zone",
         samples(&free),
     );
-    let help = format!("Free memory of a zone {of_pmd}");
+    let help = format!("Free memory of a zone {in_blocks}");
     page.gauge("jumbo_free_huge_block", Some(Bytes), &help, samples(&huge));
     let sum = |bytes: &dyn Fn(&Zone) -> u64| zones.iter().map(bytes).sum::<u64>() as f64;
     let ratio = Some(sum(&free)).filter(|free| *free > 0.0);
     let ratio = ratio.map(|all| (vec![], sum(&huge) / all));
     let help =
-        format!("Share of the free memory {of_pmd}; the rest is too fragmented for a huge page");
+        format!("Share of the free memory {in_blocks}; the rest is too fragmented for a huge page");
     page.gauge("jumbo_free_huge_block_ratio", None, &help, ratio);
-}
-
-fn in_blocks(pmd: impl Display) -> String {
-    format!("that lies in free blocks of the PMD size, {pmd}, or more")
 }

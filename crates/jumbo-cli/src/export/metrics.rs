@@ -12,7 +12,6 @@ use prometheus_client::registry::{Registry, Unit};
 /// Labels of a sample. Values are never empty: to Prometheus an empty label is an absent one.
 pub(super) type Labels = Vec<(&'static str, String)>;
 
-/// A metric with all of its samples.
 #[derive(Debug)]
 struct Family {
     /// Name without the unit and `_total`, which the encoder adds.
@@ -23,7 +22,6 @@ struct Family {
     samples: Vec<(Labels, f64)>,
 }
 
-/// All exported metrics.
 #[derive(Debug, Default)]
 pub(super) struct Metrics(Vec<Family>);
 
@@ -54,7 +52,6 @@ impl Row {
         self.values.get(&(gauge, None)).copied().unwrap_or(0)
     }
 
-    /// Adds the values of another row.
     pub(super) fn add(&mut self, other: &Self) {
         for (key, value) in &other.values {
             let sum = self.values.entry(*key).or_default();
@@ -128,7 +125,6 @@ impl Metrics {
         }
     }
 
-    /// Number of series.
     pub(super) fn series(&self) -> usize {
         self.0.iter().map(|family| family.samples.len()).sum()
     }

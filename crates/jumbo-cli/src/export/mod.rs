@@ -111,7 +111,6 @@ fn label(name: &'static str, value: impl Display) -> (&'static str, String) {
     (name, value.to_string())
 }
 
-/// Reads all metrics.
 fn text(root: &Root, max_series: usize) -> anyhow::Result<String> {
     let begin = Instant::now();
     let (mut page, mut failures) = (Metrics::default(), Failures::default());

@@ -10,7 +10,6 @@ use jumbo_inside::ledger::flag;
 use super::metrics::{Labels, Metrics, Row, bound};
 use super::{Failures, label};
 
-/// Gauges of covered programs.
 const PROGRAM_GAUGES: &str = "\
 jumbo_heap              bytes Resident anonymous memory of covered processes, and their pool's hugetlb pages
 jumbo_covered_processes -     Processes with jumbo's library in them
@@ -80,15 +79,13 @@ pub(super) fn add(
 }
 
 fn names(workload: &Workload) -> Labels {
-    let Workload {
-        unit,
-        pod,
-        container,
-        ..
-    } = workload;
-    let all = [("unit", unit), ("pod", pod), ("container", container)];
-    let there = all.into_iter().filter(|(_, value)| !value.is_empty());
-    there.map(|(name, value)| label(name, value)).collect()
+    let all = [
+        ("unit", &workload.unit),
+        ("pod", &workload.pod),
+        ("container", &workload.container),
+    ];
+    let known = all.into_iter().filter(|(_, value)| !value.is_empty());
+    known.map(|(name, value)| label(name, value)).collect()
 }
 
 fn of_group((workload, huge): (&Workload, &GroupHuge)) -> Row {
@@ -97,12 +94,11 @@ fn of_group((workload, huge): (&Workload, &GroupHuge)) -> Row {
         ("container_memory_shmem_thp", huge.shmem),
         ("container_memory_file_thp", huge.file),
     ];
-    let there = values.into_iter();
+    let values = values.into_iter();
+    let values = values.filter_map(|(gauge, bytes)| Some(((gauge, None), bytes?.0)));
     Row {
         labels: names(workload),
-        values: there
-            .filter_map(|(gauge, bytes)| Some(((gauge, None), bytes?.0)))
-            .collect(),
+        values: values.collect(),
     }
 }
 

@@ -23,7 +23,6 @@ use crate::view::tell;
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of concurrent connections; others are closed at once.
 const MAX_CLIENTS: usize = 64;
-/// Maximum size of a request's head.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 const MAX_HEADERS: usize = 64;
 
@@ -84,7 +83,6 @@ pub(super) fn until_ended(
     }
 }
 
-/// Counts a client until it is dropped.
 struct Client(Arc<AtomicUsize>);
 
 impl Drop for Client {

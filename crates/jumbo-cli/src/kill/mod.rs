@@ -85,21 +85,21 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     let (signal, timeout) = (args.signal, args.timeout);
     let tracer = tracer.spawn(move || {
         let mut targets: Vec<Target> = pids.iter().map(|pid| Target::open(&root, *pid)).collect();
-        let end = watch(&mut targets, signal, timeout, &signals);
+        let interrupt = watch(&mut targets, signal, timeout, &signals);
         // The end of this thread detaches from the processes.
         let concluded: Vec<_> = targets
             .into_iter()
             .map(|target| target.conclude(signal))
             .collect();
-        (end, concluded, signals)
+        (interrupt, concluded, signals)
     });
     let tracer = tracer.context("cannot make a thread")?;
-    let Ok((end, concluded, signals)) = tracer.join() else {
+    let Ok((interrupt, concluded, signals)) = tracer.join() else {
         anyhow::bail!("the thread that traces has failed");
     };
     // From here signals are delivered: the output may block on a pipe.
     signals.release();
-    if let End::Interrupted(number) = end {
+    if let Some(number) = interrupt {
         for one in concluded.iter().filter(|one| !one.is_gone()) {
             let signal = args.signal;
             crate::view::tell(&format!(
@@ -117,18 +117,14 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!all)))
 }
 
-/// Reason for the end of the wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    /// All targets are gone, or the timeout is over.
-    Concluded,
-    /// A signal to this process.
-    Interrupted(i32),
-}
-
 /// Sends `signal` to the targets, and waits until they are gone. After `timeout` it waits only for
-/// those that are exiting.
-fn watch(targets: &mut [Target], signal: Number, timeout: Duration, signals: &Signals) -> End {
+/// those that are exiting. Returns the signal that interrupts the wait.
+fn watch(
+    targets: &mut [Target],
+    signal: Number,
+    timeout: Duration,
+    signals: &Signals,
+) -> Option<i32> {
     for target in &mut *targets {
         target.send(signal);
     }
@@ -141,16 +137,16 @@ fn watch(targets: &mut [Target], signal: Number, timeout: Duration, signals: &Si
         let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let mut left = targets.iter().filter(|target| target.awaited().is_some());
         if !left.any(|target| !is_late || target.is_ending()) {
-            return End::Concluded;
+            return None;
         }
         let deadline = deadline.filter(|_| !is_late);
         if wait(targets, deadline, signals).is_err() {
-            return End::Concluded;
+            return None;
         }
         while let Ok(Some(signal)) = signals.next() {
             match signal.number {
                 libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT => {
-                    return End::Interrupted(signal.number);
+                    return Some(signal.number);
                 }
                 // SIGCHLD: a target has stopped. Others do not end the wait.
                 _ => {}

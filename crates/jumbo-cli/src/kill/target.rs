@@ -10,7 +10,6 @@ use rustix::io::Errno;
 
 use crate::signal::Number;
 
-/// Process to be ended.
 pub(super) struct Target {
     root: Root,
     pid: u32,
@@ -31,10 +30,8 @@ enum State {
     Ending(Process, Teardown),
 }
 
-/// Outcome of one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum KillOutcome {
-    /// The process is gone.
     Ended,
     /// A zombie before the signal, without memory.
     WasEnded {
@@ -50,7 +47,6 @@ pub(super) enum KillOutcome {
     },
 }
 
-/// Result of one process.
 pub(super) struct KillResult {
     pub(super) pid: u32,
     pub(super) name: String,
@@ -62,7 +58,6 @@ pub(super) struct KillResult {
 }
 
 impl KillResult {
-    /// Reports whether the process has ended.
     pub(super) fn is_gone(&self) -> bool {
         matches!(
             self.outcome,
@@ -89,26 +84,23 @@ impl KillOutcome {
 impl Target {
     /// Opens a process and seizes it, if both are possible.
     pub(super) fn open(root: &Root, pid: u32) -> Self {
-        let mut target = Self {
+        let name = task::name(root, pid).unwrap_or_default();
+        let (state, unheld) = match examine(root, pid) {
+            Err(outcome) => (State::Concluded(outcome), None),
+            Ok(process) => match Hold::seize(&process) {
+                Ok(hold) => (State::Alive(process, Some(hold)), None),
+                Err(reason) => (State::Alive(process, None), Some(reason)),
+            },
+        };
+        Self {
             root: root.clone(),
             pid,
-            name: task::name(root, pid).unwrap_or_default(),
-            state: State::Concluded(KillOutcome::Ended),
-            unheld: None,
+            name,
+            state,
+            unheld,
             sent: None,
             ended: None,
-        };
-        target.state = match examine(root, pid) {
-            Ok(process) => State::Alive(process, None),
-            Err(outcome) => State::Concluded(outcome),
-        };
-        if let State::Alive(process, hold) = &mut target.state {
-            match Hold::seize(process) {
-                Ok(held) => *hold = Some(held),
-                Err(reason) => target.unheld = Some(reason),
-            }
         }
-        target
     }
 
     /// Sends the signal. Races a process that is not held.
@@ -152,7 +144,6 @@ impl Target {
         }
     }
 
-    /// Checks whether the process has ended.
     pub(super) fn check_end(&mut self) {
         let gone = match &mut self.state {
             State::Concluded(_) => false,

@@ -23,7 +23,6 @@ use crate::view::{self, View, in_words, is_broken_pipe, tell};
 pub(crate) struct Change {
     #[serde(flatten)]
     plan: Plan,
-    /// Settings of the next boot.
     boot: Boot,
     pub(crate) notes: Vec<String>,
     /// True where nothing was written.
@@ -33,10 +32,8 @@ pub(crate) struct Change {
     /// Effect on the pool, if the change is of one.
     #[serde(flatten)]
     pub(crate) pool: Option<PoolDelta>,
-    /// Reason why it needs --force.
     #[serde(skip)]
     pub(crate) needs_force: Option<String>,
-    /// Compact memory first.
     #[serde(skip)]
     pub(crate) compact: bool,
 }

@@ -153,7 +153,6 @@ pub(crate) fn lock<'a>(
     Ok((locked, others))
 }
 
-/// Command line, for the journal.
 pub(crate) fn command_line() -> String {
     let words = std::env::args().skip(1);
     std::iter::once("jumbo".to_owned())

@@ -43,7 +43,6 @@ pub(crate) fn target(path: &Path) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// Page of `jumbo bench all`.
 pub(crate) fn bench(document: &Document) -> String {
     let title = "jumbo: all measurements";
     let elapsed = span(document.seconds);
@@ -130,7 +129,6 @@ fn verdict_of(it: &Comparison, row: &str) -> Option<Verdict> {
     })
 }
 
-/// Joins lines of text.
 fn text(lines: &str) -> String {
     clean(&lines.replace('\n', "; ")).into_owned()
 }
@@ -329,7 +327,6 @@ fn source(table: &Table) -> Markup {
     }
 }
 
-/// Time in minutes and seconds.
 fn span(seconds: f64) -> String {
     match (seconds / 60.0).floor() {
         0.0 => format!("{seconds:.0} s"),

@@ -113,7 +113,6 @@ pub(super) fn samples(row: &Row, words: &str) -> Markup {
     }
 }
 
-/// Class of a verdict in the style sheet.
 pub(super) fn class(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Ahead => "ahead",

@@ -178,7 +178,6 @@ fn slow(root: &Root, pool: &Pool, wish: &PoolChange) -> Option<String> {
     })
 }
 
-/// Effect of a change on a pool.
 #[derive(Serialize)]
 pub(crate) struct PoolDelta {
     size: PageSize,
@@ -198,7 +197,6 @@ impl PoolDelta {
         }
     }
 
-    /// Shows lines below the writes.
     pub(crate) fn show(&self, view: &mut View, shortage: Option<&Shortage>) -> io::Result<()> {
         let Self { size, effect, .. } = self;
         let mut say = |pages: Pages, what: &str| {

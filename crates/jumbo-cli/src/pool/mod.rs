@@ -98,12 +98,10 @@ fn groups(root: &Root) -> anyhow::Result<Vec<Group>> {
     Ok(pools.collect())
 }
 
-/// Reads all pools.
 fn pools(root: &Root) -> anyhow::Result<Vec<Pool>> {
     hugetlb::pools(root)?.context("this kernel has no hugetlb (CONFIG_HUGETLB_PAGE)")
 }
 
-/// Reads the pool of one page size.
 pub(crate) fn pool(root: &Root, size: PageSize) -> anyhow::Result<Pool> {
     let pools = pools(root)?;
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size.to_string()).collect();

@@ -44,7 +44,6 @@ struct PoolsPage {
     unmapped: Bytes,
     #[serde(flatten)]
     kept: Kept,
-    /// Limits of this process's control group.
     limits: Limits,
     missing: Vec<Missing>,
 }

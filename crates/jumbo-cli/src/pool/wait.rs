@@ -96,7 +96,6 @@ fn wait(
     }
 }
 
-/// Describes the largest holders.
 fn holders(root: &Root, pool: &Pool) -> String {
     let all = Holders::read(root, std::slice::from_ref(pool)).unwrap_or_default();
     let named: Vec<_> = all.of(pool.size).take(3).map(super::describe).collect();

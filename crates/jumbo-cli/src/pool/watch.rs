@@ -34,8 +34,7 @@ pub(crate) struct Args {
 
 /// Sample of a pool, for JSON.
 #[derive(Serialize)]
-struct Sample {
-    /// Time since the first sample.
+struct PoolSample {
     seconds: f64,
     #[serde(flatten)]
     page: PoolRow,
@@ -57,7 +56,7 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
         next += args.interval;
         let pool = super::pool(root, args.size)?;
-        let sample = Sample::new(root, &pool, begin.elapsed());
+        let sample = PoolSample::new(root, &pool, begin.elapsed());
         if json {
             view::json_line(&sample)?;
         } else {
@@ -69,7 +68,6 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
                 writeln!(out, "{titles}  HOLDERS")?;
             }
             writeln!(out, "{}", sample.line(before.as_ref()))?;
-            // For a reader of a pipe.
             out.flush()?;
         }
         before = Some(pool);
@@ -90,7 +88,7 @@ const TITLES: [&str; 7] = [
     "CHANGE",
 ];
 
-impl Sample {
+impl PoolSample {
     fn new(root: &Root, pool: &Pool, at: Duration) -> Self {
         // Unreadable holders do not stop the samples of the pool.
         let all = Holders::read(root, std::slice::from_ref(pool)).unwrap_or_default();

@@ -33,7 +33,6 @@ const FILL_ROUND_TIME: Duration = Duration::from_millis(250);
 /// First interval between rounds without growth.
 const MIN_INTERVAL: Duration = Duration::from_millis(400);
 
-/// Result of all rounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Promoted {
     /// Method; `None`: nothing was collapsed.
@@ -42,7 +41,6 @@ pub(crate) struct Promoted {
     pub(crate) fallback: Option<String>,
     /// Collapsed memory; repeated collapses count again.
     pub(crate) obtained: Bytes,
-    /// Memory added to the resident memory.
     pub(crate) cost: Bytes,
     /// Reason why the last round obtained less than its plan, or did not run.
     pub(crate) reason: Option<String>,

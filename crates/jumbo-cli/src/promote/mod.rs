@@ -106,19 +106,16 @@ pub(crate) struct Args {
     processes: Vec<String>,
 }
 
-/// Results, for JSON.
 #[derive(Default, Serialize)]
 struct PromotePage {
     dry_run: bool,
     processes: Vec<ProcessResult>,
 }
 
-/// Result of one process.
 #[derive(Default, Serialize)]
 struct ProcessResult {
     pid: u32,
     name: String,
-    /// Reason why nothing was done.
     #[serde(skip_serializing_if = "Option::is_none")]
     refusal: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -130,7 +127,6 @@ struct ProcessResult {
     /// Result of the plan; `None` in a dry run.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<Outcome>,
-    /// Result of `--undo`.
     #[serde(skip_serializing_if = "Option::is_none")]
     split: Option<Split>,
     /// The process ended between its lookup and its plan: no failure for one of several.
@@ -290,7 +286,6 @@ fn try_promote(
 
 /// Reciprocal of the CPU share of `--follow`.
 const CPU_DIVISOR: u32 = 20;
-/// Minimum interval between two rounds.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -321,10 +316,8 @@ fn follow(
                 *spent.entry(process).or_default() += outcome.cost;
                 has_grown |= outcome.obtained > Bytes(0);
             }
-            let has_plan = done
-                .outcome
-                .as_ref()
-                .is_some_and(|outcome| outcome.planned > Bytes(0));
+            let outcome = done.outcome.as_ref();
+            let has_plan = outcome.is_some_and(|outcome| outcome.planned > Bytes(0));
             let is_shown = !done.gone || process.started.is_none();
             if has_plan || done.refusal.is_some() && is_shown && refused.insert(process) {
                 page.processes.push(done);
@@ -360,7 +353,6 @@ fn is_alive(root: &Root, process: Named) -> bool {
         && task::memory(root, process.pid).is_ok_and(|memory| memory.is_some())
 }
 
-/// CPU time of this process and of its children.
 fn cpu_time(root: &Root) -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     let children = task::children_cpu(root, std::process::id());

@@ -66,7 +66,7 @@ fn promoted(
         ),
     })?;
     for (kind, part) in &plan.kinds {
-        view.lines(of_kind(*kind, part).map(|line| format!("  {line}")))?;
+        view.lines(of_kind(*kind, part).iter().map(|line| format!("  {line}")))?;
     }
     if !plan.is_empty() {
         let bound = plan
@@ -90,7 +90,7 @@ fn promoted(
     Ok(())
 }
 
-fn of_kind(kind: Kind, part: &Part) -> impl Iterator<Item = String> {
+fn of_kind(kind: Kind, part: &Part) -> Vec<String> {
     let share = percent(part.huge, part.resident);
     let first = match part.resident {
         Bytes(0) => format!("{}: none resident", kind.name()),
@@ -99,11 +99,9 @@ fn of_kind(kind: Kind, part: &Part) -> impl Iterator<Item = String> {
             kind.name()
         ),
     };
-    let left: Vec<_> = part.left.iter().collect();
-    let left = left
-        .into_iter()
-        .map(|(reason, bytes)| format!("  {bytes} stay {}", left_out(reason)));
-    std::iter::once(first).chain(left.collect::<Vec<_>>())
+    let left = part.left.iter();
+    let left = left.map(|(reason, bytes)| format!("  {bytes} stay {}", left_out(reason)));
+    std::iter::once(first).chain(left).collect()
 }
 
 fn not_obtained(outcome: &Outcome) -> Vec<String> {

@@ -37,7 +37,6 @@ impl Watch {
         })
     }
 
-    /// Begins the next process.
     pub(super) fn begin(&mut self, target: &Target) {
         self.bar.finish_and_clear();
         self.bar = bar();

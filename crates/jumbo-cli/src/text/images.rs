@@ -7,6 +7,7 @@ use jumbo_host::kernel::Root;
 use jumbo_host::segments::images::{self, Check, TextImage};
 use serde::Serialize;
 
+use crate::knobs::EXIT_PARTIAL;
 use crate::view::{self, NONE, View};
 
 /// List the copies of text that processes share, check and withdraw them
@@ -61,7 +62,7 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
     Ok(match failed.count() {
         0 => ExitCode::SUCCESS,
         all if all == rows.len() => ExitCode::FAILURE,
-        _ => ExitCode::from(3),
+        _ => ExitCode::from(EXIT_PARTIAL),
     })
 }
 

@@ -40,7 +40,6 @@ struct InspectPage {
     processes: Vec<ProcessText>,
 }
 
-/// A process, and the text that it maps.
 #[derive(Serialize)]
 struct ProcessText {
     pid: u32,
@@ -112,7 +111,6 @@ fn show_file(view: &mut View, file: &Inspection) -> io::Result<()> {
 
 fn row(look: &SegmentReport) -> [String; 8] {
     let segment = &look.segment;
-    let flag = |set: bool, letter| if set { letter } else { '-' };
     let flags = [
         (segment.read, 'r'),
         (segment.write, 'w'),
@@ -123,7 +121,7 @@ fn row(look: &SegmentReport) -> [String; 8] {
         format!("{:#x}", segment.address),
         segment.memory_size.to_string(),
         flags
-            .map(|(set, letter)| flag(set, letter))
+            .map(|(set, letter)| if set { letter } else { '-' })
             .iter()
             .collect(),
         Bytes(segment.align).to_string(),

@@ -43,7 +43,6 @@ pub(crate) struct Args {
     dry_run: bool,
 }
 
-/// Results, for JSON.
 #[derive(Default, Serialize)]
 struct PrimePage {
     dry_run: bool,

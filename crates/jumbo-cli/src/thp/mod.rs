@@ -44,7 +44,6 @@ enum Command {
     Restore(save::RestoreArgs),
 }
 
-/// Kind of memory.
 #[derive(Clone, Copy, Debug, clap::Args)]
 struct SideArgs {
     /// The controls of anonymous memory alone
@@ -99,7 +98,7 @@ struct SetArgs {
     values: Vec<String>,
 
     #[command(flatten)]
-    which: SideArgs,
+    side: SideArgs,
 
     #[command(flatten)]
     options: ChangeOptions,
@@ -110,7 +109,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         None if args.bare.undo => undo::main(&root, &[Group::thp()], &args.bare.mode, false),
         None => show::main(&root, None, args.bare.mode.json),
-        Some(Command::Show(which)) => show::main(&root, which.side(), args.bare.mode.json),
+        Some(Command::Show(side)) => show::main(&root, side.side(), args.bare.mode.json),
         Some(Command::Set(args)) => set(&root, args),
         Some(Command::Save(args)) => save::save(&root, args),
         Some(Command::Restore(args)) => save::restore(&root, args),
@@ -118,7 +117,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn set(root: &Root, args: &SetArgs) -> anyhow::Result<ExitCode> {
-    let side = args.which.side().unwrap_or(Side::Anon);
+    let side = args.side.side().unwrap_or(Side::Anon);
     let controls = thp::Thp::read_controls(root).ok().flatten();
     let sizes = controls.map(|thp| thp.sizes.into_keys().collect());
     let sizes: Vec<_> = sizes.unwrap_or_default();
@@ -142,7 +141,6 @@ fn set_values(
     })
 }
 
-/// Reads the current values.
 fn table(root: &Root, side: Option<Side>) -> anyhow::Result<Table> {
     let thp = thp::Thp::read(root)?.context(NO_THP)?;
     let kernel = root.read("proc/sys/kernel/osrelease").unwrap_or_default();

@@ -31,7 +31,7 @@ pub(super) struct SaveArgs {
     file: Option<PathBuf>,
 
     #[command(flatten)]
-    what: TableOptions,
+    options: TableOptions,
 }
 
 /// Put back the tables of a file, all or none
@@ -43,10 +43,9 @@ pub(super) struct RestoreArgs {
     file: PathBuf,
 
     #[command(flatten)]
-    what: TableOptions,
+    options: TableOptions,
 }
 
-/// Options of both.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("force", |force| force.hide(true)))]
 struct TableOptions {
@@ -55,19 +54,15 @@ struct TableOptions {
     persist: bool,
 
     #[command(flatten)]
-    which: SideArgs,
+    side: SideArgs,
 
     #[command(flatten)]
     mode: Mode,
 }
 
 pub(super) fn save(root: &Root, args: &SaveArgs) -> anyhow::Result<ExitCode> {
-    let TableOptions {
-        persist,
-        which,
-        mode,
-    } = &args.what;
-    let side = which.side();
+    let TableOptions { persist, mode, .. } = &args.options;
+    let side = args.options.side.side();
     let now = table(root, side)?;
     match &args.file {
         Some(file) if !mode.dry_run => write(file, &now)?,
@@ -124,13 +119,13 @@ pub(super) fn restore(root: &Root, args: &RestoreArgs) -> anyhow::Result<ExitCod
     let text = read(&args.file).map_err(|error| anyhow!("cannot read {name}: {error}\n{hint}"))?;
     let wrong = |error: String| anyhow!("{name} is no table of THP: {error}\n{hint}");
     let table: Table = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-    let values = table.knobs(args.what.which.side());
+    let values = table.knobs(args.options.side.side());
     let values = values.map_err(|error| wrong(error.to_string()))?;
     let options = ChangeOptions {
-        persist: args.what.persist,
+        persist: args.options.persist,
         forget: false,
         undo: false,
-        mode: args.what.mode.clone(),
+        mode: args.options.mode.clone(),
     };
     set_values(root, &options, &values)
 }

@@ -123,7 +123,6 @@ pub(crate) fn show(view: &mut View, thp: &Thp, side: Option<Side>) -> io::Result
             show_side(view, thp, shown, side.is_some())?;
         }
     }
-    let word = |choice: Option<&Choice>| choice.map_or(NONE.to_owned(), |it| it.current.clone());
     let max_ptes_none = thp.khugepaged.get("max_ptes_none");
     view.line(format!(
         "  defrag {}, khugepaged max_ptes_none {}",
@@ -132,13 +131,16 @@ pub(crate) fn show(view: &mut View, thp: &Thp, side: Option<Side>) -> io::Result
     ))
 }
 
+fn word(choice: Option<&Choice>) -> String {
+    choice.map_or(NONE.to_owned(), |it| it.current.clone())
+}
+
 fn show_side(view: &mut View, thp: &Thp, side: Side, all: bool) -> io::Result<()> {
     let (kind, file, top) = match side {
         Side::Anon => ("anonymous", "enabled", Some(&thp.enabled)),
         Side::Shmem => ("shared", "shmem_enabled", thp.shmem_enabled.as_ref()),
     };
     view.heading(&format!("Folio sizes for {kind} memory"))?;
-    let word = |choice: Option<&Choice>| choice.map_or(NONE.to_owned(), |it| it.current.clone());
     view.line(format!("  {file} {}", word(top)))?;
     let sizes = thp.sizes.iter().filter_map(|(size, of)| {
         let (own, means) = match side {

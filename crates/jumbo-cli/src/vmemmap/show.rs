@@ -20,9 +20,7 @@ use crate::view::{self, NONE, View};
 struct VmemmapPage {
     /// State of HVO for new pages; `None`: not in this kernel.
     hvo: Option<bool>,
-    /// State of memmap_on_memory; `None`: not in this kernel.
     memmap_on_memory: Option<bool>,
-    /// Memory of page metadata.
     metadata: Option<Metadata>,
     savings: Savings,
     #[serde(flatten)]
