@@ -68,13 +68,12 @@ enum Table {
     #[command(mut_arg("size", |size| size.help("Bytes of text; 256M, or 64M with --quick")))]
     Text(Sized<{ text::MIN_SIZE.0 }, { 256 << 20 }, { 64 << 20 }>),
     /// Touch shared memory: in 4 KiB pages, in folios of each size, on hugetlb pages; and
-    /// PostgreSQL, whose buffers it is
+    /// PostgreSQL with such buffers
     #[command(mut_arg("size", |size| size.help(
         "Bytes of shared memory, and of PostgreSQL's buffers; 1G; with --quick 64M, and neither PostgreSQL nor 32 threads"
     )))]
     Shmem(Sized<{ shmem::MIN_SIZE.0 }, { 1 << 30 }, { 64 << 20 }>),
-    /// Describe huge pages: with descriptors that are all there, and with those of huge pages given
-    /// back
+    /// Describe huge pages: with all descriptors, and with those of huge pages freed
     Vmemmap(Common),
     /// Fork a large process: how long the call takes, and the first writes after it
     Fork(Fork),

@@ -15,15 +15,15 @@ use crate::status::host::summary;
 use crate::value::whole;
 use crate::view::{self, View, duration, wrapped};
 
-/// Find what keeps memory off huge pages on this host, and say how to mend it
+/// Find what keeps memory off huge pages on this host, and how to fix it
 ///
-/// Findings come in the order of what they cost: programs that fail, then the bytes concerned, then
-/// waits for the host of a virtual machine, then what has no figure. Commands that change settings
-/// are to be run as root.
+/// Findings are in the order of their cost: programs that fail, then the bytes concerned, then
+/// waits for the host of a virtual machine, then unknown costs. Run commands that change settings
+/// as root.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo doctor
-  jumbo doctor --measure             # and what a first touch takes
+  jumbo doctor --measure             # and the time of a first touch
   jumbo doctor --exit-code --json
 
 Exit status: 0 done; 1 failed, nothing could be examined, or there are findings and --exit-code was given; 2 wrong usage.")]
@@ -36,11 +36,11 @@ pub(crate) struct Args {
     #[arg(long)]
     exit_code: bool,
 
-    /// Measure what the first touch of memory takes: 256 MiB in huge pages, in some ten seconds
+    /// Measure the first touch of memory: 256 MiB in huge pages, in some ten seconds
     ///
-    /// The host of a virtual machine may take back what has been free for two seconds. The next
-    /// touch waits for the host then. Memory that was free for three seconds is held against memory
-    /// that was given back a moment ago.
+    /// The host of a virtual machine may reclaim memory that has been free for two seconds; the
+    /// next touch then waits for the host. The measurement compares memory that was free for three
+    /// seconds with memory freed just before.
     #[arg(long)]
     measure: bool,
 
@@ -179,11 +179,11 @@ fn cost(id: &str, cost: Cost, base: PageSize, pmd: PageSize) -> String {
         Cost::Fails => "programs fail or are killed".to_owned(),
         Cost::Wasted(bytes) => format!("{bytes} that no program can use"),
         Cost::Slow(bytes) if RESIDENT_FINDINGS.contains(&id) => format!(
-            "{bytes} are slower to use than they need be: as much as {} base pages, where {} huge pages would do",
+            "{bytes} are slower than necessary: as much as {} base pages, where {} huge pages would do",
             bytes.whole_pages(base),
             bytes.whole_pages(pmd).0.max(1)
         ),
-        Cost::Slow(bytes) => format!("{bytes} are slower to use than they need be"),
+        Cost::Slow(bytes) => format!("{bytes} are slower than necessary"),
         Cost::Waits(touch) => format!("{}: {:.1} times as long", touched(touch), touch.ratio()),
         Cost::Unknown => "no figure can be given".to_owned(),
     }

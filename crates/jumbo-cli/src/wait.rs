@@ -20,11 +20,11 @@ use crate::signal::poll;
 use crate::value::{process, seconds};
 use crate::view::{self, tell};
 
-/// Wait until the memory of programs that have ended is back
+/// Wait until the memory of ended programs is free
 ///
-/// A program that ran with a reaper (`jumbo run --reaper`) is gone before its memory is: the
-/// reaper, another process, still gives it back, in parallel. A script that needs that memory at
-/// once, say to start the program again, waits with this command.
+/// The memory of a program with a reaper (`jumbo run --reaper`) is freed after its end, by the
+/// reaper, another process. A script that needs that memory, say to restart the program, waits with
+/// this command.
 ///
 /// With PIDs of programs or of reapers, it waits until all of these have ended, and the reapers of
 /// these programs. Where a program has ended before, jumbo cannot tell which reaper was its own: it

@@ -47,9 +47,9 @@ const QUICK_PROGRAMS: [&str; 7] = [
     "zstd",
 ];
 
-/// A table that cannot be measured here is named with its reason, and the others go on. Files are
-/// written after each table, whole or not at all. An interrupt ends it: what was measured is in the
-/// files, which say that they are incomplete.
+/// A table that cannot be measured here is reported with the reason, and the next follows. Files
+/// are written atomically after each table. After an interrupt they have the tables measured so
+/// far, and are marked as incomplete.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Less work: under eight minutes on a quiet machine with 2 processors; of `programs` a few

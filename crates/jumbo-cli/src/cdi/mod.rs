@@ -30,7 +30,7 @@ use specification::Specification;
 /// Huge pages for programs in containers of unchanged images
 ///
 /// Writes a specification of the Container Device Interface (CDI) with one device for each profile
-/// of `jumbo run`. An engine that is told `--device jumbo.dev/memory=default` mounts jumbo's
+/// of `jumbo run`. With `--device jumbo.dev/memory=default` an engine mounts jumbo's
 /// library into the container and names it in /etc/ld.so.preload. The image and its LD_PRELOAD stay
 /// as they are.
 #[derive(Debug, clap::Args)]
@@ -52,7 +52,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Generate(GenerateArgs),
-    /// Show the devices, what they set, and whether their files are there
+    /// Show the devices, their variables, and missing files
     Show {
         /// Print JSON
         #[arg(long)]

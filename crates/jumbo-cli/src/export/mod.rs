@@ -32,7 +32,7 @@ use metrics::{Labels, Metrics};
 /// Metrics for Prometheus: host, control groups, covered programs
 ///
 /// In the text format of Prometheus, on standard output. docs/export.md names all metrics.
-/// Processes that this user may not look into are counted, and left out.
+/// Processes that this user may not examine are counted, and left out.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo export
@@ -41,8 +41,8 @@ use metrics::{Labels, Metrics};
 
 Exit status: 0 done, or ended by SIGINT or SIGTERM; 1 failed; 2 wrong usage.")]
 pub(crate) struct Args {
-    /// Write this file, whole or not at all: for the textfile collector of
-    /// node_exporter, which reads *.prom
+    /// Write this file atomically: for the textfile collector of node_exporter,
+    /// which reads *.prom
     #[arg(long, value_name = "FILE", conflicts_with = "listen")]
     textfile: Option<PathBuf>,
 
@@ -51,7 +51,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Option<SocketAddr>,
 
-    /// The most series. The smallest programs beyond are summed up under
+    /// Maximum number of series. The smallest programs beyond are summed up under
     /// comm=\"other\", groups under unit=\"other\"; those of the host always stay
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = whole::<usize>,
         allow_negative_numbers = true)]

@@ -23,16 +23,16 @@ use crate::signal::{Number, end_by, poll};
 use crate::value::{process, seconds};
 use target::Target;
 
-/// End processes, their memory given back by two CPUs at once
+/// End processes, with their memory freed by two CPUs at once
 ///
 /// Sends the signal to each process. When a process begins to end, jumbo holds it for a moment,
 /// until a thread of jumbo frees its memory beside the kernel. This works for any process, started
-/// by jumbo or not. The command returns when all processes are gone, and prints what was gained.
+/// by jumbo or not. The command returns when all processes are gone, and prints the gain.
 /// The memory of a process that has a reaper (`jumbo run --reaper`) is not back by then: see `jumbo
 /// wait`.
 ///
-/// Until then jumbo traces the processes: a debugger cannot attach. jumbo leaves a process that
-/// goes on as it was, and all of them when jumbo is interrupted.
+/// Until then jumbo traces the processes: a debugger cannot attach. A process that survives is
+/// unchanged, as are all processes after an interrupt.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo kill 4711

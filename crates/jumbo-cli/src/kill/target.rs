@@ -209,13 +209,13 @@ fn examine(root: &Root, pid: u32) -> Result<Process, KillOutcome> {
         return Err(match program_of(root, pid, all) {
             Some(reaper) => KillOutcome::failed(
                 format!(
-                    "that is the reaper of process {}, which gives its memory back",
+                    "that is the reaper of process {}, which frees its memory",
                     reaper.program
                 ),
                 Some("name the process"),
             ),
             None => KillOutcome::failed(
-                "that is a reaper, which gives the memory of a program back that has ended",
+                "that is a reaper, which frees the memory of an ended program",
                 Some("`jumbo wait` waits for it"),
             ),
         });

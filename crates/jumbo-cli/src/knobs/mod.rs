@@ -42,12 +42,12 @@ macro_rules! help {
     ($own:literal, $status:literal) => {
         concat!(
             $own,
-            "\n\nChanges: --dry-run prints the plan and writes nothing. What was before is recorded first, each write is \
-             read back, and --undo puts back the last change, however it ended; once more, all changes before it. Ctrl-C \
-             puts back at once.\n\nExit status: 0 done; 3 a part of it: less came, or could be put back, than asked; \
+            "\n\nChanges: --dry-run prints the plan and writes nothing. Old values are recorded first, each write is \
+             read back, and --undo restores the values before the last change, however it ended; once more, before all \
+             changes. Ctrl-C restores at once.\n\nExit status: 0 done; 3 done in part: less was obtained, or restored, than requested; \
              1 failed, nothing changed; 2 wrong usage; ",
             $status,
-            "128+N signal N ended it, and what was changed was put back."
+            "128+N signal N ended it, and the change was undone."
         )
     };
 }
@@ -60,11 +60,11 @@ pub(crate) struct ChangeOptions {
     #[arg(long, conflicts_with = "undo")]
     pub(crate) persist: bool,
 
-    /// Have nothing of this set at the next boot
+    /// Remove these settings from the next boot
     #[arg(long, conflicts_with_all = ["persist", "undo"])]
     pub(crate) forget: bool,
 
-    /// Put back what the last change recorded; once more: all changes before it
+    /// Restore the values before the last change; once more: before all changes
     #[arg(long)]
     pub(crate) undo: bool,
 
@@ -77,7 +77,7 @@ pub(crate) struct ChangeOptions {
 #[command(mut_arg("dry_run", |dry_run| dry_run.requires("undo")))]
 #[command(mut_arg("force", |force| force.requires("undo")))]
 pub(crate) struct BareOptions {
-    /// Put back what the last change recorded; once more: all changes before it
+    /// Restore the values before the last change; once more: before all changes
     #[arg(long)]
     pub(crate) undo: bool,
 
@@ -129,9 +129,7 @@ pub(crate) fn usage(message: &str) -> ! {
 /// Opens the journal.
 pub(crate) fn journal(root: &Root) -> anyhow::Result<Journal> {
     Journal::of_user(root).ok_or_else(|| {
-        anyhow!(
-            "there is no place to record what was before: XDG_RUNTIME_DIR is not set\nhint: {ROOT_HINT}"
-        )
+        anyhow!("there is no folder for the journal: XDG_RUNTIME_DIR is not set\nhint: {ROOT_HINT}")
     })
 }
 
@@ -194,17 +192,17 @@ fn apply_hint(error: &ApplyError) -> Option<&'static str> {
         ApplyError::Refused(error) => file_hint(error),
         ApplyError::Failed { error, .. } => apply_hint(error),
         ApplyError::Moved { .. } => Some("nothing was changed; try again"),
-        ApplyError::Changed { .. } => Some("`--force` puts back what was before all the same"),
+        ApplyError::Changed { .. } => Some("`--force` restores the old values all the same"),
         ApplyError::Journal(error) => match error {
             JournalError::Busy { .. } => {
-                Some("wait until it is done, or stop it: what it changed it puts back")
+                Some("wait until it is done, or stop it: it undoes its change")
             }
             JournalError::File(FileError::Content { .. }) => {
-                Some("remove the file to do without this record")
+                Some("remove the file to drop this record")
             }
             JournalError::File(error) => file_hint(error),
             JournalError::Unsafe { .. } => Some(
-                "records say what `--undo` writes, so no other user may change them; remove the folder",
+                "`--undo` writes the values in the records, so no other user may change them; remove the folder",
             ),
         },
         _ => None,

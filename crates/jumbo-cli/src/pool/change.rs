@@ -199,22 +199,22 @@ impl PoolDelta {
 
     pub(crate) fn show(&self, view: &mut View, shortage: Option<&Shortage>) -> io::Result<()> {
         let Self { size, effect, .. } = self;
-        let mut say = |pages: Pages, what: &str| {
+        let mut show = |pages: Pages, what: &str| {
             if pages == Pages(0) {
                 return Ok(());
             }
             let (pages, memory) = (counted(pages.0, "page"), pages.bytes(*size));
             view.line(format!("    {pages} ({memory}) {what}"))
         };
-        say(effect.adopted, "surplus before, persistent now")?;
+        show(effect.adopted, "surplus before, persistent now")?;
         match shortage {
-            Some(short) => say(short.came, &format!("of {} came", short.asked))?,
-            None => say(effect.made, "made of free memory")?,
+            Some(short) => show(short.came, &format!("of {} came", short.asked))?,
+            None => show(effect.made, "made of free memory")?,
         }
-        say(effect.freed, "given back to the host")?;
-        say(
+        show(effect.freed, "returned to the host")?;
+        show(
             effect.turned_surplus,
-            "in use or reserved: they go back when they are free",
+            "in use or reserved: returned once they are free",
         )
     }
 
@@ -238,7 +238,7 @@ impl PoolDelta {
         self.effect.freed = Pages(asked.0 - kept.0);
         (kept > Pages(0)).then(|| {
             format!(
-                "{} of {asked} stayed, as surplus that no program uses: to give back a page that HVO optimised, the \
+                "{} of {asked} stayed, as surplus that no program uses: to free a page that HVO optimised, the \
                  kernel needs memory for its metadata; hint: free some, then jumbo pool grow {size} {kept} and \
                  jumbo pool shrink {size} {kept}",
                 counted(kept.0, "page"),

@@ -16,9 +16,9 @@ use crate::value::whole;
 
 /// Split free pages of a pool into smaller ones
 ///
-/// The kernel cuts them up where they lie: the smaller pool has them at once, and no memory has to
-/// be found. `--undo` gives the small pages back to the host and asks for as many large ones, which
-/// come where the memory still lies free in one piece.
+/// The kernel splits them in place: the smaller pool has them at once, without an allocation.
+/// `--undo` frees the small pages and requests as many large ones. That succeeds only if contiguous
+/// memory is free.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo pool demote 1G 2 --dry-run
@@ -48,7 +48,7 @@ pub(super) struct Args {
     )]
     node: Option<u32>,
 
-    /// Put back what the last change recorded; once more: all changes before it
+    /// Restore the values before the last change; once more: before all changes
     #[arg(long)]
     undo: bool,
 

@@ -35,7 +35,7 @@ pub(crate) use wait::EXIT_TIMED_OUT;
   jumbo pool --undo
   jumbo pool wait 2M 512 --timeout 120 && ./start-database
 
-A number is pages, a number with a unit is memory: of whole pages.", "124 `wait` waited in vain; "))]
+A number is pages, a number with a unit is memory: of whole pages.", "124 `wait` timed out; "))]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<Command>,
@@ -63,8 +63,8 @@ enum Command {
     Grow(change::ResizeArgs),
     /// Take pages from a pool
     ///
-    /// Free pages go back to the host at once. Those in use become surplus, and go back when they
-    /// are free.
+    /// Free pages are returned to the host at once. Pages in use become surplus, and are returned
+    /// when they are freed.
     // clap does not check `requires` of an option that conflicts with the required one.
     #[command(mut_arg("force", |force| force.requires("undo").conflicts_with_all(["by", "node", "persist"])))]
     Shrink(change::ResizeArgs),

@@ -13,10 +13,10 @@ use super::amount::Amount;
 use crate::value::seconds;
 use crate::view::{self, tell};
 
-/// Wait until pages of a pool are really free
+/// Wait until pages of a pool are free
 ///
-/// A VM or database gives its pages back long after its exit. Free are those that no program maps
-/// and none was promised. Exit status: 0 they are free, 124 they were not within the timeout.
+/// The pages of a VM or database may be freed long after its exit. Pages count as free if no
+/// program maps or has reserved them. Exit status: 0 they are free, 124 timeout.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The page size: 2M, 1G

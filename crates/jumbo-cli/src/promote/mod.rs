@@ -46,7 +46,7 @@ use watch::Watch;
   jumbo promote --undo 4711
 
 Exit status: 0 all that was planned is huge; 3 a part; 1 nothing, or no such process; 2 wrong usage; \
-128+N signal N ended it, and what is huge stays so.")]
+128+N signal N ended it; huge pages stay.")]
 pub(crate) struct Args {
     /// Private memory: heap, bss, thread stacks
     #[arg(long)]

@@ -16,9 +16,8 @@ use crate::view::{self, View};
 ///
 /// Each text segment of at least a huge page gets an offset in the file that is its address modulo
 /// the huge page size, and the alignment of a huge page. Addresses, symbols, build-id, notes and
-/// debug links stay. Where no whole huge page is in the text at its addresses, the read-only
-/// segment beside it becomes a part of it, as linkers did before `-z separate-code`: it is
-/// executable then.
+/// debug links stay. If the text contains no whole huge page at its addresses, the adjacent
+/// read-only segment joins it and becomes executable, as linkers did before `-z separate-code`.
 ///
 /// The copy is read back and compared with the original before it has its name. It is not
 /// set-user-ID.

@@ -12,8 +12,8 @@ use crate::view::{self, NONE, View};
 
 /// List the copies of text that processes share, check and withdraw them
 ///
-/// `jumbo run` makes them (--text=shared, and --text=auto for programs that live). An image goes
-/// with the last process that uses it. It is seen where you may look into a process that uses it:
+/// `jumbo run` makes them (--text=shared, and --text=auto for long-running programs). The kernel
+/// frees an image after its last process. The list has images of processes that you may examine:
 /// your own, or all as root.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -68,7 +68,7 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
 
 fn show(view: &mut View, rows: &[ImageRow]) -> io::Result<()> {
     if rows.is_empty() {
-        return view.line("No process that you may look into shares an image of text.");
+        return view.line("No process that you may examine shares an image of text.");
     }
     let columns = "<FILE|>OFFSET|>SIZE|>USERS|>OWNER|<STATE";
     view.table(columns, rows.iter().map(row))

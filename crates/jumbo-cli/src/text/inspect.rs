@@ -16,19 +16,18 @@ use crate::view::{self, NONE, View, percent};
 
 /// Show what keeps the text of a file or process off huge pages
 ///
-/// Of a file: its segments, what each way to huge text would give, why the ways that are not to be
-/// had are not, and the flags that have it linked so that priming is all it needs. Of a process:
-/// the text that it maps, file by file, as it is now.
+/// For a file: its segments, the available methods, the obstacles to the others, and linker flags
+/// with which priming suffices. For a process: the text that it maps now, file by file.
 ///
-/// The ways (rungs) are: `file`, the page cache itself, which every process shares; `shared`, one
-/// copy in shared memory for all processes of the file.
+/// The methods are `file`, the page cache, which all processes share, and `shared`, one copy in
+/// shared memory for all processes of the file.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo text inspect /usr/bin/node
   jumbo text inspect $$ --json
   jumbo text inspect ./1234          # a file whose name is a number")]
 pub(crate) struct Args {
-    /// An executable or shared library, or the number of a process
+    /// An executable or shared library, or a PID
     #[arg(value_name = "FILE|PID", required = true)]
     targets: Vec<PathBuf>,
 }
@@ -109,8 +108,8 @@ fn show_file(view: &mut View, file: &Inspection) -> io::Result<()> {
     }
 }
 
-fn row(look: &SegmentReport) -> [String; 8] {
-    let segment = &look.segment;
+fn row(report: &SegmentReport) -> [String; 8] {
+    let segment = &report.segment;
     let flags = [
         (segment.read, 'r'),
         (segment.write, 'w'),
@@ -125,9 +124,9 @@ fn row(look: &SegmentReport) -> [String; 8] {
             .iter()
             .collect(),
         Bytes(segment.align).to_string(),
-        look.whole.0.to_string(),
-        if look.congruent { "yes" } else { "no" }.to_owned(),
-        look.cached.map_or_else(|| NONE.to_owned(), cached),
+        report.whole.0.to_string(),
+        if report.congruent { "yes" } else { "no" }.to_owned(),
+        report.cached.map_or_else(|| NONE.to_owned(), cached),
     ]
 }
 

@@ -12,10 +12,10 @@ use jumbo_host::kernel::Root;
 
 /// See and prepare the text of programs for huge pages
 ///
-/// A program's text is mapped by PMD, and every process shares it, where two things meet: its file
-/// has it at an offset that is its address modulo the huge page size (`align` makes a copy that
-/// has), and the page cache has it in huge folios (`prime` reads it so). The program needs nothing
-/// of jumbo then. `inspect` says what a file lacks.
+/// Two conditions let all processes map a program's text by PMD. Its file offset equals its address
+/// modulo the huge page size (`align` makes such a copy), and the page cache has it in huge folios
+/// (`prime` reads it so). The program itself then runs without jumbo. `inspect` shows what a file
+/// lacks.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo text inspect /usr/bin/node

@@ -19,13 +19,13 @@ use crate::view::{self, View};
 
 /// Read the text of files into the page cache in huge folios
 ///
-/// What of it is cached in small folios is dropped first, where no process maps it, and read again.
-/// A program that is started then, by any user, has its text mapped by PMD, as long as the page
-/// cache keeps it. What a running process maps stays as it is: stop it, prime, and start it again.
+/// Text that is cached in small folios, and that no process maps, is dropped and read again.
+/// Programs started afterwards, by any user, map their text by PMD while the page cache keeps it.
+/// The text of running processes stays unchanged: stop them, prime, and start them again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo text prime /usr/bin/node
-  jumbo text prime --all-running --dry-run   # what runs, what it lacks
+  jumbo text prime --all-running --dry-run   # show the state only
   systemctl enable jumbo-text-prime@usr-bin-node   # at each boot
 
 Exit status: 0 all of it is huge; 3 a part; 1 nothing; 2 wrong usage.")]
@@ -134,7 +134,7 @@ fn show(view: &mut View, page: &PrimePage, sizes: Sizes) -> io::Result<()> {
     if page.hidden_processes > 0 && short {
         let processes = counted(page.hidden_processes as u64, "process");
         view.line(format!(
-            "{processes} of other users not looked into: it takes CAP_SYS_PTRACE"
+            "{processes} of other users not examined: it takes CAP_SYS_PTRACE"
         ))?;
     }
     Ok(())

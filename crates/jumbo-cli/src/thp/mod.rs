@@ -19,7 +19,7 @@ use crate::knobs::{BareOptions, ChangeOptions, change, help, undo, usage};
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = help!("Examples:
-  jumbo thp                          # the tables, and what came of them
+  jumbo thp                          # the controls, and their effect
   jumbo thp set enabled=madvise defrag=defer+madvise --dry-run
   jumbo thp set 64K=madvise 64K.shmem=advise --persist
   jumbo thp set shmem 64K=always,2M=inherit
@@ -35,9 +35,9 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Show the tables, and what came of them
+    /// Show the controls and their effect
     ///
-    /// With --anon or --shmem: all that the kernel counts for each size, and what it means.
+    /// With --anon or --shmem: all counters of each size, with their meaning.
     Show(SideArgs),
     Set(SetArgs),
     Save(save::SaveArgs),
@@ -46,11 +46,11 @@ enum Command {
 
 #[derive(Clone, Copy, Debug, clap::Args)]
 struct SideArgs {
-    /// The controls of anonymous memory alone
+    /// Show the controls of anonymous memory
     #[arg(long, conflicts_with = "shmem")]
     anon: bool,
 
-    /// The controls of shared memory alone
+    /// Show the controls of shared memory
     #[arg(long)]
     shmem: bool,
 }
@@ -84,7 +84,7 @@ impl SideArgs {
   shrink_underused=  1: huge pages of mostly zeroes are split
 
 These are the words that the knobs take; those of this kernel: `jumbo thp show --json`. Behind the word `shmem` (or with --shmem) \
-SIZE= is of shared memory, behind `anon` of anonymous memory. A comma is as good as a blank. Files of a tmpfs, as in /dev/shm, obey \
+SIZE= is of shared memory, behind `anon` of anonymous memory. Commas may stand for blanks. Files of a tmpfs, as in /dev/shm, obey \
 the `huge=` of their mount and not this table; System V segments (shmget) obey `shmem` alone, in the PMD size.
 
 Examples:

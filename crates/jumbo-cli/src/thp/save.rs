@@ -16,7 +16,7 @@ use crate::knobs::change::{Change, change};
 use crate::knobs::{ChangeOptions, Mode};
 use crate::view;
 
-/// Keep the tables as they are now: in a file, or for the next boot
+/// Save the current controls: to a file, or for the next boot
 ///
 /// The file is JSON: each knob by the name that `jumbo thp set` has for it.
 #[derive(Debug, clap::Args)]
@@ -27,16 +27,16 @@ use crate::view;
   jumbo thp save --shmem                       # on standard output
   jumbo thp save --persist --dry-run           # what tmpfiles.d would get")]
 pub(super) struct SaveArgs {
-    /// The file, which must not be there yet; none: standard output
+    /// The new file; default: standard output
     file: Option<PathBuf>,
 
     #[command(flatten)]
     options: TableOptions,
 }
 
-/// Put back the tables of a file, all or none
+/// Restore the controls from a file, all or none
 ///
-/// It is a change as any other: recorded, read back, and undone by `jumbo thp --undo`.
+/// The change is recorded, read back, and undone by `jumbo thp --undo`, as any other.
 #[derive(Debug, clap::Args)]
 pub(super) struct RestoreArgs {
     /// A file that `jumbo thp save` wrote
@@ -89,7 +89,7 @@ fn write(file: &Path, table: &Table) -> anyhow::Result<()> {
     let written = whole_file::write(file, text.as_bytes(), 0o644, Existing::Keep);
     written.map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => {
-            anyhow!("{name} is there already\nhint: another name; no table is written over")
+            anyhow!("{name} is there already\nhint: another name; existing files are not replaced")
         }
         _ => anyhow!("cannot write {name}: {error}"),
     })

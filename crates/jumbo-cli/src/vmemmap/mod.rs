@@ -12,16 +12,16 @@ use jumbo_host::knobs::Group;
 
 use crate::knobs::{BareOptions, ChangeOptions, help, undo};
 
-/// Show and switch what the metadata of huge pages takes
+/// Show and reduce the memory of huge page metadata
 ///
-/// The kernel describes each base page by 64 bytes: 16 GiB for each TiB. HVO frees those of huge
-/// pages but for one base page of them.
+/// The kernel has 64 bytes of metadata for each base page: 16 GiB for each TiB. For a huge page HVO
+/// frees all of it except one base page.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = help!("Examples:
   jumbo vmemmap                      # is HVO on, and what does it save
   jumbo vmemmap on --persist
-  jumbo vmemmap on --convert --dry-run     # pages that are there, too
+  jumbo vmemmap on --convert --dry-run     # existing pages, too
   jumbo vmemmap --undo"))]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -36,10 +36,10 @@ enum Command {
     /// Show whether HVO is on, what it saves, and what it could
     Show,
     On(switch::OnArgs),
-    /// Keep all metadata of hugetlb pages that are made from now on
+    /// Keep all metadata of new hugetlb pages
     ///
-    /// Pages made while HVO was on stay as they are. To give one back the kernel needs memory for
-    /// its metadata first: where there is none the page stays in its pool.
+    /// Pages made while HVO was on stay unchanged. To free one, the kernel first needs memory for
+    /// its metadata: without it the page stays in its pool.
     #[command(mut_arg("force", |force| force.requires("undo")))]
     Off(ChangeOptions),
 }

@@ -13,17 +13,16 @@ use super::show::savings;
 use crate::knobs::change::{self, Change};
 use crate::knobs::{ChangeOptions, failed, undo};
 
-/// Free most of the metadata of hugetlb pages that are made from now on
+/// Free most of the metadata of new hugetlb pages
 ///
 /// Of the metadata of each page the kernel then keeps one base page: 4 of 32 KiB for a 2 MiB page,
-/// 4 KiB of 16 MiB for one of 1 GiB. Pages that are there stay as they are; --convert gives the
-/// free ones back and makes them anew. Before Linux 7.3 each surplus page waits milliseconds for
-/// it.
+/// 4 KiB of 16 MiB for one of 1 GiB. Existing pages stay unchanged; --convert frees and reallocates
+/// the unused ones. Before Linux 7.3 each surplus page waits milliseconds for HVO.
 #[derive(Debug, clap::Args)]
-#[command(mut_arg("force", |force| force.help("With --convert: give back pages that may not come again; with --undo: put back \
-    even what another program has changed since")))]
+#[command(mut_arg("force", |force| force.help("With --convert: free pages that may not come again; with --undo: restore \
+    even what another program changed since")))]
 pub(super) struct OnArgs {
-    /// Give back the free pages that were made before, of one size or of all, and make them anew
+    /// Free and reallocate the existing unused pages, of one size or of all
     #[arg(long, value_name = "SIZE", num_args = 0..=1, conflicts_with = "undo")]
     pub(super) convert: Option<Option<PageSize>>,
 
@@ -80,11 +79,11 @@ pub(super) fn switch(
 fn existing_pages_note(on: bool) -> &'static str {
     match on {
         true => {
-            "pages that are there stay as they are: `jumbo vmemmap on --convert` makes the free ones anew"
+            "existing pages stay as they are: `jumbo vmemmap on --convert` reallocates the unused ones"
         }
         false => {
-            "pages that are there stay as they are, and to give one back the kernel needs memory for its metadata: \
-             where there is none, it stays in the pool as surplus"
+            "existing pages stay as they are, and to free one the kernel needs memory for its metadata: \
+             without it the page stays in the pool as surplus"
         }
     }
 }
