@@ -125,16 +125,16 @@ fn fragment(
     fragmenter: &RefCell<Option<JsonChild>>,
 ) -> Result<(), Error> {
     let mut fragmenter = fragmenter.borrow_mut();
-    let talk = match &mut *fragmenter {
-        Some(talk) => talk,
+    let child = match &mut *fragmenter {
+        Some(child) => child,
         none => {
             check_available(footprint(size))?;
             let worker = Worker::new(Launch::Plain, Task::Fragment(size));
             none.insert(worker.start(settings, Stdio::piped())?)
         }
     };
-    talk.send(&())?;
-    talk.receive()
+    child.send(&())?;
+    child.receive()
 }
 
 /// [`Task::Fragment`]: fragments `size` bytes of free memory at each line of input.

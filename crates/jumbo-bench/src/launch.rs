@@ -1,14 +1,8 @@
 //! Launch modes of a program: [`Launch`]; and [`Peer`], an allocator for LD_PRELOAD.
 
 use std::ffi::OsStr;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Instant;
-
-use crate::figures::ms;
-use crate::json_child::JsonChild;
-use crate::{Error, Settings};
+use std::process::Command;
 
 /// Launch mode of a program: the only difference between the sides of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,25 +57,6 @@ impl Launch {
             other => other,
         };
         alone.command_without(&MALLOC_VARIABLES, jumbo, program)
-    }
-
-    /// Runs `program` to its end and returns its milliseconds.
-    pub(crate) fn time(
-        &self,
-        settings: &Settings,
-        program: &str,
-        arguments: &[&str],
-        input: &str,
-    ) -> Result<f64, Error> {
-        let mut command = self.command(&settings.jumbo, OsStr::new(program));
-        command.args(arguments);
-        let clock = Instant::now();
-        let mut child = JsonChild::start(command, Stdio::piped())?;
-        if let Some(mut stdin) = child.process.stdin.take() {
-            stdin.write_all(input.as_bytes())?;
-        }
-        child.wait()?;
-        Ok(ms(clock.elapsed()))
     }
 
     /// Command without those `variables`; the program keeps all others.

@@ -4,7 +4,8 @@
 //! at run time. No two samples come from one process: after a `free` the allocator keeps memory,
 //! and the address space has changed.
 
-use std::io;
+use std::ffi::OsStr;
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +15,7 @@ use jumbo_host::kernel::Root;
 use jumbo_host::status::Covered;
 
 use crate::claim::{self, Claim};
-use crate::figures::Figures;
+use crate::figures::{Figures, ms};
 use crate::json_child::JsonChild;
 use crate::launch::Launch;
 use crate::task::Task;
@@ -129,4 +130,23 @@ pub(crate) fn ns_per_call(
     })?;
     let took = clock.elapsed().as_secs_f64() * 1e9;
     Ok(took / done.into_inner().max(1) as f64)
+}
+
+/// Runs `program` to its end and returns its milliseconds.
+pub(crate) fn time(
+    launch: &Launch,
+    settings: &Settings,
+    program: &str,
+    arguments: &[&str],
+    input: &str,
+) -> Result<f64, Error> {
+    let mut command = launch.command(&settings.jumbo, OsStr::new(program));
+    command.args(arguments);
+    let clock = Instant::now();
+    let mut child = JsonChild::start(command, Stdio::piped())?;
+    if let Some(mut stdin) = child.process.stdin.take() {
+        stdin.write_all(input.as_bytes())?;
+    }
+    child.wait()?;
+    Ok(ms(clock.elapsed()))
 }

@@ -153,7 +153,7 @@ const BENCH: &[&str] = &[
     "machine",
     "memory",
     "stats",
-    "talk",
+    "json_child",
     "interrupt",
     "published",
     "error",

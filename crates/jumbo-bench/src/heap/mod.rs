@@ -21,6 +21,7 @@ use crate::memory::check_available;
 use crate::stats::median;
 use crate::table::Table;
 use crate::task::Task;
+use crate::work;
 use crate::{Error, Settings};
 
 /// Minimum size of the load: below, the bookkeeping of the measurement has a comparable size.
@@ -73,7 +74,7 @@ fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
 fn starts(settings: &Settings) -> Group<'_> {
     let time = |launch: Launch| {
         move || {
-            let time = launch.time(settings, "true", &[], "")?;
+            let time = work::time(&launch, settings, "true", &[], "")?;
             Ok(figures([("start_ms", time)]))
         }
     };

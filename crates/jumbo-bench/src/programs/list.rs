@@ -37,10 +37,13 @@ fn read() -> Result<Vec<ProgramEntry>, toml::de::Error> {
     for mut entry in list.into_values().flatten() {
         if let Some(like) = entry.remove("like") {
             let mut earlier = entries.iter();
-            let base = earlier
-                .find(|earlier| earlier.get("key") == Some(&like))
-                .cloned();
-            for (field, value) in base.unwrap_or_default() {
+            let base = earlier.find(|earlier| earlier.get("key") == Some(&like));
+            let unknown = || {
+                <toml::de::Error as serde::de::Error>::custom(format!(
+                    "no earlier entry has the key {like}"
+                ))
+            };
+            for (field, value) in base.cloned().ok_or_else(unknown)? {
                 entry.entry(field).or_insert(value);
             }
         }
@@ -78,6 +81,7 @@ mod tests {
             assert!(is_known || entry.file.is_empty(), "{entry:?}");
             let is_whole = !entry.run.is_empty() && !entry.install.is_empty();
             assert!(is_whole && entry.size[0] > entry.size[1], "{entry:?}");
+            assert_eq!(entry.ready.is_empty(), entry.load.is_empty(), "{entry:?}");
         }
         let keys: BTreeSet<_> = all.iter().map(|entry| &entry.key).collect();
         assert_eq!((keys.len(), all.len()), (PROGRAMS.len(), PROGRAMS.len()));

@@ -13,6 +13,7 @@ use crate::group::{Group, rows};
 use crate::launch::{Launch, on_path};
 use crate::stats::{median, minimum};
 use crate::table::Table;
+use crate::work;
 
 /// Work for a real program: row name, program, arguments, standard input.
 #[derive(Clone, Copy)]
@@ -97,7 +98,7 @@ fn group<'a>(
     let mut group = Group::new(settings, program).laps(laps, fold);
     let mut side = |name: &str, launch: Launch| {
         group.side(name, Bytes(0), move || {
-            let time = launch.time(settings, program, arguments, input)?;
+            let time = work::time(&launch, settings, program, arguments, input)?;
             Ok(figures([("work_ms", time)]))
         })
     };

@@ -9,8 +9,8 @@
 //! - [`report`], [`shortfall`], [`text`], [`destination`]: the report. [`dry_run`]: the plan alone.
 //! - [`mod@standing`]: the environment for programs that other commands start.
 //!
-//! Invariant: only its environment and its memory show a program that it runs under jumbo. Without
-//! a report to write it is exec'd in place; else it is a child, and the report says so.
+//! Invariant: a program can detect jumbo only by its environment and its memory. jumbo executes it in
+//! place; with a report or a shared pool it stays as the parent, and the report says so.
 
 mod args;
 mod config;

@@ -21,8 +21,8 @@ const MIN_MEMORY: Bytes = Bytes(16 << 20);
 /// Timeout of the result after the program's end, which the process notices at once.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The bound of the promotion from outside, or the reason against it; `None` if LD_PRELOAD reaches
-/// the program.
+/// The bound of the promotion from outside, or the reason against it; `None` if it is not the method
+/// for the program (`Reach::is_outside`).
 pub(super) type Outside = Option<Result<MaxWaste, String>>;
 
 /// Decides whether a program is promoted from outside.

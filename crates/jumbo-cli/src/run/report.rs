@@ -62,8 +62,8 @@ pub(super) struct RunOutcome<'a> {
     pub(super) fallbacks: Option<u64>,
     /// THP controls at the start and at the end; either may rule out huge pages.
     pub(super) controls: [Option<Thp>; 2],
-    /// The promotion from outside, or the reason why there was none; `None` if LD_PRELOAD reaches
-    /// the program.
+    /// The promotion from outside, or the reason why there was none; `None` if it is not the
+    /// method for the program (`Reach::is_outside`).
     pub(super) outside: Option<Result<Promoted, String>>,
 }
 

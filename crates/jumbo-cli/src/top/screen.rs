@@ -16,7 +16,7 @@ const LEAVE: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?1049l";
 /// Original settings of the terminal.
 static ORIGINAL_SETTINGS: OnceLock<Termios> = OnceLock::new();
 
-/// The terminal in raw mode, with the alternate screen.
+/// The terminal in cbreak mode, with the alternate screen.
 pub(super) struct Screen(Terminal<CrosstermBackend<BufWriter<Stdout>>>);
 
 impl Screen {
@@ -33,7 +33,7 @@ impl Screen {
                 tell(info);
             }));
         });
-        set_raw()?;
+        set_cbreak()?;
         let backend = CrosstermBackend::new(BufWriter::new(io::stdout()));
         let terminal = Terminal::new(backend).inspect_err(|_| restore())?;
         Ok(Self(terminal))
@@ -52,7 +52,7 @@ impl Screen {
 
     /// Sets up the terminal again, and draws all of it next time.
     pub(super) fn enter_again(&mut self) -> io::Result<()> {
-        set_raw()?;
+        set_cbreak()?;
         self.0.clear()
     }
 }
@@ -64,7 +64,7 @@ impl Drop for Screen {
 }
 
 /// Sets the terminal to unbuffered input without echo. Ctrl-C and Ctrl-Z still send signals.
-fn set_raw() -> io::Result<()> {
+fn set_cbreak() -> io::Result<()> {
     let mut settings = tcgetattr(stdin())?;
     settings.local_modes -= LocalModes::ICANON | LocalModes::ECHO | LocalModes::IEXTEN;
     settings.input_modes -= InputModes::IXON;

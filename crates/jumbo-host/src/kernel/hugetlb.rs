@@ -26,7 +26,7 @@ pub struct Pool {
     pub size: PageSize,
     /// `nr_hugepages`: all pages of the pool.
     pub total: Pages,
-    /// `free_hugepages`: pages that no process maps.
+    /// `free_hugepages`: pages that no mapping or file has.
     pub free: Pages,
     /// `resv_hugepages`: free pages reserved for mappings.
     pub reserved: Pages,

@@ -3,18 +3,21 @@
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use jumbo_inside::sys::Destination;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
 use super::{Refusal, Target};
+use crate::kernel::cgroup::{self, Limit};
 use crate::kernel::process::ProcessState;
 use crate::kernel::remote::{self, Advice, Advised, End};
 use crate::kernel::{Root, sys, task};
 
 /// Maximum time that a thread of the target is held for calls: one call takes 0.2 to 1 ms.
 const MAX_HOLD_TIME: Duration = Duration::from_millis(1);
+
+/// Minimum of memory that our memory cgroup must spare for a prepared huge page.
+const MIN_ROOM_BYTES: u64 = 64 << 20;
 
 /// Methods to advise, the better first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -112,8 +115,11 @@ impl Access {
             end: End::Done,
             renewed: None,
         };
-        let destination = (advice == MemoryAdvice::Collapse)
-            .then(|| Destination::new(length))
+        // The preparation is charged to our own memory cgroup.
+        let has_room = |limit: Limit| limit.spare().0 >= MIN_ROOM_BYTES;
+        let own = || cgroup::memory_limit(&target.root, std::process::id());
+        let destination = (advice == MemoryAdvice::Collapse && own().is_none_or(has_room))
+            .then(|| sys::Destination::new(length))
             .flatten();
         for address in addresses {
             let address = usize::try_from(*address).unwrap_or(usize::MAX);
@@ -121,7 +127,7 @@ impl Access {
             let answer = match advice {
                 MemoryAdvice::Collapse => {
                     // The target's page faults wait for the copy.
-                    let _pinned = destination.as_ref().and_then(Destination::prepare);
+                    let _pinned = destination.as_ref().and_then(sys::Destination::prepare);
                     sys::collapse_in(process, address, length)
                 }
                 MemoryAdvice::Cold => sys::cool_in(process, address, length),

@@ -4,7 +4,9 @@ mod pidfd;
 pub(crate) mod ptrace;
 mod scratch;
 
-pub(crate) use jumbo_inside::sys::{Blocked, Pagemap, Userfault, collapse, collapse_in, cool_in};
+pub(crate) use jumbo_inside::sys::{
+    Blocked, Destination, Pagemap, Userfault, collapse, collapse_in, cool_in,
+};
 pub use pidfd::release;
 pub(crate) use pidfd::send_signal;
 pub(crate) use scratch::Scratch;
