@@ -1,4 +1,6 @@
-//! `jumbo cdi` in a folder of its own, and the drop-in of `jumbo unit`. `tests/containers/cdi` runs containers.
+//! Tests of `jumbo cdi` in a temporary folder, and of the drop-in of `jumbo unit`.
+//!
+//! `tests/containers/cdi` runs containers.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 use std::fs;
@@ -11,7 +13,7 @@ use serde_json::Value;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The command, with the configuration of `folder` and the umask of careful administrators.
+/// The command with the configuration of `folder` and a restrictive umask.
 fn jumbo(folder: &Path, words: &str) -> Output {
     let script = format!("umask 077; exec {} {words}", env!("CARGO_BIN_EXE_jumbo"));
     let mut command = Command::new("sh");
@@ -41,7 +43,7 @@ fn json(folder: &Path, words: &str) -> Value {
     serde_json::from_str(&stdout(folder, words)).unwrap()
 }
 
-/// All files below, each with its inode, mode and time.
+/// Returns all files below `folder`, each with its inode, mode and time.
 fn listing(folder: &Path) -> Vec<(PathBuf, u64, u32, i64)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -68,7 +70,7 @@ fn what_generate_makes_is_shown_and_removed_again() {
     let profiles = folder.join("config/jumbo/profiles");
     fs::create_dir_all(&profiles).unwrap();
     fs::write(profiles.join("mine.toml"), "max-waste = 2\n").unwrap();
-    // A program of a profile's name is no profile.
+    // A program named like a profile is not a profile.
     fs::write(folder.join("node"), "\u{7f}ELF").unwrap();
     for there in ["", "there/cdi"] {
         fs::create_dir_all(folder.join(there)).unwrap();
@@ -108,7 +110,7 @@ fn what_generate_makes_is_shown_and_removed_again() {
         }
         let mounts = planned["containerEdits"]["mounts"].as_array().unwrap();
         let host = |at: usize| Path::new(mounts[at]["hostPath"].as_str().unwrap());
-        // Other users read it, whatever the umask: users of containers.
+        // Users of containers must be able to read them, whatever the umask.
         for path in [
             &file,
             host(0),
@@ -137,7 +139,7 @@ fn what_generate_makes_is_shown_and_removed_again() {
         let mounted = fs::metadata(host(1)).unwrap().ino();
         let said = stdout(folder, &format!("cdi generate --dir {dir} {own}"));
         assert!(said.contains("in containers that run too"), "{said}");
-        // Containers that run have mounted the file, and not its name.
+        // Running containers have mounted the inode, not the path.
         assert_eq!(fs::metadata(host(1)).unwrap().ino(), mounted);
         let other = jumbo(folder, &format!("cdi generate --dir {dir} --library l2"));
         let other = String::from_utf8(other.stderr).unwrap();
@@ -165,7 +167,7 @@ fn what_generate_makes_is_shown_and_removed_again() {
         );
 
         stdout(folder, &format!("cdi generate --dir {dir}"));
-        // Of an earlier version, for containers that run.
+        // The folder of an earlier version stays for running containers.
         let old = host(0).with_file_name("0.0.1");
         assert!(
             Command::new("cp")

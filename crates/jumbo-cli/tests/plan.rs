@@ -1,5 +1,5 @@
-//! `jumbo plan`: its golden output, the formats of its files, its exit status. `tests/plan/run`
-//! starts programs.
+//! Tests of `jumbo plan`: golden output, file formats, exit status. `tests/plan/run` starts
+//! programs.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 use std::fs;
@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// Every workload on a host that is not here, each with files of other kinds.
+/// Every workload on a fake host, each with other file formats.
 const PLANS: [&str; 9] = [
     "postgres --shared-buffers 200G --nodes 2",
     "redis --data-set 20G",

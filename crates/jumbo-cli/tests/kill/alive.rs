@@ -1,10 +1,10 @@
-//! Targets that go on, and interrupted commands: nothing of the target has changed.
+//! Targets that survive, and interrupted commands: the target is unchanged.
 
 use std::process::Stdio;
 
 use crate::victim::{Victim, jumbo, kill, until};
 
-/// Untraced, and running or sleeping.
+/// Checks that the victim is untraced, and running or sleeping.
 #[track_caller]
 fn assert_as_it_was(victim: &Victim) {
     assert_eq!(victim.status("TracerPid"), "0");
@@ -21,7 +21,7 @@ fn a_target_that_handles_the_signal_lives_on() {
     assert_eq!(row["reason"], "it handles SIGTERM", "{row}");
     victim.expect("handled");
     assert_as_it_was(&victim);
-    // Its signals are its own again.
+    // Signals reach the target again.
     victim.signal(libc::SIGTERM);
     victim.expect("handled");
 }
@@ -66,7 +66,7 @@ fn a_stopped_target_stays_stopped_and_gets_the_signal_later() {
     assert_as_it_was(&victim);
 }
 
-/// Stopped and continued while it is held, by others.
+/// Another process stops and continues the target while jumbo holds it.
 #[test]
 fn stops_and_continues_pass_through() {
     let script = "signal.signal(signal.SIGTERM, lambda *_: say('handled'))
@@ -116,7 +116,7 @@ fn interrupted_it_leaves_the_target_as_it_was() {
     }
 }
 
-/// Each moment of a command's life is hit by some of these.
+/// The kill signals cover the run time of the command.
 #[test]
 fn killed_at_any_moment_it_leaves_the_target_running() {
     let mut victim = Victim::start(

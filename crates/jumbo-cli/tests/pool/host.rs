@@ -97,7 +97,8 @@ fn another_user_sees_the_pools_and_cannot_change_them() {
     let Some(_host) = Host::take("another_user_sees_the_pools_and_cannot_change_them") else {
         return;
     };
-    // Where every user can reach it; by cp(1), as no descriptor open for writing may be inherited.
+    // Every user can reach it. cp(1) writes it, so that no child inherits a descriptor open for
+    // writing.
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     let copy = folder.path().join("jumbo");
@@ -159,7 +160,7 @@ fn a_change_that_cannot_be_recorded_as_done_is_put_back() {
         return;
     };
     let before = Before::now();
-    // Room for the folders, the lock and the record, and none for the record that follows it.
+    // Inodes for the folders, the lock and one record, none for the next record.
     let script = "mkdir -p /run/jumbo && mount -t tmpfs -o nr_inodes=5,mode=700 none /run/jumbo \
                   && exec \"$0\" pool grow 2M 4";
     let output = host
@@ -184,10 +185,10 @@ fn what_a_plan_says_is_what_the_kernel_does() {
         .ok()
         .and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
-    // Shown when the test fails.
+    // Shown if the test fails.
     println!("JUMBO_TEST_SEED={seed}");
     let mut state = seed;
-    // Knuth's MMIX generator; its high bits are good enough to choose by.
+    // Knuth's MMIX generator; its high bits are random enough here.
     let mut below = |bound: u64| {
         state = state
             .wrapping_mul(6364136223846793005)

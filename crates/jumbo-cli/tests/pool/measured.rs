@@ -1,5 +1,4 @@
-//! `jumbo bench pool` from outside: the shape of what it prints, and the kernel's pool as it was after any end;
-//! never how long anything took.
+//! Tests of `jumbo bench pool`: its output, without times, and the restored pool after any end.
 
 use std::path::Path;
 use std::process::{Output, Stdio};
@@ -8,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::{Before, Host, POOL, assert_as, now, skip, stderr, until};
 
-/// As small and short as it can be.
+/// The smallest and shortest run.
 const BENCH: [&str; 6] = [
     env!("CARGO_BIN_EXE_jumbo"),
     "bench",
@@ -18,7 +17,7 @@ const BENCH: [&str; 6] = [
     "--size=48M",
 ];
 
-/// False, with the skip announced, where the sides cannot be what they claim to be.
+/// Returns false, and reports the skip, if this host cannot measure.
 pub(crate) fn is_measurable(test: &str) -> bool {
     let thp = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     if !thp.is_ok_and(|text| text.contains("[madvise]")) {
@@ -48,7 +47,7 @@ pub(crate) fn assert_ratios(table: &Value, names: &[&str]) {
     }
 }
 
-/// What needs no privilege.
+/// Ratios that need no privilege.
 const THP: [&str; 15] = [
     "stream_aa",
     "stream_small_aa",
@@ -102,7 +101,7 @@ fn every_ratio_is_measured_and_the_pool_is_as_it_was() {
             "heap_pool_vs_plain",
         ],
     );
-    // Both are counted, and no matter of time.
+    // These are counts, independent of time.
     for name in ["faults_dynamic", "faults_dynamic_thp", "faults_static"] {
         let fewer = table["ratios"][name]["min"].as_f64().unwrap();
         assert!(fewer > 10.0, "{name}: {table:#}");
@@ -152,7 +151,7 @@ fn descriptors_are_measured_and_the_pool_and_hvo_are_as_they_were() {
             assert_eq!(value["unit"], "ns");
         }
     }
-    // These are counted, and no matter of time.
+    // These are counts, independent of time.
     let least = |of: &str, name: &str| table[of][name]["min"].as_f64().unwrap();
     assert_eq!(least("values", "saved_of_8"), 8.0);
     assert_eq!(least("values", "saved_of_4096"), 4096.0);
@@ -178,7 +177,7 @@ fn without_the_right_to_set_the_pool_the_rest_is_measured() {
         return;
     };
     let before = Before::now();
-    // As in a container, in which it is read-only for root as well.
+    // As in a container, where the files are read-only for root, too.
     let pool = Path::new("/").join(POOL);
     let script = "mount --bind \"$0\" \"$0\" && mount -o remount,bind,ro \"$0\" && exec \"$@\"";
     let mut words = vec!["sh", "-c", script, pool.to_str().unwrap()];

@@ -1,5 +1,5 @@
-//! `jumbo bench shmem` from outside: the shape of what it prints, and the kernel's controls and its pool as they were after
-//! any end; never how long anything took.
+//! Tests of `jumbo bench shmem`: its output, without times, and the restored controls and pool
+//! after any end.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::measured::{assert_ratios, is_measurable, table};
 use crate::support::{Before, Host, assert_as, now, until};
 
-/// As small and short as it can be.
+/// The smallest and shortest run.
 const BENCH: [&str; 6] = [
     env!("CARGO_BIN_EXE_jumbo"),
     "bench",
@@ -22,7 +22,7 @@ const BENCH: [&str; 6] = [
 
 const FOLDER: &str = "/sys/kernel/mm/transparent_hugepage";
 
-/// Each control of shared memory, with its value.
+/// Returns each control of shared memory with its value.
 fn controls() -> Vec<(PathBuf, String)> {
     let sizes = fs::read_dir(FOLDER).unwrap();
     let files = sizes.map(|size| size.unwrap().path().join("shmem_enabled"));
@@ -33,7 +33,7 @@ fn controls() -> Vec<(PathBuf, String)> {
     all
 }
 
-/// What needs no privilege, where the kernel's controls are at their defaults.
+/// Ratios that need no privilege while the kernel's controls are at their defaults.
 const ANY_USER: [&str; 5] = [
     "touch_aa",
     "unmap_aa",
@@ -101,7 +101,7 @@ fn without_the_right_to_set_the_controls_the_rest_is_measured() {
     let Some(host) = Host::take(test).filter(|_| is_measurable(test)) else {
         return;
     };
-    // As in a container, in which they are read-only for root as well.
+    // As in a container, where the files are read-only for root, too.
     let script = "for f; do [ $f != -- ] || break; mount --bind $f $f && mount -o remount,bind,ro $f || exit; done
         shift 2; shift; exec \"$@\"";
     let mut words = vec![
@@ -136,7 +136,7 @@ fn a_killed_measurement_leaves_the_controls_as_they_were() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // The last way that is tried out needs both.
+    // The last method measured needs both.
     until("the controls and the pool to be set", || {
         let is_set = controls() != set && now().persistent() > before.pool.persistent();
         is_set.then_some(())

@@ -1,4 +1,4 @@
-//! The kernel's pool by demand, `wait` and `watch`, with programs that want pages.
+//! The kernel's pool by demand, `wait` and `watch`, with programs that request pages.
 
 use crate::support::{Before, Host, User, assert_as, now, stderr, stdout, until};
 

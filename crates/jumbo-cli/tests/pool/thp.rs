@@ -1,4 +1,4 @@
-//! `jumbo thp` and `jumbo vmemmap on` and `off`: on a folder that stands in for a host, and on the knobs of this one.
+//! `jumbo thp` and `jumbo vmemmap on` and `off`, on a fake host and on the knobs of this host.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::support::{Fake, Host, skip, stderr, stdout};
 const THP: &str = "sys/kernel/mm/transparent_hugepage";
 const HVO: &str = "proc/sys/vm/hugetlb_optimize_vmemmap";
 
-/// A host with the tables, all at `never`.
+/// A host with the THP controls, all at `never`.
 fn fake() -> Fake {
     let fake = Fake::new();
     let write = |name: &str, text: &str| fake.write(&format!("{THP}/{name}"), text);
@@ -37,7 +37,8 @@ fn text(fake: &Fake, name: &str) -> String {
     fake.text(&format!("{THP}/{name}")).unwrap()
 }
 
-/// The chosen word of a knob, which is listed among the others from here on, as the kernel does after a write.
+/// Returns the selected value of a knob and rewrites the knob as the kernel does: all values, one
+/// in brackets.
 fn word(fake: &Fake, name: &str) -> String {
     let text = text(fake, name);
     let word = text.split(['[', ']']).nth(1).unwrap_or(text.trim());
@@ -379,7 +380,7 @@ fn what_this_kernel_does_not_have_is_said() {
     assert!(stderr(&none).contains("this kernel has no THP"));
 }
 
-/// The knobs of this host that the tests below set, and how they are; put back when this is dropped, after a panic too.
+/// Saved values of the knobs that the tests below set; restored on drop, after a panic, too.
 struct Knobs(Vec<(String, String)>);
 
 impl Knobs {
@@ -471,7 +472,7 @@ fn the_kernel_takes_and_gives_back_what_is_set() {
     assert_eq!(json(&["vmemmap", "--undo", "--json"])["complete"], true);
     assert!(knobs.is());
 
-    // The kernel takes `force` only while no size below the PMD size inherits it.
+    // The kernel accepts `force` only if no size below the PMD size inherits it.
     json(&["thp", "set", "64K.shmem=inherit", "--json"]);
     json(&["thp", "set", "shmem=force", "64K.shmem=never", "--json"]);
     assert!(read(&knobs.0[4].0).unwrap().contains("[force]"));
@@ -479,7 +480,7 @@ fn the_kernel_takes_and_gives_back_what_is_set() {
     assert_eq!(json(&["thp", "--undo", "--json"])["complete"], true);
     assert!(knobs.is());
 
-    // More base pages than a huge page has.
+    // More base pages than a huge page holds.
     let refused = host
         .any(&["thp", "set", "64K=madvise", "max_ptes_none=99999"])
         .output()

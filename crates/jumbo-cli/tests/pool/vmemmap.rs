@@ -1,4 +1,4 @@
-//! `jumbo vmemmap`: what it shows of a folder that stands in for a host, and pages of this host made anew.
+//! `jumbo vmemmap`: its output on a fake host, and reallocated pages of this host.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ const HVO: &str = "proc/sys/vm/hugetlb_optimize_vmemmap";
 const NR: &str = "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 const MIB: u64 = 1 << 20;
 
-/// A host with 16 GiB, whose metadata is so many base pages less than without HVO.
+/// A host with 16 GiB; HVO reduces its page metadata by `less` base pages.
 fn counted(less: u64) -> Fake {
     let fake = Fake::new();
     let memory = "sys/devices/system/memory";
@@ -44,7 +44,7 @@ fn what_is_saved_follows_from_the_counters() {
         .find(|line| line.trim_start().starts_with("2M"))
         .unwrap();
     assert!(row.ends_with(" 200"), "200 predate the switch: {text}");
-    // Two pools may share it in several ways.
+    // With two pools the distribution of the savings is ambiguous.
     fake.pool(1 << 20, [1, 1, 0, 0, 0]);
     let pools = &shown(&fake)["savings"]["pools"];
     assert_eq!(pools[0]["optimised"], json!([0, 300]));
@@ -69,7 +69,7 @@ fn what_does_not_follow_is_not_known() {
 #[test]
 fn free_pages_that_predate_the_switch_are_made_anew() {
     let fake = counted(0);
-    // Three are mapped, two are promised.
+    // Three pages are mapped and two are reserved.
     fake.pool(2048, [20, 17, 2, 0, 4]);
     let words = ["vmemmap", "on", "--convert", "--json"];
     let plan = fake.says(&[&words[..], &["--dry-run"]].concat());
@@ -92,7 +92,7 @@ fn free_pages_that_predate_the_switch_are_made_anew() {
         (fake.text(HVO).unwrap(), fake.text(NR).unwrap()),
         ("1".into(), "20".into())
     );
-    // Finished, though the pool has been written twice; and the pool's own changes are not among it.
+    // The change is complete despite two writes of the pool, and is no change of the pool.
     let none = fake.jumbo(&["--undo"]);
     assert!(stderr(&none).contains("nothing to undo"), "{none:?}");
     fake.says(&["vmemmap", "--undo"]);
@@ -111,7 +111,7 @@ fn nothing_is_given_back_in_vain() {
     assert!(text.contains("nothing to do"), "{text}");
     let plan = fake.says(&["vmemmap", "on", "--convert", "--dry-run", "--json"]);
     assert!(plan.contains("20 2M pages left as they are"), "{plan}");
-    // Pages of 1 GiB may not come again.
+    // An allocation of 1 GiB pages may fail.
     let fake = counted(0);
     fake.pool(1 << 20, [2, 2, 0, 0, 0]);
     let refused = fake.any(&["vmemmap", "on", "--convert"]).output().unwrap();
@@ -131,7 +131,7 @@ fn nothing_is_given_back_in_vain() {
     assert!(stderr(&none).contains("no pool of 64K pages"));
 }
 
-/// The switch of this host, put back when this is dropped.
+/// HVO switch of this host, restored on drop.
 struct Switch(String);
 
 impl Switch {
@@ -156,7 +156,7 @@ impl Drop for Switch {
     }
 }
 
-/// What the kernel's counters of page metadata say, in bytes.
+/// Returns the kernel's counters of page metadata, in bytes.
 fn metadata() -> Option<u64> {
     let text = fs::read_to_string("/proc/vmstat").unwrap();
     let counters = text.lines().filter(|line| line.starts_with("nr_memmap"));
@@ -229,7 +229,7 @@ fn killed_at_any_step_a_conversion_can_be_undone() {
         assert_as(&before, step);
         let off = fs::read_to_string(format!("/{HVO}")).unwrap();
         assert_eq!(off.trim(), "0", "{step}");
-        // All pages made anew without HVO, so that there is something to convert again.
+        // Reallocates all pages without HVO, so that there are pages to convert.
         let has = before.pool.persistent().to_string();
         let pool = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
         fs::write(pool, "0").unwrap();

@@ -1,4 +1,4 @@
-//! What the program is given: environment, arguments, descriptors, signal dispositions, process ID.
+//! Environment, arguments, descriptors, signal dispositions and process ID of the program.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -94,7 +94,7 @@ fn print_env_has_the_variables_that_the_program_gets() {
         let printed = stdout(print().args(options));
         assert!(lines.clone().all(|line| printed.contains(&line)), "{json}");
         assert_eq!(lines.count(), printed.lines().count());
-        // A program that has them prints the same.
+        // The second run starts with these variables set.
         assert_eq!(
             stdout(print().arg("--json").args(options).envs(&variables)),
             json
@@ -127,7 +127,7 @@ fn the_tunable_of_an_outer_jumbo_is_not_the_user_s() {
     let users = "glibc.malloc.check=3";
     assert_eq!(outer("--heap=off", users)["GLIBC_TUNABLES"], users);
     assert!(!outer("--heap=off", "").contains_key("GLIBC_TUNABLES"));
-    // The library takes out what is ours.
+    // The library removes the parts that jumbo added.
     assert_eq!(outer("--no-follow", users)["GLIBC_TUNABLES"], users);
     let users = "glibc.malloc.hugetlb=1";
     assert_eq!(outer("--heap=off", users)["GLIBC_TUNABLES"], users);
@@ -228,15 +228,17 @@ fn without_a_report_jumbo_becomes_the_program() {
     assert_eq!(String::from_utf8(said).unwrap(), format!("{pid}\n"));
 }
 
-/// What a program sees of its signals, parent death signal aside.
-const LOOK: &str = "grep ^Sig /proc/self/status | grep -v SigQ; ls /proc/self/fd";
+/// Prints the signal state and the open descriptors, except for the parent death signal.
+const PRINT_STATE: &str = "grep ^Sig /proc/self/status | grep -v SigQ; ls /proc/self/fd";
 
-/// Runs `LOOK` below `setting`, a shell fragment that ends in `exec`, directly and under jumbo.
+/// Runs `PRINT_STATE` below `setting`, a shell fragment that ends in `exec`, directly and under
+/// jumbo.
 fn same_below(setting: &str) {
-    let direct = stdout(Command::new("bash").args(["-c", &format!("{setting} sh -c '{LOOK}'")]));
+    let direct =
+        stdout(Command::new("bash").args(["-c", &format!("{setting} sh -c '{PRINT_STATE}'")]));
     for options in ["--quiet", "--report-file /dev/null"] {
         let jumbo = env!("CARGO_BIN_EXE_jumbo");
-        let script = format!("{setting} {jumbo} run {options} -- sh -c '{LOOK}'");
+        let script = format!("{setting} {jumbo} run {options} -- sh -c '{PRINT_STATE}'");
         let with = stdout(Command::new("bash").args(["-c", &script]));
         assert_eq!(with, direct, "{setting} {options}");
     }
@@ -247,7 +249,7 @@ fn descriptors_and_dispositions_are_as_without_us() {
     same_below("exec");
     same_below("trap '' PIPE; exec");
     same_below("trap '' INT QUIT HUP CHLD; exec");
-    // Closed descriptors stay closed, and what is open beside them stays open.
+    // Closed descriptors stay closed; open ones stay open.
     same_below("exec 9</dev/null; exec");
     same_below("exec <&-; exec");
     same_below("exec 2>&-; exec");

@@ -1,4 +1,4 @@
-//! How it ends: exit codes, signals, and programs that cannot be started.
+//! Exit codes, signals, and programs that cannot be started.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
@@ -94,7 +94,7 @@ fn an_error_that_cannot_be_written_keeps_its_exit_code() {
 #[test]
 fn without_descriptors_the_program_runs_and_there_is_no_report() {
     let jumbo = env!("CARGO_BIN_EXE_jumbo");
-    // One is enough for the loader, and too few for the pipe to a child.
+    // One descriptor suffices for the loader, but not for the pipe to a child.
     let script = format!("ulimit -n 4; exec {jumbo} run --report -- sh -c 'echo $$ alive; exit 4'");
     let child = std::process::Command::new("sh")
         .args(["-c", &script])
@@ -120,7 +120,7 @@ fn a_file_in_path_that_may_not_be_executed_is_126() {
     let path = format!("{}:{}", first.path().display(), second.path().display());
     let status = output(run(Mode::Exec).env("PATH", &path).arg("tool")).status;
     assert_eq!(status.code(), Some(126));
-    // But one further down that may be is what runs.
+    // An executable file in a later folder of PATH runs.
     let tool = second.path().join("tool");
     executable(&tool, "#!/bin/sh\nexit 3");
     let status = output(run(Mode::Exec).env("PATH", &path).arg("tool")).status;

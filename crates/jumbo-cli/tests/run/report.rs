@@ -1,15 +1,15 @@
-//! The report: when there is one, where it goes, what it holds.
+//! Report of `jumbo run`: when it is written, where, and its contents.
 
 use std::fs;
 use std::process::Command;
 
 use serde_json::Value;
 
-use crate::support::{LOOKED_AT, Running, jumbo, kill, output, skip, stderr, stdout, until};
+use crate::support::{Running, WAIT_FOR_SAMPLE, jumbo, kill, output, skip, stderr, stdout, until};
 
-/// A Python program with 100 MB that is seen with all of it.
+/// A Python program that allocates 100 MB and waits until a sample includes it.
 fn python() -> String {
-    format!("a = [bytes(1000 + i % 7) for i in range(100000)]\n{LOOKED_AT}")
+    format!("a = [bytes(1000 + i % 7) for i in range(100000)]\n{WAIT_FOR_SAMPLE}")
 }
 
 fn report(options: &[&str], program: &[&str]) -> Value {
@@ -50,7 +50,7 @@ fn the_report_has_what_is_documented() {
     assert_eq!(report["reach"]["reached"], true, "{report:#}");
     assert!(report["obtained"]["ledger"].is_object());
     assert!(report["shortfalls"].is_array());
-    // The heap may be python3's own or, behind a shim, its child's.
+    // The heap may be that of python3 or, behind a shim, that of its child.
     let processes = report["processes"].as_array().unwrap();
     assert!(!processes.is_empty() && processes[0]["heap"]["bytes"].is_u64());
 }
@@ -97,7 +97,7 @@ fn text_goes_to_stderr_and_stdout_is_the_program_s() {
     );
     let said = stderr(&output);
     assert!(said.starts_with("jumbo: sh exited with 6 after "), "{said}");
-    // Where no look at it was in time, the share is unknown.
+    // Without a sample in time the share is unknown.
     for part in [
         " user, ",
         " system)",
@@ -106,7 +106,7 @@ fn text_goes_to_stderr_and_stdout_is_the_program_s() {
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }
-    // A long reason goes on behind four blanks.
+    // Continuation lines of a long reason are indented by four blanks.
     let lines = said.lines().filter(|line| !line.starts_with("    "));
     assert_eq!(lines.count(), 3, "{said}");
     assert!(
@@ -173,7 +173,7 @@ fn the_second_line_says_what_came_of_it() {
         lines.next().is_some_and(|line| line.starts_with("  ")),
         "{text}"
     );
-    // What is not covered is in the full report alone, and marked there.
+    // Only the full report has uncovered memory, and marks it.
     assert!(
         !text.contains("\n  stack ") && !text.contains("\n  text "),
         "{text}"
@@ -188,11 +188,11 @@ fn the_second_line_says_what_came_of_it() {
         "{full}"
     );
     assert!(full.matches("size unknown").count() <= 1, "{full}");
-    // Long enough for a look at it, where THP can be had.
+    // The run is long enough for a sample, if THP is available.
     if share >= 50 {
         assert!(full.contains("does it pay"), "{full}");
     }
-    // The third line has the gain, or the reason for less.
+    // The third line has the gain, or the reason for a low share.
     let gain = text.contains("first touches take ");
     let is_told = gain && share >= 50 || share < 90 && text.contains("why not more: ");
     assert!(is_told, "{text}");
@@ -202,7 +202,7 @@ fn the_second_line_says_what_came_of_it() {
 fn addresses_that_are_only_reserved_are_not_requested() {
     let asked = |prot: &str| {
         let script = format!("import mmap\na = mmap.mmap(-1, 4 << 30, flags=34, prot={prot})");
-        // With a bound what is not touched is not requested either.
+        // With a bound jumbo does not request untouched memory either.
         let options = ["--heap=off", "--max-waste=unbounded"];
         let report = report(&options, &["python3", "-c", &script]);
         report["requested"]["advised"].as_u64().unwrap()
@@ -233,7 +233,7 @@ fn a_program_that_is_not_reached_is_said_in_the_short_report() {
     assert!(words.contains(third), "{short}");
     let said = said("--report=full");
     assert!(!said.contains("glibc.malloc.hugetlb"), "{said}");
-    // Nothing was seen of it, and nothing is made up.
+    // Without a sample the report claims nothing.
     if said.contains("it ended before") {
         assert!(said.contains("huge pages     unknown"), "{said}");
     }
@@ -368,7 +368,7 @@ fn writing_to_a_pipe_without_a_reader_can_be_interrupted() {
     let mut running = Running::start(command.args(["env", "--ignore-signal=TERM", "sleep", "0.2"]));
     let mut status = None;
     until("the end", || {
-        // What arrives before the program has ended is passed on to it, which ignores it.
+        // jumbo passes on signals until the program ends; the program ignores them.
         kill(running.pid(), "TERM");
         status = running.0.try_wait().unwrap();
         status.is_some()

@@ -1,11 +1,11 @@
-//! Copies are what the originals are.
+//! Aligned copies equal their originals.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
 use crate::support::{Folder, Running, clean, has, json, jumbo, refused};
 
-/// The copy has the symbols of the original, and readelf has nothing to say against it.
+/// Checks that the copy has the original's symbols and that readelf accepts it.
 #[track_caller]
 fn assert_alike(original: &str, copy: &str) {
     clean("readelf", &["-lSWn", copy]);
@@ -22,7 +22,7 @@ fn assert_alike(original: &str, copy: &str) {
     );
 }
 
-/// What a program prints, which a stripped file may make complain.
+/// Output of a program that may complain about a stripped file.
 fn clean_or_none(command: &[&str]) -> Vec<u8> {
     let output = std::process::Command::new(command[0])
         .args(&command[1..])
@@ -39,7 +39,7 @@ fn the_copy_of_an_interpreter_runs() {
         return;
     }
     let folder = Folder::new();
-    // Debian's, whatever PATH has before it.
+    // The distribution's python3, whatever PATH has before it.
     let (original, copy) = ("/usr/bin/python3", folder.path("python3"));
     let report = json(0, &["align", original, "-o", &copy]);
     assert!(report["after"].as_u64().unwrap() > 0, "{report}");
