@@ -1,4 +1,4 @@
-//! Programs that mean harm to a command that looks at them.
+//! Tests of programs that attack a command that inspects them.
 
 use std::fs::{self, File};
 use std::process::Command;
@@ -10,10 +10,10 @@ use crate::support::{Compiled, Program, Running, Source, build, compile, host, w
 
 const REAPER: &str = "jumbo-reaper";
 
-/// More than a command takes on a slow machine that other tests are run on.
-const BOUND: Duration = Duration::from_secs(60);
+/// Timeout of a command on a slow machine under load.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A hostile program, and its child, which looks like a reaper.
+/// A hostile program and its child, which poses as a reaper.
 struct Hostile {
     running: Running,
     impostor: Pid,
@@ -42,7 +42,7 @@ impl Hostile {
         }
     }
 
-    /// A jumbo command while it runs: the status, and all it said. That it ends is the claim.
+    /// Runs a jumbo command; returns its status and output. The assertion is that it ends.
     #[track_caller]
     fn jumbo(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let said = tempfile::NamedTempFile::new().unwrap();
@@ -50,8 +50,8 @@ impl Hostile {
         let mut command = Command::new(build::jumbo());
         command.args(arguments).stdout(output()).stderr(output());
         let mut child = command.spawn().unwrap();
-        // Not waited for where it does not end: nothing may end it but the program's own end.
-        let status = wait::until(&format!("the end of {command:?}"), BOUND, || {
+        // Not killed on timeout: the hostile program must not be able to block the command.
+        let status = wait::until(&format!("the end of {command:?}"), COMMAND_TIMEOUT, || {
             child.try_wait().unwrap()
         });
         let said = fs::read(said.path()).unwrap();
@@ -117,7 +117,7 @@ fn who_looks_like_a_reaper_is_not_waited_for_and_can_be_killed() {
         );
         let (status, said) = hostile.jumbo(&["kill", "--signal=KILL", &impostor]);
         assert_eq!(status, Some(0), "{said}");
-        wait::until("the impostor's end", wait::MOMENT, || {
+        wait::until("the impostor's end", wait::TIMEOUT, || {
             let path = format!("/proc/{impostor}/stat");
             let stat = fs::read_to_string(path).unwrap_or_default();
             let gone = test_kill_process(hostile.impostor).is_err() || stat.contains(") Z ");
@@ -126,7 +126,7 @@ fn who_looks_like_a_reaper_is_not_waited_for_and_can_be_killed() {
     }
 }
 
-/// A process chooses its name, and who looks at it has a terminal.
+/// A process chooses its name; the reader has a terminal.
 #[test]
 fn the_name_of_a_process_does_not_drive_the_terminal() {
     let hostile = Hostile::start("\x1b[31mred\x07", &[], None);
@@ -146,7 +146,7 @@ fn the_name_of_a_process_does_not_drive_the_terminal() {
     }
 }
 
-/// The counts are the program's to write: a run ends as the program does, whatever stands there.
+/// The program can write its counts: a run ends like the program, whatever the counts are.
 #[test]
 fn a_program_that_overwrites_its_counts_ends_as_it_would() {
     let files = compile(&[Source::C("scribbles", &[])]);
@@ -162,7 +162,8 @@ fn a_program_that_overwrites_its_counts_ends_as_it_would() {
     }
 }
 
-/// A system call past the C library changes one thread: a thread of ours must not keep what the program gave up.
+/// A bare system call changes one thread: a thread of jumbo must not keep the privilege that the
+/// program dropped.
 #[test]
 fn no_thread_keeps_a_user_or_cpus_that_the_program_left_by_a_bare_system_call() {
     let Some(_held) = host::with_thp().filter(|_| host::root()) else {

@@ -1,4 +1,4 @@
-//! `jumbo status -p` of programs that jumbo covers: what is read out of their memory.
+//! Tests of `jumbo status -p` of covered programs: values read from their memory.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::{MIB, Program, Source, build, compile, host};
 
-/// What `jumbo status` says of a process.
+/// Returns the row of `jumbo status` for a process.
 fn status(pid: Pid) -> Value {
     let pid = pid.as_raw_nonzero().to_string();
     let output = Command::new(build::jumbo())
@@ -20,7 +20,7 @@ fn status(pid: Pid) -> Value {
 
 #[test]
 fn what_jumbo_does_in_a_running_program_is_shown_without_a_launcher() {
-    // In place, so there is no ledger; and as a child, which counts in one.
+    // In place, without a ledger; and as a child, with a ledger.
     let report = ["--report=json", "--report-file", "/dev/null"];
     for (options, reported) in [(&[][..], false), (&report, true)] {
         let mut running = Program::new("cat").start_jumbo(options);
@@ -100,7 +100,7 @@ fn a_program_that_jumbo_does_not_cover_shows_none() {
     running.wait();
 }
 
-/// By its name a program is found, and its sibling too, which has the same command line.
+/// The name finds a program and its reaper process, which has the same command line.
 #[test]
 fn the_memory_of_a_program_and_its_reaper_is_counted_once() {
     let files = compile(&[Source::C("reaped", &[])]);

@@ -138,7 +138,7 @@ fn a_killed_cgroup_is_empty() {
     std::fs::write(cgroup.join("cgroup.kill"), "1").unwrap();
     assert_eq!(running.wait().shell_status(), 137);
     assert_no_sibling(&path);
-    wait::until("the cgroup to be empty", wait::MOMENT, || {
+    wait::until("the cgroup to be empty", wait::TIMEOUT, || {
         std::fs::remove_dir(&cgroup).ok()
     });
 }

@@ -47,7 +47,7 @@ fn siblings(path: &Path) -> Vec<Pid> {
 /// The one sibling.
 #[track_caller]
 fn sibling(path: &Path) -> Pid {
-    wait::until("the sibling", wait::MOMENT, || {
+    wait::until("the sibling", wait::TIMEOUT, || {
         let found = siblings(path);
         assert!(found.len() <= 1, "{found:?}");
         found.first().copied()
@@ -57,7 +57,7 @@ fn sibling(path: &Path) -> Pid {
 /// Waits until no sibling is left.
 #[track_caller]
 fn assert_no_sibling(path: &Path) {
-    wait::until("the siblings' end", wait::MOMENT, || {
+    wait::until("the siblings' end", wait::TIMEOUT, || {
         siblings(path).is_empty().then_some(())
     });
 }

@@ -34,7 +34,7 @@ fn time_end(pid: Pid, end: impl FnOnce()) -> Duration {
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
     let begun = Instant::now();
     end();
-    let bound = rustix::time::Timespec::try_from(wait::MOMENT).unwrap();
+    let bound = rustix::time::Timespec::try_from(wait::TIMEOUT).unwrap();
     let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
     assert_eq!(poll(&mut ended, Some(&bound)).unwrap(), 1, "it did not end");
     begun.elapsed()
@@ -109,12 +109,12 @@ impl Postgres {
     /// Starts it, again and again as long as its own interlock refuses; how long that took.
     fn start(&self, mode: Option<&str>) -> (Running, Option<ReportFile>, Duration) {
         let begun = Instant::now();
-        let (running, report) = wait::until("PostgreSQL to start", wait::MOMENT, || {
+        let (running, report) = wait::until("PostgreSQL to start", wait::TIMEOUT, || {
             // It has the folder that jumbo is run from.
             let server = self.server();
             let (running, report) = start(&server, mode, &[]);
             // Ready, or gone again: another server still uses the memory.
-            let ready = wait::until("PostgreSQL to answer or end", wait::MOMENT, || {
+            let ready = wait::until("PostgreSQL to answer or end", wait::TIMEOUT, || {
                 let answers = self.command("pg_isready").plain().status.success();
                 answers
                     .then_some(true)
@@ -225,7 +225,7 @@ impl Redis {
             running,
             cli: cli.to_owned(),
         };
-        wait::until("Redis to answer", wait::MOMENT, || {
+        wait::until("Redis to answer", wait::TIMEOUT, || {
             (redis.ask(folder, &["ping"]).trim() == "PONG").then_some(())
         });
         redis
@@ -279,7 +279,7 @@ fn a_large_redis_ends_at_once() {
                 let cli = Program::new(&cli).folder(folder.path());
                 cli.args(["-s", "redis.sock"]).args(words).plain().stdout
             };
-            wait::until("Redis to answer", wait::MOMENT, || {
+            wait::until("Redis to answer", wait::TIMEOUT, || {
                 (ask(&["ping"]) == "PONG\n").then_some(())
             });
             assert_eq!(ask(&["debug", "populate", "1500000", "key", "800"]), "OK\n");
@@ -296,7 +296,7 @@ fn a_large_redis_ends_at_once() {
             };
             let ran = running.wait();
             assert_eq!(ran.shell_status(), if killed { 137 } else { 0 }, "{ran:?}");
-            wait::until("the siblings' end", wait::MOMENT, || {
+            wait::until("the siblings' end", wait::TIMEOUT, || {
                 siblings(&server).is_empty().then_some(())
             });
             println!(
