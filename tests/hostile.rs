@@ -8,7 +8,7 @@ use rustix::process::{Pid, test_kill_process};
 
 use crate::support::{Compiled, Program, Running, Source, build, compile, host, wait};
 
-const REAPER: &str = "jumbo-reaper";
+const REAPER_COMM: &str = "jumbo-reaper";
 
 /// Timeout of a command on a slow machine under load.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
@@ -65,7 +65,7 @@ fn no_command_waits_for_a_process_that_holds_its_memory_back() {
         return;
     }
     for way in ["mapped", "locked"] {
-        let hostile = Hostile::start(REAPER, &[way], None);
+        let hostile = Hostile::start(REAPER_COMM, &[way], None);
         let pid = hostile.running.pid().to_string();
         let impostor = hostile.impostor.to_string();
         let name = "hostile";
@@ -102,18 +102,18 @@ fn who_looks_like_a_reaper_is_not_waited_for_and_can_be_killed() {
         false => &[None],
     };
     for user in users {
-        let hostile = Hostile::start(REAPER, &[], *user);
+        let hostile = Hostile::start(REAPER_COMM, &[], *user);
         let impostor = hostile.impostor.to_string();
         let (_, said) = hostile.jumbo(&["wait", "--json", "--timeout=0"]);
         assert!(!said.contains(&impostor), "{said}");
         let page = hostile.jumbo(&["status", "--json"]).1;
         let page: serde_json::Value = serde_json::from_str(&page).unwrap();
-        let siblings = page["tasks"]["siblings"].as_array().unwrap();
+        let reapers = page["tasks"]["siblings"].as_array().unwrap();
         assert!(
-            siblings
+            reapers
                 .iter()
                 .all(|row| row["pid"] != hostile.impostor.as_raw_nonzero().get()),
-            "{siblings:?}"
+            "{reapers:?}"
         );
         let (status, said) = hostile.jumbo(&["kill", "--signal=KILL", &impostor]);
         assert_eq!(status, Some(0), "{said}");

@@ -117,15 +117,15 @@ fn the_memory_of_a_program_and_its_reaper_is_counted_once() {
         String::from_utf8(output.unwrap().stdout).unwrap()
     };
     let page: Value = serde_json::from_str(&jumbo(&["--json", "--top", "1000"])).unwrap();
-    let siblings = page["tasks"]["siblings"].as_array().unwrap();
-    let sibling = siblings.iter().find(|sibling| sibling["program"] == pid);
-    let sibling = &sibling.unwrap_or_else(|| panic!("no reaper of {pid} in {siblings:?}"))["pid"];
+    let reapers = page["tasks"]["siblings"].as_array().unwrap();
+    let reaper = reapers.iter().find(|reaper| reaper["program"] == pid);
+    let reaper = &reaper.unwrap_or_else(|| panic!("no reaper of {pid} in {reapers:?}"))["pid"];
     let largest = page["tasks"]["largest"].as_array().unwrap();
     assert!(largest.iter().any(|task| task["pid"] == pid));
-    assert!(largest.iter().all(|task| task["pid"] != *sibling));
+    assert!(largest.iter().all(|task| task["pid"] != *reaper));
 
-    let (program, sibling) = (pid.to_string(), sibling.to_string());
-    let both = ["--json", "-p", &program, "-p", &sibling];
+    let (program, reaper) = (pid.to_string(), reaper.to_string());
+    let both = ["--json", "-p", &program, "-p", &reaper];
     let page: Value = serde_json::from_str(&jumbo(&both)).unwrap();
     let alone: Value = serde_json::from_str(&jumbo(&both[..3])).unwrap();
     let heap = |page: &Value| page["total"]["heap"]["bytes"].as_u64().unwrap();
@@ -133,7 +133,7 @@ fn the_memory_of_a_program_and_its_reaper_is_counted_once() {
     assert!(heap(&alone) >= 300 * MIB, "{alone:#}");
     let told = format!("the reaper of process {pid}");
     assert!(jumbo(&both[1..]).contains(&told), "{}", jumbo(&both[1..]));
-    assert!(jumbo(&[]).contains(&format!("{sibling} of {pid}")));
+    assert!(jumbo(&[]).contains(&format!("{reaper} of {pid}")));
     running.write("q");
     running.wait();
 }

@@ -1,11 +1,11 @@
-//! `jumbo wait`: until the memory is back. A sibling that is to take its time is stopped, and goes on.
+//! Tests of `jumbo wait`, until the memory is free. A stopped reaper stands for a slow one.
 
 use std::process::{Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::sibling;
+use super::reaper;
 use crate::support::{Compiled, Program, Running, Source, build, compile};
 
 fn jumbo(arguments: &[&str]) -> Output {
@@ -15,7 +15,7 @@ fn jumbo(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// One look: its status, who was waited for, and who is left.
+/// Runs `jumbo wait` with timeout 0; returns its status, the processes waited for, and those left.
 #[track_caller]
 fn look(pids: &[Pid]) -> (Option<i32>, Vec<u64>, Vec<u64>) {
     let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
@@ -35,14 +35,14 @@ fn number(pid: Pid) -> u64 {
     u64::try_from(pid.as_raw_nonzero().get()).unwrap()
 }
 
-/// A program that stays, and its sibling.
+/// A program that stays, and its reaper.
 fn stays() -> (Compiled, Running, Pid) {
     let files = compile(&[Source::C("reaped", &[])]);
     let running = Program::new(files.path("reaped"))
         .args(["64", "stay"])
         .start_jumbo(&["--reaper=on"]);
     running.wait_for_line("ready");
-    let reaper = sibling(&files.path("reaped"));
+    let reaper = reaper(&files.path("reaped"));
     (files, running, reaper)
 }
 
@@ -81,7 +81,7 @@ fn a_reaper_at_work_is_waited_for_and_is_not_to_be_killed() {
     );
     assert_eq!(running.wait().shell_status(), 137);
 
-    // Whether it is named by its own ID, by its program's, which is gone, or not at all.
+    // Named by its own PID, by that of its ended program, or not at all.
     for named in [&[reaper][..], &[program], &[]] {
         let (status, _, left) = look(named);
         assert!(
@@ -103,7 +103,7 @@ fn a_reaper_at_work_is_waited_for_and_is_not_to_be_killed() {
         .unwrap();
     kill_process(reaper, Signal::CONT).unwrap();
     let waited = waits.wait_with_output().unwrap();
-    // Which reaper was the program's cannot be told any more, and another one of this host may live on.
+    // The program of an ended reaper is unknown, and another reaper of this host may live on.
     let page: Value = serde_json::from_slice(&waited.stdout).unwrap();
     let left = page["left"].as_array().unwrap();
     assert!(left.iter().all(|row| row["pid"] != own), "{page}");

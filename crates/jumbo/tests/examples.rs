@@ -1,4 +1,4 @@
-//! The examples, run as a reader would: by cargo, each as a process of its own.
+//! Tests that run the examples as a reader would, each as a process of its own.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -12,7 +12,7 @@ use std::process::Command;
 #[path = "pool/host.rs"]
 mod host;
 
-/// What an example prints. It is built where and how this test was.
+/// Returns the output of an example, built with the profile of this test.
 fn run(example: &str) -> String {
     let test = std::env::current_exe().unwrap();
     let profile = test.ancestors().nth(2).unwrap();
@@ -38,7 +38,7 @@ fn a_buffer_pool_has_hugetlb_pages_where_there_are_some_and_thps_elsewhere() {
     let said = run("buffer_pool");
     let either = said.contains("4 hugetlb pages") || said.contains("4 THPs of 2M");
     assert!(either && said.contains("6 of them read"), "{said}");
-    // 16 MiB of them for huge pages, 16 MiB for 1 GiB of base pages, and the reserve.
+    // 16 MiB for huge pages, 16 MiB for 1 GiB of base pages, and the reserve.
     let described = [
         "1 TiB in pages of 2M: 16.1 MiB of",
         "1 GiB of it in pages of 4K: 32.1 MiB",
@@ -74,7 +74,7 @@ fn shared_buffers_are_on_hugetlb_pages_or_collapsed() {
     let rung = rungs
         .iter()
         .find(|rung| said.contains(&format!("on the rung {rung}")));
-    // Where the PMD size's control is `never` there is none, and the example says so.
+    // With the PMD size's control at `never` there is no method, and the example says so.
     let huge =
         said.contains("256 MiB of it huge") || (rung.is_none() && said.contains("not Collapse"));
     assert!(huge && said.contains("emptied: true; freed in"), "{said}");

@@ -1,4 +1,4 @@
-//! Readers on all CPUs while a writer changes what they look at.
+//! Readers on all CPUs while a writer changes the descriptors.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use jumbo_host::kernel::Root;
 
 const HUGE: u64 = 2 << 20;
 const PAGES: u64 = 4;
-const SPAN: Duration = Duration::from_secs(3);
+const TEST_TIME: Duration = Duration::from_secs(3);
 
 fn table() -> Vmemmap {
     let geometry = Geometry::new(PageSize::SIZE_4K, PageSize::SIZE_2M).unwrap();
@@ -24,7 +24,7 @@ fn descriptors(vmemmap: &Vmemmap) -> Bytes {
     vmemmap.resident(&Root::host()).unwrap().descriptors
 }
 
-/// A writer's round: all ways into and out of the descriptors. It may be refused, where a reader has the page.
+/// A writer's round of all transitions of descriptors. A reader's reference may block it.
 fn round(vmemmap: &Vmemmap, head: u64) -> u64 {
     let done = [
         vmemmap.restore(head),
@@ -44,10 +44,10 @@ fn round(vmemmap: &Vmemmap, head: u64) -> u64 {
     done.iter().filter(|done| fine(done)).count() as u64
 }
 
-/// Puts a page together again that a round left in parts because a reader had one.
+/// Merges a page that a round left split because of a reader's reference.
 fn mend(vmemmap: &Vmemmap, head: u64) {
     if vmemmap.order_of(head) != Some(Order(9)) {
-        // A reader of this test is never far from putting what it has.
+        // Readers of this test drop their references soon.
         while matches!(vmemmap.merge(head, Order(9)), Err(Error::Busy { .. })) {
             std::thread::yield_now();
         }
@@ -99,7 +99,7 @@ fn readers_are_right_while_pages_change() {
             }
         });
         let start = Instant::now();
-        while start.elapsed() < SPAN {
+        while start.elapsed() < TEST_TIME {
             for page in 0..PAGES {
                 changes.fetch_add(round(&vmemmap, page * HUGE), Ordering::Relaxed);
                 mend(&vmemmap, page * HUGE);
@@ -114,7 +114,7 @@ fn readers_are_right_while_pages_change() {
         let users = vmemmap.users(page * HUGE).unwrap();
         assert_eq!((users.references, users.pins), (0, 0));
     }
-    // Had any thread written to a descriptor after its memory was given back, that would be back.
+    // A write to a descriptor after its release would have populated memory again.
     assert_eq!(descriptors(&vmemmap), Bytes(0));
     for counted in [changes, looks, holds] {
         assert!(counted.into_inner() > 100);
@@ -135,7 +135,7 @@ fn writers_of_several_threads_share_a_table() {
         }
     });
     assert_eq!(descriptors(&vmemmap), Bytes(0));
-    // All of them at one page: each change is one thread's.
+    // All threads at one page: each change succeeds in one thread.
     let done: u64 = std::thread::scope(|scope| {
         let all = [(); 4].map(|()| {
             scope.spawn(|| (0..500).filter(|_| vmemmap.release(0).is_ok()).count() as u64)
