@@ -147,7 +147,7 @@ fn malloc_works_before_our_constructor() {
         Source::Library("early"),
         Source::C("needs_early", &["-Wl,--no-as-needed", "-learly"]),
     ]);
-    // As a dependency of the program: its constructors run before those of preloaded libraries.
+    // A dependency of the program: its constructors run before those of preloaded libraries.
     assert_same(&Program::new(files.path("needs_early")));
 }
 

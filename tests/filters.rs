@@ -91,7 +91,7 @@ fn advice_goes_on_where_the_filter_lets_it_pass() {
     }
 }
 
-/// Its number, which looking after shared memory is done by, no process under that filter may ask for.
+/// The filter forbids getpid, which the scanner of shared memory needs.
 #[test]
 fn shared_memory_is_mapped_and_unmapped_with_the_calls_of_the_program() {
     let files = compile(&[Source::C("filtered", &[])]);

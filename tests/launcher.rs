@@ -38,7 +38,7 @@ fn a_program_that_cannot_start_is_127_or_126() {
     }
 }
 
-/// Its loader loads the library, too, and lacks functions that only glibc has.
+/// The musl loader loads the library, too, and lacks functions that only glibc has.
 #[test]
 fn a_program_of_another_c_library_runs_as_it_is() {
     let is_there = Command::new("musl-gcc").arg("--version").output();
@@ -320,7 +320,7 @@ fn without_a_report_the_pid_is_the_programs() {
     let running = Program::shell("echo $$; read line").start_jumbo(&[]);
     let pid = running.pid().as_raw_nonzero().to_string();
     running.wait_for_line(&pid);
-    // It read the end of its input.
+    // The shell read the end of its input.
     assert_eq!(running.wait().shell_status(), 1);
 }
 

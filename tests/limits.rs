@@ -108,7 +108,7 @@ fn a_read_only_sys_is_enough() {
         return;
     }
     let files = compile(&[Source::C("heap", &[])]);
-    // In a mount namespace of its own.
+    // Runs in a mount namespace of its own.
     let script = "mount -o remount,bind,ro /sys && ! echo madvise 2>/dev/null > \
         /sys/kernel/mm/transparent_hugepage/enabled && exec \"$@\"";
     let heap = Program::new(files.path("heap"))
@@ -184,7 +184,7 @@ fn a_debugger_can_attach() {
     let seen = Program::new(gdb).args(commands).plain().ok();
     assert!(seen.stdout.contains("main ("), "{seen:?}");
     assert!(seen.stdout.contains("the heap is in the core"), "{seen:?}");
-    // It continues unchanged, to its crash.
+    // The program continues unchanged, to its crash.
     let ran = running.wait();
     assert_eq!(ran.shell_status(), 139, "{ran:?}");
     report.read(&ran);

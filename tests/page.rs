@@ -176,7 +176,7 @@ fn an_interrupt_leaves_a_page_that_says_it_is_incomplete() {
         "--json",
     ];
     let running = jumbo(&words).arg(&json).start_plain();
-    // It measures its table once it has a worker.
+    // The command measures its table once it has a worker.
     let children = format!("/proc/{0}/task/{0}/children", running.pid());
     until("a worker", TIMEOUT, || {
         let children = fs::read_to_string(&children).ok()?;

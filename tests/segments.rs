@@ -279,7 +279,7 @@ fn a_program_that_lives_gets_its_text_moved_and_no_thread_stays() {
         text.contains("children 0") && text.contains("memfd:jumbo-text"),
         "{text}"
     );
-    // Its descriptors and its exit status are as in plain.
+    // Descriptors and exit status are as in plain.
     let ran = program.clone().args(["lowest", "60"]).jumbo_with(&[]).ok();
     assert!(
         ran.stdout.contains("others 0\n") && ran.stdout.contains("memfd:jumbo-text"),

@@ -61,7 +61,7 @@ fn what_programs_do_with_such_memory_is_as_ever() {
     }
 }
 
-/// In a memory cgroup with room for the touched pages, but not for all touched blocks.
+/// The memory cgroup has room for the touched pages, but not for all touched blocks.
 #[test]
 fn a_program_that_touches_little_lives_where_it_lives_without() {
     if !host::root() {
@@ -83,7 +83,7 @@ fn a_program_that_touches_little_lives_where_it_lives_without() {
     assert_eq!(report.number("/obtained/shmem/user"), BASE_PAGES * 4096.0);
 }
 
-/// In a memory cgroup with room for the touched pages, but not for the buffer.
+/// The memory cgroup has room for the touched pages, but not for the buffer.
 #[test]
 fn a_read_of_little_into_much_takes_little() {
     if !host::root() {

@@ -125,7 +125,7 @@ fn assert_same_in_both_modes(program: &Program) {
     }
 }
 
-/// In a group with room for 1.5 blocks: pending frees must not reduce the room.
+/// The group has room for 1.5 blocks: pending frees must not reduce it.
 #[test]
 fn a_memory_cgroup_at_its_limit_holds_as_much_as_before() {
     let files = compiled("free_again");

@@ -28,8 +28,8 @@ fn what_another_thread_maps_meanwhile_is_not_unmapped() {
     assert_same_in_both_modes(&Program::new(files.path("mapped_between")).arg("20"));
 }
 
-/// As a user with a limit on locked memory. With one worker: the C library keeps the stacks of
-/// ended threads, and they count.
+/// The user has a limit on locked memory. One worker: the C library keeps the stacks of ended
+/// threads, and they count.
 #[test]
 fn what_was_freed_neither_counts_as_locked_nor_can_be() {
     let files = compiled("locked");

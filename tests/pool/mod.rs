@@ -350,7 +350,7 @@ fn threads_move_to_thps_unless_the_program_promises_not_to_fork() {
     }
 }
 
-/// As in a small container: no privilege, and an empty kernel pool.
+/// Like in a small container: no privilege, and an empty kernel pool.
 #[test]
 fn a_user_without_privilege_has_a_pool_of_thps() {
     let Some(_held) = host::with_thp() else {

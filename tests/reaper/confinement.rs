@@ -151,7 +151,7 @@ fn no_core_in_the_name_of_another_user_goes_into_a_pipe() {
         let pid = reaper(&path);
         running.write(&format!("{}\n", pid.as_raw_nonzero()));
         let ran = running.wait().ok();
-        // It ends after its core was taken.
+        // The program ends after its core was taken.
         assert_no_reaper(&path);
         assert_ne!(ran.number("ran"), 0, "{ran:?}");
         let names = fs::read_dir(cores.path()).unwrap();

@@ -143,7 +143,7 @@ fn calls_that_want_memory_of_ones_own_answer_as_before() {
     }
     let files = compile(&[Source::C("unshares", &[])]);
     let path = files.path("unshares");
-    // Whether there is a reaper again afterwards.
+    // Calls, and whether there is a reaper again afterwards.
     let calls = [
         ("memory", true),
         ("time", true),

@@ -55,7 +55,7 @@ fn a_program_that_lives_is_waited_for_where_it_is_named() {
     assert_eq!((status, seen.as_slice()), (Some(124), &all[..]));
     assert!(all.iter().all(|pid| left.contains(pid)), "{left:?}");
     assert_eq!(look(&[reaper]), (Some(124), vec![all[1]], vec![all[1]]));
-    // And only there.
+    // Without a PID the reaper of a living program is not waited for.
     assert!(!look(&[]).1.contains(&all[1]));
 }
 

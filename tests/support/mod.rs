@@ -23,5 +23,5 @@ pub(crate) use program::{Program, Ran, assert_same};
 pub(crate) use report::Report;
 pub(crate) use running::Running;
 
-/// One MiB in bytes.
+/// 1 MiB in bytes.
 pub(crate) const MIB: u64 = 1 << 20;

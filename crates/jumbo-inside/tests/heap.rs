@@ -65,7 +65,8 @@ struct Block {
 impl Block {
     fn bytes(&self) -> &'static mut [u8] {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(self.address);
-        // SAFETY: the heap gave these bytes to this block, which has one thread and one reference at a time.
+        // SAFETY: the heap gave these bytes to this block, which has one thread and one reference
+        // at a time.
         unsafe { std::slice::from_raw_parts_mut(start, self.size) }
     }
 

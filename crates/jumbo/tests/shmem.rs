@@ -33,7 +33,7 @@ fn region(size: u64) -> Region {
 }
 
 fn file(region: &Region) -> BorrowedFd<'_> {
-    // SAFETY: it is sealed, looked at, and no more.
+    // SAFETY: the file is only sealed and inspected.
     unsafe { region.file() }
 }
 
@@ -415,7 +415,8 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
 #[test]
 fn a_forked_child_shares_it() {
     let region = region(2 * MIB);
-    // SAFETY: the child stores a byte and exits, without a call of the C library that could wait for another thread.
+    // SAFETY: the child stores a byte and exits, without a call of the C library that could wait
+    // for another thread.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let stored = region.write(5, &[7]).is_ok();

@@ -177,7 +177,7 @@ fn without_the_right_to_set_the_pool_the_rest_is_measured() {
         return;
     };
     let before = Before::now();
-    // As in a container, where the files are read-only for root, too.
+    // Read-only for root, too, like in a container.
     let pool = Path::new("/").join(POOL);
     let script = "mount --bind \"$0\" \"$0\" && mount -o remount,bind,ro \"$0\" && exec \"$@\"";
     let mut words = vec!["sh", "-c", script, pool.to_str().unwrap()];

@@ -101,7 +101,7 @@ fn without_the_right_to_set_the_controls_the_rest_is_measured() {
     let Some(host) = Host::take(test).filter(|_| is_measurable(test)) else {
         return;
     };
-    // As in a container, where the files are read-only for root, too.
+    // Read-only for root, too, like in a container.
     let script = "for f; do [ $f != -- ] || break; mount --bind $f $f && mount -o remount,bind,ro $f || exit; done
         shift 2; shift; exec \"$@\"";
     let mut words = vec![

@@ -289,7 +289,8 @@ fn a_forked_child_keeps_what_it_has_at_the_places_of_hugetlb_pages() {
     }
     let kept = |address: usize| {
         let place = std::ptr::with_exposed_provenance_mut::<usize>(address);
-        // SAFETY: what `occupy` mapped; where it is gone or closed the child dies, which the parent sees.
+        // SAFETY: mapped by `occupy`; if it is gone or inaccessible the child dies, which the
+        // parent sees.
         unsafe {
             let kept = place.read_volatile() == WORD;
             place.write_volatile(0);
@@ -297,7 +298,8 @@ fn a_forked_child_keeps_what_it_has_at_the_places_of_hugetlb_pages() {
         }
     };
     let owned = Box::into_raw(Box::new(hugetlb()));
-    // SAFETY: it lives until it is made a box again, once in each process, when nothing borrows it any more.
+    // SAFETY: it lives until it becomes a box again, once in each process, when nothing borrows it
+    // any more.
     let pool = unsafe { &*owned };
     pool.resize(Pages(2));
     pool.set_overcommit(Pages(4));
