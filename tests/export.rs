@@ -51,9 +51,9 @@ fn check(promtool: &Path, arguments: &[&str], text: &str) {
         .write_all(text.as_bytes())
         .unwrap();
     let output = child.wait_with_output().unwrap();
-    let said = [output.stdout, output.stderr].map(|said| String::from_utf8(said).unwrap());
-    let is_quiet = said.concat().is_empty() || arguments != ["check", "metrics"];
-    assert!(output.status.success() && is_quiet, "{said:?}\n{text}");
+    let message = [output.stdout, output.stderr].map(|message| String::from_utf8(message).unwrap());
+    let is_quiet = message.concat().is_empty() || arguments != ["check", "metrics"];
+    assert!(output.status.success() && is_quiet, "{message:?}\n{text}");
 }
 
 fn packaging(file: &str) -> PathBuf {

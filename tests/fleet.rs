@@ -228,15 +228,21 @@ fn servers_that_fail_are_named() {
             format!("HTTP/1.1 500 Internal Server Error\r\nContent-Length: {length}\r\n\r\n");
         let _ = stream.write_all((head + body).as_bytes());
     });
-    let said = refused(&["--prometheus", &fails]);
-    assert!(said.contains(&fails) && said.contains("500"), "{said}");
-    assert!(said.contains("the disk is \u{fffd}[31mfull"), "{said}");
+    let message = refused(&["--prometheus", &fails]);
+    assert!(
+        message.contains(&fails) && message.contains("500"),
+        "{message}"
+    );
+    assert!(
+        message.contains("the disk is \u{fffd}[31mfull"),
+        "{message}"
+    );
 
     let page = server(|stream| {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>");
     });
-    let said = refused(&["--prometheus", &page]);
-    assert!(said.contains("hint: is this a Prometheus?"), "{said}");
+    let message = refused(&["--prometheus", &page]);
+    assert!(message.contains("hint: is this a Prometheus?"), "{message}");
 
     let hangs = server(|stream| {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 600\r\n\r\n");
@@ -244,10 +250,10 @@ fn servers_that_fail_are_named() {
         let _ = stream.read_to_end(&mut Vec::new());
     });
     let begin = Instant::now();
-    let said = refused(&["--prometheus", &hangs, "--timeout", "0.5"]);
+    let message = refused(&["--prometheus", &hangs, "--timeout", "0.5"]);
     assert!(
-        said.contains("timeout") && said.contains("hint: --timeout"),
-        "{said}"
+        message.contains("timeout") && message.contains("hint: --timeout"),
+        "{message}"
     );
     assert!(begin.elapsed() < Duration::from_secs(30));
 
@@ -256,8 +262,8 @@ fn servers_that_fail_are_named() {
         let chunk = [b' '; 1 << 16];
         while stream.write_all(&chunk).is_ok() {}
     });
-    let said = refused(&["--prometheus", &huge]);
-    assert!(said.contains("hint: --select"), "{said}");
+    let message = refused(&["--prometheus", &huge]);
+    assert!(message.contains("hint: --select"), "{message}");
 
     let gone = refused(&["--prometheus", "http://127.0.0.1:1"]);
     assert!(gone.contains("refused"), "{gone}");
@@ -325,20 +331,23 @@ fn a_csv_that_is_wrong_is_refused_with_its_place() {
         (row("0,x,plain,p99_seconds"), "line: 10"),
     ] {
         fs::write(&file, &text).unwrap();
-        let said = refused(&["--csv", path]);
-        assert!(said.contains(expected), "{expected}: {said}");
+        let message = refused(&["--csv", path]);
+        assert!(message.contains(expected), "{expected}: {message}");
         assert!(
-            said.contains(path) || text.starts_with("time,unit"),
-            "{said}"
+            message.contains(path) || text.starts_with("time,unit"),
+            "{message}"
         );
     }
     let missing = refused(&["--csv", "/no-such-file"]);
     assert!(missing.contains("/no-such-file: No such file"), "{missing}");
 
     fs::write(&file, csv(9, 9, "1e9")).unwrap();
-    let said = compare(&["--csv", path]).ok().stdout;
-    assert!(said.contains("memory: no difference seen"), "{said}");
-    assert!(said.contains("CPU: 0 plain and 0 jumbo pods"), "{said}");
+    let message = compare(&["--csv", path]).ok().stdout;
+    assert!(message.contains("memory: no difference seen"), "{message}");
+    assert!(
+        message.contains("CPU: 0 plain and 0 jumbo pods"),
+        "{message}"
+    );
 }
 
 #[test]

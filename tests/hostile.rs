@@ -45,8 +45,8 @@ impl Hostile {
     /// Runs a jumbo command; returns its status and output. The assertion is that it ends.
     #[track_caller]
     fn jumbo(&self, arguments: &[&str]) -> (Option<i32>, String) {
-        let said = tempfile::NamedTempFile::new().unwrap();
-        let output = || File::options().append(true).open(said.path()).unwrap();
+        let printed = tempfile::NamedTempFile::new().unwrap();
+        let output = || File::options().append(true).open(printed.path()).unwrap();
         let mut command = Command::new(build::jumbo());
         command.args(arguments).stdout(output()).stderr(output());
         let mut child = command.spawn().unwrap();
@@ -54,8 +54,11 @@ impl Hostile {
         let status = wait::until(&format!("the end of {command:?}"), COMMAND_TIMEOUT, || {
             child.try_wait().unwrap()
         });
-        let said = fs::read(said.path()).unwrap();
-        (status.code(), String::from_utf8_lossy(&said).into_owned())
+        let printed = fs::read(printed.path()).unwrap();
+        (
+            status.code(),
+            String::from_utf8_lossy(&printed).into_owned(),
+        )
     }
 }
 
@@ -70,13 +73,16 @@ fn no_command_waits_for_a_process_that_holds_its_memory_back() {
         let impostor = hostile.impostor.to_string();
         let name = "hostile";
 
-        let (status, said) = hostile.jumbo(&["status", "-p", &pid]);
-        assert_eq!(status, Some(0), "{said}");
+        let (status, printed) = hostile.jumbo(&["status", "-p", &pid]);
+        assert_eq!(status, Some(0), "{printed}");
         let why = match way {
             "mapped" => "is not the library of this command",
             _ => "the process holds it back",
         };
-        assert!(said.contains("Not shown") && said.contains(why), "{said}");
+        assert!(
+            printed.contains("Not shown") && printed.contains(why),
+            "{printed}"
+        );
         for command in [
             &["status"][..],
             &["status", "--json", "--top=1000"],
@@ -104,8 +110,8 @@ fn who_looks_like_a_reaper_is_not_waited_for_and_can_be_killed() {
     for user in users {
         let hostile = Hostile::start(REAPER_COMM, &[], *user);
         let impostor = hostile.impostor.to_string();
-        let (_, said) = hostile.jumbo(&["wait", "--json", "--timeout=0"]);
-        assert!(!said.contains(&impostor), "{said}");
+        let (_, printed) = hostile.jumbo(&["wait", "--json", "--timeout=0"]);
+        assert!(!printed.contains(&impostor), "{printed}");
         let page = hostile.jumbo(&["status", "--json"]).1;
         let page: serde_json::Value = serde_json::from_str(&page).unwrap();
         let reapers = page["tasks"]["siblings"].as_array().unwrap();
@@ -115,8 +121,8 @@ fn who_looks_like_a_reaper_is_not_waited_for_and_can_be_killed() {
                 .all(|row| row["pid"] != hostile.impostor.as_raw_nonzero().get()),
             "{reapers:?}"
         );
-        let (status, said) = hostile.jumbo(&["kill", "--signal=KILL", &impostor]);
-        assert_eq!(status, Some(0), "{said}");
+        let (status, printed) = hostile.jumbo(&["kill", "--signal=KILL", &impostor]);
+        assert_eq!(status, Some(0), "{printed}");
         wait::until("the impostor's end", wait::TIMEOUT, || {
             let path = format!("/proc/{impostor}/stat");
             let stat = fs::read_to_string(path).unwrap_or_default();
@@ -139,10 +145,13 @@ fn the_name_of_a_process_does_not_drive_the_terminal() {
         &["status", "--top=1000"],
         &["kill", "--signal=KILL", &impostor],
     ] {
-        let (_, said) = hostile.jumbo(command);
+        let (_, printed) = hostile.jumbo(command);
         let drives = |byte: char| byte.is_control() && byte != '\n';
-        assert!(!said.contains(drives), "{command:?}: {said:?}");
-        assert!(said.contains("red") || command[0] == "status", "{said}");
+        assert!(!printed.contains(drives), "{command:?}: {printed:?}");
+        assert!(
+            printed.contains("red") || command[0] == "status",
+            "{printed}"
+        );
     }
 }
 

@@ -100,7 +100,7 @@ fn a_program_is_worth_more_than_its_report() {
         program.around([filtered.as_os_str(), call.as_ref()])
     };
     let report = ["--report=json", "--report-file", "/dev/null"];
-    for (call, options, said) in [
+    for (call, options, message) in [
         ("ioctl", &[][..], ""),
         ("ioctl", &report[..], ""),
         ("allow", &report[..], ""),
@@ -112,10 +112,10 @@ fn a_program_is_worth_more_than_its_report() {
         assert_eq!(ran.shell_status(), 3, "{call} {options:?}: {ran:?}");
         assert_eq!(
             ran.stderr.is_empty(),
-            said.is_empty(),
+            message.is_empty(),
             "{call} {options:?}: {ran:?}"
         );
-        assert!(ran.stderr.contains(said), "{call} {options:?}: {ran:?}");
+        assert!(ran.stderr.contains(message), "{call} {options:?}: {ran:?}");
     }
 }
 
@@ -151,7 +151,7 @@ fn the_report_is_written_when_the_program_is_killed() {
         .args(["256", "stay"])
         .start_reported(&[]);
     running.wait_for_line("ready");
-    running.wait_until_looked_at();
+    running.wait_until_sampled();
     let program = running.child();
     let seen = smaps::resident(program);
     rustix::process::kill_process(program, Signal::KILL).unwrap();

@@ -45,7 +45,7 @@ fn the_report_agrees_with_the_kernel() {
     wait::until("a heap that is huge", wait::TIMEOUT, || {
         (smaps::resident(running.child()).huge_share() > 0.98).then_some(())
     });
-    running.wait_until_looked_at();
+    running.wait_until_sampled();
     let seen = smaps::resident(running.child());
     let report = report.read(&running.wait().ok());
     assert_close(report.heap_bytes(), seen.heap as f64, 0.02);

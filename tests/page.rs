@@ -23,7 +23,7 @@ fn jumbo(words: &[&str]) -> Program {
 /// Opens a page in every colour scheme and width and returns its text. Writes screenshots to the
 /// folder JUMBO_TEST_SHOTS, if set.
 #[track_caller]
-fn looked_at(browser: &mut Browser, file: &Path) -> String {
+fn open_everywhere(browser: &mut Browser, file: &Path) -> String {
     let mut grounds = Vec::new();
     let mut text = Value::Null;
     for (scheme, width) in [
@@ -94,7 +94,7 @@ fn a_comparison_is_a_page_that_a_browser_shows() {
     let Some(mut browser) = Browser::start() else {
         return host::skip("no chromium");
     };
-    let text = looked_at(&mut browser, &file);
+    let text = open_everywhere(&mut browser, &file);
     for part in [
         "echo <script>alert('\u{fffd}')</script>",
         "program, time",
@@ -142,7 +142,7 @@ fn all_tables_are_a_page_that_a_browser_shows() {
     let Some(mut browser) = Browser::start() else {
         return host::skip("no chromium");
     };
-    let text = looked_at(&mut browser, &html);
+    let text = open_everywhere(&mut browser, &html);
     for table in document["tables"].as_array().unwrap() {
         for row in table["rows"].as_array().unwrap() {
             let measure = row["measure"].as_str().unwrap();

@@ -471,7 +471,7 @@ impl Postgres {
         );
         session.wait_for_line("held");
         if self.report.is_some() {
-            self.running.wait_until_looked_at();
+            self.running.wait_until_sampled();
         }
         session.write("\\q\n");
         session.wait().ok();

@@ -24,7 +24,7 @@ fn cache_anew(program: &Path) {
 }
 
 /// Reports whether this kernel can tell how text is mapped (PAGEMAP_SCAN).
-fn can_look() -> bool {
+fn has_pagemap_scan() -> bool {
     let release = rustix::system::uname();
     let release = release.release().to_string_lossy().into_owned();
     let mut numbers = release
@@ -39,11 +39,11 @@ fn can_look() -> bool {
 
 /// Locks the host's state; `None` without THP or PAGEMAP_SCAN.
 fn ready() -> Option<host::Held> {
-    host::with_thp().filter(|_| can_look())
+    host::with_thp().filter(|_| has_pagemap_scan())
 }
 
 /// Parses an output line of the program: KiB of huge text, and the mapping that contains it.
-fn told(line: &str) -> (u64, &str) {
+fn parse_line(line: &str) -> (u64, &str) {
     let (huge, mapping) = line.strip_prefix("huge ").unwrap().split_once(' ').unwrap();
     (huge.parse().unwrap(), mapping)
 }
@@ -70,7 +70,7 @@ fn text_is_moved_when_it_is_asked_for_and_the_program_does_not_notice() {
         assert_eq!(report.at("/obtained/text/rung"), rung, "{mode}: {report:?}");
         let ran = program.clone().arg("tell").jumbo_with(&[&mode]).ok();
         let text = ran.stdout;
-        let (huge, mapping) = told(text.lines().nth(1).unwrap());
+        let (huge, mapping) = parse_line(text.lines().nth(1).unwrap());
         assert_eq!(huge >= 4096, rung != "as it is", "{mode}: {text}");
         assert!(mapping.contains(" r-xp "), "{mode}: {text}");
         assert!(mapping.contains(place), "{mode}: {text}");
@@ -101,7 +101,7 @@ fn jumbo_text(arguments: &[&str]) -> crate::support::Ran {
 }
 
 /// Starts a process that stays; returns its line about its text.
-fn staying(program: &Program) -> (Running, String) {
+fn start_staying(program: &Program) -> (Running, String) {
     let running = program.start_jumbo(&["--text=shared"]);
     let line = running.wait_for_line("huge ");
     running.wait_for_line("ready");
@@ -116,10 +116,10 @@ fn processes_of_one_program_share_an_image_and_it_goes_with_the_last() {
     let files = compile(&[FIXED_TEXT]);
     cache_anew(&files.path("text"));
     let program = Program::new(files.path("text")).arg("stay");
-    let mut all: Vec<_> = (0..3).map(|_| staying(&program)).collect();
+    let mut all: Vec<_> = (0..3).map(|_| start_staying(&program)).collect();
     let seen: Vec<_> = all
         .iter()
-        .map(|(running, line)| frames(running.pid(), told(line).1))
+        .map(|(running, line)| frames(running.pid(), parse_line(line).1))
         .collect();
     assert!(seen[0].len() > 1000, "{}", seen[0].len());
     assert!(seen.iter().all(|frames| *frames == seen[0]));
@@ -127,8 +127,8 @@ fn processes_of_one_program_share_an_image_and_it_goes_with_the_last() {
     let (first, _) = all.remove(0);
     first.signal(rustix::process::Signal::KILL);
     first.wait();
-    let (late, line) = staying(&program);
-    assert_eq!(frames(late.pid(), told(&line).1), seen[0]);
+    let (late, line) = start_staying(&program);
+    assert_eq!(frames(late.pid(), parse_line(&line).1), seen[0]);
     // The command lists the image and can remove it.
     let images = || {
         let command = Program::new(crate::support::build::jumbo()).arg("text");
@@ -151,8 +151,8 @@ fn processes_of_one_program_share_an_image_and_it_goes_with_the_last() {
     );
     jumbo_text(&["images", "--remove"]);
     assert_eq!(images()[0]["withdrawn"], true);
-    let (another, line) = staying(&program);
-    assert!(frames(another.pid(), told(&line).1).is_disjoint(&seen[0]));
+    let (another, line) = start_staying(&program);
+    assert!(frames(another.pid(), parse_line(&line).1).is_disjoint(&seen[0]));
     all.push((another, line));
     for mut running in all.into_iter().map(|(running, _)| running).chain([late]) {
         running.write("\n");
@@ -183,8 +183,8 @@ fn an_image_that_is_never_ready_and_one_on_base_pages_are_passed_over() {
     let files = compile(&[FIXED_TEXT]);
     cache_anew(&files.path("text"));
     let program = Program::new(files.path("text")).arg("stay");
-    let (mut first, line) = staying(&program);
-    let name = told(&line).1.split_once("/memfd:").unwrap().1;
+    let (mut first, line) = start_staying(&program);
+    let name = parse_line(&line).1.split_once("/memfd:").unwrap().1;
     let name = name.split(' ').next().unwrap().to_owned();
     let shown = (960..968).find_map(|number| {
         let path = format!("/proc/{}/fd/{number}", first.pid().as_raw_nonzero());
@@ -212,7 +212,7 @@ fn an_image_that_is_never_ready_and_one_on_base_pages_are_passed_over() {
             }
         });
         let began = std::time::Instant::now();
-        let (mut late, line) = staying(&program);
+        let (mut late, line) = start_staying(&program);
         let took = began.elapsed();
         over.store(true, std::sync::atomic::Ordering::Relaxed);
         assert!(line.contains("/memfd:jumbo-text"), "{line}");
@@ -230,8 +230,8 @@ fn an_image_that_is_never_ready_and_one_on_base_pages_are_passed_over() {
     rustix::fs::fchmod(&small, rustix::fs::Mode::RUSR | rustix::fs::Mode::XUSR).unwrap();
     rustix::fs::fcntl_add_seals(&small, seals).unwrap();
     let shown = show(&small);
-    let (mut late, line) = staying(&program);
-    let (huge, mapping) = told(&line);
+    let (mut late, line) = start_staying(&program);
+    let (huge, mapping) = parse_line(&line);
     assert!(
         huge >= 4096 && mapping.contains("/memfd:jumbo-text"),
         "{line}"
@@ -249,11 +249,11 @@ fn another_users_image_is_not_taken() {
     let files = compile(&[FIXED_TEXT]);
     cache_anew(&files.path("text"));
     let program = Program::new(files.path("text")).arg("stay");
-    let (mut theirs, line) = staying(&program.clone().unprivileged());
-    let image = frames(theirs.pid(), told(&line).1);
+    let (mut theirs, line) = start_staying(&program.clone().unprivileged());
+    let image = frames(theirs.pid(), parse_line(&line).1);
     // Root has the permission to open it.
-    let (mut ours, line) = staying(&program);
-    assert!(frames(ours.pid(), told(&line).1).is_disjoint(&image));
+    let (mut ours, line) = start_staying(&program);
+    assert!(frames(ours.pid(), parse_line(&line).1).is_disjoint(&image));
     for running in [&mut theirs, &mut ours] {
         running.write("\n");
         running.reap();
@@ -385,7 +385,7 @@ fn a_library_that_is_written_in_place_is_another_one_for_new_programs() {
         let options = [&*format!("--text={mode}"), "--libs=libtextlib*"];
         let mut running = program.start_jumbo(&options);
         running.wait_for_line("now 65536");
-        let moved = told(&running.wait_for_line("huge ")).0 > 0;
+        let moved = parse_line(&running.wait_for_line("huge ")).0 > 0;
         assert_eq!(moved, then == 65536, "{mode}");
         let file = fs::OpenOptions::new().write(true).open(&library).unwrap();
         file.write_all_at(&[7, 0, 0, 0], half(&library) + 1)
@@ -414,7 +414,7 @@ fn a_debugger_names_functions_of_text_that_was_moved() {
     let program = Program::new(files.path("text")).arg("stay");
     for mode in ["--text=off", "--text=shared"] {
         let mut running = program.start_jumbo(&[mode]);
-        let huge = told(&running.wait_for_line("huge ")).0;
+        let huge = parse_line(&running.wait_for_line("huge ")).0;
         assert_eq!(huge > 0, mode != "--text=off", "{mode}");
         running.wait_for_line("ready");
         let process = running.pid().as_raw_nonzero().to_string();

@@ -26,8 +26,8 @@ impl Terminal {
         let size = ["-x", "80", "-y", "24"];
         let more = ["-e", &jumbo, "-e", &folder, "bash", "--norc", "-c", script];
         let start = [&["-f", "/dev/null", "new-session", "-d"][..], &size, &more].concat();
-        let (said, is_success) = terminal.tmux(&start);
-        assert!(is_success, "{said}");
+        let (printed, is_success) = terminal.tmux(&start);
+        assert!(is_success, "{printed}");
         Some(terminal)
     }
 
@@ -36,9 +36,9 @@ impl Terminal {
         command.arg("-S").arg(self.folder.path().join("socket"));
         // A tmux around the tests must not interfere.
         let ran = command.args(arguments).env_remove("TMUX").output().unwrap();
-        let said = [ran.stdout, ran.stderr].concat();
+        let printed = [ran.stdout, ran.stderr].concat();
         (
-            String::from_utf8_lossy(&said).into_owned(),
+            String::from_utf8_lossy(&printed).into_owned(),
             ran.status.success(),
         )
     }

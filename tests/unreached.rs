@@ -25,7 +25,7 @@ fn fills(libc: Libc) -> Compiled {
 }
 
 /// Returns the companion process; `None` once it has ended.
-fn beside(program: Pid) -> Option<Pid> {
+fn companion(program: Pid) -> Option<Pid> {
     let end = format!("\0{}\0", program.as_raw_nonzero());
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let mut pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -38,8 +38,8 @@ fn beside(program: Pid) -> Option<Pid> {
 
 #[track_caller]
 fn assert_alone(program: Pid) {
-    wait::until("the end of the process beside it", wait::TIMEOUT, || {
-        beside(program).is_none().then_some(())
+    wait::until("the end of the companion process", wait::TIMEOUT, || {
+        companion(program).is_none().then_some(())
     });
 }
 
@@ -180,7 +180,7 @@ fn a_kill_ends_both() {
     let running = program.start_jumbo(&[]);
     running.wait_for_line("huge=1");
     let pid = running.pid();
-    let other = wait::until("the process beside it", wait::TIMEOUT, || beside(pid));
+    let other = wait::until("the companion process", wait::TIMEOUT, || companion(pid));
     // The launcher may have a pipe to its own child.
     let ours = pipes(pid);
     assert!(!ours.is_empty());

@@ -65,19 +65,19 @@ fn a_reaper_at_work_is_waited_for_and_is_not_to_be_killed() {
     let (program, own) = (running.pid(), number(reaper));
 
     let refused = jumbo(&["kill", &reaper.to_string()]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
-        said.contains(&format!("the reaper of process {program}")),
-        "{said}"
+        printed.contains(&format!("the reaper of process {program}")),
+        "{printed}"
     );
     assert_eq!(refused.status.code(), Some(1));
 
     kill_process(reaper, Signal::STOP).unwrap();
     let killed = jumbo(&["kill", "--signal=KILL", &program.to_string()]);
-    let said = String::from_utf8_lossy(&killed.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&killed.stdout).into_owned();
     assert!(
-        said.contains("not back yet") && said.contains("jumbo wait"),
-        "{said}"
+        printed.contains("not back yet") && printed.contains("jumbo wait"),
+        "{printed}"
     );
     assert_eq!(running.wait().shell_status(), 137);
 
@@ -90,10 +90,10 @@ fn a_reaper_at_work_is_waited_for_and_is_not_to_be_killed() {
         );
     }
     let refused = jumbo(&["kill", &reaper.to_string()]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
-        said.contains("has ended") && said.contains("`jumbo wait`"),
-        "{said}"
+        printed.contains("has ended") && printed.contains("`jumbo wait`"),
+        "{printed}"
     );
 
     let waits = Command::new(build::jumbo())
@@ -115,8 +115,11 @@ fn a_reaper_at_work_is_waited_for_and_is_not_to_be_killed() {
 fn what_is_no_process_is_wrong_usage() {
     for pid in ["none", "0", "-9"] {
         let refused = jumbo(&["wait", pid]);
-        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert_eq!(refused.status.code(), Some(2), "{said}");
-        assert!(said.contains("expected the number of a process"), "{said}");
+        let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(2), "{printed}");
+        assert!(
+            printed.contains("expected the number of a process"),
+            "{printed}"
+        );
     }
 }

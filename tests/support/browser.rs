@@ -50,12 +50,12 @@ impl Browser {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (ask, said) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let (hear, heard) = channel();
+        let (ask, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let (next_message, heard) = channel();
         thread::spawn(move || {
-            for message in BufReader::new(said).split(0) {
+            for message in BufReader::new(answers).split(0) {
                 let Ok(message) = message else { break };
-                if hear
+                if next_message
                     .send(serde_json::from_slice(&message).unwrap())
                     .is_err()
                 {
@@ -93,7 +93,7 @@ impl Browser {
             .write_all(format!("{message}\0").as_bytes())
             .unwrap();
         loop {
-            let answer = self.hear(method);
+            let answer = self.next_message(method);
             if answer["id"] == self.asked {
                 assert!(answer["error"].is_null(), "{method}: {answer}");
                 return answer["result"].clone();
@@ -102,7 +102,7 @@ impl Browser {
     }
 
     /// Returns the next message.
-    fn hear(&mut self, what: &str) -> Value {
+    fn next_message(&mut self, what: &str) -> Value {
         let heard = self.heard.recv_timeout(TIMEOUT);
         let message = heard.unwrap_or_else(|_| panic!("no answer of chromium to {what}"));
         if message["method"].is_string() {
@@ -123,7 +123,7 @@ impl Browser {
         self.call("Page.navigate", json!({"url": url}));
         let is_loaded = |event: &Value| event["method"] == "Page.loadEventFired";
         while !self.events[before..].iter().any(is_loaded) {
-            self.hear("Page.navigate");
+            self.next_message("Page.navigate");
         }
     }
 

@@ -101,7 +101,7 @@ impl Running {
 
     /// Waits until the launcher, which reports, has sampled the program in its present state.
     #[track_caller]
-    pub(crate) fn wait_until_looked_at(&self) {
+    pub(crate) fn wait_until_sampled(&self) {
         let path = format!("/proc/{}/status", self.pid().as_raw_nonzero());
         // The launcher sleeps between two scans, and samples after some scans if memory has grown
         // clearly.

@@ -79,8 +79,10 @@ fn what_generate_makes_is_shown_and_removed_again() {
         let planned = json(folder, &format!("cdi generate --dir {dir} --dry-run"));
         assert_eq!(names(folder), before);
 
-        let said = stdout(folder, &format!("cdi generate --dir {dir}"));
-        assert!(said.contains("written") && said.contains("--device jumbo.dev/memory=default"));
+        let printed = stdout(folder, &format!("cdi generate --dir {dir}"));
+        assert!(
+            printed.contains("written") && printed.contains("--device jumbo.dev/memory=default")
+        );
         let file = folder.join(dir).join("jumbo.json");
         let text = fs::read_to_string(&file).unwrap();
         assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), planned);
@@ -137,8 +139,8 @@ fn what_generate_makes_is_shown_and_removed_again() {
         assert_eq!(variables["GLIBC_TUNABLES"], "glibc.malloc.hugetlb=1");
         let own = "--preload /opt/own.so --tunables glibc.malloc.check=3";
         let mounted = fs::metadata(host(1)).unwrap().ino();
-        let said = stdout(folder, &format!("cdi generate --dir {dir} {own}"));
-        assert!(said.contains("in containers that run too"), "{said}");
+        let printed = stdout(folder, &format!("cdi generate --dir {dir} {own}"));
+        assert!(printed.contains("in containers that run too"), "{printed}");
         // Running containers have mounted the inode, not the path.
         assert_eq!(fs::metadata(host(1)).unwrap().ino(), mounted);
         let other = jumbo(folder, &format!("cdi generate --dir {dir} --library l2"));
@@ -160,10 +162,10 @@ fn what_generate_makes_is_shown_and_removed_again() {
             (&shown["is_current"], &shown["mounts"][1]["is_there"]),
             (&false.into(), &false.into())
         );
-        let said = stdout(folder, &format!("cdi show --dir {dir}"));
+        let printed = stdout(folder, &format!("cdi show --dir {dir}"));
         assert!(
-            said.contains("missing") && said.contains("hint: jumbo cdi generate"),
-            "{said}"
+            printed.contains("missing") && printed.contains("hint: jumbo cdi generate"),
+            "{printed}"
         );
 
         stdout(folder, &format!("cdi generate --dir {dir}"));
@@ -205,7 +207,7 @@ fn files_of_others_stay_and_a_failure_leaves_nothing() {
     )
     .unwrap();
     let before = listing(folder);
-    for (words, said) in [
+    for (words, printed) in [
         ("generate --dir cdi", "move it away"),
         ("remove --dir cdi", "move it away"),
         ("show --dir cdi", "move it away"),
@@ -214,10 +216,10 @@ fn files_of_others_stay_and_a_failure_leaves_nothing() {
         ("generate --dir new --preload 'a b'", "separates names"),
     ] {
         let output = jumbo(folder, &format!("cdi {words}"));
-        let code = if said == "separates names" { 2 } else { 1 };
+        let code = if printed == "separates names" { 2 } else { 1 };
         assert_eq!(output.status.code(), Some(code), "{words}: {output:?}");
         assert!(
-            String::from_utf8(output.stderr).unwrap().contains(said),
+            String::from_utf8(output.stderr).unwrap().contains(printed),
             "{words}"
         );
         assert_eq!(listing(folder), before, "{words}");
@@ -237,8 +239,8 @@ fn no_file_is_written_through_a_link_of_others() {
     fs::set_permissions(folder.join("open"), fs::Permissions::from_mode(0o777)).unwrap();
     let before = listing(folder);
     let output = jumbo(folder, "cdi generate --dir open/cdi");
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("any user may write to"), "{said}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert!(printed.contains("any user may write to"), "{printed}");
     assert_eq!(listing(folder), before);
     assert_eq!(fs::read_to_string(folder.join("victim")).unwrap(), "text");
 }
@@ -288,9 +290,9 @@ fn systemd_takes_the_drop_in() {
             .contains("jumbo.conf")
     );
     let taken = verify(&text).unwrap();
-    let said = String::from_utf8(taken.stderr).unwrap();
+    let printed = String::from_utf8(taken.stderr).unwrap();
     assert!(
-        taken.status.success() && !said.contains("jumbo.conf"),
-        "{said}"
+        taken.status.success() && !printed.contains("jumbo.conf"),
+        "{printed}"
     );
 }

@@ -209,11 +209,11 @@ fn json_of_a_run_says_what_it_is_for() {
         .args(["run", "--json", "--", "true"])
         .output()
         .unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{printed}");
     assert!(
-        said.contains("hint: a report as JSON is --report=json"),
-        "{said}"
+        printed.contains("hint: a report as JSON is --report=json"),
+        "{printed}"
     );
     let plan = jumbo(&["run", "--dry-run", "--json", "--", "true"]);
     assert!(plan.starts_with('{'), "{plan}");
@@ -299,11 +299,11 @@ fn a_report_format_in_the_place_of_the_program_is_explained() {
         .args(["run", "--report", "json", "--", "true"])
         .output()
         .unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(127), "{said}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(127), "{printed}");
     assert!(
-        said.contains("PATH; hint: --report=json") && said.matches("hint:").count() == 1,
-        "{said}"
+        printed.contains("PATH; hint: --report=json") && printed.matches("hint:").count() == 1,
+        "{printed}"
     );
 }
 
@@ -319,7 +319,7 @@ fn an_option_typed_wrongly_hints_at_the_nearest_one_and_not_at_help() {
             .output()
             .unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains(hint), "{said}");
+        let printed = String::from_utf8(output.stderr).unwrap();
+        assert!(printed.contains(hint), "{printed}");
     }
 }

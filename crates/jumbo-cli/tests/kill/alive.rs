@@ -40,8 +40,11 @@ fn why_it_lives_on_is_said() {
     ] {
         let victim = Victim::start(script);
         let output = jumbo(&["-t", "0"], victim.pid()).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains(why) && said.contains("hint: "), "{said}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            message.contains(why) && message.contains("hint: "),
+            "{message}"
+        );
         assert_eq!(output.status.code(), Some(1));
         assert_as_it_was(&victim);
     }
@@ -104,11 +107,11 @@ fn interrupted_it_leaves_the_target_as_it_was() {
         rustix::process::kill_process(pid, signal).unwrap();
         let output = command.wait_with_output().unwrap();
         assert_eq!(output.status.signal(), Some(number));
-        let said = String::from_utf8(output.stderr).unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(
-            said.contains("interrupted: "),
+            message.contains("interrupted: "),
             number != libc::SIGKILL,
-            "{said}"
+            "{message}"
         );
         assert_as_it_was(&victim);
         victim.signal(libc::SIGTERM);

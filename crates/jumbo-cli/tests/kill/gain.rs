@@ -231,7 +231,7 @@ top = ctypes.addressof(ctypes.c_char.from_buffer(stack)) + (1 << 20) - 64
 say('child %d' % libc.clone(pause, ctypes.c_void_p(top), 0x100, None))
 ";
     let victim = Victim::start(script);
-    let child: u32 = victim.said("child ").parse().unwrap();
+    let child: u32 = victim.earlier_line("child ").parse().unwrap();
     let (row, _) = kill(&["--signal", "KILL"], victim.pid());
     assert_left_to_the_kernel(&row, "shares its memory");
     let resident = crate::victim::status(child, "RssAnon");

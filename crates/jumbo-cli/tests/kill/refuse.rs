@@ -6,9 +6,12 @@ use crate::victim::{Installed, Victim, is_root, jumbo, kill, row, skip, until};
 
 #[track_caller]
 fn assert_refused(output: &Output, why: &str) {
-    let said = String::from_utf8_lossy(&output.stderr);
+    let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(said.contains(why) && output.stdout.is_empty(), "{said}");
+    assert!(
+        message.contains(why) && output.stdout.is_empty(),
+        "{message}"
+    );
 }
 
 #[test]

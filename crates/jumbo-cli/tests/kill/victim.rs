@@ -40,7 +40,7 @@ def forever():
 pub(crate) struct Victim {
     child: Child,
     stdout: BufReader<ChildStdout>,
-    said: Vec<String>,
+    lines: Vec<String>,
 }
 
 impl Victim {
@@ -68,7 +68,7 @@ impl Victim {
         let mut victim = Self {
             child,
             stdout,
-            said: Vec::new(),
+            lines: Vec::new(),
         };
         victim.expect("ready");
         victim
@@ -87,13 +87,13 @@ impl Victim {
             if line.trim_end() == word {
                 return;
             }
-            self.said.push(line.trim_end().to_owned());
+            self.lines.push(line.trim_end().to_owned());
         }
     }
 
     /// Returns the rest of an earlier line that begins with `prefix`.
-    pub(crate) fn said(&self, prefix: &str) -> &str {
-        let mut lines = self.said.iter();
+    pub(crate) fn earlier_line(&self, prefix: &str) -> &str {
+        let mut lines = self.lines.iter();
         lines.find_map(|line| line.strip_prefix(prefix)).unwrap()
     }
 

@@ -5,7 +5,7 @@
 
 use std::process::Command;
 
-use crate::support::{Before, Host, assert_as, now, skip, stderr};
+use crate::support::{Host, Snapshot, assert_unchanged, now, skip, stderr};
 
 /// System calls that change state, and the exit.
 const CALLS: [&str; 8] = [
@@ -87,7 +87,7 @@ fn killed_at_any_step_a_change_can_be_undone() {
         return;
     };
     host.ok(&["grow", "2M", "3"]);
-    let (before, records) = (Before::now(), host.records());
+    let (before, records) = (Snapshot::now(), host.records());
     let to = (before.pool.persistent() + 5).to_string();
     let change = [
         "pool",
@@ -103,7 +103,7 @@ fn killed_at_any_step_a_change_can_be_undone() {
         if host.records() > records {
             host.ok(&["set", "2M", "--undo"]);
         }
-        assert_as(&before, step);
+        assert_unchanged(&before, step);
         assert_eq!(host.records(), records, "{step}");
     };
     at_every_step(&host, &change, "KILL", check);
@@ -117,7 +117,7 @@ fn killed_at_any_step_an_undo_can_be_repeated() {
     let Some(host) = Host::take(TEST).filter(|_| can_trace(TEST)) else {
         return;
     };
-    let before = Before::now();
+    let before = Snapshot::now();
     let to = (before.pool.persistent() + 5).to_string();
     let again = || {
         if host.records() == 0 {
@@ -127,11 +127,11 @@ fn killed_at_any_step_an_undo_can_be_repeated() {
     again();
     at_every_step_of_undo(&host, || {
         host.ok(&["--undo"]);
-        assert_as(&before, "undone");
+        assert_unchanged(&before, "undone");
         again();
     });
     host.ok(&["--undo"]);
-    assert_as(&before, "undone");
+    assert_unchanged(&before, "undone");
     assert_eq!(host.records(), 0);
 }
 
@@ -153,7 +153,7 @@ fn interrupted_at_any_step_a_change_is_put_back_or_done() {
     let Some(host) = Host::take(TEST).filter(|_| can_trace(TEST)) else {
         return;
     };
-    let before = Before::now();
+    let before = Snapshot::now();
     let to = before.pool.persistent() + 5;
     let asked = to.to_string();
     let change = ["pool", "set", "2M", "--persistent", &asked];
@@ -167,7 +167,7 @@ fn interrupted_at_any_step_a_change_is_put_back_or_done() {
             // The signal came in time: nothing remains to undo.
             records => assert_eq!(records, 0, "{step}"),
         }
-        assert_as(&before, step);
+        assert_unchanged(&before, step);
     });
 }
 
@@ -187,7 +187,7 @@ fn what_was_interrupted_ends_as_interrupted() {
         "inject=rename:signal=INT:when=1",
     ];
     let jumbo = [env!("CARGO_BIN_EXE_jumbo"), "pool", "grow", "2M", "5"];
-    let before = Before::now();
+    let before = Snapshot::now();
     let output = host
         .command(&[&words[..], &jumbo[..]].concat())
         .output()
@@ -198,6 +198,6 @@ fn what_was_interrupted_ends_as_interrupted() {
         stderr(&output).contains("interrupted: everything was put back"),
         "{output:?}"
     );
-    assert_as(&before, "undone");
+    assert_unchanged(&before, "undone");
     assert_eq!(host.records(), 0);
 }

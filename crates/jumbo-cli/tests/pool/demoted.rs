@@ -4,13 +4,13 @@ use std::fs;
 
 use crate::support::{Fake, Host, POOL, now, skip, stderr};
 
-const LARGE: &str = "sys/kernel/mm/hugepages/hugepages-1048576kB";
+const GIGANTIC_POOL: &str = "sys/kernel/mm/hugepages/hugepages-1048576kB";
 
 fn with_large_pages() -> Fake {
     let fake = Fake::new();
     fake.pool(1 << 20, [3, 2, 1, 0, 0]);
-    fake.write(&format!("{LARGE}/demote_size"), "2048kB\n");
-    fake.write(&format!("{LARGE}/demote"), "");
+    fake.write(&format!("{GIGANTIC_POOL}/demote_size"), "2048kB\n");
+    fake.write(&format!("{GIGANTIC_POOL}/demote"), "");
     fake
 }
 
@@ -47,7 +47,7 @@ fn the_kernel_is_told_how_many_and_both_pools_are_put_back() {
     // No kernel acts on the fake files: the result is partial.
     let part = fake.jumbo(&["demote", "1G", "1"]);
     assert_eq!(part.status.code(), Some(3), "{part:?}");
-    assert_eq!(fake.text(&format!("{LARGE}/demote")).unwrap(), "1");
+    assert_eq!(fake.text(&format!("{GIGANTIC_POOL}/demote")).unwrap(), "1");
     // The state that a kernel would report.
     fake.pool(1 << 20, [3, 2, 1, 0, 0]);
     fake.pool(2048, [512, 512, 0, 0, 0]);
@@ -62,7 +62,7 @@ fn a_large_page_of_this_host_is_split_and_comes_back() {
     let Some(host) = Host::take(NAME) else {
         return;
     };
-    let large = || fs::read_to_string(format!("/{LARGE}/nr_hugepages"));
+    let large = || fs::read_to_string(format!("/{GIGANTIC_POOL}/nr_hugepages"));
     let Ok(before) = large() else {
         return skip(NAME, "no 1 GiB pages here");
     };

@@ -129,11 +129,11 @@ impl Fake {
     }
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        self.any(&[&["pool"], arguments].concat())
+        self.any_command(&[&["pool"], arguments].concat())
     }
 
     /// Like `command`, but not only `pool`.
-    pub(crate) fn any(&self, words: &[&str]) -> Command {
+    pub(crate) fn any_command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jumbo"));
         command
             .args(words)
@@ -148,12 +148,12 @@ impl Fake {
 
     /// Returns the standard output of a `pool` command that succeeds.
     pub(crate) fn ok(&self, arguments: &[&str]) -> String {
-        self.says(&[&["pool"], arguments].concat())
+        self.any_ok(&[&["pool"], arguments].concat())
     }
 
     /// Returns the standard output of any command that succeeds.
-    pub(crate) fn says(&self, words: &[&str]) -> String {
-        let output = self.any(words).output().unwrap();
+    pub(crate) fn any_ok(&self, words: &[&str]) -> String {
+        let output = self.any_command(words).output().unwrap();
         assert!(output.status.success(), "{words:?}: {output:?}");
         stdout(&output)
     }
@@ -192,7 +192,7 @@ pub(crate) struct Host {
 
 /// State of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Now {
+pub(crate) struct PoolState {
     pub(crate) total: u64,
     pub(crate) free: u64,
     pub(crate) reserved: u64,
@@ -200,7 +200,7 @@ pub(crate) struct Now {
     pub(crate) overcommit: u64,
 }
 
-impl Now {
+impl PoolState {
     pub(crate) fn persistent(&self) -> u64 {
         self.total - self.surplus
     }
@@ -261,11 +261,11 @@ impl Host {
     }
 
     pub(crate) fn jumbo(&self, arguments: &[&str]) -> Command {
-        self.any(&[&["pool"], arguments].concat())
+        self.any_command(&[&["pool"], arguments].concat())
     }
 
     /// Like `jumbo`, but not only `pool`.
-    pub(crate) fn any(&self, words: &[&str]) -> Command {
+    pub(crate) fn any_command(&self, words: &[&str]) -> Command {
         self.command(&[&[env!("CARGO_BIN_EXE_jumbo")], words].concat())
     }
 
@@ -303,12 +303,12 @@ impl Drop for Host {
     }
 }
 
-pub(crate) fn now() -> Now {
+pub(crate) fn now() -> PoolState {
     let read = |name: &str| {
         let text = fs::read_to_string(Path::new("/").join(POOL).join(name)).unwrap();
         text.trim().parse().unwrap()
     };
-    Now {
+    PoolState {
         total: read("nr_hugepages"),
         free: read("free_hugepages"),
         reserved: read("resv_hugepages"),
@@ -320,22 +320,22 @@ pub(crate) fn now() -> Now {
 /// Waits until pool and /proc/meminfo are as before, then checks. Pages that another user's program
 /// got meanwhile are freed when it ends.
 #[track_caller]
-pub(crate) fn assert_as(before: &Before, what: &str) {
+pub(crate) fn assert_unchanged(before: &Snapshot, what: &str) {
     let start = Instant::now();
-    while Before::now() != *before && start.elapsed() < TIMEOUT {
+    while Snapshot::now() != *before && start.elapsed() < TIMEOUT {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(Before::now(), *before, "{what}");
+    assert_eq!(Snapshot::now(), *before, "{what}");
 }
 
 /// State to compare before and after.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Before {
-    pub(crate) pool: Now,
+pub(crate) struct Snapshot {
+    pub(crate) pool: PoolState,
     meminfo: String,
 }
 
-impl Before {
+impl Snapshot {
     pub(crate) fn now() -> Self {
         Self {
             pool: now(),
@@ -352,7 +352,7 @@ fn meminfo() -> String {
 }
 
 /// A program that uses pages; it ends and frees them on drop.
-pub(crate) struct User(Child);
+pub(crate) struct PageUser(Child);
 
 const PROGRAM: &str = "
 import mmap, sys
@@ -368,7 +368,7 @@ except OSError as error:
 sys.stdin.readline()
 ";
 
-impl User {
+impl PageUser {
     /// Starts a program that maps (and so reserves) and touches pages; returns its error if it
     /// cannot.
     pub(crate) fn of(mapped: u64, touched: u64) -> Result<Self, String> {
@@ -395,7 +395,7 @@ impl User {
     }
 }
 
-impl Drop for User {
+impl Drop for PageUser {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         self.0.wait().unwrap();

@@ -168,13 +168,13 @@ fn a_file_that_cannot_be_used_names_itself_and_nothing_is_started() {
     ] {
         let mut run = configured(folder.path(), text);
         let output = output(run.args(["--quiet", "touch"]).arg(&started));
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(125), "{said}");
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(125), "{message}");
         let file = folder.path().join("jumbo.toml");
-        let names_file = said.contains(&file.display().to_string()) || key.is_empty();
+        let names_file = message.contains(&file.display().to_string()) || key.is_empty();
         assert!(
-            names_file && said.contains(line) && said.contains(key),
-            "{said}"
+            names_file && message.contains(line) && message.contains(key),
+            "{message}"
         );
         assert!(!started.exists(), "{text}");
     }

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use crate::support::{MODES, Mode, jumbo, library, run, stdout};
 
 fn environment(command: &mut Command) -> BTreeMap<String, String> {
-    let said = stdout(command.args(["env", "-0"]));
-    let entries = said.split_terminator('\0');
+    let printed = stdout(command.args(["env", "-0"]));
+    let entries = printed.split_terminator('\0');
     entries
         .map(|entry| entry.split_once('=').unwrap())
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
@@ -143,8 +143,8 @@ fn of_a_variable_given_twice_the_last_counts() {
     let mut command = Command::new("python3");
     command.args(["-c", python, env!("CARGO_BIN_EXE_jumbo")]);
     let expected = format!("LD_PRELOAD=\0LD_PRELOAD=libc.so.6:{}", library().display());
-    let said = stdout(command.args(["run", "--quiet", "cat", "/proc/self/environ"]));
-    assert!(said.starts_with(&expected), "{said}");
+    let printed = stdout(command.args(["run", "--quiet", "cat", "/proc/self/environ"]));
+    assert!(printed.starts_with(&expected), "{printed}");
 }
 
 #[test]
@@ -160,9 +160,9 @@ fn a_folder_is_no_profile_and_one_that_cannot_be_read_is_an_error() {
     let mut command = jumbo();
     command.env("XDG_CONFIG_HOME", folder.path());
     let output = crate::support::output(command.args(["run", "--profile", "node", "true"]));
-    let said = crate::support::stderr(&output);
-    assert_eq!(output.status.code(), Some(125), "{said}");
-    assert!(said.contains("node.toml"), "{said}");
+    let message = crate::support::stderr(&output);
+    assert_eq!(output.status.code(), Some(125), "{message}");
+    assert!(message.contains("node.toml"), "{message}");
 }
 
 #[test]
@@ -187,11 +187,11 @@ fn a_profile_is_read_and_the_command_line_wins() {
 
     std::fs::write(profile, "maps = \"off\"\nmax-wast = 3\n").unwrap();
     let output = crate::support::output(jumbo().args(["run", "--profile", profile, "true"]));
-    let said = crate::support::stderr(&output);
-    assert_eq!(output.status.code(), Some(125), "{said}");
+    let message = crate::support::stderr(&output);
+    assert_eq!(output.status.code(), Some(125), "{message}");
     assert!(
-        said.contains("line 2") && said.contains("'--max-waste'"),
-        "{said}"
+        message.contains("line 2") && message.contains("'--max-waste'"),
+        "{message}"
     );
 }
 
@@ -210,8 +210,8 @@ fn the_profiles_that_come_with_jumbo_can_be_used() {
 #[test]
 fn arguments_are_passed_as_typed() {
     for mode in MODES {
-        let said = stdout(run(mode).args(["cat", "/proc/self/cmdline"]));
-        assert_eq!(said, "cat\0/proc/self/cmdline\0", "{mode:?}");
+        let printed = stdout(run(mode).args(["cat", "/proc/self/cmdline"]));
+        assert_eq!(printed, "cat\0/proc/self/cmdline\0", "{mode:?}");
     }
 }
 
@@ -224,8 +224,8 @@ fn without_a_report_jumbo_becomes_the_program() {
         .spawn()
         .unwrap();
     let pid = child.id();
-    let said = child.wait_with_output().unwrap().stdout;
-    assert_eq!(String::from_utf8(said).unwrap(), format!("{pid}\n"));
+    let printed = child.wait_with_output().unwrap().stdout;
+    assert_eq!(String::from_utf8(printed).unwrap(), format!("{pid}\n"));
 }
 
 /// Prints the signal state and the open descriptors, except for the parent death signal.

@@ -34,8 +34,8 @@ fn a_signal_that_kills_the_program_kills_jumbo() {
         "{} run -- sh -c 'kill -9 $$'; echo $?",
         env!("CARGO_BIN_EXE_jumbo")
     );
-    let said = stdout(std::process::Command::new("sh").args(["-c", &shell]));
-    assert_eq!(said, "137\n");
+    let message = stdout(std::process::Command::new("sh").args(["-c", &shell]));
+    assert_eq!(message, "137\n");
 }
 
 #[test]
@@ -70,14 +70,14 @@ fn what_cannot_be_started_says_so_in_one_line() {
     for mode in MODES {
         for (program, code) in cases {
             let output = output(run(mode).arg(program));
-            let said = stderr(&output);
+            let message = stderr(&output);
             assert_eq!(
                 output.status.code(),
                 Some(code),
-                "{mode:?} {program}: {said}"
+                "{mode:?} {program}: {message}"
             );
-            assert_eq!(said.lines().count(), 1, "{said}");
-            assert!(said.contains(&format!("`{program}`")), "{said}");
+            assert_eq!(message.lines().count(), 1, "{message}");
+            assert!(message.contains(&format!("`{program}`")), "{message}");
         }
     }
 }
@@ -104,12 +104,12 @@ fn without_descriptors_the_program_runs_and_there_is_no_report() {
         .unwrap();
     let pid = child.id();
     let output = child.wait_with_output().unwrap();
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(4), "{said}");
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(4), "{message}");
     assert_eq!(output.stdout, format!("{pid} alive\n").as_bytes());
     assert!(
-        said.contains("no report") && said.lines().count() == 1,
-        "{said}"
+        message.contains("no report") && message.lines().count() == 1,
+        "{message}"
     );
 }
 
@@ -147,10 +147,10 @@ fn jumbo_s_own_failures_are_125_and_wrong_usage_is_2() {
             .args(["run", "true"]),
     );
     assert_eq!(output.status.code(), Some(125));
-    let said = stderr(&output);
+    let message = stderr(&output);
     assert!(
-        said.contains("/nonexistent.so") && said.contains("hint:"),
-        "{said}"
+        message.contains("/nonexistent.so") && message.contains("hint:"),
+        "{message}"
     );
     for wrong in [
         &["run"][..],
@@ -169,6 +169,6 @@ fn jumbo_s_own_failures_are_125_and_wrong_usage_is_2() {
 
 #[test]
 fn options_after_the_program_are_the_program_s() {
-    let said = stdout(jumbo().args(["run", "--heap=on", "echo", "--heap=off", "--", "-q"]));
-    assert_eq!(said, "--heap=off -- -q\n");
+    let message = stdout(jumbo().args(["run", "--heap=on", "echo", "--heap=off", "--", "-q"]));
+    assert_eq!(message, "--heap=off -- -q\n");
 }

@@ -109,10 +109,13 @@ fn without_proc_nothing_is_made_up() {
     let jumbo = env!("CARGO_BIN_EXE_jumbo");
     let ran = inside(&[jumbo, "run", "--report=full", "--", "sh", "-c", "exit 3"]);
     assert_eq!(ran.status.code(), Some(3));
-    let said = stderr(&ran);
-    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(said.contains("no /proc here to look at it in"), "{said}");
-    assert!(said.contains("/proc/self/exe"), "{said}");
+    let message = stderr(&ran);
+    let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        message.contains("no /proc here to look at it in"),
+        "{message}"
+    );
+    assert!(message.contains("/proc/self/exe"), "{message}");
     let status = inside(&[jumbo, "status"]);
     let shown = String::from_utf8_lossy(&status.stdout);
     let host = shown.lines().find(|line| line.starts_with("Host"));
@@ -135,13 +138,13 @@ fn why_nothing_is_huge_is_said_where_it_was_switched_off() {
     ] {
         let mut command = jumbo();
         command.args(["run", "--report=json"]).args(options);
-        let said = stderr(&output(command.args([
+        let message = stderr(&output(command.args([
             "--",
             "/usr/bin/python3",
             "-c",
             script,
         ])));
-        let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&message).unwrap();
         let heap = &report["peak"]["heap"];
         // With THP `always` much of it is huge anyway.
         let few = heap["huge_share"].as_f64().is_some_and(|share| share < 0.5);

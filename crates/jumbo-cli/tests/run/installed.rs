@@ -78,7 +78,7 @@ fn where_it_cannot_be_beside_the_command_it_is_in_the_cache_and_else_all_places_
     fs::write(root.join("cache"), "").unwrap();
     let failed = output(&mut run(&root, &["true"]));
     assert_eq!(failed.status.code(), Some(125), "{failed:?}");
-    let said = stderr(&failed);
+    let message = stderr(&failed);
     for part in [
         "bin",
         "bin/../lib/jumbo",
@@ -91,7 +91,7 @@ fn where_it_cannot_be_beside_the_command_it_is_in_the_cache_and_else_all_places_
             "hint:" => part.to_owned(),
             part => format!("\n  {}/", root.join(part).display()),
         };
-        assert!(said.contains(&place), "{place}: {said}");
+        assert!(message.contains(&place), "{place}: {message}");
     }
     assert!(command.exists());
 }

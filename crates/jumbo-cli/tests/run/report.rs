@@ -95,8 +95,11 @@ fn text_goes_to_stderr_and_stdout_is_the_program_s() {
         (output.status.code(), output.stdout.as_slice()),
         (Some(6), &b"out\n"[..])
     );
-    let said = stderr(&output);
-    assert!(said.starts_with("jumbo: sh exited with 6 after "), "{said}");
+    let message = stderr(&output);
+    assert!(
+        message.starts_with("jumbo: sh exited with 6 after "),
+        "{message}"
+    );
     // Without a sample in time the share is unknown.
     for part in [
         " user, ",
@@ -104,24 +107,24 @@ fn text_goes_to_stderr_and_stdout_is_the_program_s() {
         " of sh ",
         "; --report=full says more",
     ] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(message.contains(part), "{part}: {message}");
     }
     // Continuation lines of a long reason are indented by four blanks.
-    let lines = said.lines().filter(|line| !line.starts_with("    "));
-    assert_eq!(lines.count(), 3, "{said}");
+    let lines = message.lines().filter(|line| !line.starts_with("    "));
+    assert_eq!(lines.count(), 3, "{message}");
     assert!(
-        !said.contains("folios") && !said.contains("first touches"),
-        "{said}"
+        !message.contains("folios") && !message.contains("first touches"),
+        "{message}"
     );
     assert!(
-        said.lines().all(|line| line.chars().count() <= 80),
-        "{said}"
+        message.lines().all(|line| line.chars().count() <= 80),
+        "{message}"
     );
 }
 
 #[test]
 fn a_full_report_begins_with_the_three_lines_and_has_the_rest() {
-    let said = stderr(&output(jumbo().args([
+    let message = stderr(&output(jumbo().args([
         "run",
         "--report=full",
         "--",
@@ -129,33 +132,36 @@ fn a_full_report_begins_with_the_three_lines_and_has_the_rest() {
         "-c",
         "exit 6",
     ])));
-    assert!(said.starts_with("jumbo: sh exited with 6 after "), "{said}");
+    assert!(
+        message.starts_with("jumbo: sh exited with 6 after "),
+        "{message}"
+    );
     for part in [
         "\n  page faults ",
         "  requested ",
         "  huge pages ",
         "  how it ran ",
     ] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(message.contains(part), "{part}: {message}");
     }
     assert!(
-        !said.contains("says more") && !said.contains("first touches"),
-        "{said}"
+        !message.contains("says more") && !message.contains("first touches"),
+        "{message}"
     );
     assert!(
-        said.lines().all(|line| line.chars().count() <= 80),
-        "{said}"
+        message.lines().all(|line| line.chars().count() <= 80),
+        "{message}"
     );
 }
 
 #[test]
 fn the_second_line_says_what_came_of_it() {
-    let said = |format: &str, script: &str| {
+    let message = |format: &str, script: &str| {
         let mut command = jumbo();
         command.args(["run", format, "--text=off", "--", "python3", "-c", script]);
         stderr(&output(&mut command))
     };
-    let text = said("--report", &python());
+    let text = message("--report", &python());
     let mut lines = text.lines();
     let ended = lines.next().unwrap_or_default();
     assert!(
@@ -178,7 +184,7 @@ fn the_second_line_says_what_came_of_it() {
         !text.contains("\n  stack ") && !text.contains("\n  text "),
         "{text}"
     );
-    let full = said("--report=full", &python());
+    let full = message("--report=full", &python());
     let marked = |kind: &str| {
         let mut lines = full.lines().filter(|line| line.starts_with(kind));
         lines.any(|line| line.ends_with("(not covered)"))
@@ -225,17 +231,17 @@ fn a_program_that_is_not_reached_is_said_in_the_short_report() {
             "no static libc",
         );
     }
-    let said = |format: &str| stderr(&output(jumbo().args(["run", format, "--"]).arg(&program)));
-    let short = said("--report");
+    let message = |format: &str| stderr(&output(jumbo().args(["run", format, "--"]).arg(&program)));
+    let short = message("--report");
     let words = short.split_whitespace().collect::<Vec<_>>().join(" ");
     let third = " could not help static: it is statically linked";
     assert!(words.starts_with("jumbo: static exited with 3"), "{short}");
     assert!(words.contains(third), "{short}");
-    let said = said("--report=full");
-    assert!(!said.contains("glibc.malloc.hugetlb"), "{said}");
+    let message = message("--report=full");
+    assert!(!message.contains("glibc.malloc.hugetlb"), "{message}");
     // Without a sample the report claims nothing.
-    if said.contains("it ended before") {
-        assert!(said.contains("huge pages     unknown"), "{said}");
+    if message.contains("it ended before") {
+        assert!(message.contains("huge pages     unknown"), "{message}");
     }
 }
 
@@ -311,9 +317,12 @@ fn a_report_that_cannot_be_written_changes_no_exit_status() {
 fn an_unusable_report_file_is_an_error_before_the_start() {
     for file in ["/nonexistent/report", "/tmp"] {
         let output = output(jumbo().args(["run", "--report-file", file, "--", "echo", "ran"]));
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(125), "{said}");
-        assert!(said.contains(file) && said.contains("hint:"), "{said}");
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(125), "{message}");
+        assert!(
+            message.contains(file) && message.contains("hint:"),
+            "{message}"
+        );
         assert!(output.stdout.is_empty(), "the program ran");
     }
 }
@@ -332,8 +341,8 @@ fn what_exists_is_written_in_place() {
         let mut command = jumbo();
         command.args(["run", "--report-file"]).arg(name).arg("true");
         assert!(output(&mut command).status.success());
-        let said = fs::read_to_string(target).unwrap();
-        assert!(said.starts_with("jumbo: true") && !said.contains("xxx"));
+        let message = fs::read_to_string(target).unwrap();
+        assert!(message.starts_with("jumbo: true") && !message.contains("xxx"));
     }
     assert_eq!(fs::metadata(&file).unwrap().ino(), inode);
     assert!(fs::symlink_metadata(&dangling).unwrap().is_symlink());
@@ -347,8 +356,8 @@ fn a_report_to_the_program_s_own_output_file_comes_after_it() {
     command.args(["run", "--report-file", "/dev/stdout", "echo", "hello"]);
     command.stdout(fs::File::create(&file).unwrap());
     assert!(command.status().unwrap().success());
-    let said = fs::read_to_string(&file).unwrap();
-    assert!(said.starts_with("hello\njumbo: echo"), "{said}");
+    let message = fs::read_to_string(&file).unwrap();
+    assert!(message.starts_with("hello\njumbo: echo"), "{message}");
 }
 
 #[test]
@@ -382,6 +391,6 @@ fn a_report_can_go_to_a_descriptor() {
     crate::support::library();
     let script =
         format!("{jumbo} run --report=json --report-file /dev/fd/3 -- true 3>&1 >/dev/null");
-    let said = output(Command::new("sh").args(["-c", &script])).stdout;
-    assert!(serde_json::from_slice::<Value>(&said).is_ok());
+    let message = output(Command::new("sh").args(["-c", &script])).stdout;
+    assert!(serde_json::from_slice::<Value>(&message).is_ok());
 }

@@ -30,7 +30,7 @@ fn send_to(mut jumbo: Command, traps: &str, signal: &str) -> ExitStatus {
     let script = trapping(traps, &ready);
     let mut jumbo = Running::start(jumbo.args(BASH).arg(&script));
     until("the program's start", || {
-        fs::read(&ready).is_ok_and(|said| !said.is_empty())
+        fs::read(&ready).is_ok_and(|printed| !printed.is_empty())
     });
     kill(jumbo.pid(), signal);
     let mut status = None;
@@ -101,7 +101,7 @@ fn a_program_that_ignores_sigterm_goes_on() {
         let script = trapping("trap '' TERM; trap 'exit 5' USR1", &ready);
         let mut jumbo = Running::start(run(mode).args(BASH).arg(&script));
         until("the start", || {
-            fs::read(&ready).is_ok_and(|said| !said.is_empty())
+            fs::read(&ready).is_ok_and(|printed| !printed.is_empty())
         });
         kill(jumbo.pid(), "TERM");
         std::thread::sleep(std::time::Duration::from_millis(100));
@@ -127,7 +127,7 @@ fn the_value_of_a_queued_signal_comes_along() {
         let _ = fs::remove_file(&ready);
         let mut jumbo = Running::start(run(mode).args(["python3", "-c", python]).arg(&ready));
         until("the start", || {
-            fs::read(&ready).is_ok_and(|said| !said.is_empty())
+            fs::read(&ready).is_ok_and(|printed| !printed.is_empty())
         });
         let pid = jumbo.pid().to_string();
         let sent = Command::new("/bin/kill")
@@ -174,10 +174,10 @@ fn what_the_program_sends_to_its_parent_does_not_come_back() {
     let mut command = run(Mode::Parent);
     command.args(["sh", "-c", script]).stdout(Stdio::piped());
     let mut jumbo = Running::start(&mut command);
-    let mut said = String::new();
+    let mut printed = String::new();
     let mut stdout = BufReader::new(jumbo.0.stdout.take().unwrap());
-    stdout.read_line(&mut said).unwrap();
-    assert_eq!(said, "sent\n");
+    stdout.read_line(&mut printed).unwrap();
+    assert_eq!(printed, "sent\n");
     // The kernel delivers the lowest signal number first, to jumbo and to the program.
     kill(jumbo.pid(), "TERM");
     assert_eq!(jumbo.0.wait().unwrap().signal(), Some(15));
@@ -194,13 +194,13 @@ fn what_a_short_lived_child_sends_does_not_come_back() {
     command.args(["sh", "-c", script, "-"]).arg(&go);
     let mut jumbo = Running::start(command.stdout(Stdio::piped()));
     let mut lines = BufReader::new(jumbo.0.stdout.take().unwrap()).lines();
-    let mut said = || lines.next().unwrap().unwrap();
-    assert_eq!(said(), "ready");
+    let mut printed = || lines.next().unwrap().unwrap();
+    assert_eq!(printed(), "ready");
     // jumbo reads the signal after the sender was reaped.
     kill(jumbo.pid(), "STOP");
     until("the stop", || state(jumbo.pid()) == Some('T'));
     fs::write(&go, "").unwrap();
-    assert_eq!(said(), "sent");
+    assert_eq!(printed(), "sent");
     kill(jumbo.pid(), "CONT");
     kill(jumbo.pid(), "TERM");
     assert_eq!(jumbo.0.wait().unwrap().signal(), Some(15));

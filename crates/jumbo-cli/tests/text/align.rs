@@ -103,17 +103,17 @@ fn nothing_is_overwritten_that_is_not_to_be() {
     let (copy, link) = (folder.path("copy"), folder.path("link"));
     fs::hard_link(&original, &link).unwrap();
     for out in [&original, &link] {
-        let said = refused(&["align", &original, "-o", out, "--force"]);
+        let message = refused(&["align", &original, "-o", out, "--force"]);
         assert!(
-            said.contains("replace the original") && said.contains("hint: "),
-            "{said}"
+            message.contains("replace the original") && message.contains("hint: "),
+            "{message}"
         );
     }
     fs::write(&copy, "other").unwrap();
-    let said = refused(&["align", &original, "-o", &copy]);
+    let message = refused(&["align", &original, "-o", &copy]);
     assert!(
-        said.contains("exists") && said.contains("--force"),
-        "{said}"
+        message.contains("exists") && message.contains("--force"),
+        "{message}"
     );
     assert_eq!(fs::read_to_string(&copy).unwrap(), "other");
     fs::set_permissions(&original, fs::Permissions::from_mode(0o4751)).unwrap();
@@ -127,36 +127,36 @@ fn nothing_is_overwritten_that_is_not_to_be() {
         0o751
     );
     assert!(fs::read(&original).unwrap() == before);
-    let said = refused(&["align", &copy, "-o", &folder.path("no/where")]);
-    assert!(said.contains("cannot write"), "{said}");
-    let said = refused(&["align", &folder.path("main.c"), "-o", &link, "--force"]);
-    assert!(said.contains("no ELF"), "{said}");
-    let said = refused(&["align", "/bin/true", "-o", &link, "--force"]);
+    let message = refused(&["align", &copy, "-o", &folder.path("no/where")]);
+    assert!(message.contains("cannot write"), "{message}");
+    let message = refused(&["align", &folder.path("main.c"), "-o", &link, "--force"]);
+    assert!(message.contains("no ELF"), "{message}");
+    let message = refused(&["align", "/bin/true", "-o", &link, "--force"]);
     assert!(
-        said.contains("smaller than a huge page") && !said.contains("hint: "),
-        "{said}"
+        message.contains("smaller than a huge page") && !message.contains("hint: "),
+        "{message}"
     );
     let mut narrow = before;
     narrow[4] = 1;
     fs::write(folder.path("narrow"), narrow).unwrap();
-    let said = refused(&["align", &folder.path("narrow"), "-o", &folder.path("out")]);
+    let message = refused(&["align", &folder.path("narrow"), "-o", &folder.path("out")]);
     assert!(
-        said.contains("32 bits") || said.contains("no ELF"),
-        "{said}"
+        message.contains("32 bits") || message.contains("no ELF"),
+        "{message}"
     );
     assert!(jumbo(&["align", &original]).status.code() == Some(2));
     let odd = [
         "-no-pie",
         "-Wl,-Ttext-segment=0x10001000,-z,noseparate-code",
     ];
-    let said = refused(&[
+    let message = refused(&[
         "align",
         &folder.program("odd", &odd, false),
         "-o",
         &folder.path("out"),
     ]);
     assert!(
-        said.contains("header of the file") && said.contains("hint: "),
-        "{said}"
+        message.contains("header of the file") && message.contains("hint: "),
+        "{message}"
     );
 }

@@ -27,11 +27,11 @@ pub(crate) fn start(test: &str, change: impl FnOnce(&mut Command)) -> Child {
 pub(crate) fn finish(mut child: Child) -> String {
     child.stdin.take().unwrap().write_all(b"go\n").unwrap();
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let complained = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.signal(), None, "{said}{complained}");
-    assert!(output.status.success(), "{said}{complained}");
-    said
+    assert_eq!(output.status.signal(), None, "{printed}{complained}");
+    assert!(output.status.success(), "{printed}{complained}");
+    printed
 }
 
 /// A cgroup below the mount of a controller, removed on drop.

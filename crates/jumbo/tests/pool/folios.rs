@@ -149,9 +149,9 @@ impl<'p> State<'p> {
             (counters.total, counters.reserved),
             (Pages(MAX_PAGES), Pages(0))
         );
-        let told = pool.split();
+        let counts = pool.split();
         let expected = [split, used, split * BASE_PAGES - used].map(|n| Pages(n as u64));
-        assert_eq!([told.pages, told.used, told.free], expected);
+        assert_eq!([counts.pages, counts.used, counts.free], expected);
         for out in &self.folios {
             out.check(pool);
         }

@@ -11,7 +11,7 @@ use jumbo::units::{NodeId, Pages};
 use proptest::prelude::*;
 
 const NODES: usize = 3;
-const SUPPLY: u32 = 12;
+const SUPPLY_PAGES: u32 = 12;
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -120,7 +120,7 @@ fn shortage(nodes: &Nodes, overcommit: u64, wanted: u64, mask: u8) -> Result<u64
     let available: u64 = allowed(mask).map(|at| nodes[at].available()).sum();
     let shortage = wanted.saturating_sub(available);
     let supply: u64 = allowed(mask)
-        .map(|at| u64::from(SUPPLY) - nodes[at].total)
+        .map(|at| u64::from(SUPPLY_PAGES) - nodes[at].total)
         .sum();
     if shortage > 0 && sum(nodes, |node| node.surplus) + shortage > overcommit {
         Err("exhausted")
@@ -308,7 +308,7 @@ impl<'p> Run<'p> {
         let (expected, total) = if asked >= persistent {
             let surplus = within(&before, |node| node.surplus);
             let room: u64 = allowed(mask)
-                .map(|at| u64::from(SUPPLY) - before[at].total)
+                .map(|at| u64::from(SUPPLY_PAGES) - before[at].total)
                 .sum();
             let reached = asked.min(persistent + surplus + room);
             let made = (reached - persistent).saturating_sub(surplus);
@@ -357,7 +357,7 @@ proptest! {
         persistent in 0..16u64,
         ops in prop::collection::vec(operation(), 0..120),
     ) {
-        let model = Model::new(&[SUPPLY; NODES]).unwrap();
+        let model = Model::new(&[SUPPLY_PAGES; NODES]).unwrap();
         let supply = model.supply();
         let pool = Pool::new(model, Placement::ANYWHERE);
         pool.resize(Pages(persistent));

@@ -44,8 +44,8 @@ fn a_cgroups_hugetlb_limits_are_errors() {
         assert!(group.set(&names, 4 * BYTES as u64), "{names:?}");
         let child = start(role, |_| {});
         group.add(&child);
-        let said = finish(child);
-        assert!(said.contains("four pages and no more"), "{said}");
+        let printed = finish(child);
+        assert!(printed.contains("four pages and no more"), "{printed}");
         assert_eq!(kernel_counters(), [12, 12, 0, 0], "nothing leaked");
     }
 }
@@ -61,8 +61,8 @@ fn a_memory_cgroups_limit_is_an_error_with_thp() {
     assert!(group.set(&["memory.max", "memory.limit_in_bytes"], 48 << 20));
     let child = start("memory", |_| {});
     group.add(&child);
-    let said = finish(child);
-    assert!(said.contains("an error and alive"), "{said}");
+    let printed = finish(child);
+    assert!(printed.contains("an error and alive"), "{printed}");
 }
 
 /// Each thread checks for room before its touch: another may use the room first.
@@ -78,8 +78,8 @@ fn a_memory_cgroups_limit_is_an_error_to_threads_at_once() {
         assert!(group.set(&["memory.max", "memory.limit_in_bytes"], 256 << 20));
         let child = start("memory-threads", |_| {});
         group.add(&child);
-        let said = finish(child);
-        assert!(said.contains("errors and alive"), "{said}");
+        let printed = finish(child);
+        assert!(printed.contains("errors and alive"), "{printed}");
     }
 }
 
@@ -88,8 +88,8 @@ fn a_process_that_locks_its_memory_takes_no_page_by_that() {
     let Some(_kernel) = KernelPool::with(8, 0) else {
         return;
     };
-    let said = finish(start("locked", |_| {}));
-    assert!(said.contains("no page but its own"), "{said}");
+    let printed = finish(start("locked", |_| {}));
+    assert!(printed.contains("no page but its own"), "{printed}");
     assert_eq!(kernel_counters(), [8, 8, 0, 0]);
 }
 
@@ -121,8 +121,11 @@ fn a_thp_pool_takes_no_privilege() {
         .stderr(Stdio::piped())
         .uid(65534)
         .gid(65534);
-    let said = finish(command.spawn().unwrap());
-    assert!(said.contains("four pages without privilege"), "{said}");
+    let printed = finish(command.spawn().unwrap());
+    assert!(
+        printed.contains("four pages without privilege"),
+        "{printed}"
+    );
 }
 
 /// Roles of the processes that the tests above start.

@@ -15,7 +15,7 @@ use crate::confined::{Group, finish, start};
 use crate::host::{Alone, skip};
 
 const LIMIT_BYTES: u64 = 64 << 20;
-const HUGE: u64 = 2 << 20;
+const HUGE_BYTES: u64 = 2 << 20;
 /// Pages restored from the reserve.
 const RESERVED_PAGES: u64 = 4;
 
@@ -45,8 +45,8 @@ fn assert_refused_and_alive(role: &str) {
         command.env("JUMBO_VMEMMAP_ROLE", "limit");
     });
     group.add(&child);
-    let said = finish(child);
-    assert!(said.contains("an error and alive"), "{said}");
+    let printed = finish(child);
+    assert!(printed.contains("an error and alive"), "{printed}");
 }
 
 /// Fills the cgroup up to a few pages.
@@ -113,18 +113,18 @@ fn role() {
     }
 
     let geometry = Geometry::new(PageSize::SIZE_4K, PageSize::SIZE_2M).unwrap();
-    let vmemmap = Vmemmap::new(0..64 * HUGE, geometry).unwrap();
+    let vmemmap = Vmemmap::new(0..64 * HUGE_BYTES, geometry).unwrap();
     for page in 0..64 {
-        vmemmap.prepare(page * HUGE, Order(9)).unwrap();
+        vmemmap.prepare(page * HUGE_BYTES, Order(9)).unwrap();
     }
     assert!(vmemmap.hold(RESERVED_PAGES) > Bytes(RESERVED_PAGES * (32 << 10)));
     let filled = fill();
 
     // Restores use the reserve until it is empty.
-    let restored = (0..64).take_while(|page| vmemmap.restore(page * HUGE).is_ok());
+    let restored = (0..64).take_while(|page| vmemmap.restore(page * HUGE_BYTES).is_ok());
     let restored = restored.count() as u64;
     assert_eq!(restored, RESERVED_PAGES);
-    let page = 40 * HUGE;
+    let page = 40 * HUGE_BYTES;
     let before = vmemmap.resident(&Root::host()).unwrap();
     for _ in 0..100 {
         let error = vmemmap.split(page, Order(0)).unwrap_err();
@@ -150,7 +150,7 @@ fn role() {
     assert_eq!(vmemmap.order_of(page + 4096), Some(Order(9)));
     let held = vmemmap.get(page + 4096).unwrap();
     held.set_owner(7);
-    drop(vmemmap.pin(page..page + HUGE).unwrap());
+    drop(vmemmap.pin(page..page + HUGE_BYTES).unwrap());
     drop(held);
     assert_eq!(vmemmap.owner(page), Some(7));
     // Optimised pages refill the reserve; memory freed elsewhere in the program does, too.

@@ -7,15 +7,15 @@ use jumbo::units::{Bytes, Order, PageSize};
 use jumbo::vmemmap::{Error, Geometry, Vmemmap};
 use jumbo_host::kernel::Root;
 
-const HUGE: u64 = 2 << 20;
+const HUGE_BYTES: u64 = 2 << 20;
 const PAGES: u64 = 4;
 const TEST_TIME: Duration = Duration::from_secs(3);
 
 fn table() -> Vmemmap {
     let geometry = Geometry::new(PageSize::SIZE_4K, PageSize::SIZE_2M).unwrap();
-    let vmemmap = Vmemmap::new(0..PAGES * HUGE, geometry).unwrap();
+    let vmemmap = Vmemmap::new(0..PAGES * HUGE_BYTES, geometry).unwrap();
     for page in 0..PAGES {
-        vmemmap.prepare(page * HUGE, Order(9)).unwrap();
+        vmemmap.prepare(page * HUGE_BYTES, Order(9)).unwrap();
     }
     vmemmap
 }
@@ -66,7 +66,7 @@ fn readers_are_right_while_pages_change() {
                 let mut at = seed;
                 while !stop.load(Ordering::Relaxed) {
                     at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    let address = (at >> 20) % (PAGES * HUGE);
+                    let address = (at >> 20) % (PAGES * HUGE_BYTES);
                     let seen = vmemmap
                         .head_of(address)
                         .expect("it is always a part of some page");
@@ -81,7 +81,7 @@ fn readers_are_right_while_pages_change() {
             let mut at = 99u64;
             while !stop.load(Ordering::Relaxed) {
                 at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let address = (at >> 20) % (PAGES * HUGE - HUGE);
+                let address = (at >> 20) % (PAGES * HUGE_BYTES - HUGE_BYTES);
                 if at & 1 << 60 == 0 {
                     let held = vmemmap.get(address).unwrap();
                     let page = held.compound();
@@ -90,7 +90,7 @@ fn readers_are_right_while_pages_change() {
                         assert_eq!(vmemmap.head_of(page.head), Some(page));
                     }
                 } else {
-                    let pinned = vmemmap.pin(address..address + HUGE).unwrap();
+                    let pinned = vmemmap.pin(address..address + HUGE_BYTES).unwrap();
                     assert!(vmemmap.users(address).unwrap().pins > 0);
                     drop(pinned);
                 }
@@ -101,17 +101,17 @@ fn readers_are_right_while_pages_change() {
         let start = Instant::now();
         while start.elapsed() < TEST_TIME {
             for page in 0..PAGES {
-                changes.fetch_add(round(&vmemmap, page * HUGE), Ordering::Relaxed);
-                mend(&vmemmap, page * HUGE);
+                changes.fetch_add(round(&vmemmap, page * HUGE_BYTES), Ordering::Relaxed);
+                mend(&vmemmap, page * HUGE_BYTES);
             }
         }
         stop.store(true, Ordering::Relaxed);
     });
     for page in 0..PAGES {
-        mend(&vmemmap, page * HUGE);
-        vmemmap.optimise(page * HUGE).unwrap();
-        assert_eq!(vmemmap.order_of(page * HUGE + 5000), Some(Order(9)));
-        let users = vmemmap.users(page * HUGE).unwrap();
+        mend(&vmemmap, page * HUGE_BYTES);
+        vmemmap.optimise(page * HUGE_BYTES).unwrap();
+        assert_eq!(vmemmap.order_of(page * HUGE_BYTES + 5000), Some(Order(9)));
+        let users = vmemmap.users(page * HUGE_BYTES).unwrap();
         assert_eq!((users.references, users.pins), (0, 0));
     }
     // A write to a descriptor after its release would have populated memory again.
@@ -129,7 +129,7 @@ fn writers_of_several_threads_share_a_table() {
             let vmemmap = &vmemmap;
             scope.spawn(move || {
                 for _ in 0..500 {
-                    assert_eq!(round(vmemmap, page * HUGE), 8);
+                    assert_eq!(round(vmemmap, page * HUGE_BYTES), 8);
                 }
             });
         }
