@@ -286,8 +286,8 @@ fn postgresql_from_initdb_to_a_clean_stop() {
     );
 }
 
-/// As an ordinary user, with the kernel's controls unchanged: buffers that queries have filled, in
-/// each process that maps them.
+/// Buffers that queries have filled, in each process that maps them, without privilege and with the
+/// kernel's controls unchanged.
 #[test]
 fn postgresqls_shared_buffers_are_collapsed() {
     let Some(_held) = shmem::ready() else {

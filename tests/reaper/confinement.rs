@@ -378,8 +378,8 @@ fn who_may_not_touch_the_program_may_not_touch_its_sibling() {
     }
 }
 
-/// As root, then as the user `nobody` under a seccomp filter: the program overwrites the code and
-/// data of the reaper, which then runs chosen code with one system call.
+/// Run as root, then as the user `nobody` under a seccomp filter: the program overwrites the code
+/// and data of the reaper, which then runs chosen code with one system call.
 #[test]
 fn code_of_the_programs_choice_does_nothing_in_it() {
     if !host::root() || cfg!(not(target_arch = "x86_64")) {
