@@ -1,5 +1,5 @@
-//! The `malloc` family: what each call promises, from any thread, at any moment, beside any other
-//! allocator.
+//! Tests of the `malloc` family: the guarantees of each call, from any thread, at any moment,
+//! beside any other allocator.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ fn every_call_of_the_family_keeps_its_promises() {
 fn threads_free_what_other_threads_allocated() {
     let (_files, churn) = program("churn");
     let (_, report) = assert_same(&churn.args(["64", "300"]));
-    // The check is of jumbo's heap only if it was there.
+    // The run tests jumbo's heap only if the heap was active.
     assert!(report.at("/obtained").is_object(), "{report:?}");
 }
 
@@ -44,19 +44,20 @@ fn children_forked_beside_a_thread_that_frees_give_memory_back() {
     assert_same(&program);
 }
 
-/// Protection and fault handlers that stick to the pages of a block, and a stack of 8 KiB.
+/// Page protection and fault handlers that stay with the pages of a block, and a stack of 8 KiB.
 #[test]
 fn blocks_that_were_freed_with_odd_pages_are_plain_memory_later() {
     let (_files, program) = program("freed_as_it_was");
     assert_same(&program);
 }
 
-/// A fork writes to one page (`jumbo_inside::one_page`), which parent and child copy. Beyond it the child faults on the
-/// library's code and names. Before there was that page there were 22 faults more than plain has, and 31 without optimisation.
+/// A fork writes to one page (`jumbo_inside::one_page`), which parent and child copy. The child
+/// also faults on the library's code and names. Without that page there were 22 faults more than
+/// plain, and 31 in an unoptimised build.
 #[test]
 fn a_fork_faults_on_few_pages_more() {
-    // Code that is not optimised lies on more pages.
-    const MORE: f64 = 20.0;
+    // Unoptimised code spans more pages.
+    const MAX_EXTRA_FAULTS: f64 = 20.0;
     let (_files, program) = program("forks");
     let program = program.args(["200"]);
     let faults = |ran: Ran| -> f64 {
@@ -64,17 +65,20 @@ fn a_fork_faults_on_few_pages_more() {
         figures.map(|figure| figure.parse::<f64>().unwrap()).sum()
     };
     let (plain, jumbo) = (faults(program.plain()), faults(program.jumbo_with(&[])));
-    assert!(jumbo <= plain + MORE, "plain {plain}, under jumbo {jumbo}");
+    assert!(
+        jumbo <= plain + MAX_EXTRA_FAULTS,
+        "plain {plain}, under jumbo {jumbo}"
+    );
 }
 
-/// The child has one thread: it waits for none that its parent has.
+/// The child has one thread: it must not wait for threads of its parent.
 #[test]
 fn a_child_of_a_fork_beside_threads_that_take_memory_over_frees_it() {
     let (_files, program) = program("fork_takes_over");
     assert_same(&program);
 }
 
-/// fork(2) takes glibc's list of streams, which a thread may hold that waits for one that waits for the heap.
+/// fork(2) takes glibc's list of streams. Its holder may wait for a thread that waits for the heap.
 #[test]
 fn a_fork_beside_threads_that_flush_and_read_goes_on() {
     let (_files, program) = program("list_lock");
@@ -98,7 +102,7 @@ fn a_handler_may_allocate_between_calls() {
     assert_same(&handler.arg("between"));
 }
 
-/// glibc does not promise this (plain, the program crashes), so there is nothing to compare with.
+/// glibc does not promise this (the plain program crashes), so there is no comparison.
 #[test]
 fn a_handler_may_allocate_large_blocks_within_a_call() {
     let (_files, handler) = program("handler");
@@ -106,7 +110,7 @@ fn a_handler_may_allocate_large_blocks_within_a_call() {
     assert_eq!(ran.stdout, "2000 handlers\n", "{ran:?}");
 }
 
-/// The modes in which blocks come from different places.
+/// Modes in which blocks come from different places.
 const HEAPS: [&[&str]; 4] = [
     &[],
     &["--heap=glibc"],
@@ -114,7 +118,7 @@ const HEAPS: [&[&str]; 4] = [
     &["--heap=off"],
 ];
 
-/// PHP loads its extensions so: their `free` would be glibc's.
+/// PHP loads its extensions this way: their `free` would be glibc's.
 #[test]
 fn libraries_that_are_bound_deeply_free_the_programs_blocks() {
     let files = compile(&[Source::Library("bound_deeply"), Source::C("deepbind", &[])]);
@@ -126,7 +130,7 @@ fn libraries_that_are_bound_deeply_free_the_programs_blocks() {
     }
 }
 
-/// GCL's programs and others need the program break where the kernel put it, until they allocate.
+/// Programs of GCL and others need the program break at its original place until they allocate.
 #[test]
 fn the_program_break_is_moved_by_the_program_alone() {
     let (_files, program) = program("program_break");
@@ -143,7 +147,7 @@ fn malloc_works_before_our_constructor() {
         Source::Library("early"),
         Source::C("needs_early", &["-Wl,--no-as-needed", "-learly"]),
     ]);
-    // As a library that the program needs: its constructors run before those of preloaded ones.
+    // A dependency of the program: its constructors run before those of preloaded libraries.
     assert_same(&Program::new(files.path("needs_early")));
 }
 
@@ -160,7 +164,7 @@ fn a_program_with_its_own_malloc_keeps_it() {
     assert_same(&own);
 }
 
-/// Such a stub is no malloc of the program's own. Node is linked so.
+/// Such a stub is no malloc of the program. Node is linked this way.
 #[test]
 fn a_program_with_stubs_of_malloc_is_served() {
     let compiled = compile(&[Source::C("stubs", &["-no-pie", "-fno-pic"])]);
@@ -187,7 +191,7 @@ fn an_allocator_that_the_user_preloads_is_kept() {
         .args(["200", "stay"])
         .start_reported(&[]);
     running.wait_for_line("ready");
-    // jemalloc is in use, and jumbo beside it.
+    // jemalloc is in use, beside jumbo.
     let maps = format!("/proc/{}/maps", running.child().as_raw_nonzero());
     let maps = std::fs::read_to_string(maps).unwrap();
     assert!(
@@ -197,7 +201,8 @@ fn an_allocator_that_the_user_preloads_is_kept() {
     report.read(&running.wait().ok());
 }
 
-/// A write into a freed object ends the program, or does nothing; it never chooses what `malloc` returns.
+/// A write into a freed object ends the program or has no effect; it never determines a result of
+/// `malloc`.
 #[test]
 fn a_write_into_a_freed_object_does_not_choose_what_malloc_returns() {
     let files = compile(&[Source::C("overwritten", &[])]);

@@ -1,8 +1,8 @@
-//! The bound on memory: a program that touches little of its memory takes as little
-//! under jumbo, but for 16 MiB or what `--max-waste` allows.
+//! Tests of the memory bound: a sparse program uses as little memory under jumbo as in plain, plus
+//! 16 MiB or the limit of `--max-waste`.
 //!
-//! The memory is the peak that the kernel counts for a memory cgroup of each run. Each test prints
-//! its table, also when it passes.
+//! The measure is the peak of a memory cgroup per run. Each test prints its table, even when it
+//! passes.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -12,18 +12,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::pool::group::Group;
 use crate::support::{Compiled, MIB, Program, Ran, Source, compile, host};
 
-/// What may be on huge pages without being dense, whatever the size of the program.
-pub(crate) const LEAST_WASTE: u64 = 16 * MIB;
-/// The library, its ledger and what the kernel counts ahead for each CPU: 0.4 to 1 MiB as measured.
-const OWN: u64 = 4 * MIB;
-/// More than a program's peak in plain, for a limit in which it lives.
-const ROOM: u64 = 24 * MIB;
-/// The most runs of a program.
-const RUNS: usize = 5;
-/// Programs that run at the same time: most of them wait, and the largest take some GiB under no bound.
-const AT_ONCE: usize = 3;
+/// Huge memory that may be sparse, whatever the size of the program.
+pub(crate) const MIN_WASTE_BYTES: u64 = 16 * MIB;
+/// Memory of the library, its ledger and the kernel's per-CPU batches: 0.4 to 1 MiB as measured.
+const OVERHEAD_BYTES: u64 = 4 * MIB;
+/// Memory limit above the plain peak with which a program must survive.
+const HEADROOM_BYTES: u64 = 24 * MIB;
+/// Maximum number of runs of a program.
+const MAX_RUNS: usize = 5;
+/// Programs that run at the same time: most of them sleep, and the largest take some GiB without a
+/// bound.
+const MAX_PARALLEL: usize = 3;
 
-/// A program that is to take little memory.
+/// A sparse program.
 struct Case {
     name: String,
     program: Program,
@@ -48,7 +49,7 @@ struct Row {
 
 impl Row {
     fn new(name: &str, [plain, jumbo]: [u64; 2]) -> Self {
-        let allowed = plain + LEAST_WASTE.max(plain / 20) + OWN;
+        let allowed = plain + MIN_WASTE_BYTES.max(plain / 20) + OVERHEAD_BYTES;
         Self {
             name: name.to_owned(),
             plain,
@@ -74,7 +75,7 @@ fn a_sparse_program_lives_where_it_lives_without() {
     check_limits(&cases(&files));
 }
 
-/// The allowance for jumbo itself is enough for it, and is no waste in disguise.
+/// The allowance for jumbo itself suffices, and hides no waste.
 #[test]
 fn jumbo_itself_takes_little() {
     let Some((_held, files)) = prepared() else {
@@ -83,10 +84,11 @@ fn jumbo_itself_takes_little() {
     let nothing = Case::new("nothing", Program::new(files.path("bound")).arg("nothing"));
     let row = compare(&nothing);
     eprintln!("{} bytes plain, {} under jumbo", row.plain, row.jumbo);
-    assert!(row.jumbo <= row.plain + OWN);
+    assert!(row.jumbo <= row.plain + OVERHEAD_BYTES);
 }
 
-/// The host's state held, and the programs; `None` where memory cannot be counted or nothing would be huge.
+/// Locks the host's state and compiles the programs; `None` if memory cannot be counted or nothing
+/// would be huge.
 fn prepared() -> Option<(host::Held, Compiled)> {
     let held = host::with_thp()?;
     if host::thp_is_always() {
@@ -110,7 +112,7 @@ fn cases(files: &Compiled) -> Vec<Case> {
     listed.lines().map(of_mode).chain([bss]).collect()
 }
 
-/// Runs the cases, and fails where one takes more than is allowed.
+/// Runs the cases; fails if one exceeds its allowance.
 fn check_bound(cases: &[Case]) {
     let rows = at_once(cases, compare);
     let mut table = format!(
@@ -141,11 +143,11 @@ fn check_bound(cases: &[Case]) {
     assert!(over.is_empty(), "more than is allowed: {over:#?}");
 }
 
-/// Runs each case in a memory cgroup with little more room than it takes in plain.
+/// Runs each case in a memory cgroup with `HEADROOM_BYTES` above its plain peak.
 fn check_limits(cases: &[Case]) {
     let outcomes = at_once(cases, |case| {
         let plain = run(case, u64::MAX >> 4, Program::plain).1;
-        let (ran, peak) = run(case, plain + ROOM, jumbo);
+        let (ran, peak) = run(case, plain + HEADROOM_BYTES, jumbo);
         (plain, peak, ran)
     });
     let mut table = format!(
@@ -154,7 +156,7 @@ fn check_limits(cases: &[Case]) {
     );
     let mut killed = Vec::new();
     for (case, (plain, jumbo, ran)) in cases.iter().zip(&outcomes) {
-        let bytes = [*plain, plain + ROOM, *jumbo];
+        let bytes = [*plain, plain + HEADROOM_BYTES, *jumbo];
         let [plain, limit, jumbo] = bytes.map(|bytes| bytes as f64 / MIB as f64);
         let end = if ran.status.success() { "" } else { "  KILLED" };
         let name = &case.name;
@@ -171,12 +173,12 @@ fn check_limits(cases: &[Case]) {
     assert!(killed.is_empty(), "lived in plain: {killed:#?}");
 }
 
-/// The peak, plain and under jumbo; the files are in the page cache before. Programs of many threads have another peak in
-/// each run: where one is over, both sides run again, and their highest peaks are compared.
+/// Measures the peaks, plain and under jumbo, with the files in the page cache. Peaks of programs
+/// with many threads vary: after an excess both sides run again, and the maxima count.
 fn compare(case: &Case) -> Row {
     case.program.plain().ok();
     let mut peaks = [0; 2];
-    for _ in 0..RUNS {
+    for _ in 0..MAX_RUNS {
         for (peak, how) in peaks.iter_mut().zip([Program::plain, jumbo]) {
             let (ran, this) = run(case, u64::MAX >> 4, how);
             ran.ok();
@@ -194,7 +196,7 @@ fn jumbo(program: &Program) -> Ran {
     program.jumbo_with(&["-q"])
 }
 
-/// One run in a group of its own, and the bytes of its peak.
+/// Runs the case in a group of its own and returns the peak in bytes.
 fn run(case: &Case, limit: u64, how: fn(&Program) -> Ran) -> (Ran, u64) {
     let group = Group::of_memory(limit).unwrap();
     let program = case
@@ -205,12 +207,12 @@ fn run(case: &Case, limit: u64, how: fn(&Program) -> Ran) -> (Ran, u64) {
     (ran, group.peak().unwrap())
 }
 
-/// Does `work` for each case, a few at a time; the answers are in the order of the cases.
+/// Calls `work` for each case, several at a time; returns the results in the order of the cases.
 fn at_once<T: Send>(cases: &[Case], work: impl Fn(&Case) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let answers = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
+        for _ in 0..MAX_PARALLEL {
             scope.spawn(|| {
                 while let Some((at, case)) = {
                     let at = next.fetch_add(1, Ordering::Relaxed);
@@ -227,7 +229,7 @@ fn at_once<T: Send>(cases: &[Case], work: impl Fn(&Case) -> T + Sync) -> Vec<T> 
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// Prints a table past libtest, which keeps what a test prints to itself when the test passes.
+/// Prints a table to stderr directly, since libtest captures the output of tests that pass.
 fn show(table: &str) {
     let _ = std::io::stderr().write_all(table.as_bytes());
 }

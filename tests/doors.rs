@@ -1,11 +1,11 @@
-//! The calls that mechanisms hear of reach the same ones by the name of a function and by the number of the system call.
+//! Tests that mechanisms see the same calls by function name and by system call number.
 
 use std::time::{Duration, Instant};
 
 use crate::support::program::assert_alike;
 use crate::support::{Program, Source, compile, host};
 
-/// Tests run the debug build of the library, which counts what its list of mechanisms hears.
+/// Tests run the debug build of the library, which counts the calls that its mechanisms see.
 #[test]
 fn a_name_and_its_number_are_heard_alike() {
     if !host::root() {
@@ -19,7 +19,7 @@ fn a_name_and_its_number_are_heard_alike() {
     assert_eq!(lines.len(), 23, "{lines:?}");
     for line in lines {
         let words: Vec<_> = line.split(' ').collect();
-        // Each was heard by some mechanism, or this would compare nothing with nothing.
+        // Some mechanism saw each call; otherwise the comparison would be void.
         assert_eq!((words[1], words.last()), ("same", Some(&"heard")), "{line}");
     }
 }
@@ -38,7 +38,7 @@ fn a_call_by_its_number_answers_as_the_kernel_does() {
                 &program.jumbo_with(&[mode, "--free-workers=3"]),
                 case,
             );
-            // A thread of ours that lingers would hold the process up.
+            // A lingering thread of jumbo would delay the exit.
             assert!(began.elapsed() < Duration::from_secs(30), "{case} {mode}");
         }
     }

@@ -1,4 +1,5 @@
-//! `jumbo export`: what Prometheus and its tools make of the metrics, and whether they tell of the programs that run.
+//! Tests of `jumbo export`: the metrics as Prometheus and its tools read them, and their agreement
+//! with the programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +14,7 @@ use serde_json::Value;
 use crate::pool::group::Group;
 use crate::support::{MIB, Program, Running, Source, build, compile, host, wait};
 
-/// The samples in the text format: each with its labels as they stand there.
+/// Returns the samples of the text format, each with its labels verbatim.
 fn samples(text: &str) -> BTreeMap<&str, f64> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let sample = |line: &'_ str| {
@@ -33,7 +34,7 @@ fn export(options: &[&str]) -> String {
     program.plain().ok().stdout
 }
 
-/// The answer of promtool to a text.
+/// Checks a text with promtool.
 #[track_caller]
 fn check(promtool: &Path, arguments: &[&str], text: &str) {
     let mut command = Command::new(promtool);
@@ -50,9 +51,9 @@ fn check(promtool: &Path, arguments: &[&str], text: &str) {
         .write_all(text.as_bytes())
         .unwrap();
     let output = child.wait_with_output().unwrap();
-    let said = [output.stdout, output.stderr].map(|said| String::from_utf8(said).unwrap());
-    let is_quiet = said.concat().is_empty() || arguments != ["check", "metrics"];
-    assert!(output.status.success() && is_quiet, "{said:?}\n{text}");
+    let message = [output.stdout, output.stderr].map(|message| String::from_utf8(message).unwrap());
+    let is_quiet = message.concat().is_empty() || arguments != ["check", "metrics"];
+    assert!(output.status.success() && is_quiet, "{message:?}\n{text}");
 }
 
 fn packaging(file: &str) -> PathBuf {
@@ -87,9 +88,9 @@ fn what_a_covered_program_has_is_summed_up_by_its_name_and_unit() {
         let found = samples(text).get(&*series).copied();
         found.unwrap_or_else(|| panic!("no {series} in:\n{text}"))
     };
-    // The library publishes what it has found at its next look.
+    // The library publishes its counts at its next scan.
     let half = (128 * MIB) as f64;
-    let text = wait::until("huge pages in the metrics", wait::MOMENT, || {
+    let text = wait::until("huge pages in the metrics", wait::TIMEOUT, || {
         let text = export(&[]);
         Some(text).filter(|text| of(text, "jumbo_huge_bytes", &labels) > half)
     });
@@ -104,7 +105,7 @@ fn what_a_covered_program_has_is_summed_up_by_its_name_and_unit() {
     assert!(wasted <= (2 * 16 * MIB) as f64, "{text}");
     let reason = format!("{{comm=\"heap\",unit=\"{unit}\",reason=\"not_dense\"}}");
     assert_eq!(of(&text, "jumbo_not_huge_bytes", &reason), all - huge);
-    // The kernel's own figure.
+    // The kernel's own counter.
     let unit = format!("{{unit=\"{unit}\"}}");
     assert!(
         of(&text, "container_memory_anon_thp_bytes", &unit) > half,
@@ -138,7 +139,7 @@ fn what_a_covered_program_has_is_summed_up_by_its_name_and_unit() {
     );
     assert!(!bounded.contains("comm=\"heap\""), "{bounded}");
 
-    // Another user, who may not look into them, is told how many there are.
+    // For another user, who may not read the processes, the metrics have their number.
     let nobody = Program::new("true")
         .unprivileged()
         .jumbo_itself(&["export"]);
@@ -180,10 +181,10 @@ fn a_textfile_is_whole_and_readable_for_all() {
     );
 }
 
-/// The answer to a request, head and body.
+/// Returns the response to a request, head and body.
 fn ask(address: &str, request: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(wait::MOMENT))?;
+    stream.set_read_timeout(Some(wait::TIMEOUT))?;
     stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
@@ -197,7 +198,7 @@ pub(crate) fn get(address: &str, path: &str) -> std::io::Result<String> {
     )
 }
 
-/// `jumbo export --listen`, and its address.
+/// Starts `jumbo export --listen`; returns it and its address.
 fn listen() -> (Running, String) {
     let script = "exec \"$0\" export --listen 127.0.0.1:0 2>&1";
     let running = Program::shell(script).arg(build::jumbo()).start_plain();
@@ -213,7 +214,7 @@ fn listen() -> (Running, String) {
 #[test]
 fn slow_and_odd_clients_hold_nobody_up() {
     let (running, address) = listen();
-    // Slow: they say nothing, say a half, and read nothing.
+    // Slow clients: one sends nothing, one half a request, one reads nothing.
     let slow: Vec<_> = ["", "GET /metr", "GET /metrics HTTP/1.1\r\n\r\n"]
         .into_iter()
         .cycle()
@@ -268,7 +269,7 @@ fn prometheus_scrapes_and_knows_the_rules() {
             .display()
     );
     fs::write(&config, text).unwrap();
-    // Free a moment ago: Prometheus does not say which one it took.
+    // Probably still free: Prometheus does not report a port that it chose itself.
     let port = TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -287,7 +288,7 @@ fn prometheus_scrapes_and_knows_the_rules() {
         let answer: Value = serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()?;
         (answer["status"] == "success").then(|| answer["data"].clone())
     };
-    let value = wait::until("a scrape by Prometheus", wait::MOMENT, || {
+    let value = wait::until("a scrape by Prometheus", wait::TIMEOUT, || {
         assert!(!server.has_ended(), "Prometheus has ended");
         let found = api("query?query=jumbo_build_info")?;
         let sample = &found["result"][0];
@@ -297,13 +298,13 @@ fn prometheus_scrapes_and_knows_the_rules() {
     });
     assert_eq!(value, ("1".to_owned(), env!("CARGO_PKG_VERSION").into()));
     assert_eq!(api("query?query=up").unwrap()["result"][0]["value"][1], "1");
-    // HELP and TYPE come with it.
+    // HELP and TYPE are included.
     let known = api("metadata?metric=jumbo_vmstat_thp_fault_alloc_total").unwrap();
     assert_eq!(
         known["jumbo_vmstat_thp_fault_alloc_total"][0]["type"],
         "counter"
     );
-    wait::until("the rules to be evaluated", wait::MOMENT, || {
+    wait::until("the rules to be evaluated", wait::TIMEOUT, || {
         let rules = api("rules")?;
         let rules = rules["groups"][0]["rules"].as_array()?.clone();
         let is_ok = |rule: &Value| rule["health"] == "ok";
@@ -315,7 +316,7 @@ fn prometheus_scrapes_and_knows_the_rules() {
     running.wait().ok();
 }
 
-/// The names of metrics in an expression.
+/// Returns the names of metrics in an expression.
 fn metrics(expression: &str) -> impl Iterator<Item = &str> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words.filter(|word| word.starts_with("jumbo_") || word.starts_with("container_"))

@@ -1,5 +1,5 @@
-//! A program that puts a seccomp filter on itself: an allow-list of the calls of its own allocator, any other call is
-//! the end. It lives under jumbo as it does without, in every way to run it.
+//! Tests of a program that installs a seccomp filter: an allow-list of the calls of its own
+//! allocator that kills on any other call. It must survive under jumbo in every mode.
 
 use crate::support::program::assert_alike;
 use crate::support::{Compiled, Program, Source, compile};
@@ -38,7 +38,7 @@ fn what_the_allocator_of_the_program_needs_is_enough_for_jumbo() {
 fn a_filter_is_seen_however_it_is_installed() {
     let files = strict();
     assert_lives(&files, &["syscall"]);
-    // A listener's answer is a descriptor.
+    // The listener variant of seccomp(2) returns a descriptor.
     assert_lives(&files, &["listener"]);
 }
 
@@ -47,13 +47,13 @@ fn a_second_filter_is_installed_with_the_calls_of_the_first() {
     assert_lives(&strict(), &["prctl", "twice"]);
 }
 
-/// Where huge pages are off frees are looked at from a smaller size on, and workers are made ready.
+/// With huge pages off the size threshold of frees is lower, and workers are started.
 #[test]
 fn a_filter_is_obeyed_where_the_program_wants_no_huge_pages() {
     assert_lives(&strict(), &["prctl", "small"]);
 }
 
-/// The environment is inherited: glibc's tunable, which it obeys before any library of ours can say no.
+/// The environment is inherited: glibc obeys its tunable before any library of jumbo can act.
 #[test]
 fn what_is_executed_under_the_filter_lives_too() {
     let files = strict();
@@ -64,7 +64,7 @@ fn what_is_executed_under_the_filter_lives_too() {
     }
 }
 
-/// And where the filter lets advice pass nothing is lost.
+/// If the filter allows advice, advice continues.
 #[test]
 fn advice_goes_on_where_the_filter_lets_it_pass() {
     let files = strict();
@@ -75,11 +75,11 @@ fn advice_goes_on_where_the_filter_lets_it_pass() {
         (&["syscall", "advice"], true),
         (&["listener", "all"], true),
         (&[&["prctl", "all"][..], &after].concat(), true),
-        // What is not counted is not advised either.
+        // Memory that is not counted is not advised either.
         (&[&["prctl", "advice"][..], &after].concat(), false),
     ] {
         let program = Program::new(&path).args(how);
-        // With a bound the credit is all that is advised where memory cannot be looked at.
+        // With a bound the credit limits advice while memory cannot be scanned.
         let (ran, report) = program.reported_with(&["--max-waste=unbounded"]);
         ran.ok();
         let number = |name: &str| report.number(&format!("/obtained/ledger/{name}"));
@@ -91,7 +91,7 @@ fn advice_goes_on_where_the_filter_lets_it_pass() {
     }
 }
 
-/// Its number, which looking after shared memory is done by, no process under that filter may ask for.
+/// The filter forbids getpid, which the scanner of shared memory needs.
 #[test]
 fn shared_memory_is_mapped_and_unmapped_with_the_calls_of_the_program() {
     let files = compile(&[Source::C("filtered", &[])]);
@@ -103,8 +103,8 @@ fn shared_memory_is_mapped_and_unmapped_with_the_calls_of_the_program() {
     }
 }
 
-/// Shared memory that is collapsed, and a heap: their bytes on huge pages, once the first has some or after 10 s.
-const SHARED: &str = "import mmap, time
+/// Reports whether collapsed shared memory and a heap are huge, once the former is or after 10 s.
+const MEASURE_HUGE: &str = "import mmap, time
 shared = mmap.mmap(-1, 64 << 20)
 heap = bytearray(64 << 20)
 for memory in shared, heap:
@@ -116,12 +116,12 @@ end = time.monotonic() + 10
 while not huge('ShmemPmdMapped:') and time.monotonic() < end: time.sleep(0.1)
 print(huge('ShmemPmdMapped:') > 0, huge('AnonHugePages:') > 50_000)";
 
-/// Runs `command` in a shell that is below the filter `kind`, as most programs of a container are.
+/// Runs `command` in a shell below the filter `kind`, like most programs of a container.
 fn below(files: &Compiled, kind: &str, command: &str) -> String {
     let jumbo = env!("CARGO_BIN_EXE_jumbo");
     let mut sh = std::process::Command::new(files.path("under_filter"));
     sh.args([kind, "sh", "-c", &format!("{command}; exit $?")]);
-    sh.env("COMMAND", jumbo).env("SHARED", SHARED);
+    sh.env("COMMAND", jumbo).env("SCRIPT", MEASURE_HUGE);
     sh.env(
         "LIBRARY",
         std::path::Path::new(jumbo).with_file_name("libjumbo_preload.so"),
@@ -132,23 +132,24 @@ fn below(files: &Compiled, kind: &str, command: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A container's filter refuses calls and kills for none: nothing is left alone. One that kills is found out without harm.
+/// A container's filter refuses calls and kills for none: every mechanism stays active. A filter
+/// that kills is detected without harm.
 #[test]
 fn an_inherited_filter_is_asked_and_obeyed() {
     let files = compile(&[Source::C("under_filter", &[])]);
     let Some(_thp) = crate::support::host::with_thp() else {
         return;
     };
-    // Within a bound memory is huge as it is looked at, which not every filter lets pass.
-    let run = "\"$COMMAND\" run --quiet --max-waste=unbounded -- /usr/bin/python3 -c \"$SHARED\"";
-    // As an image or a pod sets it, with no launcher.
+    // With a bound memory becomes huge only after a scan, which some filters refuse.
+    let run = "\"$COMMAND\" run --quiet --max-waste=unbounded -- /usr/bin/python3 -c \"$SCRIPT\"";
+    // As set by an image or a pod, without a launcher.
     let fixed =
-        "LD_PRELOAD=\"$LIBRARY\" JUMBO_ORDERS=max_waste=unbounded /usr/bin/python3 -c \"$SHARED\"";
+        "LD_PRELOAD=\"$LIBRARY\" JUMBO_ORDERS=max_waste=unbounded /usr/bin/python3 -c \"$SCRIPT\"";
     for command in [run, fixed] {
         for (kind, huge) in [
             ("allow", "True True\n"),
             ("container", "True True\n"),
-            // Memory that was moved could not be put back.
+            // Memory that was moved could not be moved back.
             ("mremap", "False True\n"),
             ("madvise", "False False\n"),
         ] {

@@ -1,4 +1,4 @@
-//! `jumbo fleet compare`: a fleet in a real Prometheus, and all that a file or a server can do wrong.
+//! Tests of `jumbo fleet compare`: a fleet in a real Prometheus, and faulty files and servers.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -19,7 +19,7 @@ fn compare(options: &[&str]) -> Ran {
     program.args(options).plain()
 }
 
-/// The error of a comparison that fails.
+/// Returns the error message of a comparison that fails.
 #[track_caller]
 fn refused(options: &[&str]) -> String {
     let ran = compare(options);
@@ -31,7 +31,8 @@ fn refused(options: &[&str]) -> String {
 const HOURS: u64 = 2;
 const PODS: u64 = 24;
 
-/// Two hours of 24 pods in the exposition format: under jumbo they need 10 % less CPU for a request and 5 % more memory.
+/// Two hours of 24 pods in the exposition format: jumbo needs 10 % less CPU per request and 5 %
+/// more memory.
 fn fleet(end: u64) -> String {
     let mut families = [
         "container_cpu_usage_seconds counter",
@@ -45,7 +46,7 @@ fn fleet(end: u64) -> String {
     .map(|family| format!("# TYPE {family}\n"));
     for pod in 0..PODS {
         let is_jumbo = pod % 2 == 1;
-        // Within 1 %, alike in both arms.
+        // Variation of at most 2 % between pods, equal in both arms.
         let own = 1.0 + ((pod / 2 * 7) % 12) as f64 / 600.0;
         let cpu = own * if is_jumbo { 0.9 } else { 1.0 };
         let memory = own * if is_jumbo { 1.05 } else { 1.0 } * f64::from(1 << 30);
@@ -53,7 +54,7 @@ fn fleet(end: u64) -> String {
         let name = format!("namespace=\"shop\",pod=\"shop-{pod}\"");
         for minute in 0..=HOURS * 60 {
             let time = end - HOURS * 3600 + minute * 60;
-            // Each pod has a load of its own, which grows.
+            // Each pod has its own load, which grows.
             let requests = (minute * minute + 600 * minute) as f64 * (1.0 + pod as f64 / 20.0);
             let seconds = requests * 0.002 * cpu;
             let mut line = |family: usize, text: String| {
@@ -64,7 +65,7 @@ fn fleet(end: u64) -> String {
                 0,
                 format!("container_cpu_usage_seconds_total{{{container}}} {seconds}"),
             );
-            // The pod's own group, which has the same time once more.
+            // The pod's own cgroup, which counts the same time again.
             line(
                 0,
                 format!("container_cpu_usage_seconds_total{{{name},container=\"\"}} {seconds}"),
@@ -124,7 +125,7 @@ fn a_fleet_in_prometheus_is_compared() {
     backfill(&promtool, folder, &fleet(end));
     let config = folder.join("prometheus.yml");
     fs::write(&config, "global: {}\n").unwrap();
-    // Free a moment ago: Prometheus does not say which one it took.
+    // Probably still free: Prometheus does not report a port that it chose itself.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
     let port = port.unwrap().to_string();
     let server = Program::new(prometheus)
@@ -135,7 +136,7 @@ fn a_fleet_in_prometheus_is_compared() {
         ))
         .arg(format!("--web.listen-address={port}"))
         .start_plain();
-    wait::until("Prometheus to be ready", wait::MOMENT, || {
+    wait::until("Prometheus to be ready", wait::TIMEOUT, || {
         assert!(!server.has_ended(), "Prometheus has ended");
         let answer = get(&port, "/-/ready").ok()?;
         answer.contains(" 200 ").then_some(())
@@ -153,8 +154,8 @@ fn a_fleet_in_prometheus_is_compared() {
     ];
     let pages = [
         vec!["--select", "namespace=\"shop\"", "--pods", "1000"],
-        // The arm by what runs under jumbo, as docs/fleet.md has it for the NRI plugin.
-        vec!["--pods", "1000", "--arm", "arm", "--arms", COVERED],
+        // Arm determined by covered processes, as docs/fleet.md does for the NRI plugin.
+        vec!["--pods", "1000", "--arm", "arm", "--arms", COVERED_QUERY],
     ]
     .map(|own| -> Value {
         let options = [&common[..], &own].concat();
@@ -181,7 +182,7 @@ fn a_fleet_in_prometheus_is_compared() {
         assert!((saving(2) / memory - 1.0).abs() < 0.05, "{page}");
         assert!((3.0..4.5).contains(&saving(0)), "{page}");
     }
-    // The second looks at all namespaces.
+    // The second query covers all namespaces.
     let notes = |index: usize| pages[index]["notes"].to_string();
     assert_eq!(notes(0), "[]");
     assert!(notes(1).contains("no arm"), "{}", notes(1));
@@ -201,9 +202,9 @@ fn a_fleet_in_prometheus_is_compared() {
 }
 
 /// The query of docs/fleet.md, in one line.
-const COVERED: &str = r#"label_replace(kube_pod_info and on (uid) label_replace(last_over_time(jumbo_covered_processes[2h] @ end()), "uid", "$1", "pod", "(.+)"), "arm", "jumbo", "", "") or label_replace(kube_pod_info{namespace="shop"}, "arm", "plain", "", "") unless on (uid) label_replace(last_over_time(jumbo_covered_processes[2h] @ end()), "uid", "$1", "pod", "(.+)")"#;
+const COVERED_QUERY: &str = r#"label_replace(kube_pod_info and on (uid) label_replace(last_over_time(jumbo_covered_processes[2h] @ end()), "uid", "$1", "pod", "(.+)"), "arm", "jumbo", "", "") or label_replace(kube_pod_info{namespace="shop"}, "arm", "plain", "", "") unless on (uid) label_replace(last_over_time(jumbo_covered_processes[2h] @ end()), "uid", "$1", "pod", "(.+)")"#;
 
-/// A server that does the same to each client, and its address.
+/// Starts a server that treats all clients alike; returns its address.
 fn server(answer: impl Fn(&mut TcpStream) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -227,26 +228,32 @@ fn servers_that_fail_are_named() {
             format!("HTTP/1.1 500 Internal Server Error\r\nContent-Length: {length}\r\n\r\n");
         let _ = stream.write_all((head + body).as_bytes());
     });
-    let said = refused(&["--prometheus", &fails]);
-    assert!(said.contains(&fails) && said.contains("500"), "{said}");
-    assert!(said.contains("the disk is \u{fffd}[31mfull"), "{said}");
+    let message = refused(&["--prometheus", &fails]);
+    assert!(
+        message.contains(&fails) && message.contains("500"),
+        "{message}"
+    );
+    assert!(
+        message.contains("the disk is \u{fffd}[31mfull"),
+        "{message}"
+    );
 
     let page = server(|stream| {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>");
     });
-    let said = refused(&["--prometheus", &page]);
-    assert!(said.contains("hint: is this a Prometheus?"), "{said}");
+    let message = refused(&["--prometheus", &page]);
+    assert!(message.contains("hint: is this a Prometheus?"), "{message}");
 
     let hangs = server(|stream| {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 600\r\n\r\n");
-        // Until the client goes.
+        // Until the client disconnects.
         let _ = stream.read_to_end(&mut Vec::new());
     });
     let begin = Instant::now();
-    let said = refused(&["--prometheus", &hangs, "--timeout", "0.5"]);
+    let message = refused(&["--prometheus", &hangs, "--timeout", "0.5"]);
     assert!(
-        said.contains("timeout") && said.contains("hint: --timeout"),
-        "{said}"
+        message.contains("timeout") && message.contains("hint: --timeout"),
+        "{message}"
     );
     assert!(begin.elapsed() < Duration::from_secs(30));
 
@@ -255,8 +262,8 @@ fn servers_that_fail_are_named() {
         let chunk = [b' '; 1 << 16];
         while stream.write_all(&chunk).is_ok() {}
     });
-    let said = refused(&["--prometheus", &huge]);
-    assert!(said.contains("hint: --select"), "{said}");
+    let message = refused(&["--prometheus", &huge]);
+    assert!(message.contains("hint: --select"), "{message}");
 
     let gone = refused(&["--prometheus", "http://127.0.0.1:1"]);
     assert!(gone.contains("refused"), "{gone}");
@@ -267,7 +274,7 @@ fn servers_that_fail_are_named() {
     );
 }
 
-/// A CSV with so many pods in each arm.
+/// A CSV with these numbers of pods in each arm.
 fn csv(plain: usize, jumbo: usize, value: &str) -> String {
     let arms = [("plain", plain), ("jumbo", jumbo)];
     let pods = arms
@@ -324,20 +331,23 @@ fn a_csv_that_is_wrong_is_refused_with_its_place() {
         (row("0,x,plain,p99_seconds"), "line: 10"),
     ] {
         fs::write(&file, &text).unwrap();
-        let said = refused(&["--csv", path]);
-        assert!(said.contains(expected), "{expected}: {said}");
+        let message = refused(&["--csv", path]);
+        assert!(message.contains(expected), "{expected}: {message}");
         assert!(
-            said.contains(path) || text.starts_with("time,unit"),
-            "{said}"
+            message.contains(path) || text.starts_with("time,unit"),
+            "{message}"
         );
     }
     let missing = refused(&["--csv", "/no-such-file"]);
     assert!(missing.contains("/no-such-file: No such file"), "{missing}");
 
     fs::write(&file, csv(9, 9, "1e9")).unwrap();
-    let said = compare(&["--csv", path]).ok().stdout;
-    assert!(said.contains("memory: no difference seen"), "{said}");
-    assert!(said.contains("CPU: 0 plain and 0 jumbo pods"), "{said}");
+    let message = compare(&["--csv", path]).ok().stdout;
+    assert!(message.contains("memory: no difference seen"), "{message}");
+    assert!(
+        message.contains("CPU: 0 plain and 0 jumbo pods"),
+        "{message}"
+    );
 }
 
 #[test]

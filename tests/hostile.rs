@@ -1,4 +1,4 @@
-//! Programs that mean harm to a command that looks at them.
+//! Tests of programs that attack a command that inspects them.
 
 use std::fs::{self, File};
 use std::process::Command;
@@ -8,12 +8,12 @@ use rustix::process::{Pid, test_kill_process};
 
 use crate::support::{Compiled, Program, Running, Source, build, compile, host, wait};
 
-const REAPER: &str = "jumbo-reaper";
+const REAPER_COMM: &str = "jumbo-reaper";
 
-/// More than a command takes on a slow machine that other tests are run on.
-const BOUND: Duration = Duration::from_secs(60);
+/// Timeout of a command on a slow machine under load.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A hostile program, and its child, which looks like a reaper.
+/// A hostile program and its child, which poses as a reaper.
 struct Hostile {
     running: Running,
     impostor: Pid,
@@ -42,20 +42,23 @@ impl Hostile {
         }
     }
 
-    /// A jumbo command while it runs: the status, and all it said. That it ends is the claim.
+    /// Runs a jumbo command; returns its status and output. The assertion is that it ends.
     #[track_caller]
     fn jumbo(&self, arguments: &[&str]) -> (Option<i32>, String) {
-        let said = tempfile::NamedTempFile::new().unwrap();
-        let output = || File::options().append(true).open(said.path()).unwrap();
+        let printed = tempfile::NamedTempFile::new().unwrap();
+        let output = || File::options().append(true).open(printed.path()).unwrap();
         let mut command = Command::new(build::jumbo());
         command.args(arguments).stdout(output()).stderr(output());
         let mut child = command.spawn().unwrap();
-        // Not waited for where it does not end: nothing may end it but the program's own end.
-        let status = wait::until(&format!("the end of {command:?}"), BOUND, || {
+        // Not killed on timeout: the hostile program must not be able to block the command.
+        let status = wait::until(&format!("the end of {command:?}"), COMMAND_TIMEOUT, || {
             child.try_wait().unwrap()
         });
-        let said = fs::read(said.path()).unwrap();
-        (status.code(), String::from_utf8_lossy(&said).into_owned())
+        let printed = fs::read(printed.path()).unwrap();
+        (
+            status.code(),
+            String::from_utf8_lossy(&printed).into_owned(),
+        )
     }
 }
 
@@ -65,18 +68,21 @@ fn no_command_waits_for_a_process_that_holds_its_memory_back() {
         return;
     }
     for way in ["mapped", "locked"] {
-        let hostile = Hostile::start(REAPER, &[way], None);
+        let hostile = Hostile::start(REAPER_COMM, &[way], None);
         let pid = hostile.running.pid().to_string();
         let impostor = hostile.impostor.to_string();
         let name = "hostile";
 
-        let (status, said) = hostile.jumbo(&["status", "-p", &pid]);
-        assert_eq!(status, Some(0), "{said}");
+        let (status, printed) = hostile.jumbo(&["status", "-p", &pid]);
+        assert_eq!(status, Some(0), "{printed}");
         let why = match way {
             "mapped" => "is not the library of this command",
             _ => "the process holds it back",
         };
-        assert!(said.contains("Not shown") && said.contains(why), "{said}");
+        assert!(
+            printed.contains("Not shown") && printed.contains(why),
+            "{printed}"
+        );
         for command in [
             &["status"][..],
             &["status", "--json", "--top=1000"],
@@ -102,22 +108,22 @@ fn who_looks_like_a_reaper_is_not_waited_for_and_can_be_killed() {
         false => &[None],
     };
     for user in users {
-        let hostile = Hostile::start(REAPER, &[], *user);
+        let hostile = Hostile::start(REAPER_COMM, &[], *user);
         let impostor = hostile.impostor.to_string();
-        let (_, said) = hostile.jumbo(&["wait", "--json", "--timeout=0"]);
-        assert!(!said.contains(&impostor), "{said}");
+        let (_, printed) = hostile.jumbo(&["wait", "--json", "--timeout=0"]);
+        assert!(!printed.contains(&impostor), "{printed}");
         let page = hostile.jumbo(&["status", "--json"]).1;
         let page: serde_json::Value = serde_json::from_str(&page).unwrap();
-        let siblings = page["tasks"]["siblings"].as_array().unwrap();
+        let reapers = page["tasks"]["siblings"].as_array().unwrap();
         assert!(
-            siblings
+            reapers
                 .iter()
                 .all(|row| row["pid"] != hostile.impostor.as_raw_nonzero().get()),
-            "{siblings:?}"
+            "{reapers:?}"
         );
-        let (status, said) = hostile.jumbo(&["kill", "--signal=KILL", &impostor]);
-        assert_eq!(status, Some(0), "{said}");
-        wait::until("the impostor's end", wait::MOMENT, || {
+        let (status, printed) = hostile.jumbo(&["kill", "--signal=KILL", &impostor]);
+        assert_eq!(status, Some(0), "{printed}");
+        wait::until("the impostor's end", wait::TIMEOUT, || {
             let path = format!("/proc/{impostor}/stat");
             let stat = fs::read_to_string(path).unwrap_or_default();
             let gone = test_kill_process(hostile.impostor).is_err() || stat.contains(") Z ");
@@ -126,7 +132,7 @@ fn who_looks_like_a_reaper_is_not_waited_for_and_can_be_killed() {
     }
 }
 
-/// A process chooses its name, and who looks at it has a terminal.
+/// A process chooses its name; the reader has a terminal.
 #[test]
 fn the_name_of_a_process_does_not_drive_the_terminal() {
     let hostile = Hostile::start("\x1b[31mred\x07", &[], None);
@@ -139,14 +145,17 @@ fn the_name_of_a_process_does_not_drive_the_terminal() {
         &["status", "--top=1000"],
         &["kill", "--signal=KILL", &impostor],
     ] {
-        let (_, said) = hostile.jumbo(command);
+        let (_, printed) = hostile.jumbo(command);
         let drives = |byte: char| byte.is_control() && byte != '\n';
-        assert!(!said.contains(drives), "{command:?}: {said:?}");
-        assert!(said.contains("red") || command[0] == "status", "{said}");
+        assert!(!printed.contains(drives), "{command:?}: {printed:?}");
+        assert!(
+            printed.contains("red") || command[0] == "status",
+            "{printed}"
+        );
     }
 }
 
-/// The counts are the program's to write: a run ends as the program does, whatever stands there.
+/// The program can write its counts: a run ends like the program, whatever the counts are.
 #[test]
 fn a_program_that_overwrites_its_counts_ends_as_it_would() {
     let files = compile(&[Source::C("scribbles", &[])]);
@@ -162,7 +171,8 @@ fn a_program_that_overwrites_its_counts_ends_as_it_would() {
     }
 }
 
-/// A system call past the C library changes one thread: a thread of ours must not keep what the program gave up.
+/// A bare system call changes one thread: a thread of jumbo must not keep the privilege that the
+/// program dropped.
 #[test]
 fn no_thread_keeps_a_user_or_cpus_that_the_program_left_by_a_bare_system_call() {
     let Some(_held) = host::with_thp().filter(|_| host::root()) else {

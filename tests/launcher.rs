@@ -1,4 +1,5 @@
-//! `jumbo run` itself: the program behaves as without it, whatever it does and however it ends.
+//! Tests of `jumbo run` itself: the program behaves as without it, whatever it does and however it
+//! ends.
 
 use std::process::Command;
 
@@ -37,7 +38,7 @@ fn a_program_that_cannot_start_is_127_or_126() {
     }
 }
 
-/// Its dynamic loader loads our library too, and has no function that glibc alone has.
+/// The musl loader loads the library, too, and lacks functions that only glibc has.
 #[test]
 fn a_program_of_another_c_library_runs_as_it_is() {
     let is_there = Command::new("musl-gcc").arg("--version").output();
@@ -65,7 +66,7 @@ fn children_below_another_root_run_without_the_library() {
     let root = tempfile::tempdir().unwrap();
     let copy = Command::new("sh")
         .current_dir(root.path())
-        .args(["-c", COPY])
+        .args(["-c", COPY_SHELL])
         .status();
     assert!(copy.unwrap().success());
     let script = "/bin/sh -c 'echo \"preloads: $LD_PRELOAD\"'";
@@ -75,20 +76,21 @@ fn children_below_another_root_run_without_the_library() {
     let plain = program.plain().ok();
     assert_eq!(plain.stdout, "preloads: \n");
     assert_alike(&plain, &program.jumbo(), "jumbo run");
-    // What is below that root as well stays.
+    // A file that exists below the new root as well stays in LD_PRELOAD.
     let kept = Program::shell("chroot / sh -c 'echo \"$LD_PRELOAD\"'")
         .jumbo()
         .ok();
     assert!(kept.stdout.contains("libjumbo_preload.so"), "{kept:?}");
 }
 
-/// Copies sh and the libraries that it is linked with, with their paths.
-const COPY: &str = r"
+/// Copies sh and its libraries, with their paths.
+const COPY_SHELL: &str = r"
     mkdir bin && cp /bin/sh bin/sh &&
     for file in $(ldd /bin/sh | grep -o '/[^ ]*'); do mkdir -p .${file%/*} && cp $file .$file || exit; done
 ";
 
-/// A filter that was inherited ends each process that makes a call that the program never makes: the launcher as well.
+/// An inherited filter kills each process that makes a call unknown to the program: the launcher as
+/// well.
 #[test]
 fn a_program_is_worth_more_than_its_report() {
     let files = compile(&[Source::C("under_filter", &[])]);
@@ -98,7 +100,7 @@ fn a_program_is_worth_more_than_its_report() {
         program.around([filtered.as_os_str(), call.as_ref()])
     };
     let report = ["--report=json", "--report-file", "/dev/null"];
-    for (call, options, said) in [
+    for (call, options, message) in [
         ("ioctl", &[][..], ""),
         ("ioctl", &report[..], ""),
         ("allow", &report[..], ""),
@@ -110,10 +112,10 @@ fn a_program_is_worth_more_than_its_report() {
         assert_eq!(ran.shell_status(), 3, "{call} {options:?}: {ran:?}");
         assert_eq!(
             ran.stderr.is_empty(),
-            said.is_empty(),
+            message.is_empty(),
             "{call} {options:?}: {ran:?}"
         );
-        assert!(ran.stderr.contains(said), "{call} {options:?}: {ran:?}");
+        assert!(ran.stderr.contains(message), "{call} {options:?}: {ran:?}");
     }
 }
 
@@ -137,7 +139,7 @@ fn a_crash_is_a_crash() {
             .around(["prlimit", "--core=0"]);
         let (plain, report) = assert_same(&program);
         assert_eq!(plain.shell_status(), status);
-        // It dies too soon to be looked at often; the kernel knows its peak.
+        // The program dies before the first sample; the kernel knows its peak.
         assert!(report.number("/max_rss") >= (48 * MIB) as f64, "{report:?}");
     }
 }
@@ -149,27 +151,27 @@ fn the_report_is_written_when_the_program_is_killed() {
         .args(["256", "stay"])
         .start_reported(&[]);
     running.wait_for_line("ready");
-    running.wait_until_looked_at();
+    running.wait_until_sampled();
     let program = running.child();
     let seen = smaps::resident(program);
     rustix::process::kill_process(program, Signal::KILL).unwrap();
     let ran = running.wait();
     assert_eq!(ran.shell_status(), 137, "{ran:?}");
     let report = report.read(&ran);
-    // The last look may have been a moment before; the kernel's own peak is whole.
+    // The last sample may predate the kernel's peak.
     let whole = report.number("/max_rss") >= seen.heap as f64;
     assert!(whole && report.heap_bytes() > 0.0, "{seen:?} {report:?}");
     assert_eq!(report.number("/exit/signal"), 9.0);
 }
 
-/// A signal for the launcher is for the program; one that the program ignores ends neither.
+/// The launcher forwards signals; one that the program ignores ends neither.
 #[test]
 fn a_program_that_ignores_sigterm_goes_on() {
     let script =
         "trap 'echo caught INT' INT; trap '' TERM; echo ready; read line; echo got $line; exit 9";
     for reported in [false, true] {
         let program = Program::shell(script);
-        // The report's folder has to be there for as long as the program runs.
+        // The report's folder must exist as long as the program runs.
         let (mut running, _report) = if reported {
             let (running, report) = program.start_reported(&[]);
             (running, Some(report))
@@ -191,7 +193,7 @@ fn a_program_that_ignores_sigterm_goes_on() {
 
 #[test]
 fn signals_reach_the_program() {
-    // `read` is interrupted by the trap; the loop waits for a line or its end.
+    // The trap interrupts `read`; the loop waits for a line or for its end.
     let script = "trap 'echo caught USR1' USR1; trap 'echo caught TERM; exit 5' TERM; echo ready
                   while :; do sleep 0.05; done";
     let (running, report) = Program::shell(script).start_reported(&[]);
@@ -210,7 +212,7 @@ fn a_pipeline_passes_everything_through() {
         .map(|i| format!("{} line\n", i * 7919 % 200_000))
         .collect();
     assert_same(&Program::shell("sort -n | uniq | tail -n 3; echo done >&2").stdin(input.clone()));
-    // jumbo as a part of the pipeline, on both sides.
+    // jumbo within a pipeline, on both sides.
     let plain = Program::shell("sort -n | head -n 5")
         .stdin(input.clone())
         .plain();
@@ -241,7 +243,7 @@ fn children_behave_too() {
     assert_same(&Program::shell("exec env -i /bin/cat /proc/self/environ"));
 }
 
-/// Children are on huge pages as their parent is, unless they are not to be followed.
+/// Children are on huge pages like their parent, unless excluded.
 #[test]
 fn children_are_covered_unless_told_otherwise() {
     let Some(_held) = host::with_thp() else {
@@ -282,12 +284,12 @@ fn the_environment_is_kept() {
         .env("MINE", "as it was");
     let ran = program.jumbo().ok();
     let lines: Vec<_> = ran.stdout.lines().collect();
-    // Theirs first, ours added.
+    // The user's value comes first.
     assert!(lines[0].starts_with(early.to_str().unwrap()), "{ran:?}");
     assert!(lines[0].ends_with("libjumbo_preload.so"), "{ran:?}");
     assert_eq!(lines[1], "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1");
     assert_eq!(lines[2], "as it was");
-    // A tunable that the user has named is the user's.
+    // A tunable that the user has set takes precedence.
     let ran = Program::shell("echo $GLIBC_TUNABLES")
         .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
         .jumbo()
@@ -297,7 +299,7 @@ fn the_environment_is_kept() {
 
 #[test]
 fn descriptors_are_the_programs_alone() {
-    // Closed ones stay closed, and none is added.
+    // Closed descriptors stay closed, and none is added.
     assert_same(&Program::shell("ls /proc/self/fd"));
     assert_same(&Program::shell("exec cat <&-"));
     let closed = Program::shell("exec \"$@\" <&- >&- 2>&-").args(["sh", "sh", "-c", "exit 3"]);
@@ -318,7 +320,7 @@ fn without_a_report_the_pid_is_the_programs() {
     let running = Program::shell("echo $$; read line").start_jumbo(&[]);
     let pid = running.pid().as_raw_nonzero().to_string();
     running.wait_for_line(&pid);
-    // It read the end of its input.
+    // The shell read the end of its input.
     assert_eq!(running.wait().shell_status(), 1);
 }
 
@@ -331,14 +333,14 @@ fn nothing_outlives_the_program() {
     let ran = running.wait();
     assert_eq!(ran.shell_status(), 143, "{ran:?}");
     report.read(&ran);
-    wait::until("the end of the program", wait::MOMENT, || {
+    wait::until("the end of the program", wait::TIMEOUT, || {
         rustix::process::test_kill_process(program)
             .is_err()
             .then_some(())
     });
 }
 
-/// A SIGKILL to the launcher is meant for the program, which could be told by no other signal.
+/// SIGKILL cannot be forwarded: the death of the launcher must end the program.
 #[test]
 fn a_program_ends_when_its_launcher_is_killed() {
     let (running, _report) = Program::shell("echo ready; exec sleep 600").start_reported(&[]);
@@ -346,14 +348,14 @@ fn a_program_ends_when_its_launcher_is_killed() {
     let program = running.child();
     running.signal(Signal::KILL);
     assert_eq!(running.wait().shell_status(), 137);
-    wait::until("the end of the program", wait::MOMENT, || {
+    wait::until("the end of the program", wait::TIMEOUT, || {
         rustix::process::test_kill_process(program)
             .is_err()
             .then_some(())
     });
 }
 
-/// A start is short: the launcher reads no file piece by piece, and no more of the program than its headers.
+/// Start-up is short: the launcher reads files in few calls, and of the program only its headers.
 #[test]
 fn the_launcher_makes_few_system_calls() {
     let Some(strace) = host::command("strace") else {
@@ -367,7 +369,7 @@ fn the_launcher_makes_few_system_calls() {
         "-o".as_ref(),
         log.as_os_str(),
     ]);
-    // Cargo names folders there, which the loader would search.
+    // Cargo sets folders there, which the loader would search.
     traced.env("LD_LIBRARY_PATH", "").jumbo().ok();
     let log = std::fs::read_to_string(&log).unwrap();
     let calls: Vec<_> = log.lines().collect();
@@ -375,7 +377,7 @@ fn the_launcher_makes_few_system_calls() {
         .iter()
         .rposition(|call| call.contains("execve(\"/bin/true\""));
     let launchers = &calls[..program.expect("the program was started")];
-    // Of a debug build, whose loader opens three libraries of C; the one to download has none to open.
+    // A debug build loads three C libraries; the released one loads none.
     assert!(
         launchers.len() < 160,
         "{} calls: {launchers:#?}",
@@ -383,7 +385,7 @@ fn the_launcher_makes_few_system_calls() {
     );
     let of = |name: &str| launchers.iter().filter(|call| call.contains(name)).count();
     assert!(of(" lseek(") < 10 && of(" read(") < 40, "{launchers:#?}");
-    // What the program gets is untouched by the shorter way.
+    // The short path leaves the program's signal state unchanged.
     assert_eq!(
         Program::shell("kill -s PIPE $$").jumbo().shell_status(),
         141

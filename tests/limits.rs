@@ -1,9 +1,9 @@
-//! Limits, lack of privilege, and tools that look into a program: jumbo changes none of it.
+//! Tests of limits, lack of privilege, debuggers and tracers: jumbo preserves their effect.
 
 use crate::support::program::assert_alike;
 use crate::support::{MIB, Program, Ran, Source, assert_same, build, compile, host};
 
-/// Fills what there is, plain and wrapped: both reach the same, but for a tenth.
+/// Fills memory up to a limit, plain and under jumbo: both reach the same amount within a tenth.
 fn assert_same_capacity(program: &Program) {
     let (plain, jumbo) = (program.plain().ok(), program.jumbo().ok());
     let blocks = |ran: &Ran| (ran.number("round0"), ran.number("round1"));
@@ -44,8 +44,8 @@ fn a_limit_of_data_holds_as_much_as_before() {
     }
 }
 
-/// Under mlockall(MCL_FUTURE) all that is mapped is resident and counts; without privilege the limit
-/// is firm. The library itself is locked too, so what counts is that the rest of the limit can be used.
+/// Under mlockall(MCL_FUTURE) all mapped memory is resident and counts; without privilege the limit
+/// is firm. The library is locked, too, so the test checks that the rest is usable.
 #[test]
 fn locked_memory_can_be_used_to_the_limit() {
     if !host::root() {
@@ -61,7 +61,7 @@ fn locked_memory_can_be_used_to_the_limit() {
         for round in ["round0", "round1"] {
             let used = |ran: &Ran| ran.number("locked") + ran.number(round) * kib * 1024;
             let (plain, jumbo) = (used(&plain), used(&jumbo));
-            // One block more or less, and the step of a huge page in which glibc's heap now grows.
+            // Tolerance: one block, and the huge page by which glibc's heap grows.
             let close = jumbo + kib * 1024 + 2 * MIB >= plain;
             assert!(
                 close,
@@ -108,7 +108,7 @@ fn a_read_only_sys_is_enough() {
         return;
     }
     let files = compile(&[Source::C("heap", &[])]);
-    // In a mount namespace of its own.
+    // Runs in a mount namespace of its own.
     let script = "mount -o remount,bind,ro /sys && ! echo madvise 2>/dev/null > \
         /sys/kernel/mm/transparent_hugepage/enabled && exec \"$@\"";
     let heap = Program::new(files.path("heap"))
@@ -120,7 +120,7 @@ fn a_read_only_sys_is_enough() {
     crate::memory::assert_huge(&report, 100 * MIB, 0.9);
 }
 
-/// Where there is no /proc and no /sys at all.
+/// The namespace has neither /proc nor /sys.
 #[test]
 fn a_program_runs_without_proc_and_sys() {
     if !host::root() {
@@ -128,7 +128,7 @@ fn a_program_runs_without_proc_and_sys() {
     }
     let script = "mount -t tmpfs none /sys && mount -t tmpfs none /proc && exec \"$@\"";
     let around = ["unshare", "--mount", "sh", "-c", script, "sh"];
-    // Without /proc it is not known where an executable is, so the library is named.
+    // Without /proc the path of an executable is unknown, so the test names the library.
     let program = Program::shell("echo alone; exit 3").around(around);
     let program = program.env("JUMBO_PRELOAD", build::preload());
     assert_alike(&program.plain(), &program.jumbo(), "jumbo run");
@@ -184,7 +184,7 @@ fn a_debugger_can_attach() {
     let seen = Program::new(gdb).args(commands).plain().ok();
     assert!(seen.stdout.contains("main ("), "{seen:?}");
     assert!(seen.stdout.contains("the heap is in the core"), "{seen:?}");
-    // It goes on as if nothing had been: to its crash.
+    // The program continues unchanged, to its crash.
     let ran = running.wait();
     assert_eq!(ran.shell_status(), 139, "{ran:?}");
     report.read(&ran);
@@ -251,7 +251,7 @@ fn a_core_dump_is_written_and_whole() {
     }
 }
 
-/// With the library in /etc/ld.so.preload, a set-user-ID program has orders that its caller wrote.
+/// With the library in /etc/ld.so.preload a set-user-ID program has orders from its caller.
 #[test]
 fn a_program_with_more_rights_than_its_caller_takes_no_orders() {
     use std::os::unix::fs::PermissionsExt;
@@ -261,7 +261,7 @@ fn a_program_with_more_rights_than_its_caller_takes_no_orders() {
     let folder = build::world_readable_folder();
     let (library, path) = (folder.path().join("lib.so"), folder.path().join("secure"));
     std::fs::copy(build::preload(), &library).unwrap();
-    // The loader follows a path in the program itself also where it ignores LD_PRELOAD.
+    // The loader follows a path in the program even if it ignores LD_PRELOAD.
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/programs/secure.c");
     let linked = std::process::Command::new("gcc")
         .args(["-Wl,--no-as-needed", "-fno-builtin", source, "-o"])

@@ -1,31 +1,30 @@
-//! End to end: real programs, with and without jumbo, on the kernel that is here.
+//! End-to-end tests: real programs, with and without jumbo, on this kernel.
 //!
-//! What is compared is what a user sees: output, exit status, and where the memory ended up, read from
-//! the kernel's own smaps and from jumbo's report. One test binary, so that the support code is
-//! compiled once; the modules are:
+//! They compare what a user sees: output, exit status, and the placement of memory according to
+//! smaps and to jumbo's report. They form one test binary, so that the support code compiles once.
 //!
 //! - [`real_programs`]: CPython, Redis, PostgreSQL, Node, a Go and a static binary.
 //! - [`launcher`]: exit status, signals, pipelines, children, environments.
 //! - [`allocator`]: the `malloc` family, threads, forks, signals, other allocators.
-//! - [`bound`]: the memory of programs that touch little of theirs.
-//! - [`doors`]: calls by their name and by their number.
+//! - [`bound`]: memory of sparse programs.
+//! - [`doors`]: calls by name and by number.
 //! - [`export`]: metrics, read by promtool and by Prometheus.
-//! - [`filters`]: programs that put a seccomp filter on themselves.
+//! - [`filters`]: programs that install a seccomp filter.
 //! - [`fleet`]: two arms of a fleet, in Prometheus and in a CSV.
-//! - [`free`]: large frees, with several threads and later.
-//! - [`hostile`]: programs that mean harm to a command that looks at them.
-//! - [`mappings`]: `mmap` and its kin.
-//! - [`pool`]: pages set aside for the heap, and mimalloc on them.
-//! - [`promote`]: programs that run already.
-//! - [`page`]: measurements as a page, in a browser.
-//! - [`memory`]: nothing resident that the program did not ask for.
-//! - [`status`]: `jumbo status -p` of a program that is covered.
-//! - [`reaper`]: memory given back after the program's end.
+//! - [`free`]: large frees, by several threads and in the background.
+//! - [`hostile`]: programs that attack a command that inspects them.
+//! - [`mappings`]: `mmap` and related calls.
+//! - [`pool`]: pages reserved for the heap, and mimalloc on them.
+//! - [`promote`]: running programs.
+//! - [`page`]: HTML reports of measurements, in a browser.
+//! - [`memory`]: memory is huge, and no more of it is resident than the program requested.
+//! - [`status`]: `jumbo status -p` of a covered program.
+//! - [`reaper`]: memory freed after the program's end.
 //! - [`segments`]: text and data on huge pages.
 //! - [`shmem`]: shared memory on huge pages.
-//! - [`shmem_user`]: that from user space.
+//! - [`shmem_user`]: shared memory on huge pages by userfaultfd.
 //! - [`top`]: `jumbo top` on a terminal.
-//! - [`unreached`]: programs that LD_PRELOAD does not reach.
+//! - [`unreached`]: programs that LD_PRELOAD cannot reach.
 //! - [`limits`]: resource limits, lack of privilege, debuggers.
 //!
 //! A test that cannot run here says `SKIP name: reason`; with `JUMBO_TEST_STRICT=1` it fails.

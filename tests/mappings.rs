@@ -1,4 +1,4 @@
-//! `mmap`, `munmap`, `mremap`, `mprotect` and `brk` at their edges.
+//! Tests of edge cases of `mmap`, `munmap`, `mremap`, `mprotect` and `brk`.
 
 use crate::support::{MIB, Program, Source, assert_same, compile, host};
 
@@ -20,7 +20,7 @@ fn a_thread_that_is_suspended_keeps_no_other_from_mapping() {
     assert_same(&Program::new(files.path("suspended")));
 }
 
-/// The same with jumbo's heap off, and with its maps off: each part stands alone.
+/// The same with jumbo's heap off, and with its maps off: the parts are independent.
 #[test]
 fn either_part_may_be_switched_off() {
     let files = compile(&[Source::C("maps", &[]), Source::C("family", &[])]);
@@ -32,7 +32,8 @@ fn either_part_may_be_switched_off() {
     }
 }
 
-/// The first thread is made when its stack has room to grow. Nothing of ours is mapped where the kernel would have it then.
+/// The first thread starts when its stack has room to grow. jumbo maps nothing where the kernel
+/// would place it.
 #[test]
 fn a_thread_has_the_room_below_its_growing_stack() {
     let files = compile(&[Source::C("grows_down", &[])]);
@@ -49,17 +50,17 @@ fn a_thread_has_the_room_below_its_growing_stack() {
     }
 }
 
-/// Once memory has turned out dense it is advised, but not against the program's own word.
+/// jumbo advises dense memory, but not against the program's MADV_NOHUGEPAGE.
 #[test]
 fn what_the_program_takes_from_huge_pages_is_not_advised_again() {
     let files = compile(&[Source::C("unadvised", &[])]);
     let ran = Program::new(files.path("unadvised")).arg("60").jumbo().ok();
-    // Between the last look and the advice there is a system call's time.
+    // The program may act between the last scan and the advice.
     assert!(ran.number("after") <= 1, "{ran:?}");
 }
 
-/// A block that lies in two mappings cannot be huge, nor one of which a page is pinned. The scans end all the same, and what is
-/// left on base pages is not huge from a later touch.
+/// A block in two mappings cannot be huge, nor one with a pinned page. The scans end nevertheless,
+/// and a later touch of the rest uses base pages.
 #[test]
 fn what_the_kernel_refuses_to_collapse_is_not_tried_for_ever() {
     let files = compile(&[Source::C("not_collapsed", &[])]);
@@ -68,7 +69,7 @@ fn what_the_kernel_refuses_to_collapse_is_not_tried_for_ever() {
             .arg(how)
             .jumbo()
             .ok();
-        // Of a second. Trying took 300.
+        // Milliseconds of CPU time in a second. Repeated attempts took 300.
         assert!(ran.number("idle") <= 100, "{how}: {ran:?}");
         if !host::thp_is_always() {
             assert!(ran.number("resident") <= 24 * MIB, "{how}: {ran:?}");

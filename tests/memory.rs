@@ -1,6 +1,6 @@
-//! Memory is on huge pages, and no more of it is resident than the program asked for.
+//! Tests that memory is huge, and that no more of it is resident than the program requested.
 
-use crate::bound::LEAST_WASTE;
+use crate::bound::MIN_WASTE_BYTES;
 use crate::support::{MIB, Program, Report, Source, compile, host, smaps, wait};
 
 #[test]
@@ -14,7 +14,7 @@ fn a_heap_is_on_huge_pages_by_the_kernels_own_count() {
         running.wait_for_line("ready");
         smaps::resident(running.pid()).huge_share()
     };
-    // Without jumbo nothing is huge, or this would prove nothing.
+    // Without jumbo nothing is huge; otherwise the test would prove nothing.
     if !host::thp_is_always() {
         let plain = heap.start_plain();
         let plain_share = share(&plain);
@@ -23,8 +23,8 @@ fn a_heap_is_on_huge_pages_by_the_kernels_own_count() {
     }
     let wrapped = heap.start_jumbo(&[]);
     let at_once = share(&wrapped);
-    // What the program filled faster than it was advised is collapsed in its first pause.
-    wait::until("a heap of which 95 % is huge", wait::MOMENT, || {
+    // Memory that the program filled before its advice is collapsed in the first pause.
+    wait::until("a heap of which 95 % is huge", wait::TIMEOUT, || {
         (smaps::resident(wrapped.pid()).huge_share() >= 0.95).then_some(())
     });
     wrapped.wait().ok();
@@ -41,11 +41,11 @@ fn the_report_agrees_with_the_kernel() {
         .args(["512", "stay"])
         .start_reported(&[]);
     running.wait_for_line("ready");
-    // The last of it becomes huge afterwards.
-    wait::until("a heap that is huge", wait::MOMENT, || {
+    // The last part becomes huge afterwards.
+    wait::until("a heap that is huge", wait::TIMEOUT, || {
         (smaps::resident(running.child()).huge_share() > 0.98).then_some(())
     });
-    running.wait_until_looked_at();
+    running.wait_until_sampled();
     let seen = smaps::resident(running.child());
     let report = report.read(&running.wait().ok());
     assert_close(report.heap_bytes(), seen.heap as f64, 0.02);
@@ -61,7 +61,7 @@ fn assert_close(left: f64, right: f64, tolerance: f64) {
     );
 }
 
-/// Addresses that were freed and are used again are as huge as new ones, whatever the size of the blocks.
+/// Reused addresses are as huge as new ones, whatever the block size.
 #[test]
 fn a_later_fill_is_as_huge_as_the_first() {
     let Some(_held) = host::with_thp() else {
@@ -77,21 +77,21 @@ fn a_later_fill_is_as_huge_as_the_first() {
     }
 }
 
-/// Blocks that come and go are at new addresses much of the time; nothing that is kept about the old ones may add up. glibc's
-/// heap adds up in plain too.
+/// Short-lived blocks often have new addresses; records about old ones must not accumulate. glibc's
+/// heap accumulates in plain, too.
 #[test]
 fn blocks_that_come_and_go_leave_nothing_behind() {
     let files = compile(&[Source::C("come_and_go", &[])]);
     let program = Program::new(files.path("come_and_go"));
     let [plain, jumbo] = [program.plain(), program.jumbo()].map(|ran| ran.ok().number("then"));
-    let allowed = plain + LEAST_WASTE / 1024 + 4096;
+    let allowed = plain + MIN_WASTE_BYTES / 1024 + 4096;
     assert!(
         jumbo < allowed,
         "{plain} KiB plain, {jumbo} KiB under jumbo"
     );
 }
 
-/// glibc's own check of whether to advise depends on what is on the stack when it starts; see
+/// glibc's check whether to advise depends on uninitialised stack memory at its start; see
 /// docs/design/heap.md. A program of few objects shows it: each start has to be huge.
 #[test]
 fn every_start_has_a_huge_heap() {
@@ -110,7 +110,7 @@ fn every_start_has_a_huge_heap() {
     }
 }
 
-/// `--heap=off` and `--maps=off` leave a program as it was.
+/// `--heap=off` and `--maps=off` leave a program unchanged.
 #[test]
 fn switched_off_is_off() {
     let Some(_held) = host::with_thp() else {
@@ -126,7 +126,7 @@ fn switched_off_is_off() {
     assert!(report.heap_huge_share() < 0.05, "{report:?}");
 }
 
-/// What is freed is given back as by glibc: 1 GiB, in blocks of several sizes.
+/// Freed memory is released as by glibc: 1 GiB, in blocks of several sizes.
 #[test]
 fn freed_memory_is_given_back() {
     let files = compile(&[Source::C("given_back", &[])]);
@@ -135,7 +135,7 @@ fn freed_memory_is_given_back() {
         let (plain, jumbo) = (program.plain().ok(), program.jumbo().ok());
         let [plain_full, jumbo_full] = [&plain, &jumbo].map(|ran| ran.number("full"));
         assert!(jumbo_full > 1000 * MIB, "{kib} KiB: {jumbo:?}");
-        // Of the whole gigabyte at most a tenth stays longer than in a plain run.
+        // At most a tenth of the gigabyte stays longer than in a plain run.
         let kept = jumbo.number("after").saturating_sub(plain.number("after"));
         assert!(
             kept <= plain_full / 10,
@@ -158,8 +158,8 @@ fn beyond_the_pool_mimalloc_gives_large_blocks_back_at_once_and_others_later() {
     }
 }
 
-/// All touched, half freed, some made again: resident is at most 6 % and 4 MiB more than plain, and what
-/// may be kept of freed blocks.
+/// After a fill, frees and new allocations resident memory is at most 6 % and 4 MiB above plain,
+/// plus the freed blocks that the heap may keep.
 #[test]
 fn nothing_is_resident_that_was_not_asked_for() {
     let files = compile(&[Source::C("resident", &[])]);
@@ -192,8 +192,8 @@ fn nothing_is_resident_that_was_not_asked_for() {
         let (plain, jumbo) = (program.plain().ok(), program.jumbo().ok());
         for moment in ["rss0", "rss1", "rss2"] {
             let (plain, jumbo) = (plain.number(moment), jumbo.number(moment));
-            // Of freed blocks the heap keeps 16 MiB, or twice the largest, for the next ones; the rest
-            // of what it may keep is a share of what is live.
+            // The heap keeps 16 MiB of freed blocks, or twice the largest; the rest of its
+            // allowance is a share of live memory.
             let freed = moment != "rss0" && how != "map";
             let kept = if freed { (2 * size).max(16 * MIB) } else { 0 };
             if jumbo > plain * 106 / 100 + 4 * MIB + kept {
@@ -206,7 +206,7 @@ fn nothing_is_resident_that_was_not_asked_for() {
     assert!(wasteful.is_empty(), "{wasteful:#?}");
 }
 
-/// They come from mimalloc, which has none; unless the user tunes glibc's malloc.
+/// They come from mimalloc, which has no headers, unless the user tunes glibc's malloc.
 #[test]
 fn small_objects_have_no_headers() {
     let files = compile(&[Source::C("resident", &[])]);
@@ -224,7 +224,7 @@ fn small_objects_have_no_headers() {
     assert!(!report.says(says_so), "{report:?}");
 }
 
-/// Nor do threads that have few objects get pages of their own for each size.
+/// Threads with few objects get no pages of their own for each size.
 #[test]
 fn many_threads_with_few_objects_take_as_much_as_plain() {
     let files = compile(&[Source::C("many", &["-pthread"])]);
@@ -233,7 +233,7 @@ fn many_threads_with_few_objects_take_as_much_as_plain() {
     assert!(jumbo < plain + 8 * MIB, "{plain} plain, {jumbo} jumbo");
 }
 
-/// Sweeps and joined blocks, in threads that free each other's objects, damage none.
+/// Sweeps and joined blocks, in threads that free each other's objects, damage no object.
 #[test]
 fn what_lies_around_few_objects_is_given_back_and_reused_without_damage() {
     let files = compile(&[Source::C("sparse_threads", &["-pthread"])]);
@@ -244,7 +244,7 @@ fn what_lies_around_few_objects_is_given_back_and_reused_without_damage() {
     }
 }
 
-/// What is kept of freed memory goes where more comes than the program ever had at once.
+/// The heap releases kept memory once the program exceeds its previous peak.
 #[test]
 fn a_table_that_grows_does_not_leave_its_smaller_selves_beside_it() {
     let Some(_held) = host::with_thp() else {
@@ -254,12 +254,12 @@ fn a_table_that_grows_does_not_leave_its_smaller_selves_beside_it() {
     let program = Program::new(files.path("growing"));
     let [plain, jumbo] = [program.plain(), program.jumbo()].map(|ran| ran.ok().number("peak"));
     assert!(
-        jumbo < plain + LEAST_WASTE + 4 * MIB,
+        jumbo < plain + MIN_WASTE_BYTES + 4 * MIB,
         "{plain} plain, {jumbo} under jumbo"
     );
 }
 
-/// `--keep` says how much of what is freed stays: with enough of it a block that comes and goes has no faults.
+/// `--keep` sets how much freed memory stays: with enough of it a repeated block causes no faults.
 #[test]
 fn what_stays_of_freed_memory_can_be_chosen() {
     let Some(_held) = host::with_thp() else {
@@ -268,7 +268,7 @@ fn what_stays_of_freed_memory_can_be_chosen() {
     let files = compile(&[Source::C("rounds", &[])]);
     let program = Program::new(files.path("rounds"));
     let none = program.jumbo_with(&["--keep=0"]).ok();
-    // The first touches of 20 times 50 huge pages.
+    // First touches of 20 times 50 huge pages.
     assert!(none.number("faults") >= 900, "{none:?}");
     for enough in ["--keep=128M", "--keep=100%"] {
         let kept = program.jumbo_with(&[enough]).ok();
@@ -276,13 +276,13 @@ fn what_stays_of_freed_memory_can_be_chosen() {
         let more = kept.number("kept").saturating_sub(none.number("kept"));
         assert!(more > 90 * MIB, "{enough}: {kept:?} {none:?}");
     }
-    // By default what is wanted again and again stays while it is, and no longer.
+    // By default memory stays while the program reuses it, and no longer.
     let usual = program.clone().arg("rests").jumbo().ok();
     assert!(usual.number("kept") > 90 * MIB, "{usual:?}");
     assert!(usual.number("rested") < 20 * MIB, "{usual:?}");
 }
 
-/// Memory that a program makes of a reservation is on base pages until it turns out dense.
+/// Memory from a reservation is on base pages until it turns out dense.
 #[test]
 fn a_reservation_that_is_sparse_stays_as_small_and_one_that_fills_becomes_huge() {
     let Some(_held) = host::with_thp() else {
@@ -303,7 +303,7 @@ fn a_reservation_that_is_sparse_stays_as_small_and_one_that_fills_becomes_huge()
     }
 }
 
-/// A program that maps much and touches little can be left out of it.
+/// A sparse program can be excluded.
 #[test]
 fn a_sparse_program_can_be_excluded() {
     let files = compile(&[Source::C("resident", &[])]);
@@ -319,7 +319,7 @@ fn a_sparse_program_can_be_excluded() {
     );
 }
 
-/// A CPython program as users write it; `python3` may be a script that starts the real one.
+/// A typical CPython program; `python3` may be a script that starts the real one.
 #[test]
 fn a_python_heap_is_nine_tenths_huge() {
     let Some(_held) = host::with_thp() else {
@@ -331,13 +331,13 @@ fn a_python_heap_is_nine_tenths_huge() {
     let program = Program::new(python).args(["-c", "a=[bytes(1000+i%7) for i in range(1000000)]"]);
     let (ran, report) = program.reported();
     ran.ok();
-    // Of its GiB, a tenth: on a busy machine the last sample may be long before the end.
+    // A tenth of its GiB: on a busy machine the last sample may be long before the end.
     assert_huge(&report, 100 * MIB, 0.9);
     assert!(report.number("/faults/minor") > 0.0);
     assert!(report.at("/requested").is_object() && report.at("/obtained").is_object());
 }
 
-/// At least `bytes` of heap at the peak, and at least `share` of it huge.
+/// Checks that the heap is at least `bytes` at its peak, with at least `share` of it huge.
 #[track_caller]
 pub(crate) fn assert_huge(report: &Report, bytes: u64, share: f64) {
     eprintln!(

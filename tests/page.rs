@@ -1,4 +1,5 @@
-//! Pages of measurements, from small real runs, in a real browser: `jumbo compare --html`, `jumbo bench all --html`.
+//! Tests of HTML reports of small real runs, in a real browser: `jumbo compare --html`, `jumbo
+//! bench all --html`.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
@@ -9,19 +10,20 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::support::browser::Browser;
-use crate::support::wait::{MOMENT, until};
+use crate::support::wait::{TIMEOUT, until};
 use crate::support::{Program, build, host};
 
 fn jumbo(words: &[&str]) -> Program {
-    // Two rounds at least, with warm-ups, on a machine with other work.
+    // At least two rounds with warm-ups, on a loaded machine.
     Program::new(build::jumbo())
         .args(words)
         .working_for(Duration::from_mins(3))
 }
 
-/// Opens a page in every scheme and width, and returns its text. Where JUMBO_TEST_SHOTS names a folder, the pictures go there.
+/// Opens a page in every colour scheme and width and returns its text. Writes screenshots to the
+/// folder JUMBO_TEST_SHOTS, if set.
 #[track_caller]
-fn looked_at(browser: &mut Browser, file: &Path) -> String {
+fn open_everywhere(browser: &mut Browser, file: &Path) -> String {
     let mut grounds = Vec::new();
     let mut text = Value::Null;
     for (scheme, width) in [
@@ -37,7 +39,7 @@ fn looked_at(browser: &mut Browser, file: &Path) -> String {
         assert_eq!(browser.value(&beyond), 0, "{scheme}: wider than the window");
         let ground = "getComputedStyle(document.body).backgroundColor";
         grounds.push(browser.value(ground));
-        // A blank picture of that size has a few KiB.
+        // A blank screenshot of that size has a few KiB.
         let picture = browser.screenshot();
         assert!(picture.len() > 60_000, "{scheme}: {} bytes", picture.len());
         if let Some(folder) = std::env::var_os("JUMBO_TEST_SHOTS") {
@@ -81,7 +83,7 @@ fn looked_at(browser: &mut Browser, file: &Path) -> String {
 fn a_comparison_is_a_page_that_a_browser_shows() {
     let folder = build::world_readable_folder();
     let file = folder.path().join("compare.html");
-    // Bytes that are no text, and a script.
+    // Bytes that are no valid text, and a script.
     let hostile = std::ffi::OsStr::from_bytes(b"<script>alert('\xff')</script>");
     let program = jumbo(&["compare", "--runs", "2", "--html"])
         .arg(&file)
@@ -92,7 +94,7 @@ fn a_comparison_is_a_page_that_a_browser_shows() {
     let Some(mut browser) = Browser::start() else {
         return host::skip("no chromium");
     };
-    let text = looked_at(&mut browser, &file);
+    let text = open_everywhere(&mut browser, &file);
     for part in [
         "echo <script>alert('\u{fffd}')</script>",
         "program, time",
@@ -140,7 +142,7 @@ fn all_tables_are_a_page_that_a_browser_shows() {
     let Some(mut browser) = Browser::start() else {
         return host::skip("no chromium");
     };
-    let text = looked_at(&mut browser, &html);
+    let text = open_everywhere(&mut browser, &html);
     for table in document["tables"].as_array().unwrap() {
         for row in table["rows"].as_array().unwrap() {
             let measure = row["measure"].as_str().unwrap();
@@ -174,9 +176,9 @@ fn an_interrupt_leaves_a_page_that_says_it_is_incomplete() {
         "--json",
     ];
     let running = jumbo(&words).arg(&json).start_plain();
-    // It works on its table once it has a worker.
+    // The command measures its table once it has a worker.
     let children = format!("/proc/{0}/task/{0}/children", running.pid());
-    until("a worker", MOMENT, || {
+    until("a worker", TIMEOUT, || {
         let children = fs::read_to_string(&children).ok()?;
         (!children.trim().is_empty()).then_some(())
     });

@@ -1,4 +1,4 @@
-//! `jumbo promote`: huge pages for programs that run already, whatever they do meanwhile.
+//! Tests of `jumbo promote`: huge pages for running programs, whatever they do meanwhile.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,8 @@ use serde_json::Value;
 use crate::support::smaps::resident;
 use crate::support::{Compiled, MIB, Program, Ran, Running, Source, build, compile, host, wait};
 
-/// A program that answers with what it holds, a line for a line.
-const ANSWERS: &str = "
+/// A program that answers each line of input with a digest of its data.
+const ANSWERING: &str = "
 import sys
 kept = [bytes([i % 251]) * (1000 + i % 7) for i in range(int(sys.argv[1]) << 10)]
 print('ready', flush=True)
@@ -21,10 +21,10 @@ for line in sys.stdin:
         print('grown', flush=True)
 ";
 
-/// Where every user may run it.
+/// A path that every user may execute.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// The privilege of both the program and of the command.
+/// Privilege of the program and of the command.
 #[derive(Clone, Copy, PartialEq)]
 enum As {
     Root,
@@ -39,7 +39,7 @@ impl As {
         }
     }
 
-    /// `jumbo promote`, to its end.
+    /// Runs `jumbo promote`.
     fn promote(self, arguments: &[&str]) -> Ran {
         let all: Vec<_> = std::iter::once("promote")
             .chain(arguments.iter().copied())
@@ -47,7 +47,7 @@ impl As {
         self.program(Program::new("true")).jumbo_itself(&all)
     }
 
-    /// The outcome for the one process.
+    /// Returns the JSON outcome of the one process.
     #[track_caller]
     fn json(self, arguments: &[&str]) -> Value {
         let all: Vec<_> = std::iter::once("--json")
@@ -60,7 +60,7 @@ impl As {
 }
 
 fn answers(mib: u64) -> Program {
-    Program::new(PYTHON).args(["-c", ANSWERS, &mib.to_string()])
+    Program::new(PYTHON).args(["-c", ANSWERING, &mib.to_string()])
 }
 
 fn id(running: &Running) -> String {
@@ -75,7 +75,7 @@ fn status(pid: Pid, name: &str) -> String {
     value.unwrap_or_default().trim().to_owned()
 }
 
-/// Every thread of it runs on, and no process traces it.
+/// Checks that every thread runs and that no process traces it.
 #[track_caller]
 fn assert_untouched(pid: Pid) {
     let folder = format!("/proc/{}/task", pid.as_raw_nonzero());
@@ -140,7 +140,7 @@ fn an_interpreter_is_on_huge_pages_while_it_answers() {
             number(&done["outcome"]["planned"]),
         );
         assert!(gain.abs_diff(planned) <= 8 * MIB, "{plan}\n{promoted:?}");
-        // The bound: what it holds more now.
+        // The bound limits the growth of memory.
         let bound = number(&done["plan"]["bound"]);
         assert!(number(&done["outcome"]["cost"]) <= bound, "{promoted:?}");
         assert!(
@@ -163,7 +163,7 @@ fn an_interpreter_is_on_huge_pages_while_it_answers() {
     }
 }
 
-/// `waits` counts what a stop could do to a system call that waits.
+/// `waits` counts interrupted and late system calls.
 fn waits(files: &Compiled, mib: u64, seconds: u64, only: Option<&str>) -> Program {
     let numbers = [mib.to_string(), seconds.to_string()];
     Program::new(files.path("waits")).args(numbers).args(only)
@@ -178,7 +178,8 @@ fn no_system_call_ends_early_or_late_for_a_stop() {
         return;
     };
     let files = compile(&[Source::C("waits", &[])]);
-    // All of them in turn, and each that the kernel does not begin again by itself, and the pipe, alone.
+    // All calls in turn; then alone the pipe and each call that the kernel does not restart by
+    // itself.
     let alone = [
         "epoll",
         "epoll_forever",
@@ -203,7 +204,7 @@ fn no_system_call_ends_early_or_late_for_a_stop() {
             let done = As::User.json(&["--rate", "0", pid]);
             assert_eq!(done["reach"]["method"], "ptrace", "{done}");
             let obtained = number(&done["outcome"]["obtained"]);
-            // The kernel's own thread may have been first, where THP is `always`.
+            // With THP `always` the kernel may have collapsed some before.
             let huge = number(&done["plan"]["kinds"]["heap"]["huge"]);
             assert!(obtained + huge >= 24 * MIB, "{done}");
             stops += obtained / (8 * MIB);
@@ -272,7 +273,7 @@ fn a_program_is_followed_as_it_grows_and_to_its_end() {
             .start_plain()
     };
     let until_huge = |least: u64| {
-        wait::until("huge pages", wait::MOMENT, || {
+        wait::until("huge pages", wait::TIMEOUT, || {
             (resident(pid).huge >= least * MIB).then_some(())
         });
     };
@@ -336,7 +337,7 @@ sys.stdin.read()
     let planned = number(&done["outcome"]["planned"]);
     assert!(planned >= 60 * MIB, "{done}");
     let (obtained, failures) = (&done["outcome"]["obtained"], &done["outcome"]["failures"]);
-    // Where the host's control is `never`, the kernel says so.
+    // With the host's control at `never` the kernel refuses.
     let refused = failures[0]["errno"] == "EINVAL" && failures[0]["bytes"] == planned;
     assert!(refused || number(obtained) * 10 >= planned * 9, "{done}");
     let undone = As::Root.json(&["--undo", "--shm", &id(&shared)]);
@@ -344,7 +345,7 @@ sys.stdin.read()
     assert!(split["after"] == 0 || split["left"].is_string(), "{undone}");
 }
 
-/// A refusal of one process: status 1, and nothing on standard output.
+/// Checks that one process was refused: status 1 and no standard output.
 #[track_caller]
 fn assert_refused(ran: &Ran, why: &str) {
     assert_eq!(ran.shell_status(), 1, "{ran:?}");
@@ -440,7 +441,7 @@ sys.stdin.read()
     let ran = As::User.promote(&[&pid]);
     assert_refused(&ran, "under seccomp");
     assert!(ran.stderr.contains("CAP_SYS_NICE"), "{ran:?}");
-    // Without a tracer it goes.
+    // Without a tracer it succeeds.
     As::Root.promote(&[&pid]).ok();
 
     let traced = Program::new(PYTHON)
@@ -455,7 +456,7 @@ sys.stdin.read()
     let stopped = answers(32).unprivileged().start_plain();
     stopped.wait_for_line("ready");
     stopped.signal(Signal::STOP);
-    wait::until("the stop", wait::MOMENT, || {
+    wait::until("the stop", wait::TIMEOUT, || {
         status(stopped.pid(), "State")
             .starts_with('T')
             .then_some(())
@@ -484,20 +485,20 @@ fn a_stop_that_comes_during_a_promotion_is_not_lost() {
         let command = As::User.program(Program::new("true")).itself();
         let command = command.args(["promote", "--rate", "64M", &id(&running)]);
         let promoting = command.start_plain();
-        wait::until("the first huge page", wait::MOMENT, || {
+        wait::until("the first huge page", wait::TIMEOUT, || {
             (resident(running.pid()).huge > 0 || promoting.has_ended()).then_some(())
         });
         running.signal(Signal::STOP);
         let ended = promoting.wait();
         assert!([0, 1, 3].contains(&ended.shell_status()), "{ended:?}");
-        wait::until("the stop", wait::MOMENT, || {
+        wait::until("the stop", wait::TIMEOUT, || {
             status(running.pid(), "State")
                 .starts_with('T')
                 .then_some(())
         });
         assert_eq!(status(running.pid(), "TracerPid"), "0");
         running.signal(Signal::CONT);
-        wait::until("its going on", wait::MOMENT, || {
+        wait::until("its going on", wait::TIMEOUT, || {
             (!status(running.pid(), "State").starts_with('T')).then_some(())
         });
         As::User.promote(&["--undo", &id(&running)]);
@@ -537,7 +538,8 @@ fn a_program_whose_vdso_is_not_executable_lives_on() {
             let done = As::User.json(&["--rate", "0", &id(&running)]);
             let outcome = &done["outcome"];
             let why = outcome["stopped"].as_str().unwrap_or_default();
-            // Between two looks at it there may be no place for a call: the program goes on all the same.
+            // Between two checks the place for a call may vanish: the program continues
+            // nevertheless.
             assert!(why.is_empty() || how == "flickers", "{done}");
             As::User.json(&["--undo", &id(&running)]);
             assert_untouched(running.pid());

@@ -1,8 +1,8 @@
-//! Programs that other people wrote, from Debian's packages: the same answers with and without jumbo, and
-//! their heap on huge pages.
+//! Tests of programs from Debian packages: same output with and without jumbo, and their heap on
+//! huge pages.
 //!
-//! Each share that is asked for would not be there if jumbo did nothing: with THP at `madvise` none of
-//! these programs asks for it by itself.
+//! Each required share proves jumbo's effect: with THP at `madvise` none of these programs requests
+//! huge pages itself.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::support::build::world_readable_folder;
 use crate::support::program::ReportFile;
 use crate::support::{MIB, Program, Ran, Running, Source, assert_same, compile, host, smaps, wait};
 
-/// A gigabyte of objects, most of them in CPython's own arenas, and a few threads.
+/// A gigabyte of objects, most of them in CPython's arenas, and a few threads.
 const OBJECTS: &str = "
 import hashlib, sys, threading
 objects = [(i, str(i), {'key': i}) for i in range(3_200_000)]
@@ -57,11 +57,11 @@ fn node_with_buffers_and_objects() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs/heap.js");
     let (plain, report) = assert_same(&Program::new(node).arg(script));
     assert_eq!(plain.shell_status(), 3, "{plain:?}");
-    // Buffers and large arrays are at once, V8's own heap once there was time to scan it.
+    // Buffers and large arrays are huge at once, V8's own heap after a scan.
     assert_huge(&report, 200 * MIB, 0.4);
 }
 
-/// It reserves pieces of 256 KiB at random addresses, where no huge page fits.
+/// V8 reserves chunks of 256 KiB at random addresses, where no huge page fits.
 #[test]
 fn the_heap_of_v8_is_on_huge_pages() {
     let Some(_held) = host::with_thp() else {
@@ -113,7 +113,7 @@ fn a_go_binary_runs_untouched() {
     );
 }
 
-/// A static program that a dynamic one starts, and a dynamic one that a static one starts.
+/// A dynamic program starts a static one, and the reverse.
 #[test]
 fn static_and_dynamic_programs_start_each_other() {
     let files = compile(&[Source::C("spawn", &["-static"]), Source::C("heap", &[])]);
@@ -130,7 +130,7 @@ fn static_and_dynamic_programs_start_each_other() {
     );
 }
 
-/// A million keys: read in through the protocol, counted, digested and saved by Redis's own means.
+/// A million keys: loaded through the protocol, counted, digested and saved by Redis itself.
 #[test]
 fn redis_with_a_million_keys() {
     let Some(_held) = host::with_thp() else {
@@ -145,7 +145,7 @@ fn redis_with_a_million_keys() {
     plain.stop();
     let wrapped = Redis::start(&server, &cli, true).fill();
     assert_eq!(wrapped.digest(), plain_digest);
-    // A snapshot forks; the child walks all of the memory.
+    // A snapshot forks; the child reads all memory.
     assert_eq!(wrapped.ask(&["bgsave"]), "Background saving started");
     wait::until("the snapshot", Duration::from_secs(120), || {
         wrapped
@@ -179,7 +179,7 @@ struct Redis {
 impl Redis {
     fn start(server: &Path, cli: &Path, wrapped: bool) -> Self {
         let folder = world_readable_folder();
-        // On a socket in its folder, so that no port can be taken. It saves when it is told.
+        // On a socket in its folder, so that no port conflicts. It saves on command.
         let program = Program::new(server)
             .folder(folder.path())
             .args([
@@ -205,7 +205,7 @@ impl Redis {
             cli: cli.to_owned(),
             folder,
         };
-        wait::until("Redis to answer", wait::MOMENT, || {
+        wait::until("Redis to answer", wait::TIMEOUT, || {
             (redis.cli().arg("ping").plain().stdout == "PONG\n").then_some(())
         });
         redis
@@ -251,7 +251,7 @@ impl Redis {
     }
 
     fn stop(self) -> (Ran, Option<ReportFile>) {
-        // The answer is the end of the connection.
+        // The server closes the connection instead of an answer.
         self.cli().args(["shutdown", "nosave"]).plain();
         let ran = self.running.wait().ok();
         assert!(ran.stdout.contains("ready to exit"), "{ran:?}");
@@ -259,7 +259,7 @@ impl Redis {
     }
 }
 
-/// initdb, pgbench, a sort in memory, and a clean stop, as the user that must run it.
+/// Runs initdb, pgbench, a sort in memory, and a clean stop, as the user that must run it.
 #[test]
 fn postgresql_from_initdb_to_a_clean_stop() {
     let Some(_held) = host::with_thp() else {
@@ -278,7 +278,7 @@ fn postgresql_from_initdb_to_a_clean_stop() {
     assert_eq!(wrapped.work(), sorted);
     let (ran, report) = wrapped.stop();
     let report = report.unwrap().read(&ran);
-    // The sort's memory, beside what every backend has.
+    // Memory of the sort, above that of each backend.
     assert_huge(&report, 64 * MIB, 0.5);
     assert!(
         report.number("/peak/shared/bytes") > (20 * MIB) as f64,
@@ -286,8 +286,8 @@ fn postgresql_from_initdb_to_a_clean_stop() {
     );
 }
 
-/// As an ordinary user, with the kernel's controls as they are: the buffers that queries have filled, in each process that has
-/// mapped them.
+/// Buffers that queries have filled, in each process that maps them, without privilege and with the
+/// kernel's controls unchanged.
 #[test]
 fn postgresqls_shared_buffers_are_collapsed() {
     let Some(_held) = shmem::ready() else {
@@ -304,7 +304,7 @@ fn postgresqls_shared_buffers_are_collapsed() {
     let initialize = ["--initialize", "--quiet", "--scale=10"];
     postgres.client("pgbench").args(initialize).plain().ok();
     let select = ["--select-only", "--transactions=40000", "--no-vacuum"];
-    wait::until("the buffers to be huge", 3 * wait::MOMENT, || {
+    wait::until("the buffers to be huge", 3 * wait::TIMEOUT, || {
         let bench = postgres.client("pgbench").args(select).plain().ok();
         assert!(bench.stdout.contains("failed transactions: 0"), "{bench:?}");
         let mut session = postgres.psql().start_plain();
@@ -321,7 +321,7 @@ fn postgresqls_shared_buffers_are_collapsed() {
     assert_eq!(report.at("/obtained/shmem/rung"), "collapse", "{report:?}");
 }
 
-/// The newest installed version's commands.
+/// Folder of the newest installed version's commands.
 fn postgresql() -> Option<PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?;
     let bins = versions.map(|version| version.unwrap().path().join("bin"));
@@ -336,7 +336,7 @@ struct Postgres {
 }
 
 impl Postgres {
-    /// Under jumbo with these options, where there are any.
+    /// Starts the server, under jumbo if there are options.
     fn start(bin: &Path, options: Option<&[&str]>, settings: &[&str]) -> Self {
         use std::os::unix::fs::PermissionsExt;
         let folder = world_readable_folder();
@@ -377,7 +377,7 @@ impl Postgres {
             bin: bin.to_owned(),
             folder,
         };
-        wait::until("PostgreSQL to answer", wait::MOMENT, || {
+        wait::until("PostgreSQL to answer", wait::TIMEOUT, || {
             postgres
                 .client("pg_isready")
                 .plain()
@@ -388,7 +388,7 @@ impl Postgres {
         postgres
     }
 
-    /// What of its shared memory is resident in one of its processes, and what of that is mapped by PMDs: in the one that has most.
+    /// Returns the resident shared memory and its PMD-mapped part, of the process with most of it.
     fn shared_buffers(&self) -> (u64, u64) {
         let file = std::fs::read_to_string(self.folder.path().join("data/postmaster.pid"));
         let parent: i32 = file.unwrap().lines().next().unwrap().parse().unwrap();
@@ -450,7 +450,7 @@ impl Postgres {
             bench.stdout.contains("actually processed: 800/800"),
             "{bench:?}"
         );
-        // What pgbench keeps in balance, whatever the order of its transactions was.
+        // An invariant of pgbench, whatever the order of its transactions.
         let balance = "select (select sum(abalance) from pgbench_accounts)
             = (select sum(delta) from pgbench_history), (select count(*) from pgbench_history)";
         assert_eq!(self.query(balance), "t|800");
@@ -462,7 +462,7 @@ impl Postgres {
         sorted
     }
 
-    /// The memory of a sort once more, held until it has been seen.
+    /// Repeats a sort and holds its memory until a sample includes it.
     fn hold_a_sort(&self) {
         let mut session = self.psql().start_plain();
         session.write(
@@ -471,7 +471,7 @@ impl Postgres {
         );
         session.wait_for_line("held");
         if self.report.is_some() {
-            self.running.wait_until_looked_at();
+            self.running.wait_until_sampled();
         }
         session.write("\\q\n");
         session.wait().ok();

@@ -1,4 +1,4 @@
-//! Text and data on huge pages.
+//! Tests of text and data on huge pages.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,13 +9,13 @@ use rustix::process::Pid;
 
 use crate::support::{Program, Running, Source, compile, host};
 
-/// Text for which a move is tried when it is asked for; the same at fixed addresses, so that processes can share it; and so much
-/// of it that `auto` looks.
-const SOME: Source = Source::C("text", &[]);
-const FIXED: Source = Source::C("text", &["-no-pie"]);
-const MUCH: Source = Source::C("text", &["-no-pie", "-DCOUNT=655360"]);
+/// Text large enough for a move on request; the same at fixed addresses, so that processes can
+/// share it; and enough text that `auto` scans it.
+const TEXT: Source = Source::C("text", &[]);
+const FIXED_TEXT: Source = Source::C("text", &["-no-pie"]);
+const LARGE_TEXT: Source = Source::C("text", &["-no-pie", "-DCOUNT=655360"]);
 
-/// Has the page cache read a program again, in the small folios that it takes by itself.
+/// Makes the page cache read a program again, in small folios.
 fn cache_anew(program: &Path) {
     let file = fs::File::open(program).unwrap();
     file.sync_all().unwrap();
@@ -23,8 +23,8 @@ fn cache_anew(program: &Path) {
     fs::read(program).unwrap();
 }
 
-/// Whether this kernel can say how text is mapped (PAGEMAP_SCAN).
-fn can_look() -> bool {
+/// Reports whether this kernel can tell how text is mapped (PAGEMAP_SCAN).
+fn has_pagemap_scan() -> bool {
     let release = rustix::system::uname();
     let release = release.release().to_string_lossy().into_owned();
     let mut numbers = release
@@ -37,13 +37,13 @@ fn can_look() -> bool {
     version >= (6, 7)
 }
 
-/// THP, and a kernel that says how text is mapped.
+/// Locks the host's state; `None` without THP or PAGEMAP_SCAN.
 fn ready() -> Option<host::Held> {
-    host::with_thp().filter(|_| can_look())
+    host::with_thp().filter(|_| has_pagemap_scan())
 }
 
-/// What a line of the program says: how much of its text is huge, in KiB, and the mapping that it is in.
-fn told(line: &str) -> (u64, &str) {
+/// Parses an output line of the program: KiB of huge text, and the mapping that contains it.
+fn parse_line(line: &str) -> (u64, &str) {
     let (huge, mapping) = line.strip_prefix("huge ").unwrap().split_once(' ').unwrap();
     (huge.parse().unwrap(), mapping)
 }
@@ -51,7 +51,7 @@ fn told(line: &str) -> (u64, &str) {
 #[test]
 fn text_is_moved_when_it_is_asked_for_and_the_program_does_not_notice() {
     let Some(_held) = ready() else { return };
-    let files = compile(&[FIXED]);
+    let files = compile(&[FIXED_TEXT]);
     cache_anew(&files.path("text"));
     let program = Program::new(files.path("text"));
     let sum = program.plain().ok();
@@ -70,14 +70,14 @@ fn text_is_moved_when_it_is_asked_for_and_the_program_does_not_notice() {
         assert_eq!(report.at("/obtained/text/rung"), rung, "{mode}: {report:?}");
         let ran = program.clone().arg("tell").jumbo_with(&[&mode]).ok();
         let text = ran.stdout;
-        let (huge, mapping) = told(text.lines().nth(1).unwrap());
+        let (huge, mapping) = parse_line(text.lines().nth(1).unwrap());
         assert_eq!(huge >= 4096, rung != "as it is", "{mode}: {text}");
         assert!(mapping.contains(" r-xp "), "{mode}: {text}");
         assert!(mapping.contains(place), "{mode}: {text}");
     }
 }
 
-/// The physical pages of a part of a process's text.
+/// Returns the physical pages of a part of a process's text.
 fn frames(pid: Pid, mapping: &str) -> BTreeSet<u64> {
     let (start, rest) = mapping.split_once('-').unwrap();
     let end = rest.split(' ').next().unwrap();
@@ -94,14 +94,14 @@ fn frames(pid: Pid, mapping: &str) -> BTreeSet<u64> {
         .collect()
 }
 
-/// `jumbo text`.
+/// Runs `jumbo text`.
 fn jumbo_text(arguments: &[&str]) -> crate::support::Ran {
     let command = Program::new(crate::support::build::jumbo()).arg("text");
     command.args(arguments).plain().ok()
 }
 
-/// A process that stays, and what it says of its text.
-fn staying(program: &Program) -> (Running, String) {
+/// Starts a process that stays; returns its line about its text.
+fn start_staying(program: &Program) -> (Running, String) {
     let running = program.start_jumbo(&["--text=shared"]);
     let line = running.wait_for_line("huge ");
     running.wait_for_line("ready");
@@ -113,27 +113,27 @@ fn processes_of_one_program_share_an_image_and_it_goes_with_the_last() {
     let Some(_held) = ready().filter(|_| host::root()) else {
         return;
     };
-    let files = compile(&[FIXED]);
+    let files = compile(&[FIXED_TEXT]);
     cache_anew(&files.path("text"));
     let program = Program::new(files.path("text")).arg("stay");
-    let mut all: Vec<_> = (0..3).map(|_| staying(&program)).collect();
+    let mut all: Vec<_> = (0..3).map(|_| start_staying(&program)).collect();
     let seen: Vec<_> = all
         .iter()
-        .map(|(running, line)| frames(running.pid(), told(line).1))
+        .map(|(running, line)| frames(running.pid(), parse_line(line).1))
         .collect();
     assert!(seen[0].len() > 1000, "{}", seen[0].len());
     assert!(seen.iter().all(|frames| *frames == seen[0]));
-    // The maker goes, in the hardest way; who comes later finds it still.
+    // The creator of the image is killed; later processes still find the image.
     let (first, _) = all.remove(0);
     first.signal(rustix::process::Signal::KILL);
     first.wait();
-    let (late, line) = staying(&program);
-    assert_eq!(frames(late.pid(), told(&line).1), seen[0]);
-    // The command sees the image, and can have it forgotten.
+    let (late, line) = start_staying(&program);
+    assert_eq!(frames(late.pid(), parse_line(&line).1), seen[0]);
+    // The command lists the image and can remove it.
     let images = || {
         let command = Program::new(crate::support::build::jumbo()).arg("text");
         let ran = command.args(["images", "--check", "--json"]).plain();
-        // The file of another test's image may be gone: then it is 3.
+        // The file of another test's image may be gone: then the status is 3.
         assert!([0, 3].contains(&ran.shell_status()), "{ran:?}");
         let images: Vec<serde_json::Value> = serde_json::from_str(&ran.stdout).unwrap();
         let path = files.path("text");
@@ -151,8 +151,8 @@ fn processes_of_one_program_share_an_image_and_it_goes_with_the_last() {
     );
     jumbo_text(&["images", "--remove"]);
     assert_eq!(images()[0]["withdrawn"], true);
-    let (another, line) = staying(&program);
-    assert!(frames(another.pid(), told(&line).1).is_disjoint(&seen[0]));
+    let (another, line) = start_staying(&program);
+    assert!(frames(another.pid(), parse_line(&line).1).is_disjoint(&seen[0]));
     all.push((another, line));
     for mut running in all.into_iter().map(|(running, _)| running).chain([late]) {
         running.write("\n");
@@ -160,30 +160,31 @@ fn processes_of_one_program_share_an_image_and_it_goes_with_the_last() {
     }
 }
 
-/// A descriptor of this process by which programs would find an image.
+/// Exports an image by a descriptor number where programs search.
 fn show(image: &fs::File) -> std::os::fd::OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(image, 960).unwrap()
 }
 
-/// A memfd of that name.
+/// Creates a memfd of that name.
 fn image(name: &str) -> fs::File {
     use rustix::fs::MemfdFlags;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::EXEC;
     rustix::fs::memfd_create(name, flags).unwrap().into()
 }
 
-/// A process that announces an image holds up no program for long, and one on base pages is no reason to go without.
+/// An incomplete image delays no program for long; one on base pages does not prevent a private
+/// copy.
 #[test]
 fn an_image_that_is_never_ready_and_one_on_base_pages_are_passed_over() {
     use rustix::fs::{FallocateFlags, SealFlags, fallocate};
     let Some(_held) = ready().filter(|_| host::root()) else {
         return;
     };
-    let files = compile(&[FIXED]);
+    let files = compile(&[FIXED_TEXT]);
     cache_anew(&files.path("text"));
     let program = Program::new(files.path("text")).arg("stay");
-    let (mut first, line) = staying(&program);
-    let name = told(&line).1.split_once("/memfd:").unwrap().1;
+    let (mut first, line) = start_staying(&program);
+    let name = parse_line(&line).1.split_once("/memfd:").unwrap().1;
     let name = name.split(' ').next().unwrap().to_owned();
     let shown = (960..968).find_map(|number| {
         let path = format!("/proc/{}/fd/{number}", first.pid().as_raw_nonzero());
@@ -196,7 +197,7 @@ fn an_image_that_is_never_ready_and_one_on_base_pages_are_passed_over() {
     first.write("\n");
     first.reap();
 
-    // One that changes all the time, at its full length, and never gets anywhere.
+    // An image of full length that changes all the time and is never sealed.
     let changing = image(&name);
     changing.set_len(content.len() as u64).unwrap();
     let over = std::sync::atomic::AtomicBool::new(false);
@@ -211,11 +212,11 @@ fn an_image_that_is_never_ready_and_one_on_base_pages_are_passed_over() {
             }
         });
         let began = std::time::Instant::now();
-        let (mut late, line) = staying(&program);
+        let (mut late, line) = start_staying(&program);
         let took = began.elapsed();
         over.store(true, std::sync::atomic::Ordering::Relaxed);
         assert!(line.contains("/memfd:jumbo-text"), "{line}");
-        // Its own bound is 2 s.
+        // The internal timeout is 2 s.
         assert!(took < std::time::Duration::from_secs(20), "{took:?}");
         late.write("\n");
         late.reap();
@@ -229,8 +230,8 @@ fn an_image_that_is_never_ready_and_one_on_base_pages_are_passed_over() {
     rustix::fs::fchmod(&small, rustix::fs::Mode::RUSR | rustix::fs::Mode::XUSR).unwrap();
     rustix::fs::fcntl_add_seals(&small, seals).unwrap();
     let shown = show(&small);
-    let (mut late, line) = staying(&program);
-    let (huge, mapping) = told(&line);
+    let (mut late, line) = start_staying(&program);
+    let (huge, mapping) = parse_line(&line);
     assert!(
         huge >= 4096 && mapping.contains("/memfd:jumbo-text"),
         "{line}"
@@ -245,14 +246,14 @@ fn another_users_image_is_not_taken() {
     let Some(_held) = ready().filter(|_| host::root()) else {
         return;
     };
-    let files = compile(&[FIXED]);
+    let files = compile(&[FIXED_TEXT]);
     cache_anew(&files.path("text"));
     let program = Program::new(files.path("text")).arg("stay");
-    let (mut theirs, line) = staying(&program.clone().unprivileged());
-    let image = frames(theirs.pid(), told(&line).1);
-    // Root could open it.
-    let (mut ours, line) = staying(&program);
-    assert!(frames(ours.pid(), told(&line).1).is_disjoint(&image));
+    let (mut theirs, line) = start_staying(&program.clone().unprivileged());
+    let image = frames(theirs.pid(), parse_line(&line).1);
+    // Root has the permission to open it.
+    let (mut ours, line) = start_staying(&program);
+    assert!(frames(ours.pid(), parse_line(&line).1).is_disjoint(&image));
     for running in [&mut theirs, &mut ours] {
         running.write("\n");
         running.reap();
@@ -262,7 +263,7 @@ fn another_users_image_is_not_taken() {
 #[test]
 fn a_program_that_lives_gets_its_text_moved_and_no_thread_stays() {
     let Some(_held) = ready() else { return };
-    let files = compile(&[MUCH]);
+    let files = compile(&[LARGE_TEXT]);
     cache_anew(&files.path("text"));
     let program = Program::new(files.path("text"));
     // Not at the start: a short program pays nothing.
@@ -278,7 +279,7 @@ fn a_program_that_lives_gets_its_text_moved_and_no_thread_stays() {
         text.contains("children 0") && text.contains("memfd:jumbo-text"),
         "{text}"
     );
-    // Its descriptors, and its end, are as without us.
+    // Descriptors and exit status are as in plain.
     let ran = program.clone().args(["lowest", "60"]).jumbo_with(&[]).ok();
     assert!(
         ran.stdout.contains("others 0\n") && ran.stdout.contains("memfd:jumbo-text"),
@@ -304,7 +305,7 @@ fn a_program_may_still_change_its_text() {
     let Some(_held) = host::with_thp() else {
         return;
     };
-    let files = compile(&[SOME]);
+    let files = compile(&[TEXT]);
     let program = Program::new(files.path("text")).arg("patch");
     for mode in ["--text=shared", "--text=file"] {
         let ran = program.jumbo_with(&[mode]).ok();
@@ -317,7 +318,7 @@ fn data_and_bss_come_on_huge_pages() {
     let Some(_held) = host::with_thp() else {
         return;
     };
-    let files = compile(&[SOME]);
+    let files = compile(&[TEXT]);
     let program = Program::new(files.path("text")).arg("data");
     let plain = program.plain().ok();
     let huge = |ran: &crate::support::Ran| {
@@ -335,7 +336,7 @@ fn data_and_bss_come_on_huge_pages() {
     let (data, zeroes) = huge(&ran);
     assert!(data >= 2048 && zeroes >= 16384, "{data} {zeroes}");
     assert!(report.number("/obtained/text/data_moved") >= 6e6);
-    // By itself data is copied only where it was written to anyway.
+    // By default data is copied only if written to.
     let (ran, report) = program.reported_with(&[at_once]);
     assert!(huge(&ran).1 >= 16384, "{ran:?}");
     assert_eq!(report.number("/obtained/text/data_moved"), 0.0);
@@ -343,7 +344,7 @@ fn data_and_bss_come_on_huge_pages() {
     assert_eq!((plain.stdout, (0, 0)), (ran.stdout.clone(), huge(&ran)));
 }
 
-/// Machine code that returns half the number of functions: where in the library it stands.
+/// Returns the offset in the library of machine code that returns half the number of functions.
 fn half(library: &Path) -> u64 {
     let number = 131_072_u32 / 2;
     let code = if cfg!(target_arch = "x86_64") {
@@ -384,12 +385,12 @@ fn a_library_that_is_written_in_place_is_another_one_for_new_programs() {
         let options = [&*format!("--text={mode}"), "--libs=libtextlib*"];
         let mut running = program.start_jumbo(&options);
         running.wait_for_line("now 65536");
-        let moved = told(&running.wait_for_line("huge ")).0 > 0;
+        let moved = parse_line(&running.wait_for_line("huge ")).0 > 0;
         assert_eq!(moved, then == 65536, "{mode}");
         let file = fs::OpenOptions::new().write(true).open(&library).unwrap();
         file.write_all_at(&[7, 0, 0, 0], half(&library) + 1)
             .unwrap();
-        // While the first one runs, with its image where it has one.
+        // While the first one runs, with its image, if any.
         let mut next = program.start_jumbo(&options);
         next.wait_for_line("now 7");
         for running in [&mut running, &mut next] {
@@ -409,11 +410,11 @@ fn a_debugger_names_functions_of_text_that_was_moved() {
     let Some(gdb) = host::command("gdb") else {
         return;
     };
-    let files = compile(&[SOME]);
+    let files = compile(&[TEXT]);
     let program = Program::new(files.path("text")).arg("stay");
     for mode in ["--text=off", "--text=shared"] {
         let mut running = program.start_jumbo(&[mode]);
-        let huge = told(&running.wait_for_line("huge ")).0;
+        let huge = parse_line(&running.wait_for_line("huge ")).0;
         assert_eq!(huge > 0, mode != "--text=off", "{mode}");
         running.wait_for_line("ready");
         let process = running.pid().as_raw_nonzero().to_string();
@@ -440,13 +441,13 @@ fn a_debugger_names_functions_of_text_that_was_moved() {
     }
 }
 
-/// A file that grows beyond that limit ends its writer by SIGXFSZ; so may an image.
+/// A file that grows beyond that limit ends its writer by SIGXFSZ; an image could, too.
 #[test]
 fn a_limit_on_the_size_of_files_ends_no_program() {
     let Some(_held) = host::with_thp() else {
         return;
     };
-    let files = compile(&[FIXED]);
+    let files = compile(&[FIXED_TEXT]);
     let program = Program::new(files.path("text")).around(["prlimit", "--fsize=100000"]);
     assert_eq!(
         program.plain().ok().stdout,

@@ -1,4 +1,4 @@
-//! Shared memory on huge pages.
+//! Tests of shared memory on huge pages.
 
 use std::fs;
 
@@ -6,19 +6,19 @@ use crate::support::host::{self, Knob};
 use crate::support::{Compiled, Program, Source, compile};
 
 const SHARED: Source = Source::C("shared", &[]);
-/// What the kernel allows to be collapsed: as hosts have it.
-const ALLOWED: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled";
-const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+/// Kernel control of collapse; at its default on hosts.
+const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled";
+const NR_HUGEPAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
-/// The program with a mapping of 64 MiB, of which so much is to be huge; without privilege.
+/// The program with a mapping of 64 MiB that waits until a part of it is huge; without privilege.
 fn program(files: &Compiled, args: &[&str]) -> Program {
     Program::new(files.path("shared")).unprivileged().args(args)
 }
 
-/// THP, and shared memory that may be collapsed, while no fault brings huge pages.
+/// Locks the host's state; requires THP and collapsible shared memory, without huge pages on fault.
 pub(crate) fn ready() -> Option<host::Held> {
     let held = host::with_thp()?;
-    let allowed = fs::read_to_string(ALLOWED).is_ok_and(|text| text.contains("[inherit]"));
+    let allowed = fs::read_to_string(SHMEM_ENABLED).is_ok_and(|text| text.contains("[inherit]"));
     if !allowed {
         host::skip("shmem_enabled of 2M is not inherit");
     }
@@ -45,11 +45,11 @@ fn shared_memory_of_each_kind_is_collapsed_once_it_was_touched() {
     assert_eq!(plain.number("huge"), 0, "{plain:?}");
 }
 
-/// What faults brought in small folios is collapsed to large ones later.
+/// Small folios from faults are collapsed to large ones later.
 #[test]
 fn folios_of_64_kib_become_huge() {
     let files = compile(&[SHARED]);
-    let small = ALLOWED.replace("2048", "64");
+    let small = SHMEM_ENABLED.replace("2048", "64");
     let Some(_knob) = Knob::set(small, "always") else {
         return;
     };
@@ -89,18 +89,18 @@ fn anonymous_shared_memory_gets_hugetlb_pages_where_they_are_asked_for() {
     let files = compile(&[SHARED]);
     let options = ["--shm=hugetlb"];
     let run = |kind| program(&files, &[kind, "64", "64", "2"]).reported_with(&options);
-    let Some(knob) = Knob::set(POOL, "40") else {
+    let Some(knob) = Knob::set(NR_HUGEPAGES, "40") else {
         return;
     };
     let (ran, report) = run("anonymous");
     assert_eq!(ran.ok().number("huge"), 64, "{report:?}");
     assert_eq!(report.at("/obtained/shmem/rung"), "hugetlb", "{report:?}");
-    // What has a name is never replaced.
+    // Named memory is never replaced.
     let (ran, report) = run("memfd");
     ran.ok();
     assert_eq!(report.number("/obtained/shmem/hugetlb"), 0.0, "{report:?}");
     drop(knob);
-    let Some(_knob) = Knob::set(POOL, "4") else {
+    let Some(_knob) = Knob::set(NR_HUGEPAGES, "4") else {
         return;
     };
     let (ran, report) = run("anonymous");

@@ -1,23 +1,24 @@
-//! Shared memory that comes in by whole blocks from user space, where every control of the kernel is at `never`.
+//! Tests of shared memory that is populated in blocks from user space, with every kernel control at
+//! `never`.
 
 use crate::pool::group::Group;
 use crate::support::host::{self, Knob};
 use crate::support::{Program, Source, compile};
 
-const OPTION: &[&str] = &["--shm=user"];
-const CONTROL: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled";
-/// Base pages in what `ten_lines` and `sparse` map.
-const PAGES: f64 = 65536.0;
+const USER_SHMEM: &[&str] = &["--shm=user"];
+const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled";
+/// Base pages mapped by `ten_lines` and `sparse`.
+const BASE_PAGES: f64 = 65536.0;
 
 #[test]
 fn a_program_of_ten_lines_enters_the_kernel_for_blocks_alone() {
     let files = compile(&[Source::C("ten_lines", &[])]);
-    let Some(_never) = Knob::set(CONTROL, "never") else {
+    let Some(_never) = Knob::set(SHMEM_ENABLED, "never") else {
         return;
     };
     let program = Program::new(files.path("ten_lines")).unprivileged();
     let plain = program.plain().ok();
-    let (ran, report) = program.reported_with(OPTION);
+    let (ran, report) = program.reported_with(USER_SHMEM);
     let ran = ran.ok();
     assert_eq!(ran.number("sum"), plain.number("sum"));
     assert!(
@@ -25,20 +26,20 @@ fn a_program_of_ten_lines_enters_the_kernel_for_blocks_alone() {
         "{ran:?}"
     );
     assert_eq!(report.at("/obtained/shmem/rung"), "user", "{report:?}");
-    assert_eq!(report.number("/obtained/shmem/user"), PAGES * 4096.0);
+    assert_eq!(report.number("/obtained/shmem/user"), BASE_PAGES * 4096.0);
     let blocks = report.number("/obtained/shmem/stats/64K/shmem_alloc");
-    assert!(blocks > 0.0 && blocks * 16.0 <= PAGES, "{report:?}");
+    assert!(blocks > 0.0 && blocks * 16.0 <= BASE_PAGES, "{report:?}");
 }
 
-/// The kernel refuses to collapse a range with holes that a userfaultfd could fill.
+/// The kernel refuses to collapse a range whose holes a userfaultfd could fill.
 #[test]
 fn a_program_may_collapse_what_it_has_touched_in_part() {
     let files = compile(&[Source::C("collapses", &[])]);
-    let Some(_inherit) = Knob::set(CONTROL, "inherit") else {
+    let Some(_inherit) = Knob::set(SHMEM_ENABLED, "inherit") else {
         return;
     };
     let program = Program::new(files.path("collapses"));
-    let (ran, report) = program.reported_with(OPTION);
+    let (ran, report) = program.reported_with(USER_SHMEM);
     let advised = program.jumbo_with(&["--shm=advise"]).ok();
     assert_eq!(ran.ok().stdout, advised.stdout);
     assert!(
@@ -54,13 +55,13 @@ fn what_programs_do_with_such_memory_is_as_ever() {
     let program = Program::new(files.path("into_shared")).unprivileged();
     let plain = program.plain().ok();
     for turn in 0..5 {
-        let (ran, report) = program.reported_with(OPTION);
+        let (ran, report) = program.reported_with(USER_SHMEM);
         assert_eq!(ran.ok().stdout, plain.stdout, "{turn}");
         assert_eq!(report.at("/obtained/shmem/rung"), "user", "{report:?}");
     }
 }
 
-/// In a memory cgroup with room for what the program touches, and not for all the blocks that it touches.
+/// The memory cgroup has room for the touched pages, but not for all touched blocks.
 #[test]
 fn a_program_that_touches_little_lives_where_it_lives_without() {
     if !host::root() {
@@ -72,17 +73,17 @@ fn a_program_that_touches_little_lives_where_it_lives_without() {
     };
     let program = Program::new(files.path("sparse")).around(group.enter());
     program.plain().ok();
-    let (ran, report) = program.reported_with(OPTION);
+    let (ran, report) = program.reported_with(USER_SHMEM);
     ran.ok();
     assert_eq!(report.number("/obtained/shmem/user"), 0.0, "{report:?}");
     // With room for all of it.
     let program = Program::new(files.path("sparse"));
-    let (ran, report) = program.reported_with(OPTION);
+    let (ran, report) = program.reported_with(USER_SHMEM);
     ran.ok();
-    assert_eq!(report.number("/obtained/shmem/user"), PAGES * 4096.0);
+    assert_eq!(report.number("/obtained/shmem/user"), BASE_PAGES * 4096.0);
 }
 
-/// In a memory cgroup with room for what is touched, and not for the buffer.
+/// The memory cgroup has room for the touched pages, but not for the buffer.
 #[test]
 fn a_read_of_little_into_much_takes_little() {
     if !host::root() {
@@ -94,7 +95,7 @@ fn a_read_of_little_into_much_takes_little() {
     };
     let program = Program::new(files.path("short_read")).around(group.enter());
     program.plain().ok();
-    let (ran, report) = program.reported_with(OPTION);
+    let (ran, report) = program.reported_with(USER_SHMEM);
     assert!(ran.ok().number("shared") <= 4 << 20);
     assert_eq!(report.at("/obtained/shmem/rung"), "user", "{report:?}");
 }

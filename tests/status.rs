@@ -1,4 +1,4 @@
-//! `jumbo status -p` of programs that jumbo covers: what is read out of their memory.
+//! Tests of `jumbo status -p` of covered programs: values read from their memory.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::{MIB, Program, Source, build, compile, host};
 
-/// What `jumbo status` says of a process.
+/// Returns the row of `jumbo status` for a process.
 fn status(pid: Pid) -> Value {
     let pid = pid.as_raw_nonzero().to_string();
     let output = Command::new(build::jumbo())
@@ -20,7 +20,7 @@ fn status(pid: Pid) -> Value {
 
 #[test]
 fn what_jumbo_does_in_a_running_program_is_shown_without_a_launcher() {
-    // In place, so there is no ledger; and as a child, which counts in one.
+    // In place, without a ledger; and as a child, with a ledger.
     let report = ["--report=json", "--report-file", "/dev/null"];
     for (options, reported) in [(&[][..], false), (&report, true)] {
         let mut running = Program::new("cat").start_jumbo(options);
@@ -100,7 +100,7 @@ fn a_program_that_jumbo_does_not_cover_shows_none() {
     running.wait();
 }
 
-/// By its name a program is found, and its sibling too, which has the same command line.
+/// The name finds a program and its reaper process, which has the same command line.
 #[test]
 fn the_memory_of_a_program_and_its_reaper_is_counted_once() {
     let files = compile(&[Source::C("reaped", &[])]);
@@ -117,23 +117,23 @@ fn the_memory_of_a_program_and_its_reaper_is_counted_once() {
         String::from_utf8(output.unwrap().stdout).unwrap()
     };
     let page: Value = serde_json::from_str(&jumbo(&["--json", "--top", "1000"])).unwrap();
-    let siblings = page["tasks"]["siblings"].as_array().unwrap();
-    let sibling = siblings.iter().find(|sibling| sibling["program"] == pid);
-    let sibling = &sibling.unwrap_or_else(|| panic!("no reaper of {pid} in {siblings:?}"))["pid"];
+    let reapers = page["tasks"]["siblings"].as_array().unwrap();
+    let reaper = reapers.iter().find(|reaper| reaper["program"] == pid);
+    let reaper = &reaper.unwrap_or_else(|| panic!("no reaper of {pid} in {reapers:?}"))["pid"];
     let largest = page["tasks"]["largest"].as_array().unwrap();
     assert!(largest.iter().any(|task| task["pid"] == pid));
-    assert!(largest.iter().all(|task| task["pid"] != *sibling));
+    assert!(largest.iter().all(|task| task["pid"] != *reaper));
 
-    let (program, sibling) = (pid.to_string(), sibling.to_string());
-    let both = ["--json", "-p", &program, "-p", &sibling];
+    let (program, reaper) = (pid.to_string(), reaper.to_string());
+    let both = ["--json", "-p", &program, "-p", &reaper];
     let page: Value = serde_json::from_str(&jumbo(&both)).unwrap();
     let alone: Value = serde_json::from_str(&jumbo(&both[..3])).unwrap();
     let heap = |page: &Value| page["total"]["heap"]["bytes"].as_u64().unwrap();
     assert_eq!(heap(&page), heap(&alone));
     assert!(heap(&alone) >= 300 * MIB, "{alone:#}");
-    let told = format!("the reaper of process {pid}");
-    assert!(jumbo(&both[1..]).contains(&told), "{}", jumbo(&both[1..]));
-    assert!(jumbo(&[]).contains(&format!("{sibling} of {pid}")));
+    let label = format!("the reaper of process {pid}");
+    assert!(jumbo(&both[1..]).contains(&label), "{}", jumbo(&both[1..]));
+    assert!(jumbo(&[]).contains(&format!("{reaper} of {pid}")));
     running.write("q");
     running.wait();
 }

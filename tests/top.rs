@@ -1,4 +1,4 @@
-//! `jumbo top` on a pseudo-terminal, by tmux(1): keys are sent, and the screen is read.
+//! Tests of `jumbo top` on a pseudo-terminal of tmux(1): the tests send keys and read the screen.
 
 use std::process::Command;
 
@@ -7,13 +7,14 @@ use serde_json::Value;
 
 use crate::support::{Program, Running, Source, build, compile, host, wait};
 
-/// A terminal with a shell on it, or with what the shell runs.
+/// A terminal that runs a shell script.
 struct Terminal {
     folder: tempfile::TempDir,
 }
 
 impl Terminal {
-    /// 80 columns and 24 lines; `None`, with the skip announced, where there is no tmux. `script` finds the command in $JUMBO.
+    /// A terminal of 80 columns and 24 lines; `None`, and a reported skip, without tmux. `script`
+    /// finds the command in $JUMBO.
     #[track_caller]
     fn start(script: &str) -> Option<Self> {
         host::command("tmux")?;
@@ -25,19 +26,19 @@ impl Terminal {
         let size = ["-x", "80", "-y", "24"];
         let more = ["-e", &jumbo, "-e", &folder, "bash", "--norc", "-c", script];
         let start = [&["-f", "/dev/null", "new-session", "-d"][..], &size, &more].concat();
-        let (said, is_success) = terminal.tmux(&start);
-        assert!(is_success, "{said}");
+        let (printed, is_success) = terminal.tmux(&start);
+        assert!(is_success, "{printed}");
         Some(terminal)
     }
 
     fn tmux(&self, arguments: &[&str]) -> (String, bool) {
         let mut command = Command::new("tmux");
         command.arg("-S").arg(self.folder.path().join("socket"));
-        // A tmux around the tests is another one.
+        // A tmux around the tests must not interfere.
         let ran = command.args(arguments).env_remove("TMUX").output().unwrap();
-        let said = [ran.stdout, ran.stderr].concat();
+        let printed = [ran.stdout, ran.stderr].concat();
         (
-            String::from_utf8_lossy(&said).into_owned(),
+            String::from_utf8_lossy(&printed).into_owned(),
             ran.status.success(),
         )
     }
@@ -46,7 +47,7 @@ impl Terminal {
         self.tmux(&[&["send-keys"], keys].concat());
     }
 
-    /// A format of tmux: `#{alternate_on}`, say.
+    /// Returns the value of a tmux format such as `#{alternate_on}`.
     fn state(&self, format: &str) -> String {
         self.tmux(&["display-message", "-p", format])
             .0
@@ -54,7 +55,7 @@ impl Terminal {
             .to_owned()
     }
 
-    /// Waits for a screen that is right, and gives it.
+    /// Waits for a screen that satisfies `is_right` and returns it.
     #[track_caller]
     fn expect(&self, what: &str, is_right: impl Fn(&str) -> bool) -> String {
         let mut last = String::new();
@@ -63,7 +64,7 @@ impl Terminal {
             is_right(&last).then(|| last.clone())
         };
         let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            wait::until(what, wait::MOMENT, right)
+            wait::until(what, wait::TIMEOUT, right)
         }));
         found.unwrap_or_else(|_| panic!("no {what} on the screen:\n{last}"))
     }
@@ -73,7 +74,7 @@ impl Terminal {
         self.expect(text, |screen| screen.contains(text))
     }
 
-    /// The command, a child of the shell.
+    /// Returns the PID of the command, a child of the shell.
     fn jumbo(&self) -> Pid {
         let shell = self.state("#{pane_pid}");
         let children = format!("/proc/{shell}/task/{shell}/children");
@@ -92,11 +93,11 @@ impl Drop for Terminal {
     }
 }
 
-/// Runs the command between two looks at the terminal's settings, and stays.
-const BETWEEN: &str = "trap : INT; stty -a >$OUT/before; $JUMBO top --interval 0.5; echo \"ended $?\"; stty -a >$OUT/after; \
+/// Saves the terminal's settings before and after the command, and stays.
+const SAVE_SETTINGS: &str = "trap : INT; stty -a >$OUT/before; $JUMBO top --interval 0.5; echo \"ended $?\"; stty -a >$OUT/after; \
                        echo settled; read";
 
-/// The line of a process: its huge share in percent, where that is known.
+/// Returns the huge share of a process in percent, if known.
 fn share(screen: &str, pid: &str) -> Option<u32> {
     let line = screen
         .lines()
@@ -105,7 +106,7 @@ fn share(screen: &str, pid: &str) -> Option<u32> {
     share.trim_end_matches('%').parse().ok()
 }
 
-/// A program with 48 MiB on base pages, but where programs get THPs without asking; and its name.
+/// Starts a program with 48 MiB, on base pages unless THP is `always`; returns its name, too.
 fn program() -> (Running, String) {
     let files = compile(&[Source::C("crash", &[])]);
     let running = Program::new(files.path("crash")).arg("stay").start_plain();
@@ -123,7 +124,7 @@ fn the_share_of_a_process_rises_and_falls_by_keys() {
         return;
     };
     let (_running, pid) = program();
-    let Some(terminal) = Terminal::start(BETWEEN) else {
+    let Some(terminal) = Terminal::start(SAVE_SETTINGS) else {
         return;
     };
     terminal.expect_text("jumbo top: ");
@@ -183,14 +184,14 @@ fn however_it_ends_the_terminal_is_as_it_was() {
         ("HUP", 129),
         ("panic", 134),
     ] {
-        // A build that is released does not panic when it is asked to.
+        // A release build has no forced panic.
         if how == "panic" && !cfg!(debug_assertions) {
             continue;
         }
         let script = match how {
-            // Where the shell says that it was killed is no matter.
-            "panic" => format!("export JUMBO_TOP_PANIC=1 RUST_BACKTRACE=0; {BETWEEN}"),
-            _ => BETWEEN.to_owned(),
+            // The place of the shell's message about the kill is irrelevant.
+            "panic" => format!("export JUMBO_TOP_PANIC=1 RUST_BACKTRACE=0; {SAVE_SETTINGS}"),
+            _ => SAVE_SETTINGS.to_owned(),
         };
         let Some(terminal) = Terminal::start(&script) else {
             return;

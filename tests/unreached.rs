@@ -1,4 +1,4 @@
-//! Programs that LD_PRELOAD does not reach: a process beside them promotes their memory.
+//! Tests of programs that LD_PRELOAD cannot reach: a companion process promotes their memory.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -7,10 +7,10 @@ use rustix::process::{Pid, Signal};
 
 use crate::support::{Compiled, MIB, Program, Source, compile, host, wait};
 
-/// Longer than any machine takes; a program that is promoted goes on at once.
-const SECONDS: &str = "100";
+/// Run time limit of the program, above that of any machine; a promoted program continues at once.
+const RUN_SECONDS: &str = "100";
 
-/// The C library that is linked in.
+/// C library of a static program.
 #[derive(Clone, Copy)]
 enum Libc {
     Glibc,
@@ -24,8 +24,8 @@ fn fills(libc: Libc) -> Compiled {
     }])
 }
 
-/// The process beside it; `None` once there is none.
-fn beside(program: Pid) -> Option<Pid> {
+/// Returns the companion process; `None` once it has ended.
+fn companion(program: Pid) -> Option<Pid> {
     let end = format!("\0{}\0", program.as_raw_nonzero());
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let mut pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -38,8 +38,8 @@ fn beside(program: Pid) -> Option<Pid> {
 
 #[track_caller]
 fn assert_alone(program: Pid) {
-    wait::until("the end of the process beside it", wait::MOMENT, || {
-        beside(program).is_none().then_some(())
+    wait::until("the end of the companion process", wait::TIMEOUT, || {
+        companion(program).is_none().then_some(())
     });
 }
 
@@ -55,8 +55,8 @@ fn a_static_program_is_promoted_in_place() {
     for libc in [Libc::Glibc, Libc::Musl] {
         let files = fills(libc);
         for program in [
-            program(&files, SECONDS),
-            program(&files, SECONDS).unprivileged(),
+            program(&files, RUN_SECONDS),
+            program(&files, RUN_SECONDS).unprivileged(),
         ] {
             let running = program.start_jumbo(&[]);
             let pid = running.pid();
@@ -78,13 +78,13 @@ fn the_report_says_how_a_static_program_was_promoted() {
     let files = fills(Libc::Glibc);
     let is_root = rustix::process::geteuid().is_root();
     for (program, is_root) in [
-        (program(&files, SECONDS), is_root),
-        (program(&files, SECONDS).unprivileged(), false),
+        (program(&files, RUN_SECONDS), is_root),
+        (program(&files, RUN_SECONDS).unprivileged(), false),
     ] {
         let (ran, report) = program.reported();
         assert_eq!((ran.number("huge"), ran.number("child")), (1, 0), "{ran:?}");
         let method = report.at("/outside/method").as_str().unwrap();
-        // Without CAP_SYS_NICE in the first user namespace root is an ordinary user.
+        // Without CAP_SYS_NICE in the initial user namespace root is an ordinary user.
         assert!(
             method == "ptrace" || is_root && method == "process_madvise",
             "{report:?}"
@@ -124,7 +124,7 @@ fn what_is_switched_off_stays_off() {
     assert!(ran.number("huge") == 0 || host::thp_is_always(), "{ran:?}");
 }
 
-/// The process beside it would be its child there, in its waits.
+/// The companion process would be a child of the program and appear in its waits.
 #[test]
 fn the_first_process_of_a_namespace_has_no_child() {
     if !host::root() {
@@ -135,12 +135,12 @@ fn the_first_process_of_a_namespace_has_no_child() {
     };
     let files = fills(Libc::Glibc);
     let around = ["unshare", "--pid", "--fork", "--mount-proc"];
-    let ran = program(&files, SECONDS).around(around).jumbo();
+    let ran = program(&files, RUN_SECONDS).around(around).jumbo();
     assert!(ran.stdout.starts_with("filled pid=1\n"), "{ran:?}");
     assert_eq!((ran.number("huge"), ran.number("child")), (1, 0), "{ran:?}");
 }
 
-/// An init that waits for its own child alone would keep it as a zombie.
+/// An init that waits only for its own child would keep it as a zombie.
 #[test]
 fn an_init_that_waits_for_no_orphan_is_left_none() {
     if !host::root() {
@@ -152,7 +152,7 @@ fn an_init_that_waits_for_no_orphan_is_left_none() {
     let files = fills(Libc::Glibc);
     let init = compile(&[Source::C("init", &[])]);
     let init = init.path("init").display().to_string();
-    for (how, seconds, huge) in [("application", "2", 0), ("catches", SECONDS, 1)] {
+    for (how, seconds, huge) in [("application", "2", 0), ("catches", RUN_SECONDS, 1)] {
         let around = ["unshare", "--pid", "--fork", "--mount-proc", &init, how];
         let ran = program(&files, seconds).around(around).jumbo();
         assert!(
@@ -167,21 +167,21 @@ fn an_init_that_waits_for_no_orphan_is_left_none() {
     }
 }
 
-/// Neither the end of the program nor that of its output waits for the process beside it.
+/// Neither the end of the program nor that of its output waits for the companion process.
 #[test]
 fn a_kill_ends_both() {
     let Some(_held) = host::with_thp() else {
         return;
     };
     let files = fills(Libc::Glibc);
-    let program = program(&files, SECONDS)
+    let program = program(&files, RUN_SECONDS)
         .args(["sleep", "1000"])
         .unprivileged();
     let running = program.start_jumbo(&[]);
     running.wait_for_line("huge=1");
     let pid = running.pid();
-    let other = wait::until("the process beside it", wait::MOMENT, || beside(pid));
-    // It may have a pipe to a child of its own.
+    let other = wait::until("the companion process", wait::TIMEOUT, || companion(pid));
+    // The launcher may have a pipe to its own child.
     let ours = pipes(pid);
     assert!(!ours.is_empty());
     let held = pipes(other);
@@ -191,7 +191,7 @@ fn a_kill_ends_both() {
     assert_alone(pid);
 }
 
-/// The pipes that a process has.
+/// Returns the pipes of a process.
 fn pipes(pid: Pid) -> BTreeSet<PathBuf> {
     let files = std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero())).unwrap();
     let files = files
@@ -210,7 +210,7 @@ fn a_dynamic_program_in_its_place_is_left_to_the_library() {
     };
     let files = compile(&[Source::C("fills", &["-static"]), Source::C("heap", &[])]);
     let heap = files.path("heap");
-    let program = Program::new(files.path("fills")).args(["32", SECONDS]);
+    let program = Program::new(files.path("fills")).args(["32", RUN_SECONDS]);
     let program = program.arg(heap).args(["16", "go"]);
     let plain = Program::new(files.path("heap")).args(["16", "go"]).plain();
     let ran = program.jumbo();

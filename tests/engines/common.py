@@ -1,4 +1,4 @@
-"""What the workloads have alike: the environment of covered workers, and the memory of processes."""
+"""Common parts of the workloads: environment of covered workers, memory of processes."""
 
 import json
 import mmap
@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 def environment():
-    """The environment that covers workers, for the side in the first argument."""
+    """Returns the environment that covers workers, for the side in the first argument."""
     if not sys.argv[1].startswith("covered"):
         return {}
     command = [os.environ.get("JUMBO_COMMAND", "jumbo"), "run", "--print-env", "--json"]
@@ -19,7 +19,7 @@ def environment():
 
 
 def warm():
-    """Has the host of a virtual machine back the memory that the timed part is about to touch."""
+    """Makes the hypervisor back the memory that the timed part will touch."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
     mmap.mmap(-1, 3 << 30, flags=flags).close()
 
@@ -31,7 +31,7 @@ def fields(path):
 
 
 def memory(pid):
-    """The memory of a process in MiB, and its CPU seconds."""
+    """Returns the memory of a process in MiB, and its CPU seconds."""
     now = fields(f"/proc/{pid}/smaps_rollup")
     with open(f"/proc/{pid}/maps") as maps:
         covered = "libjumbo_preload" in maps.read()
@@ -49,6 +49,6 @@ def memory(pid):
 
 
 def say(seconds, pids, result):
-    """One sample, on stdout."""
+    """Prints one sample."""
     workers = [memory(pid) for pid in sorted(pids)]
     print(json.dumps({"seconds": seconds, "result": result, "workers": workers}), flush=True)

@@ -1,4 +1,4 @@
-"""Four workers of gunicorn, each with a table of Python objects, of its own or from before the fork."""
+"""Four gunicorn workers with a table of Python objects each, built after or before the fork."""
 
 import http.client
 import os

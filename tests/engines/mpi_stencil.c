@@ -50,7 +50,7 @@ int main(int argc, char **argv)
         fflush(stdout);
         getchar();
     }
-    // The ranks are looked at before rank 0 has read a byte.
+    // The ranks are inspected before rank 0 has read a byte.
     MPI_Barrier(MPI_COMM_WORLD);
     MPI_Finalize();
 }

@@ -1,4 +1,4 @@
-"""A map over NumPy arrays of the object store on four Ray workers, each of which keeps what it made."""
+"""A map over NumPy arrays of the object store on four Ray workers, which keep their results."""
 
 import logging
 import os

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::support::host;
 
-/// A group below that of the test; it goes when this is dropped.
+/// A group below that of the test, removed on drop.
 pub(super) struct Group {
     folder: PathBuf,
     events: &'static str,
 }
 
 impl Group {
-    /// Makes one in which `limit` bytes may be used; `None`, with the skip announced, where that cannot be.
+    /// Creates a group with `limit` bytes of memory; `None`, and a reported skip, if that fails.
     #[track_caller]
     pub(super) fn new(limit: u64) -> Option<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -56,14 +56,14 @@ impl Group {
         None
     }
 
-    /// A command that enters it and becomes the one behind.
+    /// Returns a command that enters the group and executes the following command.
     pub(super) fn enter(&self) -> [String; 4] {
         let procs = self.folder.join("cgroup.procs");
         let script = format!("echo $$ > {} && exec \"$@\"", procs.display());
         ["sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()]
     }
 
-    /// How many processes the kernel killed in it for lack of memory.
+    /// Returns the number of OOM kills in the group.
     pub(super) fn kills(&self) -> u64 {
         let text = fs::read_to_string(self.folder.join(self.events)).unwrap_or_default();
         let count = |line: &str| line.strip_prefix("oom_kill ")?.trim().parse().ok();
@@ -73,7 +73,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The kernel may still be at the end of the last process.
+        // The kernel may not have finished the last process.
         host::remove_group(&self.folder);
     }
 }

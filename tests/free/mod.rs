@@ -1,5 +1,5 @@
-//! Large frees: with several threads, and later. What the program sees is what the kernel promises
-//! ([`promises`]), wherever it calls them ([`places`]), and however little memory there is.
+//! Tests of large frees, by several threads and in the background. Results for the program are
+//! those of the kernel ([`promises`]), from any caller ([`places`]), and at any memory limit.
 
 mod group;
 mod places;
@@ -12,7 +12,7 @@ use group::Group;
 use crate::support::program::assert_alike;
 use crate::support::{Compiled, MIB, Program, Source, build, compile, host};
 
-/// How long the storms last; `JUMBO_STORM_SECONDS` for longer ones.
+/// Run time of the storms; `JUMBO_STORM_SECONDS` overrides it.
 fn duration() -> Duration {
     let seconds = std::env::var("JUMBO_STORM_SECONDS").map_or(6, |text| text.parse().unwrap());
     Duration::from_secs(seconds)
@@ -22,7 +22,8 @@ fn compiled(name: &'static str) -> Compiled {
     compile(&[Source::C(name, &[])])
 }
 
-/// Under the preload library alone, with frees large from 1 MiB on: there is more of everything then.
+/// Runs under the preload library alone, with frees large from 1 MiB on, so that more frees are
+/// concurrent.
 fn with_small_frees(program: Program, mode: &str) -> Program {
     let orders = format!("free={mode},free_workers=3,free_least=1048576,reaper=off");
     program
@@ -38,7 +39,7 @@ fn assert_survives_storm(mode: &str) {
         .working_for(duration);
     let ran = with_small_frees(storm, mode).plain().ok();
     assert_eq!(ran.stdout, "nothing foreign, nothing lost\n", "{ran:?}");
-    // For who runs it for long, with --nocapture.
+    // Visible in long runs with --nocapture.
     eprint!("{mode}: {}", ran.stderr);
 }
 
@@ -52,7 +53,7 @@ fn nothing_is_foreign_and_nothing_lost_when_memory_is_freed_later() {
     assert_survives_storm("background");
 }
 
-/// As users have it, and counted.
+/// With the defaults, and counted.
 #[test]
 fn large_frees_are_done_by_threads_and_the_report_says_so() {
     let files = compiled("gather_storm");
@@ -72,7 +73,7 @@ fn large_frees_are_done_by_threads_and_the_report_says_so() {
     assert_eq!(report.number("/obtained/ledger/free/gathered"), 0.0);
 }
 
-/// `inline` is what was looked at, and left to the caller.
+/// `inline` counts frees that were scanned and left to the caller.
 #[test]
 fn what_was_not_looked_at_is_not_counted() {
     let files = compiled("merged");
@@ -85,7 +86,7 @@ fn what_was_not_looked_at_is_not_counted() {
     }
 }
 
-/// What is freed later would still count as promised, and another program be refused memory.
+/// A pending free still counts as committed, and another program would be refused memory.
 #[test]
 fn nothing_is_freed_later_where_the_kernel_promises_no_more_than_there_is() {
     let Some(_knob) = host::Knob::set("/proc/sys/vm/overcommit_memory", "2") else {
@@ -108,12 +109,13 @@ fn what_mimalloc_gives_back_is_freed_by_threads_too() {
     let (ran, report) =
         program.reported_with(&["--heap=mimalloc", "--pool=2M", "--free-workers=2"]);
     ran.ok();
-    // Two mappings and two blocks of 168 MB each. A worker that the kernel schedules late misses one of the four.
+    // Two mappings and two blocks of 168 MB each. A worker that the kernel schedules late misses
+    // one of the four.
     let gathered = report.number("/obtained/ledger/free/gathered");
     assert!(gathered > 500e6, "{report:?}");
 }
 
-/// Runs it plain and with jumbo in both modes; it must do the same.
+/// Runs the program plain and with jumbo in both modes; checks that the results are the same.
 #[track_caller]
 fn assert_same_in_both_modes(program: &Program) {
     let plain = program.plain().ok();
@@ -123,7 +125,7 @@ fn assert_same_in_both_modes(program: &Program) {
     }
 }
 
-/// In a group that has room for one block and a half: what is freed later must not be missed.
+/// The group has room for 1.5 blocks: pending frees must not reduce it.
 #[test]
 fn a_memory_cgroup_at_its_limit_holds_as_much_as_before() {
     let files = compiled("free_again");
@@ -137,8 +139,8 @@ fn a_memory_cgroup_at_its_limit_holds_as_much_as_before() {
     }
 }
 
-/// Page faults ask for no room. Here they come as soon as the call has returned, and from threads that leave those that
-/// free no CPU.
+/// Page faults do not flush pending frees. Here they come as soon as the call has returned, and
+/// from threads that leave the workers no CPU.
 #[test]
 fn a_memory_cgroup_has_room_for_what_is_touched_meanwhile() {
     let files = compiled("crowded");
@@ -159,7 +161,7 @@ fn a_limit_of_addresses_is_not_reached_by_what_was_freed() {
     }
 }
 
-/// Where no thread can be made the caller does it all.
+/// If no thread can be created the caller frees everything.
 #[test]
 fn a_user_who_may_have_no_more_threads_can_free() {
     if !crate::support::host::root() {
@@ -170,16 +172,17 @@ fn a_user_who_may_have_no_more_threads_can_free() {
     assert_same_in_both_modes(&program.unprivileged());
 }
 
-/// A worker is a thread of the process's: it must not be the last one.
+/// A worker is a thread of the process: it must not be the last one.
 #[test]
 fn the_process_ends_with_its_own_last_thread() {
     let files = compiled("last_thread");
-    // Without privilege workers stay for a moment.
+    // Without privilege workers linger for a moment.
     assert_same_in_both_modes(&Program::new(files.path("last_thread")).unprivileged());
     assert_same_in_both_modes(&Program::new(files.path("last_thread")));
 }
 
-/// A container puts a filter on all that it starts. The launcher tries it out, in a process that may die.
+/// A container installs a filter on all its programs. The launcher probes it in a process that may
+/// die.
 #[test]
 fn an_inherited_filter_is_tried_out_first() {
     let files = compile(&[
@@ -198,7 +201,7 @@ fn an_inherited_filter_is_tried_out_first() {
     }
 }
 
-/// A worker is there before it is needed, and not when the program forks.
+/// A worker is started before its first use, and ends before a fork.
 #[test]
 fn a_worker_is_ready_for_a_background_free_and_gone_before_a_fork() {
     let files = compiled("ready");
@@ -215,7 +218,8 @@ fn a_worker_is_ready_for_a_background_free_and_gone_before_a_fork() {
     assert_eq!(later.stdout, "2 allocated, 1 forked\n");
 }
 
-/// Where huge pages may be, a free of that size is left to the kernel without a look; where none come, it is large.
+/// If huge pages are possible, a free of that size is left to the kernel without a scan; otherwise
+/// it is large.
 #[test]
 fn blocks_are_freed_by_threads_where_the_host_has_no_thp() {
     let Some(_knob) = host::Knob::set(host::THP_ENABLED, "never") else {

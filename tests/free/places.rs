@@ -1,4 +1,4 @@
-//! Where large frees come from: signal handlers, the inside of another malloc, children that no fork(3) made.
+//! Callers of large frees: signal handlers, another malloc, children not created by fork(3).
 
 use std::path::Path;
 
@@ -63,7 +63,7 @@ fn jemalloc_may_give_back_large_blocks() {
     assert_same_in_both_modes(&program.env("LD_PRELOAD", JEMALLOC));
 }
 
-/// Of a process with threads that free, or, where they stay for a moment (without privilege), that did.
+/// Frees in children of a process whose workers run, or have run (with and without privilege).
 #[track_caller]
 fn assert_children_free(kind: &str) {
     let files = compiled("bare_children");
@@ -77,13 +77,13 @@ fn a_copy_by_a_bare_clone_frees_by_itself() {
     assert_children_free("copy");
 }
 
-/// Where what is pending was moved to no address is the program's, as far as it did not choose one there.
+/// The program may map at an address from which memory was moved for a pending free.
 #[test]
 fn a_program_may_map_where_it_likes_while_memory_is_freed() {
     assert_same_in_both_modes(&Program::new(compiled("mapped_over").path("mapped_over")));
 }
 
-/// Parent and child have the same ID.
+/// Parent and child have the same PID.
 #[test]
 fn a_copy_that_is_the_first_of_a_namespace_as_its_parent_is_frees_by_itself() {
     if !host::root() {

@@ -1,4 +1,4 @@
-//! What a large free must leave as the kernel leaves it: answers, errors, and what is there afterwards.
+//! Effects of a large free equal the kernel's: results, errors, and the state afterwards.
 
 use super::{assert_same_in_both_modes, compiled};
 use crate::support::Program;
@@ -13,7 +13,8 @@ fn every_kind_of_range_is_freed_as_the_kernel_frees_it() {
         for mode in ["--free=sync", "--free=background"] {
             let (ran, report) = program.reported_with(&[mode, "--free-workers=3"]);
             assert_alike(&plain, &ran, mode);
-            // So little is filled that one thread may have done it all. What is done later always counts.
+            // The amount is small, so one thread may free all of it. A background free always
+            // counts.
             let background = report.number("/obtained/ledger/free/background");
             let later = operation == "munmap" && mode == "--free=background";
             assert_eq!(background > 0.0, later, "{report:?}");
@@ -27,8 +28,8 @@ fn what_another_thread_maps_meanwhile_is_not_unmapped() {
     assert_same_in_both_modes(&Program::new(files.path("mapped_between")).arg("20"));
 }
 
-/// By a user who may not lock all that he likes. One worker: the C library keeps the stacks of threads that
-/// have ended, and they count.
+/// The user has a limit on locked memory. One worker: the C library keeps the stacks of ended
+/// threads, and they count.
 #[test]
 fn what_was_freed_neither_counts_as_locked_nor_can_be() {
     let files = compiled("locked");

@@ -38,8 +38,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// cluster is the admission of an API server, with the policies of its objects. It is Kubernetes' own code:
-// the plugin with its matching, CEL and patches, called again as its reinvocation policy says.
+// cluster is the admission of an API server, with the policies of its objects. It is Kubernetes'
+// own code: the plugin with its matching, CEL and patches, called again according to its
+// reinvocation policy.
 type cluster struct {
 	admission.MutationInterface
 }
@@ -63,8 +64,8 @@ type noConfiguration struct{}
 
 func (noConfiguration) ConfigFor(string) (io.Reader, error) { return nil, nil }
 
-// covering is a cluster with the policy. Its errors are not ignored: they would pass for pods that are meant to stay
-// plain.
+// covering is a cluster with the policy. Its errors fail the test: ignored, they would pass for
+// pods that must stay plain.
 func covering(t testing.TB, others ...runtime.Object) cluster {
 	t.Helper()
 	return newCluster(t, append(strict(installed(t)), others...)...)
@@ -85,7 +86,7 @@ func newCluster(t testing.TB, objects ...runtime.Object) cluster {
 		labels := map[string]string{core.LabelMetadataName: name}
 		objects = append(objects, &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: name, Labels: labels}})
 	}
-	// With it the test knows when the plugin has read the policies.
+	// Tells the test when the plugin has read the policies.
 	objects = append(objects, policyThat("ready", `Object{metadata: Object.metadata{labels: {"ready": "yes"}}}`)...)
 	for _, object := range objects {
 		legacyscheme.Scheme.Default(object)
@@ -113,7 +114,7 @@ func newCluster(t testing.TB, objects ...runtime.Object) cluster {
 	var last error
 	err = wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
 		pod := podOf(func(pod *core.Pod) { pod.Labels = nil })
-		// Until the plugin has read the schemas, it refuses all.
+		// Until the plugin has read the schemas, it refuses all requests.
 		last = c.admit(pod, nil)
 		return last == nil && pod.Labels["ready"] == "yes", nil
 	})
@@ -123,8 +124,8 @@ func newCluster(t testing.TB, objects ...runtime.Object) cluster {
 	return c
 }
 
-// admit changes pod as the API server does: defaults, admission, validation. An old pod makes it an update of
-// its ephemeral containers.
+// admit changes pod as the API server does: defaults, admission, validation. An old pod makes it an
+// update of its ephemeral containers.
 func (c cluster) admit(pod, old *core.Pod) error {
 	legacyscheme.Scheme.Default(pod)
 	var after, before internal.Pod

@@ -36,7 +36,7 @@ import (
 
 const image = "registry.example.com/jumbo-library:0.1.0"
 
-// file is the path of one of packaging/kubernetes.
+// file is the path of a file of packaging/kubernetes.
 func file(names ...string) string {
 	return filepath.Join(append([]string{"..", "..", "packaging", "kubernetes"}, names...)...)
 }
@@ -50,7 +50,7 @@ func read(t testing.TB, path string) []byte {
 	return text
 }
 
-// decode makes objects of a manifest. A field that the API does not have is an error.
+// decode parses the objects of a manifest. An unknown field is an error.
 func decode(t testing.TB, manifest []byte) []runtime.Object {
 	t.Helper()
 	decoder := serializer.NewCodecFactory(legacyscheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
@@ -89,7 +89,7 @@ func byKustomize(t testing.TB, folder string) []runtime.Object {
 	return decode(t, manifest)
 }
 
-// installed is what an administrator applies who follows docs/kubernetes.md: its overlay names the image.
+// installed is the result of docs/kubernetes.md: an overlay that names the image.
 func installed(t testing.TB) []runtime.Object {
 	t.Helper()
 	document := read(t, filepath.Join("..", "..", "docs", "kubernetes.md"))
@@ -173,7 +173,7 @@ func TestAnApiServerTakesThePolicy(t *testing.T) {
 	}
 }
 
-// An API server of 1.34 has the beta, and takes the expressions that 1.33 knows.
+// An API server of 1.34 has the beta, and accepts the expressions of 1.33.
 func TestTheBetaHasTheSameFieldsAndExpressions(t *testing.T) {
 	text := strings.ReplaceAll(string(read(t, file("chart", "policy.yaml"))), "admissionregistration.k8s.io/v1", beta.SchemeGroupVersion.String())
 	spec := decode(t, []byte(text))[0].(*beta.MutatingAdmissionPolicy).Spec

@@ -25,7 +25,7 @@ const (
 	tunable = "glibc.malloc.hugetlb=1"
 )
 
-// The folder and the library of the version that packaging/kubernetes/generate wrote into the chart.
+// Folder and library of the version that packaging/kubernetes/generate wrote into the chart.
 var (
 	folder  = "/usr/lib/jumbo/" + chartVersion()
 	library = folder + "/$LIB/libjumbo_preload.so"
@@ -114,7 +114,7 @@ func values(env []core.EnvVar) map[string]string {
 	return known
 }
 
-// checkCovered says what a container lacks.
+// checkCovered reports what a container lacks.
 func checkCovered(t *testing.T, pod *core.Pod, name string, env []core.EnvVar, mounts []core.VolumeMount) {
 	t.Helper()
 	found := values(env)
@@ -141,7 +141,7 @@ func checkCovered(t *testing.T, pod *core.Pod, name string, env []core.EnvVar, m
 	}
 }
 
-// isPlain is true where nothing of jumbo is in the container.
+// isPlain reports whether the container has nothing of jumbo.
 func isPlain(container core.Container) bool {
 	text := fmt.Sprint(container.Env, container.VolumeMounts)
 	return !strings.Contains(text, folder) && !strings.Contains(text, "JUMBO_ORDERS")
@@ -163,7 +163,7 @@ func TestContainersOfAllKindsAreCovered(t *testing.T) {
 		t.Errorf("a note: %q", pod.Annotations[note])
 	}
 
-	// The first one comes while the policy is not there, and may not be changed later.
+	// The first pod comes before the policy and may not be changed later.
 	for at, c := range []cluster{newCluster(t), c, c} {
 		after := pod.DeepCopy()
 		after.Spec.EphemeralContainers = append(after.Spec.EphemeralContainers, debugger(fmt.Sprint("debugger-", at)))
@@ -249,7 +249,7 @@ func TestVariablesOfAPodAreMerged(t *testing.T) {
 			if isPlain(app) || pod.Annotations[note] != "" {
 				t.Errorf("%v, with the note %q", app, pod.Annotations[note])
 			}
-			// Each variable of the pod is where it was.
+			// Each variable of the pod keeps its place.
 			for at, variable := range test.env {
 				if app.Env[at].Name != variable.Name {
 					t.Errorf("%d is %s", at, app.Env[at].Name)
@@ -350,7 +350,7 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// Its base has no image, and its policy then changes nothing that could keep a pod from its start.
+// Its base has no image, and its policy then changes nothing that could prevent a start.
 func TestThePolicyWithoutAnImageAddsNothing(t *testing.T) {
 	pod := newCluster(t, strict(byKustomize(t, file()))...).admitted(t, podOf())
 	if !isPlain(pod.Spec.Containers[0]) || len(pod.Spec.Volumes) != 0 {
@@ -361,7 +361,7 @@ func TestThePolicyWithoutAnImageAddsNothing(t *testing.T) {
 	}
 }
 
-// The same pod again, as of a tool that copies it.
+// The same pod again, as submitted by a tool that copies it.
 func TestNothingIsAddedTwice(t *testing.T) {
 	c := covering(t)
 	once := c.admitted(t, podOf(withEnv(variable("LD_PRELOAD", "/opt/agent.so"))))
@@ -371,8 +371,8 @@ func TestNothingIsAddedTwice(t *testing.T) {
 	}
 }
 
-// Another policy sets LD_PRELOAD and adds a sidecar, before or after this one: an API server takes policies in any
-// order, which is another one in each cluster.
+// Another policy sets LD_PRELOAD and adds a sidecar, before or after this one: an API server
+// applies policies in any order, which differs between clusters.
 func TestTwoPolicies(t *testing.T) {
 	for range 8 {
 		other := policyThat("other", `Object{spec: Object.spec{
@@ -464,7 +464,7 @@ func TestTheCanaryMountsTheImage(t *testing.T) {
 	checkRestricted(t, pod)
 }
 
-// The time of the API server for one pod: `go test -bench . -run -`.
+// API server time for one pod: `go test -bench . -run -`.
 func BenchmarkAdmission(b *testing.B) {
 	env := make([]core.EnvVar, 20)
 	for i := range env {

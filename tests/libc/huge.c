@@ -1,6 +1,6 @@
-/* Fills 1 GiB in one of three ways, and prints the share of the process that is on huge pages: the kernel's own count.
- * With a second argument, a share, it gives the memory 10 s to get there: what the program filled before it was advised
- * becomes huge in the background. */
+/* Fills 1 GiB in one of three ways, and prints the process's share on huge pages, as the kernel
+ * counts it. With a share as second argument it waits for up to 10 s: memory that was filled
+ * before its advice becomes huge in the background. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ static void fill(const char *how)
     }
 }
 
-/* Percent of the process on huge pages; 101 without an answer. */
+/* Percent of the process on huge pages; 101 on an error. */
 static unsigned long huge_share(void)
 {
     FILE *file = fopen("/proc/self/smaps_rollup", "r");

@@ -1,4 +1,5 @@
-/* A program without libpthread, which is loaded later, as by a plug-in: before glibc 2.34 that is a library of its own. */
+/* A program that loads libpthread later, like a plug-in: before glibc 2.34 that is a separate
+ * library. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* A program of 32 bits, without the headers and start files of a C library of 32 bits. */
+/* A 32-bit program, without headers and start files of a 32-bit C library. */
 int puts(const char *);
 void exit(int);
 void *malloc(unsigned);

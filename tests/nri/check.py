@@ -1,4 +1,4 @@
-"""Fills a heap of 200 MiB and more, and prints the share of it on huge pages, libraries, and the environment: a line each,
+"""Fills a heap of more than 200 MiB, and prints its huge share, libraries, and the environment: a line each,
 and one for each variable.
 
 Under jumbo the memory has 30 s to become huge: what was filled before it was advised is collapsed in the background."""

@@ -16,8 +16,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// The bound of each wait: for a busy machine.
-const patience = 2 * time.Minute
+// Timeout of each wait, for a busy machine.
+const timeout = 2 * time.Minute
 
 const configuration = `version = 2
 disabled_plugins = ["io.containerd.internal.v1.opt"]
@@ -35,7 +35,7 @@ plugin_path = "%[1]s/plugins"
 plugin_config_path = "%[1]s/conf.d"
 `
 
-// A node: containerd, the plugin, and the specification of jumbo.
+// A node: containerd, the plugin, and the CDI specification of jumbo.
 type node struct {
 	*testing.T
 	folder     string
@@ -45,7 +45,7 @@ type node struct {
 	started    int
 }
 
-// Returns the files that tests/nri/run made.
+// Returns the files that tests/nri/run created.
 func made(name string) string {
 	return filepath.Join(os.Getenv("NRI_MADE"), name)
 }
@@ -84,7 +84,7 @@ func (n *node) command(name string, arguments ...string) {
 	}
 }
 
-// As the manifest has it.
+// As in the manifest.
 func (n *node) generate() {
 	n.command(os.Getenv("JUMBO"), "cdi", "generate", "--library", "/var/lib/jumbo/cdi")
 }
@@ -126,7 +126,7 @@ func (n *node) startRuntime() {
 	})
 }
 
-// Starts the plugin, and waits until it has registered and been told of all pods.
+// Starts the plugin, and waits until it has registered and received all pods.
 func (n *node) startPlugin() {
 	n.until("containerd listens for plugins", func() bool {
 		_, err := os.Stat("/var/run/nri/nri.sock")
@@ -150,7 +150,7 @@ func (n *node) said() string {
 
 func (n *node) until(event string, happened func() bool) {
 	n.Helper()
-	for deadline := time.Now().Add(patience); !happened(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(timeout); !happened(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			log, _ := os.ReadFile(n.path("containerd.log"))
 			n.Fatalf("waited for: %s\n%s\n%s", event, n.said(), log)
@@ -166,7 +166,7 @@ func (n *node) stop() {
 	}
 }
 
-// A pod with the network of the host, in which one container after the other runs.
+// A pod with the host's network, which runs its containers in turn.
 type pod struct {
 	*node
 	id     string
@@ -175,7 +175,7 @@ type pod struct {
 
 func (n *node) pod(name string, annotations map[string]string) pod {
 	n.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	config := &cri.PodSandboxConfig{
 		Metadata:     &cri.PodSandboxMetadata{Name: name, Namespace: "test", Uid: name},
@@ -194,7 +194,7 @@ func (n *node) pod(name string, annotations map[string]string) pod {
 
 func (n *node) delete(id string) {
 	n.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	if _, err := n.runtime.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
 		n.Error(err)
@@ -204,10 +204,10 @@ func (n *node) delete(id string) {
 	}
 }
 
-// Starts a container; changed alters its configuration.
+// Starts a container; changed modifies its configuration.
 func (p pod) start(name, image string, changed func(*cri.ContainerConfig), command ...string) string {
 	p.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	config := &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: name},
@@ -253,7 +253,7 @@ func (p pod) output(name, image string, changed func(*cri.ContainerConfig), comm
 	return said
 }
 
-// Returns what a container has written.
+// Returns the output of a container.
 func (p pod) said(name string) string {
 	text, err := os.ReadFile(filepath.Join(p.config.LogDirectory, name+".log"))
 	if err != nil {

@@ -42,7 +42,7 @@ func TestManifest(t *testing.T) {
 	}
 }
 
-// Runs the containers of the manifest as kubelet does, on a node without the specification.
+// Runs the containers of the manifest like kubelet, on a node without the specification.
 func daemonSet(n *node) {
 	n.command(os.Getenv("JUMBO"), "cdi", "remove")
 	spec := manifest(n.T).Spec.Template.Spec

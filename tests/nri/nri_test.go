@@ -1,4 +1,4 @@
-// Package nri has the test of packaging/nri under a real containerd, which tests/nri/run starts.
+// Package nri tests packaging/nri under a real containerd, which tests/nri/run starts.
 package nri
 
 import (
@@ -18,7 +18,7 @@ import (
 
 var requested = map[string]string{"jumbo.dev/memory": "default"}
 
-// The lines that check.py prints.
+// Output lines of check.py.
 type found struct {
 	Huge      int
 	Libraries []string
@@ -182,7 +182,7 @@ func arms(n *node) {
 		}
 		pod := n.pod(fmt.Sprintf("web-5d9c7b-%d", i), annotations)
 		defer n.delete(pod.id)
-		// As an init container does.
+		// Like an init container.
 		first := pod.output("init", "python", nil, "python3", "-c",
 			"import os; print(os.environ['JUMBO_ARM'], 'libjumbo' in open('/proc/self/maps').read())")
 		id := pod.start("main", "python", nil, "sleep", "3600")

@@ -1,4 +1,4 @@
-//! A control group with a limit on hugetlb pages, on memory or on tasks, for one test.
+//! A cgroup with a limit on hugetlb pages, on memory or on tasks, for one test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,37 +6,37 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::support::host;
 
-/// A group that goes when this is dropped.
+/// A cgroup, removed on drop.
 pub(crate) struct Group {
     folder: PathBuf,
-    /// What had to be handed down for it (cgroup2), and is not any more in the end.
+    /// Controllers enabled in a parent group (cgroup2), disabled again on drop.
     handed_down: Option<(PathBuf, String)>,
 }
 
 impl Group {
-    /// Makes one in which `limit` bytes of 2 MiB pages may be touched; `None`, with the skip announced, where that
-    /// cannot be.
+    /// Creates a group with `limit` bytes of 2 MiB hugetlb pages; `None`, and a reported skip, if
+    /// that fails.
     #[track_caller]
     pub(crate) fn new(limit: u64) -> Option<Self> {
         let files = ["hugetlb.2MB.max", "hugetlb.2MB.limit_in_bytes"];
         Self::limited("hugetlb", files, limit)
     }
 
-    /// The same with `limit` bytes of memory.
+    /// Creates a group with `limit` bytes of memory.
     #[track_caller]
     pub(crate) fn of_memory(limit: u64) -> Option<Self> {
         let files = ["memory.max", "memory.limit_in_bytes"];
         Self::limited("memory", files, limit)
     }
 
-    /// The same with `limit` bytes of memory, called as systemd calls the group of a service.
+    /// Creates a group with `limit` bytes of memory and a name like systemd's for a service.
     #[track_caller]
     pub(crate) fn of_service(limit: u64) -> Option<Self> {
         let files = ["memory.max", "memory.limit_in_bytes"];
         Self::limited_as("memory", files, limit, ".service")
     }
 
-    /// The same with `limit` tasks.
+    /// Creates a group with `limit` tasks.
     #[track_caller]
     pub(crate) fn of_pids(limit: u64) -> Option<Self> {
         Self::limited("pids", ["pids.max", "pids.max"], limit)
@@ -47,7 +47,7 @@ impl Group {
         Self::limited_as(controller, files, limit, "")
     }
 
-    /// Its name ends so.
+    /// Like `limited`, with the suffix `end` in its name.
     #[track_caller]
     fn limited_as(controller: &str, files: [&str; 2], limit: u64, end: &str) -> Option<Self> {
         let made =
@@ -88,35 +88,35 @@ impl Group {
         Some(group)
     }
 
-    /// The last part of its path.
+    /// Returns the last component of its path.
     pub(crate) fn name(&self) -> &str {
         self.folder.file_name().unwrap().to_str().unwrap()
     }
 
-    /// A command that enters it and becomes the one behind.
+    /// Returns a command that enters the group and executes the following command.
     pub(crate) fn enter(&self) -> [String; 4] {
         self.enter_and("true")
     }
 
-    /// The same, after `script` has run in it.
+    /// Like `enter`, but runs `script` in the group first.
     pub(crate) fn enter_and(&self, script: &str) -> [String; 4] {
         let procs = self.folder.join("cgroup.procs");
         let script = format!("echo $$ > {} && {script} && exec \"$@\"", procs.display());
         ["sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()]
     }
 
-    /// The most bytes that a memory group ever held.
+    /// Returns the peak memory of the group in bytes.
     pub(crate) fn peak(&self) -> Option<u64> {
         let file = self.file(["memory.peak", "memory.max_usage_in_bytes"])?;
         fs::read_to_string(file).ok()?.trim().parse().ok()
     }
 
-    /// The file in which the kernel counts the bytes that a memory group holds.
+    /// Returns the file with the current memory of the group in bytes.
     pub(crate) fn usage(&self) -> Option<PathBuf> {
         self.file(["memory.current", "memory.usage_in_bytes"])
     }
 
-    /// The first of `names`, one for each version, that the group has.
+    /// Returns the first of `names`, one per cgroup version, that exists.
     fn file(&self, names: [&str; 2]) -> Option<PathBuf> {
         let mut files = names.iter().map(|name| self.folder.join(name));
         files.find(|file| file.exists())
@@ -132,7 +132,7 @@ impl Drop for Group {
     }
 }
 
-/// Where the controller is mounted, of either version.
+/// Returns the mount point of the controller, of either version.
 fn mount(controller: &str) -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/mounts").ok()?;
     mounts.lines().find_map(|line| {

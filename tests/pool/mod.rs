@@ -1,7 +1,7 @@
-//! `jumbo run --pool`, `--overcommit`, `--warm` and `--heap=mimalloc`.
+//! Tests of `jumbo run --pool`, `--overcommit`, `--warm` and `--heap=mimalloc`.
 //!
-//! What the kernel's hugetlb pool gives is judged by the program's own smaps; the size of that pool is set
-//! here and put back.
+//! The program's smaps show the hugetlb memory. The tests set the size of the kernel's pool and
+//! restore it.
 
 pub(crate) mod group;
 
@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use crate::support::host::Knob;
 use crate::support::{MIB, Program, Ran, Source, assert_same, compile, host, wait};
 
-const PERSISTENT: &str = "/proc/sys/vm/nr_hugepages";
+const NR_HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
 const HEAPS: [&str; 2] = ["--heap=on", "--heap=mimalloc"];
 
 fn pooled() -> (crate::support::build::Compiled, Program) {
@@ -23,16 +23,16 @@ fn pooled() -> (crate::support::build::Compiled, Program) {
     (compiled, program)
 }
 
-/// A kernel pool of exactly so many 2 MiB pages; `None`, with the skip announced, where that cannot be had.
+/// Sets the kernel's pool to `pages` 2 MiB pages; `None`, and a reported skip, if that fails.
 #[track_caller]
 fn kernel_pool(pages: u64) -> Option<Knob> {
-    let knob = Knob::set(PERSISTENT, &pages.to_string())?;
-    // A program that was killed may be at its end, and have pages until then.
+    let knob = Knob::set(NR_HUGEPAGES, &pages.to_string())?;
+    // A killed program may still be exiting, with its pages.
     let start = Instant::now();
-    while free_pages() != pages && start.elapsed() < wait::MOMENT {
+    while free_pages() != pages && start.elapsed() < wait::TIMEOUT {
         std::thread::sleep(Duration::from_millis(5));
     }
-    let got: u64 = std::fs::read_to_string(PERSISTENT)
+    let got: u64 = std::fs::read_to_string(NR_HUGEPAGES)
         .unwrap()
         .trim()
         .parse()
@@ -55,7 +55,7 @@ fn free_pages() -> u64 {
         .unwrap()
 }
 
-/// Where the program's memory was, in MiB.
+/// Returns the program's hugetlb memory at a moment, in MiB.
 fn hugetlb(ran: &Ran, when: &str) -> u64 {
     ran.number(&format!("{when}_hugetlb"))
 }
@@ -69,7 +69,7 @@ fn a_pool_takes_hugetlb_pages_then_thps_then_what_malloc_gives() {
     let (_files, program) = pooled();
     let Some(_pool) = kernel_pool(50) else { return };
     for heap in HEAPS {
-        // 300 MiB asked for: 100 of the kernel's pool, 100 of THPs, and the rest beyond.
+        // 300 MiB requested: 100 of the kernel's pool, 100 of THPs, and the rest beyond.
         let program = program.clone().args(["15", "free"]);
         let options = [heap, "--pool=200M", "--max-waste=unbounded"];
         let (ran, report) = program.reported_with(&options);
@@ -78,7 +78,8 @@ fn a_pool_takes_hugetlb_pages_then_thps_then_what_malloc_gives() {
         assert!(thp(&ran, "full") >= 180, "{heap}: {ran:?}");
         let pool = |field: &str| report.number(&format!("/obtained/ledger/pool/{field}"));
         assert_eq!(pool("hugetlb"), f64::from(100 << 20), "{heap}: {report:?}");
-        // mimalloc places no more than one such block in each 32 MiB, and leaves the rest for others.
+        // mimalloc places at most one such block in each 32 MiB, and leaves the rest to smaller
+        // ones.
         let least = if heap == HEAPS[0] { 100 } else { 40 };
         assert!(pool("thp") >= f64::from(least << 20), "{heap}: {report:?}");
         assert!(pool("thp") <= f64::from(100 << 20), "{heap}: {report:?}");
@@ -88,7 +89,7 @@ fn a_pool_takes_hugetlb_pages_then_thps_then_what_malloc_gives() {
     assert_eq!(free_pages(), 50);
 }
 
-/// Four processes with 62 MiB each: one after the other each has what the pool has, at once all of them have no more.
+/// Four processes with 62 MiB each: in turn each can use the whole pool; in parallel all share it.
 #[test]
 fn a_pool_bounds_the_run_or_each_process() {
     let Some(_held) = host::with_thp() else {
@@ -121,7 +122,7 @@ fn a_pool_bounds_the_run_or_each_process() {
             "{heap}: {report:?}"
         );
     }
-    // 62 MiB for each: none asks for anything beyond it.
+    // 62 MiB for each: none exceeds its pool.
     let report = run(HEAPS[0], "--pool=64M,each", "1", at_once);
     assert_eq!(
         report.number("/obtained/ledger/pool/beyond"),
@@ -132,7 +133,7 @@ fn a_pool_bounds_the_run_or_each_process() {
         report.number("/obtained/ledger/pool/thp") >= f64::from(60 << 20),
         "{report:?}"
     );
-    // What a process had that ended is there again.
+    // The pages of an ended process are available again.
     let report = run(HEAPS[0], "--pool=64M", "0", in_turn);
     assert_eq!(
         report.number("/obtained/ledger/pool/beyond"),
@@ -141,7 +142,7 @@ fn a_pool_bounds_the_run_or_each_process() {
     );
 }
 
-/// The limit lets the mapping pass and the touch die: that it is asked beforehand is what this shows.
+/// The limit permits the mapping and kills the touch: the library must probe first.
 #[test]
 fn a_control_groups_limit_on_hugetlb_kills_no_process() {
     let (_files, program) = pooled();
@@ -162,7 +163,7 @@ fn a_control_groups_limit_on_hugetlb_kills_no_process() {
     assert_eq!(free_pages(), 100);
 }
 
-/// The kernel refuses parts of a hugetlb page, and may give whole ones to others.
+/// The kernel refuses parts of a hugetlb page, and may give whole ones to other processes.
 #[test]
 fn a_program_may_drop_what_a_part_of_a_block_holds() {
     let (_files, program) = pooled();
@@ -174,7 +175,7 @@ fn a_program_may_drop_what_a_part_of_a_block_holds() {
     }
 }
 
-/// A server that forks a process for each client, which forks no more: it is those that have the memory.
+/// A server that forks a process for each client; the children do not fork and use the pool.
 #[test]
 fn a_child_has_hugetlb_pages_of_its_own() {
     let (_files, program) = pooled();
@@ -191,7 +192,7 @@ fn a_child_has_hugetlb_pages_of_its_own() {
     assert_eq!(free_pages(), 100);
 }
 
-/// A free by several threads has threads of ours linger; they keep nothing from moving.
+/// A free by several threads leaves lingering workers; they do not prevent a move.
 #[test]
 fn threads_that_free_keep_no_page_from_moving() {
     let (_files, program) = pooled();
@@ -199,7 +200,7 @@ fn threads_that_free_keep_no_page_from_moving() {
         return;
     };
     for then in ["workers-fork", "workers-thread"] {
-        // Those of a privileged process do not linger.
+        // The workers of a privileged process do not linger.
         let program = program.clone().args(["10", then]).unprivileged();
         let (ran, report) =
             program.reported_with(&["--pool=400M", "--free=sync", "--free-workers=2"]);
@@ -228,7 +229,8 @@ fn the_pool_stays_and_its_overcommit_goes() {
     assert_eq!(hugetlb(&ran, "then"), 100, "{ran:?}");
 }
 
-/// A private hugetlb page that a child writes to needs another one, and there is none: without care it dies.
+/// A child that writes to a private hugetlb page needs another one, and none is free: without
+/// precaution it dies.
 #[test]
 fn a_fork_with_an_empty_pool_kills_no_process() {
     let (_files, program) = pooled();
@@ -245,7 +247,7 @@ fn a_fork_with_an_empty_pool_kills_no_process() {
     }
 }
 
-/// Hugetlb pages are not charged to a memory cgroup, what they move to is: there might be no room for it.
+/// Hugetlb pages are not charged to a memory cgroup, but their copies are: there might be no room.
 #[test]
 fn a_fork_in_a_memory_cgroup_kills_no_process() {
     let (_files, program) = pooled();
@@ -273,7 +275,7 @@ fn a_fork_in_a_memory_cgroup_kills_no_process() {
     assert_eq!(free_pages(), 32);
 }
 
-/// As any group that has lived for a while: what it keeps of files makes room as soon as it is needed.
+/// A group with page cache: the kernel reclaims it on demand.
 #[test]
 fn a_memory_cgroup_full_of_page_cache_has_room() {
     let Some(_held) = host::with_thp() else {
@@ -283,7 +285,7 @@ fn a_memory_cgroup_full_of_page_cache_has_room() {
     let Some(group) = Group::of_memory(160 << 20) else {
         return;
     };
-    // On a disk: what is in a tmpfs cannot be given up.
+    // On a disk: tmpfs pages cannot be reclaimed.
     let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let file = file.path().display();
     let fill = format!("head -c 180M /dev/zero > {file} && sync {file}");
@@ -294,7 +296,7 @@ fn a_memory_cgroup_full_of_page_cache_has_room() {
     assert!(thp >= f64::from(40 << 20), "{report:?}");
 }
 
-/// Where nothing can be asked at the fork, and where the kernel gives no further mapping.
+/// At a fork no memory can be probed, or the kernel refuses another mapping.
 #[test]
 fn a_fork_of_a_confined_program_kills_no_process() {
     let (_files, program) = pooled();
@@ -348,7 +350,7 @@ fn threads_move_to_thps_unless_the_program_promises_not_to_fork() {
     }
 }
 
-/// As in a small container: no privilege, not one page in the kernel's pool.
+/// Like in a small container: no privilege, and an empty kernel pool.
 #[test]
 fn a_user_without_privilege_has_a_pool_of_thps() {
     let Some(_held) = host::with_thp() else {
@@ -370,7 +372,7 @@ fn a_user_without_privilege_has_a_pool_of_thps() {
     }
 }
 
-/// As V8's are. What a program does to its own memory is no business of the pool's.
+/// Like V8's mappings. The pool ignores what a program does to its own memory.
 #[test]
 fn mappings_of_the_program_between_blocks_do_not_end_the_pool() {
     let (_files, program) = pooled();
@@ -381,7 +383,7 @@ fn mappings_of_the_program_between_blocks_do_not_end_the_pool() {
     assert_eq!(beyond, 0.0, "{report:?}");
 }
 
-/// A pool of that size takes about a second at best.
+/// A pool of that size takes at least about a second.
 #[test]
 fn a_signal_ends_the_warming() {
     let Some(_held) = host::with_thp() else {
@@ -402,7 +404,7 @@ fn a_signal_ends_the_warming() {
             resident().filter(|bytes| *bytes > POOL / 64)
         });
         running.signal(Signal::TERM);
-        // However late that was.
+        // However late the signal came.
         let before = resident().unwrap_or(0);
         let mut most = 0;
         while !running.has_ended() {
@@ -430,7 +432,7 @@ fn a_warm_pool_is_there_before_the_program_and_only_in_it() {
             .ok();
         assert!(thp(&ran, "full") >= 128, "{heap}: {ran:?}");
     }
-    // A child has a pool too, but a cold one.
+    // A child has a pool, too, but a cold one.
     let (files, _) = pooled();
     let script = format!("{} 0 go; true", files.path("pooled").display());
     let ran = Program::shell(&script)
@@ -439,7 +441,7 @@ fn a_warm_pool_is_there_before_the_program_and_only_in_it() {
     assert!(thp(&ran, "full") < 64, "{ran:?}");
 }
 
-/// A THP of 1 GiB would be resident as a whole, whatever the program uses of it.
+/// A 1 GiB THP would be resident as a whole, however little of it the program uses.
 #[test]
 fn pages_larger_than_thps_are_hugetlb_or_none() {
     let Some(_held) = host::with_thp() else {
@@ -457,7 +459,7 @@ fn pages_larger_than_thps_are_hugetlb_or_none() {
     let pool = report.number("/obtained/ledger/pool/thp");
     assert!(pool >= f64::from(40 << 20), "{report:?}");
     assert!(report.says("none of 1G free"), "{report:?}");
-    // Where there were some at the start and are none any more.
+    // Pages were free at the start and are gone now.
     let preload = crate::support::build::preload();
     let orders = "heap=1,pmd=2097152,max_waste=unbounded,pool=2147483648:1073741824:0:0:-";
     let program = program.env("LD_PRELOAD", preload);
@@ -520,7 +522,7 @@ fn a_dry_run_says_what_the_pool_would_be() {
 
 #[test]
 fn mimalloc_keeps_the_promises_of_the_family() {
-    // Of the kernel's pool others may count the pages.
+    // Other tests may count the pages of the kernel's pool.
     let Some(_held) = host::with_thp() else {
         return;
     };
@@ -541,7 +543,7 @@ fn mimalloc_keeps_the_promises_of_the_family() {
 
 #[test]
 fn python_is_the_same_on_mimalloc_and_a_pool() {
-    // Of the kernel's pool others may count the pages.
+    // Other tests may count the pages of the kernel's pool.
     let Some(_held) = host::with_thp() else {
         return;
     };

@@ -1,4 +1,4 @@
-/* Asks for so many MiB in blocks of so many KiB, and touches none: asks MIB KIB. */
+/* Requests MIB in blocks of KIB without touching them: asks MIB KIB. */
 #include "check.h"
 
 int main(int argc, char **argv)

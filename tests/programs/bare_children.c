@@ -1,8 +1,8 @@
-/* Children that were not made by fork(), and unmap large ranges: what they free is free, and so is what their parent
- * frees afterwards.
+/* Children not created by fork() unmap large ranges: their memory is freed, and so is that which
+ * the parent frees afterwards.
  *
- * bare_children copy|clone|vfork: by a bare clone(2) that copies the memory, one that shares it, or vfork(). Before each
- *   there are threads that free, or were a moment ago.
+ * bare_children copy|clone|vfork: a bare clone(2) that copies the memory, one that shares it, or
+ * vfork(). Workers run, or have just run, before each.
  * bare_children busy: bare copies, while a thread frees all the time. */
 #include "check.h"
 #include <pthread.h>
@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 
 static const size_t SIZE = 144 * MIB;
-/* One page in so many bytes is filled. */
+/* Distance in bytes between filled pages. */
 static const size_t STEP = 8 * KIB;
 static const size_t FILLED = 72 * MIB;
 
@@ -28,7 +28,7 @@ static char *filled(size_t step)
     return start;
 }
 
-/* Waits until a range is free that was unmapped. */
+/* Waits until an unmapped range is free. */
 static int is_free_soon(size_t before)
 {
     for (int tries = 0; tries < 6000; tries++) {
@@ -48,7 +48,7 @@ static int unmap(void *range)
     return is_free_soon(before);
 }
 
-/* And leaves it to the parent to wait. */
+/* Leaves the wait to the parent. */
 static int only_unmap(void *range)
 {
     return munmap(range, SIZE);
@@ -99,7 +99,7 @@ static void one_by_one(void (*make)(void *range))
         CHECK(unmap(filled(STEP)) == 0);
         make(of_child);
         CHECK(unmap(after) == 0);
-        /* Gone already where the child shared it. */
+        /* Already gone if the child shared it. */
         CHECK(syscall(SYS_munmap, of_child, SIZE) == 0);
     }
 }
@@ -121,7 +121,7 @@ static void amid_frees(void)
         char *range = filled(64 * KIB);
         pid_t child = bare_copy();
         if (child == 0) {
-            /* A child that waits for a thread that is not there ends by this. */
+            /* Ends a child that waits for a thread that does not exist. */
             alarm(60);
             _exit(munmap(range, SIZE) != 0);
         }

@@ -1,5 +1,5 @@
-/* Allocates so many blocks of 128 MiB, touches each base page, and frees them one by one: blocks NUMBER. Says how long
- * the frees took, in microseconds, on stderr when a second argument is there. */
+/* Allocates NUMBER blocks of 128 MiB, touches each base page, and frees them one by one: blocks
+ * NUMBER. With a second argument prints the time of the frees in microseconds to stderr. */
 #include "check.h"
 
 enum { MOST = 64 };

@@ -1,5 +1,6 @@
-/* Programs that touch little of their memory, or free most of it: `bound MODE`; without a mode, their names.
- * Those that free print `now=BYTES`, as the kernel counts it in the file that BOUND_USAGE names. */
+/* Programs that touch little of their memory, or free most of it: `bound MODE`; without a mode,
+ * their names. Those that free print `now=BYTES`, as the kernel counts it in the file named by
+ * BOUND_USAGE. */
 #include "check.h"
 #include <pthread.h>
 #include <sys/mman.h>
@@ -42,7 +43,7 @@ static void say_usage(void)
     dprintf(1, "now=%s", text);
 }
 
-/* The time in which a background scan may change what is resident. */
+/* Time for a background scan to change the resident memory. */
 static void settle(void)
 {
     long end = microseconds() + 2000000;
@@ -106,7 +107,7 @@ static void freed_1m(void)
     settle();
 }
 
-/* Lists of `bytes` in objects of one size, of which one in `stays` is left. */
+/* Allocates `bytes` in objects of one size, and frees all but one in `stays`. */
 static void phase(size_t bytes, size_t size, size_t stays)
 {
     void **list = NULL;
@@ -165,7 +166,7 @@ static void vectors(void)
     }
 }
 
-/* Threads that all live at the same time. */
+/* All threads exist at the same time. */
 static pthread_barrier_t all_there;
 
 static void together(int count, void *(*work)(void *))
@@ -210,7 +211,7 @@ static void *with_a_mapped_arena(void *number)
 
 static void mapped_arenas(void) { together(24, with_a_mapped_arena); }
 
-/* `bytes` in objects of one size, each touched; the array of them is the caller's to free. */
+/* Allocates and touches `bytes` in objects of one size; the caller frees the array of them. */
 static char **objects(size_t bytes, size_t size)
 {
     char **all = (char **)map_usual(bytes / size * sizeof *all);
@@ -224,7 +225,7 @@ struct freed {
     size_t count, stays;
 };
 
-/* Frees all of a list but one in `stays`. */
+/* Frees all objects of a list but one in `stays`. */
 static void *free_most(void *list)
 {
     struct freed *freed = list;
@@ -241,7 +242,7 @@ static void in_a_thread(void *(*work)(void *), void *argument)
     CHECK(pthread_join(thread, NULL) == 0);
 }
 
-/* A thread that allocates nothing frees what another has allocated, but for one object in a thousand. */
+/* A thread that allocates nothing frees the objects of another, but for one in a thousand. */
 static void freed_by_another(void)
 {
     size_t count = 100 * MIB / 64;
@@ -250,7 +251,7 @@ static void freed_by_another(void)
     objects(70 * MIB, 64);
 }
 
-/* The owner frees a few, another thread the rest; then objects of another size follow. */
+/* The owner frees a few objects, another thread the rest; then objects of another size follow. */
 static void freed_in_turn(void)
 {
     size_t count = 120 * MIB / 64;
@@ -264,7 +265,7 @@ static void freed_in_turn(void)
     objects(80 * MIB, 96);
 }
 
-/* After a peak the memory is there already, and what is wasted in it counts all the same. */
+/* After a peak the memory is already resident; its waste counts nevertheless. */
 static void after_a_peak(void)
 {
     struct freed peak = {objects(200 * MIB, 112), 200 * MIB / 112, 1000000};
@@ -288,14 +289,15 @@ static void *make_sparse(void *unused)
     return NULL;
 }
 
-/* No thread owns the pages of a thread that has ended: the first of it cannot be thinned, the rest can. */
+/* The pages of an ended thread have no owner: its first page cannot be swept, the rest can. */
 static void left_by_a_thread(void)
 {
     in_a_thread(make_sparse, NULL);
     objects(80 * MIB, 96);
 }
 
-/* Blocks that are filled and freed; each next one is a little larger, and only its first byte is touched. */
+/* Blocks are filled and freed; each next one is a little larger, and only its first byte is
+ * touched. */
 static void larger_and_sparse(void)
 {
     for (int i = 0; i < 30; i++) {
@@ -324,7 +326,7 @@ static void cut_mappings(int by_mremap)
 static void unmapped_ends(void) { cut_mappings(0); }
 static void shrunk_ends(void) { cut_mappings(1); }
 
-/* Dense mappings are unmapped in halves of a huge page, and leave no credit behind. */
+/* Dense mappings are unmapped in halves of a huge page, and leave no credit. */
 static void unmapped_in_halves(void)
 {
     for (int i = 0; i < 60; i++) {
@@ -351,7 +353,7 @@ static void three_quarters(void)
     settle();
 }
 
-/* Full but for a part that is dropped; later all is dropped, and touched here and there. */
+/* Full except for a dropped part; later everything is dropped, and touched sparsely. */
 static void dropped_twice(void)
 {
     char *memory = map_usual(256 * MIB);
@@ -383,7 +385,7 @@ static void *stressed(void *number)
 
 static void stress(void) { together(60, stressed); }
 
-/* As Go's heap: reserved, committed in parts, given back, and touched again. */
+/* Like Go's heap: reserved, committed in parts, released, and touched again. */
 static void arena_of(int fixed)
 {
     for (int i = 0; i < 8; i++) {
@@ -404,7 +406,7 @@ static void arena_of(int fixed)
 static void go_protected(void) { arena_of(0); }
 static void go_fixed(void) { arena_of(1); }
 
-/* As Go's heap after a large garbage collection: full, given back, touched here and there. */
+/* Like Go's heap after a large garbage collection: full, released, touched sparsely. */
 static void go_scavenged(void)
 {
     char *arena = map(256 * MIB, PROT_NONE);
@@ -418,7 +420,7 @@ static void go_scavenged(void)
     settle();
 }
 
-/* As jemalloc's extents: full, purged, and touched again here and there. */
+/* Like jemalloc's extents: full, purged, and touched again sparsely. */
 static void purged(int advice)
 {
     static char *extents[40];
@@ -536,7 +538,7 @@ static void forked(void)
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-/* Dense at first, so that much may be wasted, then sparse. */
+/* Dense at first, which permits much waste, then sparse. */
 static void dense_then_sparse(void)
 {
     char *dense = taken(malloc(400 * MIB));
@@ -544,7 +546,7 @@ static void dense_then_sparse(void)
     blocks(100, 4 * MIB, 4 * MIB, 32 * PAGE);
 }
 
-/* Blocks of 128 KiB to 40 MiB, replaced at random, of which any part is touched: glibc keeps what fits nothing. */
+/* Blocks of 128 KiB to 40 MiB, replaced at random and touched in part: glibc keeps fragments. */
 static void sizes_replaced(void)
 {
     static struct {
@@ -569,7 +571,7 @@ static void sizes_replaced(void)
     }
 }
 
-/* Each block that is filled and freed is followed by a larger one that is not filled. */
+/* Each filled and freed block is followed by a larger one that is not filled. */
 static void filled_then_sparse(void)
 {
     for (int i = 0; i < 30; i++) {

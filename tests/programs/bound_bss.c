@@ -1,4 +1,4 @@
-/* A static array of 512 MiB that is touched here and there. */
+/* A static array of 512 MiB that is touched sparsely. */
 #include "check.h"
 
 static volatile char array[512 * MIB];

@@ -1,5 +1,5 @@
-/* A library that is loaded with RTLD_DEEPBIND: its calls of malloc(3) and free(3) find the C library's own functions, unless
- * the flag is taken away. */
+/* A library for RTLD_DEEPBIND: its malloc(3) and free(3) are the C library's own, unless jumbo
+ * removes the flag. */
 #include "check.h"
 
 #include <dlfcn.h>
@@ -19,7 +19,7 @@ void *give(size_t size)
     return malloc(size);
 }
 
-/* dlopen(3) from here: $ORIGIN and RUNPATH are this library's. */
+/* Calls dlopen(3) from this library, whose $ORIGIN and RUNPATH apply. */
 void *open_from_here(const char *name, int flags)
 {
     return dlopen(name, flags);

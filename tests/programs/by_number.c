@@ -1,9 +1,9 @@
 /*
- * Calls by their number whose results or arguments are wider or narrower than those of the C library's functions.
+ * Bare system calls whose results or arguments are wider or narrower than those of the C functions.
  *
- *   by_number slack   PR_GET_TIMERSLACK, which answers with 64 bits
- *   by_number filter  a seccomp filter that kills madvise(2), with the upper half of the operation set; then large memory
- *   by_number exit    the first and only thread frees much memory and ends with status 7
+ *   by_number slack   PR_GET_TIMERSLACK, whose result has 64 bits
+ *   by_number filter  a filter that kills madvise(2), with upper bits set; then large memory
+ *   by_number exit    the only thread frees much memory and exits with 7
  */
 #include "check.h"
 

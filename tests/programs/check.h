@@ -1,4 +1,4 @@
-/* What the test programs share: checks that say where they failed, patterns, a random number, RSS. */
+/* Common code of the test programs: checks with their location, patterns, random numbers, RSS. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -17,7 +17,7 @@
 #define MIB ((size_t)1 << 20)
 #define GIB ((size_t)1 << 30)
 
-/* dprintf and _exit: a program whose heap is broken can still say so. */
+/* dprintf and _exit: they work with a corrupt heap, too. */
 #define CHECK(condition)                                                                  \
     do {                                                                                  \
         if (!(condition)) {                                                               \
@@ -27,10 +27,10 @@
         }                                                                                 \
     } while (0)
 
-/* The compiler does not know what becomes of the memory: what was written is written. */
+/* Hides the memory from the compiler, so that it keeps all writes. */
 static inline void observe(void *memory) { __asm__ volatile("" : : "r"(memory) : "memory"); }
 
-/* The time, by a clock that all processes share. */
+/* Returns the time of a clock that all processes share. */
 static inline long microseconds(void)
 {
     struct timespec now;
@@ -47,7 +47,7 @@ static inline uint64_t next_random(uint64_t *state)
     return *state;
 }
 
-/* A size between 16 bytes and 2^(max_shift + 1), each order of magnitude as likely as the other. */
+/* Returns a size between 16 bytes and 2^(max_shift + 1), each order of magnitude equally likely. */
 static inline size_t random_size(uint64_t *state, unsigned max_shift)
 {
     unsigned shift = 4 + next_random(state) % (max_shift - 3);
@@ -81,7 +81,7 @@ static inline void check_zero(const void *memory, size_t size)
     CHECK(memcmp(bytes + at, zeroes, size - at) == 0);
 }
 
-/* A field of /proc/self/status in bytes, read without allocating. */
+/* Returns a field of /proc/self/status in bytes, read without allocation. */
 static inline size_t status_bytes(const char *field)
 {
     char text[8192];

@@ -1,9 +1,9 @@
 /*
- * No wait of any kind finds a child.
+ * Checks that no wait of any kind finds a child.
  *
  *   childless [subreaper | exec]
  *
- * Orphans would come back to this process: after its start, or before.
+ * This process adopts orphans: from some point after its start, or from before.
  */
 #include "check.h"
 
@@ -43,7 +43,8 @@ int main(int argc, char **argv)
     none(1);
     if (subreaper) {
         CHECK(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
-        /* The sibling of this image was there before; a child has none, since it would come here. */
+        /* The reaper of this image already exists; a child has none, since this process would
+         * inherit it. */
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {

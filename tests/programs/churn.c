@@ -1,5 +1,5 @@
-/* THREADS threads allocate, resize, check and free blocks of 16 bytes to 8 MiB that any other thread may
- * have made: each block carries what its maker wrote. */
+/* THREADS threads allocate, resize, check and free blocks of 16 bytes to 8 MiB, also those of
+ * other threads: each block carries its creator's pattern. */
 #include "check.h"
 #include <pthread.h>
 #include <stdatomic.h>

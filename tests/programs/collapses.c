@@ -1,4 +1,4 @@
-/* Collapses shared memory of which one page is present, as a program may that manages huge pages itself. */
+/* Collapses shared memory with one present page, like a program that manages huge pages itself. */
 #include "check.h"
 #include <sys/mman.h>
 

@@ -1,5 +1,5 @@
-/* Replaces blocks of 128 KiB to 4 MiB, one at a time and none of them touched, and says what is resident when
- * all sizes have been there, and after ten times as many. */
+/* Replaces untouched blocks of 128 KiB to 4 MiB, one at a time. Prints the resident memory after
+ * one pass over all sizes, and after ten. */
 #include "check.h"
 
 enum { BLOCKS = 200, ROUNDS = 2000 };

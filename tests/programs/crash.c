@@ -1,4 +1,4 @@
-/* Dies of SIGSEGV with a heap that a debugger can look at in the core dump. */
+/* Dies of SIGSEGV with a heap that a debugger can find in the core dump. */
 #include "check.h"
 #include <signal.h>
 

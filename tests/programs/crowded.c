@@ -1,5 +1,5 @@
-/* A thread that runs only when nothing else does unmaps MIB; the others touch MORE MiB, which were mapped before, as
- * soon as it has. There is room for these, and for no more.
+/* A SCHED_IDLE thread unmaps MIB; the others touch MORE MiB, mapped before, as soon as it has.
+ * There is room for these only.
  *
  * crowded MIB MORE */
 #include "check.h"

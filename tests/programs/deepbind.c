@@ -1,5 +1,5 @@
-/* A library bound deeply (dlopen(3) and dlmopen(3) with RTLD_DEEPBIND) frees and resizes blocks of the program's, and the
- * program frees the library's. `deepbind LIBRARY` */
+/* A library bound deeply (dlopen(3) and dlmopen(3) with RTLD_DEEPBIND) frees and resizes the
+ * program's blocks, and the program frees the library's. `deepbind LIBRARY` */
 #include "check.h"
 
 #include <dlfcn.h>
@@ -33,7 +33,7 @@ static void exchange(void *library)
     }
 }
 
-/* The path that the dynamic loader knows a library by. */
+/* Returns the path by which the dynamic loader knows a library. */
 static const char *path(void *library)
 {
     struct link_map *map = NULL;
@@ -44,7 +44,7 @@ static const char *path(void *library)
 int main(int count, char **arguments)
 {
     CHECK(count == 2);
-    /* So much that small blocks are not glibc's any more. */
+    /* Enough that small blocks no longer come from glibc. */
     static char *blocks[40000];
     for (size_t at = 0; at < 40000; at++)
         CHECK((blocks[at] = malloc(100)) != NULL);
@@ -58,7 +58,7 @@ int main(int count, char **arguments)
     CHECK(library != NULL);
     exchange(library);
 
-    /* Names are looked up as the caller's object says: it has the one RUNPATH, the library has none. */
+    /* The caller's object decides the search path: only the program has a RUNPATH. */
     const char *name = strrchr(arguments[1], '/') + 1;
     CHECK(dlopen(name, RTLD_NOW) == library);
     CHECK(strcmp(path(library), arguments[1]) == 0);
@@ -69,7 +69,7 @@ int main(int count, char **arguments)
     CHECK(open_from_here("$ORIGIN/libbound_deeply.so", RTLD_NOW) == library);
     CHECK(dlopen(NULL, RTLD_NOW) != NULL);
 
-    /* What is refused stays refused. */
+    /* Refused flags stay refused. */
     CHECK(dlopen(arguments[1], RTLD_DEEPBIND) == NULL);
     CHECK(dlerror() != NULL);
     for (size_t at = 0; at < 40000; at++)

@@ -1,9 +1,10 @@
 /*
- * Makes each call by its name and by its number, and prints the events that jumbo's mechanisms heard of each.
+ * Makes each call by its name and by its number, and prints the events that jumbo's mechanisms saw.
  *
  *   doors
  *
- * A line a call: its name, and "same" with the counts, or what differs. Needs a debug build of the library.
+ * One line per call: its name, and "same" with the counts, or the difference. Needs a debug build
+ * of the library.
  */
 #include "check.h"
 
@@ -115,7 +116,7 @@ static const struct {
     { "prctl", narrow },
 };
 
-/* What is heard of one call. */
+/* Counts the events of one call. */
 static void count(void (*call)(int), int by_number, long counts[EVENTS])
 {
     for (int event = 0; event < EVENTS; event++)

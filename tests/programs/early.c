@@ -1,5 +1,5 @@
-/* A library whose constructor runs before that of any library loaded ahead of it: it allocates, resizes and
- * frees there, leaves a block for the program, and frees another when everything is over. */
+/* A library whose constructor runs before that of any preloaded library: it allocates, resizes
+ * and frees there, leaves a block for the program, and frees another one in its destructor. */
 #include "check.h"
 
 char *early_block;

@@ -1,4 +1,4 @@
-/* A program of another C library (musl): the malloc family, threads, children, mappings and files. */
+/* A program of another C library (musl): malloc family, threads, children, mappings and files. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>

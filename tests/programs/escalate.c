@@ -1,10 +1,10 @@
 /*
- * A program that would use the sibling which shares its memory to do what it cannot do itself.
+ * A program that attacks its reaper, which shares its memory, to exceed its own rights.
  *
- *   escalate dumpable         says whether it is dumpable, at its start and after it has dropped root
- *   escalate handler          has handlers for signals, and says how often they ran
- *   escalate attack CALL      drops root past the C library, installs a filter, rewrites the sibling's code, wakes it
- *   escalate change CALL MIB  has so much memory, becomes another user by CALL, asks for a quarter of a GiB more
+ *   escalate dumpable         prints whether it is dumpable, at its start and after it has dropped root
+ *   escalate handler          installs signal handlers, and prints how often they ran
+ *   escalate attack CALL      drops root by bare calls, installs a filter, rewrites and wakes the reaper
+ *   escalate change CALL MIB  uses MIB, changes its user by CALL, and requests 256 MiB more
  */
 #include "check.h"
 
@@ -40,7 +40,7 @@ static int dumpable(void)
     return 0;
 }
 
-/* A filter of the program's own: one call has this answer. */
+/* Installs a filter that answers one call with `answer`. */
 static void install_filter(unsigned call, unsigned answer)
 {
     struct sock_filter steps[] = {
@@ -128,7 +128,7 @@ static int handler(void)
 static struct {
     long number, arguments[6];
 } chosen;
-static _Atomic long ran, returned, sibling;
+static _Atomic long ran, returned, reaper;
 
 static inline long by_hand(long number, long a, long b, long c, long d, long e, long f)
 {
@@ -144,7 +144,7 @@ static inline long by_hand(long number, long a, long b, long c, long d, long e, 
 #ifndef CLONE_PIDFD
 #define CLONE_PIDFD 0x1000
 #endif
-/* As the library makes its own, and so that the kernel gives a descriptor for each. */
+/* Like the library's own threads, and such that the kernel returns a descriptor for each. */
 #define THREAD                                                                            \
     (CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM |    \
      CLONE_CHILD_CLEARTID)
@@ -153,7 +153,7 @@ static int asleep;
 static char stack[1024];
 static int pidfd;
 
-/* A thread that sleeps from its first instruction. */
+/* Creates a thread that sleeps from its first instruction. */
 static long make_thread(long flags)
 {
     long answer;
@@ -176,10 +176,10 @@ static long make_thread(long flags)
     return answer;
 }
 
-/* What the sibling is made to run, on whatever stack it has. */
+/* Code for the reaper to run, on whatever stack it has. */
 __attribute__((noreturn, force_align_arg_pointer)) static void attack(void)
 {
-    ran = sibling;
+    ran = reaper;
     const long *a = chosen.arguments;
     if (chosen.number == SYS_clone && a[0] & CLONE_THREAD) {
         long made = 0;
@@ -239,7 +239,7 @@ static const struct {
     {"x32", 0x40000000 + SYS_getpid, {0}},
 };
 
-/* Fills a page range of the library with what leads to `attack` wherever it is entered. */
+/* Fills a page range of the library with jumps to `attack` from any entry point. */
 static void rewrite(unsigned char *start, unsigned char *end)
 {
     for (unsigned char *at = start; at < end; at++)
@@ -262,7 +262,7 @@ static int attacking(const char *name)
     memcpy(chosen.arguments, calls[at].arguments, sizeof chosen.arguments);
     int *word;
     CHECK(prctl(40 /* PR_GET_TID_ADDRESS */, &word) == 0);
-    /* As a runtime of its own does: by the C library's functions the sibling would be ended. */
+    /* Bare calls, as in other runtimes: the C library's functions would end the reaper. */
     if (geteuid() == 0)
         CHECK(by_hand(SYS_setresgid, NOBODY, NOBODY, NOBODY, 0, 0, 0) == 0 &&
               by_hand(SYS_setresuid, NOBODY, NOBODY, NOBODY, 0, 0, 0) == 0);
@@ -270,7 +270,7 @@ static int attacking(const char *name)
     install_filter(SYS_kill, SECCOMP_RET_ERRNO | EPERM);
     CHECK(kill(getppid(), 0) == -1 && open(path, O_RDONLY) == -1);
 
-    /* The sibling is the process of that name that has the library mapped; the library's text: */
+    /* The reaper is the process of that name that maps the library; finds the library's text: */
     unsigned char *start[8], *end[8];
     unsigned parts = 0;
     FILE *maps = fopen("/proc/self/maps", "r");
@@ -290,12 +290,12 @@ static int attacking(const char *name)
     fflush(stdout);
     char number[32] = "";
     CHECK(fgets(number, sizeof number, stdin));
-    sibling = atol(number);
+    reaper = atol(number);
 
-    /* Where an answer is to come it does, however busy the host is. */
-    int patience = !strcmp(name, "futex") || !strcmp(name, "counted-threads") ? 10000 : 50;
+    /* An expected result comes, however busy the host is. */
+    int max_rounds = !strcmp(name, "futex") || !strcmp(name, "counted-threads") ? 10000 : 50;
 
-    /* From here on nothing may call what the library interposes. */
+    /* From here on nothing may call interposed functions. */
     for (unsigned part = 0; part < parts; part++) {
         unsigned long length = (unsigned long)(end[part] - start[part]);
         long answer = by_hand(SYS_mprotect, (long)start[part], (long)length,
@@ -305,11 +305,11 @@ static int attacking(const char *name)
         rewrite(start[part], end[part]);
     }
     by_hand(SYS_futex, (long)word, FUTEX_WAKE, 0x7fffffff, 0, 0, 0);
-    /* Until it has run; what it returns to then, it returns to at once or not at all. */
+    /* Until the code has run; it never returns to valid code. */
     struct timespec moment = {0, 1000000};
     for (int round = 0; round < 10000 && !ran; round++)
         by_hand(SYS_nanosleep, (long)&moment, 0, 0, 0, 0, 0);
-    for (int round = 0; round < patience && !returned; round++)
+    for (int round = 0; round < max_rounds && !returned; round++)
         by_hand(SYS_nanosleep, (long)&moment, 0, 0, 0, 0, 0);
     char out[] = "ran=0000000000 returned=0\n";
     long digits = ran;

@@ -1,5 +1,5 @@
-/* The whole malloc family, one thread: what each call promises, at sizes on both sides of every border
- * that an allocator may have. Prints nothing that may differ from one allocator to another. */
+/* The whole malloc family in one thread: the guarantees of each call, at sizes on both sides of
+ * every threshold of an allocator. Prints nothing that may differ between allocators. */
 #include "check.h"
 
 static const size_t sizes[] = {
@@ -73,7 +73,7 @@ static void resized(void)
             memset(memory, 1, sizes[j]);
             free(memory);
         }
-    /* One step after the other, up and down again. */
+    /* Step by step, up and down again. */
     uint8_t *memory = NULL;
     for (size_t size = 1; size <= 64 * MIB; size *= 2) {
         memory = realloc(memory, size);
@@ -86,7 +86,7 @@ static void resized(void)
         memory = realloc(memory, size);
         CHECK(memory != NULL && memory[size - 1] == (uint8_t)__builtin_ctzl(size));
     }
-    /* A resize that cannot be had leaves everything as it was. */
+    /* An impossible resize changes nothing. */
     memory = realloc(memory, 5 * MIB);
     paint(memory, 5 * MIB, 3);
     errno = 0;
@@ -97,7 +97,7 @@ static void resized(void)
     memory = reallocarray(memory, 3, 3 * MIB);
     CHECK(memory != NULL);
     check_paint(memory, 5 * MIB, 3);
-    /* glibc frees what is resized to nothing. */
+    /* glibc frees a block resized to 0. */
     CHECK(realloc(memory, 0) == NULL);
     memory = realloc(NULL, 3 * MIB);
     CHECK(memory != NULL);
@@ -156,7 +156,7 @@ static void aligned(void)
 
 static void refused(void)
 {
-    /* Through volatile: the compiler knows that these cannot be had. */
+    /* Volatile: the compiler knows that these sizes are impossible. */
     volatile size_t sizes_refused[] = {SIZE_MAX,           SIZE_MAX - 4096,      PTRDIFF_MAX,
                                        (size_t)PTRDIFF_MAX + 1, (size_t)1 << 47, (size_t)1 << 56};
     for (size_t i = 0; i < sizeof sizes_refused / sizeof *sizes_refused; i++) {

@@ -1,10 +1,11 @@
 /*
- * Fills memory in pieces of 256 KiB, and waits until nine tenths of it are on huge pages, for SECONDS at most.
- * Says whether they are, whether it ever had a child, its parent and its process ID, and who traces it.
+ * Fills memory in pieces of 256 KiB, and waits until nine tenths of it are on huge pages, for at
+ * most SECONDS. Prints whether they are, whether it ever had a child, its parent, its process ID
+ * and its tracer.
  *
  *   fills MIB SECONDS [COMMAND...]
  *
- * COMMAND is executed in its place in the end.
+ * Finally becomes COMMAND.
  */
 #include "check.h"
 

@@ -1,11 +1,11 @@
 /*
- * A seccomp filter that ends a program which makes a process, asks for its own number, or opens a file.
+ * A seccomp filter that kills a program which creates a process, calls getpid, or opens a file.
  *
- *   filtered exec PROGRAM [ARGUMENT...]   inherited by a program: files may be opened there
- *   filtered prctl MIB                    installed by prctl(2), then so much is asked for
+ *   filtered exec PROGRAM [ARGUMENT...]   inherited by a program, which may open files
+ *   filtered prctl MIB                    installed by prctl(2), before an allocation of MIB
  *   filtered syscall MIB                  installed by syscall(2)
- *   filtered refused MIB                  the kernel refuses it
- *   filtered shared MIB                   the same with shared memory, mapped before and after, by a forked child too
+ *   filtered refused MIB                  refused by the kernel
+ *   filtered shared MIB                   the same with shared memory, by a child, too
  */
 #include "check.h"
 

@@ -1,5 +1,6 @@
-/* Forks beside threads that end and leave objects, and threads that take over what was left. Each child frees all objects that it
- * finds, which may be in memory that a thread of its parent was just taking over. A child that waits for that thread is killed. */
+/* Forks beside threads that end and leave objects, and threads that adopt them. Each child frees
+ * all objects that it finds, possibly in memory that a parent's thread was adopting. A child
+ * that waits for that thread is killed. */
 #include "check.h"
 #include <pthread.h>
 #include <sys/wait.h>

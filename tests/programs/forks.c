@@ -1,4 +1,5 @@
-/* Forks as often as told, with so many MiB of heap: the microseconds of CPU time and the page faults of each fork, in parent and child. */
+/* Forks COUNT times with MIB of heap; prints CPU microseconds and page faults per fork, of
+ * parent and child. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

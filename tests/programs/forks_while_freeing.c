@@ -1,4 +1,5 @@
-/* Forks beside a thread that frees all the time. Each child frees what it has, and that goes back to the kernel. */
+/* Forks beside a thread that frees all the time. Each child frees its memory, which must return
+ * to the kernel. */
 #include "check.h"
 #include <pthread.h>
 #include <sys/wait.h>

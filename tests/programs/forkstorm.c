@@ -1,5 +1,5 @@
-/* Forks while other threads allocate without pause; each child allocates and frees blocks of its own, and
- * ones that its parent's threads made. */
+/* Forks while other threads allocate continuously; each child allocates and frees blocks of its
+ * own and of its parent's threads. */
 #include "check.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -45,7 +45,7 @@ int main(void)
         CHECK(pid >= 0);
         if (pid == 0) {
             uint64_t random = (uint64_t)child + 1;
-            /* A lock that a thread of the parent held has no owner now: this ends a child that waits. */
+            /* Ends a child that waits for a lock whose owner exists only in the parent. */
             alarm(60);
             for (int i = 0; i < KEPT; i++) {
                 check_paint(kept[i], (size_t)(i + 1) * 300 * KIB, (uint8_t)i);

@@ -1,5 +1,6 @@
-/* Maps, fills, unmaps and does it again, and the same with malloc and free: MIB at a time, ROUNDS times. What is
- * freed must be there for the next round, however little there is beside it. `alone`: no thread can be made. */
+/* Maps, fills and unmaps MIB, ROUNDS times, and the same with malloc and free. Freed memory must
+ * be available in the next round, however little there is beside it. `alone`: no thread can be
+ * created. */
 #include "check.h"
 #include <sys/mman.h>
 #include <sys/prctl.h>

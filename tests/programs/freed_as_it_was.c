@@ -1,5 +1,6 @@
-/* Blocks are freed with pages in them that cannot be written, or that a fault handler serves; later blocks are plain memory all
- * the same. And a handler on a small stack makes the first large block of the process. */
+/* Blocks are freed with write-protected pages, or with pages of a fault handler; later blocks
+ * are normal memory nevertheless. A handler on a small stack allocates the first large block of
+ * the process. */
 #include "check.h"
 #include <linux/userfaultfd.h>
 #include <signal.h>
@@ -40,7 +41,7 @@ static void served(void)
 {
     int faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
     struct uffdio_api api = {.api = UFFD_API};
-    /* Where that is not allowed there is nothing to test. */
+    /* Without the right there is nothing to test. */
     if (faults < 0 || ioctl(faults, UFFDIO_API, &api) != 0)
         return;
     char *block = aligned(2 * MIB, 12 * MIB);

@@ -1,5 +1,5 @@
-/* munmap and MADV_DONTNEED of large ranges that are out of the ordinary, as whole and in part: what the call
- * answers, and what is there afterwards.
+/* munmap and MADV_DONTNEED of special large ranges, as a whole and in part: results and state
+ * afterwards.
  *
  * freed_ranges munmap|discard: a line for each kind of range. */
 #include "check.h"
@@ -11,12 +11,12 @@
 /* Around the range, so that it is a part of its mapping. */
 static const size_t EDGE = 16 * MIB;
 static const size_t SIZE = 144 * MIB;
-/* One page in so many bytes is filled and looked at. */
+/* Distance in bytes between filled and checked pages. */
 static const size_t STEP = 64 * KIB;
 static const size_t PAGE = 4 * KIB;
 static const uint64_t MARK = 0x6d61726b;
 
-/* Where the one thing is that is out of the ordinary. */
+/* Offset of the special page. */
 static const size_t AT = 100 * MIB;
 
 static char *range(int kind)
@@ -30,7 +30,8 @@ static void fill(char *from, size_t size)
         *(uint64_t *)(from + at) = MARK;
 }
 
-/* What a page is now: not mapped `.`, without access `x`, as it was `m`, empty `e`, anything else `?`. */
+/* State of a page: unmapped `.`, without access `x`, unchanged `m`, empty `e`, anything else
+ * `?`. */
 static char state(char *page)
 {
     unsigned char there;
@@ -43,7 +44,7 @@ static char state(char *page)
     return word == MARK ? 'm' : word == 0 ? 'e' : '?';
 }
 
-/* Runs of pages that are alike. */
+/* Prints runs of pages with the same state. */
 static void describe(char *from, size_t size)
 {
     for (size_t at = 0; at < size;) {
@@ -104,14 +105,14 @@ static void locked_on_fault(char *start)
     CHECK(mlock2(start + AT, MIB, MLOCK_ON_FAULT) == 0);
 }
 
-/* Unmaps in pieces, each too small to be freed by several threads or later. A sealed piece stays. */
+/* Unmaps in pieces too small for several threads or a background free. A sealed piece stays. */
 static void take_away(char *start, size_t size)
 {
     for (size_t at = 0; at < size; at += MIB)
         CHECK(munmap(start + at, size - at < MIB ? size - at : MIB) == 0 || errno == EPERM);
 }
 
-/* mseal(2), Linux 6.10: where there is none, nothing is sealed, and the run beside this one says the same. */
+/* mseal(2), Linux 6.10: older kernels seal nothing, in both runs. */
 static void sealed_page(char *start) { (void)!syscall(462, start + AT, PAGE, 0); }
 
 static void sealed_read_only_page(char *start)

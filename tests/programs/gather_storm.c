@@ -1,9 +1,10 @@
-/* Threads map, fill with a pattern, check, free and map again at the same addresses (their own, and those that
- * another thread has just given up), with munmap, MADV_DONTNEED and free(), while another thread forks. Nothing
- * foreign may be seen. Once a second all stop and are counted: what smaps has more than at the start is what the
- * threads know to hold, with their patterns in it. At the end they hold nothing.
+/* Threads map, fill, check and free ranges, at their own addresses and at those that another
+ * thread has just unmapped, with munmap, MADV_DONTNEED and free(), while another thread forks.
+ * Each must only see its own pattern. Once a second all stop for a census: the growth of smaps
+ * since the start must be the ranges that the threads hold, with their patterns. At the end they
+ * hold nothing.
  *
- * gather_storm LEAST MORE SECONDS: ranges of LEAST MiB and up to MORE on top, for so long. */
+ * gather_storm LEAST MORE SECONDS: ranges of LEAST MiB and up to MORE on top, for this time. */
 #include "check.h"
 #include <errno.h>
 #include <pthread.h>
@@ -18,19 +19,19 @@ enum { THREADS = 3 };
 static atomic_int stop, census;
 static atomic_ulong operations, children, neighbours;
 static size_t least, most;
-/* Where a range was that a thread has unmapped. */
+/* Address of a range that a thread has unmapped. */
 static _Atomic(char *) given_up;
-/* Both sides of a census. */
+/* Barriers on both sides of a census. */
 static pthread_barrier_t assembled, counted;
 
-/* What a thread holds from one census to the next. */
+/* Ranges that a thread holds from one census to the next. */
 static struct held {
     char *start;
     size_t size;
     uint64_t owner;
 } held[THREADS];
 
-/* One word in each page says whose it is. */
+/* Marks each page with one word of its owner. */
 static void mark(char *from, size_t size, uint64_t owner)
 {
     for (size_t at = 0; at < size; at += 4096)
@@ -49,7 +50,7 @@ static void check_marks_zero(const char *from, size_t size)
         CHECK(*(const uint64_t *)(from + at) == 0);
 }
 
-/* A marked range: here and there one of another size where another thread's was a moment ago. */
+/* Returns a marked range: at times of another size, where another thread's was a moment ago. */
 static char *filled(uint64_t *random, size_t size, uint64_t owner)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS;
@@ -84,7 +85,7 @@ static void mapped(uint64_t *random, uint64_t owner)
         /* The middle of it: the ends stay. */
         size_t edge = 3 * 4096;
         CHECK(munmap(start + edge, size - 2 * edge) == 0);
-        /* Free to be mapped again, unless another thread was quicker. */
+        /* Free to be mapped again, unless another thread was faster. */
         char *again = mmap(start + edge, size - 2 * edge, PROT_READ | PROT_WRITE,
                            flags | MAP_FIXED_NOREPLACE, -1, 0);
         CHECK(again == start + edge || errno == EEXIST);
@@ -112,7 +113,7 @@ static void mapped(uint64_t *random, uint64_t owner)
 
 static void allocated(uint64_t *random, uint64_t owner)
 {
-    /* The ends of a block are kept where they are less than a huge page. */
+    /* The ends of a block are kept if they are smaller than a huge page. */
     size_t size = least + 4 * MIB + next_random(random) % most;
     char *block = malloc(size);
     CHECK(block != NULL);
@@ -158,7 +159,7 @@ static void *storm(void *number)
     return NULL;
 }
 
-/* Anonymous memory, in bytes, as the kernel counts it. */
+/* Returns the kernel's count of anonymous memory, in bytes. */
 static size_t anonymous_memory(void)
 {
     char line[512];
@@ -172,9 +173,8 @@ static size_t anonymous_memory(void)
     return sum;
 }
 
-/* What is being freed in the background is free soon; what is lost never is. The threads' stacks and arenas may
- * have grown, and so may the heap's records of the addresses that it has used so far: by less than a page for each
- * operation, where a range that is lost has hundreds. */
+/* Pending frees complete soon; lost ranges never do. Stacks, arenas and the heap's records of
+ * used addresses may grow, by less than a page per operation; a lost range has hundreds. */
 static void check_memory(size_t before)
 {
     size_t known = before, now = 0, slack = least + MIB + atomic_load(&operations) * KIB;
@@ -221,8 +221,8 @@ static void fork_one(void)
     if (pid == 0)
         in_child(atomic_load(&children));
     int status = -1, ended = 0;
-    /* A lock that a thread of the parent held has no owner now: a child that waits for it never ends. Counted, so
-     * that a time in which nothing runs is none. */
+    /* A child that waits for a lock of a parent's thread never ends. Counted in tries, so that
+     * suspended time does not count. */
     for (int tries = 0; tries < 60000 && (ended = waitpid(pid, &status, WNOHANG)) == 0; tries++) {
         struct timespec moment = {0, 1000000};
         nanosleep(&moment, NULL);
@@ -239,11 +239,11 @@ int main(int count, char **arguments)
     least = strtoul(arguments[1], NULL, 10) * MIB;
     most = strtoul(arguments[2], NULL, 10) * MIB;
     time_t end = time(NULL) + strtol(arguments[3], NULL, 10);
-    /* Base pages are what threads are for. */
+    /* Only base pages are freed by threads. */
     CHECK(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
     CHECK(pthread_barrier_init(&assembled, NULL, THREADS + 1) == 0);
     CHECK(pthread_barrier_init(&counted, NULL, THREADS + 1) == 0);
-    /* Plain, glibc would keep blocks that are freed. */
+    /* In plain, glibc would keep freed blocks. */
     CHECK(mallopt(M_MMAP_THRESHOLD, 128 * KIB) == 1);
     size_t before = anonymous_memory();
     pthread_t ids[THREADS];

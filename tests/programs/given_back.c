@@ -1,5 +1,6 @@
-/* Touches a GiB in blocks of ARG KiB (0.2, say), frees it all, and says what was resident before, then and after. `later`: then
- * goes on to allocate and free a little, until most of it has gone or ten seconds have passed. */
+/* Touches a GiB in blocks of ARG KiB (such as 0.2), frees it all, and prints the resident memory
+ * before, in between and afterwards. `later`: then allocates and frees a little, until most is
+ * released or for ten seconds. */
 #include "check.h"
 
 int main(int argc, char **argv)

@@ -1,5 +1,5 @@
-/* Four tables in turn, each doubled from 1 to 64 MiB, each time in a new block with the old one freed: how much was resident at the
- * most. */
+/* Four tables in turn, each doubled from 1 to 64 MiB, each time in a new block with the old one
+ * freed: prints the peak of resident memory. */
 #include "check.h"
 #include <sys/resource.h>
 

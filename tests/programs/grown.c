@@ -1,5 +1,5 @@
-/* mremap(2) of memory that is not of one kind: the kernel refuses to grow it, and leaves it as it was. Mappings of 1 MiB, which
- * alone cannot be huge, and of 4 MiB. */
+/* mremap(2) of a range of several mappings: the kernel refuses to grow it, and changes nothing.
+ * Mappings of 1 MiB, too small for huge pages, and of 4 MiB. */
 #include "check.h"
 #include <sys/mman.h>
 

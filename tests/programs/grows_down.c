@@ -1,11 +1,12 @@
-/* A thread on a stack that grows down (MAP_GROWSDOWN), with room below it that is not mapped: nothing else lands there while the
- * thread is made. */
+/* A thread on a MAP_GROWSDOWN stack, with unmapped room below it: no other mapping may land
+ * there while the thread starts. */
 #include "check.h"
 
 #include <pthread.h>
 #include <sys/mman.h>
 
-/* How far it grows: less than a huge page with the gap of 256 pages that the kernel keeps below. */
+/* Growth of the stack: less than a huge page with the gap of 256 pages that the kernel keeps
+ * below. */
 #define ROOM ((size_t)512 * KIB)
 #define GAP ((size_t)256 * 4096)
 #define MAPPED ((size_t)16 * KIB)

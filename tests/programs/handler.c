@@ -1,6 +1,6 @@
-/* Allocation inside a signal handler. `between`: the handler runs between the program's own calls, where
- * any allocator must cope. `within`: it also interrupts calls for large blocks, which glibc does not
- * survive. jumbo's own heap does, which has the blocks of threads other than the first. */
+/* Allocation inside a signal handler. `between`: the handler runs between the program's own
+ * calls, which any allocator must support. `within`: it also interrupts calls for large blocks,
+ * which glibc does not survive. jumbo's heap, which serves threads other than the first, does. */
 #include "check.h"
 #include <pthread.h>
 #include <signal.h>

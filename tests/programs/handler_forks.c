@@ -1,5 +1,5 @@
-/* A program of one thread whose signal handler forks while malloc(3) maps memory. The signal comes at that moment: a parent that
- * traces it sends it at each return of a large mmap(2), and of brk(2). */
+/* A program of one thread whose signal handler forks while malloc(3) maps memory. Its tracing
+ * parent sends the signal at each return of a large mmap(2), and of brk(2). */
 #include "check.h"
 #include <signal.h>
 #include <sys/ptrace.h>

@@ -1,5 +1,5 @@
-/* A heap of ARG MiB: half of it objects of 16 bytes to 4 KiB, half of 128 KiB to 16 MiB. With `stay` it
- * says so and waits for a line before it ends, so that others can look at it. */
+/* A heap of ARG MiB: half of it objects of 16 bytes to 4 KiB, half of 128 KiB to 16 MiB. With
+ * `stay` it prints a line and waits for one before it ends, so that others can inspect it. */
 #include "check.h"
 
 int main(int argc, char **argv)
@@ -26,7 +26,7 @@ int main(int argc, char **argv)
         fflush(stdout);
         getchar();
     }
-    /* Several times, so that a process that is looked at now and then is seen with all of its heap. */
+    /* Several times, so that a sampled process is seen with all of its heap. */
     for (int round = 0; round < 8; round++)
         for (struct link *link = links; link != NULL; link = link->next) {
             uint8_t *bytes = (uint8_t *)(link + 1);

@@ -1,4 +1,4 @@
-// Buffers, large arrays and many small objects: what Node's users have.
+// Buffers, large arrays and many small objects, as in typical Node programs.
 const buffers = [];
 for (let i = 0; i < 64; i++) buffers.push(Buffer.alloc(4 << 20, i));
 const numbers = new Float64Array(16 << 20).map((_, i) => i % 1000);

@@ -1,17 +1,18 @@
 /*
- * A program that means harm to a command that looks at it.
+ * A program that attacks a command that inspects it.
  *
  *   hostile NAME [mapped|locked FOLDER]
  *
- * It has a child that looks like a reaper: by its name, which is NAME, its command line, and what it is confined to.
+ * It has a child that looks like a reaper: by its name NAME, its command line, and its confinement.
  *
- * mapped: it maps a file that is called as the preload library, from a file system in user space that never answers
- * a read(2) of it. Who touches the mapping, or reads it through /proc/PID/mem, waits until the file system's server ends.
+ * mapped: it maps a file named like the preload library, from a file system in user space that
+ * never answers a read(2). An access to the mapping, also through /proc/PID/mem, blocks until the
+ * server of the file system ends.
  *
- * locked: in addition one thread waits for that with the memory map locked, and one to change the map: no file of /proc
- * that takes the lock can be read.
+ * locked: in addition one thread blocks so with the memory map locked, and another changes the map:
+ * no file of /proc that takes the lock can be read.
  *
- * Prints the process IDs of the child and of the server, whose end lets all go who wait.
+ * Prints the process IDs of the child and of the server, whose end unblocks all.
  */
 #include "check.h"
 
@@ -107,7 +108,7 @@ static void *maps(void *unused)
     return unused;
 }
 
-/* A child that goes when this process does. */
+/* Forks a child that dies with this process. */
 static pid_t child(void)
 {
     pid_t parent = getpid(), made = fork();
@@ -175,7 +176,7 @@ int main(int argc, char **argv)
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, reads, NULL) == 0);
         CHECK(pthread_create(&thread, NULL, maps, NULL) == 0);
-        /* From here on nothing that maps or touches new memory comes back. */
+        /* From here on no call that maps or touches new memory returns. */
         go = 1;
         usleep(300000);
     }

@@ -1,10 +1,11 @@
-/* Large ranges are unmapped where a signal handler is at work.
+/* Large ranges are unmapped in signal handlers.
  *
- * in_handlers malloc N: in a handler that interrupted malloc(), in N children one after another, each of which has a second
- *   thread, so that malloc's locks are taken.
- * in_handlers jump N: the handler leaves with siglongjmp(), N times, at any moment of an munmap; nothing stays behind.
- * in_handlers stop N: as in a collector's stopped world, N times: a thread that unmaps is stopped in a handler until
- *   another thread has unmapped a range too. */
+ * in_handlers malloc N: in a handler that interrupted malloc(), in N children in turn, each with
+ * a second thread, so that malloc takes its locks.
+ * in_handlers jump N: the handler leaves with siglongjmp(), N times, at any moment of an munmap;
+ * nothing may be left.
+ * in_handlers stop N: N times, like a garbage collector: a thread that unmaps is stopped in a
+ * handler until another thread has unmapped a range, too. */
 #include "check.h"
 #include <pthread.h>
 #include <setjmp.h>
@@ -17,7 +18,7 @@
 #include <sys/wait.h>
 
 static const size_t SIZE = 144 * MIB;
-/* One page in so many bytes is filled. */
+/* Distance in bytes between filled pages. */
 static const size_t STEP = 64 * KIB;
 
 static void on_signal(int signal, void (*handler)(int), int flags)
@@ -32,7 +33,7 @@ static void alarm_after(long us)
     CHECK(setitimer(ITIMER_REAL, &once, NULL) == 0);
 }
 
-/* By the kernel alone, for handlers. */
+/* Maps and fills by bare system calls, for handlers. */
 static char *filled(size_t step)
 {
     char *start = (char *)syscall(SYS_mmap, NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
@@ -59,7 +60,7 @@ static void *idle(void *unused)
 
 static void malloc_until_interrupted(unsigned number)
 {
-    /* A child that waits for itself ends by this. */
+    /* Ends a child that waits for itself. */
     alarm(0);
     on_signal(SIGALRM, unmaps, SA_RESTART);
     pthread_t thread;
@@ -70,7 +71,7 @@ static void malloc_until_interrupted(unsigned number)
     while (!handled) {
         size_t at = next_random(&random) % 64;
         free(blocks[at]);
-        /* Beyond what threads keep for themselves. */
+        /* Larger than the blocks that threads cache. */
         blocks[at] = malloc(1100 + next_random(&random) % 60000);
         CHECK(blocks[at] != NULL);
     }
@@ -108,7 +109,7 @@ static size_t mappings(void)
     return lines;
 }
 
-/* Waits for what is being freed in the background, and for the threads that did it. */
+/* Waits for pending frees, and for the threads that do them. */
 static void settle(size_t rss, size_t lines)
 {
     for (int tries = 0; tries < 1000 && (resident() > rss || mappings() > lines); tries++) {
@@ -123,11 +124,11 @@ static void settle(size_t rss, size_t lines)
 static void with_jumps(unsigned times)
 {
     on_signal(SIGALRM, jumps, SA_NODEFER);
-    /* Stacks of threads that are gone, and malloc's arenas, are kept. */
+    /* Stacks of ended threads and malloc's arenas are kept. */
     size_t rss = resident() + 32 * MIB, lines = mappings() + 20;
     static volatile unsigned number;
     for (number = 0; number < times; number++) {
-        /* Where no other thread maps anything. */
+        /* An address at which no other thread maps. */
         char *start = (char *)0x500000000000;
         int prot = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
         CHECK(mmap(start, SIZE, prot, flags, -1, 0) == start);
@@ -139,7 +140,7 @@ static void with_jumps(unsigned times)
             pause();
         }
     }
-    /* The handler may have come before the last munmap. */
+    /* The handler may have run before the last munmap. */
     CHECK(syscall(SYS_munmap, 0x500000000000, SIZE) == 0);
     settle(rss, lines);
     pid_t pid = fork();

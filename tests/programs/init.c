@@ -1,9 +1,10 @@
 /*
- * Init of a PID namespace: runs a command, and says how many dead orphans were not waited for.
+ * Init of a PID namespace: runs a command, and prints the number of dead orphans that were not
+ * reaped.
  *
  *   init HOW COMMAND...
  *
- * HOW: application (waits for its child alone), or what it does with SIGCHLD besides: catches, ignores,
+ * HOW: application (waits only for its child), or its disposition of SIGCHLD: catches, ignores,
  * blocks.
  */
 #include "check.h"
@@ -26,7 +27,7 @@ static void reap(int signal)
     }
 }
 
-/* Processes but this one: those that are dead, or those that are not. */
+/* Counts the other processes: dead ones, or living ones. */
 static int count(int dead)
 {
     int found = 0;
@@ -74,7 +75,7 @@ int main(int argc, char **argv)
         CHECK(sigprocmask(SIG_SETMASK, &before, NULL) == 0);
         status = result;
     } else {
-        /* A process that ignores it is told of no status. */
+        /* A process that ignores SIGCHLD gets no status. */
         if (!strcmp(argv[1], "ignores"))
             signal(SIGCHLD, SIG_IGN);
         CHECK(sigprocmask(SIG_SETMASK, &before, NULL) == 0);

@@ -1,5 +1,6 @@
-/* Shared memory that was never touched is given to the kernel, by every call that takes a buffer; what a child touched stays;
-   and nothing that the program does to its threads, signals, descriptors and mappings is harmed. */
+/* Passes untouched shared memory to every system call that takes a buffer; memory that a child
+ * touched must stay; threads, signals, descriptors and mappings of the program must be
+ * unaffected. */
 #include "check.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -18,7 +19,7 @@
 static unsigned char *memory, *next;
 static int cleaned;
 
-/* Memory that no one has touched yet, in the middle of a page. */
+/* Returns untouched memory, in the middle of a page. */
 static void *fresh(void)
 {
     next += MIB;
@@ -88,7 +89,7 @@ static void calls(void)
     CHECK(recv(pair[1], text, 8, 0) == 8);
     CHECK(errno == 77);
 
-    /* What is taken is told. */
+    /* The kernel writes the peer's address. */
     struct sockaddr_in *name = fresh();
     socklen_t *length = fresh(), size = sizeof *name;
     int listener = socket(AF_INET, SOCK_DGRAM, 0), other = socket(AF_INET, SOCK_DGRAM, 0);
@@ -98,7 +99,7 @@ static void calls(void)
     CHECK(sendto(other, text, 8, 0, (void *)&here, size) == 8);
     CHECK(sendto(other, text, 8, 0, fresh(), size) == -1 && errno != EFAULT);
     CHECK(recvfrom(listener, text, 8, 0, (void *)name, &size) == 8 && name->sin_port != 0);
-    /* By their numbers, with the sixth argument on the stack. */
+    /* Bare calls, with the sixth argument on the stack. */
     CHECK(sendto(other, text, 8, 0, (void *)&here, size) == 8);
     name = fresh(), length = fresh();
     *length = size;
@@ -117,7 +118,7 @@ static void calls(void)
         int taken = turn == 0   ? accept(listener, (void *)name, &size)
                     : turn == 1 ? accept4(listener, (void *)name, &size, 0)
                                 : accept(listener, fresh(), length);
-        /* The last is told of a length of 0. */
+        /* The last call has a length of 0. */
         CHECK(taken >= 0 && (turn == 2 || name->sin_family == AF_INET));
         CHECK(close(taken) == 0 && close(other) == 0);
     }
@@ -130,7 +131,7 @@ static void calls(void)
     CHECK(fread(fresh(), 1000, 100, stream) == 100);
     CHECK(mlock(fresh(), 8192) == 0 && munlock(next, MIB) == 0);
 
-    /* What is refused is refused. */
+    /* Invalid buffers are refused. */
     void *volatile nowhere = (void *)8;
     CHECK(munmap(memory + SIZE - MIB, MIB) == 0);
     CHECK(write(file, memory + SIZE - MIB, 4096) == -1 && errno == EFAULT);
@@ -139,7 +140,7 @@ static void calls(void)
     CHECK(recvmsg(pair[1], nowhere, MSG_DONTWAIT) == -1 && errno == EFAULT);
 }
 
-/* What is to be there at once is. */
+/* Requests to populate are obeyed. */
 static void populated(void)
 {
     static unsigned char there[SIZE / 4096];
@@ -154,7 +155,7 @@ static void populated(void)
     CHECK(madvise(at, SIZE, MADV_POPULATE_WRITE) == 0 && munmap(at, SIZE) == 0);
 }
 
-/* The end of a child is told once. */
+/* The end of a child is reported once. */
 static void ends(void)
 {
     for (int turn = 0; turn < 5; turn++) {
@@ -172,7 +173,7 @@ static void ends(void)
     }
 }
 
-/* Calls into several mappings, and into what was to go and stayed. */
+/* Calls into several mappings, and into ranges that failed to be unmapped. */
 static void changed(void)
 {
     int file = fileno(tmpfile());
@@ -214,7 +215,7 @@ int main(void)
     CHECK(pthread_cancel(threads[0]) == 0 && pthread_join(threads[0], &result) == 0);
     CHECK(result == PTHREAD_CANCELED && cleaned);
 
-    /* A child's pages, in blocks that others touch after it; and all signals blocked. */
+    /* A child's pages, in blocks that others touch later; and all signals blocked. */
     munmap(memory, SIZE - MIB);
     memory = shared();
     if (fork() == 0) {
@@ -229,7 +230,7 @@ int main(void)
     char tags[4] = {0, 1, 2, 3};
     for (int at = 0; at < 4; at++)
         CHECK(pthread_create(&threads[at], NULL, touch_all, &tags[at]) == 0);
-    /* Descriptors, and then the threads that are not the program's, go while they touch. */
+    /* Descriptors, and then threads other than the program's, end while the program touches. */
     CHECK(syscall(SYS_close_range, 3, ~0u, 0) == 0);
     CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
     for (int at = 0; at < 4; at++)

@@ -1,5 +1,4 @@
-/* Threads allocate large blocks, fill and free them, by whatever malloc there is; jemalloc is told to give back what it
- * keeps. */
+/* Threads allocate, fill and free large blocks with any malloc; jemalloc is told to purge. */
 #include "check.h"
 #include <dlfcn.h>
 #include <pthread.h>

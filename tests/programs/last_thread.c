@@ -1,5 +1,5 @@
-/* The main thread ends by itself, after a large munmap; the process ends with its other thread, in which the exit
- * handlers run. */
+/* The main thread exits after a large munmap; the process ends with its other thread, which runs
+ * the exit handlers. */
 #include "check.h"
 #include <pthread.h>
 #include <sys/mman.h>

@@ -1,12 +1,12 @@
 /*
- * A large program that has something which hangs on its address space.
+ * A large program with a resource that depends on its address space.
  *
  *   leftovers WHAT WHEN FILE
  *
  * WHAT: aio, sysv, flock, ofd, lease, flock-then-map, device, none; sysv-number, flock-number: by
- * syscall(2); flock-child: by a child that has ended. written, written-private: a script, through a mapping
- * of each kind; memfd: one that is mapped shared. WHEN: before it is large, after, or never
- * (held before, and given up). Large: 1.2 GiB asked for.
+ * syscall(2); flock-child: by a child that has ended. written, written-private: a script, through a
+ * mapping of each kind; memfd: a shared mapping of one. WHEN: before it is large, after, or never
+ * (acquired before, and released). Large: 1.2 GiB requested.
  */
 #include "check.h"
 
@@ -61,7 +61,7 @@ static void acquire(const char *what, const char *path)
         CHECK(segment >= 0);
         held = shmat(segment, NULL, 0);
         CHECK(held != (void *)-1);
-        /* For the test, which looks after the end. */
+        /* For the test, which checks it after the end. */
         printf("segment=%d\n", segment);
     } else if (!strcmp(what, "sysv-number")) {
         segment = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600);
@@ -90,7 +90,7 @@ static void acquire(const char *what, const char *path)
         held = mmap(NULL, 4096, PROT_READ, MAP_SHARED, locked, 0);
         CHECK(held != MAP_FAILED);
     } else if (!strncmp(what, "written", 7)) {
-        /* As a linker does it; the descriptor is not needed for long. */
+        /* Like a linker, which soon closes the descriptor. */
         int private = what[7] == '-';
         int file = open(path, O_RDWR | O_CREAT, 0700);
         CHECK(file >= 0 && write(file, "#!/bin/sh\n#", 11) == 11);
@@ -107,7 +107,7 @@ static void acquire(const char *what, const char *path)
         held = mmap(NULL, 4096, prot, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         CHECK(held != MAP_FAILED);
     } else if (!strcmp(what, "device")) {
-        /* Memory of the kernel's: the ring of a counter that counts nothing. */
+        /* Memory of the kernel: the ring of a counter that counts nothing. */
         struct perf_event_attr counter = {.type = PERF_TYPE_SOFTWARE,
                                           .size = sizeof counter,
                                           .config = PERF_COUNT_SW_DUMMY};

@@ -1,5 +1,6 @@
-/* Unmaps a large range, then has its addresses limited to what is left and a little more: that is there at once.
-   A little more is less than an arena of glibc's, which threads beside the program's own must not take. */
+/* Unmaps a large range, then lowers RLIMIT_AS to the remaining size and a little more, which
+ * must be available at once. That is less than a glibc arena, which threads of jumbo must not
+ * take. */
 #include "check.h"
 #include <sys/mman.h>
 #include <sys/prctl.h>

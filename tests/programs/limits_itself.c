@@ -1,5 +1,5 @@
-/* Has small objects, limits its addresses to 300 MiB, and takes what it can get: nearly all of them. Then it shrinks a block, for which
- * no memory is left, nor needed. */
+/* Allocates small objects, limits its address space to 300 MiB, and allocates nearly all of it.
+ * Then it shrinks a block, for which no further memory is available or needed. */
 #include "check.h"
 #include <sys/resource.h>
 

@@ -1,6 +1,6 @@
-/* One thread reads long lines with getline(3), which holds its FILE while the buffer grows. Two threads flush all
- * streams, which holds glibc's list of streams while it waits for that FILE, and fork, which takes that list inside
- * of fork(2). Whichever lock is taken in another order than these, the program stops for good. */
+/* One thread reads long lines with getline(3), which holds its FILE while the buffer grows. Two
+ * threads flush all streams, which holds glibc's list of streams while it waits for that FILE,
+ * and fork, which takes that list inside fork(2). Any other order of locks deadlocks. */
 #include "check.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -37,7 +37,7 @@ static void *read_lines(void *unused)
     FILE *lines = fdopen(ends[0], "r");
     CHECK(lines != NULL);
     for (;;) {
-        /* A new buffer for each line: it grows past what an allocator keeps small. */
+        /* A new buffer for each line: it grows past the small sizes of allocators. */
         char *line = NULL;
         size_t size = 0;
         ssize_t length = getline(&line, &size, lines);
@@ -58,7 +58,7 @@ static void *flush_and_fork(void *unused)
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
-            /* The list of streams is free in the child. */
+            /* The list of streams must be unlocked in the child. */
             fflush(NULL);
             free(malloc(300 * KIB));
             _exit(0);

@@ -1,11 +1,11 @@
-/* What was freed counts no more against RLIMIT_MEMLOCK, nor can it be locked. */
+/* Freed memory neither counts against RLIMIT_MEMLOCK nor can be locked. */
 #include "check.h"
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
 static const size_t SIZE = 144 * MIB;
-/* What most systems let everybody lock: less than they let us free. */
+/* A common default of RLIMIT_MEMLOCK: less than the freed memory. */
 static const size_t LIMIT = 8 * MIB;
 
 static char *filled(char *at)
@@ -24,7 +24,7 @@ static void report(const char *what, int answer)
     printf("%s: %d, errno %d, %zu KiB locked\n", what, answer, error, status_bytes("VmLck:") / KIB);
 }
 
-/* How much that is depends on what else is there. */
+/* The value depends on other mappings. */
 static void report_all(const char *what, int answer)
 {
     printf("%s: %d, errno %d\n", what, answer, answer == 0 ? 0 : errno);

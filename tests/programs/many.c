@@ -1,4 +1,5 @@
-/* Many threads with a few small objects of many sizes each, all there at a time. Says what is resident. */
+/* Many threads at the same time, with a few small objects of many sizes each. Prints the
+ * resident memory. */
 #include "check.h"
 #include <pthread.h>
 

@@ -1,5 +1,5 @@
-/* One thread unmaps a large range, which is several mappings and holds a page that Linux moves only by itself.
- * Another one maps a page of its own at the range's start as soon as it can: it must not lose it again.
+/* One thread unmaps a large range of several mappings, with a page that Linux moves only by
+ * itself. Another one maps a page at the range's start as soon as it can, and must not lose it.
  *
  * mapped_between ROUNDS */
 #include "check.h"
@@ -25,7 +25,7 @@ static void *other(void *rounds)
         while ((mine = mmap(START, PAGE, PROT_READ | PROT_WRITE, flags, -1, 0)) == MAP_FAILED)
             CHECK(errno == EEXIST);
         CHECK(mine == START);
-        /* Not by hand: it may be gone. */
+        /* By a system call: the page may be gone. */
         uint64_t word = MARK + (uint64_t)round;
         struct iovec from = {&word, sizeof word}, to = {mine, sizeof word};
         CHECK(process_vm_writev(getpid(), &from, 1, &to, 1, 0) == sizeof word);

@@ -1,5 +1,5 @@
-/* Maps where it likes (MAP_FIXED, mremap to a fixed address), while memory that it has freed may still be on its way: what it
- * wrote there stays. */
+/* Maps at fixed addresses (MAP_FIXED, mremap) while freed memory may still be pending there:
+ * written data stays. */
 #include "check.h"
 
 #include <sys/mman.h>
@@ -9,7 +9,8 @@
 
 static const int prot = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
 
-/* The middle of what is mapped from 52 to 64 TiB, if anything is: no place that the kernel chooses by itself. */
+/* Returns the middle of a mapping from 52 to 64 TiB, if any: an address that the kernel never
+ * chooses. */
 static char *place(void)
 {
     FILE *maps = fopen("/proc/self/maps", "r");
@@ -42,7 +43,7 @@ int main(void)
         char *other = mmap(NULL, MIB, prot, flags, -1, 0);
         CHECK(other != MAP_FAILED);
         paint(other, MIB, (uint8_t)round);
-        /* The file is open, and the buffers of the C library are there. */
+        /* Opens the file and allocates the C library's buffers first. */
         place();
         freed();
         char *at = place(), *mine;

@@ -1,4 +1,4 @@
-/* A malloc with one lock: large blocks are mappings of their own, which are unmapped with the lock held. */
+/* A malloc with one lock: large blocks are mappings of their own, unmapped under the lock. */
 #include "check.h"
 #include <pthread.h>
 #include <sys/mman.h>
@@ -7,7 +7,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char heap[16 << 20] __attribute__((aligned(16)));
 static size_t used;
 
-/* In front of each block: its size with this header, and whether it is a mapping. */
+/* Header of each block: its size with the header, and whether it is a mapping. */
 struct header {
     size_t size, mapped;
 };
@@ -42,7 +42,7 @@ void free(void *block)
     pthread_mutex_unlock(&lock);
 }
 
-/* What the heap gives is used once. */
+/* Heap memory is used only once, so it is zero. */
 void *calloc(size_t count, size_t size)
 {
     return malloc(count * size);

@@ -1,4 +1,4 @@
-/* mmap and its kin at their edges: what POSIX and Linux promise, whatever sits in between. */
+/* Edge cases of mmap and related calls: guarantees of POSIX and Linux. */
 #include "check.h"
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -18,7 +18,7 @@ static char *map(size_t size)
     return memory;
 }
 
-/* True where nothing at all is mapped at the page. */
+/* Reports whether nothing is mapped at the page. */
 static int unmapped(void *page)
 {
     return msync(page, 4096, MS_ASYNC) == -1 && errno == ENOMEM;
@@ -47,7 +47,7 @@ static void made_and_unmade(void)
     puts("made and unmade");
 }
 
-/* Holes punched anywhere leave the rest as it was, and are zero when mapped again. */
+/* Holes leave the rest unchanged, and are zero when mapped again. */
 static void unmapped_in_part(void)
 {
     for (size_t i = 4; i < SIZES; i++) {
@@ -65,7 +65,7 @@ static void unmapped_in_part(void)
         CHECK(again[0] == 0x66 && memory[size - 1] == 0x77);
         CHECK(munmap(memory + third, size - third) == 0);
         CHECK(unmapped(memory + size - 4096));
-        /* What is not mapped may be unmapped. */
+        /* Unmapped ranges may be unmapped. */
         CHECK(munmap(memory, size) == 0);
     }
     /* One call over several neighbours. */
@@ -88,7 +88,7 @@ static void placed(void)
     check_zero(odd + MIB, MIB);
     CHECK(odd[MIB - 1] == 1 && odd[2 * MIB] == 1);
     CHECK(munmap(area, 32 * MIB) == 0);
-    /* A hint is taken where the place is free, and only a hint where it is not. */
+    /* A hint is used if the place is free; otherwise the kernel chooses. */
     char *hinted = mmap(area, 4 * MIB, RW, PRIVATE, -1, 0);
     CHECK(hinted == area);
     char *other = mmap(area, 4 * MIB, RW, PRIVATE, -1, 0);
@@ -126,7 +126,7 @@ static void moved(void)
             memset(resized, 5, to);
             CHECK(munmap(resized, to) == 0 && unmapped(resized) && unmapped(resized + to - 4096));
         }
-    /* To a place of the program's choice; and split by its move. */
+    /* To a fixed address; and a move that splits. */
     char *memory = map(8 * MIB), *place = map(16 * MIB);
     memset(memory, 9, 8 * MIB);
     CHECK(munmap(place, 16 * MIB) == 0);
@@ -135,14 +135,14 @@ static void moved(void)
     CHECK(unmapped(memory + 2 * MIB) && unmapped(memory + 6 * MIB - 4096));
     CHECK(memory[0] == 9 && memory[8 * MIB - 1] == 9);
     CHECK(munmap(split, 4 * MIB) == 0 && munmap(memory, 8 * MIB) == 0);
-    /* Where it is, or not at all. */
+    /* In place, or not at all. */
     memory = map(8 * MIB);
     CHECK(mmap(memory + 4 * MIB, 4096, PROT_READ, PRIVATE | MAP_FIXED, -1, 0) == memory + 4 * MIB);
     errno = 0;
     CHECK(mremap(memory, 4 * MIB, 6 * MIB, 0) == MAP_FAILED && errno == ENOMEM);
     CHECK(mremap(memory, 4 * MIB, 3 * MIB, 0) == memory && unmapped(memory + 3 * MIB));
     CHECK(munmap(memory, 8 * MIB) == 0);
-    /* What stays behind stays mapped, and empty. */
+    /* MREMAP_DONTUNMAP leaves an empty mapping. */
     memory = map(4 * MIB);
     memset(memory, 8, 4 * MIB);
     char *taken = mremap(memory, 4 * MIB, 4 * MIB, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
@@ -154,7 +154,7 @@ static void moved(void)
 
 static void protected(void)
 {
-    /* As V8 and JVMs do: a large reservation, made usable piece by piece. */
+    /* Like V8 and JVMs: a large reservation, made accessible piece by piece. */
     size_t whole = 256 * MIB;
     char *area = mmap(NULL, whole, PROT_NONE, PRIVATE | MAP_NORESERVE, -1, 0);
     CHECK(area != MAP_FAILED);
@@ -167,7 +167,7 @@ static void protected(void)
     CHECK(madvise(area, 3 * MIB, MADV_DONTNEED) == 0);
     check_zero(area, 3 * MIB);
     CHECK(munmap(area, whole) == 0);
-    /* A read of a page that must not be read fails inside a system call instead of by a signal. */
+    /* A read of an inaccessible page in a system call fails without a signal. */
     int pipes[2];
     CHECK(pipe(pipes) == 0);
     for (size_t i = 4; i < SIZES; i++) {
@@ -207,7 +207,7 @@ static void shared_and_files(void)
     CHECK(written[3 * MIB] == 'x');
     CHECK(munmap(written, 6 * MIB) == 0 && munmap(private, 4 * MIB) == 0);
     fclose(file);
-    /* Past the library: the system call itself, on memory that the library knows. */
+    /* A bare system call on memory that the library knows. */
     char *memory = map(6 * MIB);
     memset(memory, 1, 6 * MIB);
     CHECK(syscall(SYS_munmap, memory, 6 * MIB) == 0);
@@ -234,7 +234,7 @@ static void brk_heap(void)
     puts("brk");
 }
 
-/* Thousands at once, freed in another order than they were made. */
+/* Thousands at once, freed in another order than created. */
 static void many(void)
 {
     enum { COUNT = 2000 };

@@ -1,4 +1,5 @@
-/* Has pages merged, so that jumbo leaves its frees to the kernel without a look; without `merged` it does not. */
+/* Has pages merged (KSM), so that jumbo leaves its frees to the kernel without a scan; without
+ * `merged` it does not. */
 #include "check.h"
 
 #include <sys/mman.h>
@@ -13,10 +14,10 @@ int main(int argc, char **argv)
     int prot = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
     volatile char *memory = mmap(NULL, SIZE, prot, flags, -1, 0);
     CHECK(memory != MAP_FAILED);
-    /* Refused where the kernel cannot merge. */
+    /* Refused if the kernel cannot merge. */
     if (argc > 1)
         madvise((char *)memory, 4 * KIB, MADV_MERGEABLE);
-    /* One page, so that there is nothing to gain. */
+    /* One page, so that threads gain nothing. */
     memory[0] = 1;
     CHECK(munmap((char *)memory, SIZE) == 0);
     return 0;

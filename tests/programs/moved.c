@@ -1,5 +1,5 @@
 /*
- * The word that tells of the main thread's end is not where it was, or cannot be written.
+ * The word that the kernel clears at the main thread's end is elsewhere, or read-only.
  *
  *   moved address|page
  */
@@ -21,7 +21,7 @@ int main(int argc, char **argv)
         return 0;
     }
     uintptr_t page = (uintptr_t)word & ~(uintptr_t)(sysconf(_SC_PAGESIZE) - 1);
-    /* Nothing of this thread's can be written from here on. */
+    /* From here on nothing of this thread can be written. */
     mprotect((void *)page, 1, PROT_READ);
 #ifdef __x86_64__
     __asm__ volatile("syscall" : : "a"(SYS_exit_group), "D"(0) : "rcx", "r11");

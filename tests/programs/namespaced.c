@@ -1,5 +1,6 @@
-/* As PID 1 of its namespace: frees a large block, and so does a child of a bare clone(2), which is PID 1 of a namespace of its
- * own. Says how much of the block each still has: it must not be left to threads that only the parent has. */
+/* As PID 1 of its namespace it frees a large block, and so does a child of a bare clone(2),
+ * which is PID 1 of its own namespace. Prints the rest of the block in each: threads that exist
+ * only in the parent must not be left to free it. */
 #include "check.h"
 
 #include <sched.h>
@@ -18,7 +19,7 @@ static void freed(const char *whose)
         block[at] = 1;
     size_t before = resident();
     free((char *)block);
-    /* What is freed later is free in a moment. */
+    /* A pending free completes soon. */
     for (int tries = 0; tries < 100 && resident() + SIZE / 2 > before; tries++)
         usleep(20000);
     dprintf(1, "%s: %s\n", whose, resident() + SIZE / 2 > before ? "kept" : "freed");

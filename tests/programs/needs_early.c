@@ -1,4 +1,4 @@
-/* Frees what libearly.so allocated before any constructor of a preloaded library ran. */
+/* Frees a block that libearly.so allocated before any constructor of a preloaded library ran. */
 #include "check.h"
 
 extern char *early_block __attribute__((weak));

@@ -1,6 +1,7 @@
-/* Memory that is filled, and of which the kernel makes no huge page, by ARG: `mappings`, each block lies in two; `pinned`, a pipe
- * holds a page of each. The program then sleeps, and says how much CPU time it has taken meanwhile, of all its threads. At
- * last the obstacle goes, and the memory, and one byte of each block is touched: says what is resident then. */
+/* Filled memory that the kernel cannot collapse, by ARG: `mappings`, each block spans two;
+ * `pinned`, a pipe pins a page of each. The program then sleeps and prints its CPU time
+ * meanwhile, of all threads. Finally the obstacle and the memory are freed, and one byte of each
+ * block is touched: prints the resident memory. */
 #define _GNU_SOURCE
 #include "check.h"
 #include <fcntl.h>
@@ -30,7 +31,7 @@ int main(int argc, char **argv)
     }
     memset(memory, 7, size);
     observe(memory);
-    /* What is still to be done is done. */
+    /* Time for pending work. */
     usleep(500000);
     long before = cpu_milliseconds();
     usleep(1000000);

@@ -1,4 +1,4 @@
-/* Writes an address into a freed object, as a program does that uses memory after it was freed; then allocates. */
+/* Writes an address into a freed object (use after free), then allocates. */
 #include "check.h"
 
 #define COUNT 100000
@@ -7,7 +7,7 @@ static void *objects[COUNT];
 
 int main(void)
 {
-    /* So many small objects that mimalloc serves this thread. */
+    /* Enough small objects that mimalloc serves this thread. */
     for (size_t at = 0; at < COUNT; at++)
         CHECK((objects[at] = malloc(40)) != NULL);
     void *volatile freed = objects[COUNT / 2];

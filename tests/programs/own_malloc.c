@@ -1,5 +1,5 @@
-/* A program with a malloc of its own, exported as such programs' are: every block must be of its making, and
- * it must never be handed a block that is not. */
+/* A program with an exported malloc of its own: every block must be its own, and it must never
+ * get a block of another allocator. */
 #include "check.h"
 #include <pthread.h>
 #include <sys/mman.h>

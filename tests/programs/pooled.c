@@ -1,12 +1,15 @@
-/* Allocates ARG blocks of 20 MiB, fills them, and says where they are by the kernel's own count, in MiB; then
- * does what the second argument says, and checks that all of it holds what was put there:
- * stay: waits for a line. fork: a child writes to every page, and so does the parent meanwhile.
- * filter-fork, root-fork, crowded-fork: the same, under a seccomp filter that allows all, in a root without /proc, and
- * with as many mappings as a process may have. pages: protects and drops pages of blocks aligned to them.
- * serve: a child fills blocks of its own, and looks at its parent's. thread, c11: a second thread looks at it.
- * With a third argument a mapping of its own is where blocks might come to be.
- * workers-fork, workers-thread: the same, after a large free. free: frees all and says what is left.
- * drop: gives a part of each block back to the kernel. */
+/* Allocates ARG blocks of 20 MiB, fills them, and prints their placement in MiB, as the kernel
+ * counts it. Then runs the case of the second argument, and checks all contents:
+ * stay: waits for a line. fork: a child writes to every page, and the parent meanwhile, too.
+ * filter-fork, root-fork, crowded-fork: the same, under a seccomp filter that allows all, in a
+ * root without /proc, and at the limit of mappings. pages: protects and drops pages of aligned
+ * blocks.
+ * serve: a child fills blocks of its own, and reads its parent's. thread, c11: a second thread
+ * reads them.
+ * workers-fork, workers-thread: the same, after a large free. free: frees all and prints the
+ * rest.
+ * drop: drops a part of each block.
+ * With a third argument a mapping of the program is where blocks might be placed. */
 #include "check.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -66,7 +69,7 @@ static int look_c11(void *nothing)
     return look(nothing) != NULL;
 }
 
-/* What jumbo frees with several threads, which linger. */
+/* Frees that jumbo does with several threads, which linger. */
 static void free_much(void)
 {
     size_t size = 2100 * MIB;
@@ -95,7 +98,7 @@ static void crowd(void)
     CHECK(at < PAGES);
 }
 
-/* mprotect(2)'s own example, and what a guard page is. */
+/* The example of mprotect(2), and a guard page. */
 static void pages(char *block, size_t size)
 {
     CHECK(block != NULL && (uintptr_t)block % 4096 == 0);
@@ -112,7 +115,7 @@ int main(int argc, char **argv)
     count = atoi(argv[1]);
     CHECK(count <= MOST);
     if (argc > 3 && strchr(argv[2], '-') == NULL) {
-        /* A mapping of the program's own, at an address that it chose at random: jumbo's heap is around it. */
+        /* A mapping at an address that the program chose at random, within jumbo's heap. */
         char *stray = mmap((void *)0x27f000000000, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         CHECK(stray == (char *)0x27f000000000 && madvise(stray, MIB, MADV_DONTFORK) == 0);
     }

@@ -1,5 +1,6 @@
-/* The program break before the program's first allocation: where the kernel put it, at the end of the program's data without
- * randomisation. And what the program's own first move of it gives. `program_break` runs itself again without randomisation. */
+/* Prints the program break before the first allocation: the kernel's choice, without
+ * randomisation at the end of the data. Then the result of the program's first move of it.
+ * `program_break` re-executes itself without randomisation. */
 #include "check.h"
 
 #include <sys/personality.h>

@@ -1,5 +1,5 @@
-/* Changes its user (or its CPUs) by a bare system call, which no library sees, while a thread of jumbo's looks at its memory.
- * Then no task of the process may have the old standing. */
+/* Changes its user (or its CPUs) by a bare system call, unseen by libraries, while a thread of
+ * jumbo scans its memory. Then no task of the process may have the old credentials. */
 #include "check.h"
 #include <dirent.h>
 #include <sched.h>
@@ -19,7 +19,7 @@ static long bare(long number, long a, long b, long c)
     return answer;
 }
 
-/* How many tasks have a line of their status that begins so; in `others` how many have another one of the same key. */
+/* Counts the tasks with this value of a status field; `others` counts those with another value. */
 static int tasks_with(const char *key, const char *value, int *others)
 {
     int count = 0;
@@ -50,7 +50,7 @@ static int tasks_with(const char *key, const char *value, int *others)
 static char *memory;
 static size_t touched;
 
-/* Gives the thread something to look at. */
+/* Gives the thread memory to scan. */
 static void touch_some(void)
 {
     for (size_t at = 0; at < MIB; at += 4 * KIB)
@@ -70,7 +70,7 @@ int main(int count, char **arguments)
         watched = tasks_with("Name:", "jumbo-watch", &others);
     }
     printf("watched %d\n", watched);
-    /* In effect are those of the first thread at most. */
+    /* At most the first thread has effective capabilities. */
     int without = tasks_with("CapEff:", "0000000000000000", &others);
     printf("without capabilities %d\n", without);
     if (!strcmp(arguments[1], "user")) {

@@ -1,4 +1,4 @@
-/* How many threads there are after a large block was allocated, and in both processes after a fork. */
+/* Prints the number of threads after a large allocation, and in both processes after a fork. */
 #include "check.h"
 #include <sys/prctl.h>
 #include <sys/wait.h>

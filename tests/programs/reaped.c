@@ -1,10 +1,10 @@
 /*
- * Touches so many MiB in base pages, and ends in the way that is asked for.
+ * Touches MIB of base pages, and ends in the way HOW.
  *
  *   reaped MIB HOW
  *
- * HOW: exit, _exit, return, abort, segv, kill, exec, exec-thread, exec-fails, last-thread, join-main,
- * daemon, orphan, spawn, system, stay.
+ * HOW: exit, _exit, return, abort, segv, kill, exec, exec-thread, exec-fails, last-thread,
+ * join-main, daemon, orphan, spawn, system, stay.
  */
 #include "check.h"
 
@@ -48,7 +48,7 @@ static void *exec_from_thread(void *unused)
     return NULL;
 }
 
-/* The main thread is gone; the memory is still this one's. */
+/* The main thread is gone; this thread still uses the memory. */
 static void *last(void *unused)
 {
     (void)unused;
@@ -58,7 +58,7 @@ static void *last(void *unused)
         CHECK(stat && fscanf(stat, "%*d (%*[^)]) %c", &state) == 1);
         fclose(stat);
     }
-    /* More than the sibling takes to look again. */
+    /* Longer than the reaper's poll interval. */
     for (int round = 0; round < 20; round++) {
         usleep(20000);
         check();
@@ -75,7 +75,7 @@ static void *joins(void *unused)
     return last(unused);
 }
 
-/* In a child that outlives its parent. */
+/* Runs in a child that outlives its parent. */
 static void linger(pid_t parent)
 {
     while (getppid() == parent)

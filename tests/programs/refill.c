@@ -1,5 +1,5 @@
-/* Fills 256 MiB with blocks of ARG KiB and frees them, three times, then once more and waits for its
- * input to end. */
+/* Fills 256 MiB with blocks of ARG KiB and frees them, three times, then once more and waits for
+ * the end of its input. */
 #include "check.h"
 
 int main(int argc, char **argv)

@@ -1,7 +1,8 @@
-/* Reserves 1 GiB of addresses, makes memory of 256 MiB of it, and touches the first 144 KiB in each 8 MiB, as databases lay out
- * a buffer pool. Says what is resident. Then fills it, a MiB each 2 ms, and waits until all of it is advised, or a minute
- * has passed. Then makes memory of as much again behind it, and fills that. Says what is huge of each. ARG `forks`: the child of a
- * fork touches it too. `headers`: it ends when they are laid out. */
+/* Reserves 1 GiB of addresses, commits 256 MiB of it, and touches the first 144 KiB in each 8
+ * MiB, like the buffer pool of a database. Prints the resident memory. Then fills it, a MiB each
+ * 2 ms, and waits until all of it is advised, or for a minute. Then commits and fills as much
+ * again behind it. Prints the huge part of each. ARG `forks`: the child of a fork touches it,
+ * too. `headers`: ends after the first step. */
 #include "check.h"
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -13,7 +14,7 @@ static char *commit(char *at, size_t size)
     return memory;
 }
 
-/* How many bytes from `from` to `to` are huge; whether the mapping there is advised. */
+/* Returns the huge bytes between `from` and `to`, and whether the mapping is advised. */
 static size_t huge(const char *from, const char *to, int *advised)
 {
     FILE *file = fopen("/proc/self/smaps", "r");

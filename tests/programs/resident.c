@@ -1,6 +1,7 @@
-/* Blocks of SIZE bytes, COUNT of them, all touched; then every second one is freed; then half of those is
- * made again. Says each time what is resident. `map` makes mappings instead of allocations, `aligned` such
- * as begin at a huge page, `narrow` such as begin at a multiple of 512; `sparse` touches only one page in 64. */
+/* COUNT blocks of SIZE bytes, all touched; then every second one is freed; then half of those is
+ * allocated again. Prints the resident memory each time. `map` maps instead of allocating,
+ * `aligned` allocates at a multiple of a huge page, `narrow` at a multiple of 512; `sparse`
+ * touches only one page in 64. */
 #include "check.h"
 #include <sys/mman.h>
 

@@ -1,5 +1,5 @@
-// Maps, unmaps, forks and executes itself all the time, and checks what it holds.
-// usage: restless SECONDS|rounds N; says "ready" once, and at its end how it went.
+// Maps, unmaps, forks and executes itself all the time, and checks its memory. Usage: restless
+// SECONDS|rounds N. Prints "ready" once, and its result at the end.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdint.h>
@@ -41,7 +41,7 @@ static int holds(const unsigned char *block, unsigned value) {
 
 int main(int count, char **arguments) {
     if (count < 4) return 2;
-    // SECONDS END EXECS BAD: it passes on to itself when it ends, and what it saw.
+    // SECONDS END EXECS BAD: state that it passes on across execs: time, end and results.
     double end = atof(arguments[2]);
     unsigned execs = (unsigned)atoi(arguments[3]), bad = count > 4 ? (unsigned)atoi(arguments[4]) : 0;
     if (end == 0) {

@@ -1,7 +1,7 @@
 /*
- * Two threads that make calls which end the sibling and start it again, at the same time: one changes the root
- * to and fro, the other one leaves its namespace. After each round the sibling there is has the root that the
- * program has.
+ * Two threads that make calls which end and restart the reaper, at the same time: one changes the
+ * root to and fro, the other one leaves its namespace. After each round the reaper must have the
+ * root of the program.
  *
  *   rooted FOLDER ROUNDS
  *
@@ -26,7 +26,7 @@ static void *leaves(void *unused)
         pthread_barrier_wait(&barrier);
         CHECK(unshare(CLONE_NEWUTS) == 0);
         pthread_barrier_wait(&barrier);
-        /* The other one looks. */
+        /* The other thread checks. */
         pthread_barrier_wait(&barrier);
     }
     return NULL;
@@ -44,8 +44,9 @@ static int read_at(DIR *proc, const char *pid, const char *name, char *text, siz
     return length > 0;
 }
 
-/* Whether this process is a sibling of the program. One that has let go of the memory shows no command. */
-static int is_sibling(DIR *proc, const char *pid, const char *program)
+/* Reports whether this process is a reaper of the program. A reaper that has freed the memory
+ * has no command line. */
+static int is_reaper(DIR *proc, const char *pid, const char *program)
 {
     char text[4096];
     return read_at(proc, pid, "comm", text, sizeof text) && !strcmp(text, "jumbo-reaper\n") &&
@@ -53,21 +54,22 @@ static int is_sibling(DIR *proc, const char *pid, const char *program)
 }
 
 /*
- * Whether the sibling ends within ten seconds. The kernel reports the end of a task (CLONE_CHILD_CLEARTID)
- * before the task drops its memory, so an ended one is seen for a moment. One that lives stays.
+ * Reports whether the reaper ends within ten seconds. The kernel reports the end of a task
+ * (CLONE_CHILD_CLEARTID) before the task drops its memory, so an ended one stays visible for a
+ * moment.
  */
 static int ends(DIR *proc, const char *pid, const char *program)
 {
     for (int look = 0; look < 10000; look++) {
-        if (!is_sibling(proc, pid, program))
+        if (!is_reaper(proc, pid, program))
             return 1;
         usleep(1000);
     }
     return 0;
 }
 
-/* The living siblings of this program, all of which must have the root `expected`. */
-static int siblings(DIR *proc, const char *program, const struct stat *expected)
+/* Counts the living reapers of this program; all must have the root `expected`. */
+static int reapers(DIR *proc, const char *program, const struct stat *expected)
 {
     int found = 0;
     struct dirent *entry;
@@ -75,7 +77,7 @@ static int siblings(DIR *proc, const char *program, const struct stat *expected)
     while ((entry = readdir(proc))) {
         char path[300];
         struct stat root;
-        if (!is_sibling(proc, entry->d_name, program))
+        if (!is_reaper(proc, entry->d_name, program))
             continue;
         snprintf(path, sizeof path, "%s/root", entry->d_name);
         int has_root = fstatat(dirfd(proc), path, &root, 0) == 0;
@@ -106,11 +108,11 @@ int main(int argc, char **argv)
         pthread_barrier_wait(&barrier);
         struct stat expected;
         CHECK(fstat(root, &expected) == 0);
-        int found = siblings(proc, argv[0], &expected);
-        /* An ended one may still be seen. */
+        int found = reapers(proc, argv[0], &expected);
+        /* An ended one may still be visible. */
         for (int look = 0; found > 1 && look < 10000; look++) {
             usleep(1000);
-            found = siblings(proc, argv[0], &expected);
+            found = reapers(proc, argv[0], &expected);
         }
         seen += found;
         pthread_barrier_wait(&barrier);

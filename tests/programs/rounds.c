@@ -1,5 +1,6 @@
-/* Twenty rounds of a block of 100 MiB, touched and freed, after one that does not count: how many page faults these took,
- * what is resident in the end, and what is 10 s later at the latest: with an argument it waits until that is little. */
+/* Twenty rounds of a block of 100 MiB, touched and freed, after one round that does not count.
+ * Prints their page faults, the resident memory afterwards, and that after at most 10 s: with an
+ * argument it waits until that is small. */
 #include "check.h"
 #include <sys/resource.h>
 #include <time.h>

@@ -1,4 +1,5 @@
-/* Fills the ledger that jumbo reads its counts from with the byte of its first argument (or with random bytes), and exits with 7. */
+/* Fills jumbo's ledger with the byte of its first argument (or with random bytes), and exits
+ * with 7. */
 #include "check.h"
 #include <sys/mman.h>
 

@@ -1,7 +1,8 @@
-/* Shared memory of each kind: `shared KIND MIB HUGE_MIB SECONDS [punch]`. Writes to all of it, from the parent and from a forked child,
- * waits until at least HUGE_MIB of it are huge (or the seconds are over), and looks whether each byte is what it was. With `punch`
- * there is a hole of 64 KiB in the last MiB but one, before anything else happens. Prints how many MiB were huge, how many KiB
- * are there for a memfd, and how far from a huge page's beginning the address is. */
+/* Shared memory of each kind: `shared KIND MIB HUGE_MIB SECONDS [punch]`. Writes to all of it,
+ * from the parent and from a forked child, waits until at least HUGE_MIB are huge (or for
+ * SECONDS), and checks each byte. `punch` first punches a hole of 64 KiB in the last MiB but
+ * one. Prints the huge MiB, the allocated KiB of a memfd, and the offset of the address in a
+ * huge page. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/ipc.h>
@@ -78,7 +79,7 @@ int main(int argc, char **argv) {
     }
     int status;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
-    /* None of them lives long enough to look after the memory, and after them the program forks and maps no more. */
+    /* None of them lives until a scan, and after them the program neither forks nor maps. */
     for (int i = 0; i < 10; i++) {
         child = fork();
         CHECK(child >= 0);
@@ -94,7 +95,7 @@ int main(int argc, char **argv) {
     while ((huge = huge_kib(memory)) < wanted && time(NULL) < end) {
         struct timespec pause = {0, 20 * 1000 * 1000};
         nanosleep(&pause, NULL);
-        /* Changed all the time, wherever it is moved. */
+        /* Changed all the time, during any move. */
         for (size_t at = 0; at < length; at += 4096)
             if (at < hole || at >= hole_end)
                 memory[at + 8]++;

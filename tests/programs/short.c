@@ -1,5 +1,5 @@
 /*
- * Starts so many short programs, one after the other, and waits for each.
+ * Starts COUNT short programs in turn, and waits for each.
  *
  *   short COUNT
  */

@@ -1,5 +1,5 @@
-/* 200 MiB of shared memory, of which one byte is touched; 150 MiB of other memory; and a read of all that there is to read,
-   3 bytes, into the shared memory. */
+/* 200 MiB of shared memory with one touched byte; 150 MiB of other memory; and a read with the
+ * whole shared memory as its buffer, of 3 available bytes. */
 #include "check.h"
 #include <sys/mman.h>
 

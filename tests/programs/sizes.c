@@ -1,5 +1,5 @@
-/* Blocks of many sizes, replaced, resized and touched at random: `sizes SEED`.
-   Prints the peak of its resident memory in MiB and its CPU time in milliseconds. */
+/* Blocks of many sizes, replaced, resized and touched at random: `sizes SEED`. Prints the peak
+ * of its resident memory in MiB and its CPU time in milliseconds. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,17 +18,17 @@ static uint64_t random_number(void)
     return state ^= state << 17;
 }
 
-/* From 0 to `below`, which is not one of them. */
+/* Returns a number below `below`. */
 static size_t under(size_t below) { return random_number() % below; }
 
-/* Each doubling from `lowest` on is as likely as the others. */
+/* Each doubling from `lowest` on is equally likely. */
 static size_t any_size(size_t lowest, size_t doublings)
 {
     size_t power = lowest << under(doublings);
     return power + under(power);
 }
 
-/* All of it, an eighth, the first byte, any part from the start, or one page in 32. */
+/* Touches all of it, an eighth, the first byte, a random prefix, or one page in 32. */
 static void touch(char *memory, size_t size, size_t kind)
 {
     size_t ends[KINDS] = {size, size / 8, 1, under(size), size};

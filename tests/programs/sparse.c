@@ -1,4 +1,4 @@
-/* 256 MiB of shared memory of which one byte in each 64 KiB is touched. */
+/* 256 MiB of shared memory with one touched byte in each 64 KiB. */
 #include "check.h"
 #include <sys/mman.h>
 

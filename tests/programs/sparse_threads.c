@@ -1,5 +1,5 @@
-/* Threads that allocate, free most of it across threads in random order, and go on with other sizes. Each object holds a pattern
- * that is checked before it is freed. Prints `damaged=N`. */
+/* Threads allocate, free most of it across threads in random order, and go on with other sizes.
+ * The pattern of each object is checked before its free. Prints `damaged=N`. */
 #include "check.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -9,7 +9,7 @@ enum { THREADS = 4, ROUNDS = 6, COUNT = 400000, SLOTS = 16384 };
 static _Atomic(void *) slots[SLOTS];
 static _Atomic long damaged;
 
-/* An object's size stands at its start, and the rest follows from its size and address. */
+/* The first bytes of an object hold its size; the rest is a function of size and address. */
 static unsigned char byte_of(const void *object, size_t at)
 {
     return (unsigned char)(((size_t)object >> 4) * 31 + at * 7);
@@ -45,7 +45,7 @@ static void *work(void *number)
     for (int round = 0; round < ROUNDS; round++) {
         for (int i = 0; i < COUNT; i++)
             mine[i] = made(16 + 16 * (size_t)round + next_random(&random) % 16);
-        /* Runs of objects go, some of them through another thread; few stay, until another round. */
+        /* Runs of objects are freed, some by another thread; a few stay, until another round. */
         for (int i = 0; i < COUNT; i++) {
             void *object = mine[i];
             if (next_random(&random) % 300 == 0 || next_random(&random) % 8 == 0)
@@ -53,7 +53,7 @@ static void *work(void *number)
             if (object != NULL)
                 gone(object);
         }
-        /* Larger objects, which may be made of what is left between small ones. */
+        /* Larger objects, possibly placed in the room between small ones. */
         for (int i = 0; i < COUNT / 16; i++)
             mine[i] = made(129 + next_random(&random) % 900);
         for (int i = 0; i < COUNT / 16; i++)
@@ -64,7 +64,7 @@ static void *work(void *number)
 
 int main(void)
 {
-    /* Threads that end leave their pages to those that come. */
+    /* Threads that end leave their pages to later ones. */
     for (int pass = 0; pass < 2; pass++) {
         pthread_t threads[THREADS];
         for (long i = 0; i < THREADS; i++)

@@ -1,4 +1,5 @@
-/* Starts `PROGRAM ARG...` in every way there is, with a large heap of its own, and passes on what it says. */
+/* Starts `PROGRAM ARG...` in every way there is, with a large heap of its own, and passes on its
+ * output. */
 #include "check.h"
 #include <spawn.h>
 #include <sys/wait.h>
@@ -49,7 +50,7 @@ int main(int argc, char **argv)
     CHECK(pclose(pipe) == 0);
     fputs(line, stdout);
     fflush(stdout);
-    /* In the end this process becomes the program. */
+    /* Finally this process becomes the program. */
     execv(argv[1], argv + 1);
     return 127;
 }

@@ -1,6 +1,6 @@
 /*
- * Holds memory, and has a thread of the kernel that runs, of io_uring; its own thread waits where no stop
- * may fall on it. SIGUSR1 ends it well. Says "none" where io_uring is not to be had.
+ * Holds memory, and has a running kernel thread of io_uring; its own thread waits in a call that
+ * must not be interrupted. SIGUSR1 ends it with success. Prints "none" without io_uring.
  *
  *   sqpoll MIB
  */

@@ -1,5 +1,5 @@
 /*
- * Holds memory, makes its vDSO not executable, once or on and off all the time, and ends with its input.
+ * Holds memory, makes its vDSO non-executable, once or alternately, and ends with its input.
  *
  *   still_vdso MIB once|flickers
  */
@@ -9,7 +9,7 @@
 #include <sys/auxv.h>
 #include <sys/mman.h>
 
-/* Whole: the kernel does not split it. */
+/* The whole vDSO: the kernel does not split it. */
 static size_t size = 4096;
 
 static void *flicker(void *vdso)

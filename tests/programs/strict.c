@@ -1,11 +1,11 @@
 /*
- * A program that gives itself an allow-list of what its own allocator needs, and is ended by any other call.
+ * A program that installs an allow-list of its own allocator's calls; any other call kills it.
  *
  *   strict HOW [WHAT...]
  *
- * HOW: prctl, syscall, or listener (whose answer is a descriptor). WHAT: `advice` lets madvise(2) through as well, and
- * `all` whatever there is but ptrace(2); `twice` installs a second filter; `small` has no huge pages; `exec` PROGRAM
- * becomes another program.
+ * HOW: prctl, syscall, or listener (whose result is a descriptor). WHAT: `advice` also permits
+ * madvise(2), and `all` everything but ptrace(2); `twice` installs a second filter; `small`
+ * disables huge pages; `exec` PROGRAM becomes another program.
  */
 #include "check.h"
 
@@ -25,8 +25,8 @@ static const int needed[] = {
     SYS_rt_sigreturn, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_clone, SYS_clone3, SYS_wait4, SYS_set_robust_list,
     SYS_rseq,
 };
-/* What a second filter takes; and the start of another program, where our library, if it was built for tests, looks at
- * a descriptor before it closes it. */
+/* Calls that a second filter needs; and those of a program start, where a debug build of the
+ * library checks a descriptor before it closes it. */
 static const int further[] = {SYS_prctl, SYS_seccomp};
 static const int starting[] = {
     SYS_execve, SYS_openat, SYS_close, SYS_newfstatat, SYS_pread64, SYS_access, SYS_arch_prctl, SYS_set_tid_address,
@@ -100,7 +100,7 @@ static void large_blocks(void)
         memset(block, 1, 8 * MIB);
         free(block);
     }
-    /* Holes that are smaller than a huge page. */
+    /* Holes smaller than a huge page. */
     static char *blocks[200];
     for (int round = 0; round < 3; round++) {
         for (size_t at = 0; at < COUNT(blocks); at++) {
@@ -125,7 +125,7 @@ static void resized(void)
         CHECK((block = realloc(block, size)));
         memset(block + size / 3, 1, size - size / 3);
     }
-    /* Something behind it, so that it has to move. */
+    /* A block behind it forces a move. */
     char *behind = malloc(3 * MIB);
     CHECK((block = realloc(block, 80 * MIB)));
     block[80 * MIB - 1] = 1;
@@ -166,14 +166,14 @@ static void all(void)
     large_blocks();
     resized();
     mapped();
-    /* Not malloc_trim(3): glibc's own gives memory back by madvise(2). */
+    /* Not malloc_trim(3): glibc's own releases memory by madvise(2). */
 }
 
 static pthread_barrier_t ended;
 
 static void *threads_own(void *unused)
 {
-    /* Each beyond glibc's highest threshold: to shrink the arena of a thread it opens a file. */
+    /* Each above glibc's highest threshold: to shrink the arena of a thread it opens a file. */
     char *block = malloc(100 * MIB);
     CHECK(block);
     memset(block, 1, 100 * MIB);
@@ -185,7 +185,7 @@ static void *threads_own(void *unused)
     free(block);
     CHECK((block = malloc(1000)));
     pthread_barrier_wait(&ended);
-    /* To end a thread the C library gives its stack back by madvise(2). */
+    /* To end a thread the C library releases its stack by madvise(2). */
     for (;;)
         pthread_barrier_wait(&ended);
     return unused;
@@ -206,7 +206,7 @@ int main(int argc, char **argv)
             exec = at + 1;
     }
     CHECK(strcmp(argv[1], "none") == 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    /* What there is by then is used after it. */
+    /* Allocated before the filter and used after it. */
     char *early = malloc(200 * MIB), *other = malloc(150 * MIB);
     CHECK(early && other);
     memset(early, 1, 200 * MIB);

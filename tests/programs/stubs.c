@@ -1,4 +1,5 @@
-/* Linked to fixed addresses, and with the functions' own taken: so the program has a stub by each name. */
+/* Linked to fixed addresses, with addresses of the functions taken, so that the program has a
+ * stub for each. */
 #include "check.h"
 
 static void *(*const volatile allocate)(size_t) = malloc;

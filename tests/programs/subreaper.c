@@ -1,10 +1,10 @@
 /*
- * Takes orphans, runs a command, and says how often its waits found a child, and whether the last one that
- * they found was the command.
+ * Adopts orphans, runs a command, and prints how often its waits found a child, and whether the
+ * last one was the command.
  *
  *   subreaper HOW COMMAND...
  *
- * HOW the command is run: fork, spawn.
+ * HOW to run the command: fork, spawn.
  */
 #include "check.h"
 

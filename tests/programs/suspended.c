@@ -1,5 +1,5 @@
-/* Stops its threads wherever they are, in a signal handler, and maps memory meanwhile, as garbage collectors do: mmap(2) is a system
- * call, and waits for none of them. */
+/* Stops its threads at any point, in a signal handler, and maps memory meanwhile, like garbage
+ * collectors: mmap(2) is a system call and must not wait for any of them. */
 #include "check.h"
 #include <pthread.h>
 #include <semaphore.h>

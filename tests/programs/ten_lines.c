@@ -1,4 +1,4 @@
-/* 256 MiB of anonymous shared memory, written by a process and the children that it forks. */
+/* 256 MiB of anonymous shared memory, written by a process and its forked children. */
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/resource.h>

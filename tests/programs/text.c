@@ -1,4 +1,4 @@
-// A program with much text: COUNT functions of 64 bytes each. What it does with them says its first argument.
+// A program with much text: COUNT functions of 64 bytes each. Its first argument selects their use.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -36,7 +36,7 @@ static uint64_t all(void) {
     return sum;
 }
 
-// What the mapping of an address says in smaps, in KiB: all that is mapped by a PMD; and its line in maps.
+// Returns the PMD-mapped KiB of the mapping at an address, and its line in maps.
 static long huge(const void *address, char *line) {
     FILE *smaps = fopen("/proc/self/smaps", "r");
     char text[8192];
@@ -107,13 +107,13 @@ int main(int count, char **arguments) {
         fflush(stdout);
         getchar();
     } else if (!strcmp(what, "burn")) {
-        // Until the text is huge and who moved it has noted it and gone, or so many seconds of CPU time are used.
+        // Until the text is huge and its mover has finished, or for this CPU time in seconds.
         double most = atof(arguments[2]);
         while (used() < most && (!huge(functions + 32 * COUNT, NULL) || threads() > 1)) all();
         tell();
         printf("threads %d\n", threads());
     } else if (!strcmp(what, "lowest")) {
-        // Each descriptor is the lowest that is free, whatever else goes on in the process.
+        // Each descriptor is the lowest free one, whatever else the process does.
         double most = atof(arguments[2]);
         long others = 0, opened = 0;
         char line[8192] = "";
@@ -127,12 +127,12 @@ int main(int count, char **arguments) {
         }
         printf("others %ld\n%s", others, line);
     } else if (!strcmp(what, "exit")) {
-        // The first thread ends by itself; the process with the other one.
+        // The first thread exits; the process ends with the other one.
         pthread_t thread;
         pthread_create(&thread, NULL, last, NULL);
         syscall(SYS_exit, 0);
     } else if (!strcmp(what, "fork")) {
-        // Some children in between, which see no thread of another's.
+        // Some children meanwhile, which must see no thread of jumbo.
         double most = atof(arguments[2]);
         int seen = 0;
         for (int times = 0; used() < most && !huge(functions + 32 * COUNT, NULL); times++) {
@@ -148,12 +148,12 @@ int main(int count, char **arguments) {
         printf("children %d\n", seen);
         tell();
     } else if (!strcmp(what, "user")) {
-        // Another user from now on, and no thread that is still the old one.
+        // Another user from now on; no thread may keep the old one.
         all();
         if (setuid(65534)) return 1;
         printf("threads %d\n", threads());
     } else if (!strcmp(what, "patch")) {
-        // The program changes its own text, after the move.
+        // The program changes its own text after the move.
         uintptr_t page = (uintptr_t)(functions + 32 * COUNT) & -4096;
         all();
         char before[64], *there = functions + 64 * (COUNT / 2);
@@ -163,7 +163,7 @@ int main(int count, char **arguments) {
         if (mprotect((void *)page, 8192, PROT_READ | PROT_EXEC)) return 1;
         printf("%u\n", call(COUNT / 2));
     } else if (!strcmp(what, "library")) {
-        // One of a library that is written to in between.
+        // A library whose text is written to in between.
         printf("now %u\n", library(COUNT / 2));
         char line[8192] = "";
         long kib = huge((char *)library - 32 * COUNT, line);

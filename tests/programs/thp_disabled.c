@@ -1,4 +1,4 @@
-/* Becomes `PROGRAM ARG...` with transparent huge pages switched off for it and its children. */
+/* Becomes `PROGRAM ARG...` with transparent huge pages disabled for it and its children. */
 #include "check.h"
 #include <sys/prctl.h>
 

@@ -1,15 +1,18 @@
 /*
- * Fills memory that was committed out of a reservation, and takes it from huge pages (MADV_NOHUGEPAGE) at a random moment.
+ * Fills memory committed from a reservation, and excludes it from huge pages (MADV_NOHUGEPAGE) at a
+ * random moment.
  *
  *   unadvised TRIES
  *
- * Prints how often the kernel had been advised before, and how often it was advised afterwards, which overrules the program.
+ * Prints how often the kernel had been advised before, and how often it was advised afterwards,
+ * which overrules the program.
  */
 #include "check.h"
 
 #include <sys/mman.h>
 
-/* Whether the mapping at that address is advised: `hg` among its VmFlags (proc_pid_smaps(5)). */
+/* Reports whether the mapping at that address is advised: `hg` among its VmFlags
+ * (proc_pid_smaps(5)). */
 static int is_advised(const char *at)
 {
     char line[512];

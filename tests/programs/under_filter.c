@@ -1,6 +1,7 @@
-// Puts a seccomp filter on itself and becomes another program: under_filter allow|container|CALL PROGRAM ARG...
-// `allow` lets everything through; `mremap`, `memfd_create`, `ioctl`, `ptrace` and `madvise` end a process that makes that
-// call. `container` refuses calls as the profiles of container engines do by default, and ends no process.
+// Installs a seccomp filter and becomes another program: under_filter allow|container|CALL PROGRAM
+// ARG... `allow` permits everything; `mremap`, `memfd_create`, `ioctl`, `ptrace` and `madvise` kill
+// on that call. `container` refuses calls like the default profiles of container engines, and kills
+// no process.
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>

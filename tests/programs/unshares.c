@@ -1,11 +1,12 @@
 /*
- * Calls that the kernel refuses to a process whose memory another process shares, by name and by number,
- * and what they answer.
+ * Calls that the kernel refuses to a process whose memory another process shares, by name and by
+ * number, with their results.
  *
  *   unshares CALL
  *
- * And calls that the sibling would undermine: `chroot HOW FOLDER` and `pivot HOW FOLDER`, after which what is
- * outside of the folder is not to be found through any process's root; and `thread`, which has children elsewhere in one thread alone.
+ * And calls that the reaper would undermine: `chroot HOW FOLDER` and `pivot HOW FOLDER`, after
+ * which no process's root may lead out of FOLDER; and `thread`, where only one thread has its
+ * children in another namespace.
  */
 #include "check.h"
 
@@ -23,7 +24,7 @@ static void say(const char *what, long answer)
     printf("%s: %ld %s\n", what, answer, answer == 0 ? "" : strerror(errno));
 }
 
-/* The processes of this program whose root this one may follow to what is outside of its own. */
+/* Counts the processes of this program by whose root this one can leave its own. */
 static int ways_out(DIR *proc, const char *program)
 {
     int found = 0, seen = 0;

@@ -1,5 +1,5 @@
-/* Allocates and touches blocks of ARG KiB until there is no more, and says how many there were; then frees
- * them all and does it again. */
+/* Allocates and touches blocks of ARG KiB until allocation fails, and prints their number; then
+ * frees all and repeats. */
 #include "check.h"
 #include <sys/mman.h>
 

@@ -1,4 +1,4 @@
-// A Go program: statically linked, and its heap is its runtime's own.
+// A Go program: statically linked, with the heap of its runtime.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// V8's own heap: OBJECTS small objects, of which STEPS are used and some replaced. Then it waits for MS, and says how
-// much of its anonymous memory is on huge pages where MS is given.
+// V8's own heap: OBJECTS small objects, of which STEPS are used and some replaced. Then waits for
+// MS; if MS is set, prints the huge share of its anonymous memory.
 const [objects, steps, ms] = process.argv.slice(2).map(Number);
 const all = new Array(objects);
 for (let i = 0; i < objects; i++) all[i] = { id: i, name: `object ${i}`, tags: [i, i + 1] };

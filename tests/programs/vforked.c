@@ -1,5 +1,5 @@
 /*
- * A vfork(2) child that outlives its parent: it kills the parent, which waits for it, and goes on in the
+ * A vfork(2) child that outlives its parent: it kills the waiting parent, and continues in the
  * parent's memory.
  */
 #include "check.h"
@@ -21,7 +21,7 @@ int main(void)
         kill(parent, SIGKILL);
         while (getppid() == parent)
             usleep(1000);
-        /* More than the sibling takes to look again. */
+        /* Longer than the reaper's poll interval. */
         for (int round = 0; round < 20; round++) {
             usleep(20000);
             for (size_t at = 0; at < length; at += 4096)

@@ -1,6 +1,6 @@
 /*
- * Runs a program, waits for it, says how long that took and whether what it held open is closed then, and ends
- * as the program did, when no sibling of its memory is left.
+ * Runs a program, waits for it, prints the time of the wait and whether the program's descriptors
+ * are closed then, and ends like the program, once no reaper of its memory is left.
  *
  *   waiter PROGRAM [ARGUMENT...]
  */
@@ -12,8 +12,8 @@
 
 extern char **environ;
 
-/* Whether a sibling runs on the memory of that executable. */
-static int sibling_of(const char *executable)
+/* Reports whether a reaper runs on the memory of that executable. */
+static int reaper_of(const char *executable)
 {
     int found = 0;
     DIR *processes = opendir("/proc");
@@ -37,7 +37,7 @@ static int sibling_of(const char *executable)
 int main(int argc, char **argv)
 {
     CHECK(argc > 1);
-    /* The program says what time it is, into descriptor 3, when it is about to end. */
+    /* The program writes the time to descriptor 3 when it is about to end. */
     int pipes[2];
     CHECK(pipe2(pipes, O_CLOEXEC) == 0);
     int told_at = fcntl(pipes[1], F_DUPFD_CLOEXEC, 10);
@@ -45,7 +45,7 @@ int main(int argc, char **argv)
     posix_spawn_file_actions_t actions;
     CHECK(told_at >= 10 && posix_spawn_file_actions_init(&actions) == 0 &&
           posix_spawn_file_actions_adddup2(&actions, told_at, 3) == 0);
-    /* Not fork(2): its child would have a sibling of its own, until it execs. */
+    /* Not fork(2): its child would have a reaper of its own, until it execs. */
     pid_t child;
     CHECK(posix_spawnp(&child, argv[1], &actions, NULL, argv + 1, environ) == 0);
     close(told_at);
@@ -54,12 +54,12 @@ int main(int argc, char **argv)
     int status;
     CHECK(waitpid(child, &status, 0) == child);
     long waited = microseconds() - start;
-    /* What it held open is closed when it has ended, whatever outlives it. */
+    /* Its descriptors are closed when it has ended, whatever outlives it. */
     CHECK(fcntl(pipes[0], F_SETFL, O_NONBLOCK) == 0);
     int closed = read(pipes[0], &start, 1) == 0;
     printf("told=%d waited=%ld closed=%d\n", told == sizeof start, waited, closed);
     fflush(stdout);
-    while (sibling_of(argv[1]))
+    while (reaper_of(argv[1]))
         usleep(1000);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }

@@ -1,7 +1,7 @@
-// Waits in calls that a stop of a thread could end early, and counts what it sees of that.
-// usage: waits MIB SECONDS: one process for all calls, one after the other; then it says what it saw.
-// "ready" is said once the memory is touched. Prints the number of each call that was made, of those
-// that answered EINTR, and of those that took much more or less time than was asked for.
+// Waits in calls that a stop of a thread could end early, and counts such ends. Usage: waits MIB
+// SECONDS: one process makes all calls in turn. Prints "ready" once the memory is touched; at the
+// end the number of each call, of EINTR results, and of calls that took much more or less time than
+// requested.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/futex.h>
@@ -99,7 +99,7 @@ static void *wait_for(void *argument) {
 int main(int count, char **arguments) {
     if (count < 3) return 2;
     size_t size = (size_t)atoi(arguments[1]) << 20;
-    // Aligned, so that all of it fills blocks.
+    // Aligned, so that it consists of whole blocks.
     char *memory = aligned_alloc(2 << 20, size);
     for (size_t at = 0; at < size; at += 4096) memory[at] = (char)(at >> 12);
     int only = -1;
@@ -108,7 +108,7 @@ int main(int count, char **arguments) {
     if (pipe(ticks) || pipe(events)) return 2;
     pid_t ticker = fork();
     if (ticker == 0) {
-        // It ends when no process reads.
+        // The writer ends when no process reads.
         close(ticks[0]), close(events[0]);
         munmap(memory, size);
         for (;;) {

@@ -1,24 +1,24 @@
-//! The sibling can do nothing that the program cannot.
+//! Tests that the reaper process can do nothing that the program cannot.
 
 use std::fs;
 
 use rustix::process::{Pid, Signal};
 
-use super::{assert_no_sibling, is_started, sibling, siblings, states, status};
+use super::{assert_no_reaper, is_started, reaper, reapers, states, status};
 use crate::support::build::world_readable_folder;
 use crate::support::{Program, Running, Source, compile, host};
 
-/// A program that waits, and its sibling.
+/// A waiting program and its reaper.
 fn waiting() -> (crate::support::build::Compiled, Running, Pid) {
     let files = compile(&[Source::C("reaped", &[])]);
     let program = Program::new(files.path("reaped")).args(["16", "stay"]);
     let running = program.start_jumbo(&["--reaper=on"]);
     running.wait_for_line("ready");
-    let pid = sibling(&files.path("reaped"));
+    let pid = reaper(&files.path("reaped"));
     (files, running, pid)
 }
 
-/// A line of /proc/PID/limits: the soft limit and the hard one.
+/// Returns the soft and the hard limit of a line of /proc/PID/limits.
 fn limit(pid: Pid, name: &str) -> String {
     let limits = fs::read_to_string(format!("/proc/{}/limits", pid.as_raw_nonzero())).unwrap();
     let line = limits.lines().find_map(|line| line.strip_prefix(name));
@@ -32,7 +32,7 @@ fn it_holds_nothing() {
     for key in ["CapEff", "CapInh", "CapAmb"] {
         assert_eq!(status(pid, key), "0000000000000000", "{key}");
     }
-    // Of no use to it; they keep others off its memory.
+    // The reaper cannot use them; they protect its memory from other processes.
     assert_eq!(status(pid, "CapPrm"), status(running.pid(), "CapPrm"));
     let expected = [
         ("NoNewPrivs", "1"),
@@ -43,13 +43,14 @@ fn it_holds_nothing() {
     for (key, value) in expected {
         assert_eq!(status(pid, key), value, "{key}");
     }
-    // All that can be blocked are: no handler of the program's could run, and none is there.
+    // It blocks all signals that can be blocked: no handler of the program can run, and none is
+    // installed.
     assert_eq!(status(pid, "SigBlk"), "fffffffffffbfeff");
     assert_eq!(status(pid, "SigCgt"), "0000000000000000");
     let id = pid.as_raw_nonzero().get();
     let link = |name: &str| fs::read_link(format!("/proc/{id}/{name}")).unwrap();
     assert_eq!(link("cwd").to_str(), Some("/"));
-    // No second core, not into a pipe either; and an end to whatever it could be made to compute.
+    // Neither a second core nor a pipe for one; and a CPU limit against forced computation.
     assert_eq!(limit(pid, "Max core file size"), "1 1");
     let seconds = limit(pid, "Max cpu time");
     let seconds: u64 = seconds.split_once(' ').unwrap().0.parse().unwrap();
@@ -60,27 +61,27 @@ fn it_holds_nothing() {
         .map(|entry| fs::read_link(entry.unwrap().path()).unwrap())
         .collect();
     held.sort();
-    // Two descriptions of its own memory.
+    // Two files about its own memory.
     let own = ["maps", "statm"].map(|name| std::path::PathBuf::from(format!("/proc/{id}/{name}")));
     assert_eq!(held, own);
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
     let (_, stat) = stat.rsplit_once(") ").unwrap();
     let words: Vec<&str> = stat.split(' ').collect();
-    // Its own session and group, without a terminal; a child of init's, or of a subreaper's.
+    // A session and group of its own, without a terminal; the parent is init or a subreaper.
     let (parent, group, session, terminal) = (words[1], words[2], words[3], words[4]);
     assert_eq!(
         (group, session, terminal),
         (&*id.to_string(), &*id.to_string(), "0")
     );
     assert_ne!(parent, running.pid().as_raw_nonzero().to_string());
-    // SCHED_BATCH: it takes no CPU from who waits for the program.
+    // SCHED_BATCH: it takes no CPU from the process that waits for the program.
     assert_eq!(words[38], "3");
     running.write("q");
     assert_eq!(running.wait().shell_status(), 6);
-    assert_no_sibling(&files.path("reaped"));
+    assert_no_reaper(&files.path("reaped"));
 }
 
-/// What services have: no core, and no right to change that.
+/// Typical of services: no core, and no right to change that.
 #[test]
 fn a_hard_core_limit_of_0_is_none_to_a_user_without_privilege() {
     let files = compile(&[Source::C("reaped", &[])]);
@@ -90,19 +91,19 @@ fn a_hard_core_limit_of_0_is_none_to_a_user_without_privilege() {
         let (mut running, report) = program.start_reported(&[mode]);
         running.wait_for_line("ready");
         assert_eq!(
-            limit(sibling(&files.path("reaped")), "Max core file size"),
+            limit(reaper(&files.path("reaped")), "Max core file size"),
             "0 0"
         );
         running.write("q");
         let ran = running.wait();
         assert_eq!(ran.shell_status(), 6, "{ran:?}");
-        assert_no_sibling(&files.path("reaped"));
+        assert_no_reaper(&files.path("reaped"));
         let report = report.read(&ran);
         assert!(is_started(&states(&report)[0]), "{mode} {report:?}");
     }
 }
 
-/// Where the program may become another user, the sibling would be what it was.
+/// If the program may become another user, the reaper would keep the previous one.
 #[test]
 fn a_hard_core_limit_of_0_leaves_none_to_who_may_change_the_user() {
     if !host::root() {
@@ -126,12 +127,12 @@ fn a_hard_core_limit_of_0_leaves_none_to_who_may_change_the_user() {
         let state = &*states(&report)[0];
         assert_eq!(is_started(state), started, "{name} {report:?}");
         assert!(started || state == "unconfined", "{name} {report:?}");
-        assert_no_sibling(&files.path("reaped"));
+        assert_no_reaper(&files.path("reaped"));
     }
 }
 
-/// The sibling of root's is made to do what is forbidden, by a program that is the user `nobody` now and has made
-/// itself dumpable again; that user's own sibling beside it, to see that a core would be seen.
+/// A program that has become the user `nobody`, and dumpable again, makes root's reaper do a
+/// forbidden call. The reaper of that user, beside it, shows that a core would be visible.
 #[test]
 fn no_core_in_the_name_of_another_user_goes_into_a_pipe() {
     if !host::root() || cfg!(not(target_arch = "x86_64")) {
@@ -147,11 +148,11 @@ fn no_core_in_the_name_of_another_user_goes_into_a_pipe() {
     let attacked = |program: Program| {
         let mut running = program.start_jumbo(&["--reaper=on"]);
         running.wait_for_line("ready");
-        let pid = sibling(&path);
+        let pid = reaper(&path);
         running.write(&format!("{}\n", pid.as_raw_nonzero()));
         let ran = running.wait().ok();
-        // It ends when its core has been taken.
-        assert_no_sibling(&path);
+        // The program ends after its core was taken.
+        assert_no_reaper(&path);
         assert_ne!(ran.number("ran"), 0, "{ran:?}");
         let names = fs::read_dir(cores.path()).unwrap();
         let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -173,7 +174,7 @@ fn the_programs_waits_never_see_it() {
         let program = Program::new(&path).arg(subreaper);
         let ran = program.jumbo_with(&["--reaper=on"]);
         assert_eq!(ran.shell_status(), 0, "{subreaper} {ran:?}");
-        assert_no_sibling(&path);
+        assert_no_reaper(&path);
     }
 }
 
@@ -184,15 +185,16 @@ fn a_program_that_takes_orphans_gets_none() {
     let (ran, report) = program.reported_with(&["--reaper=on"]);
     assert_eq!(ran.shell_status(), 0, "{ran:?}");
     assert_eq!(states(&report).last().unwrap(), "subreaper", "{report:?}");
-    assert_no_sibling(&files.path("childless"));
+    assert_no_reaper(&files.path("childless"));
 }
 
-/// A subreaper above the program waits for all its children, and finds those alone that it would without us.
+/// A subreaper above the program waits for all its children; it must find the same ones as without
+/// jumbo.
 #[test]
 fn a_subreaper_that_is_covered_is_given_no_stranger() {
     let files = compile(&[Source::C("subreaper", &[]), Source::C("reaped", &[])]);
     let reaped = files.path("reaped").display().to_string();
-    // At once; by a program that execs; by a child of its own.
+    // Directly; by a program that execs; by a child.
     let commands: [&[&str]; 3] = [
         &[],
         &["env", "--"],
@@ -211,10 +213,10 @@ fn a_subreaper_that_is_covered_is_given_no_stranger() {
             }
         }
     }
-    assert_no_sibling(&files.path("reaped"));
+    assert_no_reaper(&files.path("reaped"));
 }
 
-/// One that is not covered is found out by the first sibling, which ends at once: no other follows it.
+/// The first reaper detects an uncovered subreaper and ends at once: no other follows.
 #[test]
 fn a_subreaper_that_is_not_covered_is_given_one_orphan_at_most() {
     let files = compile(&[Source::C("subreaper", &[]), Source::C("reaped", &[])]);
@@ -232,8 +234,9 @@ fn a_subreaper_that_is_not_covered_is_given_one_orphan_at_most() {
             (several, if mode == "--reaper=on" { 2 } else { 4 }),
         ] {
             let program = program.around(around);
-            // What is left when the command has ended would be waited for after it. The program knows that the orphan is gone a
-            // moment before the orphan's parent does, so that the end of both may seem the other way round.
+            // Children left when the command ends would be reaped later. The program knows that the
+            // orphan is gone a moment before the orphan's parent, so that the order of both ends
+            // may vary.
             let is_last = (0..5).any(|_| {
                 let (ran, report) = program.reported_with(&[mode]);
                 assert!(ran.number("waits") <= most, "{mode} {ran:?} {report:?}");
@@ -243,10 +246,10 @@ fn a_subreaper_that_is_not_covered_is_given_one_orphan_at_most() {
             assert!(is_last, "{mode}: an orphan was left each time");
         }
     }
-    assert_no_sibling(&reaped);
+    assert_no_reaper(&reaped);
 }
 
-/// A handler that ran in the sibling would run in the program's memory, with the sibling's identity.
+/// A handler that ran in the reaper would use the program's memory with the reaper's identity.
 #[test]
 fn a_signal_for_it_is_not_handled() {
     let files = compile(&[Source::C("escalate", &[])]);
@@ -255,18 +258,18 @@ fn a_signal_for_it_is_not_handled() {
         .arg("handler")
         .start_jumbo(&["--reaper=on"]);
     running.wait_for_line("ready");
-    let pid = sibling(&path);
+    let pid = reaper(&path);
     for signal in [Signal::TERM, Signal::HUP, Signal::USR1] {
         rustix::process::kill_process(pid, signal).unwrap();
     }
-    assert_eq!(sibling(&path), pid);
+    assert_eq!(reaper(&path), pid);
     running.write("\n");
     let ran = running.wait().ok();
     assert_eq!(ran.number("handled"), 0, "{ran:?}");
-    assert_no_sibling(&path);
+    assert_no_reaper(&path);
 }
 
-/// One that stayed root would run what its program, which is not root any more, writes there.
+/// A reaper that stayed root would run code that its unprivileged program writes.
 #[test]
 fn no_sibling_is_left_that_its_program_was_before_it_changed_its_user() {
     if !host::root() {
@@ -276,7 +279,7 @@ fn no_sibling_is_left_that_its_program_was_before_it_changed_its_user() {
     let path = files.path("escalate");
     let as_its_program = |running: &Running| {
         for key in ["Uid", "Gid"] {
-            let of_both = [sibling(&path), running.pid()].map(|pid| status(pid, key));
+            let of_both = [reaper(&path), running.pid()].map(|pid| status(pid, key));
             assert_eq!(of_both[0], of_both[1]);
         }
     };
@@ -298,22 +301,22 @@ fn no_sibling_is_left_that_its_program_was_before_it_changed_its_user() {
             as_its_program(&running);
             running.write("\n");
             running.wait_for_line("changed");
-            // A large one's comes again with more memory.
+            // The reaper of a large program starts again as its memory grows.
             match mode {
                 "--reaper=on" => as_its_program(&running),
-                _ => assert_eq!(siblings(&path), [], "{call}"),
+                _ => assert_eq!(reapers(&path), [], "{call}"),
             }
             running.write("\n");
             running.wait_for_line("larger");
             as_its_program(&running);
             running.write("\n");
             running.wait().ok();
-            assert_no_sibling(&path);
+            assert_no_reaper(&path);
         }
     }
 }
 
-/// A call that changes nothing leaves it; behind a filter it is told without a call that the program might not make.
+/// A call without effect keeps the reaper; behind a filter it is told without a system call.
 #[test]
 fn a_sibling_is_ended_for_a_change_alone_and_behind_a_filter_without_a_call() {
     if !host::root() {
@@ -326,24 +329,24 @@ fn a_sibling_is_ended_for_a_change_alone_and_behind_a_filter_without_a_call() {
             let program = Program::new(&path).args(["change", call, mib]).installed();
             let mut running = program.start_jumbo(&[mode]);
             running.wait_for_line("large");
-            let before = sibling(&path);
+            let before = reaper(&path);
             running.write("\n");
             running.wait_for_line("changed");
             match call {
-                "nothing" => assert_eq!(siblings(&path), [before], "{mode}"),
-                _ => assert_no_sibling(&path),
+                "nothing" => assert_eq!(reapers(&path), [before], "{mode}"),
+                _ => assert_no_reaper(&path),
             }
             running.write("\n");
             running.wait_for_line("larger");
             running.write("\n");
             running.wait().ok();
-            assert_no_sibling(&path);
+            assert_no_reaper(&path);
         }
     }
 }
 
-/// The kernel lets no process at a program's memory that lacks a capability of the program's, and its sibling has the same
-/// memory.
+/// The kernel protects a program's memory from processes without its capabilities. Its reaper has
+/// the same memory and needs the same protection.
 #[test]
 fn who_may_not_touch_the_program_may_not_touch_its_sibling() {
     if !host::root() {
@@ -360,7 +363,7 @@ fn who_may_not_touch_the_program_may_not_touch_its_sibling() {
         let program = program.around(around).installed();
         let mut running = program.start_jumbo(&["--reaper=on"]);
         running.wait_for_line("ready");
-        for pid in [running.pid(), sibling(&files.path("reaped"))] {
+        for pid in [running.pid(), reaper(&files.path("reaped"))] {
             let open = format!(": < /proc/{}/mem", pid.as_raw_nonzero());
             let opened = std::process::Command::new(nobody[0])
                 .args(&nobody[1..])
@@ -371,12 +374,12 @@ fn who_may_not_touch_the_program_may_not_touch_its_sibling() {
         }
         running.write("q");
         running.wait();
-        assert_no_sibling(&files.path("reaped"));
+        assert_no_reaper(&files.path("reaped"));
     }
 }
 
-/// As root, then as the user `nobody` under a seccomp filter: all that the sibling executes and reads is rewritten,
-/// so that it runs code of the program's choice, which makes one call.
+/// Run as root, then as the user `nobody` under a seccomp filter: the program overwrites the code
+/// and data of the reaper, which then runs chosen code with one system call.
 #[test]
 fn code_of_the_programs_choice_does_nothing_in_it() {
     if !host::root() || cfg!(not(target_arch = "x86_64")) {
@@ -388,19 +391,19 @@ fn code_of_the_programs_choice_does_nothing_in_it() {
         let program = Program::new(&path).args(["attack", name]).installed();
         let mut running = program.start_jumbo(&["--reaper=on"]);
         running.wait_for_line("ready");
-        let pid = sibling(&path);
+        let pid = reaper(&path);
         assert_eq!(status(pid, "Uid"), "0\t0\t0\t0");
         running.write(&format!("{}\n", pid.as_raw_nonzero()));
         let ran = running.wait().ok();
-        assert_no_sibling(&path);
-        // The code has run, in the sibling.
+        assert_no_reaper(&path);
+        // The code has run in the reaper.
         let who = i64::from(pid.as_raw_nonzero().get());
         assert_eq!(ran.number("ran").cast_signed(), who, "{name} {ran:?}");
         ran.number("returned")
     };
-    // What it is allowed to do, so that it is seen that an answer would be seen.
+    // A permitted call, as proof that results are visible.
     assert_eq!(attack("futex"), 1);
-    // As many threads as it has itself, for good: the kernel counts them as descriptors.
+    // The kernel permits as many threads as descriptors.
     assert!(attack("counted-threads") <= 3);
     for name in [
         "openat",
@@ -467,7 +470,7 @@ fn a_tracer_does_not_follow_it() {
             "-o".as_ref(),
             log.as_os_str(),
         ]);
-    // With a bound a thread of the program's looks at its memory, which is traced as any other.
+    // With a bound a thread of jumbo scans the program's memory; it is traced like any other.
     let ran = program.jumbo_with(&["--reaper=on", "--max-waste=unbounded"]);
     assert_eq!(ran.shell_status(), 3, "{ran:?}");
     let log = fs::read_to_string(&log).unwrap();
@@ -479,5 +482,5 @@ fn a_tracer_does_not_follow_it() {
     tasks.dedup();
     assert_eq!(tasks.len(), 1, "{log}");
     assert!(log.contains("CLONE_UNTRACED"), "{log}");
-    assert_no_sibling(&files.path("reaped"));
+    assert_no_reaper(&files.path("reaped"));
 }

@@ -1,9 +1,9 @@
-//! However the program ends, a parent that waits is answered at once, and the memory comes back.
+//! Tests that a parent is notified at once, however the program ends, and that the memory is freed.
 
-use super::{assert_no_sibling, sibling, siblings, states};
+use super::{assert_no_reaper, reaper, reapers, states};
 use crate::support::{MIB, Program, Ran, Report, Source, build, compile, host, wait};
 
-/// Under `waiter`, which tells what was left when the program had ended.
+/// Runs under `waiter`, which reports what is left when the program has ended.
 fn waited(size: &str, how: &str, options: &[&str]) -> (Ran, Report) {
     let files = compile(&[Source::C("waiter", &[]), Source::C("reaped", &[])]);
     let program = Program::new(files.path("waiter"))
@@ -11,11 +11,11 @@ fn waited(size: &str, how: &str, options: &[&str]) -> (Ran, Report) {
         .args([size, how])
         .around(["prlimit", "--core=0:"]);
     let (ran, report) = program.reported_with(options);
-    assert_no_sibling(&files.path("reaped"));
+    assert_no_reaper(&files.path("reaped"));
     (ran, report)
 }
 
-/// What the siblings that ended gave back, in bytes.
+/// Returns the bytes that ended reapers freed.
 fn freed(report: &Report) -> u64 {
     let reapers = report.at("/obtained/reapers").as_array().unwrap();
     let freed = |row: &serde_json::Value| row["freed"].as_u64().unwrap();
@@ -53,7 +53,8 @@ fn off_starts_nothing() {
     );
 }
 
-/// Text, bss and heap of the program, of its libraries, of ours: nothing is left but the sibling's own.
+/// Text, bss and heap of the program, its libraries and jumbo's: only the reaper's own mappings
+/// remain.
 #[test]
 fn a_killed_program_holds_none_of_its_files() {
     let files = compile(&[Source::C("reaped", &[])]);
@@ -61,11 +62,11 @@ fn a_killed_program_holds_none_of_its_files() {
         .args(["1000", "stay"])
         .start_jumbo(&["--reaper=on"]);
     running.wait_for_line("ready");
-    let pid = sibling(&files.path("reaped"));
-    assert_eq!(siblings(&files.path("reaped")), [pid]);
+    let pid = reaper(&files.path("reaped"));
+    assert_eq!(reapers(&files.path("reaped")), [pid]);
     running.signal(rustix::process::Signal::KILL);
     assert_eq!(running.wait().shell_status(), 137);
-    assert_no_sibling(&files.path("reaped"));
+    assert_no_reaper(&files.path("reaped"));
 }
 
 #[test]
@@ -83,7 +84,7 @@ fn a_core_dump_is_whole_and_the_only_one() {
         .around(["prlimit", "--core=unlimited"]);
     let ran = program.jumbo_with(&["--reaper=on"]);
     assert_eq!(ran.shell_status(), 139, "{ran:?}");
-    assert_no_sibling(&files.path("crash"));
+    assert_no_reaper(&files.path("crash"));
     let cores: Vec<_> = std::fs::read_dir(folder.path())
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -99,7 +100,7 @@ fn a_core_dump_is_whole_and_the_only_one() {
     assert!(seen.stdout.contains("the heap is in the core"), "{seen:?}");
 }
 
-/// A kill of the whole cgroup takes the sibling too: the kernel frees, and nothing is left of either.
+/// A kill of the whole cgroup includes the reaper: the kernel frees, and neither is left.
 #[test]
 fn a_killed_cgroup_is_empty() {
     if !host::root() {
@@ -132,18 +133,19 @@ fn a_killed_cgroup_is_empty() {
     ];
     let running = program.around(around).start_jumbo(&["--reaper=on"]);
     running.wait_for_line("ready");
-    let pid = sibling(&path).as_raw_nonzero().to_string();
+    let pid = reaper(&path).as_raw_nonzero().to_string();
     let members = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
     assert!(members.lines().any(|line| line == pid), "{members}");
     std::fs::write(cgroup.join("cgroup.kill"), "1").unwrap();
     assert_eq!(running.wait().shell_status(), 137);
-    assert_no_sibling(&path);
-    wait::until("the cgroup to be empty", wait::MOMENT, || {
+    assert_no_reaper(&path);
+    wait::until("the cgroup to be empty", wait::TIMEOUT, || {
         std::fs::remove_dir(&cgroup).ok()
     });
 }
 
-/// Many in a row: none is left over, neither alive nor dead. JUMBO_TEST_PROCESSES: how many.
+/// A series of programs leaves no process, neither alive nor dead. JUMBO_TEST_PROCESSES sets their
+/// number.
 #[test]
 fn thousands_of_short_programs_leave_nothing() {
     let count = std::env::var("JUMBO_TEST_PROCESSES").unwrap_or_else(|_| "1000".into());
@@ -151,7 +153,7 @@ fn thousands_of_short_programs_leave_nothing() {
         return;
     }
     let files = compile(&[Source::C("init", &[]), Source::C("short", &[])]);
-    // Init of a namespace of their own, which sees all that they leave.
+    // Init of a PID namespace, which receives all orphans.
     let init = files.path("init").display().to_string();
     let program = Program::new(files.path("short")).arg(&count);
     let around = [
@@ -166,5 +168,5 @@ fn thousands_of_short_programs_leave_nothing() {
     let (ran, report) = program.reported_with(&["--reaper=on"]);
     assert_eq!(ran.ok().number("zombies"), 0, "{report:?}");
     assert!(states(&report).contains(&"done".into()), "{report:?}");
-    assert_no_sibling(&files.path("short"));
+    assert_no_reaper(&files.path("short"));
 }

@@ -1,18 +1,18 @@
-//! `auto`: a sibling for large programs, and none where something would outlive the program.
+//! Tests of `auto`: a reaper for large programs, and none if something would outlive the program.
 
 use rustix::process::Signal;
 
-use super::{assert_no_sibling, is_started, reason, siblings, states};
+use super::{assert_no_reaper, is_started, reapers, reason, states};
 use crate::support::{Program, Ran, Report, Source, build, compile, host};
 
 struct Left {
     ran: Ran,
     report: Report,
-    had_sibling: bool,
+    had_reaper: bool,
     folder: tempfile::TempDir,
 }
 
-/// Runs the program until it is large and has what it is to have, and kills it.
+/// Runs the program until it is large and has the resource `what`, and kills it.
 fn killed(what: &str, when: &str, mode: &str) -> Left {
     let files = compile(&[Source::C("leftovers", &[])]);
     let path = files.path("leftovers");
@@ -22,26 +22,26 @@ fn killed(what: &str, when: &str, mode: &str) -> Left {
         .arg(folder.path().join("file"));
     let (running, report) = program.start_reported(&[mode]);
     running.wait_for_line("ready");
-    let had_sibling = !siblings(&path).is_empty();
+    let had_reaper = !reapers(&path).is_empty();
     rustix::process::kill_process(running.child(), Signal::KILL).unwrap();
     let ran = running.wait();
     assert_eq!(ran.shell_status(), 137, "{ran:?}");
     let report = report.read(&ran);
     println!("{what}, {when}, {mode}: {}", reason(&report));
-    if !had_sibling {
+    if !had_reaper {
         assert_nothing_is_left(what, &ran, folder.path());
     }
-    assert_no_sibling(&path);
+    assert_no_reaper(&path);
     remove_segment(&ran);
     Left {
         ran,
         report,
-        had_sibling,
+        had_reaper,
         folder,
     }
 }
 
-/// Right after the wait, with no moment in between.
+/// Called right after the wait.
 fn assert_nothing_is_left(what: &str, ran: &Ran, folder: &std::path::Path) {
     match what {
         "sysv" | "sysv-number" => {
@@ -57,7 +57,7 @@ fn assert_nothing_is_left(what: &str, ran: &Ran, folder: &std::path::Path) {
             let file = std::fs::File::open(folder.join("file")).unwrap();
             rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
         }
-        // ETXTBSY, where it is still open for writing.
+        // ETXTBSY, if it is still open for writing.
         "written" | "written-private" => {
             let status = std::process::Command::new(folder.join("file")).status();
             assert!(status.unwrap().success());
@@ -76,7 +76,7 @@ fn remove_segment(ran: &Ran) {
 #[test]
 fn a_program_that_asks_for_much_gets_a_sibling() {
     let left = killed("none", "before", "--reaper=auto");
-    assert!(left.had_sibling, "{:?}", left.report);
+    assert!(left.had_reaper, "{:?}", left.report);
     assert!(left.folder.path().exists() && left.ran.stdout.contains("ready"));
 }
 
@@ -92,7 +92,7 @@ fn a_small_program_gets_none() {
 #[test]
 fn what_is_asked_of_mimalloc_counts() {
     let files = compile(&[Source::C("asks", &[])]);
-    // In one block; in large ones; in such as it has many of in a page.
+    // In one block; in large blocks; in blocks that share a page.
     for kib in ["1228800", "1000", "48"] {
         let program = Program::new(files.path("asks"));
         let reaper = |mib: &str| {
@@ -107,7 +107,7 @@ fn what_is_asked_of_mimalloc_counts() {
     }
 }
 
-/// What glibc's malloc maps is not counted.
+/// Memory that glibc's malloc maps is not counted.
 #[test]
 fn what_is_not_counted_is_said() {
     let files = compile(&[Source::C("asks", &[])]);
@@ -136,8 +136,8 @@ fn what_would_outlive_the_program_keeps_the_sibling_away() {
     for (what, state) in kinds {
         for when in ["before", "after"] {
             let left = killed(what, when, "--reaper=auto");
-            assert!(!left.had_sibling, "{what} {when} {:?}", left.report);
-            // The program's own; a child that it had says nothing.
+            assert!(!left.had_reaper, "{what} {when} {:?}", left.report);
+            // State of the program itself; a child reports nothing.
             assert_eq!(states(&left.report)[0], state, "{what} {when}");
         }
     }
@@ -163,16 +163,16 @@ fn a_mapped_device_keeps_the_sibling_away() {
 fn what_was_given_up_before_keeps_nothing_away() {
     for what in ["aio", "sysv", "flock", "written", "shared-anonymous"] {
         let left = killed(what, "never", "--reaper=auto");
-        assert!(left.had_sibling, "{what} {:?}", left.report);
+        assert!(left.had_reaper, "{what} {:?}", left.report);
     }
 }
 
-/// Memory that only forks of the program share is no file that another process could find busy.
+/// Memory shared only by forks is no file that another process could find busy.
 #[test]
 fn shared_memory_without_a_name_keeps_nothing_away() {
     for when in ["before", "after"] {
         let left = killed("shared-anonymous", when, "--reaper=auto");
-        assert!(left.had_sibling, "{when} {:?}", left.report);
+        assert!(left.had_reaper, "{when} {:?}", left.report);
     }
 }
 
@@ -180,6 +180,6 @@ fn shared_memory_without_a_name_keeps_nothing_away() {
 fn on_overrides() {
     for what in ["aio", "sysv", "flock"] {
         let left = killed(what, "before", "--reaper=on");
-        assert!(left.had_sibling, "{what} {:?}", left.report);
+        assert!(left.had_reaper, "{what} {:?}", left.report);
     }
 }

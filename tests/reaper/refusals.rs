@@ -1,6 +1,6 @@
-//! Where no sibling is started, and calls that it is ended for.
+//! Tests of cases without a reaper, and of calls that end it.
 
-use super::{assert_no_sibling, is_started, siblings, states};
+use super::{assert_no_reaper, is_started, reapers, states};
 use crate::pool::group::Group;
 use crate::support::program::assert_alike;
 use crate::support::{Program, Source, build, compile, host};
@@ -22,13 +22,13 @@ fn pid_one_of_a_namespace_gets_none() {
     let program = program.around(["unshare", "--pid", "--fork", "--mount-proc"]);
     let mut running = program.start_jumbo(&["--reaper=on"]);
     running.wait_for_line("ready");
-    assert_eq!(siblings(&files.path("reaped")), []);
+    assert_eq!(reapers(&files.path("reaped")), []);
     running.write("q");
     assert_eq!(running.wait().shell_status(), 6);
-    assert_no_sibling(&files.path("reaped"));
+    assert_no_reaper(&files.path("reaped"));
 }
 
-/// What is not waited for stays a zombie for as long as the namespace.
+/// A child that is not waited for stays a zombie as long as the namespace.
 #[test]
 fn an_init_that_waits_for_no_orphan_is_left_none() {
     if !host::root() {
@@ -55,7 +55,7 @@ fn an_init_that_waits_for_no_orphan_is_left_none() {
     }
 }
 
-/// The first child after unshare(1) --pid is PID 1 of the new namespace, and must be the program's own.
+/// The first child after unshare(1) --pid is PID 1 of the new namespace, and must be the program's.
 #[test]
 fn children_of_another_namespace_are_the_programs() {
     if !host::root() {
@@ -82,7 +82,7 @@ fn a_program_under_a_filter_is_left_alone() {
     }
 }
 
-/// Everything that the library would have to do for a sibling ends this program.
+/// Each step towards a reaper would kill this program.
 #[test]
 fn a_program_that_installs_a_filter_is_left_alone_from_then_on() {
     let files = compile(&[Source::C("filtered", &[])]);
@@ -91,7 +91,7 @@ fn a_program_that_installs_a_filter_is_left_alone_from_then_on() {
         let (ran, report) = program.reported_with(&["--reaper=auto"]);
         assert_eq!(ran.ok().stdout, "went on\n");
         assert_eq!(states(&report), ["seccomp"], "{how} {report:?}");
-        // One that was there before goes on.
+        // A reaper that was started before stays.
         let (ran, report) = program.reported_with(&["--reaper=on"]);
         assert_eq!(ran.ok().stdout, "went on\n");
         assert!(is_started(&states(&report)[0]), "{how} {report:?}");
@@ -100,7 +100,7 @@ fn a_program_that_installs_a_filter_is_left_alone_from_then_on() {
     let (ran, report) = program.reported_with(&["--reaper=auto"]);
     assert_eq!(ran.ok().stdout, "went on\n");
     assert!(is_started(&states(&report)[0]), "{report:?}");
-    assert_no_sibling(&files.path("filtered"));
+    assert_no_reaper(&files.path("filtered"));
 }
 
 #[test]
@@ -143,13 +143,13 @@ fn calls_that_want_memory_of_ones_own_answer_as_before() {
     }
     let files = compile(&[Source::C("unshares", &[])]);
     let path = files.path("unshares");
-    // Whether there is one again afterwards.
+    // Calls, and whether there is a reaper again afterwards.
     let calls = [
         ("memory", true),
         ("time", true),
         ("user", true),
         ("pid", false),
-        // The thread that asked is the one that cannot have it back.
+        // The calling thread cannot have it back.
         ("thread", false),
     ];
     for (call, again) in calls {
@@ -157,15 +157,15 @@ fn calls_that_want_memory_of_ones_own_answer_as_before() {
         let plain = program.clone().stdin("\n").plain().ok();
         let mut running = program.start_jumbo(&["--reaper=on"]);
         running.wait_for_line("ready");
-        assert_eq!(siblings(&path).len(), usize::from(again), "{call}");
+        assert_eq!(reapers(&path).len(), usize::from(again), "{call}");
         running.write("\n");
         assert_alike(&plain, &running.wait(), call);
-        assert_no_sibling(&path);
+        assert_no_reaper(&path);
     }
 }
 
-/// Everybody may look at the root of a process of the same user without privilege: a sibling that kept the
-/// old one would be a way out.
+/// A process of the same user can open the root folder of another one without privilege: a reaper
+/// that kept the old one would be a way out.
 #[test]
 fn a_program_that_changes_its_root_has_no_way_back() {
     if !host::root() {
@@ -185,15 +185,15 @@ fn a_program_that_changes_its_root_has_no_way_back() {
         let plain = program.clone().stdin("\n").plain().ok();
         let mut running = program.start_jumbo(&["--reaper=on"]);
         running.wait_for_line("ready");
-        // Below the new root there is one again where it finds a /proc.
-        assert_eq!(siblings(&path).len(), usize::from(again), "{call} {how}");
+        // Below a new root with a /proc there is a reaper again.
+        assert_eq!(reapers(&path).len(), usize::from(again), "{call} {how}");
         running.write("\n");
         assert_alike(&plain, &running.wait(), how);
-        assert_no_sibling(&path);
+        assert_no_reaper(&path);
     }
 }
 
-/// Starts a program in a mount namespace of its own; in `root` there is a /proc, where that is wanted.
+/// Runs a program in its own mount namespace, with a /proc in `root` if `proc` is set.
 fn in_own_mounts(root: &std::path::Path, proc: bool) -> [String; 6] {
     let root = root.display();
     let mounts = if proc {
@@ -205,8 +205,8 @@ fn in_own_mounts(root: &std::path::Path, proc: bool) -> [String; 6] {
     ["unshare", "--mount", "sh", "-c", &script, "sh"].map(str::to_owned)
 }
 
-/// A sibling that one thread starts while another one changes the root would keep the old one.
-/// JUMBO_TEST_ROUNDS: how often.
+/// A reaper that one thread starts while another changes the root would keep the old one.
+/// JUMBO_TEST_ROUNDS sets the number of rounds.
 #[test]
 fn calls_of_several_threads_leave_one_with_the_root_of_the_program() {
     if !host::root() {
@@ -220,13 +220,13 @@ fn calls_of_several_threads_leave_one_with_the_root_of_the_program() {
     let program = program.around(in_own_mounts(root.path(), true));
     let (ran, report) = program.reported_with(&["--reaper=on"]);
     let ran = ran.ok();
-    // In every round there was one, and never two.
+    // In every round there was one reaper, and never two.
     assert_eq!(ran.number("seen"), ran.number("rounds"), "{ran:?}");
     assert!(is_started(&states(&report)[0]), "{report:?}");
-    assert_no_sibling(&path);
+    assert_no_reaper(&path);
 }
 
-/// So has a group of processes that may have few more.
+/// The same for a cgroup with a low limit of processes.
 #[test]
 fn a_small_pids_cgroup_leaves_none() {
     let files = compile(&[Source::C("reaped", &[])]);
@@ -242,12 +242,12 @@ fn a_small_pids_cgroup_leaves_none() {
             let state = &*states(&report)[0];
             assert_eq!(is_started(state), started, "{limit} {mode} {report:?}");
             assert!(started || state == "limits", "{limit} {mode} {report:?}");
-            assert_no_sibling(&files.path("reaped"));
+            assert_no_reaper(&files.path("reaped"));
         }
     }
 }
 
-/// A user who may have few processes may need each.
+/// A user with a low limit of processes may need each.
 #[test]
 fn a_small_limit_of_processes_leaves_none() {
     let files = compile(&[Source::C("reaped", &[])]);
@@ -262,5 +262,5 @@ fn a_small_limit_of_processes_leaves_none() {
         assert_eq!(is_started(state), started, "{limit} {report:?}");
         assert!(started || state == "limits", "{limit} {report:?}");
     }
-    assert_no_sibling(&files.path("reaped"));
+    assert_no_reaper(&files.path("reaped"));
 }

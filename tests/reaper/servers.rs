@@ -1,22 +1,22 @@
-//! PostgreSQL and Redis: killed, restarted at once, everything there; and how long each took, plain and with
-//! each mode, which is printed (`cargo test -- --nocapture`).
+//! Tests of PostgreSQL and Redis: killed and restarted at once, with all data. They print the
+//! times, plain and with each mode (`cargo test -- --nocapture`).
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-use super::{assert_no_sibling, is_started, siblings, states, status};
+use super::{assert_no_reaper, is_started, reapers, states, status};
 use crate::support::build::world_readable_folder;
 use crate::support::program::ReportFile;
 use crate::support::{MIB, Program, Running, host, wait};
 
 const MODES: [Option<&str>; 3] = [None, Some("--reaper=on"), Some("--reaper=auto")];
 
-/// Both sides on base pages: huge pages alone would make an end quick.
+/// Base pages on both sides: huge pages alone would shorten the exit.
 const BASE_PAGES: [&str; 2] = ["--heap=off", "--maps=off"];
 
-/// Starts it plain, or under a `jumbo run` that reports.
+/// Starts a program plain, or under a `jumbo run` that reports.
 fn start(program: &Program, mode: Option<&str>, options: &[&str]) -> (Running, Option<ReportFile>) {
     match mode {
         Some(mode) => {
@@ -27,14 +27,14 @@ fn start(program: &Program, mode: Option<&str>, options: &[&str]) -> (Running, O
     }
 }
 
-/// Makes a process end, and returns how long its parent waited.
+/// Ends a process and returns the time that its parent waited.
 fn time_end(pid: Pid, end: impl FnOnce()) -> Duration {
     use rustix::event::{PollFd, PollFlags, poll};
     use rustix::process::{PidfdFlags, pidfd_open};
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
     let begun = Instant::now();
     end();
-    let bound = rustix::time::Timespec::try_from(wait::MOMENT).unwrap();
+    let bound = rustix::time::Timespec::try_from(wait::TIMEOUT).unwrap();
     let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
     assert_eq!(poll(&mut ended, Some(&bound)).unwrap(), 1, "it did not end");
     begun.elapsed()
@@ -46,7 +46,7 @@ fn kill(pid: Pid) -> Duration {
     })
 }
 
-/// PostgreSQL in a folder of its own, as the user that must run it.
+/// PostgreSQL in a temporary folder, as the user that must run it.
 struct Postgres {
     bin: PathBuf,
     folder: tempfile::TempDir,
@@ -106,15 +106,15 @@ impl Postgres {
         ran.ok().stdout.trim_end().to_owned()
     }
 
-    /// Starts it, again and again as long as its own interlock refuses; how long that took.
+    /// Starts the server, again as long as its own interlock refuses; returns the total time, too.
     fn start(&self, mode: Option<&str>) -> (Running, Option<ReportFile>, Duration) {
         let begun = Instant::now();
-        let (running, report) = wait::until("PostgreSQL to start", wait::MOMENT, || {
-            // It has the folder that jumbo is run from.
+        let (running, report) = wait::until("PostgreSQL to start", wait::TIMEOUT, || {
+            // The server needs the folder that jumbo runs from.
             let server = self.server();
             let (running, report) = start(&server, mode, &[]);
-            // Ready, or gone again: another server still uses the memory.
-            let ready = wait::until("PostgreSQL to answer or end", wait::MOMENT, || {
+            // Ready, or ended again: another server still uses the memory.
+            let ready = wait::until("PostgreSQL to answer or end", wait::TIMEOUT, || {
                 let answers = self.command("pg_isready").plain().status.success();
                 answers
                     .then_some(true)
@@ -137,7 +137,7 @@ fn is_alive(pid: Pid) -> bool {
     stat.is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// The newest installed version's commands.
+/// Returns the folder of the newest installed version's commands.
 fn postgresql() -> Option<PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?;
     let bins = versions.map(|version| version.unwrap().path().join("bin"));
@@ -161,19 +161,19 @@ fn postgresql_recovers_after_its_postmaster_was_killed() {
         let digest = "select count(*), md5(string_agg(t, '' order by i)) from rows";
         let before = postgres.query(digest);
         let waited = kill(postgres.postmaster());
-        // Not what else it started: that is the interlock's business.
+        // Not for the children: that is the interlock's task.
         running.reap();
         let (restarted, _, took) = postgres.start(mode);
         let ran = running.wait();
         assert_eq!(ran.shell_status(), 137);
         let states = report.map(|report| states(&report.read(&ran)));
-        // Not eprintln!, which libtest keeps to itself.
+        // Not eprintln!, which libtest captures.
         println!(
             "PostgreSQL, {}: killed, waited {waited:?}, answers again after {took:?}; {}",
             mode.unwrap_or("plain"),
             states.as_deref().map_or_else(String::new, counted)
         );
-        // Its children are as large as they have become, none of them large; the segment is not looked at yet.
+        // No child is large, and the shared segment is not considered yet.
         for state in states.iter().flatten() {
             let on = mode == Some("--reaper=on");
             assert_eq!(is_started(state), on, "{mode:?} {state}");
@@ -182,12 +182,12 @@ fn postgresql_recovers_after_its_postmaster_was_killed() {
         assert!(before.starts_with("300000|"), "{before}");
         rustix::process::kill_process(postgres.postmaster(), Signal::INT).unwrap();
         restarted.wait().ok();
-        assert_no_sibling(postgres.folder.path());
-        assert_no_sibling(&postgres.bin);
+        assert_no_reaper(postgres.folder.path());
+        assert_no_reaper(&postgres.bin);
     }
 }
 
-/// How many processes came to each end.
+/// Counts the processes of each state.
 fn counted(states: &[String]) -> String {
     let mut counts = std::collections::BTreeMap::<_, usize>::new();
     for state in states {
@@ -225,7 +225,7 @@ impl Redis {
             running,
             cli: cli.to_owned(),
         };
-        wait::until("Redis to answer", wait::MOMENT, || {
+        wait::until("Redis to answer", wait::TIMEOUT, || {
             (redis.ask(folder, &["ping"]).trim() == "PONG").then_some(())
         });
         redis
@@ -257,7 +257,7 @@ fn redis_is_killed_restarted_and_shut_down() {
         redis.ask(folder, &["shutdown"]);
         let ran = redis.running.wait().ok();
         assert!(ran.stdout.contains("ready to exit"), "{ran:?}");
-        assert_no_sibling(folder);
+        assert_no_reaper(folder);
     }
 }
 
@@ -279,7 +279,7 @@ fn a_large_redis_ends_at_once() {
                 let cli = Program::new(&cli).folder(folder.path());
                 cli.args(["-s", "redis.sock"]).args(words).plain().stdout
             };
-            wait::until("Redis to answer", wait::MOMENT, || {
+            wait::until("Redis to answer", wait::TIMEOUT, || {
                 (ask(&["ping"]) == "PONG\n").then_some(())
             });
             assert_eq!(ask(&["debug", "populate", "1500000", "key", "800"]), "OK\n");
@@ -296,8 +296,8 @@ fn a_large_redis_ends_at_once() {
             };
             let ran = running.wait();
             assert_eq!(ran.shell_status(), if killed { 137 } else { 0 }, "{ran:?}");
-            wait::until("the siblings' end", wait::MOMENT, || {
-                siblings(&server).is_empty().then_some(())
+            wait::until("the reapers' end", wait::TIMEOUT, || {
+                reapers(&server).is_empty().then_some(())
             });
             println!(
                 "Redis, {} MiB, {}: {}, waited {waited:?}",

@@ -1,11 +1,11 @@
-//! `jumbo wait`: until the memory is back. A sibling that is to take its time is stopped, and goes on.
+//! Tests of `jumbo wait`, until the memory is free. A stopped reaper stands for a slow one.
 
 use std::process::{Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::sibling;
+use super::reaper;
 use crate::support::{Compiled, Program, Running, Source, build, compile};
 
 fn jumbo(arguments: &[&str]) -> Output {
@@ -15,7 +15,7 @@ fn jumbo(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// One look: its status, who was waited for, and who is left.
+/// Runs `jumbo wait` with timeout 0; returns its status, the processes waited for, and those left.
 #[track_caller]
 fn look(pids: &[Pid]) -> (Option<i32>, Vec<u64>, Vec<u64>) {
     let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
@@ -35,14 +35,14 @@ fn number(pid: Pid) -> u64 {
     u64::try_from(pid.as_raw_nonzero().get()).unwrap()
 }
 
-/// A program that stays, and its sibling.
+/// A program that stays, and its reaper.
 fn stays() -> (Compiled, Running, Pid) {
     let files = compile(&[Source::C("reaped", &[])]);
     let running = Program::new(files.path("reaped"))
         .args(["64", "stay"])
         .start_jumbo(&["--reaper=on"]);
     running.wait_for_line("ready");
-    let reaper = sibling(&files.path("reaped"));
+    let reaper = reaper(&files.path("reaped"));
     (files, running, reaper)
 }
 
@@ -55,7 +55,7 @@ fn a_program_that_lives_is_waited_for_where_it_is_named() {
     assert_eq!((status, seen.as_slice()), (Some(124), &all[..]));
     assert!(all.iter().all(|pid| left.contains(pid)), "{left:?}");
     assert_eq!(look(&[reaper]), (Some(124), vec![all[1]], vec![all[1]]));
-    // And only there.
+    // Without a PID the reaper of a living program is not waited for.
     assert!(!look(&[]).1.contains(&all[1]));
 }
 
@@ -65,23 +65,23 @@ fn a_reaper_at_work_is_waited_for_and_is_not_to_be_killed() {
     let (program, own) = (running.pid(), number(reaper));
 
     let refused = jumbo(&["kill", &reaper.to_string()]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
-        said.contains(&format!("the reaper of process {program}")),
-        "{said}"
+        printed.contains(&format!("the reaper of process {program}")),
+        "{printed}"
     );
     assert_eq!(refused.status.code(), Some(1));
 
     kill_process(reaper, Signal::STOP).unwrap();
     let killed = jumbo(&["kill", "--signal=KILL", &program.to_string()]);
-    let said = String::from_utf8_lossy(&killed.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&killed.stdout).into_owned();
     assert!(
-        said.contains("not back yet") && said.contains("jumbo wait"),
-        "{said}"
+        printed.contains("not back yet") && printed.contains("jumbo wait"),
+        "{printed}"
     );
     assert_eq!(running.wait().shell_status(), 137);
 
-    // Whether it is named by its own ID, by its program's, which is gone, or not at all.
+    // Named by its own PID, by that of its ended program, or not at all.
     for named in [&[reaper][..], &[program], &[]] {
         let (status, _, left) = look(named);
         assert!(
@@ -90,10 +90,10 @@ fn a_reaper_at_work_is_waited_for_and_is_not_to_be_killed() {
         );
     }
     let refused = jumbo(&["kill", &reaper.to_string()]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
-        said.contains("has ended") && said.contains("`jumbo wait`"),
-        "{said}"
+        printed.contains("has ended") && printed.contains("`jumbo wait`"),
+        "{printed}"
     );
 
     let waits = Command::new(build::jumbo())
@@ -103,7 +103,7 @@ fn a_reaper_at_work_is_waited_for_and_is_not_to_be_killed() {
         .unwrap();
     kill_process(reaper, Signal::CONT).unwrap();
     let waited = waits.wait_with_output().unwrap();
-    // Which reaper was the program's cannot be told any more, and another one of this host may live on.
+    // The program of an ended reaper is unknown, and another reaper of this host may live on.
     let page: Value = serde_json::from_slice(&waited.stdout).unwrap();
     let left = page["left"].as_array().unwrap();
     assert!(left.iter().all(|row| row["pid"] != own), "{page}");
@@ -115,8 +115,11 @@ fn a_reaper_at_work_is_waited_for_and_is_not_to_be_killed() {
 fn what_is_no_process_is_wrong_usage() {
     for pid in ["none", "0", "-9"] {
         let refused = jumbo(&["wait", pid]);
-        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert_eq!(refused.status.code(), Some(2), "{said}");
-        assert!(said.contains("expected the number of a process"), "{said}");
+        let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(2), "{printed}");
+        assert!(
+            printed.contains("expected the number of a process"),
+            "{printed}"
+        );
     }
 }

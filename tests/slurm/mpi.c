@@ -1,4 +1,5 @@
-/* An MPI program: each rank fills 200 MiB of small objects, and rank 0 prints the lowest percentage on huge pages. */
+/* An MPI program: each rank fills 200 MiB of small objects, and rank 0 prints the lowest huge
+ * percentage. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-//! A page in headless Chromium, driven through its DevTools pipe: a browser as a reader has it, without a network.
+//! A page in headless Chromium, controlled through its DevTools pipe, without a network.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use super::wait::MOMENT;
+use super::wait::TIMEOUT;
 
 /// Chromium with one page.
 pub(crate) struct Browser {
@@ -17,17 +17,18 @@ pub(crate) struct Browser {
     heard: Receiver<Value>,
     session: String,
     asked: u64,
-    /// Events of the page, from the beginning on.
+    /// Events of the page since its start.
     pub(crate) events: Vec<Value>,
     _profile: tempfile::TempDir,
 }
 
 impl Browser {
-    /// Starts it; `None` where it is not installed.
+    /// Starts Chromium; `None` if it is not installed.
     pub(crate) fn start() -> Option<Self> {
         Command::new("chromium").arg("--version").output().ok()?;
         let profile = tempfile::tempdir().unwrap();
-        // It reads from descriptor 3 and writes to 4: messages of JSON, each with a zero behind it.
+        // Chromium reads descriptor 3 and writes descriptor 4: JSON messages, each terminated by a
+        // zero byte.
         let script = "exec chromium \"$@\" 3<&0 4>&1 </dev/null >/dev/null 2>&1";
         let mut child = Command::new("sh")
             .args([
@@ -49,12 +50,12 @@ impl Browser {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (ask, said) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let (hear, heard) = channel();
+        let (ask, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let (next_message, heard) = channel();
         thread::spawn(move || {
-            for message in BufReader::new(said).split(0) {
+            for message in BufReader::new(answers).split(0) {
                 let Ok(message) = message else { break };
-                if hear
+                if next_message
                     .send(serde_json::from_slice(&message).unwrap())
                     .is_err()
                 {
@@ -92,7 +93,7 @@ impl Browser {
             .write_all(format!("{message}\0").as_bytes())
             .unwrap();
         loop {
-            let answer = self.hear(method);
+            let answer = self.next_message(method);
             if answer["id"] == self.asked {
                 assert!(answer["error"].is_null(), "{method}: {answer}");
                 return answer["result"].clone();
@@ -100,9 +101,9 @@ impl Browser {
         }
     }
 
-    /// The next message.
-    fn hear(&mut self, what: &str) -> Value {
-        let heard = self.heard.recv_timeout(MOMENT);
+    /// Returns the next message.
+    fn next_message(&mut self, what: &str) -> Value {
+        let heard = self.heard.recv_timeout(TIMEOUT);
         let message = heard.unwrap_or_else(|_| panic!("no answer of chromium to {what}"));
         if message["method"].is_string() {
             self.events.push(message.clone());
@@ -110,7 +111,7 @@ impl Browser {
         message
     }
 
-    /// Opens a file, so wide and in that scheme of colours, and waits until it is there.
+    /// Opens a file with this width and colour scheme, and waits until it has loaded.
     pub(crate) fn open(&mut self, file: &Path, width: u32, scheme: &str) {
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
         self.call("Emulation.setEmulatedMedia", json!({"features": features}));
@@ -122,11 +123,11 @@ impl Browser {
         self.call("Page.navigate", json!({"url": url}));
         let is_loaded = |event: &Value| event["method"] == "Page.loadEventFired";
         while !self.events[before..].iter().any(is_loaded) {
-            self.hear("Page.navigate");
+            self.next_message("Page.navigate");
         }
     }
 
-    /// The value of an expression in the page.
+    /// Returns the value of an expression in the page.
     pub(crate) fn value(&mut self, expression: &str) -> Value {
         let asked = json!({"expression": expression, "returnByValue": true});
         let answer = self.call("Runtime.evaluate", asked);
@@ -137,7 +138,7 @@ impl Browser {
         answer["result"]["value"].clone()
     }
 
-    /// The whole page as PNG, in base64.
+    /// Returns a screenshot of the whole page, as PNG in base64.
     pub(crate) fn screenshot(&mut self) -> String {
         let asked = json!({"format": "png", "captureBeyondViewport": true});
         let answer = self.call("Page.captureScreenshot", asked);
@@ -147,12 +148,12 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // It ends its own processes at the end of its input.
+        // Chromium ends its processes when its input ends.
         let close = json!({"id": 0, "method": "Browser.close"});
         let _ = self.ask.write_all(format!("{close}\0").as_bytes());
-        let bound = std::time::Instant::now() + MOMENT;
+        let deadline = std::time::Instant::now() + TIMEOUT;
         while self.child.try_wait().is_ok_and(|status| status.is_none()) {
-            if std::time::Instant::now() > bound {
+            if std::time::Instant::now() > deadline {
                 let _ = self.child.kill();
             }
             thread::sleep(std::time::Duration::from_millis(5));

@@ -1,32 +1,32 @@
-//! The `jumbo` under test, the library it loads, and test programs from source.
+//! The `jumbo` under test, its library, and test programs built from source.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The `jumbo` that cargo built for these tests, with the preload library beside it.
+/// Returns the `jumbo` that cargo built for these tests, with the preload library beside it.
 pub(crate) fn jumbo() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_jumbo"))
 }
 
-/// The library that [`jumbo`] loads into programs.
+/// Returns the library that [`jumbo`] loads into programs.
 pub(crate) fn preload() -> PathBuf {
     jumbo().with_file_name("libjumbo_preload.so")
 }
 
-/// A file of `tests/programs`, and what its compiler is to be told.
+/// A source file of `tests/programs`, with compiler flags.
 pub(crate) enum Source {
-    /// C, as an executable, with these flags beside the usual ones.
+    /// C, as an executable, with additional flags.
     C(&'static str, &'static [&'static str]),
     /// C, as a shared library.
     Library(&'static str),
-    /// C, as an executable for musl, with these flags beside the usual ones.
+    /// C, as an executable for musl, with additional flags.
     Musl(&'static str, &'static [&'static str]),
     /// Go.
     Go(&'static str),
 }
 
-/// Compiles a test program into a folder that goes with the value.
+/// Compiles test programs into a temporary folder.
 pub(crate) fn compile(sources: &[Source]) -> Compiled {
     let folder = world_readable_folder();
     for source in sources {
@@ -35,7 +35,7 @@ pub(crate) fn compile(sources: &[Source]) -> Compiled {
     Compiled { folder }
 }
 
-/// A temporary folder that other users may look into.
+/// Creates a temporary folder that other users can read.
 pub(crate) fn world_readable_folder() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::Builder::new()
@@ -46,13 +46,13 @@ pub(crate) fn world_readable_folder() -> tempfile::TempDir {
     folder
 }
 
-/// Test programs, compiled.
+/// Compiled test programs.
 pub(crate) struct Compiled {
     folder: tempfile::TempDir,
 }
 
 impl Compiled {
-    /// The path of a program, or of a library `libNAME.so`.
+    /// Returns the path of a program, or of a library `libNAME.so`.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -66,7 +66,7 @@ fn compile_one(source: &Source, folder: &Path) {
             compiler = gcc();
             compiler.arg("-o").arg(folder.join(name));
             compiler.arg(programs.join(format!("{name}.c")));
-            // Libraries are found beside the program, wherever that is.
+            // The loader finds libraries beside the program.
             compiler.arg("-L").arg(folder).arg("-Wl,-rpath,$ORIGIN");
             compiler.args(*flags);
         }
@@ -103,7 +103,7 @@ fn compile_one(source: &Source, folder: &Path) {
 
 fn gcc() -> Command {
     let mut gcc = Command::new("gcc");
-    // -fno-builtin: gcc would drop a malloc whose memory is only freed again.
+    // -fno-builtin: gcc would remove a malloc whose memory is only freed.
     gcc.args([
         "-std=gnu11",
         "-O1",
@@ -113,7 +113,7 @@ fn gcc() -> Command {
         "-fno-builtin",
         "-pthread",
     ]);
-    // That some sizes cannot be had is what is tested.
+    // The tests request impossible sizes on purpose.
     gcc.arg("-Wno-alloc-size-larger-than");
     gcc
 }

@@ -1,4 +1,4 @@
-//! What the host must be for a test, and the lock around its global state.
+//! Requirements of tests on the host, and the lock on its global state.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use super::wait;
 
-/// Says that the calling test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
+/// Reports that the calling test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
 #[track_caller]
 pub(crate) fn skip(reason: &str) {
     let place = std::panic::Location::caller();
-    // libtest names each test's thread after the test, unless it runs them one by one.
+    // libtest names the thread of a test after the test, unless it runs tests one by one.
     let name = match std::thread::current().name() {
         Some(name) if name != "main" => name.to_owned(),
         _ => place.to_string(),
@@ -20,11 +20,11 @@ pub(crate) fn skip(reason: &str) {
         std::env::var_os("JUMBO_TEST_STRICT").is_none_or(|value| value != "1"),
         "SKIP {name}: {reason} (JUMBO_TEST_STRICT=1)"
     );
-    // Not eprintln!, which libtest keeps to itself when the test passes.
+    // Not eprintln!, which libtest captures when the test passes.
     let _ = writeln!(std::io::stderr(), "SKIP {name}: {reason}");
 }
 
-/// The path of an installed command; `None`, with the skip announced, where there is none.
+/// Returns the path of an installed command; `None`, and a reported skip, without one.
 #[track_caller]
 pub(crate) fn command(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -37,7 +37,7 @@ pub(crate) fn command(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// True where the test runs as root; otherwise the skip is announced.
+/// Reports whether the test runs as root; otherwise reports a skip.
 #[track_caller]
 pub(crate) fn root() -> bool {
     let root = rustix::process::geteuid().is_root();
@@ -47,8 +47,8 @@ pub(crate) fn root() -> bool {
     root
 }
 
-/// Holds the host's global state still while huge pages are measured; `None`, with the skip
-/// announced, where THP cannot be had by advice. Any number of tests may hold it.
+/// Locks the host's state while a test measures huge pages; `None`, and a reported skip, if advice
+/// has no effect. Any number of tests may hold the lock.
 #[track_caller]
 pub(crate) fn with_thp() -> Option<Held> {
     let held = Held::new(File::lock_shared);
@@ -65,15 +65,15 @@ pub(crate) fn with_thp() -> Option<Held> {
     }
 }
 
-/// True where programs get THP without asking: then a share proves nothing about jumbo.
+/// Reports whether programs get THP without advice: then a share proves nothing about jumbo.
 pub(crate) fn thp_is_always() -> bool {
     fs::read_to_string(THP_ENABLED).is_ok_and(|text| text.contains("[always]"))
 }
 
-/// Where THP is switched on and off.
+/// Switch of THP.
 pub(crate) const THP_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
-/// The lock on the host's global state, between all tests of all processes.
+/// Lock on the host's global state, shared by all tests of all processes.
 pub(crate) struct Held {
     _lock: File,
 }
@@ -81,7 +81,7 @@ pub(crate) struct Held {
 impl Held {
     fn new(lock: fn(&File) -> std::io::Result<()>) -> Self {
         let file = std::env::temp_dir().join("jumbo-e2e.lock");
-        // Opened for reading where another user made it.
+        // Opened read-only if another user created it.
         let file = File::create(&file).or_else(|_| File::open(&file)).unwrap();
         lock(&file).unwrap();
         let held = Self { _lock: file };
@@ -89,41 +89,40 @@ impl Held {
         held
     }
 
-    /// Where the knob stands that the one test which holds the lock alone has set: what it was, behind its path.
+    /// File with the path and the previous value of the knob that the exclusive holder has set.
     fn note() -> PathBuf {
         std::env::temp_dir().join("jumbo-e2e.knob")
     }
 
-    /// Puts back the knob of a test that was killed: while the lock is held no other test has set one.
+    /// Restores the knob of a killed test: no other test can have set one under the lock.
     fn restore(&self) {
         let note = fs::read_to_string(Self::note()).unwrap_or_default();
         if let Some((path, before)) = note.split_once('\n') {
             fs::write(path, before).unwrap();
-            // Of several tests that share the lock each may be the first.
+            // Several holders of the shared lock may race here.
             let _ = fs::remove_file(Self::note());
         }
     }
 }
 
-/// Removes a control group whose processes have ended. A process that was waited for may still be in it for a moment.
+/// Removes a cgroup whose processes have ended. A reaped process may stay in it for a moment.
 pub(crate) fn remove_group(folder: &Path) {
     let start = Instant::now();
     while matches!(fs::remove_dir(folder), Err(error) if error.kind() == ErrorKind::ResourceBusy)
-        && start.elapsed() < wait::MOMENT
+        && start.elapsed() < wait::TIMEOUT
     {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// A kernel knob that was changed, and is changed back when this is dropped, after a panic too; by the next test where this
-/// one was killed.
+/// A changed kernel knob, restored on drop, after a panic, too. The next test restores it for a
+/// killed one.
 pub(crate) struct Knob {
     alone: Held,
 }
 
 impl Knob {
-    /// Sets a knob, with every other test kept off the host's state; `None`, with the skip
-    /// announced, where it cannot be set.
+    /// Sets a knob under the exclusive lock; `None`, and a reported skip, if that fails.
     #[track_caller]
     pub(crate) fn set(path: impl AsRef<Path>, value: &str) -> Option<Self> {
         let path = path.as_ref();
@@ -150,7 +149,7 @@ impl Drop for Knob {
     }
 }
 
-/// The `[chosen]` word of a knob that lists its values, or all of one that does not.
+/// Returns the `[chosen]` word of a knob that lists its values; otherwise the whole text.
 fn chosen(text: &str) -> String {
     let inner = text
         .split_once('[')

@@ -1,14 +1,15 @@
-//! What the programs of a test inherit, however the tests were started: no signal that a shell has ignored.
+//! Signal dispositions that programs inherit, made independent of the way tests were started.
 //!
-//! A script's `&` and nohup(1) have SIGINT, SIGQUIT or SIGHUP ignored, and so they would be in every program that a test
-//! starts and sends one. A handler does as little to the tests, and is gone after an execve(2).
+//! A script's `&` and nohup(1) ignore SIGINT, SIGQUIT or SIGHUP, and so would every program that a
+//! test starts. A handler protects the tests equally, and execve(2) resets it.
 #![expect(unsafe_code, reason = "dispositions, set before any thread is there")]
 
 extern "C" fn nothing(_: libc::c_int) {}
 
 extern "C" fn handle_the_ignored() {
     for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM] {
-        // SAFETY: all zeroes are a valid disposition, which the first call fills in; the handler may run at any point.
+        // SAFETY: all zeroes are a valid disposition, which the first call fills in; the handler
+        // may run at any point.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             libc::sigaction(signal, std::ptr::null(), &raw mut action);

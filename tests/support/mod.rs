@@ -1,12 +1,12 @@
-//! What the end-to-end tests stand on.
+//! Support code of the end-to-end tests.
 //!
 //! - [`browser`]: headless Chromium.
 //! - [`build`]: the `jumbo` under test and its library; programs compiled from `tests/programs`.
-//! - [`program`]: a command to be run plain and under jumbo; [`running`]: one that is running.
-//! - [`report`]: jumbo's word on where the memory was; [`smaps`]: the kernel's.
-//! - [`host`]: what the host must be, and the lock around its global state.
-//! - `inherited`: what programs inherit, however the tests were started.
-//! - [`wait`]: waiting for an event, with a bound.
+//! - [`program`]: a command that runs plain and under jumbo; [`running`]: one that is running.
+//! - [`report`]: jumbo's report about memory; [`smaps`]: the kernel's.
+//! - [`host`]: requirements on the host, and the lock on its global state.
+//! - `inherited`: signal dispositions that programs inherit.
+//! - [`wait`]: waits for an event, with a timeout.
 
 pub(crate) mod browser;
 pub(crate) mod build;
@@ -23,5 +23,5 @@ pub(crate) use program::{Program, Ran, assert_same};
 pub(crate) use report::Report;
 pub(crate) use running::Running;
 
-/// For sizes in tests.
+/// 1 MiB in bytes.
 pub(crate) const MIB: u64 = 1 << 20;

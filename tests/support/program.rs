@@ -1,4 +1,4 @@
-//! A command that can be run plain and under jumbo, and the comparison of the two.
+//! A command that can run plain and under jumbo, and the comparison of both runs.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -12,12 +12,13 @@ use super::build;
 use super::report::Report;
 use super::running::Running;
 
-/// More options for every `jumbo run`, to have all tests judge another way of running: `--heap=mimalloc`, say.
+/// Variable with further options of every `jumbo run`, such as `--heap=mimalloc`, to test another
+/// mode.
 const MORE_OPTIONS: &str = "JUMBO_TEST_OPTIONS";
-/// How long one run may take, unless a test says otherwise.
-const BOUND: Duration = Duration::from_secs(180);
+/// Default timeout of one run.
+const RUN_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// A command to be run any number of times, each time within a bound.
+/// A command that can run any number of times, each time with a timeout.
 #[derive(Clone)]
 pub(crate) struct Program {
     argv: Vec<OsString>,
@@ -25,13 +26,13 @@ pub(crate) struct Program {
     env: Vec<(OsString, OsString)>,
     folder: Option<PathBuf>,
     stdin: Vec<u8>,
-    bound: Duration,
+    timeout: Duration,
     jumbo: PathBuf,
     /// Keeps the copy that [`Self::jumbo`] points at.
     _installed: Option<Arc<tempfile::TempDir>>,
 }
 
-/// How a run ended.
+/// Result of a run.
 pub(crate) struct Ran {
     pub(crate) status: ExitStatus,
     pub(crate) stdout: String,
@@ -46,7 +47,7 @@ impl Program {
             env: Vec::new(),
             folder: None,
             stdin: Vec::new(),
-            bound: BOUND,
+            timeout: RUN_TIMEOUT,
             jumbo: build::jumbo().to_owned(),
             _installed: None,
         }
@@ -81,29 +82,29 @@ impl Program {
         self
     }
 
-    /// It works for so long, which is not to count.
+    /// Adds the time that the program works to the timeout.
     pub(crate) fn working_for(mut self, time: Duration) -> Self {
-        self.bound = BOUND + time;
+        self.timeout = RUN_TIMEOUT + time;
         self
     }
 
-    /// Puts a command such as `prlimit --as=N` around the program, and around jumbo when there is one.
+    /// Puts a command such as `prlimit --as=N` around the program, and around jumbo, if used.
     pub(crate) fn around<A: AsRef<OsStr>>(mut self, argv: impl IntoIterator<Item = A>) -> Self {
         self.around
             .extend(argv.into_iter().map(|arg| arg.as_ref().to_owned()));
         self
     }
 
-    /// Runs it as a user without any privilege: `nobody` where the tests run as root.
+    /// Runs the program as a user without privilege: `nobody` if the tests run as root.
     pub(crate) fn unprivileged(self) -> Self {
         self.installed().user("nobody")
     }
 
-    /// Takes jumbo from a place where every user can reach it, which the build folder need not be.
+    /// Copies jumbo to a folder that every user can reach: the build folder may be closed.
     pub(crate) fn installed(mut self) -> Self {
         let folder = build::world_readable_folder();
-        // By another process: while this one held a program open for writing, a child that another test
-        // just forked would hold it too, and running it would fail with ETXTBSY.
+        // Another process writes it: a child of another test could inherit our descriptor open for
+        // writing, and execve would fail (ETXTBSY).
         let copied = Command::new("cp")
             .args([build::jumbo(), &build::preload(), folder.path()])
             .status();
@@ -113,7 +114,7 @@ impl Program {
         self
     }
 
-    /// Runs it as another user, where the tests run as root.
+    /// Runs the program as another user if the tests run as root.
     pub(crate) fn user(self, user: &str) -> Self {
         if !rustix::process::geteuid().is_root() {
             return self;
@@ -125,27 +126,27 @@ impl Program {
         self.around(["setpriv", &id, &group, "--clear-groups"])
     }
 
-    /// Runs it without jumbo.
+    /// Runs the program without jumbo.
     pub(crate) fn plain(&self) -> Ran {
         self.start(&[], &[]).wait()
     }
 
-    /// Runs it under `jumbo run`, which replaces itself with the program.
+    /// Runs the program under `jumbo run`, which replaces itself with it.
     pub(crate) fn jumbo(&self) -> Ran {
         self.jumbo_with(&[])
     }
 
-    /// Runs it under `jumbo run OPTIONS`.
+    /// Runs the program under `jumbo run OPTIONS`.
     pub(crate) fn jumbo_with(&self, options: &[&str]) -> Ran {
         self.start_jumbo(options).wait()
     }
 
-    /// Runs another command of its jumbo in its place.
+    /// Runs another subcommand of jumbo in the same environment.
     pub(crate) fn jumbo_itself(&self, arguments: &[&str]) -> Ran {
         self.itself().args(arguments).plain()
     }
 
-    /// Its jumbo, as a program to be run plain.
+    /// Returns jumbo itself as a program to run plain.
     pub(crate) fn itself(&self) -> Self {
         Self {
             argv: vec![self.jumbo.clone().into()],
@@ -153,12 +154,12 @@ impl Program {
         }
     }
 
-    /// Runs it under a `jumbo run` that writes a report.
+    /// Runs the program under a `jumbo run` that writes a report.
     pub(crate) fn reported(&self) -> (Ran, Report) {
         self.reported_with(&[])
     }
 
-    /// [`Self::reported`], with more options.
+    /// Like [`Self::reported`], with more options.
     pub(crate) fn reported_with(&self, options: &[&str]) -> (Ran, Report) {
         let (running, report) = self.start_reported(options);
         let ran = running.wait();
@@ -202,17 +203,17 @@ impl Program {
         if let Some(folder) = &self.folder {
             command.current_dir(folder);
         }
-        // A process group of its own, so that all of it can be killed when the bound is reached.
+        // A process group of its own, so that a timeout can kill all of it.
         command.process_group(0);
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        Running::spawn(command, &self.stdin, self.bound)
+        Running::spawn(command, &self.stdin, self.timeout)
     }
 }
 
-/// Where a report will be, once the program has ended.
+/// Path of a future report, written when the program ends.
 pub(crate) struct ReportFile {
     folder: tempfile::TempDir,
 }
@@ -221,7 +222,7 @@ impl ReportFile {
     fn new() -> Self {
         use std::os::unix::fs::PermissionsExt;
         let folder = build::world_readable_folder();
-        // The user who runs the program writes it.
+        // The user of the program writes it.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
         Self { folder }
     }
@@ -235,7 +236,7 @@ impl ReportFile {
             .to_owned()
     }
 
-    /// Reads it; `ran` is shown where there is none.
+    /// Reads the report; panics with `ran` if there is none.
     pub(crate) fn read(&self, ran: &Ran) -> Report {
         match fs::read_to_string(self.path()) {
             Ok(text) => Report::parse(&text),
@@ -245,21 +246,21 @@ impl ReportFile {
 }
 
 impl Ran {
-    /// The exit status as a shell shows it in `$?`.
+    /// Returns the exit status as a shell shows it in `$?`.
     pub(crate) fn shell_status(&self) -> i32 {
         self.status
             .code()
             .unwrap_or_else(|| 128 + self.status.signal().unwrap())
     }
 
-    /// Panics, with what the program said, unless it exited with 0.
+    /// Panics with the output unless the status is 0.
     #[track_caller]
     pub(crate) fn ok(self) -> Self {
         assert!(self.status.success(), "{self:?}");
         self
     }
 
-    /// The number after `name=` in the program's output.
+    /// Returns the number after `name=` in the program's output.
     #[track_caller]
     pub(crate) fn number(&self, name: &str) -> u64 {
         let found = (self.stdout.split_whitespace())
@@ -284,15 +285,15 @@ impl std::fmt::Debug for Ran {
     }
 }
 
-/// The last lines of a long text.
+/// Returns the last lines of a long text.
 fn end_of(text: &str) -> &str {
     let from = text.len().saturating_sub(4000);
     let from = (from..=text.len()).find(|at| text.is_char_boundary(*at));
     &text[from.unwrap_or(0)..]
 }
 
-/// Runs the program plain, under a `jumbo run` that execs it, and under one that reports; output and
-/// exit status must be the same. Returns the plain run and the report.
+/// Runs the program plain, under a `jumbo run` that execs it, and under one that reports. Checks
+/// that output and exit status are the same; returns the plain run and the report.
 #[track_caller]
 pub(crate) fn assert_same(program: &Program) -> (Ran, Report) {
     let plain = program.plain();
@@ -302,7 +303,7 @@ pub(crate) fn assert_same(program: &Program) -> (Ran, Report) {
     (plain, report)
 }
 
-/// Panics with both unless output and status are the same.
+/// Panics with both runs unless output and status are the same.
 #[track_caller]
 pub(crate) fn assert_alike(plain: &Ran, jumbo: &Ran, how: &str) {
     let same = plain.stdout == jumbo.stdout

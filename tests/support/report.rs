@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// A report, and the parts of it that tests ask for.
+/// A report, with accessors for the tests.
 #[derive(Debug)]
 pub(crate) struct Report(Value);
 
@@ -12,7 +12,7 @@ impl Report {
         Self(value.unwrap_or_else(|error| panic!("not JSON: {error}:\n{text}")))
     }
 
-    /// The value at a JSON pointer (`/peak/heap/bytes`).
+    /// Returns the value at a JSON pointer such as `/peak/heap/bytes`.
     #[track_caller]
     pub(crate) fn at(&self, pointer: &str) -> &Value {
         let value = self.0.pointer(pointer);
@@ -35,7 +35,7 @@ impl Report {
         self.number("/peak/heap/huge_share")
     }
 
-    /// True where some text of the report holds `words`.
+    /// Reports whether a text of the report contains `words`.
     pub(crate) fn says(&self, words: &str) -> bool {
         self.0.to_string().contains(words)
     }

@@ -1,5 +1,4 @@
-//! A command that is running: its output is collected, its end awaited, and nothing of it outlives the
-//! test.
+//! A running command: collects its output, waits for its end, and kills the rest on drop.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +12,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use super::program::Ran;
 use super::wait;
 
-/// A running command, in a process group of its own, which is killed when this is dropped.
+/// A running command in a process group of its own, killed on drop.
 pub(crate) struct Running {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -24,7 +23,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn spawn(mut command: Command, input: &[u8], bound: Duration) -> Self {
+    pub(crate) fn spawn(mut command: Command, input: &[u8], timeout: Duration) -> Self {
         let mut child = command
             .spawn()
             .unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -34,12 +33,12 @@ impl Running {
         if !input.is_empty() {
             let mut pipe = stdin.take().unwrap();
             let input = input.to_owned();
-            // Ends with the pipe: when it has written all, or when the reader is gone.
+            // Ends with the pipe: after the last byte, or when the reader has gone.
             std::thread::spawn(move || {
                 let _ = pipe.write_all(&input);
             });
         }
-        let deadline = Instant::now() + bound;
+        let deadline = Instant::now() + timeout;
         Self {
             child,
             stdin,
@@ -50,12 +49,12 @@ impl Running {
         }
     }
 
-    /// The process that was started: the program itself, or the launcher that waits for it.
+    /// Returns the started process: the program itself, or the launcher.
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
-    /// The one child of the launcher: the program.
+    /// Returns the one child of the launcher: the program.
     #[track_caller]
     pub(crate) fn child(&self) -> Pid {
         let launcher = self.pid().as_raw_nonzero();
@@ -72,7 +71,8 @@ impl Running {
         Pid::from_raw(*pid).unwrap()
     }
 
-    /// Waits until the program has printed a line that starts with `prefix`; returns the whole line.
+    /// Waits until the program has printed a line that starts with `prefix`; returns the whole
+    /// line.
     #[track_caller]
     pub(crate) fn wait_for_line(&self, prefix: &str) -> String {
         let left = self.deadline.saturating_duration_since(Instant::now());
@@ -80,7 +80,7 @@ impl Running {
             &format!("a line `{prefix}...` of {}", self.command),
             left,
             || {
-                // Asked first: what it read before it ended is there then.
+                // Checked first: a closed pipe means that all output has been read.
                 let closed = self.stdout.is_closed();
                 let text = self.stdout.so_far();
                 let found = text
@@ -99,11 +99,12 @@ impl Running {
         )
     }
 
-    /// Waits until the launcher, which reports, has looked at the program for a while, as it is now.
+    /// Waits until the launcher, which reports, has sampled the program in its present state.
     #[track_caller]
-    pub(crate) fn wait_until_looked_at(&self) {
+    pub(crate) fn wait_until_sampled(&self) {
         let path = format!("/proc/{}/status", self.pid().as_raw_nonzero());
-        // It sleeps between two looks, and samples when as many looks later there is clearly more than before.
+        // The launcher sleeps between two scans, and samples after some scans if memory has grown
+        // clearly.
         let sleeps = || -> u64 {
             let status = fs::read_to_string(&path).unwrap();
             let line =
@@ -111,7 +112,7 @@ impl Running {
             line.unwrap().trim().parse().unwrap()
         };
         let enough = sleeps() + 150;
-        wait::until("the launcher's looks", wait::MOMENT, || {
+        wait::until("the launcher's looks", wait::TIMEOUT, || {
             (sleeps() >= enough).then_some(())
         });
     }
@@ -125,7 +126,7 @@ impl Running {
             .unwrap();
     }
 
-    /// True once it has ended.
+    /// Reports whether the process has ended.
     pub(crate) fn has_ended(&self) -> bool {
         let pidfd = rustix::process::pidfd_open(self.pid(), PidfdFlags::empty()).unwrap();
         let mut ready = [rustix::event::PollFd::new(
@@ -139,12 +140,12 @@ impl Running {
         rustix::process::kill_process(self.pid(), signal).unwrap();
     }
 
-    /// Waits for its end alone, as a supervisor does: what it started may go on.
+    /// Waits for this process alone, as a supervisor does: its children may go on.
     pub(crate) fn reap(&mut self) {
         self.child.wait().unwrap();
     }
 
-    /// Closes its standard input, where the test still has it, and waits for the end.
+    /// Closes the standard input, if still open, and waits for the end.
     pub(crate) fn wait(mut self) -> Ran {
         drop(self.stdin.take());
         let ended = self.child.try_wait().unwrap().is_some() || self.poll();
@@ -152,7 +153,7 @@ impl Running {
             self.kill();
         }
         let status = self.child.wait().unwrap();
-        // What it started may still hold its output open; that has a bound too.
+        // Children may still hold the output open; that has a timeout, too.
         let ran = Ran {
             status,
             stdout: self.stdout.finish(),
@@ -162,7 +163,7 @@ impl Running {
         ran
     }
 
-    /// True where it ended in time.
+    /// Reports whether the process ended in time.
     fn poll(&self) -> bool {
         let pidfd = rustix::process::pidfd_open(self.pid(), PidfdFlags::empty()).unwrap();
         let left = self.deadline.saturating_duration_since(Instant::now());
@@ -181,13 +182,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The group may hold processes when its first one is gone already.
+        // The group may have members after its leader has ended.
         self.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A thread that reads a pipe to its end, into text that can be looked at meanwhile.
+/// A thread that reads a pipe to its end; the text is readable meanwhile.
 struct Reader {
     text: Arc<Mutex<String>>,
     thread: Option<JoinHandle<()>>,
@@ -226,7 +227,7 @@ impl Reader {
     }
 
     fn finish(&mut self) -> String {
-        wait::until("the end of the output", wait::MOMENT, || {
+        wait::until("the end of the output", wait::TIMEOUT, || {
             self.is_closed().then_some(())
         });
         if let Some(thread) = self.thread.take() {

@@ -1,4 +1,4 @@
-//! Where a process's memory is, in the kernel's words: a second witness beside jumbo's own report.
+//! Placement of a process's memory according to smaps, independent of jumbo's report.
 
 use std::fs;
 
@@ -7,9 +7,9 @@ use rustix::process::Pid;
 /// Resident memory, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Resident {
-    /// Private anonymous memory outside the stack: what a program calls its heap.
+    /// Private anonymous memory outside the stack: the heap of the report.
     pub(crate) heap: u64,
-    /// How much of that is PMD-mapped.
+    /// PMD-mapped part of `heap`.
     pub(crate) huge: u64,
 }
 
@@ -19,7 +19,7 @@ impl Resident {
     }
 }
 
-/// Adds up a process's smaps.
+/// Sums up the smaps of a process.
 pub(crate) fn resident(pid: Pid) -> Resident {
     let path = format!("/proc/{}/smaps", pid.as_raw_nonzero());
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));

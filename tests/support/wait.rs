@@ -1,21 +1,20 @@
-//! Waiting for an event, with a bound: a test never sleeps and hopes.
+//! Waits for events with a timeout; a test never relies on a fixed sleep.
 
 use std::time::{Duration, Instant};
 
-/// How long something may take that takes a moment; generous, because test machines are slow and
-/// shared.
-pub(crate) const MOMENT: Duration = Duration::from_mins(2);
+/// Timeout of operations that normally take milliseconds; generous for slow and shared machines.
+pub(crate) const TIMEOUT: Duration = Duration::from_mins(2);
 
-/// Asks until there is an answer; panics with `what` when there is none within `bound`.
-pub(crate) fn until<T>(what: &str, bound: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
+/// Polls `ask` until it returns a value; panics with `what` after `timeout`.
+pub(crate) fn until<T>(what: &str, timeout: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(answer) = ask() {
             return answer;
         }
         assert!(
-            start.elapsed() < bound,
-            "waited {bound:?} in vain for: {what}"
+            start.elapsed() < timeout,
+            "waited {timeout:?} in vain for: {what}"
         );
         std::thread::sleep(Duration::from_millis(5));
     }

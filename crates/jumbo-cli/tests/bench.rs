@@ -1,5 +1,7 @@
-//! `jumbo bench` from outside: the shape of what it prints and how it ends, never how long anything took. The tables of
-//! the pool, of shared memory and of page descriptors are among the tests of `jumbo pool`, since they set the kernel's.
+//! Tests of the output of `jumbo bench` and its exit status, without times.
+//!
+//! The tables of the pool, shared memory and page descriptors change kernel settings; the tests of
+//! `jumbo pool` include them.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,15 +25,15 @@ fn run(arguments: &[&str]) -> Output {
     bench(arguments).output().unwrap()
 }
 
-/// The lock on the host's global state, between all tests of all processes: shared, until this process ends.
-static HELD: LazyLock<Option<File>> = LazyLock::new(|| {
+/// Shared lock on the host's global state, taken by all tests of all processes. Held until exit.
+static HOST_LOCK: LazyLock<Option<File>> = LazyLock::new(|| {
     let file = File::create(std::env::temp_dir().join("jumbo-e2e.lock")).ok()?;
     file.lock_shared().ok().map(|()| file)
 });
 
-/// Why the sides cannot be what they claim to be on this host. With JUMBO_TEST_STRICT=1 that is a failure.
+/// Returns the reason why this host cannot measure. With JUMBO_TEST_STRICT=1 it is a failure.
 fn unmeasurable() -> Option<&'static str> {
-    LazyLock::force(&HELD);
+    LazyLock::force(&HOST_LOCK);
     let thp = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     let why = if !thp.is_ok_and(|text| text.contains("[madvise]")) {
         "transparent_hugepage/enabled is not `madvise`"
@@ -91,14 +93,15 @@ fn wrong_options_are_named() {
     }
 }
 
-/// What `jumbo bench --json` printed.
+/// Parses the output of `jumbo bench --json`.
 fn table(arguments: &[&str]) -> Value {
     let output = run(arguments);
     assert!(output.status.success(), "{output:?}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The table is whole: these ratios and values (in this unit), and each row with figures on both sides.
+/// Checks that the table has these ratios, these values with their units, and both sides in each
+/// row.
 fn assert_whole(table: &Value, ratios: &[&str], values: &[(&str, &str)]) {
     assert!(table["machine"]["cores"].as_u64().unwrap() > 0);
     assert!(table["hit"]["samples"].as_u64().unwrap() > 0);
@@ -134,7 +137,7 @@ fn assert_whole(table: &Value, ratios: &[&str], values: &[(&str, &str)]) {
     }
 }
 
-/// Held by a test that measures: what one takes must not look to another like memory that was not given back.
+/// Serializes tests that measure: memory of one would look to another like memory not freed.
 static MEMORY: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -330,7 +333,7 @@ fn the_json_of_the_text_table() {
     assert_eq!(table["table"], "text");
     let missing = table["missing"].as_array().unwrap();
     let is_missing = |what: &str| missing.iter().any(|missing| missing["what"] == what);
-    // Rungs that this kernel or this file system has not, and real programs, are left out.
+    // Methods that this kernel or file system lacks, and real programs, are absent.
     let (mut ratios, mut values) = (vec!["faults_aa", "time_aa", "cold_start_aa"], vec![]);
     values.push(("cold_start_plain_ms", "ms"));
     let rungs = ["file, primed", "shared image"].map(|rung| !is_missing(rung));
@@ -361,7 +364,7 @@ fn the_json_of_the_text_table() {
             "setup_made_vs_found",
             "setup_aa",
         ]);
-        // A copy each would be a sixteenth.
+        // With one copy per process the ratio would be 1/16.
         let name = "memory_16_shared_vs_base";
         let share = table["ratios"][name]["median"].as_f64().unwrap();
         assert!(share > 0.9, "{table:#}");
@@ -435,7 +438,8 @@ fn interrupt(arguments: &[&str]) {
     }
 }
 
-/// True once the worker is past its start: it has more memory than the program alone.
+/// Reports whether the worker has set its parent death signal: by then its resident memory exceeds
+/// 16 MiB.
 fn dies_with_parent(pid: &str) -> bool {
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     let resident = statm
@@ -445,7 +449,7 @@ fn dies_with_parent(pid: &str) -> bool {
     is_bench(pid) && resident.is_some_and(|pages: u64| pages > 4096)
 }
 
-/// True while `pid` lives and is a worker.
+/// Reports whether `pid` is a live worker.
 fn is_bench(pid: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/cmdline"))
         .is_ok_and(|line| line.contains("bench\0worker"))

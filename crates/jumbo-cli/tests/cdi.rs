@@ -1,4 +1,6 @@
-//! `jumbo cdi` in a folder of its own, and the drop-in of `jumbo unit`. `tests/containers/cdi` runs containers.
+//! Tests of `jumbo cdi` in a temporary folder, and of the drop-in of `jumbo unit`.
+//!
+//! `tests/containers/cdi` runs containers.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 use std::fs;
@@ -11,7 +13,7 @@ use serde_json::Value;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The command, with the configuration of `folder` and the umask of careful administrators.
+/// The command with the configuration of `folder` and a restrictive umask.
 fn jumbo(folder: &Path, words: &str) -> Output {
     let script = format!("umask 077; exec {} {words}", env!("CARGO_BIN_EXE_jumbo"));
     let mut command = Command::new("sh");
@@ -41,7 +43,7 @@ fn json(folder: &Path, words: &str) -> Value {
     serde_json::from_str(&stdout(folder, words)).unwrap()
 }
 
-/// All files below, each with its inode, mode and time.
+/// Returns all files below `folder`, each with its inode, mode and time.
 fn listing(folder: &Path) -> Vec<(PathBuf, u64, u32, i64)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -68,7 +70,7 @@ fn what_generate_makes_is_shown_and_removed_again() {
     let profiles = folder.join("config/jumbo/profiles");
     fs::create_dir_all(&profiles).unwrap();
     fs::write(profiles.join("mine.toml"), "max-waste = 2\n").unwrap();
-    // A program of a profile's name is no profile.
+    // A program named like a profile is not a profile.
     fs::write(folder.join("node"), "\u{7f}ELF").unwrap();
     for there in ["", "there/cdi"] {
         fs::create_dir_all(folder.join(there)).unwrap();
@@ -77,8 +79,10 @@ fn what_generate_makes_is_shown_and_removed_again() {
         let planned = json(folder, &format!("cdi generate --dir {dir} --dry-run"));
         assert_eq!(names(folder), before);
 
-        let said = stdout(folder, &format!("cdi generate --dir {dir}"));
-        assert!(said.contains("written") && said.contains("--device jumbo.dev/memory=default"));
+        let printed = stdout(folder, &format!("cdi generate --dir {dir}"));
+        assert!(
+            printed.contains("written") && printed.contains("--device jumbo.dev/memory=default")
+        );
         let file = folder.join(dir).join("jumbo.json");
         let text = fs::read_to_string(&file).unwrap();
         assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), planned);
@@ -108,7 +112,7 @@ fn what_generate_makes_is_shown_and_removed_again() {
         }
         let mounts = planned["containerEdits"]["mounts"].as_array().unwrap();
         let host = |at: usize| Path::new(mounts[at]["hostPath"].as_str().unwrap());
-        // Other users read it, whatever the umask: users of containers.
+        // Users of containers must be able to read them, whatever the umask.
         for path in [
             &file,
             host(0),
@@ -135,9 +139,9 @@ fn what_generate_makes_is_shown_and_removed_again() {
         assert_eq!(variables["GLIBC_TUNABLES"], "glibc.malloc.hugetlb=1");
         let own = "--preload /opt/own.so --tunables glibc.malloc.check=3";
         let mounted = fs::metadata(host(1)).unwrap().ino();
-        let said = stdout(folder, &format!("cdi generate --dir {dir} {own}"));
-        assert!(said.contains("in containers that run too"), "{said}");
-        // Containers that run have mounted the file, and not its name.
+        let printed = stdout(folder, &format!("cdi generate --dir {dir} {own}"));
+        assert!(printed.contains("in containers that run too"), "{printed}");
+        // Running containers have mounted the inode, not the path.
         assert_eq!(fs::metadata(host(1)).unwrap().ino(), mounted);
         let other = jumbo(folder, &format!("cdi generate --dir {dir} --library l2"));
         let other = String::from_utf8(other.stderr).unwrap();
@@ -158,14 +162,14 @@ fn what_generate_makes_is_shown_and_removed_again() {
             (&shown["is_current"], &shown["mounts"][1]["is_there"]),
             (&false.into(), &false.into())
         );
-        let said = stdout(folder, &format!("cdi show --dir {dir}"));
+        let printed = stdout(folder, &format!("cdi show --dir {dir}"));
         assert!(
-            said.contains("missing") && said.contains("hint: jumbo cdi generate"),
-            "{said}"
+            printed.contains("missing") && printed.contains("hint: jumbo cdi generate"),
+            "{printed}"
         );
 
         stdout(folder, &format!("cdi generate --dir {dir}"));
-        // Of an earlier version, for containers that run.
+        // The folder of an earlier version stays for running containers.
         let old = host(0).with_file_name("0.0.1");
         assert!(
             Command::new("cp")
@@ -203,7 +207,7 @@ fn files_of_others_stay_and_a_failure_leaves_nothing() {
     )
     .unwrap();
     let before = listing(folder);
-    for (words, said) in [
+    for (words, printed) in [
         ("generate --dir cdi", "move it away"),
         ("remove --dir cdi", "move it away"),
         ("show --dir cdi", "move it away"),
@@ -212,10 +216,10 @@ fn files_of_others_stay_and_a_failure_leaves_nothing() {
         ("generate --dir new --preload 'a b'", "separates names"),
     ] {
         let output = jumbo(folder, &format!("cdi {words}"));
-        let code = if said == "separates names" { 2 } else { 1 };
+        let code = if printed == "separates names" { 2 } else { 1 };
         assert_eq!(output.status.code(), Some(code), "{words}: {output:?}");
         assert!(
-            String::from_utf8(output.stderr).unwrap().contains(said),
+            String::from_utf8(output.stderr).unwrap().contains(printed),
             "{words}"
         );
         assert_eq!(listing(folder), before, "{words}");
@@ -235,8 +239,8 @@ fn no_file_is_written_through_a_link_of_others() {
     fs::set_permissions(folder.join("open"), fs::Permissions::from_mode(0o777)).unwrap();
     let before = listing(folder);
     let output = jumbo(folder, "cdi generate --dir open/cdi");
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("any user may write to"), "{said}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert!(printed.contains("any user may write to"), "{printed}");
     assert_eq!(listing(folder), before);
     assert_eq!(fs::read_to_string(folder.join("victim")).unwrap(), "text");
 }
@@ -286,9 +290,9 @@ fn systemd_takes_the_drop_in() {
             .contains("jumbo.conf")
     );
     let taken = verify(&text).unwrap();
-    let said = String::from_utf8(taken.stderr).unwrap();
+    let printed = String::from_utf8(taken.stderr).unwrap();
     assert!(
-        taken.status.success() && !said.contains("jumbo.conf"),
-        "{said}"
+        taken.status.success() && !printed.contains("jumbo.conf"),
+        "{printed}"
     );
 }

@@ -1,5 +1,5 @@
-//! `jumbo compare` from outside: what it says of programs that do the same, that do not, and that fail; never how long
-//! anything took.
+//! Tests of `jumbo compare` on programs that behave alike, that differ, and that fail, without
+//! times.
 
 #![allow(
     clippy::unwrap_used,
@@ -134,7 +134,7 @@ fn output_or_a_status_that_differs_with_jumbo_is_told() {
         text.contains("WARNING: jumbo run ended with exit status: 7"),
         "{text}"
     );
-    // What ended otherwise did other work: no figure is a gain.
+    // A run that ended differently did other work: its figures are not comparable.
     for cost in ["time", "cpu", "memory"] {
         assert_eq!(way[cost]["change"], "unknown", "{it:#}");
     }
@@ -144,7 +144,7 @@ fn output_or_a_status_that_differs_with_jumbo_is_told() {
 #[test]
 fn what_differs_with_a_peer_alone_is_told_and_no_fault_of_jumbo() {
     let script = "test -n \"$JUMBO_ORDERS\" || echo $GLIBC_TUNABLES";
-    // jumbo is given something to say too, which is what plain says.
+    // The jumbo run prints the text that the plain run prints.
     let script = format!("{script}; test -z \"$JUMBO_ORDERS\" || echo");
     let options = ["--peers", "tunable", "--", "sh", "-c", &script];
     let (code, it) = json(&options);
@@ -231,7 +231,7 @@ fn preparations_and_input_come_afresh_each_time() {
         .unwrap();
     let it: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(it["ways"][0]["stdout"], "same", "{it:#}");
-    // A first look; and plain, jumbo, and plain again, after a warm-up, twice.
+    // One first run; then a warm-up and two rounds of plain, jumbo and plain again.
     let lines = std::fs::read_to_string(&count).unwrap().len();
     assert!(lines >= 10, "{lines}");
 }
@@ -258,7 +258,7 @@ fn a_server_is_measured_by_its_load() {
         "{text}"
     );
     assert!(!text.contains("exit status"), "{text}");
-    // Without a terminal each run has a line.
+    // Without a terminal each run prints a line.
     let (_, _, stderr) = run(&["--for", "0.1", "--load", "true", "--", "sh", "-c", server]);
     for line in [
         "warm-up: program: plain",
@@ -304,7 +304,7 @@ fn the_figures_of_a_load_are_shown() {
 
 #[test]
 fn a_program_that_cannot_be_reached_is_said_to_be_so() {
-    // Its loader is read from its headers, and so that it has none.
+    // The ELF headers name no loader.
     let folder = tempfile::tempdir().unwrap();
     let [source, program] = ["static.c", "static"].map(|name| folder.path().join(name));
     std::fs::write(&source, "int main(void) { return 0; }").unwrap();
@@ -330,7 +330,7 @@ fn a_program_that_cannot_be_reached_is_said_to_be_so() {
     );
     let (_, it) = json(&["--", "true"]);
     assert!(it["unreached"].is_null(), "{it:#}");
-    // A small program is as small as it is, whatever the command that starts it has.
+    // The peak must not include memory of the command that starts the program.
     let small = it["values"]["time_plain_rss_bytes"]["median"]
         .as_f64()
         .unwrap();
@@ -353,7 +353,7 @@ fn a_signal_ends_it_and_all_that_it_started() {
         assert!(clock.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(5));
     }
-    // SIGINT may be ignored, as it is in the background of a shell.
+    // SIGINT may be ignored, as in the background of a shell.
     let kill = Command::new("kill")
         .args(["-TERM", &jumbo.id().to_string()])
         .status();

@@ -1,4 +1,5 @@
-//! The archive of a release, laid out from this build: its installer, without root, on a full disk, and back.
+//! Tests of a release archive made from this build: install without root, on a full disk,
+//! uninstall.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 use std::io::Write as _;
@@ -27,9 +28,9 @@ fn shell(wrapper: &[&str], folder: &Path, script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// `archive/` in a folder, as users unpack it.
+/// Lays out `archive/` in a folder, as unpacked by users.
 fn archive(folder: &Path) {
-    // `packaging/files` writes to one folder, and the tests run at once.
+    // `packaging/files` writes to one folder, and the tests run in parallel.
     static FILES: Mutex<()> = Mutex::new(());
     let _files = FILES.lock();
     let packaging = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging");
@@ -74,7 +75,7 @@ fn a_full_disk_leaves_what_was_there() {
     let folder = folder.path().canonicalize().unwrap();
     archive(&folder);
     let sums = "(cd disk/home && find . -type f -exec sha256sum {} + | sort)";
-    // Room for the archive one and a half times.
+    // Space for 1.5 archives.
     let script = format!(
         "size=$(du -sk archive | cut -f1); mkdir disk; mount -t tmpfs -o size=$((size * 3 / 2))k none disk
          archive/install.sh --prefix disk/home >&2; {sums} >before
@@ -92,7 +93,7 @@ fn a_wheel_has_the_command_and_a_true_record() {
     let folder = tempfile::tempdir().unwrap();
     let wheel = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/wheel");
     let jumbo = env!("CARGO_BIN_EXE_jumbo");
-    // As pip does: what RECORD lists has these digests, and a script is executable.
+    // As pip does: checks the digests of RECORD; scripts are executable.
     let script = format!(
         r#"{wheel} . {jumbo} >first; sum=$(sha256sum *.whl); {wheel} . {jumbo} >/dev/null; test "$sum" = "$(sha256sum *.whl)"
         python3 - <<'END'

@@ -1,4 +1,4 @@
-//! What all commands have alike: completions and manual pages, and how they refuse what was typed and fail to write.
+//! Tests common to all commands: completions, manual pages, usage errors and write errors.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 use std::process::Command;
@@ -108,7 +108,7 @@ fn there_is_a_page_for_every_command() {
     assert!(jumbo(&["man"]).contains(".TH jumbo"));
 }
 
-/// A section has a title of a word or two; lines that are not filled fit a terminal of 80 columns, behind the indent of 7.
+/// Checks that section titles are short and that unfilled lines fit 80 columns, indented by 7.
 fn sections_hold(page: &str) {
     let mut is_list = false;
     for line in page.lines() {
@@ -125,7 +125,7 @@ fn sections_hold(page: &str) {
     }
 }
 
-/// The long names of the options in a help text, each with the lines of text below it.
+/// Returns the long option names of a help text, each with the text below it.
 fn options(help: &str) -> Vec<(String, Vec<&str>)> {
     let mut found: Vec<(String, Vec<&str>)> = Vec::new();
     for line in help.lines() {
@@ -176,7 +176,7 @@ fn the_short_help_of_run_has_eight_options_and_the_long_one_explains_all() {
     }
 }
 
-/// The targets of the links in a Markdown text that lead into this tree.
+/// Returns the targets of links in a Markdown text that lead into this tree.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     let targets = text.split("](").skip(1);
     let targets = targets.filter_map(|rest| rest.split([')', '#']).next());
@@ -209,11 +209,11 @@ fn json_of_a_run_says_what_it_is_for() {
         .args(["run", "--json", "--", "true"])
         .output()
         .unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{printed}");
     assert!(
-        said.contains("hint: a report as JSON is --report=json"),
-        "{said}"
+        printed.contains("hint: a report as JSON is --report=json"),
+        "{printed}"
     );
     let plan = jumbo(&["run", "--dry-run", "--json", "--", "true"]);
     assert!(plan.starts_with('{'), "{plan}");
@@ -299,11 +299,11 @@ fn a_report_format_in_the_place_of_the_program_is_explained() {
         .args(["run", "--report", "json", "--", "true"])
         .output()
         .unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(127), "{said}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(127), "{printed}");
     assert!(
-        said.contains("PATH; hint: --report=json") && said.matches("hint:").count() == 1,
-        "{said}"
+        printed.contains("PATH; hint: --report=json") && printed.matches("hint:").count() == 1,
+        "{printed}"
     );
 }
 
@@ -319,7 +319,7 @@ fn an_option_typed_wrongly_hints_at_the_nearest_one_and_not_at_help() {
             .output()
             .unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains(hint), "{said}");
+        let printed = String::from_utf8(output.stderr).unwrap();
+        assert!(printed.contains(hint), "{printed}");
     }
 }

@@ -1,4 +1,4 @@
-//! The Debian package, installed in a clean root, runs the README's first command there.
+//! Test of the Debian package: installed in a clean root, it runs the README's first command.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 use std::fs;
@@ -20,7 +20,7 @@ fn stdout(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Where this host's packages come from, and the name of its release.
+/// Returns the source of this host's packages and the name of its release.
 fn archive() -> Option<(String, String)> {
     let mut targets = Command::new("apt-get");
     targets.args(["indextargets", "--format", "$(REPO_URI) $(CODENAME)"]);
@@ -78,7 +78,7 @@ fn a_clean_root_with_the_package_runs_the_readme_s_first_command() {
     stdout(debootstrap.arg(&root).arg(archive));
     fs::copy(package, root.join("jumbo.deb")).unwrap();
 
-    // The mounts go with the namespace.
+    // The mounts end with the namespace.
     let inside = |script: &str| {
         let script = format!(
             "mount -t proc proc \"$0/proc\" && mount --rbind /sys \"$0/sys\" && exec chroot \"$0\" sh -c '{script}' 2>&1"
@@ -126,7 +126,7 @@ fn a_clean_root_with_the_package_runs_the_readme_s_first_command() {
         report.contains("exited with 0") && report.contains("glibc.malloc.hugetlb=1"),
         "{report}"
     );
-    // The package's own library, and no copy beside it.
+    // The package uses its own library and carries no copy beside it.
     inside(&format!(
         "test \"$(jumbo run --quiet printenv LD_PRELOAD)\" = \"{folder}/\\$LIB/libjumbo_preload.so\""
     ));

@@ -1,5 +1,5 @@
-//! `jumbo plan`: its golden output, the formats of its files, its exit status. `tests/plan/run`
-//! starts programs.
+//! Tests of `jumbo plan`: golden output, file formats, exit status. `tests/plan/run` starts
+//! programs.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 use std::fs;
@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// Every workload on a host that is not here, each with files of other kinds.
+/// Every workload on a fake host, each with other file formats.
 const PLANS: [&str; 9] = [
     "postgres --shared-buffers 200G --nodes 2",
     "redis --data-set 20G",
@@ -164,12 +164,12 @@ fn systemd_takes_the_units() {
             "systemd-analyze is not installed",
         );
     };
-    let said = |output: Output| String::from_utf8(output.stderr).unwrap();
+    let message = |output: Output| String::from_utf8(output.stderr).unwrap();
     let folder_is_named = folder.path().to_str().unwrap();
-    let said_of_it = said(taken);
-    assert!(!said_of_it.contains(folder_is_named), "{said_of_it}");
+    let message_of_it = message(taken);
+    assert!(!message_of_it.contains(folder_is_named), "{message_of_it}");
     fs::write(&mount, "[Mount]\nNo=such\n").unwrap();
-    assert!(said(verify().unwrap()).contains("dev-hugepages1G.mount"));
+    assert!(message(verify().unwrap()).contains("dev-hugepages1G.mount"));
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn a_process_is_read_and_what_does_not_fit_is_printed_and_fails() {
         size >= touched.len() as u64 && plan_of_it["kind"] == "thp",
         "{plan_of_it}"
     );
-    for (words, status, printed, said) in [
+    for (words, status, printed, message) in [
         (
             "custom --size 12G --host-memory 8G",
             1,
@@ -224,12 +224,12 @@ fn a_process_is_read_and_what_does_not_fit_is_printed_and_fails() {
         ("--pid 1 redis --data-set 1G", 2, "", "leave one away"),
     ] {
         let output = plan(words);
-        let (shown, told) = (output.stdout, output.stderr);
-        let [shown, told] = [shown, told].map(|text| String::from_utf8(text).unwrap());
-        assert_eq!(output.status.code(), Some(status), "{words}: {told}");
+        let (shown, error) = (output.stdout, output.stderr);
+        let [shown, error] = [shown, error].map(|text| String::from_utf8(text).unwrap());
+        assert_eq!(output.status.code(), Some(status), "{words}: {error}");
         assert!(
-            shown.contains(printed) && told.contains(said),
-            "{words}: {shown}{told}"
+            shown.contains(printed) && error.contains(message),
+            "{words}: {shown}{error}"
         );
         assert!(shown.is_empty() == printed.is_empty(), "{words}: {shown}");
     }

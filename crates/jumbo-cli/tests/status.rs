@@ -1,4 +1,4 @@
-//! `jumbo status` and `jumbo doctor` from outside, on this host.
+//! Tests of `jumbo status` and `jumbo doctor` on this host.
 
 #![allow(
     clippy::unwrap_used,
@@ -43,7 +43,7 @@ fn the_host_as_json_has_what_the_page_shows() {
     assert!(page["probe"]["collapse"]["reason"].is_string());
 }
 
-/// The lines before the first empty one.
+/// Returns the lines before the first empty line.
 fn summary(page: &str) -> Vec<&str> {
     page.lines().take_while(|line| !line.is_empty()).collect()
 }
@@ -104,7 +104,7 @@ fn many_processes_have_a_line_each_and_a_total() {
         .chain(pids.iter().map(String::as_str))
         .collect();
     let page = text(&jumbo(&arguments).output().unwrap());
-    // The total does not take the right to look into them.
+    // The total needs no right to read the processes.
     let nobody = jumbo(&arguments).uid(NOBODY).output();
     for sleep in &mut sleeps {
         sleep.kill().unwrap();
@@ -139,7 +139,7 @@ fn pages_for_people_have_no_escape_codes_in_a_pipe() {
 #[test]
 fn a_reader_that_goes_away_is_no_error_message() {
     for arguments in [&["status"][..], &["status", "--json"], &["doctor"]] {
-        // Not a pipe, which what another test just starts may hold open at its other end for a moment.
+        // Not a pipe: a child of another test may briefly hold its other end open.
         let (reader, writer) = UnixStream::pair().unwrap();
         reader.shutdown(std::net::Shutdown::Both).unwrap();
         let writer = OwnedFd::from(writer);
@@ -161,7 +161,7 @@ fn every_process_of_a_name_is_shown_and_added_up() {
                 .unwrap()
         })
         .collect();
-    // A process is there before it has its name.
+    // A process exists before it has its name.
     for sleeper in &sleepers {
         let path = format!("/proc/{}/cmdline", sleeper.id());
         let start = Instant::now();
@@ -206,9 +206,8 @@ fn a_normal_user_sees_what_it_may_and_is_told_what_it_may_not() {
         eprintln!("{skip}");
         return;
     }
-    // The build folder may be closed to others, so a copy of the command is what they run. cp(1) makes
-    // it: a descriptor open for writing here could be inherited by what another test starts, and a file
-    // that is open for writing cannot be run (ETXTBSY).
+    // The build folder may be closed to others, so they run a copy. cp(1) writes it: another test's
+    // child could inherit our descriptor open for writing, and execve would fail (ETXTBSY).
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let copy = folder.path().join("jumbo");
     let copied = Command::new("cp")
@@ -254,8 +253,8 @@ fn findings_are_no_failure_unless_asked_for() {
     assert!(json(&["doctor", "--json"])["findings"].is_array());
 }
 
-/// The first touch takes longer than the next where a host has the memory back, and about as long elsewhere. Where there is no huge page
-/// for it, that is said.
+/// The first touch takes longer than the next where the host has reclaimed the memory, and about as
+/// long elsewhere. Without a free huge page the command says so.
 #[test]
 fn what_a_first_touch_takes_is_measured_on_request() {
     let page = json(&["doctor", "--measure", "--json"]);

@@ -1,4 +1,4 @@
-//! What is shown on a terminal of 80 columns is no wider, and in a pipe a row is one line.
+//! Tests of the width of output: at most 80 columns on a terminal, one line a row in a pipe.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 use std::process::{Command, Stdio};
@@ -14,11 +14,11 @@ fn skip(name: &str, reason: &str) {
     eprintln!("SKIP {name}: {reason}");
 }
 
-/// What a shell's command line shows on a terminal of so many columns, made by script(1), without what drives the terminal. `None` where
-/// there is no script(1).
+/// Returns the output of a shell command on a terminal of `columns` columns, made by script(1),
+/// without control sequences. `None` without script(1).
 fn on_terminal(columns: usize, command: &str) -> Option<String> {
     let mut script = Command::new("script");
-    // NO_COLOR: what is bold is no wider.
+    // NO_COLOR: bold text is no wider.
     script
         .args([
             "-qec",
@@ -31,7 +31,7 @@ fn on_terminal(columns: usize, command: &str) -> Option<String> {
     Some(plain(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// Text without escape sequences. A bar that was drawn over itself is gone.
+/// Removes escape sequences and overwritten progress bars.
 fn plain(text: &str) -> String {
     let mut out = String::new();
     for line in text.replace("\r\n", "\n").lines() {
@@ -49,13 +49,13 @@ fn plain(text: &str) -> String {
     out
 }
 
-/// Its lines that are wider, but for those that are one word.
+/// Returns the lines that are too wide, except for single words.
 fn wide(shown: &str) -> Vec<&str> {
     let is_wide = |line: &&str| line.chars().count() > WIDTH && line.trim().contains(' ');
     shown.lines().filter(is_wide).collect()
 }
 
-/// Every command below `jumbo` that is not hidden, by what its help lists.
+/// Returns every command that the help lists.
 fn commands() -> Vec<String> {
     let mut found = vec![String::new()];
     let mut at = 0;
@@ -141,7 +141,7 @@ fn no_table_and_no_line_is_wider() {
     }
 }
 
-/// The tables that are cheap to measure, small; all are shown by the same code.
+/// Small runs of the tables that are cheap to measure; the same code prints all tables.
 #[test]
 fn no_measured_table_is_wider() {
     for table in ["heap --size 64M", "exit --size 64M"] {

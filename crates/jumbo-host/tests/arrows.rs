@@ -1,8 +1,8 @@
-//! Which module may use which: the `crate::`, `jumbo::` and `jumbo_inside::` paths of three crates, read from their source and
-//! compared with one table each. The benchmarks have an order instead.
+//! Dependencies between modules: the `crate::`, `jumbo::` and `jumbo_inside::` paths in the source
+//! of three crates, compared with one table each. The benchmarks have an order instead.
 //!
-//! An arrow of the table that no code uses fails as well, so that the table stays as short as it can be. Paths in comments
-//! and in unit tests do not count.
+//! An unused entry of a table is an error, too, so that the tables stay minimal. Comments and unit
+//! tests are ignored.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -13,11 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A module at the top of a crate, and the modules of the same crate that it uses. An arrow points down: it goes to a
-/// module that stands below its own line.
+/// Top-level modules of a crate with the modules that they use. A module uses only modules of lower
+/// lines.
 type Table = &'static [(&'static str, &'static [&'static str])];
 
-/// Inside the programs. `ledger` holds the quota of a run's pool, and `headroom` says what the run may still charge to it.
+/// Modules of the code inside programs. `ledger` holds the quota of a run's pool; `headroom`
+/// reports its free part.
 const INSIDE: Table = &[
     (
         "shmem",
@@ -83,7 +84,7 @@ const INSIDE: Table = &[
     ("one_page", &[]),
 ];
 
-/// In a Rust program. `kernel` uses no mechanism.
+/// Modules of the Rust library. `kernel` uses no mechanism.
 const PROGRAM: Table = &[
     ("shmem", &["kernel", "units"]),
     ("pool", &["kernel", "units", "vmemmap"]),
@@ -94,8 +95,8 @@ const PROGRAM: Table = &[
     ("units", &[]),
 ];
 
-/// Behind the command. `kernel` uses no mechanism. `status` asks `policy` what LD_PRELOAD reaches. `policy` reads the THP table
-/// that the probe found, and nothing else of `kernel`.
+/// Modules of the command's backend. `kernel` uses no mechanism. `status` asks `policy` for
+/// LD_PRELOAD reachability. `policy` reads the probe's THP table, and nothing else of `kernel`.
 const HOST: Table = &[
     ("promote", &["kernel", "status", "teardown", "units"]),
     ("host_pools", &["kernel", "knobs", "status", "units"]),
@@ -109,7 +110,7 @@ const HOST: Table = &[
     ("units", &[]),
 ];
 
-/// From a Rust program to the inside: safe faces of what is there.
+/// Dependencies of the Rust library on the inside: safe interfaces.
 const PROGRAM_TO_INSIDE: Table = &[
     ("pool", &["pool", "sys"]),
     ("shmem", &["pool", "sys"]),
@@ -119,7 +120,7 @@ const PROGRAM_TO_INSIDE: Table = &[
     ("units", &["units"]),
 ];
 
-/// From the command's backend to the inside: what both sides must read alike.
+/// Dependencies of the command's backend on the inside: formats that both sides read.
 const HOST_TO_INSIDE: Table = &[
     ("status", &["ledger", "reaper"]),
     ("segments", &["segments"]),
@@ -128,8 +129,8 @@ const HOST_TO_INSIDE: Table = &[
     ("kernel", &["headroom", "sys"]),
 ];
 
-/// The benchmarks: the list of all work and the tables on top, the engine that starts, hears and
-/// compares workers below. A module uses those that stand below it.
+/// Modules of the benchmarks in order: tables on top; the engine that starts workers and compares
+/// results below. A module uses only later ones.
 const BENCH: &[&str] = &[
     "worker",
     "programs",
@@ -162,10 +163,10 @@ const BENCH: &[&str] = &[
     "figures",
 ];
 
-/// From the command's backend to what a Rust program has.
+/// Dependencies of the command's backend on the Rust library.
 const HOST_TO_PROGRAM: Table = &[("status", &["status"]), ("kernel", &["kernel"])];
 
-/// By module at the top of a crate, the modules that it uses.
+/// Modules used by each top-level module of a crate.
 type Arrows = BTreeMap<String, BTreeSet<String>>;
 
 #[test]
@@ -225,7 +226,7 @@ fn benchmarks_use_what_stands_below_them() {
         assert!(place(module).is_some(), "{module} is not in BENCH");
     }
     for (module, used) in arrows(&source, "crate::") {
-        // What else is named stands in the crate's root.
+        // Other names are items of the crate's root.
         for used in used.iter().filter(|used| place(used).is_some()) {
             let is_below = place(used) > place(&module);
             assert!(
@@ -251,14 +252,14 @@ fn policy_does_no_input_or_output() {
     }
 }
 
-/// The modules that a module may use by a table; a module without a line uses none.
+/// Returns the modules that a table permits; none for a module without a line.
 fn row(table: Table, module: &str) -> BTreeSet<&'static str> {
     let line = table.iter().find(|(name, _)| *name == module);
     line.map(|(_, allowed)| allowed.iter().copied().collect())
         .unwrap_or_default()
 }
 
-/// The code of each file of a crate, with the module at the top that it belongs to.
+/// Returns the code of each file of a crate, with its top-level module.
 fn source_of(name: &str) -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("..")
@@ -286,7 +287,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// A file without its comments and its unit tests, which stand at its end.
+/// Returns a file without comments and without its unit tests, which are at its end.
 fn code_of(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
@@ -296,7 +297,7 @@ fn code_of(file: &Path) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The modules that the code of a crate names behind `prefix`, without those that name themselves.
+/// Returns the modules named after `prefix` in the code of a crate, except for self-references.
 fn arrows(source: &[(String, String)], prefix: &str) -> Arrows {
     let within = prefix == "crate::";
     let mut arrows = Arrows::new();
@@ -305,7 +306,7 @@ fn arrows(source: &[(String, String)], prefix: &str) -> Arrows {
             .into_iter()
             .map(|(name, _)| name)
             .collect();
-        // In a file at the top of a crate `super` is the crate.
+        // In a top-level file `super` is the crate.
         let is_file = !source
             .iter()
             .any(|(other, text)| other == module && text != code);
@@ -320,11 +321,11 @@ fn arrows(source: &[(String, String)], prefix: &str) -> Arrows {
     arrows
 }
 
-/// Each name that follows `prefix`, of a list in braces each of its names; with the text from there on.
+/// Returns each name after `prefix`, or all names of a list in braces, with the text from there on.
 fn uses<'a>(code: &'a str, prefix: &str) -> Vec<(String, &'a str)> {
     let mut found = Vec::new();
     for (at, _) in code.match_indices(prefix) {
-        // Not `$crate::`, and not the end of a longer name.
+        // Neither `$crate::` nor the end of a longer name.
         if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':') {
             continue;
         }
@@ -353,7 +354,7 @@ fn uses<'a>(code: &'a str, prefix: &str) -> Vec<(String, &'a str)> {
     found
 }
 
-/// The name that a text begins with.
+/// Returns the name at the start of a text.
 fn name_at(text: &str) -> String {
     let ends = text.find(|c: char| !(c.is_alphanumeric() || c == '_'));
     text[..ends.unwrap_or(text.len())].to_owned()

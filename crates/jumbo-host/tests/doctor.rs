@@ -1,5 +1,5 @@
-//! Every rule of the doctor speaks on the tree of a host that has its ailment, names its evidence, and
-//! keeps silent on a healthy one.
+//! Tests of each rule of the doctor: it reports its problem on a fake host, with its evidence, and
+//! nothing on a healthy host.
 
 mod fake;
 
@@ -18,7 +18,7 @@ fn ids(fake: &Fake) -> Vec<&'static str> {
     findings(fake).iter().map(|finding| finding.id).collect()
 }
 
-/// The only finding on a host that is healthy but for `ail`.
+/// Returns the only finding on a host that is healthy except for `ail`.
 fn only(ail: impl FnOnce(&Fake)) -> Finding {
     let fake = Fake::healthy();
     ail(&fake);
@@ -29,7 +29,7 @@ fn only(ail: impl FnOnce(&Fake)) -> Finding {
     finding
 }
 
-/// A process that maps `pages` of 2 MiB.
+/// Adds a process that maps `pages` of 2 MiB.
 fn mapper(fake: &Fake, pages: u64) -> &Fake {
     fake.process(99, "mapper", &[("HugetlbPages", pages * 2048)], &[])
 }
@@ -139,7 +139,7 @@ fn faults_that_fall_back() {
     let fake = Fake::healthy();
     ail(&fake);
     assert_eq!(findings(&fake), [], "a fault finds a huge page again");
-    // One in a thousand is an accident.
+    // A rate of 1/1000 is noise.
     let fake = Fake::healthy();
     fake.write(
         "proc/vmstat",
@@ -320,7 +320,7 @@ fn a_heap_on_small_pages() {
             &[("AnonHugePages", GIB / 2)],
         );
         fake.process(8, "small", &[("RssAnon", 1024)], &[]);
-        // What `jumbo bench` measures on is no finding.
+        // Workers of `jumbo bench` are no finding.
         fake.process(9, "jumbo", &[("RssAnon", GIB)], &[("AnonHugePages", 0)]);
     });
     assert_eq!(
@@ -335,7 +335,7 @@ fn a_heap_on_small_pages() {
 fn a_program_that_the_library_does_not_reach_is_promoted_from_outside() {
     let fake = Fake::healthy();
     fake.process(7, "server", &[("RssAnon", GIB)], &[]);
-    // Static: an ELF header for x86-64 and no program header, so no loader.
+    // A static program: an ELF header for x86-64 without program headers, so no loader.
     let mut header = [0u8; 64];
     header[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
     header[16..24].copy_from_slice(&[2, 0, 62, 0, 1, 0, 0, 0]);
@@ -498,7 +498,7 @@ fn a_control_group_at_its_memory_limit_in_v1() {
                 "proc/self/mountinfo",
                 "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
             )
-            // An ancestor binds where the group itself has no limit.
+            // The limit of an ancestor applies if the group has none.
             .write("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "8388608\n")
             .write("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "7340032\n")
             .write(
@@ -584,7 +584,7 @@ fn the_costliest_comes_first() {
     assert!(titles[3].contains("could not grow"), "{titles:?}");
 }
 
-/// A balloon that reports free pages.
+/// Adds a balloon that reports free pages.
 fn balloon(fake: &Fake) {
     let device = "sys/bus/virtio/devices/virtio0";
     fake.write(&format!("{device}/device"), "0x0005\n")
@@ -629,11 +629,11 @@ fn a_first_touch_that_was_measured() {
         })
     };
     assert_eq!(measured(balloon, 400_000), Some((waits(400_000), false)));
-    // What was measured counts, whatever a device says.
+    // The measurement decides, whatever a device reports.
     assert_eq!(measured(balloon, 44_000), None);
     assert_eq!(measured(|_| (), 400_000), Some((waits(400_000), false)));
     assert_eq!(measured(|_| (), 44_000), None);
-    // A host is blamed only where something says that there is one.
+    // The text blames a hypervisor only if there is evidence of one.
     let title = |flags: Option<&str>| {
         let fake = Fake::healthy();
         if let Some(flags) = flags {
@@ -659,7 +659,7 @@ fn a_first_touch_that_was_measured() {
 #[test]
 fn what_cannot_be_read_is_no_finding_but_missing() {
     let fake = Fake::new(4096);
-    // A folder where a file is expected cannot be read by any user.
+    // A folder in the place of a file is unreadable for any user.
     fake.write(&format!("{THP}/enabled/x"), "");
     let snapshot = Snapshot::read(&fake.root(), 10);
     assert_eq!(examine(&snapshot), []);

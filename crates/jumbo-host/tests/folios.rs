@@ -1,4 +1,4 @@
-//! Folio sizes looked up on the real kernel, which takes root.
+//! Folio sizes on the real kernel, which needs root.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use jumbo_host::status::process::Observer;
 use jumbo_inside::sys::collapse;
 use rustix::io::Errno;
 
-/// Says that a test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
+/// Reports that a test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
 fn skip(name: &str, reason: impl std::fmt::Display) {
     assert!(
         std::env::var_os("JUMBO_TEST_STRICT").is_none_or(|value| value != "1"),
@@ -36,7 +36,7 @@ fn collapsed_memory_is_seen_in_folios_of_the_pmd_size() {
     let address = memory.as_ptr().addr() + lead;
     let (start, end) = (address as u64, (address + size) as u64);
     let one_page = folios.sizes(pid, start, end).unwrap();
-    // EAGAIN: the kernel has the page in hand, and says to ask again.
+    // EAGAIN: the page is busy, retry.
     let asked = Instant::now();
     let answer = loop {
         match collapse(address, size) {

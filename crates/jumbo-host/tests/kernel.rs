@@ -1,4 +1,4 @@
-//! Typed access and status on the trees of kernels that are not here.
+//! Typed access and status on fake trees of other kernels.
 
 mod fake;
 
@@ -158,7 +158,7 @@ fn base_pages_of_64_kib() {
         host.formable_of(PageSize::SIZE_2M),
         (Pages(3 + 2 * 256), true)
     );
-    // Without the kernel's count: 64 bytes for each of 256 Ki base pages.
+    // Without the kernel's counter: 64 bytes for each of 256 Ki base pages.
     let metadata = host.metadata.unwrap();
     assert_eq!((metadata.bytes, metadata.counted), (Bytes(16 << 20), false));
     assert_eq!(probe(&fake.root()).collapse.available, Available::Limited);
@@ -274,14 +274,14 @@ fn the_largest_processes_and_who_holds_pools() {
     assert_eq!(tasks.count, 4);
 }
 
-/// A reaper has its program's memory, and its command line.
+/// A reaper has its program's memory and command line.
 #[test]
 fn a_reaper_is_not_counted_beside_its_program() {
     let reaper = |fake: &Fake, pid: u32, confined: u32| {
         let memory = [("RssAnon", 4096), ("HugetlbPages", 2048)];
         fake.process(pid, "jumbo-reaper", &memory, &[]);
         let status = fake.root().read(format!("proc/{pid}/status")).unwrap();
-        // Its mappings are not to be seen.
+        // Its mappings are unreadable.
         let own = rustix::process::geteuid().as_raw();
         let status = status.replace("Uid:\t0\t0", &format!("Uid:\t{own}\t{own}"));
         let more = format!("NSpid:\t{pid}\t5\nNoNewPrivs:\t{confined}\nSeccomp:\t2\n");
@@ -305,7 +305,7 @@ fn a_reaper_is_not_counted_beside_its_program() {
     reaper(&fake, 9, 0);
     assert_eq!(Tasks::read(&fake.root(), 9).count, 3);
     assert!(is_reaper(&fake.root(), 8) && !is_reaper(&fake.root(), 9));
-    // The program has ended: who still has the memory is its reaper.
+    // The program has ended: the remaining process with the memory is its reaper.
     fake.write("proc/7/status", "Name: heap\n")
         .write("proc/7/cmdline", "");
     let tasks = Tasks::read(&fake.root(), 9);

@@ -1,4 +1,4 @@
-//! A process's memory by kind and folio size, on trees of kernels that are not here and on the host.
+//! Memory of a process by kind and folio size, on fake trees and on the host.
 
 mod fake;
 
@@ -8,7 +8,7 @@ use jumbo_host::kernel::Root;
 use jumbo_host::status::process::{Observer, usage};
 use jumbo_host::status::{Covered, Kind, KindUsage};
 
-/// One mapping of smaps: header, then the fields that are not zero, in KiB.
+/// Formats a mapping of smaps: header, then the nonzero fields, in KiB.
 fn mapping(header: &str, fields: &[(&str, u64)]) -> String {
     let fields: String = fields
         .iter()
@@ -113,7 +113,7 @@ fn every_mapping_finds_its_kind() {
     );
     assert_eq!(usage.kind(Kind::Text).huge_share(), Some(1.0));
     assert_eq!(usage.kind(Kind::Shared).huge, kib(4096));
-    // The page of the data segment that was not written is page cache of any folio size.
+    // An unwritten page of the data segment is page cache of unknown folio size.
     assert_eq!(usage.kind(Kind::Data).unknown, kib(4));
     assert_eq!(usage.kind(Kind::File).unknown, kib(16));
 }
@@ -162,7 +162,7 @@ fn base_pages_are_what_cannot_be_the_part_of_a_thp() {
     ] {
         let old = Fake::new(4096);
         old.thp(2 << 20, enabled, "never");
-        // The same for a smaller size, with none of the PMD size.
+        // The same for a smaller size, without the PMD size.
         let small = Fake::new(4096);
         small
             .thp(2 << 20, enabled, "never")
@@ -219,12 +219,12 @@ fn only_a_process_with_the_library_in_it_has_its_memory_read() {
     let plain = "1000-3000 r--p 0 08:01 9   /usr/bin/p\n";
     fake.write("proc/7/maps", plain);
     assert_eq!(Covered::read(&fake.root(), 7).unwrap(), None);
-    // Its data alone, as it stays mapped where the rest was unmapped, leads nowhere.
+    // The data segment alone, left after a partial unmap, has no state.
     let data = "4000-5000 rw-p 1000 08:01 8   /usr/lib/libjumbo_preload.so\n";
     fake.write("proc/7/maps", [plain, data].concat());
     assert_eq!(Covered::read(&fake.root(), 7).unwrap(), None);
 
-    // A process can map anything under that name, and from a place where reading it never ends.
+    // A process can map any file under that name, at an offset whose read never ends.
     let library = "0-1000 r--p 0 08:01 8   /usr/lib/libjumbo_preload.so (deleted)\n";
     fake.write("proc/7/maps", [library, plain].concat())
         .write("proc/7/mem", vec![7u8; 0x1000]);

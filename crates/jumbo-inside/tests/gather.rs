@@ -1,5 +1,5 @@
-//! Large frees on the real kernel: every operation, every kind of memory that is left alone, and what happens
-//! where the kernel refuses.
+//! Tests of large frees on the real kernel: every operation, every excluded kind of memory, and
+//! refusals of the kernel.
 #![allow(unsafe_code, reason = "tests map and unmap")]
 #![allow(
     clippy::unwrap_used,
@@ -26,7 +26,8 @@ const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
 const RW: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// The mode is the process's, so each test has it for itself; and base pages are what threads are for.
+/// Sets the mode, which is process-wide, for one test at a time; on base pages, since only those
+/// use threads.
 fn in_mode(mode: Mode) -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE
@@ -42,8 +43,8 @@ fn in_mode(mode: Mode) -> MutexGuard<'static, ()> {
     alone
 }
 
-/// A mapping of the test's own, far from where the kernel puts those of others: the stack of a thread that the test
-/// harness starts meanwhile must not come to be where one was just freed.
+/// A mapping far from addresses that the kernel chooses: the stack of a new harness thread must not
+/// reuse a freed range.
 fn mapped(length: usize, prot: ProtFlags, flags: MapFlags) -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0x1000_0000_0000);
     let apart = length.next_multiple_of(1 << 30) + (1 << 30);
@@ -143,7 +144,7 @@ fn map_again(start: usize, length: usize) -> Result<()> {
     unsafe { mmap_anonymous(at(start), length, RW, flags).map(drop) }
 }
 
-/// The lines of /proc/self/maps that lie in `start..start + length`.
+/// Returns the lines of /proc/self/maps within `start..start + length`.
 fn mappings(start: usize, length: usize) -> Vec<String> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let within = |line: &&str| {
@@ -162,7 +163,7 @@ fn skip(name: &str, reason: &str) {
     eprintln!("SKIP {name}: {reason}");
 }
 
-/// Nothing is left where ranges go when they are unmapped.
+/// Checks that no moved range is left to unmap.
 #[track_caller]
 fn assert_no_window() {
     let left = mappings(0x3400_0000_0000, 0x0c00_0000_0000);
@@ -205,7 +206,7 @@ fn the_middle_of_a_mapping_leaves_both_ends() {
     assert_no_window();
 }
 
-/// The length is rounded up, as munmap(2) does.
+/// The length is rounded up, as by munmap(2).
 #[test]
 fn a_part_of_a_page_is_a_page() {
     let _alone = in_mode(Mode::Sync);
@@ -224,7 +225,7 @@ fn what_is_out_of_the_ordinary_is_left_to_the_kernel() {
         assert_eq!(mappings(start, length), before);
     };
     let length = 8 * MIB;
-    // Odd addresses, and lengths that end beyond all of them.
+    // Unaligned addresses, and lengths beyond the address space.
     let start = filled(length);
     left(start + 1, length - PAGE);
     assert!(!gather_unmap(start, usize::MAX - 4 * PAGE));
@@ -232,24 +233,24 @@ fn what_is_out_of_the_ordinary_is_left_to_the_kernel() {
     assert!(!gather_unmap(start, 0));
     assert!(!gather_unmap(start, MIB - PAGE), "small");
     assert_filled(start, 0, length);
-    // A hole.
+    // A range with a hole.
     unmap(start + 3 * MIB, PAGE);
     left(start, length);
     assert_filled(start, 0, 3 * MIB);
     unmap(start, length);
-    // A locked page in the middle.
+    // A range with a locked page in the middle.
     let start = filled(length);
     lock(start + 5 * MIB, PAGE);
     left(start, length);
     assert_filled(start, 0, length);
     unmap(start, length);
-    // Hardly touched.
+    // A sparse range.
     let start = filled(MIB);
     let sparse = mapped(length, RW, MapFlags::PRIVATE);
     left(sparse, length);
     unmap(sparse, length);
     unmap(start, MIB);
-    // Shared.
+    // A shared range.
     let shared = mapped(length, RW, MapFlags::SHARED);
     fill(shared, length);
     left(shared, length);
@@ -285,7 +286,7 @@ fn huge_pages_are_left_to_the_kernel() {
     unmap(start, length);
 }
 
-/// Too many mappings to split one: the kernel refuses the move, and nothing has changed.
+/// Without room for another mapping the kernel refuses the move, and nothing changes.
 #[test]
 fn a_refused_split_loses_nothing() {
     let _alone = in_mode(Mode::Sync);
@@ -303,7 +304,7 @@ fn a_refused_split_loses_nothing() {
     }
     let length = 8 * MIB;
     let start = filled(length);
-    // Every second page another protection: a mapping each.
+    // Pages of alternating protection: a mapping each.
     let many = 2 * most * PAGE;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let pieces = mapped(many, ProtFlags::empty(), flags);
@@ -320,8 +321,8 @@ fn a_refused_split_loses_nothing() {
     assert_no_window();
 }
 
-/// A sealed mapping behind another one: since Linux 6.17 both would move in one call, and the first has moved
-/// when the second is refused.
+/// A sealed mapping behind another one. Since Linux 6.17 one call would move both, and the first
+/// has moved when the second is refused.
 #[test]
 fn a_move_that_stops_half_way_is_taken_back() {
     const MSEAL: i64 = 462;
@@ -376,14 +377,14 @@ fn a_gather_zaps_and_unmaps() {
     for mode in [Mode::Sync, Mode::Background] {
         let _alone = in_mode(mode);
         let start = Instant::now();
-        // Where the host gives a worker no CPU in time, the one who frees has done it all by then.
+        // If a worker gets no CPU in time, the caller has freed everything by then.
         while zap_and_unmap(mode) < 2 {
             assert!(start.elapsed() < Duration::from_mins(1), "{mode:?}: alone");
         }
     }
 }
 
-/// Gives how many threads were at it.
+/// Returns the number of threads that took part.
 fn zap_and_unmap(mode: Mode) -> u32 {
     let length = 300 * MIB;
     let (zapped, gone) = (filled(length), filled(length));
@@ -392,7 +393,7 @@ fn zap_and_unmap(mode: Mode) -> u32 {
         flush_pages: Pages(50_000),
         mode,
     });
-    // In pieces, from both ends, every one a neighbour of the last of its side.
+    // In pieces, from both ends, each adjacent to the previous one of its side.
     let step = 3 * MIB;
     for from in (0..length / 2).step_by(step) {
         for (start, operation) in [(zapped, Operation::Zap), (gone, Operation::Unmap)] {
@@ -488,7 +489,7 @@ fn a_refusal_names_its_range_and_the_rest_is_freed() {
     unmap(free, length);
 }
 
-/// The names of this process's threads.
+/// Returns the names of this process's threads.
 fn threads() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let name = |task: std::io::Result<fs::DirEntry>| {
@@ -542,7 +543,7 @@ fn a_fork_has_neither_workers_nor_what_they_free() {
     }
 }
 
-/// Without allocating: the other threads' locks may be held for ever here.
+/// Does not allocate: locks of other threads may be held for ever here.
 fn in_child(other: usize) -> bool {
     let nothing = !gather::is_pending() && !gather::drain();
     let gone = gather_unmap(other, 4 * MIB);

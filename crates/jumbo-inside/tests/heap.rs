@@ -1,6 +1,7 @@
-//! The heap on the real kernel: patterns in random blocks, from many threads, checked at every step.
+//! Tests of the heap on the real kernel: patterns in random blocks, from many threads, checked at
+//! every step.
 //!
-//! One window serves the whole process, so these tests share it, as threads of a program do.
+//! The tests share the process-wide window, like threads of a program.
 #![allow(unsafe_code, reason = "tests touch raw blocks")]
 #![allow(
     clippy::unwrap_used,
@@ -42,7 +43,7 @@ fn resize(address: usize, size: usize) -> Resize {
     unsafe { heap::resize(address, size) }
 }
 
-/// A small generator (xorshift), so that a failure can be run again from its seed.
+/// A xorshift generator, so that a failure is reproducible from its seed.
 struct Random(u64);
 
 impl Random {
@@ -64,11 +65,12 @@ struct Block {
 impl Block {
     fn bytes(&self) -> &'static mut [u8] {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(self.address);
-        // SAFETY: the heap gave these bytes to this block, which has one thread and one reference at a time.
+        // SAFETY: the heap gave these bytes to this block, which has one thread and one reference
+        // at a time.
         unsafe { std::slice::from_raw_parts_mut(start, self.size) }
     }
 
-    /// One byte in each page, and the ends: enough to see any page that is not ours alone.
+    /// Returns one offset in each page, and the ends: enough to detect a shared page.
     fn marks(&self) -> impl Iterator<Item = usize> + use<> {
         let size = self.size;
         (0..size).step_by(4096).chain([size - 1])
@@ -210,7 +212,7 @@ fn a_growing_block_keeps_what_was_written() {
         size: 4 << 20,
         seed: 9,
     };
-    // Something behind it, so that it cannot grow in place for ever.
+    // A block behind it limits growth in place.
     let mut fences = Vec::new();
     while block.size < 64 << 20 {
         block.fill();

@@ -1,4 +1,4 @@
-//! The examples, run as a reader would: by cargo, each as a process of its own.
+//! Tests that run the examples as a reader would, each as a process of its own.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -12,7 +12,7 @@ use std::process::Command;
 #[path = "pool/host.rs"]
 mod host;
 
-/// What an example prints. It is built where and how this test was.
+/// Returns the output of an example, built with the profile of this test.
 fn run(example: &str) -> String {
     let test = std::env::current_exe().unwrap();
     let profile = test.ancestors().nth(2).unwrap();
@@ -35,64 +35,70 @@ fn run(example: &str) -> String {
 #[test]
 fn a_buffer_pool_has_hugetlb_pages_where_there_are_some_and_thps_elsewhere() {
     let _alone = host::Alone::new();
-    let said = run("buffer_pool");
-    let either = said.contains("4 hugetlb pages") || said.contains("4 THPs of 2M");
-    assert!(either && said.contains("6 of them read"), "{said}");
-    // 16 MiB of them for huge pages, 16 MiB for 1 GiB of base pages, and the reserve.
+    let printed = run("buffer_pool");
+    let either = printed.contains("4 hugetlb pages") || printed.contains("4 THPs of 2M");
+    assert!(either && printed.contains("6 of them read"), "{printed}");
+    // 16 MiB for huge pages, 16 MiB for 1 GiB of base pages, and the reserve.
     let described = [
         "1 TiB in pages of 2M: 16.1 MiB of",
         "1 GiB of it in pages of 4K: 32.1 MiB",
         "again: 16.1 MiB",
     ];
-    assert!(described.iter().all(|line| said.contains(line)), "{said}");
-    assert!(said.contains("instead of 16 GiB"), "{said}");
+    assert!(
+        described.iter().all(|line| printed.contains(line)),
+        "{printed}"
+    );
+    assert!(printed.contains("instead of 16 GiB"), "{printed}");
 
     let mut knobs = host::Knobs::new();
     if !knobs.set(Path::new(host::POOL).join("nr_overcommit_hugepages"), 64) {
         return host::skip("cannot let the kernel's pool of 2M pages grow");
     }
-    let said = run("buffer_pool");
-    assert!(said.contains("4 hugetlb pages of 2M"), "{said}");
+    let printed = run("buffer_pool");
+    assert!(printed.contains("4 hugetlb pages of 2M"), "{printed}");
 }
 
 #[test]
 fn a_gibibyte_is_gathered() {
-    let said = run("gather");
-    let (_, threads) = said
+    let printed = run("gather");
+    let (_, threads) = printed
         .split_once("freed 1 GiB in 16 mappings by ")
-        .expect(&said);
+        .expect(&printed);
     let threads: usize = threads.split(' ').next().unwrap().parse().unwrap();
     let cpus = std::thread::available_parallelism().unwrap().get();
-    assert!((cpus.min(2)..=4).contains(&threads), "{said}");
+    assert!((cpus.min(2)..=4).contains(&threads), "{printed}");
 }
 
 #[test]
 fn shared_buffers_are_on_hugetlb_pages_or_collapsed() {
     let _alone = host::Alone::new();
-    let said = run("shared_buffers");
+    let printed = run("shared_buffers");
     let rungs = ["Hugetlb", "Collapse", "Kernel"];
     let rung = rungs
         .iter()
-        .find(|rung| said.contains(&format!("on the rung {rung}")));
-    // Where the PMD size's control is `never` there is none, and the example says so.
-    let huge =
-        said.contains("256 MiB of it huge") || (rung.is_none() && said.contains("not Collapse"));
-    assert!(huge && said.contains("emptied: true; freed in"), "{said}");
+        .find(|rung| printed.contains(&format!("on the rung {rung}")));
+    // With the PMD size's control at `never` there is no method, and the example says so.
+    let huge = printed.contains("256 MiB of it huge")
+        || (rung.is_none() && printed.contains("not Collapse"));
+    assert!(
+        huge && printed.contains("emptied: true; freed in"),
+        "{printed}"
+    );
 }
 
 #[test]
 fn a_process_sees_what_of_it_is_huge() {
-    let said = run("status");
-    let (before, after) = said.split_once("with 64 MiB").expect(&said);
+    let printed = run("status");
+    let (before, after) = printed.split_once("with 64 MiB").expect(&printed);
     let heap = |part: &str| {
         part.lines()
             .find(|line| line.contains("heap"))
             .unwrap()
             .to_owned()
     };
-    assert!(heap(before).contains(" 0 B huge"), "{said}");
+    assert!(heap(before).contains(" 0 B huge"), "{printed}");
     let thp = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     if thp.is_ok_and(|thp| !thp.contains("[never]")) {
-        assert!(heap(after).contains("64 MiB huge"), "{said}");
+        assert!(heap(after).contains("64 MiB huge"), "{printed}");
     }
 }

@@ -1,4 +1,4 @@
-//! `shmem::Region` on this kernel: against a plain model, and rung by rung.
+//! Tests of `shmem::Region` on this kernel: compared with a model, and on each method.
 #![allow(unsafe_code, reason = "a child of fork(2), and files that are shared")]
 #![allow(
     clippy::unwrap_used,
@@ -33,11 +33,11 @@ fn region(size: u64) -> Region {
 }
 
 fn file(region: &Region) -> BorrowedFd<'_> {
-    // SAFETY: it is sealed, looked at, and no more.
+    // SAFETY: the file is only sealed and inspected.
     unsafe { region.file() }
 }
 
-/// What is done to a region, and to a vector. Places and lengths are parts of what there is, in 1/1000.
+/// An operation on a region and on a vector. Positions and lengths are in 1/1000 of the total.
 #[derive(Clone, Debug)]
 enum Op {
     Grow(u64),
@@ -66,13 +66,13 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Part of a length, and a little, so that pages are cut.
+/// Returns `part` thousandths of a length plus a few bytes, so that pages are cut.
 fn at(length: usize, part: u64) -> usize {
     let part = usize::try_from(part).unwrap();
     (length / 1000 * part + part % 7).min(length)
 }
 
-/// Whether it was done. Pages of the kernel's pool may be short, which must change nothing.
+/// Reports success. The kernel's pool may lack pages, which must not change anything.
 fn had_pages(done: Result<(), Error>, rung: Rung) -> bool {
     match done {
         Ok(()) => true,
@@ -81,7 +81,7 @@ fn had_pages(done: Result<(), Error>, rung: Rung) -> bool {
     }
 }
 
-/// The rung that it was run on.
+/// Runs the operations; returns the method that the region used.
 fn run(ops: &[Op], up_to: Rung) -> Rung {
     const CAPACITY: usize = 5 * PMD;
     let builder = Region::builder(Bytes(PMD as u64)).capacity(Bytes(CAPACITY as u64));
@@ -123,7 +123,7 @@ fn run(ops: &[Op], up_to: Rung) -> Rung {
                 }
             }
             Op::Collapse(blocks) => match region.collapse(*blocks) {
-                // The host's controls may forbid it; nothing is said then but that.
+                // The host's controls may forbid it.
                 Ok(_)
                 | Err(Error::Call {
                     operation: "MADV_COLLAPSE",
@@ -156,13 +156,13 @@ proptest! {
 fn a_region_of_hugetlb_pages_is_a_vector_too() {
     let _alone = Alone::new();
     let mut knobs = Knobs::new();
-    // Fewer than a region may come to.
+    // Fewer pages than a region may need.
     if !knobs.set(PathBuf::from(host::POOL).join("nr_overcommit_hugepages"), 4) {
         return skip("cannot let the kernel's pool of 2M pages grow");
     }
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(15));
     let ops = proptest::collection::vec(op(), 1..30);
-    // Programs beside this test may have the pages.
+    // Other programs may have taken the pages.
     let on_hugetlb = Cell::new(0);
     let done = runner.run(&ops, |ops| {
         let rung = run(&ops, Rung::Hugetlb);
@@ -173,7 +173,8 @@ fn a_region_of_hugetlb_pages_is_a_vector_too() {
     assert!(on_hugetlb.get() > 0);
 }
 
-/// The controls of shared memory, as `values` says; those of sizes by their KiB. `None`, and said so, where they cannot be set.
+/// Sets the controls of shared memory to `values`, by size in KiB. `None`, and a reported skip, if
+/// that fails.
 fn controls(top: &str, values: &[(u64, &str)]) -> Option<(Knobs, Alone)> {
     let alone = Alone::new();
     let folder = PathBuf::from("/").join(thp::FOLDER);
@@ -203,7 +204,7 @@ fn touched_blocks_are_collapsed_and_holes_are_left_alone() {
     let mut region = region(8 * MIB);
     assert_eq!(region.standing().rung, Rung::Collapse);
     assert_eq!(region.standing().refused, []);
-    // All of the first block, a byte of the second and of the third, with a hole there, nothing of the fourth.
+    // The first block is full; the second has one byte; the third has a hole; the fourth is empty.
     region.write(0, &vec![1; PMD]).unwrap();
     region.write(PMD + 5, &[2]).unwrap();
     region.write(2 * PMD, &vec![3; PMD]).unwrap();
@@ -218,7 +219,7 @@ fn touched_blocks_are_collapsed_and_holes_are_left_alone() {
     assert_eq!(region.huge(), Some(Bytes(4 * MIB)));
     let all = region.collapse(Blocks::All).unwrap();
     assert_eq!((all.collapsed, all.holes), (1, 1), "the hole stays");
-    // Written again it is none.
+    // A write fills the hole.
     region.write(2 * PMD, &vec![4; PMD]).unwrap();
     assert_eq!(region.collapse(Blocks::Whole).unwrap().collapsed, 1);
     assert_eq!(region.huge(), Some(Bytes(8 * MIB)));
@@ -336,7 +337,7 @@ fn a_hole_in_hugetlb_pages_is_an_error_and_no_signal_where_no_page_is_left() {
     assert_eq!(region.size(), Bytes(4 * MIB));
     region.punch(PMD..2 * PMD).unwrap();
     assert!(knobs.set(&pages, 0));
-    // Nothing is asked for where there is no hole.
+    // Without a hole no memory is requested.
     region.write(0, &[7; 4096]).unwrap();
     assert!(matches!(
         region.write(PMD, &[1]),
@@ -414,7 +415,8 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
 #[test]
 fn a_forked_child_shares_it() {
     let region = region(2 * MIB);
-    // SAFETY: the child stores a byte and exits, without a call of the C library that could wait for another thread.
+    // SAFETY: the child stores a byte and exits, without a call of the C library that could wait
+    // for another thread.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let stored = region.write(5, &[7]).is_ok();
@@ -445,7 +447,7 @@ fn what_threads_write_while_it_is_collapsed_is_there_afterwards() {
             scope.spawn(move || {
                 for round in 0..8u8 {
                     for page in 0..pages {
-                        // Each has bytes of its own in each page.
+                        // Each thread has its own bytes in each page.
                         let at = usize::try_from(page * 4096).unwrap() + usize::from(thread) * 64;
                         let mut last = [0];
                         region.read(at, &mut last).unwrap();
@@ -476,11 +478,11 @@ fn what_threads_write_while_it_is_collapsed_is_there_afterwards() {
 #[test]
 fn what_is_freed_is_the_hosts_again() {
     let _alone = Alone::new();
-    const SIZE: u64 = 512 * MIB;
-    let region = region(SIZE);
-    // Another holder of the file keeps none of it.
+    const SHMEM_BYTES: u64 = 512 * MIB;
+    let region = region(SHMEM_BYTES);
+    // Another descriptor of the file keeps no memory.
     let _held = file(&region).try_clone_to_owned().unwrap();
-    for page in 0..SIZE / 4096 {
+    for page in 0..SHMEM_BYTES / 4096 {
         region
             .write(usize::try_from(page * 4096).unwrap(), &[1])
             .unwrap();
@@ -489,7 +491,7 @@ fn what_is_freed_is_the_hosts_again() {
     let full = shared();
     region.free().unwrap();
     assert!(
-        shared().0 + SIZE / 2 < full.0,
+        shared().0 + SHMEM_BYTES / 2 < full.0,
         "{full} before, {} after",
         shared()
     );

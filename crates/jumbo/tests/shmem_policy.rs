@@ -1,9 +1,11 @@
-//! The kernel as the referee of `shmem::policy`: for each combination of values, object size, alignment and advice, one byte is touched, and the folio that the kernel counts is the one that the policy says it tries first.
+//! Comparison of `shmem::policy` with the kernel: for each combination of control values, object
+//! size, alignment and advice the test touches one byte. The folio size that the kernel counts must
+//! be the first that the policy tries.
 //!
-//! The values are all of the top-level control and of three sizes; the other sizes are `never`. A size whose allocation
-//! failed (`shmem_fallback`) is skipped, as the kernel goes on to the next: so the order is checked wherever memory is
-//! fragmented. Other programs may allocate shared memory meanwhile, so a combination differs only where it differs
-//! several times in a row. All that differ are named.
+//! The values are all of the top-level control and of three sizes; the other sizes are `never`. A
+//! size whose allocation failed (`shmem_fallback`) is skipped, like the kernel does: fragmented
+//! memory thus shows the order of sizes. Other programs may allocate shared memory meanwhile, so a
+//! combination fails only after several mismatches in a row. The test reports all of them.
 #![allow(unsafe_code, reason = "mappings of the kernel's, at addresses of ours")]
 #![allow(
     clippy::unwrap_used,
@@ -32,26 +34,26 @@ use host::{Alone, Knobs, skip};
 
 const TOPS: [&str; 6] = ["never", "advise", "within_size", "always", "deny", "force"];
 const VALUES: [&str; 5] = ["never", "advise", "within_size", "always", "inherit"];
-/// The sizes whose values vary, in KiB: below the PMD size two, and the PMD size.
+/// Sizes whose values vary, in KiB: two below the PMD size, and the PMD size.
 const SIZES: [u64; 3] = [64, 256, 2048];
 const ADVICES: [Advice; 3] = [Advice::None, Advice::Huge, Advice::NoHuge];
 const PMD: u64 = 2 << 20;
 const PMD_LENGTH: usize = 2 << 20;
 const KIB: u64 = 1 << 10;
-/// How often a combination is tried again that differs.
-const TRIES: u32 = 6;
+/// Maximum attempts of a combination that differs.
+const MAX_ATTEMPTS: u32 = 6;
 
-/// Where an object is mapped, and touched.
+/// Mapping of an object, and the byte to touch.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
-    /// The size of the object.
+    /// Size of the object.
     size: u64,
-    /// Where in it the mapping begins, and how long it is.
+    /// Offset of the mapping in the object, and its length.
     offset: u64,
     length: u64,
-    /// How far behind a multiple of the PMD size the mapping begins.
+    /// Distance of the mapping from a multiple of the PMD size.
     skew: u64,
-    /// Which byte of the mapping is touched.
+    /// Offset in the mapping of the byte to touch.
     touch: u64,
 }
 
@@ -79,7 +81,7 @@ const SHAPES: &[Shape] = &[
     shape(2 * PMD, 256 * KIB, PMD),
     shape(3 * PMD, 256 * KIB, 2 * PMD),
     shape(PMD + 512 * KIB, 0, PMD + 300 * KIB),
-    // A part of the object, at the right place and at a wrong one.
+    // A part of the object, at an aligned and at an unaligned address.
     Shape {
         size: 3 * PMD,
         offset: PMD + 256 * KIB,
@@ -94,7 +96,7 @@ const SHAPES: &[Shape] = &[
         skew: 0,
         touch: 512 * KIB,
     },
-    // More is mapped than there is.
+    // The mapping is larger than the object.
     Shape {
         size: 320 * KIB,
         offset: 0,
@@ -103,7 +105,7 @@ const SHAPES: &[Shape] = &[
         touch: 300 * KIB,
     },
 ];
-/// The files of one control, and the counts of one size.
+/// Files of one control, and counters of one size.
 struct Size {
     control: PathBuf,
     size: PageSize,
@@ -111,11 +113,11 @@ struct Size {
     fell_back: File,
 }
 
-/// What is mapped, at which place.
+/// Address window and kernel controls of the comparison.
 struct World {
     root: Root,
     sizes: Vec<Size>,
-    /// 8 MiB of addresses that nothing else is put into, from a multiple of the PMD size on.
+    /// Start of a reserved address range of 8 MiB, aligned to the PMD size.
     window: u64,
 }
 
@@ -153,7 +155,7 @@ impl World {
         })
     }
 
-    /// Allocated and fallen back, by size.
+    /// Returns the allocations and fallbacks of each size.
     fn counts(&self) -> Vec<[u64; 2]> {
         let count = |file: &File| {
             let mut text = [0; 32];
@@ -195,7 +197,7 @@ impl World {
         (mapped, object)
     }
 
-    /// Which sizes the kernel allocated for one touch, and which it is to have allocated.
+    /// Returns the sizes that the kernel allocated for one touch, and the expected ones.
     fn touch(&self, controls: &Controls, shape: Shape, advice: Advice) -> [Vec<PageSize>; 2] {
         let (mapped, _object) = self.map(shape, advice);
         let address = mapped.range.start + shape.touch;
@@ -215,7 +217,8 @@ impl World {
         [rose(0), first.into_iter().collect()]
     }
 
-    /// Whether the kernel collapses the block of one touched byte, and whether it is to; EAGAIN and ENOMEM say neither.
+    /// Reports whether the kernel collapses the block of one touched byte, and whether it should.
+    /// Transient errors are retried.
     fn collapse(&self, controls: &Controls, shape: Shape, advice: Advice) -> [bool; 2] {
         let (mapped, _object) = self.map(shape, advice);
         let address = mapped.range.start + shape.touch;
@@ -239,7 +242,7 @@ fn pointer(address: u64) -> *mut libc::c_void {
     std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap())
 }
 
-/// A mapped object; its pages go and the window is empty again when it is dropped.
+/// A mapped object; on drop its pages are freed and the window is empty again.
 struct Object {
     address: u64,
     length: u64,
@@ -250,7 +253,7 @@ impl Object {
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let (at, length) = (pointer(address), usize::try_from(shape.length).unwrap());
-        // `mmap` itself makes objects of the size of their mapping alone.
+        // `mmap` itself only creates objects of the size of their mapping.
         let is_plain = (shape.offset, shape.length) == (0, shape.size);
         // SAFETY: it replaces a part of the window, which nothing else uses.
         unsafe {
@@ -276,14 +279,14 @@ impl Drop for Object {
     }
 }
 
-/// Everything that differs in one table.
+/// Adds all differences of one table to `differ`.
 fn compare(world: &World, values: &str, every_collapse: bool, differ: &mut Vec<String>) -> usize {
     let controls = world.controls();
     let mut compared = 0;
     let mut check = |what: &str, try_it: &dyn Fn() -> [String; 2]| {
         compared += 1;
         let mut last = try_it();
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             if last[0] == last[1] {
                 return;
             }
@@ -334,7 +337,7 @@ fn the_kernel_allocates_what_the_policy_says() {
         SIZES.map(|kib| folder.join(format!("hugepages-{kib}kB/shmem_enabled")));
     let (mut tables, mut refused, mut compared, mut differ) = (0, 0, 0, Vec::new());
     for top in TOPS {
-        // The kernel takes `force` only where the PMD size inherits and no other does.
+        // The kernel accepts `force` only if the PMD size alone inherits.
         let others = [(&small, "never"), (&middle, "never"), (&pmd, "inherit")];
         assert!(others.iter().all(|(knob, value)| knobs.set(knob, value)));
         assert!(knobs.set(folder.join("shmem_enabled"), top), "{top}");
@@ -351,7 +354,7 @@ fn the_kernel_allocates_what_the_policy_says() {
                         refused += 1;
                         continue;
                     }
-                    // The PMD size alone can be collapsed to, so the others change nothing.
+                    // Only the PMD size can be collapsed to, so the other values change nothing.
                     let once = [of_middle, of_small] == ["never"; 2];
                     compared += compare(&world, &values, once, &mut differ);
                     tables += 1;

@@ -1,8 +1,8 @@
-//! The kernel as the referee of the pool that `jumbo run --pool` runs: random pages brought to addresses of the caller's
-//! choice and given back, beside the same on the kernel's own hugetlb, which must count the same after every step.
+//! Comparison of the pool of `jumbo run --pool` with the kernel: random pages mapped at chosen
+//! addresses and freed, and the same on hugetlb, whose counters must be equal after every step.
 //!
-//! The books and the quota are those of `jumbo::pool`, whose own referee is `pool_referee`; here they are met through
-//! the heap's face, with the ledger that the processes of a run share.
+//! The counters and the quota are those of `jumbo::pool`, which `pool_referee` compares. Here the
+//! tests use the heap's interface, with the ledger that the processes of a run share.
 #![allow(unsafe_code, reason = "both sides map and unmap memory")]
 #![allow(
     clippy::unwrap_used,
@@ -27,14 +27,14 @@ use host::{Alone, Knobs, POOL, is_unused, kernel_counters, skip};
 use random::Random;
 
 const PAGE: usize = 2 << 20;
-const BASE: usize = 0x1500_0000_0000;
-/// The pool, in pages: what stays, and what may come on top.
-const SIZE: usize = 6;
-const OVERCOMMIT: usize = 4;
+const BASE_ADDRESS: usize = 0x1500_0000_0000;
+/// Size of the pool and of its overcommit, in pages.
+const POOL_PAGES: usize = 6;
+const OVERCOMMIT_PAGES: usize = 4;
 const SEEDS: &[u64] = &[1, 2, 3, 4];
 const STEPS: usize = 500;
 
-/// Pages side by side: ours, from this place of the pool on, and the kernel's.
+/// Adjacent pages, at this place of the pool, and those of the kernel.
 struct Piece {
     place: usize,
     pages: usize,
@@ -52,7 +52,7 @@ fn order(size: usize, overcommit: usize, each: bool) -> PoolOrder {
     }
 }
 
-/// So many pages of the kernel's pool, resident; all or none.
+/// Maps and populates pages of the kernel's pool; all or none.
 fn map_kernel(pages: usize) -> Option<usize> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -72,7 +72,8 @@ fn unmap_kernel(start: usize, pages: usize) {
     unsafe { mm::munmap(std::ptr::with_exposed_provenance_mut(start), pages * PAGE).unwrap() };
 }
 
-/// What holds of a child, which has one thread: the pool takes hugetlb pages of such processes alone.
+/// Runs `work` in a child, which has one thread: the pool gives hugetlb pages only to such
+/// processes.
 fn in_child(work: impl FnOnce() -> Result<(), String>) {
     // SAFETY: the child runs `work` and `_exit`; glibc's malloc can be used after a fork.
     let status = unsafe {
@@ -99,13 +100,13 @@ fn in_child(work: impl FnOnce() -> Result<(), String>) {
     assert_eq!(status, 0, "the child failed");
 }
 
-/// A supply that counts in a ledger of its own, whose bound is that of the order.
+/// Creates a supply with a ledger of its own and the limit of the order.
 fn supply(order: PoolOrder) -> (PageSupply, &'static Ledger) {
     let (ledger, _) = Ledger::create().unwrap();
     ledger.pool.set((order.size + order.overcommit) as u64);
     jumbo_inside::heap::count_in(ledger, std::process::id());
     let supply = PageSupply::new();
-    assert!(supply.start(order, PAGE, BASE));
+    assert!(supply.start(order, PAGE, BASE_ADDRESS));
     (supply, ledger)
 }
 
@@ -131,7 +132,7 @@ fn set(knobs: &mut Knobs, persistent: usize, overcommit: usize) {
     assert_eq!(kernel_counters()[0], persistent as u64, "not enough memory");
 }
 
-/// A place for so many pages that touches none that is taken.
+/// Returns a place for `pages` pages that overlaps none in use.
 fn place_for(pages: usize, pieces: &[Piece], random: &mut Random) -> usize {
     loop {
         let place = random.at(200);
@@ -143,12 +144,13 @@ fn place_for(pages: usize, pieces: &[Piece], random: &mut Random) -> usize {
     }
 }
 
-/// One sequence, on THPs alone: the kernel's pool has what the order says, and must agree on every answer.
+/// Runs one sequence on THPs alone. The kernel's pool has the size of the order and must agree on
+/// every result.
 fn books(seed: u64) -> Result<(), String> {
-    // Bounded by the books alone, or by the ledger as well.
+    // The limit is that of the pool alone, or of the ledger as well.
     let each = seed.is_multiple_of(2);
-    let (supply, ledger) = supply(order(SIZE, OVERCOMMIT, each));
-    // No hugetlb pages: those are the referee's.
+    let (supply, ledger) = supply(order(POOL_PAGES, OVERCOMMIT_PAGES, each));
+    // No hugetlb pages: the kernel side uses them.
     supply.evacuate(Before::Confinement);
     let mut random = Random::new(seed);
     let mut pieces: Vec<Piece> = Vec::new();
@@ -157,7 +159,7 @@ fn books(seed: u64) -> Result<(), String> {
         if random.at(2) == 0 {
             let pages = 1 + random.at(4);
             let place = place_for(pages, &pieces, &mut random);
-            let ours = supply.map(BASE + place * PAGE, pages * PAGE);
+            let ours = supply.map(BASE_ADDRESS + place * PAGE, pages * PAGE);
             match (ours, map_kernel(pages)) {
                 (Ok(()), Some(kernel)) => {
                     brought += 1;
@@ -178,12 +180,12 @@ fn books(seed: u64) -> Result<(), String> {
         } else if !pieces.is_empty() {
             let at = random.at(pieces.len());
             let piece = &mut pieces[at];
-            // A part of it, from its start on.
+            // A part of it, from its start.
             let pages = 1 + random.at(piece.pages);
             // SAFETY: the pages are the piece's, and no reference points into them.
             unsafe {
                 supply
-                    .unmap(BASE + piece.place * PAGE, pages * PAGE)
+                    .unmap(BASE_ADDRESS + piece.place * PAGE, pages * PAGE)
                     .unwrap()
             };
             unmap_kernel(piece.kernel, pages);
@@ -210,7 +212,7 @@ fn books(seed: u64) -> Result<(), String> {
         // SAFETY: the pages are the piece's, and no reference points into them.
         unsafe {
             supply
-                .unmap(BASE + piece.place * PAGE, piece.pages * PAGE)
+                .unmap(BASE_ADDRESS + piece.place * PAGE, piece.pages * PAGE)
                 .unwrap()
         };
         unmap_kernel(piece.kernel, piece.pages);
@@ -229,20 +231,20 @@ fn the_heaps_pool_counts_as_the_kernel_does() {
         return;
     }
     let mut knobs = Knobs::new();
-    set(&mut knobs, SIZE, OVERCOMMIT);
+    set(&mut knobs, POOL_PAGES, OVERCOMMIT_PAGES);
     for seed in SEEDS {
         in_child(|| books(*seed).map_err(|why| format!("seed {seed}: {why}")));
     }
 }
 
 fn word(page: usize) -> *mut u64 {
-    std::ptr::with_exposed_provenance_mut(BASE + page * PAGE)
+    std::ptr::with_exposed_provenance_mut(BASE_ADDRESS + page * PAGE)
 }
 
-/// One sequence, on the kernel's pages as far as it has any: each is counted, keeps what it holds while others come and
-/// go, and when all of them move to THPs before a fork.
+/// Runs one sequence on hugetlb pages, as far as available: each is counted, and keeps its contents
+/// while others come and go, and when all move to THPs before a fork.
 fn pages(seed: u64, persistent: u64) -> Result<(), String> {
-    let (supply, ledger) = supply(order(2 * SIZE, OVERCOMMIT, false));
+    let (supply, ledger) = supply(order(2 * POOL_PAGES, OVERCOMMIT_PAGES, false));
     let mut random = Random::new(seed);
     let mut pieces: Vec<Piece> = Vec::new();
     let (mut moved, mut had) = (false, false);
@@ -254,7 +256,10 @@ fn pages(seed: u64, persistent: u64) -> Result<(), String> {
         if random.at(2) == 0 {
             let pages = 1 + random.at(4);
             let place = place_for(pages, &pieces, &mut random);
-            if supply.map(BASE + place * PAGE, pages * PAGE).is_ok() {
+            if supply
+                .map(BASE_ADDRESS + place * PAGE, pages * PAGE)
+                .is_ok()
+            {
                 for page in place..place + pages {
                     // SAFETY: the page has just been brought, zeroed, for this piece alone.
                     unsafe {
@@ -275,7 +280,7 @@ fn pages(seed: u64, persistent: u64) -> Result<(), String> {
             // SAFETY: the pages are the piece's, and no reference points into them.
             unsafe {
                 supply
-                    .unmap(BASE + piece.place * PAGE, piece.pages * PAGE)
+                    .unmap(BASE_ADDRESS + piece.place * PAGE, piece.pages * PAGE)
                     .unwrap()
             };
         }
@@ -327,10 +332,10 @@ fn the_heaps_pages_are_the_kernels_and_keep_what_they_hold() {
     }
 }
 
-/// A mapping of the program's where the pool would keep a mapping to spare.
+/// A mapping of the program in the place of a spare mapping of the pool.
 #[test]
 fn what_is_in_the_place_of_a_spare_mapping_stays() {
-    const SPARE: usize = BASE - 6 * 4096;
+    const SPARE: usize = BASE_ADDRESS - 6 * 4096;
     let _alone = Alone::new();
     in_child(|| {
         let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
@@ -338,9 +343,9 @@ fn what_is_in_the_place_of_a_spare_mapping_stays() {
         let place = std::ptr::with_exposed_provenance_mut(SPARE);
         // SAFETY: nothing is mapped there.
         let ours = unsafe { mm::mmap_anonymous(place, 4096, prot, flags).unwrap() };
-        let (supply, _) = supply(order(SIZE, 0, true));
-        // Whether there is a page is no matter here.
-        let _ = supply.map(BASE, PAGE);
+        let (supply, _) = supply(order(POOL_PAGES, 0, true));
+        // A page may be unavailable.
+        let _ = supply.map(BASE_ADDRESS, PAGE);
         supply.evacuate(Before::Fork);
         // SAFETY: mapped above.
         let there = unsafe { mm::madvise(ours, 4096, Advice::LinuxPopulateWrite) };

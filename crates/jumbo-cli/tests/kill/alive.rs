@@ -1,10 +1,10 @@
-//! Targets that go on, and interrupted commands: nothing of the target has changed.
+//! Targets that survive, and interrupted commands: the target is unchanged.
 
 use std::process::Stdio;
 
 use crate::victim::{Victim, jumbo, kill, until};
 
-/// Untraced, and running or sleeping.
+/// Checks that the victim is untraced, and running or sleeping.
 #[track_caller]
 fn assert_as_it_was(victim: &Victim) {
     assert_eq!(victim.status("TracerPid"), "0");
@@ -21,7 +21,7 @@ fn a_target_that_handles_the_signal_lives_on() {
     assert_eq!(row["reason"], "it handles SIGTERM", "{row}");
     victim.expect("handled");
     assert_as_it_was(&victim);
-    // Its signals are its own again.
+    // Signals reach the target again.
     victim.signal(libc::SIGTERM);
     victim.expect("handled");
 }
@@ -40,8 +40,11 @@ fn why_it_lives_on_is_said() {
     ] {
         let victim = Victim::start(script);
         let output = jumbo(&["-t", "0"], victim.pid()).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains(why) && said.contains("hint: "), "{said}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            message.contains(why) && message.contains("hint: "),
+            "{message}"
+        );
         assert_eq!(output.status.code(), Some(1));
         assert_as_it_was(&victim);
     }
@@ -66,7 +69,7 @@ fn a_stopped_target_stays_stopped_and_gets_the_signal_later() {
     assert_as_it_was(&victim);
 }
 
-/// Stopped and continued while it is held, by others.
+/// Another process stops and continues the target while jumbo holds it.
 #[test]
 fn stops_and_continues_pass_through() {
     let script = "signal.signal(signal.SIGTERM, lambda *_: say('handled'))
@@ -104,11 +107,11 @@ fn interrupted_it_leaves_the_target_as_it_was() {
         rustix::process::kill_process(pid, signal).unwrap();
         let output = command.wait_with_output().unwrap();
         assert_eq!(output.status.signal(), Some(number));
-        let said = String::from_utf8(output.stderr).unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(
-            said.contains("interrupted: "),
+            message.contains("interrupted: "),
             number != libc::SIGKILL,
-            "{said}"
+            "{message}"
         );
         assert_as_it_was(&victim);
         victim.signal(libc::SIGTERM);
@@ -116,7 +119,7 @@ fn interrupted_it_leaves_the_target_as_it_was() {
     }
 }
 
-/// Each moment of a command's life is hit by some of these.
+/// The kill signals cover the run time of the command.
 #[test]
 fn killed_at_any_moment_it_leaves_the_target_running() {
     let mut victim = Victim::start(

@@ -1,13 +1,13 @@
-//! Memory given back from both sides, and the processes for which that must not be done.
+//! Release of memory from two sides, and processes for which it is not allowed.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::victim::{SIZE, Victim, jumbo, kill, skip, until, with_memory};
+use crate::victim::{VICTIM_BYTES, Victim, jumbo, kill, skip, until, with_memory};
 
-/// The call was made at the exit stop, and released.
+/// Checks that process_mrelease ran at the exit stop and released memory.
 #[track_caller]
 fn assert_released(row: &Value) {
     assert_eq!(row["outcome"], "ended", "{row}");
@@ -15,13 +15,16 @@ fn assert_released(row: &Value) {
     assert_eq!(gain["way"], "held", "{row}");
     assert!(gain["reason"].is_null() && row["unheld"].is_null(), "{row}");
     let anonymous = gain["anonymous"].as_u64().unwrap();
-    assert!((SIZE..2 * SIZE).contains(&anonymous), "{row}");
+    assert!(
+        (VICTIM_BYTES..2 * VICTIM_BYTES).contains(&anonymous),
+        "{row}"
+    );
     let released = gain["released"].as_u64().unwrap();
     assert!(released > 0 && released <= anonymous, "{row}");
     assert!(gain["worked_ms"].as_f64().unwrap() > 0.0, "{row}");
 }
 
-/// It ended, and the kernel freed its memory alone.
+/// Checks that the process ended and that the kernel alone freed its memory.
 #[track_caller]
 fn assert_left_to_the_kernel(row: &Value, reason: &str) {
     assert_eq!(row["outcome"], "ended", "{row}");
@@ -103,7 +106,7 @@ fn threads_end_with_their_process() {
     }
 }
 
-/// Has `main` end while another thread does `rest`, four blanks before each line.
+/// Script whose first thread runs `before` while another runs `rest`, indented by four blanks.
 fn without_first_thread(before: &str, rest: &str) -> String {
     let exit = if cfg!(target_arch = "x86_64") { 60 } else { 93 };
     format!(
@@ -120,7 +123,7 @@ threading.Thread(target=rest).start()
     )
 }
 
-/// The first thread has ended, and is a zombie as long as the process lives.
+/// The first thread has ended and is a zombie as long as the process lives.
 #[test]
 fn a_process_outlives_its_first_thread() {
     let script = without_first_thread("end()", "    say('ready')\n    time.sleep(600)");
@@ -129,7 +132,7 @@ fn a_process_outlives_its_first_thread() {
     assert_released(&row);
 }
 
-/// The thread that is held ends, and others do the rest.
+/// The held thread ends; other threads go on.
 #[test]
 fn the_hold_moves_on_when_its_thread_ends() {
     let script = without_first_thread(
@@ -141,7 +144,7 @@ fn the_hold_moves_on_when_its_thread_ends() {
     assert_released(&row);
 }
 
-/// execve(2) in a thread that is not the first ends the first, which is held, and takes its place.
+/// execve(2) in another thread ends the first thread, which is held, and takes its thread ID.
 #[test]
 fn the_hold_survives_an_exec_by_another_thread() {
     let script = format!(
@@ -157,7 +160,7 @@ signal.signal(signal.SIGUSR1, lambda *_: threading.Thread(target=os.execlp, args
 
 #[test]
 fn the_core_is_whole() {
-    // The lock of all tests that change the host's state: others set where cores go.
+    // Lock of all tests that change the host's state: others set core_pattern.
     let lock = std::env::temp_dir().join("jumbo-e2e.lock");
     let still = File::create(&lock).or_else(|_| File::open(&lock)).unwrap();
     still.lock_shared().unwrap();
@@ -187,12 +190,12 @@ fn the_core_is_whole() {
     let core = std::fs::read(core.unwrap().path()).unwrap();
     let pages = core
         .chunks(4096)
-        // Python has pages of its own that begin alike.
+        // Python itself has pages that begin with the same byte.
         .filter(|page| page.starts_with(b"J") && page[1..].iter().all(|byte| *byte == 0));
-    assert_eq!(pages.count() as u64, SIZE / 4096);
+    assert_eq!(pages.count() as u64, VICTIM_BYTES / 4096);
 }
 
-/// A lock that another process waits for must be found in the memory of its dead owner.
+/// The kernel must find the lock of the waiter in the memory of its dead owner.
 #[test]
 fn a_process_that_waits_for_a_robust_lock_gets_it() {
     let script = "
@@ -217,10 +220,10 @@ if os.fork() == 0:
     }
 }
 
-/// As a child of vfork(2) does, which goes on in the memory of its parent when that is killed.
+/// Like a child of vfork(2), which keeps running in its parent's memory after the parent is killed.
 #[test]
 fn memory_that_another_process_shares_is_not_touched() {
-    // CLONE_VM without CLONE_VFORK: the child sleeps in a system call and touches nothing.
+    // CLONE_VM without CLONE_VFORK: the child sleeps in a system call and touches no memory.
     let script = "
 pause = ctypes.cast(libc.pause, ctypes.c_void_p)
 stack = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -228,12 +231,15 @@ top = ctypes.addressof(ctypes.c_char.from_buffer(stack)) + (1 << 20) - 64
 say('child %d' % libc.clone(pause, ctypes.c_void_p(top), 0x100, None))
 ";
     let victim = Victim::start(script);
-    let child: u32 = victim.said("child ").parse().unwrap();
+    let child: u32 = victim.earlier_line("child ").parse().unwrap();
     let (row, _) = kill(&["--signal", "KILL"], victim.pid());
     assert_left_to_the_kernel(&row, "shares its memory");
     let resident = crate::victim::status(child, "RssAnon");
     let kib: u64 = resident.trim_end_matches(" kB").parse().unwrap();
-    assert!(kib >= SIZE >> 10, "the child lost its memory: {resident}");
+    assert!(
+        kib >= VICTIM_BYTES >> 10,
+        "the child lost its memory: {resident}"
+    );
     assert!(
         Command::new("kill")
             .args(["-9", &child.to_string()])
@@ -251,8 +257,8 @@ fn a_small_process_is_not_worth_a_thread() {
     assert_eq!(code, Some(0));
 }
 
-/// Traced by another it cannot be held. Its memory is released if the race is won, and only where no
-/// other process can wait for a lock in it.
+/// A process that another tracer holds cannot be held. jumbo then races the kernel to release its
+/// memory, and only if no other process can wait for a lock in it.
 #[test]
 fn a_process_that_is_traced_already_is_raced() {
     for (script, way) in [("", "raced"), ("shared = mmap.mmap(-1, 4096)", "kernel")] {

@@ -1,8 +1,8 @@
-//! `jumbo kill`: what it ends, what it gains, and what it leaves as it was.
+//! Tests of `jumbo kill`.
 //!
-//! - [`gain`]: memory given back from both sides, and the processes for which that must not be done.
-//! - [`alive`]: targets that go on, and interrupted commands: nothing of the target has changed.
-//! - [`refuse`]: what cannot be ended.
+//! - [`gain`]: release of memory from two sides, and processes for which it is not allowed.
+//! - [`alive`]: targets that survive, and interrupted commands: the target is unchanged.
+//! - [`refuse`]: processes that jumbo refuses to end.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 

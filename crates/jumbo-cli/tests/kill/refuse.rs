@@ -1,4 +1,4 @@
-//! What cannot be ended.
+//! Processes that jumbo refuses to end.
 
 use std::process::{Command, Output};
 
@@ -6,9 +6,12 @@ use crate::victim::{Installed, Victim, is_root, jumbo, kill, row, skip, until};
 
 #[track_caller]
 fn assert_refused(output: &Output, why: &str) {
-    let said = String::from_utf8_lossy(&output.stderr);
+    let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(said.contains(why) && output.stdout.is_empty(), "{said}");
+    assert!(
+        message.contains(why) && output.stdout.is_empty(),
+        "{message}"
+    );
 }
 
 #[test]
@@ -111,7 +114,7 @@ fn another_user_s_process() {
     assert_eq!(victim.status("TracerPid"), "0");
 }
 
-/// A process of one's own is ended without root; one that may not be looked at is left to the kernel.
+/// Without root jumbo holds processes of its own user; an undumpable one is left to the kernel.
 #[test]
 fn without_root_one_s_own_is_held_and_an_undumpable_one_is_not() {
     use std::os::unix::process::CommandExt as _;

@@ -1,4 +1,4 @@
-//! Processes to be ended, and the command that ends them.
+//! Processes to end, and the command that ends them.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// What a victim holds, in base pages.
-pub(crate) const SIZE: u64 = 300 << 20;
+/// Memory of a victim, in bytes, all on base pages.
+pub(crate) const VICTIM_BYTES: u64 = 300 << 20;
 
 pub(crate) const NOBODY: u32 = 65534;
 
-/// Takes `SIZE` of base pages, filled with a pattern, and has `say` tell that a step is done.
+/// Defines `take`, which fills `size` bytes of base pages with a pattern, and `say`, which reports
+/// a step.
 const PRELUDE: &str = "
 import ctypes, mmap, os, signal, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -35,30 +36,30 @@ def forever():
         signal.pause()
 ";
 
-/// A Python program that said `ready`; killed and waited for when the test ends.
+/// A Python program that has printed `ready`; killed and reaped on drop.
 pub(crate) struct Victim {
     child: Child,
     stdout: BufReader<ChildStdout>,
-    said: Vec<String>,
+    lines: Vec<String>,
 }
 
 impl Victim {
-    /// One with `SIZE` of memory that waits for ever.
+    /// Starts a victim with `VICTIM_BYTES` of memory that sleeps.
     pub(crate) fn plain() -> Self {
         Self::start("")
     }
 
-    /// One with `SIZE` of memory that runs `script` and then waits for ever.
+    /// Starts a victim with `VICTIM_BYTES` of memory that runs `script` and then sleeps.
     pub(crate) fn start(script: &str) -> Self {
         Self::of(Command::new("python3").args(["-c", &with_memory(script)]))
     }
 
-    /// A command that says `ready`.
+    /// Starts a command and waits until it prints `ready`.
     pub(crate) fn of(command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            // A group of its own, with its parent in the session: in one that no member's parent controls, as
+            // A process group of its own, with its parent in the session: in an orphaned group, as
             // under setsid(1), the kernel ignores SIGTSTP.
             .process_group(0)
             .spawn()
@@ -67,7 +68,7 @@ impl Victim {
         let mut victim = Self {
             child,
             stdout,
-            said: Vec::new(),
+            lines: Vec::new(),
         };
         victim.expect("ready");
         victim
@@ -77,7 +78,7 @@ impl Victim {
         self.child.id()
     }
 
-    /// Waits until it says `word`.
+    /// Waits until the victim prints the line `word`.
     pub(crate) fn expect(&mut self, word: &str) {
         loop {
             let mut line = String::new();
@@ -86,17 +87,17 @@ impl Victim {
             if line.trim_end() == word {
                 return;
             }
-            self.said.push(line.trim_end().to_owned());
+            self.lines.push(line.trim_end().to_owned());
         }
     }
 
-    /// The rest of a line that it said before.
-    pub(crate) fn said(&self, prefix: &str) -> &str {
-        let mut lines = self.said.iter();
+    /// Returns the rest of an earlier line that begins with `prefix`.
+    pub(crate) fn earlier_line(&self, prefix: &str) -> &str {
+        let mut lines = self.lines.iter();
         lines.find_map(|line| line.strip_prefix(prefix)).unwrap()
     }
 
-    /// A field of its /proc/PID/status.
+    /// Returns a field of /proc/PID/status.
     pub(crate) fn status(&self, key: &str) -> String {
         status(self.pid(), key)
     }
@@ -108,7 +109,7 @@ impl Victim {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// The signal that ended it.
+    /// Waits for the end and returns the signal that caused it.
     pub(crate) fn ended_by(mut self) -> Option<i32> {
         use std::os::unix::process::ExitStatusExt as _;
         self.child.wait().unwrap().signal()
@@ -123,7 +124,7 @@ impl Drop for Victim {
 }
 
 pub(crate) fn with_memory(script: &str) -> String {
-    format!("{PRELUDE}\nmemory = take({SIZE})\n{script}\nsay('ready')\nforever()\n")
+    format!("{PRELUDE}\nmemory = take({VICTIM_BYTES})\n{script}\nsay('ready')\nforever()\n")
 }
 
 pub(crate) fn status(pid: u32, key: &str) -> String {
@@ -139,7 +140,7 @@ pub(crate) fn jumbo(arguments: &[&str], pid: u32) -> Command {
     command
 }
 
-/// `jumbo kill --json ARGUMENTS PID`: its row, and its exit code.
+/// Runs `jumbo kill --json ARGUMENTS PID` and returns its row and its exit code.
 pub(crate) fn kill(arguments: &[&str], pid: u32) -> (Value, Option<i32>) {
     let output = jumbo(arguments, pid).arg("--json").output().unwrap();
     (row(&output), output.status.code())
@@ -151,7 +152,7 @@ pub(crate) fn row(output: &Output) -> Value {
     page["processes"][0].clone()
 }
 
-/// A copy of the command where every user can run it: the build folder may be closed to others.
+/// A copy of the command that every user can run: the build folder may be closed to others.
 pub(crate) struct Installed {
     folder: tempfile::TempDir,
 }
@@ -159,8 +160,8 @@ pub(crate) struct Installed {
 impl Installed {
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
-        // cp(1) makes it: a descriptor open for writing here could be inherited by what another test
-        // starts, and a file that is open for writing cannot be run (ETXTBSY).
+        // cp(1) writes it: another test's child could inherit our descriptor open for writing, and
+        // execve would fail (ETXTBSY).
         let copied = Command::new("cp")
             .arg(env!("CARGO_BIN_EXE_jumbo"))
             .arg(folder.path())
@@ -191,7 +192,7 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Says that a test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
+/// Reports that a test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
 pub(crate) fn skip(name: &str, reason: &str) {
     assert!(
         std::env::var_os("JUMBO_TEST_STRICT").is_none_or(|value| value != "1"),

@@ -1,13 +1,13 @@
-//! Killed and interrupted at every step that changes something.
+//! Commands killed and interrupted at every step of a change.
 //!
-//! strace(1) delivers the signal when the command enters its Nth call of a kind, for every kind and every
-//! N there is, so that no step is left out and no clock decides.
+//! strace(1) delivers the signal when the command enters its Nth call of a kind, for every kind and
+//! every N. No step is left out and the test does not depend on time.
 
 use std::process::Command;
 
-use crate::support::{Before, Host, assert_as, now, skip, stderr};
+use crate::support::{Host, Snapshot, assert_unchanged, now, skip, stderr};
 
-/// The system calls that change something, and the end.
+/// System calls that change state, and the exit.
 const CALLS: [&str; 8] = [
     "mkdir",
     "ftruncate",
@@ -19,10 +19,11 @@ const CALLS: [&str; 8] = [
     "exit_group",
 ];
 
-/// More than a change makes of any of these.
-const MANY: usize = 60;
+/// Upper bound of the calls of one kind in a change.
+const MAX_CALLS: usize = 60;
 
-/// Runs jumbo with `signal` at its `nth` call; true where it had no such call and so was not disturbed.
+/// Runs jumbo with `signal` at its `nth` call; returns true if it made fewer calls and so was not
+/// disturbed.
 pub(crate) fn cut(host: &Host, arguments: &[&str], call: &str, nth: usize, signal: &str) -> bool {
     let trace = tempfile::NamedTempFile::new().unwrap();
     let inject = format!("inject={call}:signal={signal}:when={nth}");
@@ -39,7 +40,7 @@ pub(crate) fn cut(host: &Host, arguments: &[&str], call: &str, nth: usize, signa
     words.extend(arguments);
     let output = host.command(&words).output().unwrap();
     let traced = std::fs::read_to_string(trace.path()).unwrap();
-    // The name alone is in calls that ask about the signal, too.
+    // The bare signal name occurs in other traced calls, too.
     let delivered = ["--- SIG", "+++ killed by SIG"]
         .iter()
         .any(|end| traced.contains(&format!("{end}{signal}")));
@@ -58,12 +59,12 @@ pub(crate) fn can_trace(test: &str) -> bool {
     can
 }
 
-/// Calls `check` after each cut; stops where no call of any kind is left.
+/// Calls `check` after each cut; ends when no call of any kind is left.
 pub(crate) fn at_every_step(host: &Host, arguments: &[&str], signal: &str, check: impl Fn(&str)) {
     let mut cuts = 0;
     for call in CALLS {
         let mut last = false;
-        for nth in 1..MANY {
+        for nth in 1..MAX_CALLS {
             if last {
                 break;
             }
@@ -75,7 +76,7 @@ pub(crate) fn at_every_step(host: &Host, arguments: &[&str], signal: &str, check
         }
         assert!(last, "{call} never ends");
     }
-    // A change makes its record twice and writes its knobs: there must be steps enough.
+    // A change writes its record twice and its knobs: fewer steps mean that the trace failed.
     assert!(cuts > 12, "only {cuts} steps were cut");
 }
 
@@ -86,7 +87,7 @@ fn killed_at_any_step_a_change_can_be_undone() {
         return;
     };
     host.ok(&["grow", "2M", "3"]);
-    let (before, records) = (Before::now(), host.records());
+    let (before, records) = (Snapshot::now(), host.records());
     let to = (before.pool.persistent() + 5).to_string();
     let change = [
         "pool",
@@ -98,11 +99,11 @@ fn killed_at_any_step_a_change_can_be_undone() {
         "7",
     ];
     let check = |step: &str| {
-        // One that had not begun left nothing to undo: the record would be that of the change before.
+        // A change that had not begun left no record: the last record is that of the change before.
         if host.records() > records {
             host.ok(&["set", "2M", "--undo"]);
         }
-        assert_as(&before, step);
+        assert_unchanged(&before, step);
         assert_eq!(host.records(), records, "{step}");
     };
     at_every_step(&host, &change, "KILL", check);
@@ -116,7 +117,7 @@ fn killed_at_any_step_an_undo_can_be_repeated() {
     let Some(host) = Host::take(TEST).filter(|_| can_trace(TEST)) else {
         return;
     };
-    let before = Before::now();
+    let before = Snapshot::now();
     let to = (before.pool.persistent() + 5).to_string();
     let again = || {
         if host.records() == 0 {
@@ -126,17 +127,17 @@ fn killed_at_any_step_an_undo_can_be_repeated() {
     again();
     at_every_step_of_undo(&host, || {
         host.ok(&["--undo"]);
-        assert_as(&before, "undone");
+        assert_unchanged(&before, "undone");
         again();
     });
     host.ok(&["--undo"]);
-    assert_as(&before, "undone");
+    assert_unchanged(&before, "undone");
     assert_eq!(host.records(), 0);
 }
 
 fn at_every_step_of_undo(host: &Host, check: impl Fn()) {
     for call in ["write", "unlink", "fsync", "clone3", "exit_group"] {
-        for nth in 1..MANY {
+        for nth in 1..MAX_CALLS {
             let last = cut(host, &["pool", "--undo"], call, nth, "KILL");
             check();
             if last {
@@ -152,21 +153,21 @@ fn interrupted_at_any_step_a_change_is_put_back_or_done() {
     let Some(host) = Host::take(TEST).filter(|_| can_trace(TEST)) else {
         return;
     };
-    let before = Before::now();
+    let before = Snapshot::now();
     let to = before.pool.persistent() + 5;
     let asked = to.to_string();
     let change = ["pool", "set", "2M", "--persistent", &asked];
     at_every_step(&host, &change, "INT", |step| {
         match host.records() {
-            // It came too late: all is done.
+            // The signal came too late: the change is complete.
             1 => {
                 assert_eq!(now().persistent(), to, "{step}");
                 host.ok(&["--undo"]);
             }
-            // It came in time: nothing has to be put back.
+            // The signal came in time: nothing remains to undo.
             records => assert_eq!(records, 0, "{step}"),
         }
-        assert_as(&before, step);
+        assert_unchanged(&before, step);
     });
 }
 
@@ -186,7 +187,7 @@ fn what_was_interrupted_ends_as_interrupted() {
         "inject=rename:signal=INT:when=1",
     ];
     let jumbo = [env!("CARGO_BIN_EXE_jumbo"), "pool", "grow", "2M", "5"];
-    let before = Before::now();
+    let before = Snapshot::now();
     let output = host
         .command(&[&words[..], &jumbo[..]].concat())
         .output()
@@ -197,6 +198,6 @@ fn what_was_interrupted_ends_as_interrupted() {
         stderr(&output).contains("interrupted: everything was put back"),
         "{output:?}"
     );
-    assert_as(&before, "undone");
+    assert_unchanged(&before, "undone");
     assert_eq!(host.records(), 0);
 }

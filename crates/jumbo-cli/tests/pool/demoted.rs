@@ -1,16 +1,16 @@
-//! `jumbo pool demote`: pages split into smaller ones.
+//! `jumbo pool demote`: huge pages split into smaller ones.
 
 use std::fs;
 
 use crate::support::{Fake, Host, POOL, now, skip, stderr};
 
-const LARGE: &str = "sys/kernel/mm/hugepages/hugepages-1048576kB";
+const GIGANTIC_POOL: &str = "sys/kernel/mm/hugepages/hugepages-1048576kB";
 
 fn with_large_pages() -> Fake {
     let fake = Fake::new();
     fake.pool(1 << 20, [3, 2, 1, 0, 0]);
-    fake.write(&format!("{LARGE}/demote_size"), "2048kB\n");
-    fake.write(&format!("{LARGE}/demote"), "");
+    fake.write(&format!("{GIGANTIC_POOL}/demote_size"), "2048kB\n");
+    fake.write(&format!("{GIGANTIC_POOL}/demote"), "");
     fake
 }
 
@@ -44,11 +44,11 @@ fn the_plan_says_what_becomes_of_the_pages() {
 #[test]
 fn the_kernel_is_told_how_many_and_both_pools_are_put_back() {
     let fake = with_large_pages();
-    // Here no kernel does it: a part.
+    // No kernel acts on the fake files: the result is partial.
     let part = fake.jumbo(&["demote", "1G", "1"]);
     assert_eq!(part.status.code(), Some(3), "{part:?}");
-    assert_eq!(fake.text(&format!("{LARGE}/demote")).unwrap(), "1");
-    // As it would be.
+    assert_eq!(fake.text(&format!("{GIGANTIC_POOL}/demote")).unwrap(), "1");
+    // The state that a kernel would report.
     fake.pool(1 << 20, [3, 2, 1, 0, 0]);
     fake.pool(2048, [512, 512, 0, 0, 0]);
     let undone = fake.json(&["demote", "1G", "--undo", "--json"]);
@@ -62,7 +62,7 @@ fn a_large_page_of_this_host_is_split_and_comes_back() {
     let Some(host) = Host::take(NAME) else {
         return;
     };
-    let large = || fs::read_to_string(format!("/{LARGE}/nr_hugepages"));
+    let large = || fs::read_to_string(format!("/{GIGANTIC_POOL}/nr_hugepages"));
     let Ok(before) = large() else {
         return skip(NAME, "no 1 GiB pages here");
     };
@@ -70,7 +70,7 @@ fn a_large_page_of_this_host_is_split_and_comes_back() {
     let grown = host.run(&["grow", "1G", "1"]);
     if grown.status.code() != Some(0) {
         host.ok(&["--undo"]);
-        // Not a skip: that depends on what else has the memory.
+        // Not a skip: success depends on the other users of memory.
         assert!(stderr(&grown).contains("one aligned piece"), "{grown:?}");
         return;
     }

@@ -4,14 +4,14 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use crate::support::{Before, Host, User, assert_as, now, stderr, until};
+use crate::support::{Host, PageUser, Snapshot, assert_unchanged, now, stderr, until};
 
 #[test]
 fn a_pool_grows_shrinks_and_is_put_back() {
     let Some(host) = Host::take("a_pool_grows_shrinks_and_is_put_back") else {
         return;
     };
-    let before = Before::now();
+    let before = Snapshot::now();
     let had = before.pool.persistent();
     let set = host.json(&[
         "set",
@@ -33,7 +33,7 @@ fn a_pool_grows_shrinks_and_is_put_back() {
     for _ in 0..2 {
         host.ok(&["--undo"]);
     }
-    assert_as(&before, "undone");
+    assert_unchanged(&before, "undone");
     assert_eq!(host.records(), 0);
 }
 
@@ -45,7 +45,7 @@ fn pages_in_use_become_surplus_and_drain() {
     let had = now().persistent();
     host.ok(&["grow", "2M", "6"]);
     let all = now().free - now().reserved;
-    let user = User::of(all, 2).unwrap();
+    let user = PageUser::of(all, 2).unwrap();
     let dry = host.json(&["set", "2M", "--persistent", "0", "--dry-run", "--json"]);
     assert_eq!(dry["effect"]["turned_surplus"], had + 6);
     let page = host.json(&["show", "2M", "--json"]);
@@ -97,7 +97,8 @@ fn another_user_sees_the_pools_and_cannot_change_them() {
     let Some(_host) = Host::take("another_user_sees_the_pools_and_cannot_change_them") else {
         return;
     };
-    // Where every user can reach it; by cp(1), as no descriptor open for writing may be inherited.
+    // Every user can reach it. cp(1) writes it, so that no child inherits a descriptor open for
+    // writing.
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     let copy = folder.path().join("jumbo");
@@ -117,7 +118,7 @@ fn another_user_sees_the_pools_and_cannot_change_them() {
             .output()
             .unwrap()
     };
-    let before = Before::now();
+    let before = Snapshot::now();
     let refused = run(&["set", "2M", "--persistent", "64"]);
     assert_eq!(refused.status.code(), Some(1));
     let text = stderr(&refused);
@@ -132,7 +133,7 @@ fn another_user_sees_the_pools_and_cannot_change_them() {
     );
     assert!(run(&["show"]).status.success());
     assert!(run(&["grow", "2M", "1", "--dry-run"]).status.success());
-    assert_as(&before, "untouched");
+    assert_unchanged(&before, "untouched");
 }
 
 #[test]
@@ -158,8 +159,8 @@ fn a_change_that_cannot_be_recorded_as_done_is_put_back() {
     let Some(host) = Host::take("a_change_that_cannot_be_recorded_as_done_is_put_back") else {
         return;
     };
-    let before = Before::now();
-    // Room for the folders, the lock and the record, and none for the record that follows it.
+    let before = Snapshot::now();
+    // Inodes for the folders, the lock and one record, none for the next record.
     let script = "mkdir -p /run/jumbo && mount -t tmpfs -o nr_inodes=5,mode=700 none /run/jumbo \
                   && exec \"$0\" pool grow 2M 4";
     let output = host
@@ -172,7 +173,7 @@ fn a_change_that_cannot_be_recorded_as_done_is_put_back() {
         "jumbo: cannot write /run/jumbo/knobs/pool-2M/changes.toml: \
          No space left on device (os error 28); everything was put back\n"
     );
-    assert_as(&before, "put back");
+    assert_unchanged(&before, "put back");
 }
 
 #[test]
@@ -184,10 +185,10 @@ fn what_a_plan_says_is_what_the_kernel_does() {
         .ok()
         .and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
-    // Shown when the test fails.
+    // Shown if the test fails.
     println!("JUMBO_TEST_SEED={seed}");
     let mut state = seed;
-    // Knuth's MMIX generator; its high bits are good enough to choose by.
+    // Knuth's MMIX generator; its high bits are random enough here.
     let mut below = |bound: u64| {
         state = state
             .wrapping_mul(6364136223846793005)
@@ -202,7 +203,7 @@ fn what_a_plan_says_is_what_the_kernel_does() {
                 let room =
                     now().free - now().reserved + now().overcommit.saturating_sub(now().surplus);
                 let mapped = 1 + below(room.max(1));
-                users.extend(User::of(mapped, below(mapped + 1)));
+                users.extend(PageUser::of(mapped, below(mapped + 1)));
             }
             _ => {
                 let before = now();

@@ -1,8 +1,8 @@
-//! Hosts that are not here.
+//! Fake hosts.
 
 use crate::support::{Fake, POOL, skip, stderr, stdout};
 
-/// As the kernel does after a write of the total: the nodes share the pages.
+/// Spreads the pages over the nodes, as the kernel does after a write of the total.
 fn spread(fake: &Fake, pages: [u64; 2]) {
     for (node, pages) in (0..).zip(pages) {
         fake.node(node, 2048, [pages, pages, 0, 0]);
@@ -116,7 +116,7 @@ fn on_many_nodes_each_gets_its_pages_back() {
 #[test]
 fn a_part_of_the_pages_is_an_outcome_of_its_own() {
     let fake = Fake::new();
-    // Read back as 12 less than was written: the kernel makes no more.
+    // The value read back is 12 less than was written: the kernel allocates no more.
     fake.pool(2048, [12, 0, 0, 12, 12]);
     fake.write(
         "proc/pagetypeinfo",
@@ -405,7 +405,7 @@ fn what_is_no_number_is_refused_in_words() {
 #[test]
 fn one_page_is_no_plural() {
     let fake = Fake::new();
-    // Read back as one less than was written: the kernel makes no more.
+    // The value read back is one less than was written: the kernel allocates no more.
     fake.pool(2048, [1, 0, 0, 1, 1]);
     let short = fake.jumbo(&["grow", "2M", "1"]);
     let text = stderr(&short);
@@ -439,7 +439,7 @@ fn more_than_there_is_takes_force() {
     assert_eq!(pages(), "8192");
     fake.ok(&["grow", "2M", "17G", "--force"]);
     assert_eq!(pages(), "16896");
-    // What is to become less is not asked for.
+    // A request to shrink needs no check of free memory.
     fake.ok(&["set", "2M", "--persistent", "10000"]);
     assert_eq!(pages(), "10000");
 }

@@ -1,14 +1,13 @@
-//! `jumbo bench pool` from outside: the shape of what it prints, and the kernel's pool as it was after any end;
-//! never how long anything took.
+//! Tests of `jumbo bench pool`: its output, without times, and the restored pool after any end.
 
 use std::path::Path;
 use std::process::{Output, Stdio};
 
 use serde_json::Value;
 
-use crate::support::{Before, Host, POOL, assert_as, now, skip, stderr, until};
+use crate::support::{Host, POOL, Snapshot, assert_unchanged, now, skip, stderr, until};
 
-/// As small and short as it can be.
+/// The smallest and shortest run.
 const BENCH: [&str; 6] = [
     env!("CARGO_BIN_EXE_jumbo"),
     "bench",
@@ -18,7 +17,7 @@ const BENCH: [&str; 6] = [
     "--size=48M",
 ];
 
-/// False, with the skip announced, where the sides cannot be what they claim to be.
+/// Returns false, and reports the skip, if this host cannot measure.
 pub(crate) fn is_measurable(test: &str) -> bool {
     let thp = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     if !thp.is_ok_and(|text| text.contains("[madvise]")) {
@@ -48,8 +47,8 @@ pub(crate) fn assert_ratios(table: &Value, names: &[&str]) {
     }
 }
 
-/// What needs no privilege.
-const THP: [&str; 15] = [
+/// Ratios that need no privilege.
+const UNPRIVILEGED_RATIOS: [&str; 15] = [
     "stream_aa",
     "stream_small_aa",
     "static",
@@ -73,13 +72,13 @@ fn every_ratio_is_measured_and_the_pool_is_as_it_was() {
     let Some(host) = Host::take(test).filter(|_| is_measurable(test)) else {
         return;
     };
-    let before = Before::now();
+    let before = Snapshot::now();
     let table = table(&host.command(&BENCH).output().unwrap());
-    assert_as(&before, "measured");
+    assert_unchanged(&before, "measured");
     assert_eq!(host.records(), 0);
     assert_eq!(table["table"], "pool");
     assert!(table["missing"].is_null(), "{table:#}");
-    assert_ratios(&table, &THP);
+    assert_ratios(&table, &UNPRIVILEGED_RATIOS);
     assert_ratios(
         &table,
         &[
@@ -102,7 +101,7 @@ fn every_ratio_is_measured_and_the_pool_is_as_it_was() {
             "heap_pool_vs_plain",
         ],
     );
-    // Both are counted, and no matter of time.
+    // These are counts, independent of time.
     for name in ["faults_dynamic", "faults_dynamic_thp", "faults_static"] {
         let fewer = table["ratios"][name]["min"].as_f64().unwrap();
         assert!(fewer > 10.0, "{name}: {table:#}");
@@ -116,7 +115,7 @@ fn descriptors_are_measured_and_the_pool_and_hvo_are_as_they_were() {
         return;
     };
     let hvo = || std::fs::read_to_string("/proc/sys/vm/hugetlb_optimize_vmemmap").ok();
-    let (before, switch) = (Before::now(), hvo());
+    let (before, switch) = (Snapshot::now(), hvo());
     let command = [
         BENCH[0],
         "bench",
@@ -126,7 +125,7 @@ fn descriptors_are_measured_and_the_pool_and_hvo_are_as_they_were() {
         "--rounds=1",
     ];
     let table = table(&host.command(&command).output().unwrap());
-    assert_as(&before, "measured");
+    assert_unchanged(&before, "measured");
     assert_eq!((hvo(), host.records()), (switch.clone(), 0));
     assert_eq!(table["table"], "vmemmap");
     for suffix in ["", "_1g"] {
@@ -152,7 +151,7 @@ fn descriptors_are_measured_and_the_pool_and_hvo_are_as_they_were() {
             assert_eq!(value["unit"], "ns");
         }
     }
-    // These are counted, and no matter of time.
+    // These are counts, independent of time.
     let least = |of: &str, name: &str| table[of][name]["min"].as_f64().unwrap();
     assert_eq!(least("values", "saved_of_8"), 8.0);
     assert_eq!(least("values", "saved_of_4096"), 4096.0);
@@ -177,14 +176,14 @@ fn without_the_right_to_set_the_pool_the_rest_is_measured() {
     let Some(host) = Host::take(test).filter(|_| is_measurable(test)) else {
         return;
     };
-    let before = Before::now();
-    // As in a container, in which it is read-only for root as well.
+    let before = Snapshot::now();
+    // Read-only for root, too, like in a container.
     let pool = Path::new("/").join(POOL);
     let script = "mount --bind \"$0\" \"$0\" && mount -o remount,bind,ro \"$0\" && exec \"$@\"";
     let mut words = vec!["sh", "-c", script, pool.to_str().unwrap()];
     words.extend(BENCH);
     let table = table(&host.command(&words).output().unwrap());
-    assert_as(&before, "measured");
+    assert_unchanged(&before, "measured");
     let missing = table["missing"].as_array().unwrap();
     assert_eq!(missing.len(), 1, "{table:#}");
     assert!(missing[0]["what"].as_str().unwrap().contains("hugetlb"));
@@ -192,7 +191,7 @@ fn without_the_right_to_set_the_pool_the_rest_is_measured() {
         missing[0]["why"].as_str().unwrap().contains("Read-only"),
         "{table:#}"
     );
-    assert_ratios(&table, &THP);
+    assert_ratios(&table, &UNPRIVILEGED_RATIOS);
     for name in [
         "dynamic_vs_preallocated",
         "take_give_vs_mmap",
@@ -207,7 +206,7 @@ fn a_killed_measurement_leaves_the_pool_as_it_was() {
     let Some(host) = Host::take("a_killed_measurement_leaves_the_pool_as_it_was") else {
         return;
     };
-    let before = Before::now();
+    let before = Snapshot::now();
     let mut bench = host
         .command(&BENCH)
         .stdout(Stdio::null())
@@ -219,7 +218,7 @@ fn a_killed_measurement_leaves_the_pool_as_it_was() {
     });
     bench.kill().unwrap();
     bench.wait().unwrap();
-    assert_as(&before, "killed");
+    assert_unchanged(&before, "killed");
     until("the record to be gone", || {
         (host.records() == 0).then_some(())
     });

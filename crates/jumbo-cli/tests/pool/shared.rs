@@ -1,5 +1,5 @@
-//! `jumbo bench shmem` from outside: the shape of what it prints, and the kernel's controls and its pool as they were after
-//! any end; never how long anything took.
+//! Tests of `jumbo bench shmem`: its output, without times, and the restored controls and pool
+//! after any end.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,9 +8,9 @@ use std::process::Stdio;
 use serde_json::Value;
 
 use crate::measured::{assert_ratios, is_measurable, table};
-use crate::support::{Before, Host, assert_as, now, until};
+use crate::support::{Host, Snapshot, assert_unchanged, now, until};
 
-/// As small and short as it can be.
+/// The smallest and shortest run.
 const BENCH: [&str; 6] = [
     env!("CARGO_BIN_EXE_jumbo"),
     "bench",
@@ -20,11 +20,11 @@ const BENCH: [&str; 6] = [
     "--size=128M",
 ];
 
-const FOLDER: &str = "/sys/kernel/mm/transparent_hugepage";
+const THP_FOLDER: &str = "/sys/kernel/mm/transparent_hugepage";
 
-/// Each control of shared memory, with its value.
+/// Returns each control of shared memory with its value.
 fn controls() -> Vec<(PathBuf, String)> {
-    let sizes = fs::read_dir(FOLDER).unwrap();
+    let sizes = fs::read_dir(THP_FOLDER).unwrap();
     let files = sizes.map(|size| size.unwrap().path().join("shmem_enabled"));
     let mut all: Vec<_> = files
         .filter_map(|file| Some((file.clone(), fs::read_to_string(file).ok()?)))
@@ -33,8 +33,8 @@ fn controls() -> Vec<(PathBuf, String)> {
     all
 }
 
-/// What needs no privilege, where the kernel's controls are at their defaults.
-const ANY_USER: [&str; 5] = [
+/// Ratios that need no privilege while the kernel's controls are at their defaults.
+const UNPRIVILEGED_RATIOS: [&str; 5] = [
     "touch_aa",
     "unmap_aa",
     "disabled",
@@ -54,12 +54,12 @@ fn shared_memory_is_measured_in_each_way_and_all_is_as_it_was() {
     let Some(host) = Host::take(test).filter(|_| is_measurable(test)) else {
         return;
     };
-    let (before, set) = (Before::now(), controls());
+    let (before, set) = (Snapshot::now(), controls());
     let table = table(&host.command(&BENCH).output().unwrap());
-    assert_as(&before, "measured");
+    assert_unchanged(&before, "measured");
     assert_eq!(controls(), set);
     assert_eq!(table["table"], "shmem");
-    assert_ratios(&table, &ANY_USER);
+    assert_ratios(&table, &UNPRIVILEGED_RATIOS);
     assert_ratios(&table, &["touch_aa_32_threads", "collapse_2m_32_threads"]);
     let sized = [
         "kernel_16k",
@@ -101,7 +101,7 @@ fn without_the_right_to_set_the_controls_the_rest_is_measured() {
     let Some(host) = Host::take(test).filter(|_| is_measurable(test)) else {
         return;
     };
-    // As in a container, in which they are read-only for root as well.
+    // Read-only for root, too, like in a container.
     let script = "for f; do [ $f != -- ] || break; mount --bind $f $f && mount -o remount,bind,ro $f || exit; done
         shift 2; shift; exec \"$@\"";
     let mut words = vec![
@@ -109,7 +109,7 @@ fn without_the_right_to_set_the_controls_the_rest_is_measured() {
         "-c",
         script,
         "sh",
-        FOLDER,
+        THP_FOLDER,
         "/sys/kernel/mm/hugepages",
         "--",
     ];
@@ -120,7 +120,7 @@ fn without_the_right_to_set_the_controls_the_rest_is_measured() {
         is_missing(&table, "folio sizes") && is_missing(&table, "hugetlb"),
         "{table:#}"
     );
-    assert_ratios(&table, &ANY_USER);
+    assert_ratios(&table, &UNPRIVILEGED_RATIOS);
     assert!(table["ratios"]["kernel_64k"].is_null(), "{table:#}");
 }
 
@@ -129,14 +129,14 @@ fn a_killed_measurement_leaves_the_controls_as_they_were() {
     let Some(host) = Host::take("a_killed_measurement_leaves_the_controls_as_they_were") else {
         return;
     };
-    let (before, set) = (Before::now(), controls());
+    let (before, set) = (Snapshot::now(), controls());
     let mut bench = host
         .command(&BENCH)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // The last way that is tried out needs both.
+    // The last method measured needs both.
     until("the controls and the pool to be set", || {
         let is_set = controls() != set && now().persistent() > before.pool.persistent();
         is_set.then_some(())
@@ -146,5 +146,5 @@ fn a_killed_measurement_leaves_the_controls_as_they_were() {
     until("the controls to be as they were", || {
         (controls() == set).then_some(())
     });
-    assert_as(&before, "killed");
+    assert_unchanged(&before, "killed");
 }

@@ -1,24 +1,24 @@
-//! The kernel's pool by demand, `wait` and `watch`, with programs that want pages.
+//! The kernel's pool by demand, `wait` and `watch`, with programs that request pages.
 
-use crate::support::{Before, Host, User, assert_as, now, stderr, stdout, until};
+use crate::support::{Host, PageUser, Snapshot, assert_unchanged, now, stderr, stdout, until};
 
 #[test]
 fn a_pool_follows_demand_by_its_overcommit_limit() {
     let Some(host) = Host::take("a_pool_follows_demand_by_its_overcommit_limit") else {
         return;
     };
-    let (before, records) = (Before::now(), host.records());
+    let (before, records) = (Snapshot::now(), host.records());
     host.ok(&["set", "2M", "--persistent", "4", "--overcommit", "60"]);
-    let user = User::of(40, 10).unwrap();
+    let user = PageUser::of(40, 10).unwrap();
     assert_eq!((now().persistent(), now().surplus), (4, 36));
-    let beyond = User::of(30, 0).err().unwrap();
+    let beyond = PageUser::of(30, 0).err().unwrap();
     assert!(beyond.contains("Cannot allocate memory"), "{beyond}");
     drop(user);
     until("the surplus pages' return", || {
         (now().total == 4 && now().surplus == 0).then_some(())
     });
     host.ok(&["set", "2M", "--undo"]);
-    assert_as(&before, "undone");
+    assert_unchanged(&before, "undone");
     assert_eq!(host.records(), records);
 }
 
@@ -29,7 +29,7 @@ fn waiting_ends_when_the_pages_are_free() {
     };
     host.ok(&["grow", "2M", "6"]);
     let all = now().free - now().reserved;
-    let user = User::of(all, 1).unwrap();
+    let user = PageUser::of(all, 1).unwrap();
     let wanted = all.to_string();
     let in_vain = host.run(&["wait", "2M", &wanted, "--timeout", "0", "--json"]);
     assert_eq!(in_vain.status.code(), Some(124));
@@ -53,7 +53,7 @@ fn looks_come_one_a_line_with_who_has_the_pages() {
         return;
     };
     host.ok(&["grow", "2M", "6"]);
-    let user = User::of(now().free - now().reserved, 2).unwrap();
+    let user = PageUser::of(now().free - now().reserved, 2).unwrap();
     let looks = host.ok(&[
         "watch",
         "2M",

@@ -1,4 +1,4 @@
-//! A fake host, the pool of this one, and programs that have pages of it.
+//! A fake host, the pool of this host, and programs that use its pages.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -8,30 +8,30 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// How long something may take that takes a moment.
-const MOMENT: Duration = Duration::from_secs(60);
+/// Timeout of operations that normally take milliseconds.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The files of the pool of 2 MiB pages.
+/// Folder of the pool of 2 MiB pages.
 pub(crate) const POOL: &str = "sys/kernel/mm/hugepages/hugepages-2048kB";
 
-/// Says that the calling test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
+/// Reports that the calling test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
 pub(crate) fn skip(test: &str, reason: &str) {
     assert!(
         std::env::var_os("JUMBO_TEST_STRICT").is_none_or(|value| value != "1"),
         "SKIP {test}: {reason} (JUMBO_TEST_STRICT=1)"
     );
-    // Not eprintln!, which libtest keeps to itself when the test passes.
+    // Not eprintln!, which libtest captures when the test passes.
     let _ = writeln!(std::io::stderr(), "SKIP {test}: {reason}");
 }
 
-/// Asks until there is an answer.
+/// Polls `ask` until it returns a value.
 pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(start.elapsed() < MOMENT, "waited in vain for: {what}");
+        assert!(start.elapsed() < TIMEOUT, "waited in vain for: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -48,7 +48,7 @@ pub(crate) fn stderr(output: &Output) -> String {
 pub(crate) struct Fake(tempfile::TempDir);
 
 impl Fake {
-    /// A host with 16 GiB, systemd, and nothing in its pools.
+    /// A host with 16 GiB, systemd, and empty pools.
     pub(crate) fn new() -> Self {
         let fake = Self(tempfile::tempdir().unwrap());
         let auxv: Vec<u8> = [6, 4096, 0, 0]
@@ -101,7 +101,7 @@ impl Fake {
         fs::read_to_string(self.path(file)).ok()
     }
 
-    /// Total, free, reserved, surplus, overcommit.
+    /// Writes the pool's total, free, reserved, surplus and overcommit pages.
     pub(crate) fn pool(&self, kib: u64, pages: [u64; 5]) {
         self.fill(
             &format!("sys/kernel/mm/hugepages/hugepages-{kib}kB"),
@@ -109,7 +109,7 @@ impl Fake {
         );
     }
 
-    /// Total, free, reserved, surplus.
+    /// Writes the node's total, free, reserved and surplus pages.
     pub(crate) fn node(&self, node: u32, kib: u64, pages: [u64; 4]) {
         let folder = format!("sys/devices/system/node/node{node}/hugepages/hugepages-{kib}kB");
         self.fill(&folder, &pages);
@@ -129,11 +129,11 @@ impl Fake {
     }
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        self.any(&[&["pool"], arguments].concat())
+        self.any_command(&[&["pool"], arguments].concat())
     }
 
-    /// A command other than `pool`, too.
-    pub(crate) fn any(&self, words: &[&str]) -> Command {
+    /// Like `command`, but not only `pool`.
+    pub(crate) fn any_command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jumbo"));
         command
             .args(words)
@@ -146,14 +146,14 @@ impl Fake {
         self.command(arguments).output().unwrap()
     }
 
-    /// Its standard output, where it ends well.
+    /// Returns the standard output of a `pool` command that succeeds.
     pub(crate) fn ok(&self, arguments: &[&str]) -> String {
-        self.says(&[&["pool"], arguments].concat())
+        self.any_ok(&[&["pool"], arguments].concat())
     }
 
-    /// The same of any command.
-    pub(crate) fn says(&self, words: &[&str]) -> String {
-        let output = self.any(words).output().unwrap();
+    /// Returns the standard output of any command that succeeds.
+    pub(crate) fn any_ok(&self, words: &[&str]) -> String {
+        let output = self.any_command(words).output().unwrap();
         assert!(output.status.success(), "{words:?}: {output:?}");
         stdout(&output)
     }
@@ -162,7 +162,7 @@ impl Fake {
         serde_json::from_str(&self.ok(arguments)).unwrap()
     }
 
-    /// Every file below a folder, with its text.
+    /// Returns every file of the host with its text.
     pub(crate) fn everything(&self) -> Vec<(PathBuf, String)> {
         let mut files = Vec::new();
         let mut folders = vec![self.0.path().to_owned()];
@@ -182,17 +182,17 @@ impl Fake {
     }
 }
 
-/// The pool of 2 MiB pages of this host, ours alone and put back when dropped; what jumbo records about
-/// it stands in a folder of its own.
+/// Exclusive access to this host's pool of 2 MiB pages, restored on drop; the records of jumbo are
+/// in a temporary folder.
 pub(crate) struct Host {
     run: tempfile::TempDir,
     before: [u64; 2],
     _alone: File,
 }
 
-/// How the pool is.
+/// State of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Now {
+pub(crate) struct PoolState {
     pub(crate) total: u64,
     pub(crate) free: u64,
     pub(crate) reserved: u64,
@@ -200,16 +200,16 @@ pub(crate) struct Now {
     pub(crate) overcommit: u64,
 }
 
-impl Now {
+impl PoolState {
     pub(crate) fn persistent(&self) -> u64 {
         self.total - self.surplus
     }
 }
 
 impl Host {
-    /// `None`, with the skip announced, where the pool cannot be changed.
+    /// Returns `None`, and reports the skip, if the pool cannot be changed.
     pub(crate) fn take(test: &str) -> Option<Self> {
-        // The lock of all tests that change the host's state.
+        // Lock of all tests that change the host's state.
         let lock = std::env::temp_dir().join("jumbo-e2e.lock");
         let alone = File::create(&lock).or_else(|_| File::open(&lock)).unwrap();
         alone.lock().unwrap();
@@ -220,11 +220,11 @@ impl Host {
             skip(test, &format!("cannot resize a pool: {error}"));
             return None;
         }
-        // Counters are compared: no other program may be using the pool. A test that was killed leaves pages
-        // that its programs give back a moment later.
+        // Counters are compared, so no other program may use the pool. Programs of a killed test
+        // free their pages a moment later.
         let start = Instant::now();
         let in_use = || now().total != now().free || now().reserved > 0;
-        while in_use() && start.elapsed() < MOMENT {
+        while in_use() && start.elapsed() < TIMEOUT {
             std::thread::sleep(Duration::from_millis(5));
         }
         if in_use() {
@@ -245,7 +245,7 @@ impl Host {
         Some(host)
     }
 
-    /// A command that sees a /run of ours.
+    /// A command that sees a temporary /run.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("unshare");
         command
@@ -261,11 +261,11 @@ impl Host {
     }
 
     pub(crate) fn jumbo(&self, arguments: &[&str]) -> Command {
-        self.any(&[&["pool"], arguments].concat())
+        self.any_command(&[&["pool"], arguments].concat())
     }
 
-    /// A command other than `pool`, too.
-    pub(crate) fn any(&self, words: &[&str]) -> Command {
+    /// Like `jumbo`, but not only `pool`.
+    pub(crate) fn any_command(&self, words: &[&str]) -> Command {
         self.command(&[&[env!("CARGO_BIN_EXE_jumbo")], words].concat())
     }
 
@@ -283,7 +283,7 @@ impl Host {
         serde_json::from_str(&self.ok(arguments)).unwrap()
     }
 
-    /// The records of changes of the pool that were not undone.
+    /// Counts the recorded changes of the pool that were not undone.
     pub(crate) fn records(&self) -> usize {
         let file = self.run.path().join("jumbo/knobs/pool-2M/changes.toml");
         let text = fs::read_to_string(file).unwrap_or_default();
@@ -303,12 +303,12 @@ impl Drop for Host {
     }
 }
 
-pub(crate) fn now() -> Now {
+pub(crate) fn now() -> PoolState {
     let read = |name: &str| {
         let text = fs::read_to_string(Path::new("/").join(POOL).join(name)).unwrap();
         text.trim().parse().unwrap()
     };
-    Now {
+    PoolState {
         total: read("nr_hugepages"),
         free: read("free_hugepages"),
         reserved: read("resv_hugepages"),
@@ -317,25 +317,25 @@ pub(crate) fn now() -> Now {
     }
 }
 
-/// The pool is as it was, and /proc/meminfo too. A program of another user may have got pages
-/// meanwhile, which drain when it ends.
+/// Waits until pool and /proc/meminfo are as before, then checks. Pages that another user's program
+/// got meanwhile are freed when it ends.
 #[track_caller]
-pub(crate) fn assert_as(before: &Before, what: &str) {
+pub(crate) fn assert_unchanged(before: &Snapshot, what: &str) {
     let start = Instant::now();
-    while Before::now() != *before && start.elapsed() < MOMENT {
+    while Snapshot::now() != *before && start.elapsed() < TIMEOUT {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(Before::now(), *before, "{what}");
+    assert_eq!(Snapshot::now(), *before, "{what}");
 }
 
-/// Everything that is to be as it was.
+/// State to compare before and after.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Before {
-    pub(crate) pool: Now,
+pub(crate) struct Snapshot {
+    pub(crate) pool: PoolState,
     meminfo: String,
 }
 
-impl Before {
+impl Snapshot {
     pub(crate) fn now() -> Self {
         Self {
             pool: now(),
@@ -344,15 +344,15 @@ impl Before {
     }
 }
 
-/// The lines of /proc/meminfo about the pools.
+/// Returns the lines of /proc/meminfo about the pools.
 fn meminfo() -> String {
     let text = fs::read_to_string("/proc/meminfo").unwrap();
     let of_pools = |line: &&str| line.starts_with("Huge");
     text.lines().filter(of_pools).collect::<Vec<_>>().join("\n")
 }
 
-/// A program with pages; it ends, and gives them back, when this is dropped.
-pub(crate) struct User(Child);
+/// A program that uses pages; it ends and frees them on drop.
+pub(crate) struct PageUser(Child);
 
 const PROGRAM: &str = "
 import mmap, sys
@@ -368,8 +368,9 @@ except OSError as error:
 sys.stdin.readline()
 ";
 
-impl User {
-    /// One that maps, and so reserves, so many pages and touches some; the error where it cannot.
+impl PageUser {
+    /// Starts a program that maps (and so reserves) and touches pages; returns its error if it
+    /// cannot.
     pub(crate) fn of(mapped: u64, touched: u64) -> Result<Self, String> {
         let mut child = Command::new("python3")
             .args(["-c", PROGRAM, &mapped.to_string(), &touched.to_string()])
@@ -394,7 +395,7 @@ impl User {
     }
 }
 
-impl Drop for User {
+impl Drop for PageUser {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         self.0.wait().unwrap();

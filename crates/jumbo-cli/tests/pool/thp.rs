@@ -1,4 +1,4 @@
-//! `jumbo thp` and `jumbo vmemmap on` and `off`: on a folder that stands in for a host, and on the knobs of this one.
+//! `jumbo thp` and `jumbo vmemmap on` and `off`, on a fake host and on the knobs of this host.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::support::{Fake, Host, skip, stderr, stdout};
 const THP: &str = "sys/kernel/mm/transparent_hugepage";
 const HVO: &str = "proc/sys/vm/hugetlb_optimize_vmemmap";
 
-/// A host with the tables, all at `never`.
+/// A host with the THP controls, all at `never`.
 fn fake() -> Fake {
     let fake = Fake::new();
     let write = |name: &str, text: &str| fake.write(&format!("{THP}/{name}"), text);
@@ -37,7 +37,8 @@ fn text(fake: &Fake, name: &str) -> String {
     fake.text(&format!("{THP}/{name}")).unwrap()
 }
 
-/// The chosen word of a knob, which is listed among the others from here on, as the kernel does after a write.
+/// Returns the selected value of a knob and rewrites the knob as the kernel does: all values, one
+/// in brackets.
 fn word(fake: &Fake, name: &str) -> String {
     let text = text(fake, name);
     let word = text.split(['[', ']']).nth(1).unwrap_or(text.trim());
@@ -60,7 +61,7 @@ fn word(fake: &Fake, name: &str) -> String {
 fn a_dry_run_writes_nothing() {
     let fake = fake();
     let before = fake.everything();
-    let plan = fake.says(&[
+    let plan = fake.any_ok(&[
         "thp",
         "set",
         "enabled=madvise",
@@ -75,7 +76,7 @@ fn a_dry_run_writes_nothing() {
     ] {
         assert!(plan.contains(expected), "{expected}: {plan}");
     }
-    let plan = fake.says(&["vmemmap", "on", "--persist", "--dry-run"]);
+    let plan = fake.any_ok(&["vmemmap", "on", "--persist", "--dry-run"]);
     assert!(
         plan.contains("/vm/hugetlb_optimize_vmemmap - - - - 1"),
         "{plan}"
@@ -87,7 +88,7 @@ fn a_dry_run_writes_nothing() {
 fn tables_are_set_read_back_kept_and_undone() {
     const BOOT: &str = "etc/tmpfiles.d/jumbo-thp.conf";
     let fake = fake();
-    fake.says(&[
+    fake.any_ok(&[
         "thp",
         "set",
         "64K=madvise",
@@ -105,20 +106,20 @@ fn tables_are_set_read_back_kept_and_undone() {
         ["madvise", "advise", "64"]
     );
     assert_eq!(fake.text(BOOT).unwrap().lines().count(), 4);
-    let page: serde_json::Value = serde_json::from_str(&fake.says(&["thp", "--json"])).unwrap();
+    let page: serde_json::Value = serde_json::from_str(&fake.any_ok(&["thp", "--json"])).unwrap();
     assert_eq!(page["at_boot"].as_array().unwrap().len(), 3, "{page:#}");
     assert_eq!(page["changes"][0]["group"]["id"], "thp", "{page:#}");
-    let shown = fake.says(&["thp", "show"]);
+    let shown = fake.any_ok(&["thp", "show"]);
     assert!(shown.contains("What --undo would put back"), "{shown}");
 
-    fake.says(&["thp", "set", "--forget"]);
+    fake.any_ok(&["thp", "set", "--forget"]);
     assert_eq!(fake.text(BOOT), None);
-    fake.says(&["thp", "set", "--undo"]);
+    fake.any_ok(&["thp", "set", "--undo"]);
     assert!(fake.text(BOOT).is_some());
-    fake.says(&["thp", "--undo"]);
+    fake.any_ok(&["thp", "--undo"]);
     assert_eq!(fake.text(BOOT), None);
     assert_eq!(set.map(|name| text(&fake, name)), ["never", "never", "511"]);
-    let nothing = fake.any(&["thp", "--undo"]).output().unwrap();
+    let nothing = fake.any_command(&["thp", "--undo"]).output().unwrap();
     assert!(stderr(&nothing).contains("no change of the THP tables is recorded"));
 }
 
@@ -127,15 +128,15 @@ fn shared_memory_is_set_by_a_word_or_an_option() {
     let fake = fake();
     let sizes = ["64", "2048"].map(|size| format!("hugepages-{size}kB/shmem_enabled"));
     let now = || [word(&fake, &sizes[0]), word(&fake, &sizes[1])];
-    let json = fake.says(&["thp", "set", "shmem", "64K=always,2M=inherit", "--json"]);
+    let json = fake.any_ok(&["thp", "set", "shmem", "64K=always,2M=inherit", "--json"]);
     let set: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(set["steps"].as_array().unwrap().len(), 2, "{set:#}");
     assert_eq!(now(), ["always", "inherit"]);
-    fake.says(&["thp", "set", "--shmem", "64K=advise", "anon", "64K=madvise"]);
+    fake.any_ok(&["thp", "set", "--shmem", "64K=advise", "anon", "64K=madvise"]);
     assert_eq!(now(), ["advise", "inherit"]);
     assert_eq!(text(&fake, "hugepages-64kB/enabled"), "madvise");
-    fake.says(&["thp", "--undo"]);
-    fake.says(&["thp", "--undo"]);
+    fake.any_ok(&["thp", "--undo"]);
+    fake.any_ok(&["thp", "--undo"]);
     assert!(now().iter().all(|text| text == "never"), "{:?}", now());
 }
 
@@ -143,7 +144,7 @@ fn shared_memory_is_set_by_a_word_or_an_option() {
 fn force_comes_after_the_sizes_and_goes_before_them() {
     let fake = fake();
     let order = |words: &[&str]| -> Vec<String> {
-        let text = fake.says(&[&["thp"], words, &["--dry-run", "--json"]].concat());
+        let text = fake.any_ok(&[&["thp"], words, &["--dry-run", "--json"]].concat());
         let plan: serde_json::Value = serde_json::from_str(&text).unwrap();
         let steps = plan["steps"].as_array().unwrap().iter();
         steps
@@ -153,7 +154,7 @@ fn force_comes_after_the_sizes_and_goes_before_them() {
     let set = ["set", "shmem=force", "2M.shmem=inherit"];
     let sizes_first = ["shmem_enabled of 2M", "shmem_enabled"];
     assert_eq!(order(&set), sizes_first);
-    fake.says(&[&["thp"], &set[..]].concat());
+    fake.any_ok(&[&["thp"], &set[..]].concat());
     assert_eq!(order(&["--undo"]), ["shmem_enabled", "shmem_enabled of 2M"]);
     word(&fake, "shmem_enabled");
     let leave = ["set", "64K.shmem=inherit", "shmem=never"];
@@ -166,8 +167,8 @@ fn tables_are_saved_and_restored_as_one_change() {
     let fake = fake();
     let (all, shared) = (fake.path("all.json"), fake.path("shared.json"));
     let [all, shared] = [&all, &shared].map(|path| path.to_str().unwrap());
-    fake.says(&["thp", "save", all]);
-    fake.says(&["thp", "save", "--shmem", shared]);
+    fake.any_ok(&["thp", "save", all]);
+    fake.any_ok(&["thp", "save", "--shmem", shared]);
     let saved: serde_json::Value =
         serde_json::from_str(&fake.text("shared.json").unwrap()).unwrap();
     assert_eq!(saved["version"], 1);
@@ -176,11 +177,11 @@ fn tables_are_saved_and_restored_as_one_change() {
         values.keys().collect::<Vec<_>>(),
         ["2M.shmem", "64K.shmem", "shmem"]
     );
-    let again = fake.any(&["thp", "save", all]).output().unwrap();
+    let again = fake.any_command(&["thp", "save", all]).output().unwrap();
     assert_eq!(again.status.code(), Some(1));
     assert!(stderr(&again).contains("is there already"));
 
-    fake.says(&[
+    fake.any_ok(&[
         "thp",
         "set",
         "enabled=always",
@@ -193,23 +194,23 @@ fn tables_are_saved_and_restored_as_one_change() {
     };
     assert_eq!(tops(), ["always", "advise"]);
     let before = fake.everything();
-    let plan = fake.says(&["thp", "restore", all, "--dry-run"]);
+    let plan = fake.any_ok(&["thp", "restore", all, "--dry-run"]);
     assert_eq!(plan.matches(" -> never").count(), 3, "{plan}");
     assert_eq!(fake.everything(), before);
-    fake.says(&["thp", "restore", all, "--shmem"]);
+    fake.any_ok(&["thp", "restore", all, "--shmem"]);
 
     assert_eq!(tops(), ["always", "never"]);
-    fake.says(&["thp", "--undo"]);
+    fake.any_ok(&["thp", "--undo"]);
     assert_eq!(tops(), ["always", "advise"]);
-    fake.says(&["thp", "restore", shared]);
+    fake.any_ok(&["thp", "restore", shared]);
     assert_eq!(tops(), ["always", "never"]);
-    let done = fake.says(&["thp", "restore", shared]);
+    let done = fake.any_ok(&["thp", "restore", shared]);
     assert!(done.contains("already as asked"), "{done}");
 
-    let kept = fake.says(&["thp", "save", "--persist", "--anon"]);
+    let kept = fake.any_ok(&["thp", "save", "--persist", "--anon"]);
     assert!(kept.contains("transparent_hugepage=always"), "{kept}");
     assert_eq!(fake.text(BOOT).unwrap().lines().count(), 4, "{kept}");
-    fake.says(&["thp", "--undo"]);
+    fake.any_ok(&["thp", "--undo"]);
     assert_eq!(fake.text(BOOT), None);
 
     for (text, expected) in [
@@ -239,7 +240,7 @@ fn tables_are_saved_and_restored_as_one_change() {
         let before = fake.everything();
         let bad = fake.path("bad.json");
         let bad = fake
-            .any(&["thp", "restore", bad.to_str().unwrap()])
+            .any_command(&["thp", "restore", bad.to_str().unwrap()])
             .output()
             .unwrap();
         assert_eq!(bad.status.code(), Some(1), "{text}");
@@ -253,10 +254,10 @@ fn tables_are_saved_and_restored_as_one_change() {
         ("none.json", "No such file"),
     ] {
         let file = fake.path(file);
-        let mut bad = fake.any(&["thp", "restore", file.to_str().unwrap()]);
-        let said = stderr(&bad.output().unwrap());
-        assert!(said.contains(expected), "{said}");
-        assert!(said.contains("hint: `jumbo thp save`"), "{said}");
+        let mut bad = fake.any_command(&["thp", "restore", file.to_str().unwrap()]);
+        let message = stderr(&bad.output().unwrap());
+        assert!(message.contains(expected), "{message}");
+        assert!(message.contains("hint: `jumbo thp save`"), "{message}");
     }
 }
 
@@ -270,15 +271,18 @@ fn what_is_of_shared_memory_alone_and_what_no_table_rules_is_said() {
         "proc/self/mountinfo",
         "25 24 0:23 / /dev/shm rw,relatime - tmpfs tmpfs rw,size=1k,huge=advise\n",
     );
-    let anon = fake.any(&["thp", "set", "8K=always"]).output().unwrap();
+    let anon = fake
+        .any_command(&["thp", "set", "8K=always"])
+        .output()
+        .unwrap();
     assert_eq!(anon.status.code(), Some(1));
     assert!(
         stderr(&anon).contains("hint: 8K.shmem=always"),
         "{}",
         stderr(&anon)
     );
-    fake.says(&["thp", "set", "8K.shmem=always"]);
-    let shown = fake.says(&["thp", "show", "--shmem"]);
+    fake.any_ok(&["thp", "set", "8K.shmem=always"]);
+    let shown = fake.any_ok(&["thp", "show", "--shmem"]);
     for expected in [
         "shmem_alloc: folios that",
         "17",
@@ -288,9 +292,9 @@ fn what_is_of_shared_memory_alone_and_what_no_table_rules_is_said() {
     ] {
         assert!(shown.contains(expected), "{expected}: {shown}");
     }
-    let shown = fake.says(&["thp", "show", "--anon"]);
+    let shown = fake.any_ok(&["thp", "show", "--anon"]);
     assert!(!shown.contains("transparent_hugepage_tmpfs"), "{shown}");
-    let anon = fake.says(&["thp", "show", "--anon"]);
+    let anon = fake.any_ok(&["thp", "show", "--anon"]);
     assert!(
         !anon.contains("\n  8K") && !anon.contains("/dev/shm"),
         "{anon}"
@@ -302,45 +306,46 @@ fn hvo_is_switched_kept_and_undone_as_a_pool_is() {
     const BOOT: &str = "etc/tmpfiles.d/jumbo-hvo.conf";
     let fake = fake();
     fake.pool(2048, [3, 3, 0, 0, 0]);
-    let on = fake.says(&["vmemmap", "on", "--persist"]);
+    let on = fake.any_ok(&["vmemmap", "on", "--persist"]);
     assert!(on.contains("stay as they are"), "{on}");
     assert!(on.contains("hugetlb_free_vmemmap=on"), "{on}");
     assert_eq!(fake.text(HVO).unwrap(), "1");
-    let page: serde_json::Value = serde_json::from_str(&fake.says(&["vmemmap", "--json"])).unwrap();
+    let page: serde_json::Value =
+        serde_json::from_str(&fake.any_ok(&["vmemmap", "--json"])).unwrap();
     assert_eq!(
         (&page["hvo"], &page["at_boot"][0]["value"]),
         (&true.into(), &"1".into())
     );
-    fake.says(&["vmemmap", "--undo"]);
+    fake.any_ok(&["vmemmap", "--undo"]);
     assert_eq!(
         (fake.text(HVO).unwrap(), fake.text(BOOT)),
         ("0".to_owned(), None)
     );
     fs::remove_file(fake.path(HVO)).unwrap();
-    let none = fake.any(&["vmemmap", "on"]).output().unwrap();
+    let none = fake.any_command(&["vmemmap", "on"]).output().unwrap();
     assert_eq!(none.status.code(), Some(1));
-    let told = stderr(&none);
+    let message = stderr(&none);
     assert!(
-        told.contains(HVO) && told.contains("hint: this kernel does not have it"),
-        "{told}"
+        message.contains(HVO) && message.contains("hint: this kernel does not have it"),
+        "{message}"
     );
 }
 
 #[test]
 fn what_others_have_set_since_is_not_overwritten() {
     let fake = fake();
-    fake.says(&["thp", "set", "enabled=madvise"]);
+    fake.any_ok(&["thp", "set", "enabled=madvise"]);
     fake.write(&format!("{THP}/enabled"), "[always] madvise never\n");
     for arguments in [&["thp", "--undo"][..], &["thp", "--undo", "--dry-run"]] {
-        let refused = fake.any(arguments).output().unwrap();
+        let refused = fake.any_command(arguments).output().unwrap();
         assert_eq!(refused.status.code(), Some(1));
-        let told = stderr(&refused);
+        let message = stderr(&refused);
         assert!(
-            told.contains("always now, where the change left madvise"),
-            "{told}"
+            message.contains("always now, where the change left madvise"),
+            "{message}"
         );
     }
-    fake.says(&["thp", "--undo", "--force"]);
+    fake.any_ok(&["thp", "--undo", "--force"]);
     assert_eq!(text(&fake, "enabled"), "never");
 }
 
@@ -361,25 +366,31 @@ fn what_makes_no_sense_is_wrong_usage() {
         (&["set", "64K=never", "--undo"], "cannot be used with"),
         (&["--force"], "--undo"),
     ] {
-        let output = fake.any(&[&["thp"], arguments].concat()).output().unwrap();
-        let told = stderr(&output);
+        let output = fake
+            .any_command(&[&["thp"], arguments].concat())
+            .output()
+            .unwrap();
+        let message = stderr(&output);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        assert!(told.contains(expected), "{arguments:?}: {told}");
+        assert!(message.contains(expected), "{arguments:?}: {message}");
     }
 }
 
 #[test]
 fn what_this_kernel_does_not_have_is_said() {
     let fake = fake();
-    let size = fake.any(&["thp", "set", "32K=always"]).output().unwrap();
+    let size = fake
+        .any_command(&["thp", "set", "32K=always"])
+        .output()
+        .unwrap();
     assert_eq!(size.status.code(), Some(1));
     assert!(stderr(&size).contains("hugepages-32kB/enabled: No such file"));
     fs::remove_dir_all(fake.path(THP)).unwrap();
-    let none = fake.any(&["thp"]).output().unwrap();
+    let none = fake.any_command(&["thp"]).output().unwrap();
     assert!(stderr(&none).contains("this kernel has no THP"));
 }
 
-/// The knobs of this host that the tests below set, and how they are; put back when this is dropped, after a panic too.
+/// Saved values of the knobs that the tests below set; restored on drop, after a panic, too.
 struct Knobs(Vec<(String, String)>);
 
 impl Knobs {
@@ -432,7 +443,7 @@ fn the_kernel_takes_and_gives_back_what_is_set() {
         return;
     };
     let json = |words: &[&str]| -> serde_json::Value {
-        let output = host.any(words).output().unwrap();
+        let output = host.any_command(words).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         serde_json::from_str(&stdout(&output)).unwrap()
     };
@@ -471,7 +482,7 @@ fn the_kernel_takes_and_gives_back_what_is_set() {
     assert_eq!(json(&["vmemmap", "--undo", "--json"])["complete"], true);
     assert!(knobs.is());
 
-    // The kernel takes `force` only while no size below the PMD size inherits it.
+    // The kernel accepts `force` only if no size below the PMD size inherits it.
     json(&["thp", "set", "64K.shmem=inherit", "--json"]);
     json(&["thp", "set", "shmem=force", "64K.shmem=never", "--json"]);
     assert!(read(&knobs.0[4].0).unwrap().contains("[force]"));
@@ -479,18 +490,18 @@ fn the_kernel_takes_and_gives_back_what_is_set() {
     assert_eq!(json(&["thp", "--undo", "--json"])["complete"], true);
     assert!(knobs.is());
 
-    // More base pages than a huge page has.
+    // More base pages than a huge page holds.
     let refused = host
-        .any(&["thp", "set", "64K=madvise", "max_ptes_none=99999"])
+        .any_command(&["thp", "set", "64K=madvise", "max_ptes_none=99999"])
         .output()
         .unwrap();
     assert_eq!(refused.status.code(), Some(1));
-    let told = stderr(&refused);
+    let message = stderr(&refused);
     for expected in [
         "khugepaged/max_ptes_none: Invalid argument (os error 22); everything was put back",
         "hint: this kernel does not take that value",
     ] {
-        assert!(told.contains(expected), "{told}");
+        assert!(message.contains(expected), "{message}");
     }
     assert!(knobs.is());
 }
@@ -502,7 +513,7 @@ fn killed_at_any_step_the_tables_can_be_put_back() {
         return;
     };
     let undo = |words: &[&str]| {
-        let output = host.any(words).output().unwrap();
+        let output = host.any_command(words).output().unwrap();
         assert!(output.status.success(), "{output:?}");
     };
     let set = [

@@ -1,17 +1,17 @@
-//! `jumbo vmemmap`: what it shows of a folder that stands in for a host, and pages of this host made anew.
+//! `jumbo vmemmap`: its output on a fake host, and reallocated pages of this host.
 
 use std::fs;
 
 use serde_json::{Value, json};
 
 use crate::cut_short::{at_every_step, can_trace};
-use crate::support::{Before, Fake, Host, assert_as, now, skip, stderr};
+use crate::support::{Fake, Host, Snapshot, assert_unchanged, now, skip, stderr};
 
 const HVO: &str = "proc/sys/vm/hugetlb_optimize_vmemmap";
-const NR: &str = "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+const NR_HUGEPAGES: &str = "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 const MIB: u64 = 1 << 20;
 
-/// A host with 16 GiB, whose metadata is so many base pages less than without HVO.
+/// A host with 16 GiB; HVO reduces its page metadata by `less` base pages.
 fn counted(less: u64) -> Fake {
     let fake = Fake::new();
     let memory = "sys/devices/system/memory";
@@ -26,7 +26,7 @@ fn counted(less: u64) -> Fake {
 }
 
 fn shown(fake: &Fake) -> Value {
-    serde_json::from_str(&fake.says(&["vmemmap", "show", "--json"])).unwrap()
+    serde_json::from_str(&fake.any_ok(&["vmemmap", "show", "--json"])).unwrap()
 }
 
 #[test]
@@ -38,13 +38,13 @@ fn what_is_saved_follows_from_the_counters() {
     assert_eq!(page["savings"]["now"], 7 * 300 * 4096);
     assert_eq!(pool["optimised"], json!([300, 300]));
     assert_eq!(page["savings"]["most"], 7 * 500 * 4096);
-    let text = fake.says(&["vmemmap"]);
+    let text = fake.any_ok(&["vmemmap"]);
     let row = text
         .lines()
         .find(|line| line.trim_start().starts_with("2M"))
         .unwrap();
     assert!(row.ends_with(" 200"), "200 predate the switch: {text}");
-    // Two pools may share it in several ways.
+    // With two pools the distribution of the savings is ambiguous.
     fake.pool(1 << 20, [1, 1, 0, 0, 0]);
     let pools = &shown(&fake)["savings"]["pools"];
     assert_eq!(pools[0]["optimised"], json!([0, 300]));
@@ -57,22 +57,22 @@ fn what_does_not_follow_is_not_known() {
     fake.pool(2048, [500, 500, 0, 0, 0]);
     let page = shown(&fake);
     assert_eq!(page["savings"]["now"], Value::Null);
-    assert!(fake.says(&["vmemmap"]).contains("does not count"));
+    assert!(fake.any_ok(&["vmemmap"]).contains("does not count"));
     let fake = counted(7 * 300);
     fake.pool(2048, [500, 500, 0, 0, 0]);
     let knob = "sys/module/memory_hotplug/parameters/memmap_on_memory";
     fake.write(knob, "Y\n");
     assert_eq!(shown(&fake)["savings"]["now"], Value::Null);
-    assert!(fake.says(&["vmemmap"]).contains("memmap_on_memory yes"));
+    assert!(fake.any_ok(&["vmemmap"]).contains("memmap_on_memory yes"));
 }
 
 #[test]
 fn free_pages_that_predate_the_switch_are_made_anew() {
     let fake = counted(0);
-    // Three are mapped, two are promised.
+    // Three pages are mapped and two are reserved.
     fake.pool(2048, [20, 17, 2, 0, 4]);
     let words = ["vmemmap", "on", "--convert", "--json"];
-    let plan = fake.says(&[&words[..], &["--dry-run"]].concat());
+    let plan = fake.any_ok(&[&words[..], &["--dry-run"]].concat());
     let plan: Value = serde_json::from_str(&plan).unwrap();
     let steps = plan["steps"].as_array().unwrap();
     let writes = steps.iter().map(|step| (&step["before"], &step["to"]));
@@ -87,17 +87,17 @@ fn free_pages_that_predate_the_switch_are_made_anew() {
     assert!(notes.contains("lends them"), "{notes}");
     assert_eq!(fake.text(HVO).unwrap(), "0\n");
 
-    fake.says(&words);
+    fake.any_ok(&words);
     assert_eq!(
-        (fake.text(HVO).unwrap(), fake.text(NR).unwrap()),
+        (fake.text(HVO).unwrap(), fake.text(NR_HUGEPAGES).unwrap()),
         ("1".into(), "20".into())
     );
-    // Finished, though the pool has been written twice; and the pool's own changes are not among it.
+    // The change is complete despite two writes of the pool, and is no change of the pool.
     let none = fake.jumbo(&["--undo"]);
     assert!(stderr(&none).contains("nothing to undo"), "{none:?}");
-    fake.says(&["vmemmap", "--undo"]);
+    fake.any_ok(&["vmemmap", "--undo"]);
     assert_eq!(
-        (fake.text(HVO).unwrap(), fake.text(NR).unwrap()),
+        (fake.text(HVO).unwrap(), fake.text(NR_HUGEPAGES).unwrap()),
         ("0".into(), "20".into())
     );
 }
@@ -107,31 +107,34 @@ fn nothing_is_given_back_in_vain() {
     let fake = counted(7 * 20);
     fake.pool(2048, [20, 20, 0, 0, 0]);
     fake.write(HVO, "1\n");
-    let text = fake.says(&["vmemmap", "on", "--convert"]);
+    let text = fake.any_ok(&["vmemmap", "on", "--convert"]);
     assert!(text.contains("nothing to do"), "{text}");
-    let plan = fake.says(&["vmemmap", "on", "--convert", "--dry-run", "--json"]);
+    let plan = fake.any_ok(&["vmemmap", "on", "--convert", "--dry-run", "--json"]);
     assert!(plan.contains("20 2M pages left as they are"), "{plan}");
-    // Pages of 1 GiB may not come again.
+    // An allocation of 1 GiB pages may fail.
     let fake = counted(0);
     fake.pool(1 << 20, [2, 2, 0, 0, 0]);
-    let refused = fake.any(&["vmemmap", "on", "--convert"]).output().unwrap();
-    let told = stderr(&refused);
+    let refused = fake
+        .any_command(&["vmemmap", "on", "--convert"])
+        .output()
+        .unwrap();
+    let message = stderr(&refused);
     assert_eq!(refused.status.code(), Some(1));
     assert!(
-        told.contains("may not come again") && told.contains("--force"),
-        "{told}"
+        message.contains("may not come again") && message.contains("--force"),
+        "{message}"
     );
     assert_eq!(fake.text(HVO).unwrap(), "0\n");
-    fake.says(&["vmemmap", "on", "--convert", "2M"]);
-    fake.says(&["vmemmap", "on", "--convert", "1G", "--force"]);
+    fake.any_ok(&["vmemmap", "on", "--convert", "2M"]);
+    fake.any_ok(&["vmemmap", "on", "--convert", "1G", "--force"]);
     let none = fake
-        .any(&["vmemmap", "on", "--convert", "64K"])
+        .any_command(&["vmemmap", "on", "--convert", "64K"])
         .output()
         .unwrap();
     assert!(stderr(&none).contains("no pool of 64K pages"));
 }
 
-/// The switch of this host, put back when this is dropped.
+/// HVO switch of this host, restored on drop.
 struct Switch(String);
 
 impl Switch {
@@ -156,7 +159,7 @@ impl Drop for Switch {
     }
 }
 
-/// What the kernel's counters of page metadata say, in bytes.
+/// Returns the kernel's counters of page metadata, in bytes.
 fn metadata() -> Option<u64> {
     let text = fs::read_to_string("/proc/vmstat").unwrap();
     let counters = text.lines().filter(|line| line.starts_with("nr_memmap"));
@@ -176,7 +179,7 @@ fn savings_agree_with_the_fall_of_the_counters() {
         return;
     };
     let json = |words: &[&str]| -> Value {
-        let output = host.any(words).output().unwrap();
+        let output = host.any_command(words).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         serde_json::from_slice(&output.stdout).unwrap()
     };
@@ -221,15 +224,15 @@ fn killed_at_any_step_a_conversion_can_be_undone() {
     };
     Switch::set("0");
     host.ok(&["grow", "2M", "6"]);
-    let before = Before::now();
+    let before = Snapshot::now();
     let convert = ["vmemmap", "on", "--convert", "2M"];
     at_every_step(&host, &convert, "KILL", |step| {
-        let output = host.any(&["vmemmap", "--undo"]).output().unwrap();
+        let output = host.any_command(&["vmemmap", "--undo"]).output().unwrap();
         assert!(output.status.success(), "{step}: {output:?}");
-        assert_as(&before, step);
+        assert_unchanged(&before, step);
         let off = fs::read_to_string(format!("/{HVO}")).unwrap();
         assert_eq!(off.trim(), "0", "{step}");
-        // All pages made anew without HVO, so that there is something to convert again.
+        // Reallocates all pages without HVO, so that there are pages to convert.
         let has = before.pool.persistent().to_string();
         let pool = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
         fs::write(pool, "0").unwrap();

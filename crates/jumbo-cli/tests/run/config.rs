@@ -39,7 +39,7 @@ fn options_come_from_the_file_by_program_and_the_command_line_wins() {
         let mut run = configured(folder.path(), FILE);
         stdout(run.args(options).args(["printenv", "JUMBO_ORDERS"]))
     };
-    // `text` is the profile's; keep is that of all programs, since the section has none.
+    // The profile sets `text`; `keep` comes from the section for all programs.
     let whole = folder.path().join("own.toml");
     fs::write(&whole, "data = \"off\"\nno-follow = false\n").unwrap();
     let own = whole.to_str().unwrap();
@@ -49,13 +49,13 @@ fn options_come_from_the_file_by_program_and_the_command_line_wins() {
         ("max_waste=4", true),
         ("data=off", true),
         ("keep=1073741824", true),
-        // The profile of the file is not used beside one that is typed.
+        // A profile on the command line replaces the profile of the file.
         ("text=file", false),
         ("follow=1", true),
     ] {
         assert_eq!(found.contains(word), is_there, "{word}: {found}");
     }
-    // Not followed: the library takes the orders out of the environment, but only after the start.
+    // A dry run: the library removes its orders from the environment of children.
     let mut run = configured(folder.path(), FILE);
     let plan = stdout(run.args(["--dry-run", "--json", "printenv"]));
     let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
@@ -63,7 +63,7 @@ fn options_come_from_the_file_by_program_and_the_command_line_wins() {
     for word in ["follow=0", "max_waste=3", "maps=0"] {
         assert!(orders.contains(word), "{word}: {orders}");
     }
-    // Of another program, by its file's name; and without the files.
+    // Settings of another program, selected by file name; then without files.
     for (options, waste) in [(&[][..], "6"), (&["--no-config"], "5")] {
         let mut run = configured(folder.path(), FILE);
         let shown = shown(
@@ -168,17 +168,17 @@ fn a_file_that_cannot_be_used_names_itself_and_nothing_is_started() {
     ] {
         let mut run = configured(folder.path(), text);
         let output = output(run.args(["--quiet", "touch"]).arg(&started));
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(125), "{said}");
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(125), "{message}");
         let file = folder.path().join("jumbo.toml");
-        let names_file = said.contains(&file.display().to_string()) || key.is_empty();
+        let names_file = message.contains(&file.display().to_string()) || key.is_empty();
         assert!(
-            names_file && said.contains(line) && said.contains(key),
-            "{said}"
+            names_file && message.contains(line) && message.contains(key),
+            "{message}"
         );
         assert!(!started.exists(), "{text}");
     }
-    // It is no reason not to start the program without.
+    // A bad file does not prevent a start without it.
     for (name, value, option) in [("JUMBO", "off", "--quiet"), ("X", "", "--no-config")] {
         let mut run = configured(folder.path(), "heap = ");
         stdout(run.env(name, value).args([option, "touch"]).arg(&started));
@@ -220,14 +220,14 @@ fn jumbo_off_starts_the_program_plainly() {
 
 #[test]
 fn jumbo_off_switches_the_library_off() {
-    // Advice is to be seen whatever the host makes of it.
+    // The advice flag (`hg`) is independent of the host's THP setting.
     let script = "import mmap
 a = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 print(sum('VmFlags' in line and ' hg' in line for line in open('/proc/self/smaps')))";
     let advised = |off: &str| {
         let program = ["env", off, "/usr/bin/python3", "-c", script];
         let mut jumbo = jumbo();
-        // glibc's tunable would stay at work.
+        // glibc's tunable would stay in effect.
         stdout(jumbo.args(["run", "--quiet", "--heap=off"]).args(program))
     };
     assert_ne!(advised("JUMBO=on"), "0\n");

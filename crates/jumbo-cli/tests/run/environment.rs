@@ -1,4 +1,4 @@
-//! What the program is given: environment, arguments, descriptors, signal dispositions, process ID.
+//! Environment, arguments, descriptors, signal dispositions and process ID of the program.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use crate::support::{MODES, Mode, jumbo, library, run, stdout};
 
 fn environment(command: &mut Command) -> BTreeMap<String, String> {
-    let said = stdout(command.args(["env", "-0"]));
-    let entries = said.split_terminator('\0');
+    let printed = stdout(command.args(["env", "-0"]));
+    let entries = printed.split_terminator('\0');
     entries
         .map(|entry| entry.split_once('=').unwrap())
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
@@ -94,7 +94,7 @@ fn print_env_has_the_variables_that_the_program_gets() {
         let printed = stdout(print().args(options));
         assert!(lines.clone().all(|line| printed.contains(&line)), "{json}");
         assert_eq!(lines.count(), printed.lines().count());
-        // A program that has them prints the same.
+        // The second run starts with these variables set.
         assert_eq!(
             stdout(print().arg("--json").args(options).envs(&variables)),
             json
@@ -127,7 +127,7 @@ fn the_tunable_of_an_outer_jumbo_is_not_the_user_s() {
     let users = "glibc.malloc.check=3";
     assert_eq!(outer("--heap=off", users)["GLIBC_TUNABLES"], users);
     assert!(!outer("--heap=off", "").contains_key("GLIBC_TUNABLES"));
-    // The library takes out what is ours.
+    // The library removes the parts that jumbo added.
     assert_eq!(outer("--no-follow", users)["GLIBC_TUNABLES"], users);
     let users = "glibc.malloc.hugetlb=1";
     assert_eq!(outer("--heap=off", users)["GLIBC_TUNABLES"], users);
@@ -143,8 +143,8 @@ fn of_a_variable_given_twice_the_last_counts() {
     let mut command = Command::new("python3");
     command.args(["-c", python, env!("CARGO_BIN_EXE_jumbo")]);
     let expected = format!("LD_PRELOAD=\0LD_PRELOAD=libc.so.6:{}", library().display());
-    let said = stdout(command.args(["run", "--quiet", "cat", "/proc/self/environ"]));
-    assert!(said.starts_with(&expected), "{said}");
+    let printed = stdout(command.args(["run", "--quiet", "cat", "/proc/self/environ"]));
+    assert!(printed.starts_with(&expected), "{printed}");
 }
 
 #[test]
@@ -160,9 +160,9 @@ fn a_folder_is_no_profile_and_one_that_cannot_be_read_is_an_error() {
     let mut command = jumbo();
     command.env("XDG_CONFIG_HOME", folder.path());
     let output = crate::support::output(command.args(["run", "--profile", "node", "true"]));
-    let said = crate::support::stderr(&output);
-    assert_eq!(output.status.code(), Some(125), "{said}");
-    assert!(said.contains("node.toml"), "{said}");
+    let message = crate::support::stderr(&output);
+    assert_eq!(output.status.code(), Some(125), "{message}");
+    assert!(message.contains("node.toml"), "{message}");
 }
 
 #[test]
@@ -187,11 +187,11 @@ fn a_profile_is_read_and_the_command_line_wins() {
 
     std::fs::write(profile, "maps = \"off\"\nmax-wast = 3\n").unwrap();
     let output = crate::support::output(jumbo().args(["run", "--profile", profile, "true"]));
-    let said = crate::support::stderr(&output);
-    assert_eq!(output.status.code(), Some(125), "{said}");
+    let message = crate::support::stderr(&output);
+    assert_eq!(output.status.code(), Some(125), "{message}");
     assert!(
-        said.contains("line 2") && said.contains("'--max-waste'"),
-        "{said}"
+        message.contains("line 2") && message.contains("'--max-waste'"),
+        "{message}"
     );
 }
 
@@ -210,8 +210,8 @@ fn the_profiles_that_come_with_jumbo_can_be_used() {
 #[test]
 fn arguments_are_passed_as_typed() {
     for mode in MODES {
-        let said = stdout(run(mode).args(["cat", "/proc/self/cmdline"]));
-        assert_eq!(said, "cat\0/proc/self/cmdline\0", "{mode:?}");
+        let printed = stdout(run(mode).args(["cat", "/proc/self/cmdline"]));
+        assert_eq!(printed, "cat\0/proc/self/cmdline\0", "{mode:?}");
     }
 }
 
@@ -224,19 +224,21 @@ fn without_a_report_jumbo_becomes_the_program() {
         .spawn()
         .unwrap();
     let pid = child.id();
-    let said = child.wait_with_output().unwrap().stdout;
-    assert_eq!(String::from_utf8(said).unwrap(), format!("{pid}\n"));
+    let printed = child.wait_with_output().unwrap().stdout;
+    assert_eq!(String::from_utf8(printed).unwrap(), format!("{pid}\n"));
 }
 
-/// What a program sees of its signals, parent death signal aside.
-const LOOK: &str = "grep ^Sig /proc/self/status | grep -v SigQ; ls /proc/self/fd";
+/// Prints the signal state and the open descriptors, except for the parent death signal.
+const PRINT_STATE: &str = "grep ^Sig /proc/self/status | grep -v SigQ; ls /proc/self/fd";
 
-/// Runs `LOOK` below `setting`, a shell fragment that ends in `exec`, directly and under jumbo.
+/// Runs `PRINT_STATE` below `setting`, a shell fragment that ends in `exec`, directly and under
+/// jumbo.
 fn same_below(setting: &str) {
-    let direct = stdout(Command::new("bash").args(["-c", &format!("{setting} sh -c '{LOOK}'")]));
+    let direct =
+        stdout(Command::new("bash").args(["-c", &format!("{setting} sh -c '{PRINT_STATE}'")]));
     for options in ["--quiet", "--report-file /dev/null"] {
         let jumbo = env!("CARGO_BIN_EXE_jumbo");
-        let script = format!("{setting} {jumbo} run {options} -- sh -c '{LOOK}'");
+        let script = format!("{setting} {jumbo} run {options} -- sh -c '{PRINT_STATE}'");
         let with = stdout(Command::new("bash").args(["-c", &script]));
         assert_eq!(with, direct, "{setting} {options}");
     }
@@ -247,7 +249,7 @@ fn descriptors_and_dispositions_are_as_without_us() {
     same_below("exec");
     same_below("trap '' PIPE; exec");
     same_below("trap '' INT QUIT HUP CHLD; exec");
-    // Closed descriptors stay closed, and what is open beside them stays open.
+    // Closed descriptors stay closed; open ones stay open.
     same_below("exec 9</dev/null; exec");
     same_below("exec <&-; exec");
     same_below("exec 2>&-; exec");

@@ -1,4 +1,4 @@
-//! How it ends: exit codes, signals, and programs that cannot be started.
+//! Exit codes, signals, and programs that cannot be started.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
@@ -34,8 +34,8 @@ fn a_signal_that_kills_the_program_kills_jumbo() {
         "{} run -- sh -c 'kill -9 $$'; echo $?",
         env!("CARGO_BIN_EXE_jumbo")
     );
-    let said = stdout(std::process::Command::new("sh").args(["-c", &shell]));
-    assert_eq!(said, "137\n");
+    let message = stdout(std::process::Command::new("sh").args(["-c", &shell]));
+    assert_eq!(message, "137\n");
 }
 
 #[test]
@@ -70,14 +70,14 @@ fn what_cannot_be_started_says_so_in_one_line() {
     for mode in MODES {
         for (program, code) in cases {
             let output = output(run(mode).arg(program));
-            let said = stderr(&output);
+            let message = stderr(&output);
             assert_eq!(
                 output.status.code(),
                 Some(code),
-                "{mode:?} {program}: {said}"
+                "{mode:?} {program}: {message}"
             );
-            assert_eq!(said.lines().count(), 1, "{said}");
-            assert!(said.contains(&format!("`{program}`")), "{said}");
+            assert_eq!(message.lines().count(), 1, "{message}");
+            assert!(message.contains(&format!("`{program}`")), "{message}");
         }
     }
 }
@@ -94,7 +94,7 @@ fn an_error_that_cannot_be_written_keeps_its_exit_code() {
 #[test]
 fn without_descriptors_the_program_runs_and_there_is_no_report() {
     let jumbo = env!("CARGO_BIN_EXE_jumbo");
-    // One is enough for the loader, and too few for the pipe to a child.
+    // One descriptor suffices for the loader, but not for the pipe to a child.
     let script = format!("ulimit -n 4; exec {jumbo} run --report -- sh -c 'echo $$ alive; exit 4'");
     let child = std::process::Command::new("sh")
         .args(["-c", &script])
@@ -104,12 +104,12 @@ fn without_descriptors_the_program_runs_and_there_is_no_report() {
         .unwrap();
     let pid = child.id();
     let output = child.wait_with_output().unwrap();
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(4), "{said}");
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(4), "{message}");
     assert_eq!(output.stdout, format!("{pid} alive\n").as_bytes());
     assert!(
-        said.contains("no report") && said.lines().count() == 1,
-        "{said}"
+        message.contains("no report") && message.lines().count() == 1,
+        "{message}"
     );
 }
 
@@ -120,7 +120,7 @@ fn a_file_in_path_that_may_not_be_executed_is_126() {
     let path = format!("{}:{}", first.path().display(), second.path().display());
     let status = output(run(Mode::Exec).env("PATH", &path).arg("tool")).status;
     assert_eq!(status.code(), Some(126));
-    // But one further down that may be is what runs.
+    // An executable file in a later folder of PATH runs.
     let tool = second.path().join("tool");
     executable(&tool, "#!/bin/sh\nexit 3");
     let status = output(run(Mode::Exec).env("PATH", &path).arg("tool")).status;
@@ -147,10 +147,10 @@ fn jumbo_s_own_failures_are_125_and_wrong_usage_is_2() {
             .args(["run", "true"]),
     );
     assert_eq!(output.status.code(), Some(125));
-    let said = stderr(&output);
+    let message = stderr(&output);
     assert!(
-        said.contains("/nonexistent.so") && said.contains("hint:"),
-        "{said}"
+        message.contains("/nonexistent.so") && message.contains("hint:"),
+        "{message}"
     );
     for wrong in [
         &["run"][..],
@@ -169,6 +169,6 @@ fn jumbo_s_own_failures_are_125_and_wrong_usage_is_2() {
 
 #[test]
 fn options_after_the_program_are_the_program_s() {
-    let said = stdout(jumbo().args(["run", "--heap=on", "echo", "--heap=off", "--", "-q"]));
-    assert_eq!(said, "--heap=off -- -q\n");
+    let message = stdout(jumbo().args(["run", "--heap=on", "echo", "--heap=off", "--", "-q"]));
+    assert_eq!(message, "--heap=off -- -q\n");
 }

@@ -1,14 +1,14 @@
-//! Other circumstances: another user, /sys read-only, no /sys, no /proc.
+//! Other environments: another user, /sys read-only, no /sys, no /proc.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use crate::support::{LOOKED_AT, jumbo, library, output, skip, stderr};
+use crate::support::{WAIT_FOR_SAMPLE, jumbo, library, output, skip, stderr};
 
 const SCRIPT: &str = "a = [bytes(1000 + i % 7) for i in range(50000)]";
 
-/// Runs jumbo below `wrapper`, a shell fragment, with a JSON report on stderr, which it returns.
+/// Runs jumbo below `wrapper`, a shell fragment, and returns its JSON report.
 fn below(name: &str, wrapper: &str, probe: &str) -> Option<serde_json::Value> {
     if !Command::new("sh")
         .args(["-c", probe])
@@ -20,11 +20,12 @@ fn below(name: &str, wrapper: &str, probe: &str) -> Option<serde_json::Value> {
         skip(name, &format!("`{probe}` does not work here"));
         return None;
     }
-    // Where every user can reach it.
+    // Every user can reach this folder.
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     let jumbo = folder.path().join("jumbo");
-    // cp(1) makes them: a file that is open for writing cannot be run, and what another test starts inherits descriptors.
+    // cp(1) writes them: a child of another test could inherit our descriptor open for writing
+    // (ETXTBSY).
     let copied = Command::new("cp")
         .arg(env!("CARGO_BIN_EXE_jumbo"))
         .args([library(), folder.path()])
@@ -34,7 +35,7 @@ fn below(name: &str, wrapper: &str, probe: &str) -> Option<serde_json::Value> {
         "{wrapper} {} run --report=json -- /usr/bin/python3 -c \"$0\"",
         jumbo.display()
     );
-    let python = format!("{SCRIPT}\n{LOOKED_AT}\nos._exit(3)");
+    let python = format!("{SCRIPT}\n{WAIT_FOR_SAMPLE}\nos._exit(3)");
     let output = output(
         Command::new("sh")
             .current_dir("/")
@@ -77,7 +78,7 @@ fn without_sys_it_runs() {
     let Some(report) = below("without_sys_it_runs", wrapper, &probe) else {
         return;
     };
-    // What cannot be read is not said to be missing.
+    // Unreadable files must not be reported as missing.
     let less = report["shortfalls"].to_string();
     assert!(!less.contains("no transparent huge pages"), "{report:#}");
     let plan = format!(
@@ -108,10 +109,13 @@ fn without_proc_nothing_is_made_up() {
     let jumbo = env!("CARGO_BIN_EXE_jumbo");
     let ran = inside(&[jumbo, "run", "--report=full", "--", "sh", "-c", "exit 3"]);
     assert_eq!(ran.status.code(), Some(3));
-    let said = stderr(&ran);
-    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(said.contains("no /proc here to look at it in"), "{said}");
-    assert!(said.contains("/proc/self/exe"), "{said}");
+    let message = stderr(&ran);
+    let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        message.contains("no /proc here to look at it in"),
+        "{message}"
+    );
+    assert!(message.contains("/proc/self/exe"), "{message}");
     let status = inside(&[jumbo, "status"]);
     let shown = String::from_utf8_lossy(&status.stdout);
     let host = shown.lines().find(|line| line.starts_with("Host"));
@@ -125,7 +129,7 @@ fn without_proc_nothing_is_made_up() {
 #[test]
 fn why_nothing_is_huge_is_said_where_it_was_switched_off() {
     let off = ["--heap=off", "--maps=off"];
-    let script = format!("b = bytearray(80 << 20)\n{LOOKED_AT}");
+    let script = format!("b = bytearray(80 << 20)\n{WAIT_FOR_SAMPLE}");
     let itself = format!("import ctypes; ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)\n{script}");
     for (options, script, words) in [
         (&off[..], &*script, "--heap=off --maps=off"),
@@ -134,15 +138,15 @@ fn why_nothing_is_huge_is_said_where_it_was_switched_off() {
     ] {
         let mut command = jumbo();
         command.args(["run", "--report=json"]).args(options);
-        let said = stderr(&output(command.args([
+        let message = stderr(&output(command.args([
             "--",
             "/usr/bin/python3",
             "-c",
             script,
         ])));
-        let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&message).unwrap();
         let heap = &report["peak"]["heap"];
-        // Where THP is `always` much of it is huge all the same.
+        // With THP `always` much of it is huge anyway.
         let few = heap["huge_share"].as_f64().is_some_and(|share| share < 0.5);
         let less = report["shortfalls"].to_string();
         assert!(!few || less.contains(words), "{report:#}");

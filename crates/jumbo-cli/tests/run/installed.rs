@@ -1,4 +1,5 @@
-//! A command that was installed without its library: the copy that it carries, and where it puts it.
+//! A command installed without its library: the embedded copy, and the folder that it is written
+//! to.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +7,7 @@ use std::process::Command;
 
 use crate::support::{jumbo, library, output, stderr};
 
-/// `ROOT/bin/jumbo`, with nothing beside it.
+/// Installs `ROOT/bin/jumbo` alone.
 fn install(root: &Path) -> PathBuf {
     let command = root.join("bin/jumbo");
     fs::create_dir(root.join("bin")).unwrap();
@@ -52,14 +53,14 @@ fn a_command_alone_puts_its_library_down_once() {
     let first = made();
     assert_eq!(preloaded(&root), path);
     assert_eq!(made(), first);
-    // Another build of this version, or what a crash left of it.
+    // Stands for another build of this version, or an incomplete file after a crash.
     fs::write(&path, "").unwrap();
     assert_eq!(preloaded(&root), path);
     assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
-    // One that was installed goes first.
+    // An installed library takes precedence.
     fs::copy(library(), root.join("bin/libjumbo_preload.so")).unwrap();
     assert_eq!(preloaded(&root), root.join("bin/libjumbo_preload.so"));
-    // But not one of another version.
+    // An installed library of another version does not.
     fs::write(root.join("bin/libjumbo_preload.so"), "").unwrap();
     assert_eq!(preloaded(&root), path);
 }
@@ -77,7 +78,7 @@ fn where_it_cannot_be_beside_the_command_it_is_in_the_cache_and_else_all_places_
     fs::write(root.join("cache"), "").unwrap();
     let failed = output(&mut run(&root, &["true"]));
     assert_eq!(failed.status.code(), Some(125), "{failed:?}");
-    let said = stderr(&failed);
+    let message = stderr(&failed);
     for part in [
         "bin",
         "bin/../lib/jumbo",
@@ -90,7 +91,7 @@ fn where_it_cannot_be_beside_the_command_it_is_in_the_cache_and_else_all_places_
             "hint:" => part.to_owned(),
             part => format!("\n  {}/", root.join(part).display()),
         };
-        assert!(said.contains(&place), "{place}: {said}");
+        assert!(message.contains(&place), "{place}: {message}");
     }
     assert!(command.exists());
 }

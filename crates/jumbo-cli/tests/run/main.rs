@@ -1,6 +1,6 @@
-//! `jumbo run` as a launcher: the program must not be able to tell who started it.
+//! Tests of `jumbo run` as a launcher: the program must not notice it.
 //!
-//! What it does to the memory of real programs is tested end to end, elsewhere.
+//! The end-to-end tests cover the memory of real programs.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 

@@ -1,4 +1,4 @@
-//! Programs that LD_PRELOAD cannot reach: they run untouched, and the reason is said.
+//! Programs that LD_PRELOAD cannot reach: they run unchanged, and jumbo reports the reason.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -24,7 +24,7 @@ fn reason(program: &Path) -> String {
     plan["reach"]["reason"].as_str().unwrap().to_owned()
 }
 
-/// A C program that says what it finds in its environment.
+/// Compiles a C program that prints its environment.
 fn compile(folder: &Path, arguments: &[&str]) -> Option<PathBuf> {
     let source = folder.join("look.c");
     let code = "#include <stdio.h>\n#include <stdlib.h>\nint main(void) {\n\
@@ -123,7 +123,7 @@ fn a_static_program_runs_untouched() {
     for mode in MODES {
         let output = output(run(mode).arg(&program));
         assert_eq!(output.status.code(), Some(3), "{mode:?}");
-        // Its own glibc would act on the tunable; its children may be reachable.
+        // The program's own glibc would obey the tunable; its children may be reachable.
         assert_eq!(output.stdout, b"- preload\n", "{mode:?}");
     }
 }
@@ -156,7 +156,7 @@ fn another_machine_s_program_gets_no_library() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");
     let mut bytes = fs::read("/bin/true").unwrap();
-    // e_machine: SPARC, which no test runs on.
+    // e_machine: SPARC, which no test host is.
     bytes[18] = 2;
     bytes[19] = 0;
     fs::write(&program, bytes).unwrap();
@@ -185,7 +185,7 @@ fn a_set_user_id_program_is_not_reached() {
     std::os::unix::fs::chown(&program, Some(65534), None).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
     assert!(reason(&program).contains("set-user-ID"));
-    // Of no effect for its owner.
+    // No effect for the owner.
     std::os::unix::fs::chown(&program, Some(0), None).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
     assert_eq!(plan(&program)["reach"]["reached"], true);

@@ -1,15 +1,15 @@
-//! The report: when there is one, where it goes, what it holds.
+//! Report of `jumbo run`: when it is written, where, and its contents.
 
 use std::fs;
 use std::process::Command;
 
 use serde_json::Value;
 
-use crate::support::{LOOKED_AT, Running, jumbo, kill, output, skip, stderr, stdout, until};
+use crate::support::{Running, WAIT_FOR_SAMPLE, jumbo, kill, output, skip, stderr, stdout, until};
 
-/// A Python program with 100 MB that is seen with all of it.
+/// A Python program that allocates 100 MB and waits until a sample includes it.
 fn python() -> String {
-    format!("a = [bytes(1000 + i % 7) for i in range(100000)]\n{LOOKED_AT}")
+    format!("a = [bytes(1000 + i % 7) for i in range(100000)]\n{WAIT_FOR_SAMPLE}")
 }
 
 fn report(options: &[&str], program: &[&str]) -> Value {
@@ -50,7 +50,7 @@ fn the_report_has_what_is_documented() {
     assert_eq!(report["reach"]["reached"], true, "{report:#}");
     assert!(report["obtained"]["ledger"].is_object());
     assert!(report["shortfalls"].is_array());
-    // The heap may be python3's own or, behind a shim, its child's.
+    // The heap may be that of python3 or, behind a shim, that of its child.
     let processes = report["processes"].as_array().unwrap();
     assert!(!processes.is_empty() && processes[0]["heap"]["bytes"].is_u64());
 }
@@ -95,33 +95,36 @@ fn text_goes_to_stderr_and_stdout_is_the_program_s() {
         (output.status.code(), output.stdout.as_slice()),
         (Some(6), &b"out\n"[..])
     );
-    let said = stderr(&output);
-    assert!(said.starts_with("jumbo: sh exited with 6 after "), "{said}");
-    // Where no look at it was in time, the share is unknown.
+    let message = stderr(&output);
+    assert!(
+        message.starts_with("jumbo: sh exited with 6 after "),
+        "{message}"
+    );
+    // Without a sample in time the share is unknown.
     for part in [
         " user, ",
         " system)",
         " of sh ",
         "; --report=full says more",
     ] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(message.contains(part), "{part}: {message}");
     }
-    // A long reason goes on behind four blanks.
-    let lines = said.lines().filter(|line| !line.starts_with("    "));
-    assert_eq!(lines.count(), 3, "{said}");
+    // Continuation lines of a long reason are indented by four blanks.
+    let lines = message.lines().filter(|line| !line.starts_with("    "));
+    assert_eq!(lines.count(), 3, "{message}");
     assert!(
-        !said.contains("folios") && !said.contains("first touches"),
-        "{said}"
+        !message.contains("folios") && !message.contains("first touches"),
+        "{message}"
     );
     assert!(
-        said.lines().all(|line| line.chars().count() <= 80),
-        "{said}"
+        message.lines().all(|line| line.chars().count() <= 80),
+        "{message}"
     );
 }
 
 #[test]
 fn a_full_report_begins_with_the_three_lines_and_has_the_rest() {
-    let said = stderr(&output(jumbo().args([
+    let message = stderr(&output(jumbo().args([
         "run",
         "--report=full",
         "--",
@@ -129,33 +132,36 @@ fn a_full_report_begins_with_the_three_lines_and_has_the_rest() {
         "-c",
         "exit 6",
     ])));
-    assert!(said.starts_with("jumbo: sh exited with 6 after "), "{said}");
+    assert!(
+        message.starts_with("jumbo: sh exited with 6 after "),
+        "{message}"
+    );
     for part in [
         "\n  page faults ",
         "  requested ",
         "  huge pages ",
         "  how it ran ",
     ] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(message.contains(part), "{part}: {message}");
     }
     assert!(
-        !said.contains("says more") && !said.contains("first touches"),
-        "{said}"
+        !message.contains("says more") && !message.contains("first touches"),
+        "{message}"
     );
     assert!(
-        said.lines().all(|line| line.chars().count() <= 80),
-        "{said}"
+        message.lines().all(|line| line.chars().count() <= 80),
+        "{message}"
     );
 }
 
 #[test]
 fn the_second_line_says_what_came_of_it() {
-    let said = |format: &str, script: &str| {
+    let message = |format: &str, script: &str| {
         let mut command = jumbo();
         command.args(["run", format, "--text=off", "--", "python3", "-c", script]);
         stderr(&output(&mut command))
     };
-    let text = said("--report", &python());
+    let text = message("--report", &python());
     let mut lines = text.lines();
     let ended = lines.next().unwrap_or_default();
     assert!(
@@ -173,12 +179,12 @@ fn the_second_line_says_what_came_of_it() {
         lines.next().is_some_and(|line| line.starts_with("  ")),
         "{text}"
     );
-    // What is not covered is in the full report alone, and marked there.
+    // Only the full report has uncovered memory, and marks it.
     assert!(
         !text.contains("\n  stack ") && !text.contains("\n  text "),
         "{text}"
     );
-    let full = said("--report=full", &python());
+    let full = message("--report=full", &python());
     let marked = |kind: &str| {
         let mut lines = full.lines().filter(|line| line.starts_with(kind));
         lines.any(|line| line.ends_with("(not covered)"))
@@ -188,11 +194,11 @@ fn the_second_line_says_what_came_of_it() {
         "{full}"
     );
     assert!(full.matches("size unknown").count() <= 1, "{full}");
-    // Long enough for a look at it, where THP can be had.
+    // The run is long enough for a sample, if THP is available.
     if share >= 50 {
         assert!(full.contains("does it pay"), "{full}");
     }
-    // The third line has the gain, or the reason for less.
+    // The third line has the gain, or the reason for a low share.
     let gain = text.contains("first touches take ");
     let is_told = gain && share >= 50 || share < 90 && text.contains("why not more: ");
     assert!(is_told, "{text}");
@@ -202,7 +208,7 @@ fn the_second_line_says_what_came_of_it() {
 fn addresses_that_are_only_reserved_are_not_requested() {
     let asked = |prot: &str| {
         let script = format!("import mmap\na = mmap.mmap(-1, 4 << 30, flags=34, prot={prot})");
-        // With a bound what is not touched is not requested either.
+        // With a bound jumbo does not request untouched memory either.
         let options = ["--heap=off", "--max-waste=unbounded"];
         let report = report(&options, &["python3", "-c", &script]);
         report["requested"]["advised"].as_u64().unwrap()
@@ -225,17 +231,17 @@ fn a_program_that_is_not_reached_is_said_in_the_short_report() {
             "no static libc",
         );
     }
-    let said = |format: &str| stderr(&output(jumbo().args(["run", format, "--"]).arg(&program)));
-    let short = said("--report");
+    let message = |format: &str| stderr(&output(jumbo().args(["run", format, "--"]).arg(&program)));
+    let short = message("--report");
     let words = short.split_whitespace().collect::<Vec<_>>().join(" ");
     let third = " could not help static: it is statically linked";
     assert!(words.starts_with("jumbo: static exited with 3"), "{short}");
     assert!(words.contains(third), "{short}");
-    let said = said("--report=full");
-    assert!(!said.contains("glibc.malloc.hugetlb"), "{said}");
-    // Nothing was seen of it, and nothing is made up.
-    if said.contains("it ended before") {
-        assert!(said.contains("huge pages     unknown"), "{said}");
+    let message = message("--report=full");
+    assert!(!message.contains("glibc.malloc.hugetlb"), "{message}");
+    // Without a sample the report claims nothing.
+    if message.contains("it ended before") {
+        assert!(message.contains("huge pages     unknown"), "{message}");
     }
 }
 
@@ -311,9 +317,12 @@ fn a_report_that_cannot_be_written_changes_no_exit_status() {
 fn an_unusable_report_file_is_an_error_before_the_start() {
     for file in ["/nonexistent/report", "/tmp"] {
         let output = output(jumbo().args(["run", "--report-file", file, "--", "echo", "ran"]));
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(125), "{said}");
-        assert!(said.contains(file) && said.contains("hint:"), "{said}");
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(125), "{message}");
+        assert!(
+            message.contains(file) && message.contains("hint:"),
+            "{message}"
+        );
         assert!(output.stdout.is_empty(), "the program ran");
     }
 }
@@ -332,8 +341,8 @@ fn what_exists_is_written_in_place() {
         let mut command = jumbo();
         command.args(["run", "--report-file"]).arg(name).arg("true");
         assert!(output(&mut command).status.success());
-        let said = fs::read_to_string(target).unwrap();
-        assert!(said.starts_with("jumbo: true") && !said.contains("xxx"));
+        let message = fs::read_to_string(target).unwrap();
+        assert!(message.starts_with("jumbo: true") && !message.contains("xxx"));
     }
     assert_eq!(fs::metadata(&file).unwrap().ino(), inode);
     assert!(fs::symlink_metadata(&dangling).unwrap().is_symlink());
@@ -347,8 +356,8 @@ fn a_report_to_the_program_s_own_output_file_comes_after_it() {
     command.args(["run", "--report-file", "/dev/stdout", "echo", "hello"]);
     command.stdout(fs::File::create(&file).unwrap());
     assert!(command.status().unwrap().success());
-    let said = fs::read_to_string(&file).unwrap();
-    assert!(said.starts_with("hello\njumbo: echo"), "{said}");
+    let message = fs::read_to_string(&file).unwrap();
+    assert!(message.starts_with("hello\njumbo: echo"), "{message}");
 }
 
 #[test]
@@ -368,7 +377,7 @@ fn writing_to_a_pipe_without_a_reader_can_be_interrupted() {
     let mut running = Running::start(command.args(["env", "--ignore-signal=TERM", "sleep", "0.2"]));
     let mut status = None;
     until("the end", || {
-        // What arrives before the program has ended is passed on to it, which ignores it.
+        // jumbo passes on signals until the program ends; the program ignores them.
         kill(running.pid(), "TERM");
         status = running.0.try_wait().unwrap();
         status.is_some()
@@ -382,6 +391,6 @@ fn a_report_can_go_to_a_descriptor() {
     crate::support::library();
     let script =
         format!("{jumbo} run --report=json --report-file /dev/fd/3 -- true 3>&1 >/dev/null");
-    let said = output(Command::new("sh").args(["-c", &script])).stdout;
-    assert!(serde_json::from_slice::<Value>(&said).is_ok());
+    let message = output(Command::new("sh").args(["-c", &script])).stdout;
+    assert!(serde_json::from_slice::<Value>(&message).is_ok());
 }

@@ -1,4 +1,4 @@
-//! Signals: passed on, stopped and continued together, ended together.
+//! Signals: forwarding, stop and continue, end.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -7,7 +7,7 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use crate::support::{MODES, Mode, Running, child_of, kill, run, skip, state, stdout, until};
 
-/// A shell script that says in `file` that its traps are set, and waits.
+/// A shell script that writes `file` once its traps are set, and waits.
 fn trapping(traps: &str, file: &std::path::Path) -> String {
     format!(
         "{traps}; echo ready > {}; while :; do sleep 0.02; done",
@@ -15,8 +15,8 @@ fn trapping(traps: &str, file: &std::path::Path) -> String {
     )
 }
 
-/// A shell can trap no signal that was ignored when it started, as some are below nohup(1) or in the
-/// background of a script, where the tests may run.
+/// A shell cannot trap a signal that was ignored at its start. Some are ignored below nohup(1) and
+/// in the background of a script, where tests may run.
 const BASH: [&str; 4] = ["env", "--default-signal", "bash", "-c"];
 
 /// Runs a script under jumbo and sends jumbo a signal once the script is ready.
@@ -30,7 +30,7 @@ fn send_to(mut jumbo: Command, traps: &str, signal: &str) -> ExitStatus {
     let script = trapping(traps, &ready);
     let mut jumbo = Running::start(jumbo.args(BASH).arg(&script));
     until("the program's start", || {
-        fs::read(&ready).is_ok_and(|said| !said.is_empty())
+        fs::read(&ready).is_ok_and(|printed| !printed.is_empty())
     });
     kill(jumbo.pid(), signal);
     let mut status = None;
@@ -53,8 +53,7 @@ fn every_signal_reaches_the_program() {
     }
 }
 
-/// Below nohup(1), or in the background of a script, signals are ignored from the start; a program may handle them all
-/// the same.
+/// Starts jumbo with signals ignored, as below nohup(1). The program may handle them nevertheless.
 fn ignoring(signals: &str, mode: Mode) -> Command {
     let jumbo = run(mode);
     let mut command = Command::new("env");
@@ -102,7 +101,7 @@ fn a_program_that_ignores_sigterm_goes_on() {
         let script = trapping("trap '' TERM; trap 'exit 5' USR1", &ready);
         let mut jumbo = Running::start(run(mode).args(BASH).arg(&script));
         until("the start", || {
-            fs::read(&ready).is_ok_and(|said| !said.is_empty())
+            fs::read(&ready).is_ok_and(|printed| !printed.is_empty())
         });
         kill(jumbo.pid(), "TERM");
         std::thread::sleep(std::time::Duration::from_millis(100));
@@ -114,7 +113,7 @@ fn a_program_that_ignores_sigterm_goes_on() {
 
 #[test]
 fn the_value_of_a_queued_signal_comes_along() {
-    // Python's own sigwaitinfo leaves the value out: int 6 of siginfo_t on 64 bits.
+    // Python's sigwaitinfo omits the value: int 6 of siginfo_t on 64-bit systems.
     let python = "import ctypes, sys\n\
         libc, signals, info = ctypes.CDLL(None), (ctypes.c_long * 16)(), (ctypes.c_int * 32)()\n\
         libc.sigaddset(signals, 40)\n\
@@ -128,7 +127,7 @@ fn the_value_of_a_queued_signal_comes_along() {
         let _ = fs::remove_file(&ready);
         let mut jumbo = Running::start(run(mode).args(["python3", "-c", python]).arg(&ready));
         until("the start", || {
-            fs::read(&ready).is_ok_and(|said| !said.is_empty())
+            fs::read(&ready).is_ok_and(|printed| !printed.is_empty())
         });
         let pid = jumbo.pid().to_string();
         let sent = Command::new("/bin/kill")
@@ -170,21 +169,21 @@ fn without_a_terminal_jumbo_goes_on_while_the_program_is_stopped() {
 
 #[test]
 fn what_the_program_sends_to_its_parent_does_not_come_back() {
-    // The senders stay.
+    // The senders stay alive.
     let script = "kill -USR1 $PPID; sh -c 'kill -USR2 $1; echo sent; exec tail --pid=$PPID -f /dev/null' - $PPID & wait";
     let mut command = run(Mode::Parent);
     command.args(["sh", "-c", script]).stdout(Stdio::piped());
     let mut jumbo = Running::start(&mut command);
-    let mut said = String::new();
+    let mut printed = String::new();
     let mut stdout = BufReader::new(jumbo.0.stdout.take().unwrap());
-    stdout.read_line(&mut said).unwrap();
-    assert_eq!(said, "sent\n");
-    // The kernel hands out the lowest number first, to jumbo and to the program.
+    stdout.read_line(&mut printed).unwrap();
+    assert_eq!(printed, "sent\n");
+    // The kernel delivers the lowest signal number first, to jumbo and to the program.
     kill(jumbo.pid(), "TERM");
     assert_eq!(jumbo.0.wait().unwrap().signal(), Some(15));
 }
 
-/// Of a sender that is gone it is not known whose child it was; but it has written into the ledger.
+/// jumbo cannot tell whose child an ended sender was; but the sender wrote into the ledger.
 #[test]
 fn what_a_short_lived_child_sends_does_not_come_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -195,13 +194,13 @@ fn what_a_short_lived_child_sends_does_not_come_back() {
     command.args(["sh", "-c", script, "-"]).arg(&go);
     let mut jumbo = Running::start(command.stdout(Stdio::piped()));
     let mut lines = BufReader::new(jumbo.0.stdout.take().unwrap()).lines();
-    let mut said = || lines.next().unwrap().unwrap();
-    assert_eq!(said(), "ready");
-    // It reads the signal when the sender has been waited for.
+    let mut printed = || lines.next().unwrap().unwrap();
+    assert_eq!(printed(), "ready");
+    // jumbo reads the signal after the sender was reaped.
     kill(jumbo.pid(), "STOP");
     until("the stop", || state(jumbo.pid()) == Some('T'));
     fs::write(&go, "").unwrap();
-    assert_eq!(said(), "sent");
+    assert_eq!(printed(), "sent");
     kill(jumbo.pid(), "CONT");
     kill(jumbo.pid(), "TERM");
     assert_eq!(jumbo.0.wait().unwrap().signal(), Some(15));

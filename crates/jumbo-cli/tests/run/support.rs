@@ -1,11 +1,11 @@
-//! Starting jumbo and programs, with deadlines.
+//! Start of jumbo and of programs, with deadlines.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Whether jumbo becomes the program or stays its parent.
+/// Mode of `jumbo run`: it becomes the program or stays its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Exec,
@@ -14,7 +14,7 @@ pub(crate) enum Mode {
 
 pub(crate) const MODES: [Mode; 2] = [Mode::Exec, Mode::Parent];
 
-/// The preload library beside the tested command.
+/// Preload library beside the tested command.
 pub(crate) fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -22,7 +22,7 @@ pub(crate) fn library() -> &'static Path {
     })
 }
 
-/// `jumbo run` in one of its modes, with no report to be seen, `--` and the program still to come.
+/// `jumbo run` in a mode, without a visible report; the caller appends the program.
 pub(crate) fn run(mode: Mode) -> Command {
     let mut jumbo = jumbo();
     jumbo.arg("run");
@@ -34,7 +34,7 @@ pub(crate) fn run(mode: Mode) -> Command {
     jumbo
 }
 
-/// The command alone, with nothing of what it sets in its environment.
+/// The command, without the variables that jumbo sets.
 pub(crate) fn jumbo() -> Command {
     let mut jumbo = Command::new(env!("CARGO_BIN_EXE_jumbo"));
     for variable in [
@@ -59,8 +59,8 @@ pub(crate) fn stdout(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Makes a file that can be run. Another process writes it: a descriptor open for writing here could be inherited
-/// by what another test starts, and a file that is open for writing cannot be run (ETXTBSY).
+/// Creates an executable file. Another process writes it: a child of another test could inherit our
+/// descriptor open for writing, and execve would fail (ETXTBSY).
 pub(crate) fn executable(path: &Path, text: &str) {
     let script = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
     let made = Command::new("sh")
@@ -84,7 +84,7 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A process that is killed when the test ends, whatever became of it.
+/// A process that is killed on drop.
 pub(crate) struct Running(pub(crate) Child);
 
 impl Running {
@@ -104,9 +104,9 @@ impl Drop for Running {
     }
 }
 
-/// The end of a Python program that stays until jumbo has sampled it as it is now. Jumbo sleeps
-/// between two looks; after a sample it may look up to some 100 times until the next one.
-pub(crate) const LOOKED_AT: &str = "
+/// End of a Python program that waits until jumbo has sampled its present state. jumbo sleeps
+/// between two scans; up to some 100 scans may pass until the next sample.
+pub(crate) const WAIT_FOR_SAMPLE: &str = "
 import os, time
 def above(pid):
     return open(f'/proc/{pid}/stat').read().rsplit(') ')[1].split()[1]
@@ -121,7 +121,8 @@ while sleeps() < enough and time.monotonic() < end:
     time.sleep(0.005)
 ";
 
-/// The child of a process that runs the program `name`, once it does. Below a filter jumbo has had another one before.
+/// Returns the child that runs the program `name`. Below a filter jumbo has had another child
+/// before.
 pub(crate) fn child_of(pid: i32, name: &str) -> i32 {
     let is_named = |child: &i32| {
         std::fs::read_to_string(format!("/proc/{child}/comm"))
@@ -138,7 +139,7 @@ pub(crate) fn child_of(pid: i32, name: &str) -> i32 {
     program.unwrap()
 }
 
-/// The state letter of a process; `None` where it is gone.
+/// Returns the state letter of a process; `None` after its end.
 pub(crate) fn state(pid: i32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(") ").next()?.chars().next()
@@ -151,7 +152,7 @@ pub(crate) fn kill(pid: i32, signal: &str) {
     assert!(status.unwrap().success(), "kill -s {signal} {pid}");
 }
 
-/// Says that a test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
+/// Reports that a test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
 pub(crate) fn skip(name: &str, reason: &str) {
     assert!(
         std::env::var_os("JUMBO_TEST_STRICT").is_none_or(|value| value != "1"),

@@ -1,4 +1,4 @@
-//! A terminal: the report, Ctrl-C, Ctrl-Z, fg.
+//! Behaviour on a terminal: report, Ctrl-C, Ctrl-Z, fg.
 
 use std::io::{Read as _, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{library, skip};
 
-/// Something on a terminal of its own, made by script(1).
+/// A command on a terminal of its own, made by script(1).
 struct Session {
     script: Child,
     input: ChildStdin,
@@ -19,8 +19,8 @@ impl Session {
     fn start(command: &str) -> Option<Self> {
         library();
         let mut script = Command::new("script")
-            // The shell that script starts leads the session: were it still there, its death by SIGQUIT would hang up
-            // on everybody in it.
+            // Without exec the shell of script(1) would lead the session, and its death by SIGQUIT
+            // would hang up all processes of the session.
             .args(["-qec", &format!("exec {command}"), "/dev/null"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -52,7 +52,7 @@ impl Session {
         self.input.flush().unwrap();
     }
 
-    /// Waits for `marker` in what comes next, and returns all up to and with it.
+    /// Waits for `marker` and returns the output up to its end.
     fn expect(&mut self, marker: &str) -> String {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -95,7 +95,7 @@ fn on_a_terminal_there_is_a_report_and_the_program_has_the_terminal() {
 
 #[test]
 fn on_a_terminal_a_process_that_is_not_there_is_said() {
-    // No kernel has so many.
+    // No kernel has that PID.
     let command = format!("{JUMBO} wait --timeout 0 2000000000");
     let Some(mut session) = Session::start(&command) else {
         skip(
@@ -107,7 +107,7 @@ fn on_a_terminal_a_process_that_is_not_there_is_said() {
     session.expect("there is no process 2000000000; waiting");
 }
 
-/// As in a container, though there the filter refuses rather than kills: to ask for the terminal's settings is the end.
+/// Kills on a request for the terminal's settings. The filters of containers refuse instead.
 #[test]
 fn under_a_filter_a_terminal_is_known_by_its_name() {
     let name = "under_a_filter_a_terminal_is_known_by_its_name";
@@ -180,7 +180,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
     session.expect("status 5.");
 }
 
-/// jumbo is stopped with the job; a process that continues the program alone is obeyed all the same.
+/// The job's stop signal stops jumbo, too; another process may continue the program alone.
 #[test]
 fn a_program_continued_alone_goes_on() {
     for options in ["--report", "--pool=16M --quiet"] {
@@ -188,7 +188,7 @@ fn a_program_continued_alone_goes_on() {
             skip("a_program_continued_alone_goes_on", "there is no script(1)");
             return;
         };
-        // Not a shell that starts sleep(1): stopped in between they wait for each other (vfork).
+        // Not a shell that starts sleep(1): a stop between vfork and exec would block both.
         let program = "$| = 1; $SIG{CONT} = sub { print \"cont\".\"inued\\n\" }; \
             $SIG{TERM} = sub { exit 6 }; print \"re\".\"ady\\n\"; sleep 1 while 1";
         session.send(&format!("{JUMBO} run {options} -- perl -e '{program}'\n"));

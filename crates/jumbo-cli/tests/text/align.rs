@@ -1,11 +1,11 @@
-//! Copies are what the originals are.
+//! Aligned copies equal their originals.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
 use crate::support::{Folder, Running, clean, has, json, jumbo, refused};
 
-/// The copy has the symbols of the original, and readelf has nothing to say against it.
+/// Checks that the copy has the original's symbols and that readelf accepts it.
 #[track_caller]
 fn assert_alike(original: &str, copy: &str) {
     clean("readelf", &["-lSWn", copy]);
@@ -22,7 +22,7 @@ fn assert_alike(original: &str, copy: &str) {
     );
 }
 
-/// What a program prints, which a stripped file may make complain.
+/// Output of a program that may complain about a stripped file.
 fn clean_or_none(command: &[&str]) -> Vec<u8> {
     let output = std::process::Command::new(command[0])
         .args(&command[1..])
@@ -39,7 +39,7 @@ fn the_copy_of_an_interpreter_runs() {
         return;
     }
     let folder = Folder::new();
-    // Debian's, whatever PATH has before it.
+    // The distribution's python3, whatever PATH has before it.
     let (original, copy) = ("/usr/bin/python3", folder.path("python3"));
     let report = json(0, &["align", original, "-o", &copy]);
     assert!(report["after"].as_u64().unwrap() > 0, "{report}");
@@ -103,17 +103,17 @@ fn nothing_is_overwritten_that_is_not_to_be() {
     let (copy, link) = (folder.path("copy"), folder.path("link"));
     fs::hard_link(&original, &link).unwrap();
     for out in [&original, &link] {
-        let said = refused(&["align", &original, "-o", out, "--force"]);
+        let message = refused(&["align", &original, "-o", out, "--force"]);
         assert!(
-            said.contains("replace the original") && said.contains("hint: "),
-            "{said}"
+            message.contains("replace the original") && message.contains("hint: "),
+            "{message}"
         );
     }
     fs::write(&copy, "other").unwrap();
-    let said = refused(&["align", &original, "-o", &copy]);
+    let message = refused(&["align", &original, "-o", &copy]);
     assert!(
-        said.contains("exists") && said.contains("--force"),
-        "{said}"
+        message.contains("exists") && message.contains("--force"),
+        "{message}"
     );
     assert_eq!(fs::read_to_string(&copy).unwrap(), "other");
     fs::set_permissions(&original, fs::Permissions::from_mode(0o4751)).unwrap();
@@ -127,36 +127,36 @@ fn nothing_is_overwritten_that_is_not_to_be() {
         0o751
     );
     assert!(fs::read(&original).unwrap() == before);
-    let said = refused(&["align", &copy, "-o", &folder.path("no/where")]);
-    assert!(said.contains("cannot write"), "{said}");
-    let said = refused(&["align", &folder.path("main.c"), "-o", &link, "--force"]);
-    assert!(said.contains("no ELF"), "{said}");
-    let said = refused(&["align", "/bin/true", "-o", &link, "--force"]);
+    let message = refused(&["align", &copy, "-o", &folder.path("no/where")]);
+    assert!(message.contains("cannot write"), "{message}");
+    let message = refused(&["align", &folder.path("main.c"), "-o", &link, "--force"]);
+    assert!(message.contains("no ELF"), "{message}");
+    let message = refused(&["align", "/bin/true", "-o", &link, "--force"]);
     assert!(
-        said.contains("smaller than a huge page") && !said.contains("hint: "),
-        "{said}"
+        message.contains("smaller than a huge page") && !message.contains("hint: "),
+        "{message}"
     );
     let mut narrow = before;
     narrow[4] = 1;
     fs::write(folder.path("narrow"), narrow).unwrap();
-    let said = refused(&["align", &folder.path("narrow"), "-o", &folder.path("out")]);
+    let message = refused(&["align", &folder.path("narrow"), "-o", &folder.path("out")]);
     assert!(
-        said.contains("32 bits") || said.contains("no ELF"),
-        "{said}"
+        message.contains("32 bits") || message.contains("no ELF"),
+        "{message}"
     );
     assert!(jumbo(&["align", &original]).status.code() == Some(2));
     let odd = [
         "-no-pie",
         "-Wl,-Ttext-segment=0x10001000,-z,noseparate-code",
     ];
-    let said = refused(&[
+    let message = refused(&[
         "align",
         &folder.program("odd", &odd, false),
         "-o",
         &folder.path("out"),
     ]);
     assert!(
-        said.contains("header of the file") && said.contains("hint: "),
-        "{said}"
+        message.contains("header of the file") && message.contains("hint: "),
+        "{message}"
     );
 }

@@ -1,4 +1,4 @@
-//! What is said of files and processes.
+//! Output of `jumbo text inspect` about files and processes.
 
 use std::process::Command;
 
@@ -21,7 +21,7 @@ fn what_a_file_lacks_is_said_and_the_flags_that_mend_it() {
     let program = folder.program("static", &["-static"], false);
     assert!(why(&program, 1).contains("statically linked"));
     let flags = json(0, &["inspect", &folder.path("pie")])["files"][0]["flags"].clone();
-    // The flags are right: linked with them the file lacks nothing but to be primed.
+    // Linked with these flags the file needs nothing but priming.
     let flags: Vec<&str> = flags.as_str().unwrap().split(' ').collect();
     let program = folder.program("linked", &flags, false);
     let page = json(0, &["inspect", &program]);

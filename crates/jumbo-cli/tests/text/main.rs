@@ -1,7 +1,8 @@
-//! `jumbo text`: copies that are aligned, files that are primed, and what both say, with the kernel's smaps as the referee.
+//! Tests of `jumbo text`: aligned copies, primed files, and reports, checked against smaps.
 //!
-//! - [`align`]: copies are what the originals are. [`prime`]: programs that were primed for are huge, started plainly.
-//! - [`inspect`]: what is said of files and processes.
+//! - [`align`]: aligned copies equal their originals. [`prime`]: text of primed programs is huge
+//! after a plain start.
+//! - [`inspect`]: reports about files and processes.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 

@@ -1,4 +1,4 @@
-//! Programs that were primed for are huge, started plainly.
+//! Text of primed programs is huge after a plain start.
 
 use std::fs;
 
@@ -31,7 +31,7 @@ fn a_program_started_plainly_is_huge() {
         );
         let running = Running::start(&program);
         assert_eq!(running.pmd_mapped(&original), text * 2048, "{flags:?}");
-        // What is huge stays, though a process maps it.
+        // Huge folios stay while a process maps them.
         assert_eq!(json(0, &["prime", &original])["files"][0]["before"], text);
         let page = json(0, &["inspect", &original, &running.pid()]);
         assert!(

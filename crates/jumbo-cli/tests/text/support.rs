@@ -1,4 +1,4 @@
-//! Programs with large text, made and run.
+//! Compiles and runs programs with large text.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// 4 MiB of text, all of which runs.
+/// 4 MiB of text, all executed.
 const BIG: &str = r#"
 __asm__(".text\n.globl big\n.type big,@function\nbig:\n.fill 4194304,1,0x90\nret\n.size big,.-big\n");
 "#;
@@ -26,7 +26,7 @@ pub(crate) fn jumbo(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// The JSON of a command that ends with this code.
+/// Runs a command that ends with exit status `code` and returns its JSON.
 #[track_caller]
 pub(crate) fn json(code: i32, arguments: &[&str]) -> Value {
     let output = jumbo(&[arguments, &["--json"]].concat());
@@ -34,7 +34,7 @@ pub(crate) fn json(code: i32, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// What a command says that is refused.
+/// Returns the error message of a refused command.
 #[track_caller]
 pub(crate) fn refused(arguments: &[&str]) -> String {
     let output = jumbo(arguments);
@@ -43,7 +43,7 @@ pub(crate) fn refused(arguments: &[&str]) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// What another program prints, that is to succeed and to have nothing to complain about.
+/// Returns the output of another program, which must succeed without messages.
 #[track_caller]
 pub(crate) fn clean(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap();
@@ -54,7 +54,8 @@ pub(crate) fn clean(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// True where a program is here; else the test is skipped, which is a failure where all has to be tested.
+/// Reports whether the programs are installed; otherwise skips the test, or fails it with
+/// JUMBO_TEST_STRICT=1.
 #[track_caller]
 pub(crate) fn has(test: &str, programs: &[&str]) -> bool {
     let path = std::env::var_os("PATH").unwrap();
@@ -76,7 +77,7 @@ pub(crate) fn skip(why: &str) {
     eprintln!("SKIP {why}");
 }
 
-/// Files in a folder that goes with the value.
+/// Files in a temporary folder.
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -88,7 +89,7 @@ impl Folder {
         self.0.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// Has gcc make a program with large text, of its own or in `libbig.so`.
+    /// Compiles a program with large text, in the program or in `libbig.so`.
     pub(crate) fn program(&self, name: &str, flags: &[&str], library: bool) -> String {
         fs::write(self.path("big.c"), BIG).unwrap();
         fs::write(self.path("main.c"), MAIN).unwrap();
@@ -118,7 +119,7 @@ impl Folder {
     }
 }
 
-/// A program that has run through its text and waits.
+/// A program that has executed its text and waits.
 pub(crate) struct Running(Child);
 
 impl Running {
@@ -140,7 +141,7 @@ impl Running {
         self.0.id().to_string()
     }
 
-    /// KiB of this file that are mapped by PMD, as the kernel says.
+    /// Returns the KiB of this file that are PMD-mapped, as smaps reports.
     pub(crate) fn pmd_mapped(&self, file: &str) -> u64 {
         let smaps = fs::read_to_string(format!("/proc/{}/smaps", self.pid())).unwrap();
         let (mut of_file, mut sum) = (false, 0);
@@ -162,7 +163,7 @@ impl Drop for Running {
     }
 }
 
-/// True where files in temporary folders can have huge folios.
+/// Reports whether files in temporary folders can have huge folios.
 #[track_caller]
 pub(crate) fn has_huge_folios(test: &str) -> bool {
     let folder = Folder::new();

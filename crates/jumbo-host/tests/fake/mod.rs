@@ -1,4 +1,4 @@
-//! A /proc and /sys tree in a temporary folder, for kernels that are not here.
+//! A fake /proc and /sys tree in a temporary folder.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 #![allow(
@@ -10,7 +10,7 @@ use std::fs;
 
 use jumbo_host::kernel::Root;
 
-/// The tree; gone when dropped.
+/// The tree, removed on drop.
 pub(crate) struct Fake(tempfile::TempDir);
 
 impl Fake {
@@ -27,7 +27,7 @@ impl Fake {
         fake
     }
 
-    /// An idle host of 16 GiB that has nothing to mend: THP and 64 KiB folios on advice, no pools.
+    /// An idle host of 16 GiB without problems: THP and 64 KiB folios on advice, no pools.
     pub(crate) fn healthy() -> Self {
         let fake = Self::new(4096);
         fake.thp(2 << 20, "madvise", "never")
@@ -63,7 +63,7 @@ impl Fake {
         fake
     }
 
-    /// /proc/meminfo of a host with 16 GiB, with some fields (in KiB) set.
+    /// Writes /proc/meminfo of a host with 16 GiB, with some fields (in KiB) set.
     pub(crate) fn meminfo(&self, fields: &[(&str, u64)]) -> &Self {
         const FIELDS: &str = "MemTotal MemFree MemAvailable Buffers Cached SwapCached Active Inactive \
             SwapTotal SwapFree Dirty Writeback AnonPages Mapped Shmem Slab PageTables CommitLimit \
@@ -83,7 +83,7 @@ impl Fake {
         )
     }
 
-    /// A hugetlb pool: total, free, reserved, surplus, overcommit.
+    /// Writes a hugetlb pool: total, free, reserved, surplus, overcommit.
     pub(crate) fn pool(&self, kib: u64, pages: [u64; 5]) -> &Self {
         const FILES: [&str; 5] = [
             "nr_hugepages",
@@ -101,7 +101,7 @@ impl Fake {
         self
     }
 
-    /// A process: its status fields in KiB, and what smaps_rollup says is huge.
+    /// Writes a process: status fields in KiB, and huge memory in smaps_rollup.
     pub(crate) fn process(
         &self,
         pid: u32,
@@ -145,7 +145,7 @@ impl Fake {
         self
     }
 
-    /// The top-level THP controls.
+    /// Writes the top-level THP controls.
     pub(crate) fn thp(&self, pmd_size: u64, enabled: &str, shmem_enabled: &str) -> &Self {
         const FOLDER: &str = "sys/kernel/mm/transparent_hugepage";
         self.write(&format!("{FOLDER}/hpage_pmd_size"), pmd_size.to_string())
@@ -159,7 +159,7 @@ impl Fake {
             )
     }
 
-    /// The controls of one size.
+    /// Writes the THP controls of one size.
     pub(crate) fn thp_size(&self, kib: u64, enabled: &str, shmem_enabled: &str) -> &Self {
         let folder = format!("sys/kernel/mm/transparent_hugepage/hugepages-{kib}kB");
         self.write(

@@ -1,9 +1,9 @@
-//! The counters of a pool, held against each other.
+//! Consistency check of a pool's counters.
 
 use jumbo::pool::{Counters, Pool};
 
-/// Checks the counters of each node, and that they add up to those of the pool. For a moment at which no other thread
-/// is inside.
+/// Checks the counters of each node, and that their sums are those of the pool. No other thread may
+/// use the pool meanwhile.
 pub(crate) fn check(pool: &Pool) {
     let tuple = |counters: &Counters| {
         [

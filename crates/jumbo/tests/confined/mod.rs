@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::host::MOMENT;
+use crate::host::TIMEOUT;
 
-/// This test binary once more, as a process of its own that runs `test`, which waits for a line before it begins.
+/// Starts this test binary as a process that runs `test`, which waits for a line on stdin before it
+/// begins.
 pub(crate) fn start(test: &str, change: impl FnOnce(&mut Command)) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -21,26 +22,27 @@ pub(crate) fn start(test: &str, change: impl FnOnce(&mut Command)) -> Child {
     command.spawn().unwrap()
 }
 
-/// Lets it begin, and gives what it said. A signal is a failure: SIGBUS and SIGKILL are what this is about.
+/// Lets the process begin and returns its output. A signal fails the test: SIGBUS and SIGKILL are
+/// its subject.
 pub(crate) fn finish(mut child: Child) -> String {
     child.stdin.take().unwrap().write_all(b"go\n").unwrap();
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let complained = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.signal(), None, "{said}{complained}");
-    assert!(output.status.success(), "{said}{complained}");
-    said
+    assert_eq!(output.status.signal(), None, "{printed}{complained}");
+    assert!(output.status.success(), "{printed}{complained}");
+    printed
 }
 
-/// A cgroup below the mount of a controller; removed when dropped.
+/// A cgroup below the mount of a controller, removed on drop.
 pub(crate) struct Group {
     path: PathBuf,
-    /// What had to be handed down for it, and is not any more in the end.
+    /// Controller enabled in the parent group, disabled again on drop.
     handed_down: Option<(PathBuf, String)>,
 }
 
 impl Group {
-    /// `None` where there is no such controller, or no right to make one.
+    /// Creates a cgroup; `None` without the controller or the right.
     pub(crate) fn new(controller: &str) -> Option<Self> {
         let mounts = fs::read_to_string("/proc/mounts").unwrap();
         let fields = mounts
@@ -53,7 +55,7 @@ impl Group {
                         .is_ok_and(|text| text.split_whitespace().any(|name| name == controller))
         })?;
         let mount = Path::new(mount[1]);
-        // Version 2 has a controller in a group only where the group above hands it down.
+        // Version 2 has a controller in a group only if the parent enables it.
         let control = mount.join("cgroup.subtree_control");
         let handed_down = fs::read_to_string(&control)
             .is_ok_and(|text| text.split_whitespace().all(|name| name != controller))
@@ -71,7 +73,7 @@ impl Group {
         Some(group)
     }
 
-    /// Sets the first of `names` that is there.
+    /// Sets the first of `names` that exists.
     pub(crate) fn set(&self, names: &[&str], value: u64) -> bool {
         let written = |name: &&str| {
             let path = self.path.join(name);
@@ -87,10 +89,10 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // A process that was waited for may still be in it for a moment.
+        // A reaped process may stay in the group for a moment.
         let start = Instant::now();
         while matches!(fs::remove_dir(&self.path), Err(error) if error.kind() == ErrorKind::ResourceBusy)
-            && start.elapsed() < MOMENT
+            && start.elapsed() < TIMEOUT
         {
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -1,4 +1,5 @@
-//! Folios of split pages: against a plain map of base pages, and by what the pool counts and the kernel has.
+//! Folios of split pages, compared with a map of base pages, with the pool's counters and with the
+//! kernel's.
 
 use crate::books;
 use std::collections::HashSet;
@@ -10,11 +11,11 @@ use proptest::prelude::*;
 
 use crate::sources::{BYTES, KernelPool, hugetlb, thp, tuple, with_thp};
 
-/// Base pages of a page.
-const WHOLE: usize = 512;
-const BASE: usize = BYTES / WHOLE;
-/// Pages that the pool can have.
-const MOST: u64 = 3;
+/// Base pages per huge page.
+const BASE_PAGES: usize = 512;
+const BASE_BYTES: usize = BYTES / BASE_PAGES;
+/// Pages in the pool.
+const MAX_PAGES: u64 = 3;
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -36,10 +37,10 @@ fn operations() -> impl Strategy<Value = Vec<Op>> {
 }
 
 fn number(address: NonNull<u8>) -> usize {
-    address.addr().get() / BASE
+    address.addr().get() / BASE_BYTES
 }
 
-/// A folio that is out, its first base page, and what was written to it.
+/// A folio in use: its first base page and its contents.
 struct Out<'p> {
     folio: Folio<'p>,
     first: usize,
@@ -48,7 +49,7 @@ struct Out<'p> {
 
 impl<'p> Out<'p> {
     fn new(mut folio: Folio<'p>, mark: u64) -> Self {
-        for base in folio.bytes_mut().chunks_mut(BASE) {
+        for base in folio.bytes_mut().chunks_mut(BASE_BYTES) {
             base[..8].copy_from_slice(&mark.to_ne_bytes());
         }
         let first = number(folio.as_ptr());
@@ -61,20 +62,21 @@ impl<'p> Out<'p> {
 
     fn check(&self, pool: &Pool) {
         let bytes = self.folio.bytes();
-        assert_eq!(bytes.len(), BASE << self.order());
+        assert_eq!(bytes.len(), BASE_BYTES << self.order());
         assert!(self.first.is_multiple_of(1 << self.order()));
-        let mut bases = bytes.chunks(BASE);
+        let mut bases = bytes.chunks(BASE_BYTES);
         assert!(bases.all(|base| base[..8] == self.mark.to_ne_bytes()));
         let last = NonNull::from(&bytes[bytes.len() - 1]);
         let seen = pool.compound_of(last).unwrap();
-        let found = (usize::try_from(seen.head).unwrap() / BASE, seen.order);
+        let found = (usize::try_from(seen.head).unwrap() / BASE_BYTES, seen.order);
         assert_eq!(found, (self.first, Order(self.order())));
     }
 }
 
-/// Whether a part of a page of which these base pages are used is free and large enough, and where it would begin.
+/// Reports whether a huge page has a free aligned part of this order; `used` has the base pages in
+/// use.
 fn has_room(used: &HashSet<usize>, page: usize, order: u32) -> bool {
-    let parts = (page..page + WHOLE).step_by(1 << order);
+    let parts = (page..page + BASE_PAGES).step_by(1 << order);
     parts
         .into_iter()
         .any(|first| (first..first + (1 << order)).all(|base| !used.contains(&base)))
@@ -93,9 +95,9 @@ impl<'p> State<'p> {
         self.folios.iter().flat_map(bases).collect()
     }
 
-    /// The pages that are split: those with a folio that is out.
+    /// Returns the split pages: those with a folio in use.
     fn split(&self) -> HashSet<usize> {
-        let page = |out: &Out<'_>| out.first / WHOLE * WHOLE;
+        let page = |out: &Out<'_>| out.first / BASE_PAGES * BASE_PAGES;
         self.folios.iter().map(page).collect()
     }
 
@@ -109,15 +111,15 @@ impl<'p> State<'p> {
                     .iter()
                     .any(|page| has_room(&used, *page, order));
                 let folio = pool.take_folio(Order(order));
-                assert_eq!(folio.is_ok(), room || taken < MOST, "{folio:?}");
+                assert_eq!(folio.is_ok(), room || taken < MAX_PAGES, "{folio:?}");
                 if let Ok(folio) = folio {
                     let split = self.split();
                     self.marks += 1;
                     let out = Out::new(folio, self.marks);
                     let bases = out.first..out.first + (1 << order);
                     assert!(bases.into_iter().all(|base| !used.contains(&base)));
-                    // No page is split while another one has room.
-                    assert_eq!(split.contains(&(out.first / WHOLE * WHOLE)), room);
+                    // No page is split while another has room.
+                    assert_eq!(split.contains(&(out.first / BASE_PAGES * BASE_PAGES)), room);
                     self.folios.push(out);
                 }
             }
@@ -126,7 +128,7 @@ impl<'p> State<'p> {
             }
             Op::Take => match pool.take() {
                 Ok(page) => self.pages.push(page),
-                Err(error) => assert!(taken == MOST, "{error}"),
+                Err(error) => assert!(taken == MAX_PAGES, "{error}"),
             },
             Op::Give(nth) if !self.pages.is_empty() => {
                 drop(self.pages.swap_remove(nth % self.pages.len()));
@@ -136,17 +138,20 @@ impl<'p> State<'p> {
         self.check(pool);
     }
 
-    /// A page that is split is used, once, and nothing else of the counters knows of it.
+    /// A split page counts as one used page in all counters.
     fn check(&self, pool: &Pool) {
         books::check(pool);
         let (split, used) = (self.split().len(), self.used().len());
         let taken = (self.pages.len() + split) as u64;
         let counters = pool.counters();
         assert_eq!(counters.used(), Pages(taken));
-        assert_eq!((counters.total, counters.reserved), (Pages(MOST), Pages(0)));
-        let told = pool.split();
-        let expected = [split, used, split * WHOLE - used].map(|n| Pages(n as u64));
-        assert_eq!([told.pages, told.used, told.free], expected);
+        assert_eq!(
+            (counters.total, counters.reserved),
+            (Pages(MAX_PAGES), Pages(0))
+        );
+        let counts = pool.split();
+        let expected = [split, used, split * BASE_PAGES - used].map(|n| Pages(n as u64));
+        assert_eq!([counts.pages, counts.used, counts.free], expected);
         for out in &self.folios {
             out.check(pool);
         }
@@ -159,18 +164,18 @@ proptest! {
     fn folios_are_parts_of_as_few_pages_as_can_be(operations in operations()) {
         if let Some(_alone) = with_thp() {
             let pool = thp(8);
-            assert_eq!(pool.resize(Pages(MOST)).stopped, None);
+            assert_eq!(pool.resize(Pages(MAX_PAGES)).stopped, None);
             let mut state = State::default();
             for op in &operations {
                 state.apply(&pool, op);
             }
             drop(state);
-            assert_eq!(tuple(&pool), [MOST, MOST, 0, 0]);
+            assert_eq!(tuple(&pool), [MAX_PAGES, MAX_PAGES, 0, 0]);
         }
     }
 }
 
-/// Surplus: the page that is split comes on demand, and goes with its last folio.
+/// Surplus: the split page comes on demand, and is freed with its last folio.
 #[test]
 fn a_split_page_is_a_page_that_is_taken() {
     let Some(_kernel) = KernelPool::with(4, 0) else {
@@ -203,7 +208,7 @@ fn a_split_page_is_a_page_that_is_taken() {
     drop(last);
     assert_eq!(tuple(&pool), [0; 4]);
     assert_eq!(pool.compound_of(address), None);
-    // A whole page again.
+    // The page is whole again.
     assert_eq!(pool.take().unwrap().bytes().len(), BYTES);
 }
 

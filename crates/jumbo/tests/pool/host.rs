@@ -1,11 +1,11 @@
-//! What the host must be for a test, and the lock around its global state.
+//! Requirements of tests on the host, and the lock on its global state.
 
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Says that the calling test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
+/// Reports that the calling test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
 #[track_caller]
 pub(crate) fn skip(reason: &str) {
     let place = std::panic::Location::caller();
@@ -13,24 +13,24 @@ pub(crate) fn skip(reason: &str) {
         std::env::var_os("JUMBO_TEST_STRICT").is_none_or(|value| value != "1"),
         "SKIP {place}: {reason} (JUMBO_TEST_STRICT=1)"
     );
-    // Not eprintln!, which libtest keeps to itself when the test passes.
+    // Not eprintln!, which libtest captures when the test passes.
     let _ = writeln!(std::io::stderr(), "SKIP {place}: {reason}");
 }
 
-/// Keeps every other test of every other process off the host's global state.
+/// Exclusive lock on the host's global state, across all test processes.
 pub(crate) struct Alone(#[expect(dead_code, reason = "held")] File);
 
 impl Alone {
     pub(crate) fn new() -> Self {
         let file = std::env::temp_dir().join("jumbo-e2e.lock");
-        // Opened for reading where another user made it.
+        // Opened read-only if another user created it.
         let file = File::create(&file).or_else(|_| File::open(&file)).unwrap();
         file.lock().unwrap();
         Self(file)
     }
 }
 
-/// Kernel knobs that are put back when this is dropped, after a panic too; the last changed first.
+/// Kernel knobs, restored on drop in reverse order, after a panic, too.
 pub(crate) struct Knobs(Vec<(PathBuf, String)>);
 
 impl Knobs {
@@ -38,7 +38,7 @@ impl Knobs {
         Self(Vec::new())
     }
 
-    /// Sets one; false where it cannot be set.
+    /// Sets a knob; returns false if that fails.
     pub(crate) fn set(&mut self, path: impl AsRef<Path>, value: impl ToString) -> bool {
         let path = path.as_ref();
         let Ok(before) = fs::read_to_string(path) else {
@@ -54,7 +54,7 @@ impl Knobs {
     }
 }
 
-/// The `[chosen]` word of a knob that lists its values, or all of one that does not.
+/// Returns the `[chosen]` word of a knob that lists its values; otherwise the whole text.
 fn chosen(text: &str) -> &str {
     text.split(['[', ']']).nth(1).unwrap_or(text.trim())
 }
@@ -70,17 +70,17 @@ impl Drop for Knobs {
     }
 }
 
-/// The folder of the kernel's pool of 2 MiB pages.
+/// Folder of the kernel's pool of 2 MiB pages.
 pub(crate) const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
-/// How long others may take to give their pages back.
-pub(crate) const MOMENT: Duration = Duration::from_secs(60);
+/// Time limit for other programs to free their pages.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Whether the kernel's pool is empty, or becomes so: a program that was killed is at its end for a moment.
+/// Reports whether the kernel's pool is or becomes empty: a killed program takes a moment to exit.
 pub(crate) fn is_unused() -> bool {
     let start = Instant::now();
     while kernel_counters() != [0; 4] {
-        if start.elapsed() > MOMENT {
+        if start.elapsed() > TIMEOUT {
             say_who_uses_it();
             return false;
         }
@@ -89,7 +89,7 @@ pub(crate) fn is_unused() -> bool {
     true
 }
 
-/// Prints the kernel's counts, and the processes that have hugetlb pages mapped.
+/// Prints the kernel's counters, and the processes that map hugetlb pages.
 fn say_who_uses_it() {
     let mut err = std::io::stderr();
     let _ = writeln!(
@@ -109,7 +109,7 @@ fn say_who_uses_it() {
     }
 }
 
-/// (total, free, reserved, surplus) of the kernel's pool of 2 MiB pages.
+/// Returns (total, free, reserved, surplus) of the kernel's pool of 2 MiB pages.
 pub(crate) fn kernel_counters() -> [u64; 4] {
     ["nr", "free", "resv", "surplus"].map(|name| {
         let text = fs::read_to_string(format!("{POOL}/{name}_hugepages")).unwrap();

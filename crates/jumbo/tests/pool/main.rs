@@ -1,5 +1,7 @@
-//! The pool: by its rules (`rules`), its folios (`folios`), against a naive model (`model`), from many threads (`threads`), as regions
-//! (`regions`), and over the real sources (`sources`) and at their limits (`processes`). Against the kernel: `pool_referee`.
+//! Tests of the pool: rules (`rules`), folios (`folios`), a naive model (`model`), many threads
+//! (`threads`), regions (`regions`), the real sources (`sources`), and their limits (`processes`).
+//!
+//! `pool_referee` compares it with the kernel.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

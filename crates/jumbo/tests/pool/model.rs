@@ -1,7 +1,7 @@
-//! Random operations on a pool and on a model of it that is a few numbers for each node.
+//! Random operations on a pool and on a model of a few numbers for each node.
 //!
-//! Which of several nodes a page comes from is the pool's choice; the model checks that the choice was allowed,
-//! and that everything else could not have been otherwise.
+//! The pool may choose among several nodes. The model checks that the choice was allowed and that
+//! all other effects are exact.
 
 use crate::books;
 use std::collections::HashSet;
@@ -11,17 +11,17 @@ use jumbo::units::{NodeId, Pages};
 use proptest::prelude::*;
 
 const NODES: usize = 3;
-const SUPPLY: u32 = 12;
+const SUPPLY_PAGES: u32 = 12;
 
 #[derive(Clone, Debug)]
 enum Op {
     Take(u8),
-    /// Gives one of the pages back.
+    /// Frees one of the pages.
     Give(usize),
     Reserve(u64, u8),
     /// Takes a page from one of the reservations.
     Use(usize),
-    /// Parts one of the reservations.
+    /// Splits one of the reservations.
     Part(usize, u64),
     /// Ends one of the reservations.
     End(usize),
@@ -73,7 +73,7 @@ fn sum(nodes: &Nodes, of: impl Fn(&Node) -> u64) -> u64 {
     nodes.iter().map(of).sum()
 }
 
-/// The answer of the pool, after the check of its counters.
+/// Checks the pool's counters and returns them.
 fn observe(pool: &Pool) -> Nodes {
     books::check(pool);
     let nodes: Nodes = std::array::from_fn(|at| {
@@ -114,12 +114,13 @@ fn allowed(mask: u8) -> impl Iterator<Item = usize> {
     (0..NODES).filter(move |at| mask >> at & 1 == 1)
 }
 
-/// What the rules say of `wanted` pages on the nodes of `mask`: how many of them are surplus, or why not.
+/// Returns the number of surplus pages for `wanted` pages on the nodes of `mask`, or the expected
+/// error.
 fn shortage(nodes: &Nodes, overcommit: u64, wanted: u64, mask: u8) -> Result<u64, &'static str> {
     let available: u64 = allowed(mask).map(|at| nodes[at].available()).sum();
     let shortage = wanted.saturating_sub(available);
     let supply: u64 = allowed(mask)
-        .map(|at| u64::from(SUPPLY) - nodes[at].total)
+        .map(|at| u64::from(SUPPLY_PAGES) - nodes[at].total)
         .sum();
     if shortage > 0 && sum(nodes, |node| node.surplus) + shortage > overcommit {
         Err("exhausted")
@@ -148,7 +149,7 @@ struct Run<'p> {
 }
 
 impl<'p> Run<'p> {
-    /// The pool, checked against what it must be; then it is what the next step starts from.
+    /// Checks the pool against `expected`, the state before the next step.
     fn expect(&mut self, expected: Nodes) {
         let seen = observe(self.pool);
         assert_eq!(seen, expected);
@@ -307,7 +308,7 @@ impl<'p> Run<'p> {
         let (expected, total) = if asked >= persistent {
             let surplus = within(&before, |node| node.surplus);
             let room: u64 = allowed(mask)
-                .map(|at| u64::from(SUPPLY) - before[at].total)
+                .map(|at| u64::from(SUPPLY_PAGES) - before[at].total)
                 .sum();
             let reached = asked.min(persistent + surplus + room);
             let made = (reached - persistent).saturating_sub(surplus);
@@ -356,7 +357,7 @@ proptest! {
         persistent in 0..16u64,
         ops in prop::collection::vec(operation(), 0..120),
     ) {
-        let model = Model::new(&[SUPPLY; NODES]).unwrap();
+        let model = Model::new(&[SUPPLY_PAGES; NODES]).unwrap();
         let supply = model.supply();
         let pool = Pool::new(model, Placement::ANYWHERE);
         pool.resize(Pages(persistent));

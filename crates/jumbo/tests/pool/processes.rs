@@ -1,5 +1,5 @@
-//! Pools in processes of their own: at the limits of a cgroup, without privilege, and handed from one to the other.
-//! Each is this test binary started once more, which runs [`role`].
+//! Pools in separate processes: at the limits of a cgroup, without privilege, and passed between
+//! processes. Each process is this test binary, which runs [`role`].
 #![allow(unsafe_code, reason = "takes a descriptor by its number")]
 
 use std::fs;
@@ -15,10 +15,10 @@ use crate::confined::{self, Group, finish};
 use crate::host::{kernel_counters, skip};
 use crate::sources::{BYTES, KernelPool, anonymous_huge, hugetlb, thp, tuple, with_thp};
 
-/// How many take at once.
+/// Threads that take pages at the same time.
 const THREADS: usize = 64;
 
-/// This test binary once more, in that role.
+/// Starts this test binary in a role.
 fn start(role: &str, change: impl FnOnce(&mut Command)) -> Child {
     confined::start("processes::role", |command| {
         command.env("JUMBO_POOL_ROLE", role);
@@ -44,8 +44,8 @@ fn a_cgroups_hugetlb_limits_are_errors() {
         assert!(group.set(&names, 4 * BYTES as u64), "{names:?}");
         let child = start(role, |_| {});
         group.add(&child);
-        let said = finish(child);
-        assert!(said.contains("four pages and no more"), "{said}");
+        let printed = finish(child);
+        assert!(printed.contains("four pages and no more"), "{printed}");
         assert_eq!(kernel_counters(), [12, 12, 0, 0], "nothing leaked");
     }
 }
@@ -61,11 +61,11 @@ fn a_memory_cgroups_limit_is_an_error_with_thp() {
     assert!(group.set(&["memory.max", "memory.limit_in_bytes"], 48 << 20));
     let child = start("memory", |_| {});
     group.add(&child);
-    let said = finish(child);
-    assert!(said.contains("an error and alive"), "{said}");
+    let printed = finish(child);
+    assert!(printed.contains("an error and alive"), "{printed}");
 }
 
-/// Each of them checks for room before it touches: what one has found is not there for the others.
+/// Each thread checks for room before its touch: another may use the room first.
 #[test]
 fn a_memory_cgroups_limit_is_an_error_to_threads_at_once() {
     let Some(_alone) = with_thp() else {
@@ -78,8 +78,8 @@ fn a_memory_cgroups_limit_is_an_error_to_threads_at_once() {
         assert!(group.set(&["memory.max", "memory.limit_in_bytes"], 256 << 20));
         let child = start("memory-threads", |_| {});
         group.add(&child);
-        let said = finish(child);
-        assert!(said.contains("errors and alive"), "{said}");
+        let printed = finish(child);
+        assert!(printed.contains("errors and alive"), "{printed}");
     }
 }
 
@@ -88,8 +88,8 @@ fn a_process_that_locks_its_memory_takes_no_page_by_that() {
     let Some(_kernel) = KernelPool::with(8, 0) else {
         return;
     };
-    let said = finish(start("locked", |_| {}));
-    assert!(said.contains("no page but its own"), "{said}");
+    let printed = finish(start("locked", |_| {}));
+    assert!(printed.contains("no page but its own"), "{printed}");
     assert_eq!(kernel_counters(), [8, 8, 0, 0]);
 }
 
@@ -103,7 +103,8 @@ fn a_thp_pool_takes_no_privilege() {
     }
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("pool");
-    // By cp(1): what another test starts inherits descriptors, and a file that is open for writing cannot be run.
+    // cp(1) writes it: a child of another test could inherit our descriptor open for writing
+    // (ETXTBSY).
     let copied = Command::new("cp")
         .arg(std::env::current_exe().unwrap())
         .arg(&copy)
@@ -120,11 +121,14 @@ fn a_thp_pool_takes_no_privilege() {
         .stderr(Stdio::piped())
         .uid(65534)
         .gid(65534);
-    let said = finish(command.spawn().unwrap());
-    assert!(said.contains("four pages without privilege"), "{said}");
+    let printed = finish(command.spawn().unwrap());
+    assert!(
+        printed.contains("four pages without privilege"),
+        "{printed}"
+    );
 }
 
-/// What a process of its own does for the tests above.
+/// Roles of the processes that the tests above start.
 #[test]
 fn role() {
     let Ok(role) = std::env::var("JUMBO_POOL_ROLE") else {
@@ -142,7 +146,7 @@ fn role() {
             pool.set_overcommit(Pages(5));
             let pages: Vec<Page> = (0..4).map(|_| pool.take().unwrap()).collect();
             assert!(matches!(pool.take(), Err(Error::Source(_))));
-            // One page would be there if one more could be had: all or nothing.
+            // One more page would fit if memory did: all or nothing.
             assert!(matches!(pool.reserve(Pages(2)), Err(Error::Source(_))));
             drop(pages);
             assert_eq!(tuple(&pool), [3, 3, 0, 0]);
@@ -194,7 +198,7 @@ fn role() {
                     page.bytes_mut().fill(1);
                     pages.push(page);
                 }
-                // All of them hold what they have until none can have more.
+                // All threads keep their pages until no thread can take more.
                 together.wait();
                 pages.len()
             };

@@ -1,6 +1,6 @@
-//! Numbers for the random parts of the referees.
+//! Random numbers for the referees.
 
-/// A small generator (xorshift), so that a failure can be run again from its seed.
+/// A xorshift generator, so that a failure is reproducible from its seed.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -15,7 +15,7 @@ impl Random {
         (self.0 >> 11) % bound
     }
 
-    /// The same for what is counted in a `usize`.
+    /// Like `below`, for `usize`.
     pub(crate) fn at(&mut self, bound: usize) -> usize {
         usize::try_from(self.below(bound as u64)).unwrap()
     }

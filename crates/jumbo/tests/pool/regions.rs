@@ -1,4 +1,4 @@
-//! Regions over the model: what is reserved, what is in place, and what comes back.
+//! Regions over the model: reserved, populated and freed pages.
 
 use crate::books;
 
@@ -40,7 +40,7 @@ fn a_private_region_has_its_pages_side_by_side() {
     assert!((part[0], part[2 * PAGE - 1]) == (2, 3));
     drop(region);
     assert_eq!(tuple(&pool), [4, 4, 0, 0]);
-    // The pages are where they were, and serve again.
+    // The pages are back and reusable.
     let mut pages: Vec<_> = (0..4).map(|_| pool.take().unwrap()).collect();
     for page in &mut pages {
         page.bytes_mut().fill(1);

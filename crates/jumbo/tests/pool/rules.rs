@@ -1,10 +1,10 @@
-//! The rules one by one, as they are written down in docs/design/pool.md.
+//! One test for each rule of docs/design/pool.md.
 
 use crate::books;
 use jumbo::pool::{Error, Model, NodeSet, Page, Placement, Pool, Quota};
 use jumbo::units::{NodeId, Pages};
 
-/// (total, free, reserved, surplus).
+/// Returns (total, free, reserved, surplus).
 fn tuple(pool: &Pool) -> [u64; 4] {
     books::check(pool);
     let counters = pool.counters();
@@ -67,7 +67,7 @@ fn a_reservation_is_all_or_none() {
     let page = reservation.take().unwrap();
     assert_eq!(tuple(&pool), [12, 10, 10, 4]);
     drop(reservation);
-    // Ten were not used; four of them are surplus.
+    // Ten pages were not used; four of them are surplus.
     assert_eq!(tuple(&pool), [8, 6, 0, 0]);
     drop((page, taken));
     assert_eq!(tuple(&pool), [8, 8, 0, 0]);
@@ -159,7 +159,7 @@ fn placement_keeps_pages_to_its_nodes() {
         pool.take_placed(Placement::on(nodes(&[5]))),
         Err(Error::Placement)
     ));
-    // A page of another node does not go to the source: its node has no surplus.
+    // A page of another node stays in the pool: its node has no surplus.
     drop(pool.take_placed(Placement::on(nodes(&[2]))).unwrap());
     assert_eq!(tuple(&pool), [7, 4, 0, 1]);
     let preferring = Placement::ANYWHERE.preferring(nodes(&[2]));

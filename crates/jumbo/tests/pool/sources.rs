@@ -1,4 +1,4 @@
-//! The real sources: the kernel's pool, THPs, and what a forked child has of them.
+//! Tests of the real sources: the kernel's pool and THPs, also in a forked child.
 #![allow(unsafe_code, reason = "fork")]
 
 use crate::books;
@@ -27,15 +27,15 @@ pub(crate) fn tuple(pool: &Pool) -> [u64; 4] {
     .map(|pages| pages.0)
 }
 
-/// The kernel's pool of 2 MiB pages for one test, put back in the end.
+/// The kernel's pool of 2 MiB pages for one test, restored on drop.
 pub(crate) struct KernelPool {
-    // Put back before the lock is let go.
+    // Restored before the lock is released.
     knobs: Knobs,
     _alone: Alone,
 }
 
 impl KernelPool {
-    /// `None`, with the skip announced, where it cannot be had.
+    /// Sets the pool; `None`, and a reported skip, if that fails.
     #[track_caller]
     pub(crate) fn with(persistent: u64, overcommit: u64) -> Option<Self> {
         let alone = Alone::new();
@@ -75,8 +75,8 @@ pub(crate) fn thp(capacity: u64) -> Pool {
     Pool::new(source, Placement::ANYWHERE)
 }
 
-/// Keeps the other tests of THPs away, so that they can be counted; `None`, with the skip announced, where
-/// there are none.
+/// Excludes other tests of THPs, so that they can be counted; `None`, and a reported skip, without
+/// THP.
 #[track_caller]
 pub(crate) fn with_thp() -> Option<Alone> {
     if fs::metadata("/sys/kernel/mm/transparent_hugepage").is_ok() {
@@ -86,7 +86,7 @@ pub(crate) fn with_thp() -> Option<Alone> {
     None
 }
 
-/// How much of this process's anonymous memory is mapped by PMDs.
+/// Returns the bytes of anonymous memory that are PMD-mapped.
 pub(crate) fn anonymous_huge() -> usize {
     let rollup = fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let line = rollup
@@ -114,7 +114,7 @@ fn eight_hugetlb_pages_and_four_of_overcommit() {
         pool.take().unwrap_err().to_string(),
         "pool exhausted: 8 pages, overcommit 4: 12 taken; 1 wanted"
     );
-    // By the pool's rules there might be more; the kernel has none, and says so.
+    // The pool's rules permit more; the kernel has none and refuses.
     pool.set_overcommit(Pages(6));
     let error = pool.take().unwrap_err();
     assert!(matches!(error, Error::Source(_)), "{error}");
@@ -160,7 +160,8 @@ fn the_kernels_pool_grows_for_one_of_ours_and_is_put_back() {
     let pool = hugetlb();
     assert_eq!(pool.resize(Pages(5)).persistent, Pages(5));
     assert!(steering.put_back(&mut ()).unwrap().complete);
-    // Five are in use and two were there before: what is too much is surplus, and goes with its user.
+    // Five pages are in use, two were there before: the excess is surplus and is freed with its
+    // user.
     assert_eq!(kernel_counters(), [5, 0, 0, 3]);
     drop(pool);
     assert_eq!(kernel_counters(), [2, 2, 0, 0]);
@@ -182,7 +183,7 @@ fn a_page_of_a_gibibyte_or_an_error() {
     let source = Hugetlb::with_capacity(&Root::host(), size, Pages(4)).unwrap();
     let pool = Pool::new(source, Placement::of_thread().unwrap());
     if free().unwrap() != "1\n" {
-        // Memory is too fragmented for one. Then that is what the pool must say.
+        // Memory is too fragmented for a 1 GiB page: the pool must report that.
         let stopped = pool.resize(Pages(1)).stopped;
         assert!(matches!(stopped, Some(Error::Source(_))), "{stopped:?}");
         return;
@@ -224,7 +225,7 @@ fn thp_pages_are_huge_and_stay_so_in_a_region() {
     assert_eq!(anonymous_huge() - before, BYTES);
 }
 
-/// Runs `work` in a child of fork(2), and says how it ended: 0 where `work` gave true.
+/// Runs `work` in a child of fork(2); returns 0 if `work` returned true.
 fn in_child(work: impl FnOnce() -> bool) -> i32 {
     // SAFETY: the child runs `work` and `_exit`; glibc's malloc can be used after a fork.
     unsafe {
@@ -255,7 +256,7 @@ fn a_forked_child_leaves_hugetlb_pages_alone() {
                 .reserve(Pages(1))
                 .is_err_and(|error| error == Error::Forked)
             && pool.resize(Pages(1)).stopped == Some(Error::Forked);
-        // This would be the destructor of a program that ends: a surplus page goes to the source.
+        // Stands for a destructor at exit: a surplus page returns to the source.
         pages.truncate(1);
         refused
     });
@@ -272,7 +273,7 @@ fn a_forked_child_keeps_what_it_has_at_the_places_of_hugetlb_pages() {
     let Some(_kernel) = KernelPool::with(6, 0) else {
         return;
     };
-    /// Maps memory of the child's own where a page of the parent is.
+    /// Maps memory of the child at the address of a parent's page.
     fn occupy(address: usize) {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
@@ -288,7 +289,8 @@ fn a_forked_child_keeps_what_it_has_at_the_places_of_hugetlb_pages() {
     }
     let kept = |address: usize| {
         let place = std::ptr::with_exposed_provenance_mut::<usize>(address);
-        // SAFETY: what `occupy` mapped; where it is gone or closed the child dies, which the parent sees.
+        // SAFETY: mapped by `occupy`; if it is gone or inaccessible the child dies, which the
+        // parent sees.
         unsafe {
             let kept = place.read_volatile() == WORD;
             place.write_volatile(0);
@@ -296,7 +298,8 @@ fn a_forked_child_keeps_what_it_has_at_the_places_of_hugetlb_pages() {
         }
     };
     let owned = Box::into_raw(Box::new(hugetlb()));
-    // SAFETY: it lives until it is made a box again, once in each process, when nothing borrows it any more.
+    // SAFETY: it lives until it becomes a box again, once in each process, when nothing borrows it
+    // any more.
     let pool = unsafe { &*owned };
     pool.resize(Pages(2));
     pool.set_overcommit(Pages(4));

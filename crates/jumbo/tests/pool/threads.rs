@@ -1,4 +1,4 @@
-//! Many threads at once: no page has two owners, nothing is refused that is there, nothing is lost.
+//! Tests with many threads: no page has two owners, no available page is refused, no page is lost.
 
 use crate::books;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 const THREADS: u64 = 6;
 
-/// A small generator (xorshift), so that each thread does something else.
+/// A xorshift generator with its own seed per thread.
 struct Random(u64);
 
 impl Random {
@@ -31,20 +31,20 @@ const _: () = {
     between_threads::<Region>();
 };
 
-/// How many rounds a thread makes: enough for a hundred thousand operations in all.
+/// Returns the rounds per thread: by default a hundred thousand operations in all.
 fn rounds() -> u64 {
     let asked = std::env::var("JUMBO_POOL_ROUNDS").ok();
     asked.and_then(|text| text.parse().ok()).unwrap_or(8_000)
 }
 
-/// Lets another thread go on now and then, so that they meet on machines with few CPUs too.
+/// Yields at random, so that threads interleave with few CPUs, too.
 fn mix(random: &mut Random) {
     if random.below(8) == 0 {
         thread::yield_now();
     }
 }
 
-/// A page with its owner's mark in it, at both ends.
+/// A page with its owner's mark at both ends.
 struct Marked<'p> {
     page: Page<'p>,
     mark: u64,
@@ -174,13 +174,13 @@ fn what_one_cpu_gives_back_is_there_for_all() {
 
 #[test]
 fn nothing_is_refused_and_nothing_made_while_a_page_is_free() {
-    const EACH: usize = 3;
-    let pages = THREADS * EACH as u64;
+    const PAGES_EACH: usize = 3;
+    let pages = THREADS * PAGES_EACH as u64;
     let model = Model::new(&[64]).unwrap();
     let supply = model.supply();
     let pool = Pool::new(model, Placement::ANYWHERE);
     pool.resize(Pages(pages));
-    // A page that is free must be found before a surplus page is made, so none ever is.
+    // A free page must be found before a surplus page is allocated, so none ever is.
     pool.set_overcommit(Pages(8));
     thread::scope(|scope| {
         for seed in 1..=THREADS {
@@ -191,7 +191,7 @@ fn nothing_is_refused_and_nothing_made_while_a_page_is_free() {
                 let mut held: Vec<Page> = Vec::new();
                 for _ in 0..rounds() {
                     mix(&mut random);
-                    if held.len() < EACH && random.below(2) == 0 {
+                    if held.len() < PAGES_EACH && random.below(2) == 0 {
                         held.push(pool.take().unwrap());
                     } else {
                         held.pop();
@@ -266,7 +266,7 @@ fn pages_that_one_thread_takes_and_another_gives_come_round() {
                 drop(page);
             }
         });
-        // At most 22 are under way at a time, so none may be refused.
+        // At most 22 pages are in use at a time, so none may be refused.
         for _ in 0..rounds() {
             sender.send(pool.take().unwrap()).unwrap();
         }

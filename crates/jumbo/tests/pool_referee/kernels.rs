@@ -1,4 +1,4 @@
-//! The kernel's side: mappings, shared files, and a mount of hugetlbfs.
+//! Kernel side of the comparison: mappings, shared files, and a mount of hugetlbfs.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -11,9 +11,9 @@ use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use super::host::kernel_counters;
 use super::{Answer, Op, Side, text, write};
 
-const SIZE: usize = 2 << 20;
+const PAGE_BYTES: usize = 2 << 20;
 
-/// A mapping of the kernel's side; unmapped when dropped.
+/// A mapping, unmapped on drop.
 struct Mapped {
     address: *mut c_void,
     length: usize,
@@ -21,7 +21,7 @@ struct Mapped {
 
 impl Mapped {
     fn new(pages: u64, flags: MapFlags) -> rustix::io::Result<Self> {
-        let length = usize::try_from(pages).unwrap() * SIZE;
+        let length = usize::try_from(pages).unwrap() * PAGE_BYTES;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = flags | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
         // SAFETY: a new mapping replaces none.
@@ -30,7 +30,7 @@ impl Mapped {
     }
 
     fn of_file(file: &OwnedFd, pages: u64) -> rustix::io::Result<Self> {
-        let length = usize::try_from(pages).unwrap() * SIZE;
+        let length = usize::try_from(pages).unwrap() * PAGE_BYTES;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let null = std::ptr::null_mut();
         // SAFETY: a new mapping replaces none.
@@ -39,14 +39,16 @@ impl Mapped {
     }
 
     fn pages(&self) -> u64 {
-        (self.length / SIZE) as u64
+        (self.length / PAGE_BYTES) as u64
     }
 
     fn touch(&self, page: u64) -> rustix::io::Result<()> {
         // SAFETY: the page is within the mapping, and populating it changes nothing.
         unsafe {
-            let start = self.address.byte_add(usize::try_from(page).unwrap() * SIZE);
-            mm::madvise(start, SIZE, Advice::LinuxPopulateWrite)
+            let start = self
+                .address
+                .byte_add(usize::try_from(page).unwrap() * PAGE_BYTES);
+            mm::madvise(start, PAGE_BYTES, Advice::LinuxPopulateWrite)
         }
     }
 }
@@ -58,7 +60,7 @@ impl Drop for Mapped {
     }
 }
 
-/// A reservation on the kernel's side: which of its pages were used, and which of those are still.
+/// A reservation in the kernel, with its pages used so far and those still in use.
 struct Shared {
     file: OwnedFd,
     mapped: Mapped,
@@ -69,7 +71,7 @@ impl Shared {
     fn new(pages: u64) -> rustix::io::Result<Self> {
         let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::CLOEXEC;
         let file = rustix::fs::memfd_create(c"referee", flags)?;
-        rustix::fs::ftruncate(&file, pages * SIZE as u64)?;
+        rustix::fs::ftruncate(&file, pages * PAGE_BYTES as u64)?;
         Ok(Self {
             mapped: Mapped::of_file(&file, pages)?,
             file,
@@ -79,30 +81,30 @@ impl Shared {
 
     fn punch(&self, page: u64) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let (offset, length) = (page * SIZE as u64, SIZE as u64);
+        let (offset, length) = (page * PAGE_BYTES as u64, PAGE_BYTES as u64);
         rustix::fs::fallocate(&self.file, flags, offset, length).unwrap();
     }
 
-    /// Ends what is left of the reservation. A hole would not do: it gives back pages, not promises.
+    /// Ends the rest of the reservation. A hole would free pages, but not reservations.
     fn cut(&self) {
         for pages in (self.used..self.mapped.pages()).rev() {
-            rustix::fs::ftruncate(&self.file, pages * SIZE as u64).unwrap();
+            rustix::fs::ftruncate(&self.file, pages * PAGE_BYTES as u64).unwrap();
         }
     }
 }
 
-/// A page in use on the kernel's side.
+/// A hugetlb page in use.
 enum Touched {
     /// A mapping of its own.
     Alone(#[expect(dead_code, reason = "unmapped when dropped")] Mapped),
-    /// A page of a shared file; the file, and the page's number there.
+    /// A page of a shared file, by its number.
     Of(Rc<RefCell<Shared>>, u64),
 }
 
-/// A reservation on the kernel's side.
+/// A reservation in the kernel.
 enum Kept {
     Shared(Rc<RefCell<Shared>>),
-    /// A private mapping goes as a whole, and its pages with it: so many were touched.
+    /// A private mapping, freed as a whole, with the number of its touched pages.
     Private(Mapped, u64),
 }
 
@@ -114,14 +116,14 @@ impl Kept {
     }
 }
 
-/// The kernel.
+/// State of the kernel side.
 pub(super) struct Kernels {
     used: Vec<Touched>,
     reserved: Vec<Kept>,
 }
 
 impl Kernels {
-    /// Nothing is reserved or in use.
+    /// Starts with no page reserved or in use.
     pub(super) fn new() -> Self {
         Self {
             used: Vec::new(),

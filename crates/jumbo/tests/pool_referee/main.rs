@@ -1,16 +1,16 @@
-//! The kernel as the referee: random operations on a pool and on the kernel's own hugetlb, which must count the
-//! same after every step.
+//! Comparison with the kernel: random operations on a pool and on hugetlb, whose counters must be
+//! equal after every step.
 //!
-//! `take` is the touch of a MAP_NORESERVE mapping, `reserve` a shared mapping, `use` a touch in it, `give` an
-//! munmap or a hole in its file, `resize` and `overcommit` the knobs of the kernel's pool. What is compared is (total, free,
-//! reserved, surplus), and whether each operation succeeded.
+//! `take` is a touch of a MAP_NORESERVE mapping, `reserve` a shared mapping, `use` a touch in it,
+//! `give` an munmap or a hole in its file, `resize` and `overcommit` the knobs of the kernel's
+//! pool. The test compares (total, free, reserved, surplus) and the success of each operation.
 //!
-//! The pool of the first test has pages of the model source. In the second the same operations run on a pool of
-//! hugetlb pages beside one of the model: the two must count the same, the kernel must have as many pages in use, and each
-//! page must hold what its user wrote.
+//! The pool of the first test has model pages. The second runs the same operations on a pool of
+//! hugetlb pages and a model pool: their counters must be equal, the kernel must have as many pages
+//! in use, and each page must keep its contents.
 //!
-//! `JUMBO_REFEREE_SEEDS` (a list) and `JUMBO_REFEREE_STEPS` ask for others than the usual ones. A sequence that
-//! fails is made shorter as long as it fails, and printed with its seed.
+//! `JUMBO_REFEREE_SEEDS` (a list) and `JUMBO_REFEREE_STEPS` override the defaults. A failing
+//! sequence is shortened while it still fails, and printed with its seed.
 #![allow(unsafe_code, reason = "the kernel's side maps and unmaps memory")]
 #![allow(
     clippy::unwrap_used,
@@ -43,15 +43,15 @@ use random::Random;
 
 const SEEDS: &[u64] = &[1, 2, 3, 5];
 const STEPS: usize = 10_000;
-/// How many of the kernel's pages a sequence may come to, at most: 8 GiB hosts must do.
-const MOST: u64 = 24;
-/// How often a sequence is run again when two runs do not say the same.
-const RETRIES: u32 = 5;
-/// How often a sequence that fails is run again to make it shorter.
-const RUNS: u32 = 300;
-/// The kernel's pool that hugetlb pages come from: less than a sequence may ask for.
-const PERSISTENT: u64 = 10;
-const SURPLUS: u64 = 6;
+/// Maximum number of kernel pages in a sequence, for hosts with 8 GiB.
+const MAX_PAGES: u64 = 24;
+/// Maximum repetitions of a sequence until two runs agree.
+const MAX_RETRIES: u32 = 5;
+/// Maximum runs to shorten a failing sequence.
+const MAX_SHRINK_RUNS: u32 = 300;
+/// Kernel pool of the hugetlb pages: less than a sequence may request.
+const PERSISTENT_PAGES: u64 = 10;
+const SURPLUS_PAGES: u64 = 6;
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
@@ -59,17 +59,17 @@ enum Op {
     Give(usize),
     /// A shared mapping of a file.
     Reserve(u64),
-    /// A private mapping that reserves.
+    /// A private mapping with a reservation.
     ReservePrivate(u64),
     Use(usize),
     End(usize),
     Resize(u64),
     Overcommit(u64),
-    /// Takes a part of a page, of this order; for one who knows no folios, a take where that splits a page.
+    /// Takes a part of a page, of this order; without folio support a page, if one was split.
     Folio(u32),
-    /// Gives one back; for one who knows none, the page where it was the last of it.
+    /// Frees a folio; without folio support the page, if it was the last folio.
     GiveFolio(usize),
-    /// For one who knows no folios.
+    /// No operation, for a side without folio support.
     Nothing,
 }
 
@@ -84,20 +84,20 @@ impl Op {
             63..67 => Self::ReservePrivate(1 + random.below(5)),
             67..82 => Self::Use(random.at(1 << 20)),
             82..92 => Self::End(random.at(1 << 20)),
-            92..96 => Self::Resize(random.below(MOST / 2)),
-            _ => Self::Overcommit(random.below(MOST / 2)),
+            92..96 => Self::Resize(random.below(MAX_PAGES / 2)),
+            _ => Self::Overcommit(random.below(MAX_PAGES / 2)),
         }
     }
 }
 
-/// What became of an operation that can fail; `None` where there was nothing to do.
+/// Result of an operation that can fail; `None` if there was nothing to do.
 type Answer = Option<Result<(), String>>;
 
-/// One of the two that are compared.
+/// One side of the comparison.
 trait Side {
-    /// Carries an operation out. An error is what must not be.
+    /// Executes an operation. The error is a failure of the test.
     fn step(&mut self, op: Op) -> Result<Answer, String>;
-    /// (total, free, reserved, surplus).
+    /// Returns (total, free, reserved, surplus).
     fn counters(&self) -> [u64; 4];
 }
 
@@ -109,17 +109,17 @@ fn write(name: &str, value: u64) {
     fs::write(format!("{POOL}/{name}"), value.to_string()).unwrap();
 }
 
-/// What became of a sequence.
+/// Result of a sequence.
 #[derive(Default)]
 struct Outcome {
-    /// The step that failed, and how.
+    /// Number of the failing step, and its error.
     failed: Option<(usize, String)>,
     succeeded: usize,
     refused: usize,
 }
 
 impl Outcome {
-    /// One step on both; `and` compares what else there is.
+    /// Executes one step on both sides; `and` compares further state.
     fn step(
         &mut self,
         op: Op,
@@ -144,7 +144,7 @@ impl Outcome {
         and(ours)
     }
 
-    /// The sequence, and in the end all is given back.
+    /// Runs the sequence and finally frees everything.
     fn run(
         ops: &[Op],
         ours: &mut Ours<'_>,
@@ -171,34 +171,34 @@ impl Outcome {
     }
 }
 
-/// A pool beside the kernel.
+/// Runs a pool and the kernel.
 fn beside_the_kernel(ops: &[Op]) -> Outcome {
     write("nr_overcommit_hugepages", 0);
     write("nr_hugepages", 0);
-    // Programs of others on this host, which know nothing of the lock.
+    // Other programs of this host do not know the lock.
     is_unused();
-    // More than a sequence can ask for: the kernel's buddy allocator has more, too.
+    // More pages than a sequence requests: the kernel's buddy allocator has more, too.
     let model = Model::of_size(PageSize::SIZE_2M, &[512]).unwrap();
     let pool = Pool::new(model, Placement::ANYWHERE);
     Outcome::run(ops, &mut Ours::new(&pool), &mut Kernels::new(), &|_| Ok(()))
 }
 
-/// A pool of hugetlb pages beside one of the model.
+/// Runs a pool of hugetlb pages and a model pool.
 fn of_hugetlb_pages(ops: &[Op]) -> Outcome {
     write("nr_overcommit_hugepages", 0);
     write("nr_hugepages", 0);
     is_unused();
-    write("nr_hugepages", PERSISTENT);
-    write("nr_overcommit_hugepages", SURPLUS);
-    let most = PERSISTENT + SURPLUS;
+    write("nr_hugepages", PERSISTENT_PAGES);
+    write("nr_overcommit_hugepages", SURPLUS_PAGES);
+    let most = PERSISTENT_PAGES + SURPLUS_PAGES;
     let source = Hugetlb::with_capacity(&Root::host(), PageSize::SIZE_2M, Pages(64)).unwrap();
     let pool = Pool::new(source, Placement::ANYWHERE);
     let model = Model::new(&[u32::try_from(most).unwrap()]).unwrap();
     let model = Pool::new(model, Placement::ANYWHERE);
     let kernels = |ours: &Ours<'_>| {
         let used = ours.pool.counters().total.0;
-        let total = used.max(PERSISTENT);
-        let expected = [total, total - used, 0, total - PERSISTENT];
+        let total = used.max(PERSISTENT_PAGES);
+        let expected = [total, total - used, 0, total - PERSISTENT_PAGES];
         let kernels = kernel_counters();
         (kernels == expected).then_some(()).ok_or_else(|| {
             format!(
@@ -209,11 +209,11 @@ fn of_hugetlb_pages(ops: &[Op]) -> Outcome {
     Outcome::run(ops, &mut Ours::new(&pool), &mut Ours::new(&model), &kernels)
 }
 
-/// What became of a sequence, once two runs say the same; `None` where another process keeps taking and giving
-/// pages of the kernel's pool.
+/// Returns the result of a sequence once two runs agree; `None` if another process keeps using the
+/// kernel's pool.
 fn run_undisturbed(ops: &[Op], run: fn(&[Op]) -> Outcome) -> Option<Outcome> {
     let mut before = None;
-    for _ in 0..RETRIES {
+    for _ in 0..MAX_RETRIES {
         let outcome = run(ops);
         if outcome.failed.is_none() || outcome.failed == before {
             return Some(outcome);
@@ -223,12 +223,12 @@ fn run_undisturbed(ops: &[Op], run: fn(&[Op]) -> Outcome) -> Option<Outcome> {
     None
 }
 
-/// The shortest sequence found that still fails: parts of it are left out, halves first, then less.
+/// Returns the shortest failing sequence found by omitting parts, halves first.
 fn shrink(mut ops: Vec<Op>, run: fn(&[Op]) -> Outcome) -> (Vec<Op>, String) {
     let (mut what, mut runs) = (String::new(), 0);
     let mut fails = |ops: &mut Vec<Op>| {
         runs += 1;
-        if runs > RUNS {
+        if runs > MAX_SHRINK_RUNS {
             return false;
         }
         let Some((at, why)) = run(ops).failed else {
@@ -241,7 +241,7 @@ fn shrink(mut ops: Vec<Op>, run: fn(&[Op]) -> Outcome) -> (Vec<Op>, String) {
     assert!(fails(&mut ops), "it failed once and not again");
     let mut parts: VecDeque<usize> =
         std::iter::successors(Some(ops.len() / 2), |n| (*n > 1).then_some(n / 2)).collect();
-    // The last pass is repeated while it still finds something to leave out.
+    // The last pass repeats while it finds a part to omit.
     while let Some(part) = parts.pop_front() {
         let (mut at, mut shorter) = (0, false);
         while at < ops.len() && part > 0 {

@@ -1,31 +1,31 @@
-//! The pool's side.
+//! Pool side of the comparison.
 
 use jumbo::pool::{Error, Folio, Page, Pool, Reservation};
 use jumbo::units::{Order, Pages};
 
 use super::{Answer, Op, Side, text};
 
-/// A page of a pool, and what its user wrote.
+/// A page of a pool, with its contents.
 pub(super) struct Held<'p> {
-    /// `None`: a page that is split.
+    /// `None` for a split page.
     page: Option<Page<'p>>,
-    /// Of a split page its number.
+    /// Contents; the page number for a split page.
     mark: u64,
 }
 
-/// Pages that are set aside.
+/// Reserved pages.
 pub(super) struct Promised<'p> {
     left: Reservation<'p>,
-    /// Of a private mapping: the pages that were used, which go with it.
+    /// Used pages of a private mapping, which are freed with it.
     private: Option<Vec<Held<'p>>>,
 }
 
-/// A pool.
+/// State of the pool side.
 pub(super) struct Ours<'p> {
     pub(super) pool: &'p Pool,
     pub(super) used: Vec<Held<'p>>,
     pub(super) reserved: Vec<Promised<'p>>,
-    /// With what their users wrote.
+    /// Folios with their contents.
     pub(super) folios: Vec<(Folio<'p>, u64)>,
     marks: u64,
 }
@@ -51,7 +51,7 @@ impl<'p> Ours<'p> {
         }
     }
 
-    /// Carries an operation out, and says what it is to one who knows no folios.
+    /// Executes an operation, and returns its equivalent without folios.
     pub(super) fn plainly(&mut self, op: Op) -> Result<(Answer, Op), String> {
         let split = self.pool.split().pages;
         match op {

@@ -1,4 +1,5 @@
-//! A restore at the limit of a memory cgroup, in a process of its own: where a touch would kill, it is refused.
+//! Restores at the limit of a memory cgroup, in a separate process: refused where a touch would
+//! kill.
 
 use crate::books;
 use std::io::{BufRead as _, BufReader};
@@ -13,10 +14,10 @@ use jumbo_host::kernel::cgroup::Limits;
 use crate::confined::{Group, finish, start};
 use crate::host::{Alone, skip};
 
-const LIMIT: u64 = 64 << 20;
-const HUGE: u64 = 2 << 20;
-/// So many are restored from the reserve.
-const HELD: u64 = 4;
+const LIMIT_BYTES: u64 = 64 << 20;
+const HUGE_BYTES: u64 = 2 << 20;
+/// Pages restored from the reserve.
+const RESERVED_PAGES: u64 = 4;
 
 #[test]
 fn a_restore_at_the_limit_is_an_error() {
@@ -37,15 +38,15 @@ fn assert_refused_and_alive(role: &str) {
     let Some(group) = Group::new("memory") else {
         return skip("no memory controller, or no right to make a cgroup");
     };
-    assert!(group.set(&["memory.max", "memory.limit_in_bytes"], LIMIT));
-    // Nothing there is to be swapped instead.
+    assert!(group.set(&["memory.max", "memory.limit_in_bytes"], LIMIT_BYTES));
+    // Swap must not provide room.
     group.set(&["memory.swap.max", "memory.memsw.limit_in_bytes"], 0);
     let child = start(role, |command| {
         command.env("JUMBO_VMEMMAP_ROLE", "limit");
     });
     group.add(&child);
-    let said = finish(child);
-    assert!(said.contains("an error and alive"), "{said}");
+    let printed = finish(child);
+    assert!(printed.contains("an error and alive"), "{printed}");
 }
 
 /// Fills the cgroup up to a few pages.
@@ -55,7 +56,7 @@ fn fill() -> Vec<OwnedMapping> {
         limits.memory.unwrap().room().0
     };
     let mut filled = Vec::new();
-    // The kernel charges a CPU's share of up to 256 KiB ahead.
+    // The kernel charges a per-CPU batch of up to 256 KiB ahead.
     while left() > 512 << 10 {
         let mut mapping = OwnedMapping::new(Bytes(128 << 10)).unwrap();
         mapping.fill(1);
@@ -64,7 +65,7 @@ fn fill() -> Vec<OwnedMapping> {
     filled
 }
 
-/// Whether this is the process of one of the tests above, in its group.
+/// Reports whether this is the child process of a test above, in its group.
 fn is_begun() -> bool {
     let mut line = String::new();
     std::env::var_os("JUMBO_VMEMMAP_ROLE").is_some()
@@ -73,7 +74,7 @@ fn is_begun() -> bool {
             .is_ok()
 }
 
-/// A pool whose pages are there: two of them are split from its table's own reserve, the third is not.
+/// A pool with populated pages: two are split from its table's reserve, the third is refused.
 #[test]
 fn pool_role() {
     if !is_begun() {
@@ -93,7 +94,7 @@ fn pool_role() {
     );
     books::check(&pool);
     assert_eq!(pool.counters().used(), Pages(2));
-    // The page is whole, and usable.
+    // The page is whole and usable.
     let mut page = pool.take().unwrap();
     page.bytes_mut().fill(1);
     drop((folios, page));
@@ -112,18 +113,18 @@ fn role() {
     }
 
     let geometry = Geometry::new(PageSize::SIZE_4K, PageSize::SIZE_2M).unwrap();
-    let vmemmap = Vmemmap::new(0..64 * HUGE, geometry).unwrap();
+    let vmemmap = Vmemmap::new(0..64 * HUGE_BYTES, geometry).unwrap();
     for page in 0..64 {
-        vmemmap.prepare(page * HUGE, Order(9)).unwrap();
+        vmemmap.prepare(page * HUGE_BYTES, Order(9)).unwrap();
     }
-    assert!(vmemmap.hold(HELD) > Bytes(HELD * (32 << 10)));
+    assert!(vmemmap.hold(RESERVED_PAGES) > Bytes(RESERVED_PAGES * (32 << 10)));
     let filled = fill();
 
-    // The reserve holds for as long as it lasts.
-    let restored = (0..64).take_while(|page| vmemmap.restore(page * HUGE).is_ok());
+    // Restores use the reserve until it is empty.
+    let restored = (0..64).take_while(|page| vmemmap.restore(page * HUGE_BYTES).is_ok());
     let restored = restored.count() as u64;
-    assert_eq!(restored, HELD);
-    let page = 40 * HUGE;
+    assert_eq!(restored, RESERVED_PAGES);
+    let page = 40 * HUGE_BYTES;
     let before = vmemmap.resident(&Root::host()).unwrap();
     for _ in 0..100 {
         let error = vmemmap.split(page, Order(0)).unwrap_err();
@@ -149,14 +150,14 @@ fn role() {
     assert_eq!(vmemmap.order_of(page + 4096), Some(Order(9)));
     let held = vmemmap.get(page + 4096).unwrap();
     held.set_owner(7);
-    drop(vmemmap.pin(page..page + HUGE).unwrap());
+    drop(vmemmap.pin(page..page + HUGE_BYTES).unwrap());
     drop(held);
     assert_eq!(vmemmap.owner(page), Some(7));
-    // What is given back fills the reserve again, and what another part of the program gives back does as well.
+    // Optimised pages refill the reserve; memory freed elsewhere in the program does, too.
     vmemmap.optimise(0).unwrap();
     drop(filled);
     vmemmap.split(page, Order(0)).unwrap();
     assert_eq!(vmemmap.owner(page + 4096), Some(7));
-    assert!(vmemmap.hold(HELD) > Bytes(HELD * (32 << 10)));
+    assert!(vmemmap.hold(RESERVED_PAGES) > Bytes(RESERVED_PAGES * (32 << 10)));
     println!("an error and alive");
 }

@@ -1,5 +1,5 @@
-//! The table of page descriptors: against a plain model (`model`), from many threads (`threads`), by what the kernel says it takes
-//! (`memory`), and at the limit of a memory cgroup (`limits`).
+//! Tests of the table of page descriptors: a plain model (`model`), many threads (`threads`),
+//! memory according to the kernel (`memory`), and the limit of a memory cgroup (`limits`).
 #![forbid(unsafe_code)]
 #![allow(
     clippy::unwrap_used,

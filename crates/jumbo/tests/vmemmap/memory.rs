@@ -1,4 +1,4 @@
-//! What a table takes, by what the kernel says of it.
+//! Memory of a table, as the kernel reports it.
 
 use std::fs;
 
@@ -31,7 +31,7 @@ fn huge_pages_of_a_tebibyte_take_a_thousandth() {
         (full.sections, full.descriptors),
         (Bytes(16 << 20), Bytes(0))
     );
-    // Looks at tails bring no memory either.
+    // Reads of tail descriptors populate no memory.
     for page in (0..1 << 40).step_by(12345 << 12) {
         assert_eq!(vmemmap.order_of(page), Some(Order(9)));
     }
@@ -59,7 +59,7 @@ fn all_base_pages_of_descriptors_come_and_go() {
         assert_eq!(resident(&vmemmap).descriptors, Bytes(0));
         vmemmap.release(GIB).unwrap();
     }
-    // Huge pages of huge pages need no memory; one of them that is split does.
+    // 1 GiB pages need no memory; a split one does.
     vmemmap.prepare(GIB, Order(18)).unwrap();
     vmemmap.split(GIB, Order(9)).unwrap();
     assert_eq!(resident(&vmemmap).descriptors, Bytes(0));
@@ -69,7 +69,7 @@ fn all_base_pages_of_descriptors_come_and_go() {
     assert_eq!(resident(&vmemmap).descriptors, Bytes(0));
 }
 
-/// A table for pages that are never split has a section for each.
+/// A table for pages that are never split has one section for each.
 #[test]
 fn sections_are_as_large_as_is_asked() {
     let geometry = Geometry::new(PageSize::SIZE_4K, PageSize::SIZE_1G).unwrap();
@@ -107,7 +107,7 @@ fn the_table_has_no_huge_pages_and_a_name() {
     vmemmap.prepare(0, Order(18)).unwrap();
     vmemmap.restore(0).unwrap();
     let smaps = Smaps::read(&Root::host(), std::process::id()).unwrap();
-    // Of 16 MiB, aligned, written to in whole.
+    // A mapping of 16 MiB, aligned and fully written.
     let here = smaps
         .mappings()
         .filter(|it| it.rss == Bytes(16 << 20) && it.declined);

@@ -1,6 +1,6 @@
-//! Random operations on a table and on a plain model of it: what each base page is a part of, in a vector.
+//! Random operations on a table and on a model: a vector with the owner of each base page.
 //!
-//! After each operation both agree on every page, and in the end on the memory that the kernel has for the descriptors.
+//! After each operation both agree on every page, and finally on the descriptors' resident memory.
 
 use std::ops::Range;
 
@@ -9,9 +9,9 @@ use jumbo::vmemmap::{Error, Geometry, Pinned, Reference, Saving, Vmemmap};
 use jumbo_host::kernel::Root;
 use proptest::prelude::*;
 
-/// In sections: the table, and where in the first GiB it begins.
+/// Sections of the table, and its offset in the first GiB.
 const SECTIONS: usize = 6;
-const FIRST: usize = 3;
+const FIRST_SECTION: usize = 3;
 const GIB: u64 = 1 << 30;
 
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ enum Op {
     Own(usize, u64),
 }
 
-/// A place: mostly where pages begin. An order below that of a section by so much, or above.
+/// Places are mostly page starts. Orders are relative to that of a section.
 fn operations() -> impl Strategy<Value = Vec<Op>> {
     let place = || prop_oneof![6 => (0..SECTIONS * 4).prop_map(|quarter| quarter << 30), 1 => any::<u32>().prop_map(|n| n as usize)];
     let order = || prop_oneof![4 => 6..12u32, 1 => 0..6u32];
@@ -49,7 +49,7 @@ fn operations() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..60)
 }
 
-/// What a base page is a part of.
+/// Huge page that a base page is a part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     head: usize,
@@ -60,13 +60,13 @@ struct Part {
     owner: u64,
 }
 
-/// Page numbers count from the first of the range.
+/// Model of the table; page numbers are relative to the range.
 struct Plain {
     geometry: Geometry,
     parts: Vec<Option<Part>>,
 }
 
-/// Why not, as far as the model says so.
+/// Expected error, as far as the model distinguishes.
 #[derive(Debug, PartialEq, Eq)]
 enum No {
     Absent,
@@ -120,8 +120,8 @@ impl Plain {
     }
 
     fn block(&self, page: usize, order: u32) -> Result<Range<usize>, No> {
-        // The range begins at a section, which is in the middle of larger pages.
-        let absolute = page + (FIRST << self.section());
+        // The range starts at a section, within larger pages.
+        let absolute = page + (FIRST_SECTION << self.section());
         if !absolute.is_multiple_of(1 << order) {
             return Err(No::Order);
         }
@@ -218,7 +218,7 @@ impl Plain {
         Ok(None)
     }
 
-    /// Each page adds to, or takes from, the counts of its head, which all pages of it show.
+    /// Changes the counts of the head for each page; all pages of the head show them.
     fn pin(&mut self, pages: Range<usize>, sign: i64) {
         for page in pages {
             self.change(page..page + 1, |part| {
@@ -229,7 +229,7 @@ impl Plain {
     }
 }
 
-/// The table, what is held of it, and the model.
+/// The table, the references to it, and the model.
 struct Both<'v> {
     vmemmap: &'v Vmemmap,
     plain: Plain,
@@ -248,7 +248,7 @@ impl<'v> Both<'v> {
         let vmemmap = self.vmemmap;
         let done = match *op {
             Op::Prepare(page, order) => vmemmap.prepare(self.at(page), Order(order)).map(Some),
-            // Any byte of a page does.
+            // Any byte of a page is valid.
             Op::Release(page) => none(vmemmap.release(self.at(page) + 1)),
             Op::Optimise(page) => vmemmap.optimise(self.at(page)).map(Some),
             Op::Restore(page) => none(vmemmap.restore(self.at(page))),
@@ -307,7 +307,7 @@ impl<'v> Both<'v> {
         }
     }
 
-    /// The kernel has memory for the descriptors of described sections, all of it, and for no others.
+    /// Checks that the descriptors of described sections are resident, and no others.
     fn check_memory(&self) {
         let section = self.plain.geometry.section();
         let sections = self.plain.parts.chunks(1 << section.0);
@@ -318,7 +318,7 @@ impl<'v> Both<'v> {
     }
 }
 
-/// Orders as if a section were of 9, and places in quarters of sections.
+/// Scales orders as for sections of order 9, and places as quarters of sections.
 fn scaled(op: &Op, geometry: Geometry) -> Op {
     let section = geometry.section().0;
     let pages = SECTIONS << section;
@@ -346,7 +346,7 @@ fn live(base: u64, huge: u64, operations: &[Op]) {
     let size = |bytes| PageSize::new(bytes).unwrap();
     let geometry = Geometry::new(size(base), size(huge)).unwrap();
     let section = geometry.section().size(geometry.base()).bytes();
-    let start = 5 * GIB + FIRST as u64 * section;
+    let start = 5 * GIB + FIRST_SECTION as u64 * section;
     let vmemmap = Vmemmap::new(start..start + SECTIONS as u64 * section, geometry).unwrap();
     let mut both = Both {
         vmemmap: &vmemmap,

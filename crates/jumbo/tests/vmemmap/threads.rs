@@ -1,4 +1,4 @@
-//! Readers on all CPUs while a writer changes what they look at.
+//! Readers on all CPUs while a writer changes the descriptors.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -7,15 +7,15 @@ use jumbo::units::{Bytes, Order, PageSize};
 use jumbo::vmemmap::{Error, Geometry, Vmemmap};
 use jumbo_host::kernel::Root;
 
-const HUGE: u64 = 2 << 20;
+const HUGE_BYTES: u64 = 2 << 20;
 const PAGES: u64 = 4;
-const SPAN: Duration = Duration::from_secs(3);
+const TEST_TIME: Duration = Duration::from_secs(3);
 
 fn table() -> Vmemmap {
     let geometry = Geometry::new(PageSize::SIZE_4K, PageSize::SIZE_2M).unwrap();
-    let vmemmap = Vmemmap::new(0..PAGES * HUGE, geometry).unwrap();
+    let vmemmap = Vmemmap::new(0..PAGES * HUGE_BYTES, geometry).unwrap();
     for page in 0..PAGES {
-        vmemmap.prepare(page * HUGE, Order(9)).unwrap();
+        vmemmap.prepare(page * HUGE_BYTES, Order(9)).unwrap();
     }
     vmemmap
 }
@@ -24,7 +24,7 @@ fn descriptors(vmemmap: &Vmemmap) -> Bytes {
     vmemmap.resident(&Root::host()).unwrap().descriptors
 }
 
-/// A writer's round: all ways into and out of the descriptors. It may be refused, where a reader has the page.
+/// A writer's round of all transitions of descriptors. A reader's reference may block it.
 fn round(vmemmap: &Vmemmap, head: u64) -> u64 {
     let done = [
         vmemmap.restore(head),
@@ -44,10 +44,10 @@ fn round(vmemmap: &Vmemmap, head: u64) -> u64 {
     done.iter().filter(|done| fine(done)).count() as u64
 }
 
-/// Puts a page together again that a round left in parts because a reader had one.
+/// Merges a page that a round left split because of a reader's reference.
 fn mend(vmemmap: &Vmemmap, head: u64) {
     if vmemmap.order_of(head) != Some(Order(9)) {
-        // A reader of this test is never far from putting what it has.
+        // Readers of this test drop their references soon.
         while matches!(vmemmap.merge(head, Order(9)), Err(Error::Busy { .. })) {
             std::thread::yield_now();
         }
@@ -66,7 +66,7 @@ fn readers_are_right_while_pages_change() {
                 let mut at = seed;
                 while !stop.load(Ordering::Relaxed) {
                     at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    let address = (at >> 20) % (PAGES * HUGE);
+                    let address = (at >> 20) % (PAGES * HUGE_BYTES);
                     let seen = vmemmap
                         .head_of(address)
                         .expect("it is always a part of some page");
@@ -81,7 +81,7 @@ fn readers_are_right_while_pages_change() {
             let mut at = 99u64;
             while !stop.load(Ordering::Relaxed) {
                 at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let address = (at >> 20) % (PAGES * HUGE - HUGE);
+                let address = (at >> 20) % (PAGES * HUGE_BYTES - HUGE_BYTES);
                 if at & 1 << 60 == 0 {
                     let held = vmemmap.get(address).unwrap();
                     let page = held.compound();
@@ -90,7 +90,7 @@ fn readers_are_right_while_pages_change() {
                         assert_eq!(vmemmap.head_of(page.head), Some(page));
                     }
                 } else {
-                    let pinned = vmemmap.pin(address..address + HUGE).unwrap();
+                    let pinned = vmemmap.pin(address..address + HUGE_BYTES).unwrap();
                     assert!(vmemmap.users(address).unwrap().pins > 0);
                     drop(pinned);
                 }
@@ -99,22 +99,22 @@ fn readers_are_right_while_pages_change() {
             }
         });
         let start = Instant::now();
-        while start.elapsed() < SPAN {
+        while start.elapsed() < TEST_TIME {
             for page in 0..PAGES {
-                changes.fetch_add(round(&vmemmap, page * HUGE), Ordering::Relaxed);
-                mend(&vmemmap, page * HUGE);
+                changes.fetch_add(round(&vmemmap, page * HUGE_BYTES), Ordering::Relaxed);
+                mend(&vmemmap, page * HUGE_BYTES);
             }
         }
         stop.store(true, Ordering::Relaxed);
     });
     for page in 0..PAGES {
-        mend(&vmemmap, page * HUGE);
-        vmemmap.optimise(page * HUGE).unwrap();
-        assert_eq!(vmemmap.order_of(page * HUGE + 5000), Some(Order(9)));
-        let users = vmemmap.users(page * HUGE).unwrap();
+        mend(&vmemmap, page * HUGE_BYTES);
+        vmemmap.optimise(page * HUGE_BYTES).unwrap();
+        assert_eq!(vmemmap.order_of(page * HUGE_BYTES + 5000), Some(Order(9)));
+        let users = vmemmap.users(page * HUGE_BYTES).unwrap();
         assert_eq!((users.references, users.pins), (0, 0));
     }
-    // Had any thread written to a descriptor after its memory was given back, that would be back.
+    // A write to a descriptor after its release would have populated memory again.
     assert_eq!(descriptors(&vmemmap), Bytes(0));
     for counted in [changes, looks, holds] {
         assert!(counted.into_inner() > 100);
@@ -129,13 +129,13 @@ fn writers_of_several_threads_share_a_table() {
             let vmemmap = &vmemmap;
             scope.spawn(move || {
                 for _ in 0..500 {
-                    assert_eq!(round(vmemmap, page * HUGE), 8);
+                    assert_eq!(round(vmemmap, page * HUGE_BYTES), 8);
                 }
             });
         }
     });
     assert_eq!(descriptors(&vmemmap), Bytes(0));
-    // All of them at one page: each change is one thread's.
+    // All threads at one page: each change succeeds in one thread.
     let done: u64 = std::thread::scope(|scope| {
         let all = [(); 4].map(|()| {
             scope.spawn(|| (0..500).filter(|_| vmemmap.release(0).is_ok()).count() as u64)

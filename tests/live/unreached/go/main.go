@@ -1,10 +1,10 @@
-// A heap of small objects that change while the collector runs, beside threads that wait in system
-// calls, which a stop of a thread could end early.
+// A heap of small objects that change while the collector runs, beside threads in system calls that
+// a stop of a thread could end early.
 //
 //	usage: heap MIB STEPS
 //
-// Prints as JSON: the seconds of the fill and of the work, the share of anonymous memory on huge pages
-// after either, the collections, and how many waits were made, answered EINTR, and ended early.
+// Prints as JSON: the seconds of the fill and of the work, the share of anonymous memory on huge
+// pages after each, the collections, and the numbers of waits, of EINTR results and of early ends.
 package main
 
 import (
@@ -44,9 +44,9 @@ var waits, interrupted, early atomic.Int64
 
 const pause = 20 * time.Millisecond
 
-// Waits for the pause, again and again, by `call`, which answers an errno.
+// Waits for the pause repeatedly by `call`, which returns an errno.
 func wait(timed bool, call func() syscall.Errno) {
-	// Without the signal by which the runtime preempts: it interrupts calls by itself.
+	// Without the runtime's preemption signal, which interrupts calls by itself.
 	runtime.LockOSThread()
 	urgent := uint64(1) << (syscall.SIGURG - 1)
 	const block, size = 0, 8

@@ -1,10 +1,10 @@
-//! A heap of small objects that change, beside threads that wait in system calls, which a stop of a
-//! thread could end early.
+//! A heap of small objects that change, beside threads in system calls that a stop of a thread
+//! could end early.
 //!
 //!     usage: heap MIB STEPS
 //!
-//! Prints as JSON: the seconds of the fill and of the work, the share of anonymous memory on huge pages
-//! after either, and how many waits were made, answered EINTR, and ended early.
+//! Prints as JSON: the seconds of the fill and of the work, the share of anonymous memory on huge
+//! pages after each, and the numbers of waits, of EINTR results and of early ends.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ unsafe extern "C" {
     fn syscall(number: i64, ...) -> i64;
 }
 
-/// Waits for the pause, again and again, by `call`, which answers less than 0 where it failed.
+/// Waits for the pause repeatedly by `call`, which returns less than 0 on failure.
 fn wait(timed: bool, call: impl Fn() -> i64 + Send + 'static) {
     std::thread::spawn(move || {
         loop {
@@ -67,7 +67,7 @@ fn start_waits() {
     }
 }
 
-/// The share of anonymous memory on huge pages, and how many MiB there are.
+/// Returns the share of anonymous memory on huge pages, and the memory in MiB.
 fn memory() -> (f64, f64) {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let value = |name: &str| -> f64 {
