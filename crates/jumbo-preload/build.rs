@@ -57,6 +57,8 @@ fn mimalloc() {
         .flag_if_supported("-fno-builtin-malloc")
         // The compiler does not inline functions that other objects could interpose.
         .flag_if_supported("-fvisibility=hidden")
+        // A comment that does not end hides code.
+        .flag_if_supported("-Werror=comment")
         .define("MI_DEBUG", "0")
         .define("MI_BUILD_RELEASE", None)
         .define("NDEBUG", None)

@@ -60,7 +60,7 @@ crate::one_page! {
     /// Process that made the thread. A child that shares the memory (vfork(2)) is another process.
     static MAKER_PROCESS: AtomicI32 = AtomicI32::new(0);
 }
-static JOBS: [AtomicPtr<Job>; 5] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 5];
+static JOBS: [AtomicPtr<Job>; 6] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 6];
 crate::one_page! {
     /// Tells the thread to end at once.
     static STOP_NOW: AtomicBool = AtomicBool::new(false);
@@ -413,16 +413,6 @@ impl Stop {
             true => Err(Stopped::Ended),
             false => Ok(()),
         }
-    }
-
-    /// Waits for `time` amid a job; false once the thread is wanted elsewhere.
-    pub(crate) fn pause(&self, time: Duration) -> bool {
-        let before = WAKE_WORD.load(Ordering::Acquire);
-        if self.check_before_wait().is_err() {
-            return false;
-        }
-        wait(&WAKE_WORD, before, time);
-        WAKE_WORD.load(Ordering::Acquire) == before
     }
 
     /// Checks before a wait.

@@ -118,16 +118,16 @@ impl Access {
         // The preparation is charged to our own memory cgroup.
         let has_room = |limit: Limit| limit.spare().0 >= MIN_ROOM_BYTES;
         let own = || cgroup::memory_limit(&target.root, std::process::id());
-        let destination = (advice == MemoryAdvice::Collapse && own().is_none_or(has_room))
-            .then(|| sys::Destination::new(length))
-            .flatten();
+        let is_prepared = advice == MemoryAdvice::Collapse && own().is_none_or(has_room);
         for address in addresses {
             let address = usize::try_from(*address).unwrap_or(usize::MAX);
             let process = target.process.as_fd();
             let answer = match advice {
                 MemoryAdvice::Collapse => {
                     // The target's page faults wait for the copy.
-                    let _pinned = destination.as_ref().and_then(sys::Destination::prepare);
+                    if is_prepared {
+                        sys::prepare_huge_page(length);
+                    }
                     sys::collapse_in(process, address, length)
                 }
                 MemoryAdvice::Cold => sys::cool_in(process, address, length),

@@ -1,49 +1,33 @@
 //! Thread of `fill`: [`request_scan`] starts a scan of the blocks that wait or are charged.
 //!
-//! A scan advises the blocks that the program is about to fill. Once the program stops filling, it
-//! collapses the full blocks that are on base pages.
+//! A scan advises the blocks that the program is about to fill, and finds those that are full on
+//! base pages: [`dense`] collapses them.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
-use rustix::io::{Errno, Result};
-
 use super::blocks::{self, BlockState};
 use super::fill::{
-    BLOCKS, RUN_COUNT, advise_blocks, advise_huge, bytes, charge, count_run, is_crowded, is_huge,
-    may_measure, measure_block, pmd, read_room, resident_memory, update, update_counters,
-    withdraw_advice,
+    BLOCKS, advise_blocks, advise_huge, bytes, count_run, is_crowded, is_huge, may_measure,
+    measure_block, pmd, read_room, resident_memory, update, update_counters,
 };
 use super::measure::{Touched, resident};
-use super::table::PAGE_BYTES;
-use super::{MIN_ROOM_BYTES, Policy, collapse, credit, program_break};
-use crate::headroom;
+use super::{credit, dense, program_break};
 use crate::ledger::stats;
 use crate::sandbox;
 use crate::sync::millis;
-use crate::sys::{Destination, Pagemap};
+use crate::sys::Pagemap;
 use crate::watch::{self, Job, Stop, Without, cpu_time};
 
 /// Interval between two scans while memory fills, and a shorter one for a faster program.
-const FILL_WAIT: Duration = Duration::from_millis(1);
+pub(super) const FILL_WAIT: Duration = Duration::from_millis(1);
 const MIN_FILL_WAIT: Duration = Duration::from_micros(200);
 /// Minimum wait while no block can be advised: a scan holds locks that page faults wait for.
 const SCARCE_WAIT: Duration = Duration::from_millis(20);
 const MAX_IDLE_WAIT: Duration = Duration::from_secs(1);
-const MAX_COLLAPSE_TIME: Duration = Duration::from_millis(4);
-/// Time without filling after which collapses begin. A collapse delays page faults.
-const MIN_QUIET_TIME: Duration = Duration::from_millis(20);
-/// Maximum delay of collapses while memory fills, and while huge pages are scarce.
-const MAX_FILL_TIME: Duration = Duration::from_secs(1);
-const MAX_SCARCE_FILL_TIME: Duration = Duration::from_secs(10);
 /// Minimum wait after a scan, in multiples of its CPU time: after work, and without work.
 const BUSY_RATIO: u32 = 3;
 const IDLE_RATIO: u32 = 50;
-/// Pause after the collapse of a block, in multiples of its time: a page fault of the program waits
-/// for one block at most. With scarce huge pages the kernel migrates memory for each.
-const COLLAPSE_RATIO: u32 = 3;
-const SCARCE_COLLAPSE_RATIO: u32 = 20;
-
 static JOB: Job = Job::new(2, scan, without_thread);
 static WAIT_MICROS: AtomicU64 = AtomicU64::new(0);
 /// Earliest time of the next scan: [`crate::sync::now`].
@@ -52,16 +36,6 @@ static NEXT_SCAN_MILLIS: AtomicU64 = AtomicU64::new(0);
 const REST_RATIO: u32 = 20;
 /// Places where the last scan advised blocks ahead: they share the credit.
 static FRONT_COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Time of the next attempt on blocks that the kernel refused to collapse, and the wait before it.
-/// The wait doubles until another block is full.
-static RETRY_MILLIS: AtomicU64 = AtomicU64::new(0);
-static RETRY_WAIT_MILLIS: AtomicU64 = AtomicU64::new(0);
-const MIN_RETRY_MILLIS: u64 = 100;
-const MAX_RETRY_MILLIS: u64 = 60_000;
-/// Times of the last filling, and of the last collapse.
-static FILLED_MILLIS: AtomicU64 = AtomicU64::new(0);
-static COLLAPSED_MILLIS: AtomicU64 = AtomicU64::new(0);
-
 pub(super) fn request_scan() {
     if may_measure() {
         WAIT_MICROS.store(0, Ordering::Relaxed);
@@ -100,7 +74,6 @@ fn scan(stop: &Stop) -> Option<Duration> {
         pagemap: Pagemap::open().ok(),
         has_changed: false,
         has_filled: false,
-        has_obtained: false,
         is_filling: false,
         fronts: 0,
         untouched_blocks: 0,
@@ -108,7 +81,6 @@ fn scan(stop: &Stop) -> Option<Duration> {
         is_waiting: false,
         waiting_end: 0,
     };
-    let now = crate::sync::now();
     read_room();
     program_break::check();
     if let Some(resident) = resident_memory() {
@@ -118,7 +90,7 @@ fn scan(stop: &Stop) -> Option<Duration> {
     update_counters();
     FRONT_COUNT.store(scan.fronts, Ordering::Relaxed);
     let scan_time = cpu_time().saturating_sub(began);
-    let mut wait = scan.wait(scan_time);
+    let wait = scan.wait(scan_time);
     let ratio = if scan.is_filling {
         BUSY_RATIO
     } else {
@@ -127,40 +99,13 @@ fn scan(stop: &Stop) -> Option<Duration> {
     let rest = scan_time.saturating_mul(ratio).max(min_wait());
     let rest = crate::sync::now().saturating_add(rest);
     NEXT_SCAN_MILLIS.store(millis(rest), Ordering::Relaxed);
-    if scan.has_filled {
-        RETRY_MILLIS.store(0, Ordering::Relaxed);
-        RETRY_WAIT_MILLIS.store(0, Ordering::Relaxed);
-    }
     if scan.is_filling || scan.touched_blocks > 0 {
-        FILLED_MILLIS.store(millis(now), Ordering::Relaxed);
+        dense::record_filling();
     }
-    if BLOCKS
-        .next(blocks::ALL, |state| state == BlockState::Filled)
-        .is_some()
-    {
+    let is_filled = |state| state == BlockState::Filled;
+    if BLOCKS.next(blocks::ALL, is_filled).is_some() {
         scan.is_waiting = true;
-        // The first collapse of a program waits for a pause, too.
-        let relaxed = Ordering::Relaxed;
-        let _ = COLLAPSED_MILLIS.compare_exchange(0, millis(now), relaxed, relaxed);
-        let due = collapse_due();
-        if due <= now {
-            let has_tried = scan.collapse_filled();
-            let is_filled = |state| state == BlockState::Filled;
-            let is_last = BLOCKS.next(blocks::ALL, is_filled).is_none();
-            if has_tried && is_last || is_crowded() {
-                advise_dense();
-            }
-            let end = crate::sync::now();
-            COLLAPSED_MILLIS.store(millis(end), Ordering::Relaxed);
-            if !scan.has_obtained {
-                let wait = RETRY_WAIT_MILLIS.load(Ordering::Relaxed) * 2;
-                let wait = wait.clamp(MIN_RETRY_MILLIS, MAX_RETRY_MILLIS);
-                RETRY_WAIT_MILLIS.store(wait, Ordering::Relaxed);
-                RETRY_MILLIS.store(millis(end) + wait, Ordering::Relaxed);
-            }
-        }
-        let until = collapse_due().saturating_sub(crate::sync::now());
-        wait = wait.min(until.max(FILL_WAIT));
+        dense::request(scan.has_filled);
     }
     if !scan.is_waiting {
         return None;
@@ -168,17 +113,6 @@ fn scan(stop: &Stop) -> Option<Duration> {
     let micros = u64::try_from(wait.as_micros()).unwrap_or(u64::MAX);
     WAIT_MICROS.store(micros, Ordering::Relaxed);
     Some(wait)
-}
-
-fn collapse_due() -> Duration {
-    let of = |millis: &AtomicU64| Duration::from_millis(millis.load(Ordering::Relaxed));
-    let is_calm = of(&FILLED_MILLIS) + MIN_QUIET_TIME;
-    let longest = match credit::is_scarce() {
-        true => MAX_SCARCE_FILL_TIME,
-        false => MAX_FILL_TIME,
-    };
-    let is_long = of(&COLLAPSED_MILLIS) + longest;
-    is_calm.min(is_long).max(of(&RETRY_MILLIS))
 }
 
 /// Returns the minimum wait between two scans: longer while no block can be advised.
@@ -189,26 +123,13 @@ fn min_wait() -> Duration {
     }
 }
 
-/// Advises runs of huge blocks, so that the kernel merges their mappings.
-fn advise_dense() {
-    let (mut at, mut runs) = (0, 0);
-    while let Some(first) = BLOCKS.next(at..blocks::ALL.end, is_huge) {
-        let is_huge = |block: &usize| is_huge(BLOCKS.seen(*block).state());
-        at = (first..).take_while(is_huge).last().unwrap_or(first) + 1;
-        let _ = advise_blocks(&(first..at));
-        runs += 1;
-    }
-    RUN_COUNT.store(runs, Ordering::Relaxed);
-}
-
 struct BlockScan<'s> {
     stop: &'s Stop,
     pagemap: Option<Pagemap>,
     /// A state has changed.
     has_changed: bool,
-    /// A block was found full on base pages; a block was collapsed.
+    /// A block was found full on base pages.
     has_filled: bool,
-    has_obtained: bool,
     /// Blocks were advised ahead of the program.
     is_filling: bool,
     fronts: usize,
@@ -301,35 +222,6 @@ impl BlockScan<'_> {
         }
     }
 
-    /// Collapses full blocks within the CPU time of one scan; true if it tried any.
-    fn collapse_filled(&mut self) -> bool {
-        if !headroom::has_room(MIN_ROOM_BYTES) {
-            return false;
-        }
-        let destination = Destination::new(pmd());
-        let ratio = match credit::is_scarce() {
-            true => SCARCE_COLLAPSE_RATIO,
-            false => COLLAPSE_RATIO,
-        };
-        let began = cpu_time();
-        let (mut at, mut has_tried) = (0, false);
-        let is_filled = |state: BlockState| state == BlockState::Filled;
-        while let Some(block) = BLOCKS.next(at..blocks::ALL.end, is_filled) {
-            let start = crate::sync::now();
-            let Some(answer) = self.collapse_block(block, destination.as_ref()) else {
-                at = block + 1;
-                continue;
-            };
-            (at, has_tried) = (block + 1, true);
-            let pause = crate::sync::now().saturating_sub(start) * ratio;
-            let is_late = cpu_time().saturating_sub(began) > MAX_COLLAPSE_TIME;
-            if is_late || answer == Err(Errno::NOMEM) || !self.stop.pause(pause) {
-                break;
-            }
-        }
-        has_tried
-    }
-
     /// Advises the blocks that the program is about to fill. Returns the next block to visit.
     fn advise_ahead(&mut self, first: usize) -> usize {
         self.fronts += 1;
@@ -379,59 +271,5 @@ impl BlockScan<'_> {
             Some(Ok(None)) => self.waiting_end,
             _ => from,
         }
-    }
-
-    /// Collapses a full block; `None` if it is left for later.
-    fn collapse_block(
-        &mut self,
-        block: usize,
-        destination: Option<&Destination>,
-    ) -> Option<Result<()>> {
-        let seen = BLOCKS.seen(block);
-        // Shared with another process, or dropped in part: retried later.
-        let empty = self.missing_sixteenths(block)?;
-        let state = BlockState::Huge { empty };
-        if seen.state() != BlockState::Filled || !credit::charge(charge(state), pmd()) {
-            return None;
-        }
-        if !BLOCKS.replace(block, seen, state) {
-            credit::remove_block(charge(state), pmd());
-            return None;
-        }
-        let _pinned = destination.and_then(Destination::prepare);
-        let range = block * pmd()..(block + 1) * pmd();
-        let answer = match collapse(&range, Policy::Mapping) {
-            // The advice had been withdrawn.
-            Err(Errno::INVAL) if advise_blocks(&(block..block + 1)).is_ok() => {
-                let answer = collapse(&range, Policy::Mapping);
-                // An uncharged block must not become huge at a touch.
-                if answer.is_err() {
-                    let _ = withdraw_advice(&range);
-                }
-                answer
-            }
-            answer => answer,
-        };
-        self.has_obtained |= answer.is_ok();
-        let seen = BLOCKS.seen(block);
-        if let (Err(error), BlockState::Huge { .. }) = (answer, seen.state()) {
-            let now = match error {
-                // For example a block in two mappings.
-                Errno::INVAL => BlockState::Untracked,
-                // A pinned page, or no huge page.
-                _ => BlockState::Filled,
-            };
-            update(block, seen, now);
-        }
-        Some(answer)
-    }
-
-    /// Returns the missing sixteenths of a block; `None`: too many, or another process shares
-    /// pages.
-    fn missing_sixteenths(&self, block: usize) -> Option<u8> {
-        let range = block * pmd()..(block + 1) * pmd();
-        let there = self.pagemap.as_ref()?.exclusive(range, PAGE_BYTES).ok()?;
-        let missing = (pmd() - there.min(pmd())).div_ceil(bytes(1));
-        u8::try_from(missing).ok().filter(|missing| *missing <= 1)
     }
 }

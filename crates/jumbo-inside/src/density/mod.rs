@@ -6,7 +6,8 @@
 //! - `blocks` has a state for each block of private memory: waiting on base pages, or huge;
 //! - `measure` finds the touched part of a block;
 //! - `fill` advises blocks within the credit;
-//! - `ahead` advises blocks before the program fills them, and collapses full ones, on a thread;
+//! - `ahead` advises blocks before the program fills them, on a thread;
+//! - `dense` collapses the full ones there;
 //! - [`program_break`] applies the same to glibc's own heap.
 //!
 //! Shared memory has the folio sizes of the kernel's controls. Its ranges are in a `table`, which
@@ -18,6 +19,7 @@
 mod ahead;
 mod blocks;
 mod credit;
+mod dense;
 mod fill;
 mod measure;
 mod owners;

@@ -2,7 +2,7 @@
 //! `jumbo::kernel`.
 //!
 //! - [`collapse()`], [`collapse_in`], [`cool_in`]: MADV_COLLAPSE and MADV_COLD, here or elsewhere.
-//!   [`Destination`]: the huge page of a collapse.
+//!   [`prepare_huge_page`]: for a collapse.
 //! - [`Maps`], [`Vma`]: the mapping of an address. [`Pagemap`], [`Pages`], [`PageState`]: its
 //!   pages.
 //! - [`map_at`], [`reserve`], [`unmap`]: mappings that replace none. [`move_mapping`],
@@ -31,7 +31,7 @@ mod vma;
 pub use batch::{stand_back, stay_prompt};
 pub use collapse::{collapse, collapse_in, cool_in, has_collapse, has_populate};
 pub use copy::{copy_bytes, copy_scattered, copy_words};
-pub use destination::{Destination, Pinned};
+pub use destination::prepare_huge_page;
 pub use pagemap::{PageState, Pagemap, Pages};
 pub use place::{map_at, reserve, unmap};
 pub use remap::{insist, is_mapped, move_mapping, move_units};

@@ -6,7 +6,7 @@
  * - jumbo makes its mappings, not the mmap(2) of the program;
  * - errno is its own: the program's errno changes only if a function fails;
  * - a fork(2) can hold its locks, so that the child of a program with threads can allocate.
- *
+ */
 #define MI_PRIM_HAS_PROCESS_ATTACH 1
 /* Options in the environment are for the program's own mimalloc. */
 #define MI_NO_GETENV 1

@@ -1,0 +1,187 @@
+//! Collapses of the blocks that are full on base pages, on the thread: [`request`].
+//!
+//! A collapse delays page faults and mappings of the program. So one run of the job collapses one
+//! block, and the next run comes after a multiple of its time: a page fault waits for one block at
+//! most. While the program fills memory there are few.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::time::Duration;
+
+use rustix::io::{Errno, Result};
+
+use super::ahead::FILL_WAIT;
+use super::blocks::{self, BlockState};
+use super::fill::{
+    BLOCKS, RUN_COUNT, advise_blocks, bytes, charge, is_crowded, is_huge, may_measure, pmd, update,
+    withdraw_advice,
+};
+use super::table::PAGE_BYTES;
+use super::{MIN_ROOM_BYTES, Policy, collapse, credit};
+use crate::headroom;
+use crate::sync::{millis, now};
+use crate::sys::{Pagemap, prepare_huge_page};
+use crate::watch::{self, Job, Stop, cpu_time};
+
+/// Time without filling after which collapses follow each other.
+const MIN_QUIET_TIME: Duration = Duration::from_millis(20);
+/// Time between two collapses while memory fills, and while huge pages are scarce.
+const FILL_INTERVAL: Duration = Duration::from_millis(200);
+const SCARCE_FILL_INTERVAL: Duration = Duration::from_secs(2);
+/// Pause after a collapse, in multiples of its CPU time. With scarce huge pages the kernel migrates
+/// memory for each.
+const BUSY_RATIO: u32 = 3;
+const SCARCE_RATIO: u32 = 20;
+/// Maximum CPU time of a run that finds no block to collapse.
+const MAX_SEARCH_TIME: Duration = Duration::from_millis(4);
+const MIN_RETRY_MILLIS: u64 = 100;
+const MAX_RETRY_MILLIS: u64 = 60_000;
+
+static JOB: Job = Job::new(5, run, |_| ());
+/// First block that this pass has not tried, and whether the pass collapsed any.
+static CURSOR: AtomicUsize = AtomicUsize::new(0);
+static HAS_OBTAINED: AtomicBool = AtomicBool::new(false);
+/// Times of the last filling, of the last collapse, and of the next one at the earliest.
+static FILLED_MILLIS: AtomicU64 = AtomicU64::new(0);
+static LAST_MILLIS: AtomicU64 = AtomicU64::new(0);
+static NEXT_MILLIS: AtomicU64 = AtomicU64::new(0);
+/// Wait before the pass after one without success. It doubles until another block is full.
+static RETRY_WAIT_MILLIS: AtomicU64 = AtomicU64::new(0);
+
+/// Records that the program fills memory at this time.
+pub(super) fn record_filling() {
+    FILLED_MILLIS.store(millis(now()), Ordering::Relaxed);
+}
+
+/// Requests a collapse when it is due. `is_new`: another block is full.
+pub(super) fn request(is_new: bool) {
+    // The first collapse of a program waits for a pause, too.
+    let (relaxed, now_millis) = (Ordering::Relaxed, millis(now()));
+    let _ = LAST_MILLIS.compare_exchange(0, now_millis, relaxed, relaxed);
+    if is_new && RETRY_WAIT_MILLIS.swap(0, relaxed) != 0 {
+        NEXT_MILLIS.store(now_millis, relaxed);
+    }
+    watch::begin(&JOB, wait());
+}
+
+/// Returns the time until the next collapse.
+fn wait() -> Duration {
+    let of = |millis: &AtomicU64| Duration::from_millis(millis.load(Ordering::Relaxed));
+    let interval = match credit::is_scarce() {
+        true => SCARCE_FILL_INTERVAL,
+        false => FILL_INTERVAL,
+    };
+    let quiet = of(&FILLED_MILLIS) + MIN_QUIET_TIME;
+    let due = quiet.min(of(&LAST_MILLIS) + interval).max(of(&NEXT_MILLIS));
+    due.saturating_sub(now())
+}
+
+fn run(stop: &Stop) -> Option<Duration> {
+    if !may_measure() {
+        return None;
+    }
+    if !wait().is_zero() {
+        return Some(wait().max(FILL_WAIT));
+    }
+    let began = cpu_time();
+    let pagemap = Pagemap::open().ok()?;
+    let is_filled = |state: BlockState| state == BlockState::Filled;
+    let (mut at, mut answer) = (CURSOR.load(Ordering::Relaxed), None);
+    let mut is_late = false;
+    let mut is_over = !headroom::has_room(MIN_ROOM_BYTES);
+    while answer.is_none() && !is_over && !is_late && stop.check_before_wait().is_ok() {
+        let Some(block) = BLOCKS.next(at..blocks::ALL.end, is_filled) else {
+            is_over = true;
+            break;
+        };
+        at = block + 1;
+        answer = collapse_block(&pagemap, block);
+        is_late = cpu_time().saturating_sub(began) > MAX_SEARCH_TIME;
+    }
+    CURSOR.store(at, Ordering::Relaxed);
+    let end = millis(now());
+    if let Some(answer) = answer {
+        LAST_MILLIS.store(end, Ordering::Relaxed);
+        HAS_OBTAINED.fetch_or(answer.is_ok(), Ordering::Relaxed);
+        // No huge page, or no room in the memory cgroup.
+        is_over = matches!(answer, Err(Errno::NOMEM | Errno::BUSY));
+    }
+    let ratio = match credit::is_scarce() {
+        true => SCARCE_RATIO,
+        false => BUSY_RATIO,
+    };
+    let pause = cpu_time().saturating_sub(began).saturating_mul(ratio);
+    let retry = is_over.then(end_pass).unwrap_or_default();
+    NEXT_MILLIS.store(end + millis(pause).max(retry), Ordering::Relaxed);
+    BLOCKS.next(blocks::ALL, is_filled)?;
+    Some(wait().max(FILL_WAIT))
+}
+
+/// Ends a pass over all full blocks; returns the wait before the next, in milliseconds.
+fn end_pass() -> u64 {
+    CURSOR.store(0, Ordering::Relaxed);
+    let has_obtained = HAS_OBTAINED.swap(false, Ordering::Relaxed);
+    if has_obtained || is_crowded() {
+        advise_dense();
+    }
+    let wait = match has_obtained {
+        true => 0,
+        false => (RETRY_WAIT_MILLIS.load(Ordering::Relaxed) * 2)
+            .clamp(MIN_RETRY_MILLIS, MAX_RETRY_MILLIS),
+    };
+    RETRY_WAIT_MILLIS.store(wait, Ordering::Relaxed);
+    wait
+}
+
+/// Advises runs of huge blocks, so that the kernel merges their mappings.
+fn advise_dense() {
+    let (mut at, mut runs) = (0, 0);
+    while let Some(first) = BLOCKS.next(at..blocks::ALL.end, is_huge) {
+        let is_huge = |block: &usize| is_huge(BLOCKS.seen(*block).state());
+        at = (first..).take_while(is_huge).last().unwrap_or(first) + 1;
+        let _ = advise_blocks(&(first..at));
+        runs += 1;
+    }
+    RUN_COUNT.store(runs, Ordering::Relaxed);
+}
+
+/// Collapses a full block; `None` if it is left for later.
+fn collapse_block(pagemap: &Pagemap, block: usize) -> Option<Result<()>> {
+    let seen = BLOCKS.seen(block);
+    let range = block * pmd()..(block + 1) * pmd();
+    // Shared with another process, or dropped in part: retried later.
+    let there = pagemap.exclusive(range.clone(), PAGE_BYTES).ok()?;
+    let missing = (pmd() - there.min(pmd())).div_ceil(bytes(1));
+    let empty = u8::try_from(missing).ok().filter(|missing| *missing <= 1)?;
+    let state = BlockState::Huge { empty };
+    if seen.state() != BlockState::Filled || !credit::charge(charge(state), pmd()) {
+        return None;
+    }
+    if !BLOCKS.replace(block, seen, state) {
+        credit::remove_block(charge(state), pmd());
+        return None;
+    }
+    prepare_huge_page(pmd());
+    let answer = match collapse(&range, Policy::Mapping) {
+        // The advice had been withdrawn.
+        Err(Errno::INVAL) if advise_blocks(&(block..block + 1)).is_ok() => {
+            let answer = collapse(&range, Policy::Mapping);
+            // An uncharged block must not become huge at a touch.
+            if answer.is_err() {
+                let _ = withdraw_advice(&range);
+            }
+            answer
+        }
+        answer => answer,
+    };
+    let seen = BLOCKS.seen(block);
+    if let (Err(error), BlockState::Huge { .. }) = (answer, seen.state()) {
+        let now = match error {
+            // For example a block in two mappings.
+            Errno::INVAL => BlockState::Untracked,
+            // A pinned page, or no huge page.
+            _ => BlockState::Filled,
+        };
+        update(block, seen, now);
+    }
+    Some(answer)
+}
