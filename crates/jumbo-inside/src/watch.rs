@@ -29,7 +29,7 @@ use crate::sys::{Blocked, Thread, process, stay_prompt, wait, wake};
 /// Bounds of the wait between two scans.
 pub(crate) const MIN_WAIT: Duration = Duration::from_millis(20);
 pub(crate) const MAX_WAIT: Duration = Duration::from_mins(1);
-/// Maximum delay of a fork by a job. Only reading text from a disk reaches it.
+/// Maximum delay of a fork by a job. Reading text from a disk reaches it, and compaction may.
 const MAX_FORK_DELAY: Duration = Duration::from_millis(200);
 /// Minimum process limit of a user who gets a thread: the number of present processes is unknown.
 const MIN_PROCESSES: u64 = 1024;

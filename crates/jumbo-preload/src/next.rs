@@ -375,7 +375,8 @@ fn scrub_stack() {
     core::hint::black_box(&mut [0u8; 16 << 10]);
 }
 
-/// Result of functions without a result.
+/// Result of functions without a result. free(3) may do nothing: no block comes from a function that
+/// was never looked up.
 fn nothing() {}
 
 fn no_memory() -> *mut c_void {

@@ -91,6 +91,7 @@ const MOVE_CALLS: &[TestCall] = &[
 /// Other calls. A mechanism whose call fails acts as on a kernel without it.
 const OTHER_CALLS: &[TestCall] = &[
     madvise(libc::MADV_WIPEONFORK),
+    madvise(libc::MADV_DONTFORK),
     madvise(libc::MADV_DONTDUMP),
     madvise(libc::MADV_DODUMP),
     madvise(libc::MADV_REMOVE),
@@ -137,6 +138,7 @@ const OTHER_CALLS: &[TestCall] = &[
     (libc::SYS_getresgid, [0, 0, 0, 0]),
     (libc::SYS_setresgid, [INVALID, INVALID, INVALID, 0]),
     (libc::SYS_getppid, [0, 0, 0, 0]),
+    (libc::SYS_uname, [0, 0, 0, 0]),
     (libc::SYS_capget, [0, 0, 0, 0]),
     (libc::SYS_capset, [0, 0, 0, 0]),
     (libc::SYS_unshare, [0, 0, 0, 0]),
