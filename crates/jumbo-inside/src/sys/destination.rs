@@ -20,7 +20,7 @@ use super::{map_at, unmap};
 /// and goes at this place.
 const ADDRESS: usize = 0x2f78_0000_0000;
 
-/// Has the kernel allocate and free a huge page of `bytes` on this CPU. No effect where a resource
+/// Makes the kernel allocate and free a huge page of `bytes` on this CPU. No effect where a resource
 /// limit of the program would count it, or before Linux 6.4: there a page fault holds the lock of
 /// the address space.
 pub fn prepare_huge_page(bytes: usize) {
