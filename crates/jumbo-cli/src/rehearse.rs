@@ -4,8 +4,6 @@
 
 use std::process::ExitCode;
 
-pub(crate) const NAME: &str = "rehearse";
-
 /// Make the system calls of `jumbo run --report`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {

@@ -118,6 +118,9 @@ pub(super) enum Destination {
     File(PathBuf),
 }
 
+/// Name of the internal subcommand that makes the system calls of a report.
+pub(super) const REHEARSE: &str = "rehearse";
+
 impl Args {
     /// Parses the arguments of `jumbo run`; `None` for `--help` and for wrong usage.
     pub(crate) fn read(words: Vec<OsString>) -> Option<Self> {
@@ -130,7 +133,7 @@ impl Args {
         let options = "--no-config --free=off --text=off --data=off --shm=off --reaper=off --report=json --report-file=/dev/null --";
         let mut words: Vec<OsString> = options.split(' ').map(OsString::from).collect();
         words.push(std::env::current_exe()?.into());
-        words.push(crate::rehearse::NAME.into());
+        words.push(REHEARSE.into());
         Ok(Self::read(words))
     }
 

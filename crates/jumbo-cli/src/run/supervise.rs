@@ -21,7 +21,7 @@ use jumbo_inside::sandbox;
 use rustix::event::{PollFd, PollFlags};
 
 use super::Failure;
-use super::args::{Destination, RunSettings};
+use super::args::{Destination, REHEARSE, RunSettings};
 use super::launch::Launch;
 use super::outside;
 use super::report::{Report, RunOutcome};
@@ -47,7 +47,7 @@ pub(super) fn is_harmless() -> bool {
     }
     let rehearsed = std::env::current_exe().and_then(|jumbo| {
         Command::new(jumbo)
-            .args([crate::rehearse::NAME, "--report"])
+            .args([REHEARSE, "--report"])
             .env_remove("LD_PRELOAD")
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -7,11 +7,12 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use super::blocks::{self, BlockState};
-use super::fill::{
-    BLOCKS, advise_blocks, advise_huge, bytes, count_run, is_crowded, is_huge, may_measure,
-    measure_block, pmd, read_room, resident_memory, update, update_counters,
-};
+use super::fill::{read_room, resident_memory, update_counters};
 use super::measure::{Touched, resident};
+use super::tracked::{
+    BLOCKS, advise_blocks, advise_huge, bytes, count_run, is_crowded, is_huge, may_measure,
+    measure_block, pmd, update,
+};
 use super::{credit, dense, program_break};
 use crate::ledger::stats;
 use crate::sandbox;
@@ -20,7 +21,7 @@ use crate::sys::Pagemap;
 use crate::watch::{self, Job, Stop, Without, cpu_time};
 
 /// Interval between two scans while memory fills, and a shorter one for a faster program.
-pub(super) const FILL_WAIT: Duration = Duration::from_millis(1);
+const FILL_WAIT: Duration = Duration::from_millis(1);
 const MIN_FILL_WAIT: Duration = Duration::from_micros(200);
 /// Minimum wait while no block can be advised: a scan holds locks that page faults wait for.
 const SCARCE_WAIT: Duration = Duration::from_millis(20);

@@ -9,19 +9,20 @@ use core::time::Duration;
 
 use rustix::io::{Errno, Result};
 
-use super::ahead::FILL_WAIT;
 use super::blocks::{self, BlockState};
-use super::fill::{
+use super::table::PAGE_BYTES;
+use super::tracked::{
     BLOCKS, RUN_COUNT, advise_blocks, bytes, charge, is_crowded, is_huge, may_measure, pmd, update,
     withdraw_advice,
 };
-use super::table::PAGE_BYTES;
 use super::{MIN_ROOM_BYTES, Policy, collapse, credit};
 use crate::headroom;
 use crate::sync::{millis, now};
 use crate::sys::{Pagemap, prepare_huge_page};
 use crate::watch::{self, Job, Stop, cpu_time};
 
+/// Minimum wait between two runs.
+const MIN_WAIT: Duration = Duration::from_millis(1);
 /// Time without filling after which collapses follow each other.
 const MIN_QUIET_TIME: Duration = Duration::from_millis(20);
 /// Time between two collapses while memory fills, and while huge pages are scarce.
@@ -80,7 +81,7 @@ fn run(stop: &Stop) -> Option<Duration> {
         return None;
     }
     if !wait().is_zero() {
-        return Some(wait().max(FILL_WAIT));
+        return Some(wait().max(MIN_WAIT));
     }
     let began = cpu_time();
     let pagemap = Pagemap::open().ok()?;
@@ -113,7 +114,7 @@ fn run(stop: &Stop) -> Option<Duration> {
     let retry = is_over.then(end_pass).unwrap_or_default();
     NEXT_MILLIS.store(end + millis(pause).max(retry), Ordering::Relaxed);
     BLOCKS.next(blocks::ALL, is_filled)?;
-    Some(wait().max(FILL_WAIT))
+    Some(wait().max(MIN_WAIT))
 }
 
 /// Ends a pass over all full blocks; returns the wait before the next, in milliseconds.

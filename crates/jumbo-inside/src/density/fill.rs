@@ -1,41 +1,33 @@
 //! Huge pages that a program earns: [`claim`] at an allocation.
 //!
 //! The first blocks of new memory are advised within the credit ([`credit`]); the others wait on
-//! base pages. Measured blocks ([`measure`]) return credit for the next ones: at an allocation that
+//! base pages. Measured blocks (`measure`) return credit for the next ones: at an allocation that
 //! exceeds the credit, or on the thread (`ahead`).
 //!
 //! A block that fills up on base pages is collapsed. A sparse block keeps its charge, so a sparse
 //! program never exceeds the credit.
 
 use core::ops::Range;
-use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
-use rustix::io::{Errno, Result};
-use rustix::mm::{self, Advice};
-
 use super::ahead::request_scan;
-use super::blocks::{self, BlockState, BlockTable, SeenState};
-use super::measure::{Touched, measure};
+use super::blocks::{self, BlockState};
+use super::measure::Touched;
 use super::table::PAGE_BYTES;
-use super::{PMD_BYTES, credit, program_break};
+use super::tracked::{
+    BLOCKS, RUN_COUNT, charge, count_run, is_crowded, is_huge, may_measure, measure_block, pmd,
+    release, update, withdraw_advice,
+};
+use super::{credit, program_break};
 use crate::headroom;
 use crate::ledger::stats;
-use crate::sandbox;
 use crate::sync::millis;
 use crate::sys;
 
 /// Maximum age of the available memory that was read.
 const MAX_ROOM_AGE: Duration = Duration::from_millis(100);
 const MAX_MEASURED_BLOCKS: usize = 16;
-crate::one_page::table! {
-    pub(super) static BLOCKS: BlockTable = BlockTable::new();
-}
-/// Runs of advised blocks: each is a mapping of its own, and so is the memory between two.
-pub(super) static RUN_COUNT: AtomicUsize = AtomicUsize::new(0);
-/// A quarter of the default of `vm.max_map_count`, 65 530.
-const MAX_RUN_COUNT: usize = 1 << 13;
 static HAS_READ_ROOM: AtomicBool = AtomicBool::new(false);
 /// Ring of the blocks advised last, for [`measure_recent`].
 static RECENT_BLOCKS: [AtomicUsize; RECENT_COUNT] = [const { AtomicUsize::new(0) }; RECENT_COUNT];
@@ -47,23 +39,6 @@ static MEASURED_COUNT: AtomicUsize = AtomicUsize::new(0);
 static SKIPS_LEFT: AtomicUsize = AtomicUsize::new(0);
 static NEXT_SKIPS: AtomicUsize = AtomicUsize::new(0);
 const MAX_SKIPS: usize = 1024;
-
-pub(super) fn pmd() -> usize {
-    PMD_BYTES.load(Ordering::Relaxed)
-}
-
-pub(super) fn bytes(sixteenths: usize) -> usize {
-    pmd() / usize::from(blocks::SIXTEENTHS) * sixteenths
-}
-
-pub(super) fn charge(state: BlockState) -> usize {
-    bytes(state.charge())
-}
-
-/// Reports whether the system calls that measure memory are allowed.
-pub(super) fn may_measure() -> bool {
-    !sandbox::is_entered() && !super::has_left()
-}
 
 /// Returns the indexes of whole blocks in a range; `is_part` adds the partial one at its start.
 fn indexes(range: &Range<usize>, is_part: bool) -> Range<usize> {
@@ -91,27 +66,6 @@ fn track(block: usize, state: BlockState) -> bool {
         }
         None => false,
     }
-}
-
-/// Releases the charge of a previous state.
-fn release(before: BlockState) {
-    if matches!(before, BlockState::Huge { .. }) {
-        credit::remove_block(charge(before), pmd());
-    }
-}
-
-/// Stores the measured state of a block; false if the block has changed since.
-pub(super) fn update(block: usize, seen: SeenState, now: BlockState) -> bool {
-    let is_current = BLOCKS.replace(block, seen, now);
-    if is_current {
-        match (seen.state(), now) {
-            (BlockState::Huge { .. }, BlockState::Huge { .. }) => {
-                credit::adjust(charge(seen.state()), charge(now));
-            }
-            (before, _) => release(before),
-        }
-    }
-    is_current
 }
 
 /// Reads the available memory, unless it was read a moment ago.
@@ -427,22 +381,6 @@ pub(crate) fn moved(from: usize, to: usize, length: usize) {
     }
 }
 
-/// Calls MADV_NOHUGEPAGE.
-#[expect(unsafe_code, reason = "advises memory")]
-pub(super) fn withdraw_advice(range: &Range<usize>) -> Result<()> {
-    let at = with_exposed_provenance_mut(range.start);
-    // SAFETY: changes only how memory is backed, never its content.
-    unsafe { mm::madvise(at, range.len(), Advice::LinuxNoHugepage) }
-}
-
-/// Calls MADV_HUGEPAGE.
-#[expect(unsafe_code, reason = "advises memory")]
-pub(super) fn advise_huge(range: &Range<usize>) -> Result<()> {
-    let at = with_exposed_provenance_mut(range.start);
-    // SAFETY: as above.
-    unsafe { mm::madvise(at, range.len(), Advice::LinuxHugepage) }
-}
-
 /// Measures the blocks that were advised last, to return their credit.
 fn measure_recent() {
     if !may_measure() {
@@ -488,29 +426,6 @@ fn measure_recent() {
     SKIPS_LEFT.store(skips, Ordering::Relaxed);
 }
 
-/// Measures a charged block; returns the result.
-pub(super) fn measure_block(block: usize) -> Option<Touched> {
-    let seen = BLOCKS.seen(block);
-    let touched = may_measure().then(|| measure(block * pmd(), pmd()).ok())??;
-    let now = match touched {
-        Touched::Gone => BlockState::Untracked,
-        Touched::Nothing => BlockState::ADVISED,
-        // Base pages waste nothing, and the next touch adds a base page.
-        Touched::Some { empty: 0, resident } if resident < pmd() => BlockState::Waiting,
-        Touched::Some { empty, .. } => BlockState::Huge { empty },
-    };
-    if now != seen.state()
-        && update(block, seen, now)
-        && now == BlockState::Waiting
-        && !is_crowded()
-    {
-        // Otherwise dropped parts of it would be huge after their next touch, without a charge.
-        RUN_COUNT.fetch_add(1, Ordering::Relaxed);
-        let _ = withdraw_advice(&(block * pmd()..(block + 1) * pmd()));
-    }
-    Some(touched)
-}
-
 /// Counts the charges anew in the child of a fork, before any other use.
 pub(super) fn forked() {
     let ahead = program_break::charged_ahead();
@@ -526,35 +441,6 @@ pub(super) fn forked() {
         }
     }
     credit::recount(charged, huge);
-}
-
-/// Reports whether more differences in advice could exceed `vm.max_map_count`.
-pub(super) fn is_crowded() -> bool {
-    RUN_COUNT.load(Ordering::Relaxed) > MAX_RUN_COUNT
-}
-
-/// Counts a run whose advice differs from that of the block in front.
-pub(super) fn count_run(first: usize) {
-    if !is_huge(BLOCKS.seen(first.saturating_sub(1)).state()) {
-        RUN_COUNT.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// Advises blocks tracked as huge, and withdraws advice that the program has forbidden since.
-pub(super) fn advise_blocks(run: &Range<usize>) -> Result<()> {
-    let is_forbidden = |block: &usize| !is_huge(BLOCKS.seen(*block).state());
-    if run.clone().any(|block| is_forbidden(&block)) {
-        return Err(Errno::AGAIN);
-    }
-    let answer = advise_huge(&(run.start * pmd()..run.end * pmd()));
-    for block in run.clone().filter(is_forbidden) {
-        let _ = withdraw_advice(&(block * pmd()..(block + 1) * pmd()));
-    }
-    answer
-}
-
-pub(super) fn is_huge(state: BlockState) -> bool {
-    matches!(state, BlockState::Huge { .. })
 }
 
 /// Returns the resident memory of the process, in bytes. proc_pid_statm(5).

@@ -4,6 +4,7 @@
 //! `Policy`. Unless `--max-waste=unbounded`, private memory earns huge pages:
 //! - `credit` bounds the huge and untouched memory of the process;
 //! - `blocks` has a state for each block of private memory: waiting on base pages, or huge;
+//! - `tracked` has the table of all blocks, and changes their charges and advice;
 //! - `measure` finds the touched part of a block;
 //! - `fill` advises blocks within the credit;
 //! - `ahead` advises blocks before the program fills them, on a thread;
@@ -26,6 +27,7 @@ mod owners;
 pub mod program_break;
 mod scan;
 pub(crate) mod table;
+mod tracked;
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -265,7 +267,7 @@ fn cut(address: usize, length: usize) {
 pub(crate) fn advise(range: &Range<usize>, policy: Policy) -> Result<()> {
     let (decision, advised) = decide(range, policy);
     let (answer, is_tried) = match decision {
-        Decision::Advise => (fill::advise_huge(&advised), true),
+        Decision::Advise => (tracked::advise_huge(&advised), true),
         Decision::BaseForNow => (Err(Errno::AGAIN), false),
         Decision::Never if sandbox::allows_advice() => (Err(Errno::INVAL), false),
         Decision::Never => (Err(Errno::PERM), true),
