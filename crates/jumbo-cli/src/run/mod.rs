@@ -6,7 +6,8 @@
 //! - [`library`]: the preload library. [`launch`]: the environment and the start.
 //! - [`outside`]: promotion from outside, for programs that LD_PRELOAD does not reach.
 //! - [`supervise`]: the parent process of the program. [`sample`]: measurements of its memory.
-//! - [`report`], [`shortfall`], [`text`], [`destination`]: the report. [`dry_run`]: the plan alone.
+//! - [`outcome`], [`shortfall`]: the findings. [`report`], [`text`], [`destination`]: their output.
+//! - [`dry_run`]: the plan alone.
 //! - [`mod@standing`]: the environment for programs that other commands start.
 //!
 //! Invariant: a program can detect jumbo only by its environment and its memory. jumbo executes it in
@@ -19,6 +20,7 @@ mod dry_run;
 mod launch;
 pub(crate) mod library;
 mod options;
+mod outcome;
 mod outside;
 mod profile;
 mod program;

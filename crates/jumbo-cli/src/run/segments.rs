@@ -8,7 +8,7 @@ use jumbo_host::status::Kind;
 use jumbo_inside::ledger::{Counts, text_reason as reason};
 use serde_json::{Value, json};
 
-use super::report::{self, Meaning, Report, meanings};
+use super::outcome::{self, Meaning, Report, meanings};
 use super::text::ReportText;
 
 const NO_SEGMENT: &str = "no segment of it holds a whole huge page; hint: jumbo text inspect";
@@ -35,7 +35,7 @@ const TEXT_REASONS: Meaning = meanings! { reason;
 };
 
 fn reasons(counts: &Counts) -> impl Iterator<Item = &'static str> {
-    report::reasons(counts.text_reasons, TEXT_REASONS)
+    outcome::reasons(counts.text_reasons, TEXT_REASONS)
 }
 
 /// Method that put most of the text on huge pages.

@@ -6,7 +6,7 @@ use jumbo_inside::ledger::{Counts, shm_reason as reason};
 use jumbo_inside::sys::{has_collapse, has_populate};
 use serde_json::{Value, json};
 
-use super::report::{self, Meaning, Report, meanings};
+use super::outcome::{self, Meaning, Report, meanings};
 use super::text::ReportText;
 
 /// Method of memory that stays on base pages.
@@ -37,7 +37,7 @@ const SHM_REASONS: Meaning = meanings! { reason;
 };
 
 fn reasons(counts: &Counts) -> impl Iterator<Item = &'static str> {
-    report::reasons(counts.shm_reasons, SHM_REASONS)
+    outcome::reasons(counts.shm_reasons, SHM_REASONS)
 }
 
 /// Bytes, name and description of each method that obtained memory, the best first.

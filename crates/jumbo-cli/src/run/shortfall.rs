@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::args::RunSettings;
 use super::launch::Launch;
-use super::report::{Counted, RunOutcome, has};
+use super::outcome::{Counted, RunOutcome, has};
 
 /// Mappings left alone are reported from one part in this many of the heap on.
 const NOTABLE_PARTS: u64 = 20;

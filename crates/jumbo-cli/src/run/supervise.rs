@@ -14,7 +14,7 @@ use std::time::Instant;
 use jumbo::units::Bytes;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::memory::Events;
-use jumbo_host::kernel::process::{Change, Child, ResourceUsage, Signal, Signals, tree};
+use jumbo_host::kernel::process::{Change, Child, Signal, Signals, tree};
 use jumbo_host::kernel::thp::Thp;
 use jumbo_inside::ledger::{Ledger, MAX_SLOTS};
 use jumbo_inside::sandbox;
@@ -23,8 +23,8 @@ use rustix::event::{PollFd, PollFlags};
 use super::Failure;
 use super::args::{Destination, REHEARSE, RunSettings};
 use super::launch::Launch;
+use super::outcome::{ProgramEnd, Report, RunOutcome};
 use super::outside;
-use super::report::{Report, RunOutcome};
 use super::sample::Sampler;
 use crate::signal::{end_by, poll};
 use crate::view::tell;
@@ -32,12 +32,6 @@ use crate::view::tell;
 /// Maximum number of the newest ledger entries to search for the exited sender of a signal. The
 /// kernel reuses process IDs, and the signal of an unrelated process must not be lost.
 const MAX_RECENT_SENDERS: usize = 16;
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ProgramEnd {
-    pub(super) change: Change,
-    pub(super) faults: ResourceUsage,
-}
 
 /// Reports whether this process may make the calls of [`run`]. An inherited seccomp filter may kill
 /// the caller, so under a filter another process tries them first.

@@ -10,7 +10,7 @@ use jumbo_host::status::{Kind, KindUsage};
 use jumbo_inside::reaper::State;
 use jumbo_inside::sandbox;
 
-use super::report::{KINDS, Report, pool_reasons, status};
+use super::outcome::{KINDS, Report, pool_reasons, status};
 use super::sample::{Peak, SampleStats};
 use super::segments;
 use super::shmem;
