@@ -196,6 +196,15 @@ pub(crate) fn is_foreign() -> bool {
     is_watched() && MAKER_PROCESS.load(Ordering::Relaxed) != process()
 }
 
+/// Runs a job after `wait` at the latest. Called by a job, on the thread: that is no reason to make
+/// the thread anew once it has ended.
+pub(crate) fn begin_on_thread(job: &'static Job, wait: Duration) {
+    job.hasten(wait);
+    if let Some(place) = JOBS.get(job.index) {
+        place.store(core::ptr::from_ref(job).cast_mut(), Ordering::Release);
+    }
+}
+
 /// Runs a job after `wait` at the latest, and makes the thread if needed.
 pub(crate) fn begin(job: &'static Job, wait: Duration) {
     if is_foreign() {
@@ -329,7 +338,8 @@ pub fn resume() {
 #[cold]
 fn restart() {
     let again = IS_RESTARTING.swap(false, Ordering::AcqRel) && !is_watched();
-    if again && is_makers() {
+    // Ended for good, a filter may forbid the calls below.
+    if again && !IS_DISABLED.load(Ordering::Acquire) && is_makers() {
         make();
     }
 }

@@ -53,7 +53,7 @@ pub(super) fn record_filling() {
     FILLED_MILLIS.store(millis(now()), Ordering::Relaxed);
 }
 
-/// Requests a collapse when it is due. `is_new`: another block is full.
+/// Requests a collapse when it is due, on the thread. `is_new`: another block is full.
 pub(super) fn request(is_new: bool) {
     // The first collapse of a program waits for a pause, too.
     let (relaxed, now_millis) = (Ordering::Relaxed, millis(now()));
@@ -61,7 +61,7 @@ pub(super) fn request(is_new: bool) {
     if is_new && RETRY_WAIT_MILLIS.swap(0, relaxed) != 0 {
         NEXT_MILLIS.store(now_millis, relaxed);
     }
-    watch::begin(&JOB, wait());
+    watch::begin_on_thread(&JOB, wait());
 }
 
 /// Returns the time until the next collapse.
