@@ -215,7 +215,7 @@ fn examine(root: &Root, pid: u32) -> Result<Process, KillOutcome> {
                 Some("name the process"),
             ),
             None => KillOutcome::failed(
-                "that is a reaper, which frees the memory of an ended program",
+                "that is a reaper, which frees the memory of a program that has ended",
                 Some("`jumbo wait` waits for it"),
             ),
         });
