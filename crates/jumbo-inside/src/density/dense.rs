@@ -111,10 +111,11 @@ fn run(stop: &Stop) -> Option<Duration> {
         false => BUSY_RATIO,
     };
     let pause = cpu_time().saturating_sub(began).saturating_mul(ratio);
+    let has_more = BLOCKS.next(blocks::ALL, is_filled).is_some();
+    is_over |= !has_more;
     let retry = is_over.then(end_pass).unwrap_or_default();
     NEXT_MILLIS.store(end + millis(pause).max(retry), Ordering::Relaxed);
-    BLOCKS.next(blocks::ALL, is_filled)?;
-    Some(wait().max(MIN_WAIT))
+    has_more.then(|| wait().max(MIN_WAIT))
 }
 
 /// Ends a pass over all full blocks; returns the wait before the next, in milliseconds.
