@@ -37,16 +37,18 @@ fn either_part_may_be_switched_off() {
 #[test]
 fn a_thread_has_the_room_below_its_growing_stack() {
     let files = compile(&[Source::C("grows_down", &[])]);
-    let program = Program::new(files.path("grows_down"));
-    let plain = program.plain().ok();
-    for options in [
-        &[][..],
-        &["--heap=mimalloc", "--pool=64M"],
-        &["--heap=glibc"],
-        &["--free=background"],
-    ] {
-        let ran = program.jumbo_with(options);
-        crate::support::program::assert_alike(&plain, &ran, &options.join(" "));
+    for argument in ["", "aligned"] {
+        let program = Program::new(files.path("grows_down")).arg(argument);
+        let plain = program.plain().ok();
+        for options in [
+            &[][..],
+            &["--heap=mimalloc", "--pool=64M"],
+            &["--heap=glibc"],
+            &["--free=background"],
+        ] {
+            let ran = program.jumbo_with(options);
+            crate::support::program::assert_alike(&plain, &ran, &options.join(" "));
+        }
     }
 }
 

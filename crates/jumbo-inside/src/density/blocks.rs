@@ -14,6 +14,8 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
 use rustix::mm::{self, MapFlags, ProtFlags};
 
+use crate::sys::map_own;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockState {
     /// Unmapped, or memory of another kind.
@@ -121,9 +123,7 @@ impl BlockTable {
             HAS_BLOCKS.store(true, Ordering::Release);
             let place = self.leaves.get(index)?;
             let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-            // SAFETY: a mapping at an address of the kernel's choice replaces none.
-            let new = unsafe { mm::mmap_anonymous(null_mut(), size_of::<Leaf>(), prot, flags) };
-            let new = new.ok()?;
+            let new = map_own(size_of::<Leaf>(), prot, flags).ok()?;
             let set =
                 place.compare_exchange(null_mut(), new.cast(), Ordering::AcqRel, Ordering::Acquire);
             if set.is_err() {

@@ -4,18 +4,18 @@
 //! a page that they share, too.
 #![expect(unsafe_code, reason = "maps a page, and refers to its words")]
 
-use core::ptr::{null_mut, with_exposed_provenance};
+use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
-use rustix::mm::{self, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Pid, test_kill_process};
 
 use super::RANGES;
 use super::table::PAGE_BYTES;
 use crate::sandbox;
 use crate::sync::{millis, now};
-use crate::sys::process;
+use crate::sys::{map_own, process};
 use crate::watch::MAX_WAIT;
 
 /// Page by which the processes that share mappings agree on their owners.
@@ -141,8 +141,7 @@ pub(super) fn has_page() -> bool {
         return true;
     }
     let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let Ok(page) = (unsafe { mm::mmap_anonymous(null_mut(), PAGE_BYTES, prot, flags) }) else {
+    let Ok(page) = map_own(PAGE_BYTES, prot, flags) else {
         return false;
     };
     OWN_PAGE.store(page.expose_provenance(), Ordering::Release);

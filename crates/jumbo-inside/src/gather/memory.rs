@@ -13,6 +13,7 @@ use rustix::mm::{self, Advice, MapFlags, MremapFlags, MsyncFlags, ProtFlags};
 use super::batch::{Batch, FreeError, FreeRange, Operation};
 use super::handover::Executor;
 use super::queue::Piece;
+use crate::sys::map_own;
 pub(super) use crate::sys::unmap;
 
 /// Performs the actions of the queue. The caller of [`Batch::push`] has vouched for each range.
@@ -79,8 +80,7 @@ pub(super) fn mark(place: &AtomicPtr<AtomicU32>) {
     }
     let page = rustix::param::page_size();
     let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let Ok(new) = (unsafe { mm::mmap_anonymous(ptr::null_mut(), page, prot, flags) }) else {
+    let Ok(new) = map_own(page, prot, flags) else {
         return;
     };
     // SAFETY: as above: the page is unused and zeroed.

@@ -15,14 +15,14 @@
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
-use rustix::mm::{self, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::CapabilitySet;
 
 use super::memory::Kernel;
 use super::queue::MAX_WORKERS;
 use super::{BACKGROUND, HANDOVER, is_own};
 use crate::sync::{BackOff, Deadline, Word};
-use crate::sys::{Blocked, Thread, process, request, stand_back};
+use crate::sys::{Blocked, Thread, map_own, process, request, stand_back};
 use crate::{headroom, sandbox};
 
 /// Sleep of a worker before it leaves.
@@ -107,9 +107,7 @@ fn reserve_stack() -> usize {
         ProtFlags::READ | ProtFlags::WRITE,
         MapFlags::PRIVATE | MapFlags::NORESERVE,
     );
-    // SAFETY: a mapping at an address of the kernel's choice replaces none.
-    let stack = unsafe { mm::mmap_anonymous(core::ptr::null_mut(), STACK_BYTES, prot, flags) };
-    stack.map_or(0, |stack| stack.expose_provenance())
+    map_own(STACK_BYTES, prot, flags).map_or(0, |stack| stack.expose_provenance())
 }
 
 /// Makes `count` workers, already counted, or as many as possible. The caller holds no lock.

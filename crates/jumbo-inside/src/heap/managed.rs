@@ -15,14 +15,12 @@ use rustix::mm;
 
 use super::memory::ZeroedTable;
 use super::supply::{self, SUPPLY};
-use super::{
-    LOCKS_FUTURE, MANAGED_BASE, OWN_BASE, PMD, POOL_IS_WINDOW, RESERVED_BASE, RESERVED_END, memory,
-};
+use super::{LOCKS_FUTURE, MANAGED_BASE, PMD, POOL_IS_WINDOW, RESERVED_BASE, RESERVED_END, memory};
 use crate::density;
 use crate::ledger::{Slot, stats};
 use crate::orders::PoolOrder;
-use crate::sandbox;
 use crate::sync::Lock;
+use crate::{sandbox, sys};
 
 /// Smallest unit of [`commit`] and [`uncommit`].
 const SLICE_BYTES: usize = 64 << 10;
@@ -186,32 +184,13 @@ pub unsafe fn discard(address: usize, length: usize) -> Result<()> {
     unsafe { memory::discard(address, length) }
 }
 
-/// Address range of the allocator's own tables, from a random address on.
-const OWN_TABLE_BYTES: usize = (MANAGED_BASE - OWN_BASE) / 2;
-static NEXT_TABLE: AtomicUsize = AtomicUsize::new(OWN_BASE);
-
-/// Returns an address for the allocator's next table, maybe in use. The kernel would choose one
-/// just below the program's mappings, where a stack may be about to grow (MAP_GROWSDOWN).
-pub fn table_hint(length: usize) -> Option<usize> {
-    let pmd = PMD.load(Ordering::Relaxed);
-    if pmd == 0 || length > OWN_TABLE_BYTES {
-        return None;
-    }
-    // Contiguous, so that they are one mapping.
-    let at = NEXT_TABLE.fetch_add(length.next_multiple_of(SLICE_BYTES), Ordering::Relaxed);
-    (at + length <= MANAGED_BASE).then_some(at)
-}
-
-/// Reports whether an address is in the pool, the reservations or the [tables](table_hint).
+/// Reports whether an address is in the pool, the reservations or jumbo's [own](sys::OWN).
 #[inline(always)]
 pub const fn may_hold(address: usize) -> bool {
-    address.wrapping_sub(OWN_BASE) < RESERVED_END - OWN_BASE
+    address.wrapping_sub(sys::OWN.start) < RESERVED_END - sys::OWN.start
 }
 
 pub(super) fn place(pmd: usize, random: usize) {
-    // Not at the start of a huge page: with THP set to always, small tables would get one.
-    let tables = OWN_BASE + random % (OWN_TABLE_BYTES / pmd) * pmd + pmd / 2;
-    NEXT_TABLE.store(tables, Ordering::Relaxed);
     let chunks = (RESERVED_END - RESERVED_BASE) / 2 / pmd;
     let begin = RESERVED_BASE + random % chunks * pmd;
     RESERVED_START.store(begin, Ordering::Relaxed);

@@ -17,8 +17,11 @@ use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use super::BASE_PAGE;
 use super::extents::{PageRecord, Records};
 use crate::density::{self, Policy};
+use crate::sys::map_own;
 pub(super) use crate::sys::unmap;
 use crate::{pool, sandbox, sys};
+
+const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 fn at(address: usize) -> *mut core::ffi::c_void {
     ptr::with_exposed_provenance_mut(address)
@@ -26,12 +29,7 @@ fn at(address: usize) -> *mut core::ffi::c_void {
 
 /// Maps private zero memory at `address`; `EEXIST` if something is mapped there.
 pub(super) fn map(address: usize, length: usize) -> Result<()> {
-    sys::map_at(
-        address,
-        length,
-        ProtFlags::READ | ProtFlags::WRITE,
-        MapFlags::empty(),
-    )
+    sys::map_at(address, length, READ_WRITE, MapFlags::empty())
 }
 
 /// Reserves addresses for [`unprotect`]; `EEXIST` if something is mapped there.
@@ -48,7 +46,7 @@ pub(super) unsafe fn discard(address: usize, length: usize) -> Result<()> {
         // SAFETY: the caller's promise.
         return unsafe { mm::madvise(at(address), length, Advice::LinuxDontNeed) };
     }
-    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    let (prot, flags) = (READ_WRITE, MapFlags::PRIVATE);
     // SAFETY: the caller's promise; the new pages are private too, and zero.
     unsafe { mm::mmap_anonymous(at(address), length, prot, flags | MapFlags::FIXED).map(drop) }
 }
@@ -87,10 +85,9 @@ pub(super) fn populate(address: usize, length: usize, huge: usize) -> Result<()>
 /// `EEXIST`: something is mapped there; `EINVAL`, `ENODEV`, `ENOSYS`: the kernel lacks that page
 /// size; `EFAULT`: a cgroup limit; `ENOMEM` and others: no free page and no surplus page.
 pub(super) fn map_hugetlb(address: usize, length: usize, page: usize) -> Result<()> {
-    let prot = ProtFlags::READ | ProtFlags::WRITE;
     // The base-2 logarithm of the size, shifted by MAP_HUGE_SHIFT; see mmap(2).
     let size = MapFlags::from_bits_retain(page.trailing_zeros() << libc::MAP_HUGE_SHIFT);
-    sys::map_at(address, length, prot, MapFlags::HUGETLB | size)?;
+    sys::map_at(address, length, READ_WRITE, MapFlags::HUGETLB | size)?;
     pool::populate(address, length, page).inspect_err(|_| {
         // SAFETY: mapped above, and no other code has its address yet.
         let _ = unsafe { unmap(address, length) };
@@ -159,7 +156,8 @@ impl<T: Zeroed> ZeroedTable<T> {
 
     /// Maps the table, once; reports success.
     pub(super) fn map(&self) -> bool {
-        map_anywhere(self.length * size_of::<T>(), MapFlags::NORESERVE)
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        map_own(self.length * size_of::<T>(), READ_WRITE, flags)
             .map(|start| self.start.store(start.cast(), Ordering::Release))
             .is_ok()
     }
@@ -175,15 +173,9 @@ impl<T: Zeroed> ZeroedTable<T> {
     }
 }
 
-/// Maps memory at an address of the kernel's choice, until [`unmap`].
-pub(super) fn anywhere(length: usize) -> Result<usize> {
-    map_anywhere(length, MapFlags::empty()).map(|start| start.expose_provenance())
-}
-
-fn map_anywhere(length: usize, flags: MapFlags) -> Result<*mut core::ffi::c_void> {
-    let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a mapping at an address of the kernel's choice replaces none.
-    unsafe { mm::mmap_anonymous(ptr::null_mut(), length, prot, MapFlags::PRIVATE | flags) }
+/// Maps memory among jumbo's own, until [`unmap`].
+pub(super) fn own(length: usize) -> Result<usize> {
+    map_own(length, READ_WRITE, MapFlags::PRIVATE).map(|start| start.expose_provenance())
 }
 
 /// Table of the [`PageRecord`]s of a window, mapped as the window grows.

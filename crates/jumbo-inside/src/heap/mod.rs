@@ -66,10 +66,11 @@ const MAPS_END: usize = 0x2f00_0000_0000;
 /// Page records: each table begins at one of 2^24 random pages, far from the kernel's mappings.
 const TABLE_BASE: usize = MAPS_END;
 const POOL_TABLE: usize = TABLE_BASE + (256 << 30);
-/// Tables of an allocator that manages its own addresses.
-const OWN_BASE: usize = TABLE_BASE + (384 << 30);
-/// Memory of such an allocator: pages of the pool, then reserved addresses.
-const MANAGED_BASE: usize = 0x2f80_0000_0000;
+/// End of the records, and start of jumbo's other tables.
+const TABLE_END: usize = sys::OWN.start;
+/// Memory of an allocator that manages its own addresses: pages of the pool, then reserved
+/// addresses.
+const MANAGED_BASE: usize = sys::OWN.end;
 const RESERVED_BASE: usize = 0x3000_0000_0000;
 const RESERVED_END: usize = 0x3800_0000_0000;
 
@@ -123,7 +124,7 @@ static POOL_SITE: Site = Site {
     backing: Backing::Pool,
     base: POOL_BASE,
     end: POOL_BASE + supply::SPAN_BYTES,
-    tables: POOL_TABLE..OWN_BASE,
+    tables: POOL_TABLE..TABLE_END,
     table: AtomicUsize::new(0),
     start: AtomicUsize::new(0),
 };
@@ -161,6 +162,7 @@ pub unsafe fn start(settings: HeapSettings) -> bool {
     let mut words = bytes.as_chunks::<WORD>().0.iter().copied();
     let mut word = || words.next().map_or(0, usize::from_ne_bytes);
     let (random, table, pool_table) = (word(), word(), word());
+    sys::place_own(random >> 16);
     let HeapSettings { pmd, keep, .. } = settings;
     if rustix::param::page_size() != BASE_PAGE
         || !pmd.is_power_of_two()

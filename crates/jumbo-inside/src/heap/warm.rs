@@ -44,7 +44,7 @@ pub(crate) fn in_parallel(
         }
     };
     let threads = [const { Thread::none() }; MAX_THREADS];
-    let stacks = memory::anywhere(cpus * STACK_BYTES);
+    let stacks = memory::own(cpus * STACK_BYTES);
     if let Ok(stacks) = stacks {
         // A thread inherits its creator's mask. Signals are unblocked again below: warming takes
         // seconds, and the user may want to interrupt it.

@@ -5,8 +5,8 @@
 //!   [`prepare_huge_page`]: for a collapse.
 //! - [`Maps`], [`Vma`]: the mapping of an address. [`Pagemap`], [`Pages`], [`PageState`]: its
 //!   pages.
-//! - [`map_at`], [`reserve`], [`unmap`]: mappings that replace none. [`move_mapping`],
-//!   [`move_units`]: mremap(2). [`insist`]: a call that must succeed.
+//! - [`map_at`], [`reserve`], [`unmap`]: mappings that replace none. [`map_own`]: jumbo's own.
+//!   [`move_mapping`], [`move_units`]: mremap(2). [`insist`]: a call that must succeed.
 //! - [`copy_words`], [`copy_bytes`], [`copy_scattered`]: memory read without a fault.
 //!   [`is_mapped`].
 //! - [`Blocked`]: a guard that blocks signals. [`Userfault`]: page faults handled in user space.
@@ -33,7 +33,7 @@ pub use collapse::{collapse, collapse_in, cool_in, has_collapse, has_populate};
 pub use copy::{copy_bytes, copy_scattered, copy_words};
 pub use destination::prepare_huge_page;
 pub use pagemap::{PageState, Pagemap, Pages};
-pub use place::{map_at, reserve, unmap};
+pub use place::{OWN, map_at, map_own, own_hint, place_own, reserve, unmap};
 pub use remap::{insist, is_mapped, move_mapping, move_units};
 pub use signals::Blocked;
 pub use task::{Entry, Thread, Wait, call, clone3, wait, wake};

@@ -1,9 +1,49 @@
-//! Mappings at given addresses that replace nothing: [`map_at`], [`reserve`]; and [`unmap`].
+//! Mappings that replace nothing: [`map_at`], [`reserve`], [`map_own`]; and [`unmap`].
 
+use core::ffi::c_void;
+use core::ops::Range;
 use core::ptr::with_exposed_provenance_mut;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, MapFlags, ProtFlags};
+
+/// Addresses of jumbo's own tables and stacks. The kernel would choose some just below the
+/// program's mappings, where a stack of the program may be about to grow (MAP_GROWSDOWN).
+pub const OWN: Range<usize> = 0x2f60_0000_0000..0x2f80_0000_0000;
+static NEXT_OWN: AtomicUsize = AtomicUsize::new(OWN.start);
+
+/// Sets the address of the first own mapping, by a random number.
+pub fn place_own(random: usize) {
+    const MIB: usize = 1 << 20;
+    // Not at the start of a huge page: with THP set to always, small tables would get one.
+    let offset = random % (OWN.len() / 2) / (2 * MIB) * (2 * MIB) + MIB;
+    NEXT_OWN.store(OWN.start + offset, Ordering::Relaxed);
+}
+
+/// Returns an address for jumbo's next own mapping: a hint, maybe in use. Null: the kernel is to
+/// choose.
+pub fn own_hint(length: usize) -> *mut c_void {
+    if length > OWN.len() / 2 {
+        return core::ptr::null_mut();
+    }
+    // Contiguous, so that they are one mapping.
+    let pages = length.next_multiple_of(rustix::param::page_size());
+    let at = NEXT_OWN.fetch_add(pages, Ordering::Relaxed);
+    with_exposed_provenance_mut(if at + pages <= OWN.end { at } else { 0 })
+}
+
+/// Maps anonymous memory among jumbo's [own](OWN) addresses, or else at the kernel's choice.
+/// `flags`: MAP_PRIVATE or MAP_SHARED, and others but MAP_FIXED.
+///
+/// # Errors
+/// Those of mmap(2).
+#[expect(unsafe_code, reason = "takes an address")]
+pub fn map_own(length: usize, prot: ProtFlags, flags: MapFlags) -> Result<*mut c_void> {
+    let flags = flags.difference(MapFlags::FIXED);
+    // SAFETY: a hint replaces no mapping.
+    unsafe { mm::mmap_anonymous(own_hint(length), length, prot, flags) }
+}
 
 /// Maps private anonymous memory at the free `address`. `flags` are added to MAP_PRIVATE,
 /// MAP_ANONYMOUS and MAP_FIXED_NOREPLACE.

@@ -18,6 +18,7 @@ use jumbo_inside::heap::{self, managed};
 use jumbo_inside::orders::PoolOrder;
 use jumbo_inside::sandbox;
 use jumbo_inside::sync::{Lock, thread_pointer};
+use jumbo_inside::sys;
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 
@@ -508,8 +509,10 @@ extern "C" fn jumbo_mimalloc_map(
     let prot = ProtFlags::from_bits_retain(prot.cast_unsigned());
     // rustix adds the flag.
     let flags = MapFlags::from_bits_retain((flags & !libc::MAP_ANONYMOUS).cast_unsigned());
-    let hint = addr.is_null().then(|| managed::table_hint(len)).flatten();
-    let addr = hint.map_or(addr, with_exposed_provenance_mut);
+    let addr = match addr.is_null() {
+        true => sys::own_hint(len),
+        false => addr,
+    };
     // SAFETY: mimalloc maps at an address that the kernel chooses, or over its own memory. A hint
     // replaces nothing.
     match unsafe { mm::mmap_anonymous(addr, len, prot, flags) } {
