@@ -405,7 +405,8 @@ bool jumbo_mimalloc_free(void *block) {
   mi_page_t *page = page_of(block);
   /* The thread's own page, without flags: mi_free_block_local. */
   const bool is_plain = mi_likely(page != NULL) && mi_page_xthread_id(page) == _mi_prim_thread_id();
-  if (mi_unlikely(!is_plain || page->used <= 1 || mi_page_block_size(page) >= LARGE_BYTES ||
+  /* The last block retires the page (_mi_page_retire), unless it is retired already. */
+  if (mi_unlikely(!is_plain || page->used <= (page->retire_expire == 0) || mi_page_block_size(page) >= LARGE_BYTES ||
                   (small_frees + 1) % CHECK_FREES == 0))
     return free_slow(block, page);
   small_frees++;
