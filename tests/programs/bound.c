@@ -582,6 +582,20 @@ static void filled_then_sparse(void)
     }
 }
 
+/* Rounds of a few large blocks: the first one frees before glibc serves blocks of that size. */
+static void large_in_rounds(void)
+{
+    char *blocks[5];
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < 5; i++) {
+            blocks[i] = taken(malloc(30 * MIB));
+            touch_each(blocks[i], 30 * MIB, PAGE);
+        }
+        for (int i = 0; i < 5; i++)
+            free(blocks[i]);
+    }
+}
+
 static void nothing(void)
 {
 }
@@ -638,6 +652,7 @@ static const struct {
     {"dense-then-sparse", dense_then_sparse},
     {"sizes-replaced", sizes_replaced},
     {"filled-then-sparse", filled_then_sparse},
+    {"large-in-rounds", large_in_rounds},
     {"nothing", nothing},
 };
 

@@ -67,6 +67,7 @@ fn observed(pointer: *mut c_void) -> *mut c_void {
         // another allocator), and the program does not have it yet.
         if unsafe { heap::arena::check(pointer.addr()) } {
             auto::region();
+            heap::about_to_fill(heap::arena::HEAP_MAX_BYTES);
         }
     }
     pointer
@@ -149,7 +150,9 @@ fn part(size: usize, align: usize) -> Part {
 #[inline(never)]
 fn in_main_heap(size: usize, allocate: impl Fn() -> *mut c_void) -> *mut c_void {
     let block = from_glibc(|| drained(&allocate));
-    main_heap::record_block(size, heap_end());
+    if main_heap::record_block(size, heap_end()) {
+        heap::give_back();
+    }
     block
 }
 

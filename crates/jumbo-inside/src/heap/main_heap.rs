@@ -172,14 +172,16 @@ fn set_end(end: usize) -> usize {
     before
 }
 
-/// Records that glibc served a block of `size` bytes, and the new end of its heap.
-pub fn record_block(size: usize, end: usize) {
+/// Records that glibc served a block of `size` bytes, and the new end of its heap. Returns whether
+/// the heap has become large: the window keeps less beside it ([`super::give_back`]).
+pub fn record_block(size: usize, end: usize) -> bool {
     let add = |count: &AtomicUsize, bytes: usize| {
         let sum = count.load(Ordering::Relaxed).saturating_add(bytes);
         count.store(sum, Ordering::Relaxed);
         sum
     };
     MIN_MISSED.store(usize::MAX, Ordering::Relaxed);
+    let was_used = is_used();
     let before = set_end(end);
     let served = add(&SERVED, size);
     let returned = add(&RETURNED, before.saturating_sub(end));
@@ -193,6 +195,7 @@ pub fn record_block(size: usize, end: usize) {
         SERVED.store(served / 2, Ordering::Relaxed);
         REGAINED.store(regained / 2, Ordering::Relaxed);
     }
+    !was_used && is_used()
 }
 
 const _: () = assert!(LARGE_BLOCK_BYTES < MAX_BLOCK_BYTES);
@@ -220,8 +223,9 @@ mod tests {
         );
         // The heap grows by each block, until it is large.
         for round in 0..100 {
-            record_block(MIB, (100 + round) * MIB);
+            let became_large = record_block(MIB, (100 + round) * MIB);
             assert_eq!(is_used(), round * MIB >= MIN_HEAP_BYTES);
+            assert_eq!(became_large, round * MIB == MIN_HEAP_BYTES);
         }
         assert_eq!(part(2 * MIB), Part::Free);
         record_attempt(2 * MIB, false, 199 * MIB);

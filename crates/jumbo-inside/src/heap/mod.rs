@@ -35,7 +35,7 @@ mod window;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::density;
-use crate::events::{Held, Mechanism, Side};
+use crate::events::{Held, Mapping, Mechanism, Side};
 use crate::gather::{self, PendingFree};
 use crate::keep::Keep;
 use crate::ledger::{Ledger, Slot, stats};
@@ -50,6 +50,9 @@ use window::{BlockWindow, Site};
 
 /// Smallest block of the window: glibc's initial M_MMAP_THRESHOLD, from which it maps each block.
 pub const LARGE_BLOCK_BYTES: usize = 128 << 10;
+
+/// Smallest mapping of the program that counts as about to be filled.
+const MIN_FILLED_BYTES: usize = 1 << 20;
 
 /// Base page size that this module supports; with another one it stays off.
 pub const BASE_PAGE: usize = 4096;
@@ -478,6 +481,17 @@ pub fn about_to_populate() {
     demand::end();
 }
 
+/// Frees retained memory where the program is about to fill `bytes` of other memory, faster than
+/// the scans of `demand` may see it.
+pub fn about_to_fill(bytes: usize) {
+    HEAP.with(|window, leaving| window.lower_demand(bytes, leaving));
+}
+
+/// Frees memory beyond the bound, which the growth of glibc's main heap has lowered.
+pub fn give_back() {
+    HEAP.with(|window, leaving| window.purge(window.keep(), Some(leaving)));
+}
+
 /// Reports whether advice changes pages beyond the call (madvise(2)).
 pub fn is_sticky(advice: i32) -> bool {
     let passing = [
@@ -494,6 +508,14 @@ pub fn is_sticky(advice: i32) -> bool {
 pub struct Events;
 
 impl Mechanism for Events {
+    fn mapped(mapping: &Mapping) {
+        let is_made = mapping.address != libc::MAP_FAILED.addr();
+        let is_writable = mapping.protection & libc::PROT_WRITE != 0;
+        if is_made && is_writable && mapping.length >= MIN_FILLED_BYTES {
+            about_to_fill(mapping.length);
+        }
+    }
+
     fn protected(address: usize, _length: usize, protection: i32) {
         let all = libc::PROT_READ | libc::PROT_WRITE;
         if protection & all != all {

@@ -90,6 +90,15 @@ impl Demand {
         *self = Self::new();
     }
 
+    /// Lowers the retained bytes: the program is about to fill `bytes` of other memory. The heap has
+    /// `total` bytes of allocated and free memory.
+    pub(super) fn lower(&mut self, bytes: usize, total: usize) {
+        self.kept = self.kept.min(total).saturating_sub(bytes);
+        if self.kept < MIN_KEPT_BYTES {
+            self.kept = 0;
+        }
+    }
+
     fn begin_window(&mut self, free: usize, now: u64) {
         self.min_free = free;
         self.window_start_millis = now;
@@ -117,6 +126,19 @@ mod tests {
         demand.missed(60 * MIB, 20);
         demand.missed(60 * MIB, 30);
         assert_eq!(demand.kept(), 100 * MIB);
+    }
+
+    #[test]
+    fn memory_filled_elsewhere_is_not_retained() {
+        let mut demand = Demand::new();
+        demand.returned(100 * MIB, 0);
+        demand.missed(100 * MIB, 1);
+        demand.lower(10 * MIB, 200 * MIB);
+        assert_eq!(demand.kept(), 90 * MIB);
+        demand.lower(10 * MIB, 50 * MIB);
+        assert_eq!(demand.kept(), 40 * MIB);
+        demand.lower(60 * MIB, 50 * MIB);
+        assert_eq!(demand.kept(), 0);
     }
 
     #[test]

@@ -23,7 +23,11 @@ const MAX_PIECES: usize = 8;
 impl BlockWindow {
     /// Frees unused memory until at most `keep` bytes are resident; reports whether it freed any.
     /// Hands large ranges to `leaving`, if given, which frees them without the heap's lock.
-    pub(super) fn purge(&mut self, keep: usize, leaving: Option<&mut PendingFree>) -> bool {
+    pub(in crate::heap) fn purge(
+        &mut self,
+        keep: usize,
+        leaving: Option<&mut PendingFree>,
+    ) -> bool {
         self.purge_pieces(keep, usize::MAX, leaving)
     }
 
@@ -159,6 +163,14 @@ impl BlockWindow {
         self.purge_pieces(keep, MAX_PIECES, leaving) && self.dirty > keep
     }
 
+    /// Lowers the demand by `bytes`, and frees memory beyond the bound.
+    pub(in crate::heap) fn lower_demand(&mut self, bytes: usize, leaving: &mut PendingFree) {
+        if self.keeps_by_demand() {
+            self.demand.lower(bytes, self.live + self.dirty);
+            self.purge(self.keep(), Some(leaving));
+        }
+    }
+
     pub(super) fn add_dirty(&mut self, page: u32, pages: u32) {
         let freed = self.extents.release(page, pages, State::Dirty);
         self.dirty += (pages + freed.absorbed) as usize * BASE_PAGE;
@@ -180,7 +192,7 @@ impl BlockWindow {
     }
 
     /// Returns the bytes of free memory that are kept.
-    pub(super) fn keep(&self) -> usize {
+    pub(in crate::heap) fn keep(&self) -> usize {
         let by_demand = self.keeps_by_demand() && self.is_by_demand();
         let kept = if by_demand { self.demand.kept() } else { 0 };
         self.base_keep().saturating_add(kept)
