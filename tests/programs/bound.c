@@ -582,6 +582,28 @@ static void filled_then_sparse(void)
     }
 }
 
+/* Rounds of large blocks, then as much memory in small ones, in 8 threads at once. */
+static void *fills_after_rounds(void *unused)
+{
+    char *blocks[25];
+    for (int round = 0; round < 12; round++) {
+        for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+            blocks[i] = taken(malloc(800 * KIB));
+            touch_each(blocks[i], 800 * KIB, PAGE);
+        }
+        pthread_barrier_wait(&all_there);
+        for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
+            free(blocks[i]);
+        pthread_barrier_wait(&all_there);
+    }
+    for (size_t filled = 0; filled < 20 * MIB; filled += 1000)
+        memset(taken(malloc(1000)), 1, 1000);
+    pthread_barrier_wait(&all_there);
+    return unused;
+}
+
+static void filled_after_rounds(void) { together(8, fills_after_rounds); }
+
 /* Rounds of a few large blocks: the first one frees before glibc serves blocks of that size. */
 static void large_in_rounds(void)
 {
@@ -653,6 +675,7 @@ static const struct {
     {"sizes-replaced", sizes_replaced},
     {"filled-then-sparse", filled_then_sparse},
     {"large-in-rounds", large_in_rounds},
+    {"filled-after-rounds", filled_after_rounds},
     {"nothing", nothing},
 };
 

@@ -1,8 +1,8 @@
 /* Reserves 1 GiB of addresses, commits 256 MiB of it, and touches the first 144 KiB in each 8
  * MiB, like the buffer pool of a database. Prints the resident memory. Then fills it, a MiB each
- * 2 ms, and waits until half of it is huge, or for a minute. Then commits and fills as much
- * again behind it. Prints the huge part of each. ARG `forks`: the child of a fork touches it,
- * too. `headers`: ends after the first step. */
+ * 2 ms, and waits until three quarters of it are huge, or for a minute. Then commits and fills
+ * as much again behind it. Prints the huge part of each. ARG `forks`: the child of a fork touches
+ * it, too. `headers`: ends after the first step. */
 #include "check.h"
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -63,7 +63,7 @@ int main(int argc, char **argv)
     }
     const long begin = microseconds();
     size_t first;
-    while (first = huge(pool, pool + size), first < size / 2 && microseconds() - begin < 60000000)
+    while (first = huge(pool, pool + size), first < size / 4 * 3 && microseconds() - begin < 60000000)
         usleep(20000);
     char *more = commit(pool + size, size);
     for (size_t at = 0; at < size; at += MIB)

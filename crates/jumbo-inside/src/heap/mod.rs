@@ -484,7 +484,7 @@ pub fn about_to_populate() {
 /// Frees retained memory where the program is about to fill `bytes` of other memory, faster than
 /// the scans of `demand` may see it.
 pub fn about_to_fill(bytes: usize) {
-    HEAP.with(|window, leaving| window.lower_demand(bytes, leaving));
+    HEAP.with(|window, leaving| window.make_room(bytes, leaving));
 }
 
 /// Frees memory beyond the bound, which the growth of glibc's main heap has lowered.

@@ -17,6 +17,8 @@ use crate::sync::{millis, now};
 const MIN_KEEP_BYTES: usize = 16 << 20;
 /// Freed memory that is kept while glibc's main heap is in use.
 const KEEP_BESIDE_MAIN_HEAP_BYTES: usize = 4 << 20;
+/// Growth of other memory from which as little is kept.
+const MIN_FILL_BYTES: usize = 32 << 20;
 /// Pieces that the watching thread frees per acquisition of the lock.
 const MAX_PIECES: usize = 8;
 
@@ -163,12 +165,19 @@ impl BlockWindow {
         self.purge_pieces(keep, MAX_PIECES, leaving) && self.dirty > keep
     }
 
-    /// Lowers the demand by `bytes`, and frees memory beyond the bound.
-    pub(in crate::heap) fn lower_demand(&mut self, bytes: usize, leaving: &mut PendingFree) {
-        if self.keeps_by_demand() {
-            self.demand.lower(bytes, self.live + self.dirty);
-            self.purge(self.keep(), Some(leaving));
+    /// Frees memory before the program fills `bytes` elsewhere: as much of what stays by demand,
+    /// and most of the rest where that is much.
+    pub(in crate::heap) fn make_room(&mut self, bytes: usize, leaving: &mut PendingFree) {
+        let is_much = bytes >= MIN_FILL_BYTES && self.is_by_demand();
+        if !self.keeps_by_demand() && !is_much {
+            return;
         }
+        self.demand.lower(bytes, self.live + self.dirty);
+        let keep = match is_much {
+            true => self.keep().min(KEEP_BESIDE_MAIN_HEAP_BYTES),
+            false => self.keep(),
+        };
+        self.purge(keep, Some(leaving));
     }
 
     pub(super) fn add_dirty(&mut self, page: u32, pages: u32) {
