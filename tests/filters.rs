@@ -47,6 +47,19 @@ fn a_second_filter_is_installed_with_the_calls_of_the_first() {
     assert_lives(&strict(), &["prctl", "twice"]);
 }
 
+/// Freed memory is returned before other memory is filled, but not by a call that only allocates
+/// under a filter.
+#[test]
+fn a_call_that_allocates_unmaps_nothing_under_a_filter() {
+    let files = compile(&[Source::C("no_munmap", &[])]);
+    let program = Program::new(files.path("no_munmap"));
+    let plain = program.plain().ok();
+    for options in [&[][..], &["--heap=glibc"], &["--max-waste=unbounded"]] {
+        let jumbo = program.jumbo_with(options);
+        assert_alike(&plain, &jumbo, &options.join(" "));
+    }
+}
+
 /// With huge pages off the size threshold of frees is lower, and workers are started.
 #[test]
 fn a_filter_is_obeyed_where_the_program_wants_no_huge_pages() {

@@ -41,8 +41,7 @@ use crate::keep::Keep;
 use crate::ledger::{Ledger, Slot, stats};
 use crate::orders::{MaxWaste, PoolOrder};
 use crate::sync::{Apart, Lock};
-use crate::sys;
-use crate::watch;
+use crate::{sandbox, sys, watch};
 use backing::Backing;
 use memory::Deferred;
 use supply::{Before, SUPPLY};
@@ -484,12 +483,22 @@ pub fn about_to_populate() {
 /// Frees retained memory where the program is about to fill `bytes` of other memory, faster than
 /// the scans of `demand` may see it.
 pub fn about_to_fill(bytes: usize) {
-    HEAP.with(|window, leaving| window.make_room(bytes, leaving));
+    return_memory(|window, leaving| window.make_room(bytes, leaving));
 }
 
 /// Frees memory beyond the bound, which the growth of glibc's main heap has lowered.
 pub fn give_back() {
-    HEAP.with(|window, leaving| window.purge(window.keep(), Some(leaving)));
+    return_memory(|window, leaving| {
+        window.purge(window.keep(), Some(leaving));
+    });
+}
+
+/// Runs `work`, which unmaps memory in a call that allocates. A later filter of the program may
+/// forbid munmap(2).
+fn return_memory(work: impl FnOnce(&mut BlockWindow, &mut PendingFree)) {
+    if !sandbox::is_entered_later() {
+        HEAP.with(work);
+    }
 }
 
 /// Reports whether advice changes pages beyond the call (madvise(2)).

@@ -1,0 +1,40 @@
+/* Frees large blocks, forbids munmap(2) by a seccomp filter that kills, and allocates large blocks
+ * of which none is freed. */
+#include "check.h"
+
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#define BLOCKS 5
+
+static void fill(char **blocks, size_t size)
+{
+    for (int i = 0; i < BLOCKS; i++) {
+        CHECK((blocks[i] = malloc(size)) != NULL);
+        memset(blocks[i], 1, size);
+    }
+}
+
+int main(void)
+{
+    char *blocks[BLOCKS];
+    fill(blocks, 30 * MIB);
+    for (int i = 0; i < BLOCKS; i++)
+        free(blocks[i]);
+    struct sock_filter steps[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_munmap, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof steps / sizeof *steps, steps};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
+    fill(blocks, 29 * MIB);
+    puts("allocated");
+    fflush(stdout);
+    _exit(0);
+}
