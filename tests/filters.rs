@@ -52,11 +52,13 @@ fn a_second_filter_is_installed_with_the_calls_of_the_first() {
 #[test]
 fn a_call_that_allocates_unmaps_nothing_under_a_filter() {
     let files = compile(&[Source::C("no_munmap", &[])]);
-    let program = Program::new(files.path("no_munmap"));
-    let plain = program.plain().ok();
-    for options in [&[][..], &["--heap=glibc"], &["--max-waste=unbounded"]] {
-        let jumbo = program.jumbo_with(options);
-        assert_alike(&plain, &jumbo, &options.join(" "));
+    for size in ["5", "30"] {
+        let program = Program::new(files.path("no_munmap")).args([size]);
+        let plain = program.plain().ok();
+        for options in [&[][..], &["--heap=glibc"], &["--max-waste=unbounded"]] {
+            let jumbo = program.jumbo_with(options);
+            assert_alike(&plain, &jumbo, &format!("{size} MiB {}", options.join(" ")));
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-/* Frees large blocks, forbids munmap(2) by a seccomp filter that kills, and allocates large blocks
- * of which none is freed. */
+/* Frees blocks of a size in MiB (the argument), forbids munmap(2) by a seccomp filter that kills, and
+ * allocates large blocks of which none is freed. */
 #include "check.h"
 
 #include <linux/filter.h>
@@ -8,21 +8,25 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
-#define BLOCKS 5
+#define MAX_BLOCKS 100
+#define SIZE (150 * MIB)
 
-static void fill(char **blocks, size_t size)
+static void fill(char **blocks, size_t count, size_t size)
 {
-    for (int i = 0; i < BLOCKS; i++) {
+    for (size_t i = 0; i < count; i++) {
         CHECK((blocks[i] = malloc(size)) != NULL);
         memset(blocks[i], 1, size);
     }
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
-    char *blocks[BLOCKS];
-    fill(blocks, 30 * MIB);
-    for (int i = 0; i < BLOCKS; i++)
+    CHECK(count == 2);
+    char *blocks[MAX_BLOCKS];
+    size_t size = strtoul(arguments[1], NULL, 10) * MIB, freed = SIZE / size;
+    CHECK(freed <= MAX_BLOCKS);
+    fill(blocks, freed, size);
+    for (size_t i = 0; i < freed; i++)
         free(blocks[i]);
     struct sock_filter steps[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -33,7 +37,7 @@ int main(void)
     struct sock_fprog filter = {sizeof steps / sizeof *steps, steps};
     CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
     CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
-    fill(blocks, 29 * MIB);
+    fill(blocks, 5, 29 * MIB);
     puts("allocated");
     fflush(stdout);
     _exit(0);

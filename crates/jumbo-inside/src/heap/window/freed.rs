@@ -41,7 +41,7 @@ impl BlockWindow {
     ) -> bool {
         let (before, backing) = (self.dirty, self.site.backing);
         for _ in 0..pieces {
-            if self.dirty <= keep {
+            if self.dirty <= keep || self.is_confined {
                 break;
             }
             let Some((page, pages)) = self.extents.take_largest(State::Dirty) else {
@@ -193,7 +193,7 @@ impl BlockWindow {
         let inner = self.whole_chunks(&self.range(freed.start, freed.pages));
         // SAFETY: the extent is free.
         let unmap = || unsafe { self.site.backing.unmap(inner.start, inner.len(), None) };
-        if !inner.is_empty() && unmap().is_ok() {
+        if !inner.is_empty() && !self.is_confined && unmap().is_ok() {
             self.extents.claim(freed.start, freed.pages, State::Clean);
             self.clean -= freed.pages as usize * BASE_PAGE;
             self.carve(freed.start, freed.pages, &inner, Self::add_clean);

@@ -68,6 +68,9 @@ pub(super) struct BlockWindow {
     /// The caller requested alignment to a huge page, so the program manages huge pages itself:
     /// memory beyond the end of the block is not mapped.
     is_exact: bool,
+    /// Unmaps nothing: a call that allocates, and the program has installed a seccomp filter, which
+    /// may forbid munmap(2).
+    is_confined: bool,
     /// Allocated bytes, now and at their peak.
     live: usize,
     peak_live: usize,
@@ -101,6 +104,7 @@ impl BlockWindow {
             max_waste: 0,
             keep: None,
             is_exact: false,
+            is_confined: false,
             live: 0,
             peak_live: 0,
             dirty: 0,
