@@ -60,8 +60,9 @@ fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
 #[inline(always)]
 fn observed(pointer: *mut c_void) -> *mut c_void {
     if MIN_LARGE_BYTES.load(Ordering::Relaxed) != usize::MAX {
-        if let Some(may_advise) = program_break::seen(pointer.addr()) {
-            glibc::earn(may_advise);
+        if let Some(growth) = program_break::seen(pointer.addr()) {
+            glibc::earn(growth.may_advise);
+            heap::about_to_fill(growth.bytes);
         }
         // SAFETY: glibc's malloc has just returned the block (MIN_LARGE_BYTES is not set for
         // another allocator), and the program does not have it yet.

@@ -50,10 +50,19 @@ pub(super) fn charged_ahead() -> usize {
     }
 }
 
-/// Notes a new block of glibc that the program has not seen yet. Returns whether glibc may advise
-/// the next step of its heap, or `None` if that is unchanged.
+/// Growth of glibc's heap.
+#[derive(Clone, Copy, Debug)]
+pub struct Growth {
+    /// Size of the step in bytes.
+    pub bytes: usize,
+    /// glibc may advise the next step.
+    pub may_advise: bool,
+}
+
+/// Notes a new block of glibc that the program has not seen yet. Returns the growth of the heap
+/// that it reveals.
 #[inline(always)]
-pub fn seen(block: usize) -> Option<bool> {
+pub fn seen(block: usize) -> Option<Growth> {
     let known = BREAK.load(Ordering::Relaxed);
     match block.wrapping_sub(known) < MAX_STEP_BYTES {
         true => has_moved(block, known),
@@ -63,7 +72,7 @@ pub fn seen(block: usize) -> Option<bool> {
 
 #[cold]
 #[inline(never)]
-fn has_moved(block: usize, known: usize) -> Option<bool> {
+fn has_moved(block: usize, known: usize) -> Option<Growth> {
     let now = current();
     if now <= block {
         if UNKNOWN_BLOCKS.fetch_add(1, Ordering::Relaxed) >= MAX_UNKNOWN_BLOCKS {
@@ -86,7 +95,10 @@ fn has_moved(block: usize, known: usize) -> Option<bool> {
     if may_advise && IS_CHARGED.swap(true, Ordering::Relaxed) {
         fill::uncharge_next_step();
     }
-    Some(may_advise)
+    Some(Growth {
+        bytes: now.saturating_sub(known),
+        may_advise,
+    })
 }
 
 /// Reports whether a block is in the heap that ends at `now`.

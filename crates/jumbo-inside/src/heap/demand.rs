@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use super::HEAP;
+use super::window::BlockWindow;
 use crate::density;
 use crate::headroom::{self, Needed, headroom};
 use crate::sandbox;
@@ -16,8 +17,8 @@ use crate::watch::{self, Job, Stop, Without};
 
 /// Interval between two scans.
 const SCAN_INTERVAL: Duration = Duration::from_millis(5);
-/// Growth beyond the peak at which all retained memory is freed.
-const SLACK_BYTES: usize = 4 << 20;
+/// Growth beyond the peak that is always allowed.
+const SLACK_BYTES: usize = 2 << 20;
 /// Room in cgroups and on the host below which all retained memory is freed.
 const MIN_ROOM_BYTES: usize = 32 << 20;
 /// Scans between two checks of the room, where no cgroup has a limit.
@@ -55,7 +56,8 @@ pub(super) fn reset_peak() {
 /// Frees all memory retained by demand.
 pub(super) fn end() {
     if HEAP.with(|window, _| window.keeps_by_demand()) == Some(true) {
-        while HEAP.with(|window, leaving| window.age(true, Some(leaving))) == Some(true) {}
+        HEAP.with(|window, _| window.end_demand());
+        while HEAP.with(|window, leaving| window.shrink(Some(leaving))) == Some(true) {}
     }
 }
 
@@ -63,41 +65,69 @@ pub(super) fn end() {
 fn without_thread(_why: Without) {
     IS_OFF.store(true, Ordering::Relaxed);
     // The caller may be the watching thread, which never waits; the next free purges then.
-    while HEAP.window.with_soon(|window| window.age(true, None)) == Some(true) {}
+    HEAP.window.with_soon(|window| window.end_demand());
+    while HEAP.window.with_soon(|window| window.shrink(None)) == Some(true) {}
 }
 
 fn scan(stop: &Stop) -> Option<Duration> {
-    let Some(free) = HEAP.window.with_soon(|window| window.free()) else {
-        return Some(SCAN_INTERVAL);
-    };
-    let is_over = has_grown(free) || is_short();
+    if is_short() {
+        HEAP.window.with_soon(BlockWindow::end_demand);
+    }
+    HEAP.window.with_soon(BlockWindow::age);
+    let mut excess_factor = 1;
+    while let Some(room) = room_below_peak() {
+        // Free memory may be untouched, and its return does not help: then more has to go.
+        let growth = room.saturating_mul(if room < 0 { excess_factor } else { 1 });
+        HEAP.window.with_soon(|window| window.limit_total(growth));
+        if !shrink(stop) || room >= 0 {
+            break;
+        }
+        excess_factor *= 2;
+    }
+    // The holder of the lock may wait for this thread to end (setuid(2) in a signal handler).
+    let keeps = HEAP.window.with_soon(|window| window.keeps_by_demand());
+    keeps.unwrap_or(true).then_some(SCAN_INTERVAL)
+}
+
+/// Frees what is beyond the bound; reports whether that was anything.
+fn shrink(stop: &Stop) -> bool {
+    let mut has_freed = false;
     loop {
-        let aged = HEAP.window.with_soon(|window| {
-            let is_more = window.age(is_over, None);
-            (is_more, window.keeps_by_demand())
+        let step = HEAP.window.with_soon(|window| {
+            let before = window.free();
+            (window.shrink(None), window.free() < before)
         });
-        // The holder of the lock may wait for this thread to end (setuid(2) in a signal handler).
-        let Some((is_more, keeps)) = aged else {
-            return Some(SCAN_INTERVAL);
+        let Some((is_more, freed)) = step else {
+            return false;
         };
-        if !is_more || stop.check_before_wait().is_err() {
-            return keeps.then_some(SCAN_INTERVAL);
+        has_freed |= freed;
+        if !is_more {
+            return has_freed;
+        }
+        if stop.check_before_wait().is_err() {
+            return false;
         }
     }
 }
 
-/// Reports whether the process is larger than it ever was without the heap's `free` bytes.
-fn has_grown(free: usize) -> bool {
+/// Returns the bytes by which the process may grow until it is [`SLACK_BYTES`] beyond its former
+/// peak, which is without the heap's free memory. Negative: it is to shrink. `None`: the lock is
+/// taken.
+fn room_below_peak() -> Option<isize> {
+    let read = || HEAP.window.with_soon(|window| window.free());
+    let before = read()?;
     let Some(resident) = density::resident_memory() else {
-        return true;
+        return Some(isize::MIN);
     };
-    let before = match PEAK.load(Ordering::Relaxed) {
+    // Threads may have freed or allocated much in between: the lower bound of the peak counts.
+    let free = before.max(read()?);
+    let former = match PEAK.load(Ordering::Relaxed) {
         0 => peak().unwrap_or(resident),
         peak => peak,
     };
-    let peak = before.max(resident.saturating_sub(free));
+    let peak = former.max(resident.saturating_sub(free));
     PEAK.store(peak, Ordering::Relaxed);
-    resident > peak + SLACK_BYTES
+    Some((peak + SLACK_BYTES).cast_signed() - resident.cast_signed())
 }
 
 /// Returns the peak of the resident memory in bytes: `VmHWM` of proc_pid_status(5).

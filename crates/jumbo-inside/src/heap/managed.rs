@@ -310,6 +310,7 @@ pub unsafe fn open(address: usize, length: usize) -> Result<()> {
     if closed().next().is_none() {
         return Ok(());
     }
+    super::about_to_fill_in_mimalloc(end - start);
     LOCK.with(|()| {
         let first = closed().next().unwrap_or(end);
         if IS_CLOSED.load(Ordering::Relaxed) {

@@ -483,7 +483,15 @@ pub fn about_to_populate() {
 /// Frees retained memory where the program is about to fill `bytes` of other memory, faster than
 /// the scans of `demand` may see it.
 pub fn about_to_fill(bytes: usize) {
-    return_memory(|window, leaving| window.make_room(bytes, leaving));
+    return_memory(|window, leaving| window.make_room(bytes, Some(leaving)));
+}
+
+/// Variant of [`about_to_fill`] for a caller that holds locks of mimalloc: it starts no thread, and
+/// hands nothing over.
+fn about_to_fill_in_mimalloc(bytes: usize) {
+    if !sandbox::is_entered_later() {
+        HEAP.window.with(|window| window.make_room(bytes, None));
+    }
 }
 
 /// Frees memory beyond the bound, which the growth of glibc's main heap has lowered.

@@ -12,6 +12,8 @@
 const REUSE_MILLIS: u64 = 1000;
 /// Interval of the low-water mark.
 const WINDOW_MILLIS: u64 = 1000;
+/// Free memory that stays where the process has reached its former peak.
+const MIN_KEEP_BYTES: usize = 4 << 20;
 /// Fewer retained bytes do not justify a thread's scans.
 const MIN_KEPT_BYTES: usize = 1 << 20;
 
@@ -19,6 +21,9 @@ const MIN_KEPT_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Demand {
     kept: usize,
+    /// Upper bound on allocated and free memory together: beyond, the process would exceed its
+    /// former peak.
+    max_total: usize,
     /// Bytes returned recently, and the time of the last return.
     returned: usize,
     returned_millis: u64,
@@ -31,6 +36,7 @@ impl Demand {
     pub(super) const fn new() -> Self {
         Self {
             kept: 0,
+            max_total: usize::MAX,
             returned: 0,
             returned_millis: 0,
             min_free: 0,
@@ -40,6 +46,18 @@ impl Demand {
 
     pub(super) const fn kept(&self) -> usize {
         self.kept
+    }
+
+    /// Returns the bytes of free memory to keep while `live` bytes are allocated; without demand
+    /// they are `base`.
+    pub(super) fn keep(&self, base: usize, live: usize) -> usize {
+        let max = self.max_total.saturating_sub(live);
+        base.saturating_add(self.kept)
+            .min(max.max(MIN_KEEP_BYTES.min(base)))
+    }
+
+    pub(super) const fn limit(&mut self, max_total: usize) {
+        self.max_total = max_total;
     }
 
     pub(super) const fn has_returned(&self) -> bool {
@@ -94,6 +112,7 @@ impl Demand {
     /// `total` bytes of allocated and free memory.
     pub(super) fn lower(&mut self, bytes: usize, total: usize) {
         self.kept = self.kept.min(total).saturating_sub(bytes);
+        self.max_total = self.max_total.saturating_sub(bytes);
         if self.kept < MIN_KEPT_BYTES {
             self.kept = 0;
         }
@@ -139,6 +158,18 @@ mod tests {
         assert_eq!(demand.kept(), 40 * MIB);
         demand.lower(60 * MIB, 50 * MIB);
         assert_eq!(demand.kept(), 0);
+    }
+
+    #[test]
+    fn a_limit_leaves_the_demand_for_later() {
+        let mut demand = Demand::new();
+        demand.returned(100 * MIB, 0);
+        demand.missed(100 * MIB, 1);
+        demand.limit(150 * MIB);
+        assert_eq!(demand.keep(16 * MIB, 10 * MIB), 116 * MIB);
+        assert_eq!(demand.keep(16 * MIB, 120 * MIB), 30 * MIB);
+        assert_eq!(demand.keep(16 * MIB, 200 * MIB), MIN_KEEP_BYTES);
+        assert_eq!(demand.keep(0, 200 * MIB), 0);
     }
 
     #[test]

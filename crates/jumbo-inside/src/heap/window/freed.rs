@@ -49,8 +49,8 @@ impl BlockWindow {
             };
             let range = self.range(page, pages);
             let mut inner = self.whole_chunks(&range);
-            if backing == Backing::Pool {
-                // Unmaps no more of the pool than necessary.
+            if backing == Backing::Pool || self.keeps_by_demand() {
+                // No more than necessary: the rest is wanted.
                 let max = (self.dirty - keep).next_multiple_of(self.pmd);
                 inner.start = inner.start.max(inner.end.saturating_sub(max));
             }
@@ -151,23 +151,30 @@ impl BlockWindow {
         self.demand.kept() > 0
     }
 
-    /// Lowers the demand, with `is_over` to zero, and frees a part; reports whether more is left.
-    pub(in crate::heap) fn age(
-        &mut self,
-        is_over: bool,
-        leaving: Option<&mut PendingFree>,
-    ) -> bool {
-        match is_over {
-            true => self.demand.end(),
-            false => self.demand.age(self.dirty, self.base_keep(), millis(now())),
-        }
+    /// Lets allocated and free memory together grow by `growth` bytes (negative: shrink).
+    pub(in crate::heap) fn limit_total(&mut self, growth: isize) {
+        let total = self.live + self.dirty;
+        self.demand.limit(total.saturating_add_signed(growth));
+    }
+
+    pub(in crate::heap) fn end_demand(&mut self) {
+        self.demand.end();
+    }
+
+    /// Lowers the demand as it ages.
+    pub(in crate::heap) fn age(&mut self) {
+        self.demand.age(self.dirty, self.base_keep(), millis(now()));
+    }
+
+    /// Frees a part of what is beyond the bound; reports whether more is left.
+    pub(in crate::heap) fn shrink(&mut self, leaving: Option<&mut PendingFree>) -> bool {
         let keep = self.keep();
         self.purge_pieces(keep, MAX_PIECES, leaving) && self.dirty > keep
     }
 
     /// Frees memory before the program fills `bytes` elsewhere: as much of what stays by demand,
     /// and most of the rest where that is much.
-    pub(in crate::heap) fn make_room(&mut self, bytes: usize, leaving: &mut PendingFree) {
+    pub(in crate::heap) fn make_room(&mut self, bytes: usize, leaving: Option<&mut PendingFree>) {
         let is_much = bytes >= MIN_FILL_BYTES && self.is_by_demand();
         if !self.keeps_by_demand() && !is_much {
             return;
@@ -177,7 +184,7 @@ impl BlockWindow {
             true => self.keep().min(KEEP_BESIDE_MAIN_HEAP_BYTES),
             false => self.keep(),
         };
-        self.purge(keep, Some(leaving));
+        self.purge(keep, leaving);
     }
 
     pub(super) fn add_dirty(&mut self, page: u32, pages: u32) {
@@ -202,9 +209,16 @@ impl BlockWindow {
 
     /// Returns the bytes of free memory that are kept.
     pub(in crate::heap) fn keep(&self) -> usize {
-        let by_demand = self.keeps_by_demand() && self.is_by_demand();
-        let kept = if by_demand { self.demand.kept() } else { 0 };
-        self.base_keep().saturating_add(kept)
+        self.keep_with(0)
+    }
+
+    /// Returns the bytes of free memory that are kept with `more` allocated bytes.
+    pub(super) fn keep_with(&self, more: usize) -> usize {
+        let base = self.base_keep();
+        match self.keeps_by_demand() && self.is_by_demand() {
+            true => self.demand.keep(base, self.live + more),
+            false => base,
+        }
     }
 
     /// Returns the bytes kept without demand: the user's bound, else glibc's trim threshold (twice

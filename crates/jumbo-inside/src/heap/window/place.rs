@@ -70,6 +70,7 @@ impl BlockWindow {
         let before = self.peak_live.saturating_sub(self.live + bytes);
         // Within the allowed waste nothing is freed, which bounds the work under the heap's lock.
         let keep = before.max(MIN_KEEP_GROWING_BYTES).max(self.allowed(bytes));
+        let keep = keep.min(self.keep_with(bytes));
         if is_ours && self.dirty > keep {
             // At once: deferred frees would come after the new memory is resident.
             self.purge(keep, None);
