@@ -618,6 +618,67 @@ static void large_in_rounds(void)
     }
 }
 
+/* Rounds of large blocks of which another part is touched each time. */
+static void parts_in_rounds(int zeroed)
+{
+    enum { ROUNDS = 10, BLOCKS = 3 };
+    const size_t size = 100 * MIB, part = 10 * MIB;
+    char *blocks[BLOCKS];
+    for (size_t round = 0; round < ROUNDS; round++) {
+        for (int i = 0; i < BLOCKS; i++) {
+            blocks[i] = taken(zeroed ? calloc(1, size) : malloc(size));
+            touch_each(blocks[i] + round * (size - part) / ROUNDS, part, PAGE);
+        }
+        for (int i = 0; i < BLOCKS; i++)
+            free(blocks[i]);
+    }
+}
+
+static void touched_in_rounds(void) { parts_in_rounds(0); }
+
+static void zeroed_in_rounds(void) { parts_in_rounds(1); }
+
+static void *large_rounds(void *unused)
+{
+    (void)unused;
+    enum { ROUNDS = 10, BLOCKS = 25 };
+    char *blocks[BLOCKS];
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int i = 0; i < BLOCKS; i++) {
+            blocks[i] = taken(malloc(1600 * KIB));
+            touch_each(blocks[i], 1600 * KIB, PAGE);
+        }
+        pthread_barrier_wait(&all_there);
+        for (int i = 0; i < BLOCKS; i++)
+            free(blocks[i]);
+        pthread_barrier_wait(&all_there);
+    }
+    return NULL;
+}
+
+static void mapped_after_rounds(void)
+{
+    together(4, large_rounds);
+    for (size_t sum = 0; sum < 150 * MIB; sum += 900 * KIB)
+        touch_each(map(900 * KIB, PROT_READ | PROT_WRITE), 900 * KIB, PAGE);
+}
+
+static void *fills_stack(void *unused)
+{
+    (void)unused;
+    volatile char room[4 * MIB];
+    for (size_t at = 0; at < sizeof room; at += PAGE)
+        room[at] = 1;
+    pthread_barrier_wait(&all_there);
+    return NULL;
+}
+
+static void stacks_after_rounds(void)
+{
+    together(4, large_rounds);
+    together(36, fills_stack);
+}
+
 static void nothing(void)
 {
 }
@@ -676,6 +737,10 @@ static const struct {
     {"filled-then-sparse", filled_then_sparse},
     {"large-in-rounds", large_in_rounds},
     {"filled-after-rounds", filled_after_rounds},
+    {"touched-in-rounds", touched_in_rounds},
+    {"zeroed-in-rounds", zeroed_in_rounds},
+    {"mapped-after-rounds", mapped_after_rounds},
+    {"stacks-after-rounds", stacks_after_rounds},
     {"nothing", nothing},
 };
 

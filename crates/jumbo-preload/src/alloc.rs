@@ -398,7 +398,10 @@ unsafe fn moved(
         // SAFETY: the caller's promise; both blocks have that size, and the copy precedes the free.
         unsafe {
             heap::copy(pointer.addr(), block.addr(), room.min(size));
-            free(pointer);
+            match heap::is_ours(pointer.addr()) {
+                true => drop(heap::release_copied(pointer.addr())),
+                false => free(pointer),
+            }
         }
     }
     block

@@ -8,6 +8,8 @@
 //! memory becomes huge later.
 #![expect(unsafe_code, reason = "system calls that take addresses")]
 
+use core::ops::Range;
+
 use rustix::io::Errno;
 
 use super::blocks::SIXTEENTHS;
@@ -75,6 +77,36 @@ pub(super) fn measure(address: usize, pmd: usize) -> Result<Touched, Errno> {
             empty: count_empty(places)?,
         },
     })
+}
+
+/// Number and size of the parts that [`is_all_resident`] reads of a range larger than a call's.
+const PARTS: usize = 16;
+const PART_PAGES: usize = 32;
+/// One page of so many may be missing.
+const PAGES_PER_MISSING: usize = 32;
+
+/// Reports whether nearly all pages of a mapped range are resident, by a sample of a large range.
+pub(crate) fn is_all_resident(range: &Range<usize>) -> bool {
+    let is_small = range.len() <= MAX_CALL_PAGES * PAGE_BYTES;
+    let (part_bytes, step) = match is_small {
+        true => (range.len(), range.len().max(1)),
+        false => (
+            PART_PAGES * PAGE_BYTES,
+            (range.len() / PARTS).next_multiple_of(PAGE_BYTES),
+        ),
+    };
+    let (mut read, mut missing) = (0, 0);
+    for part in range.clone().step_by(step) {
+        let mut pages = [0u8; MAX_CALL_PAGES];
+        let length = part_bytes.min(range.end - part);
+        if mincore(part, length, &mut pages).is_err() {
+            return false;
+        }
+        let pages = pages.get(..length / PAGE_BYTES).unwrap_or_default();
+        read += pages.len();
+        missing += pages.iter().filter(|page| **page & 1 == 0).count();
+    }
+    missing * PAGES_PER_MISSING <= read.max(PAGES_PER_MISSING)
 }
 
 /// Returns the resident bytes of a block; `None`: partly unmapped.
@@ -209,12 +241,15 @@ mod tests {
             unsafe { at.write(value) };
         };
         assert_eq!(measure(block, pmd), Ok(Touched::Nothing));
+        assert!(!is_all_resident(&(block..block + pmd)));
         (0..pmd).step_by(PAGE_BYTES).for_each(|at| write(at, 0));
         let zeroes = Touched::Some {
             resident: pmd,
             empty: 16,
         };
         assert_eq!(measure(block, pmd), Ok(zeroes));
+        assert!(is_all_resident(&(block..block + pmd)));
+        assert!(!is_all_resident(&(block..block + pmd + (pmd / 8))));
         (0..pmd / 2)
             .step_by(PAGE_BYTES)
             .for_each(|at| write(at + 77, 1));

@@ -5,7 +5,7 @@
 //! other memory. So while memory is retained, a job of [`crate::watch`] compares the resident
 //! memory of the process with its peak, and checks the room in cgroups and on the host.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use super::HEAP;
@@ -16,18 +16,25 @@ use crate::sandbox;
 use crate::watch::{self, Job, Stop, Without};
 
 /// Interval between two scans.
-const SCAN_INTERVAL: Duration = Duration::from_millis(5);
+const SCAN_INTERVAL: Duration = Duration::from_millis(2);
 /// Growth beyond the peak that is always allowed.
 const SLACK_BYTES: usize = 2 << 20;
+/// Growth of other memory between two scans at which all retained memory is freed.
+const MAX_OTHERS_GROWTH_BYTES: isize = 4 << 20;
+/// Scans in which the former height falls to the present one, by two thirds.
+const OTHERS_DECAY: isize = 64;
 /// Room in cgroups and on the host below which all retained memory is freed.
 const MIN_ROOM_BYTES: usize = 32 << 20;
 /// Scans between two checks of the room, where no cgroup has a limit.
-const SCANS_PER_ROOM_CHECK: u32 = 20;
+const SCANS_PER_ROOM_CHECK: u32 = 50;
 
 static JOB: Job = Job::new(3, scan, without_thread);
 crate::one_page! {
     /// Peak of the resident memory without the heap's free memory, in bytes; 0: unknown.
     static PEAK: AtomicUsize = AtomicUsize::new(0);
+    /// Former height of the resident memory without the heap's blocks, in bytes; the minimum:
+    /// unknown.
+    static OTHERS: AtomicIsize = AtomicIsize::new(isize::MIN);
 }
 /// Scans until the next check of the room.
 static SCANS_TO_ROOM_CHECK: AtomicU32 = AtomicU32::new(0);
@@ -51,6 +58,7 @@ pub(super) fn begin() {
 /// Resets the peak in the child of a fork.
 pub(super) fn reset_peak() {
     PEAK.store(0, Ordering::Relaxed);
+    OTHERS.store(isize::MIN, Ordering::Relaxed);
 }
 
 /// Frees all memory retained by demand.
@@ -74,7 +82,7 @@ fn scan(stop: &Stop) -> Option<Duration> {
         HEAP.window.with_soon(BlockWindow::end_demand);
     }
     HEAP.window.with_soon(BlockWindow::age);
-    let mut excess_factor = 1;
+    let mut excess_factor: isize = 1;
     while let Some(room) = room_below_peak() {
         // Free memory may be untouched, and its return does not help: then more has to go.
         let growth = room.saturating_mul(if room < 0 { excess_factor } else { 1 });
@@ -82,7 +90,7 @@ fn scan(stop: &Stop) -> Option<Duration> {
         if !shrink(stop) || room >= 0 {
             break;
         }
-        excess_factor *= 2;
+        excess_factor = excess_factor.saturating_mul(2);
     }
     // The holder of the lock may wait for this thread to end (setuid(2) in a signal handler).
     let keeps = HEAP.window.with_soon(|window| window.keeps_by_demand());
@@ -110,17 +118,39 @@ fn shrink(stop: &Stop) -> bool {
     }
 }
 
+/// Reports whether other memory of the process grows by more than the scans can follow.
+///
+/// Allocated memory that is not touched yet lowers the measure for a moment. So it is compared with
+/// its former height, which falls slowly.
+fn is_filling(resident: usize, total: usize) -> bool {
+    let others = resident.cast_signed() - total.cast_signed();
+    let before = OTHERS.load(Ordering::Relaxed);
+    let height = match before {
+        isize::MIN => others,
+        before => others.max(before - (before - others) / OTHERS_DECAY),
+    };
+    OTHERS.store(height, Ordering::Relaxed);
+    before != isize::MIN && others > before + MAX_OTHERS_GROWTH_BYTES
+}
+
 /// Returns the bytes by which the process may grow until it is [`SLACK_BYTES`] beyond its former
 /// peak, which is without the heap's free memory. Negative: it is to shrink. `None`: the lock is
 /// taken.
 fn room_below_peak() -> Option<isize> {
-    let read = || HEAP.window.with_soon(|window| window.free());
+    let read = || {
+        HEAP.window
+            .with_soon(|window| (window.free(), window.total()))
+    };
     let before = read()?;
     let Some(resident) = density::resident_memory() else {
         return Some(isize::MIN);
     };
     // Threads may have freed or allocated much in between: the lower bound of the peak counts.
-    let free = before.max(read()?);
+    let after = read()?;
+    let free = before.0.max(after.0);
+    if is_filling(resident, before.1.max(after.1)) {
+        return Some(-free.cast_signed());
+    }
     let former = match PEAK.load(Ordering::Relaxed) {
         0 => peak().unwrap_or(resident),
         peak => peak,

@@ -50,8 +50,15 @@ use window::{BlockWindow, Site};
 /// Smallest block of the window: glibc's initial M_MMAP_THRESHOLD, from which it maps each block.
 pub const LARGE_BLOCK_BYTES: usize = 128 << 10;
 
+/// Largest retained block that is cleared by writes for calloc(3), glibc's maximum M_MMAP_THRESHOLD.
+/// glibc maps larger ones anew, and the program may touch little of them.
+const MAX_CLEARED_BYTES: usize = 32 << 20;
+
 /// Smallest mapping of the program that counts as about to be filled.
 const MIN_FILLED_BYTES: usize = 1 << 20;
+
+/// Usual size of a thread's stack (RLIMIT_STACK), which the C library maps unseen.
+const STACK_BYTES: usize = 8 << 20;
 
 /// Base page size that this module supports; with another one it stays off.
 pub const BASE_PAGE: usize = 4096;
@@ -106,6 +113,16 @@ pub enum Resize {
     Unknown,
 }
 
+/// Call of the program that works on a window.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    /// It may unmap memory, as free(3) of glibc does.
+    Free,
+    /// It unmaps nothing where the program has installed a seccomp filter, which may forbid
+    /// munmap(2): malloc(3) and realloc(3) of glibc do not call it.
+    Other,
+}
+
 /// A window behind its lock, and the blocks that were freed while the lock was held.
 #[derive(Debug)]
 struct SharedWindow {
@@ -138,6 +155,8 @@ static HEAP: SharedWindow = SharedWindow::new(&SITE, &HEAP_WORD);
 static POOL: SharedWindow = SharedWindow::new(&POOL_SITE, &POOL_WORD);
 /// Large allocations try the pool first.
 static POOL_IS_WINDOW: AtomicBool = AtomicBool::new(false);
+/// Bytes in smaller mappings than [`MIN_FILLED_BYTES`] since the last one that counted.
+static SMALL_MAPPED_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Set once the window has an address; nothing is allocated from it before.
 static IS_PLACED: AtomicBool = AtomicBool::new(false);
 crate::one_page! {
@@ -259,7 +278,7 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     gather::about_to_allocate(size);
     let take = || {
         (IS_PLACED.load(Ordering::Acquire) && !LOCKS_FUTURE.load(Ordering::Relaxed))
-            .then(|| HEAP.with(|window, _| window.take_aligned(size, align)))
+            .then(|| HEAP.with_as(Caller::Other, |window, _| window.take_aligned(size, align)))
             .flatten()
     };
     let mut taken = take();
@@ -280,7 +299,17 @@ fn hand_out((address, zero): (usize, bool), size: usize, zeroed: bool) -> usize 
         #[expect(unsafe_code, reason = "writes by address")]
         // SAFETY: the block has `size` bytes, and the caller does not know its address yet.
         unsafe {
-            memory::zero(address, size);
+            let is_dropped = size > MAX_CLEARED_BYTES
+                && !sandbox::is_entered_later()
+                && !sandbox::is_entered()
+                && window_of(address)
+                    .site
+                    .backing
+                    .discard(address, size.next_multiple_of(BASE_PAGE))
+                    .is_ok();
+            if !is_dropped {
+                memory::zero(address, size);
+            }
         }
     }
     address
@@ -309,11 +338,31 @@ fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
 /// `address` is in the window ([`is_ours`]). Nothing uses a block that begins there from now on.
 #[expect(unsafe_code, reason = "invalidates pointers to the memory")]
 pub unsafe fn release(address: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { release_by(address, Caller::Free) }
+}
+
+/// Variant of [`release`] for realloc(3), which has copied the block.
+///
+/// # Safety
+/// As for [`release`].
+#[expect(unsafe_code, reason = "invalidates pointers to the memory")]
+pub unsafe fn release_copied(address: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { release_by(address, Caller::Other) }
+}
+
+/// # Safety
+/// As for [`release`].
+#[expect(unsafe_code, reason = "invalidates pointers to the memory")]
+unsafe fn release_by(address: usize, caller: Caller) -> bool {
     let shared = window_of(address);
     let keep = shared.may_retain();
     // SAFETY: the caller's promise.
     shared
-        .with(|window, leaving| unsafe { window.release(address, keep, leaving) })
+        .with_as(caller, |window, leaving| unsafe {
+            window.release(address, keep, leaving)
+        })
         .unwrap_or_else(|| {
             // In a handler that interrupted a holder of the lock: the next holder frees it.
             // SAFETY: the caller's promise.
@@ -344,7 +393,9 @@ pub unsafe fn resize(address: usize, size: usize) -> Resize {
     let shared = window_of(address);
     // SAFETY: the caller's promise.
     shared
-        .with(|window, leaving| unsafe { window.resize(address, size, leaving) })
+        .with_as(Caller::Other, |window, leaving| unsafe {
+            window.resize(address, size, leaving)
+        })
         .unwrap_or_else(|| {
             // In a handler that interrupted a holder of the lock.
             // SAFETY: the caller's promise.
@@ -451,10 +502,20 @@ impl SharedWindow {
     /// Runs `work` on the window; memory that `work` removes from it is freed afterwards, without
     /// the lock. `None` if this thread holds the lock already.
     fn with<R>(&self, work: impl FnOnce(&mut BlockWindow, &mut PendingFree) -> R) -> Option<R> {
+        self.with_as(Caller::Free, work)
+    }
+
+    /// Variant of [`SharedWindow::with`] for a call of the program.
+    fn with_as<R>(
+        &self,
+        caller: Caller,
+        work: impl FnOnce(&mut BlockWindow, &mut PendingFree) -> R,
+    ) -> Option<R> {
         let mut leaving = PendingFree::new();
         let mut is_demand = false;
         let result = self.window.with(|window| {
             let keep = self.may_retain();
+            window.confine(caller == Caller::Other && sandbox::is_entered_later());
             self.deferred.drain(|address| {
                 #[expect(unsafe_code, reason = "frees a block")]
                 // SAFETY: its user freed it, in `release`.
@@ -465,6 +526,7 @@ impl SharedWindow {
             let before = window.keeps_by_demand();
             let result = work(window, &mut leaving);
             is_demand = !before && window.keeps_by_demand();
+            window.confine(false);
             result
         });
         leaving.finish();
@@ -490,8 +552,16 @@ pub fn about_to_fill(bytes: usize) {
 /// hands nothing over.
 fn about_to_fill_in_mimalloc(bytes: usize) {
     if !sandbox::is_entered_later() {
-        HEAP.window.with(|window| window.make_room(bytes, None));
+        // A handler that interrupted a holder may wait for mimalloc's locks.
+        HEAP.window
+            .with_soon(|window| window.make_room(bytes, None));
     }
+}
+
+/// Frees retained memory where `bytes` of other memory may be filled before the next scan of
+/// `demand`, which measures them.
+pub fn may_fill(bytes: usize) {
+    return_memory(|window, leaving| window.make_room_for_now(bytes, leaving));
 }
 
 /// Frees memory beyond the bound, which the growth of glibc's main heap has lowered.
@@ -528,13 +598,25 @@ impl Mechanism for Events {
     fn mapped(mapping: &Mapping) {
         let is_made = mapping.address != libc::MAP_FAILED.addr();
         let is_writable = mapping.protection & libc::PROT_WRITE != 0;
-        if is_made && is_writable && mapping.length >= MIN_FILLED_BYTES {
-            about_to_fill(mapping.length);
+        if !is_made || !is_writable {
+            return;
+        }
+        let small = match mapping.length < MIN_FILLED_BYTES {
+            true => SMALL_MAPPED_BYTES.fetch_add(mapping.length, Ordering::Relaxed),
+            false => 0,
+        };
+        let bytes = mapping.length.saturating_add(small);
+        if bytes >= MIN_FILLED_BYTES {
+            SMALL_MAPPED_BYTES.store(0, Ordering::Relaxed);
+            about_to_fill(bytes);
         }
     }
 
-    fn protected(address: usize, _length: usize, protection: i32) {
+    fn protected(address: usize, length: usize, protection: i32) {
         let all = libc::PROT_READ | libc::PROT_WRITE;
+        if protection & libc::PROT_WRITE != 0 && length >= MIN_FILLED_BYTES {
+            may_fill(length);
+        }
         if protection & all != all {
             mark_sticky(address);
         }
@@ -568,6 +650,7 @@ impl Mechanism for Events {
     fn before_thread() {
         SUPPLY.about_to_thread();
         evacuate(Before::Thread);
+        may_fill(STACK_BYTES);
     }
 
     // Behind a filter no request is possible, so no page can move.

@@ -14,6 +14,9 @@ const REUSE_MILLIS: u64 = 1000;
 const WINDOW_MILLIS: u64 = 1000;
 /// Free memory that stays where the process has reached its former peak.
 const MIN_KEEP_BYTES: usize = 4 << 20;
+/// Pauses after blocks that are not resident as a whole.
+const MIN_SPARSE_PAUSE_MILLIS: u64 = 1000;
+const MAX_SPARSE_PAUSE_MILLIS: u64 = 64_000;
 /// Fewer retained bytes do not justify a thread's scans.
 const MIN_KEPT_BYTES: usize = 1 << 20;
 
@@ -27,6 +30,9 @@ pub(super) struct Demand {
     /// Bytes returned recently, and the time of the last return.
     returned: usize,
     returned_millis: u64,
+    /// Nothing is retained until then; the pause after the next sparse block.
+    paused_until_millis: u64,
+    sparse_pause_millis: u64,
     /// Low-water mark of free memory in this window, and the start of the window.
     min_free: usize,
     window_start_millis: u64,
@@ -39,6 +45,8 @@ impl Demand {
             max_total: usize::MAX,
             returned: 0,
             returned_millis: 0,
+            paused_until_millis: 0,
+            sparse_pause_millis: MIN_SPARSE_PAUSE_MILLIS,
             min_free: 0,
             window_start_millis: 0,
         }
@@ -75,7 +83,7 @@ impl Demand {
     pub(super) fn missed(&mut self, bytes: usize, now: u64) {
         self.forget_old(now);
         let again = bytes.min(self.returned);
-        if again > 0 {
+        if again > 0 && now >= self.paused_until_millis {
             if self.kept == 0 {
                 self.begin_window(0, now);
             }
@@ -105,7 +113,23 @@ impl Demand {
     }
 
     pub(super) fn end(&mut self) {
-        *self = Self::new();
+        *self = Self {
+            paused_until_millis: self.paused_until_millis,
+            sparse_pause_millis: self.sparse_pause_millis,
+            ..Self::new()
+        };
+    }
+
+    /// Ends the retention, for longer each time: the program fills only parts of its blocks.
+    pub(super) fn end_for_sparse(&mut self, now: u64) {
+        self.end();
+        self.paused_until_millis = now + self.sparse_pause_millis;
+        self.sparse_pause_millis = (self.sparse_pause_millis * 2).min(MAX_SPARSE_PAUSE_MILLIS);
+    }
+
+    /// Lowers the bound until the next call of [`Demand::limit`]: the program may fill `bytes`.
+    pub(super) const fn expect_growth(&mut self, bytes: usize) {
+        self.max_total = self.max_total.saturating_sub(bytes);
     }
 
     /// Lowers the retained bytes: the program is about to fill `bytes` of other memory. The heap has
@@ -170,6 +194,22 @@ mod tests {
         assert_eq!(demand.keep(16 * MIB, 120 * MIB), 30 * MIB);
         assert_eq!(demand.keep(16 * MIB, 200 * MIB), MIN_KEEP_BYTES);
         assert_eq!(demand.keep(0, 200 * MIB), 0);
+    }
+
+    #[test]
+    fn nothing_is_retained_in_a_pause() {
+        let mut demand = Demand::new();
+        let round = |demand: &mut Demand, now| {
+            demand.returned(100 * MIB, now);
+            demand.missed(100 * MIB, now);
+            demand.kept()
+        };
+        assert_eq!(round(&mut demand, 1), 100 * MIB);
+        demand.end_for_sparse(1000);
+        demand.end_for_sparse(1000);
+        let end = 1000 + 2 * MIN_SPARSE_PAUSE_MILLIS;
+        assert_eq!(round(&mut demand, end - 1), 0, "the second pause is longer");
+        assert_eq!(round(&mut demand, end), 100 * MIB);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use core::ops::Range;
 
 use super::BlockWindow;
+use crate::density;
 use crate::gather::PendingFree;
 use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
@@ -19,6 +20,8 @@ const MIN_KEEP_BYTES: usize = 16 << 20;
 const KEEP_BESIDE_MAIN_HEAP_BYTES: usize = 4 << 20;
 /// Growth of other memory from which as little is kept.
 const MIN_FILL_BYTES: usize = 32 << 20;
+/// Maximum of freed bytes between two checks whether the program fills its blocks.
+const MAX_UNCHECKED_BYTES: usize = 8 << 20;
 /// Pieces that the watching thread frees per acquisition of the lock.
 const MAX_PIECES: usize = 8;
 
@@ -121,6 +124,7 @@ impl BlockWindow {
     }
 
     pub(super) fn release_pages(&mut self, page: u32, pages: u32, leaving: &mut PendingFree) {
+        self.check_density(page, pages);
         self.add_dirty(page, pages);
         let before = self.dirty;
         if before > self.keep() && self.purge(self.keep(), Some(leaving)) && self.is_by_demand() {
@@ -147,13 +151,18 @@ impl BlockWindow {
         self.dirty
     }
 
+    /// Returns the bytes of allocated and free memory that may be resident.
+    pub(in crate::heap) const fn total(&self) -> usize {
+        self.live + self.dirty
+    }
+
     pub(in crate::heap) fn keeps_by_demand(&self) -> bool {
         self.demand.kept() > 0
     }
 
     /// Lets allocated and free memory together grow by `growth` bytes (negative: shrink).
     pub(in crate::heap) fn limit_total(&mut self, growth: isize) {
-        let total = self.live + self.dirty;
+        let total = self.total();
         self.demand.limit(total.saturating_add_signed(growth));
     }
 
@@ -185,6 +194,39 @@ impl BlockWindow {
             false => self.keep(),
         };
         self.purge(keep, leaving);
+    }
+
+    /// Frees memory that stays by demand before the program may fill `bytes` elsewhere. The next scan
+    /// of [`demand`] measures again.
+    pub(in crate::heap) fn make_room_for_now(&mut self, bytes: usize, leaving: &mut PendingFree) {
+        if self.keeps_by_demand() {
+            self.demand.expect_growth(bytes);
+            self.purge(self.keep(), Some(leaving));
+        }
+    }
+
+    /// Ends the retention of a program that frees blocks which are not resident as a whole: the next
+    /// block at their place would add to the resident part. Checks a block now and then, the more
+    /// often the larger it is.
+    fn check_density(&mut self, page: u32, pages: u32) {
+        if !self.keeps_by_demand() {
+            return;
+        }
+        self.unchecked += pages as usize * BASE_PAGE;
+        if self.unchecked < self.check_after {
+            return;
+        }
+        self.unchecked = 0;
+        // Any order of blocks has each of them checked sooner or later.
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        self.check_after = (self.random >> 33) % MAX_UNCHECKED_BYTES;
+        let range = self.range(page, pages);
+        if !density::is_all_resident(&range) {
+            self.demand.end_for_sparse(millis(now()));
+        }
     }
 
     pub(super) fn add_dirty(&mut self, page: u32, pages: u32) {

@@ -68,8 +68,7 @@ pub(super) struct BlockWindow {
     /// The caller requested alignment to a huge page, so the program manages huge pages itself:
     /// memory beyond the end of the block is not mapped.
     is_exact: bool,
-    /// Unmaps nothing: a call that allocates, and the program has installed a seccomp filter, which
-    /// may forbid munmap(2).
+    /// Unmaps nothing ([`BlockWindow::confine`]).
     is_confined: bool,
     /// Allocated bytes, now and at their peak.
     live: usize,
@@ -79,6 +78,10 @@ pub(super) struct BlockWindow {
     clean: usize,
     /// Memory retained by demand, beside [`BlockWindow::base_keep`].
     demand: Demand,
+    /// Bytes freed since the last check of their density, and from which on the next one is due.
+    unchecked: usize,
+    check_after: usize,
+    random: usize,
 }
 
 /// Returns the usable bytes of a block without the lock, for a handler that interrupted a holder.
@@ -110,6 +113,9 @@ impl BlockWindow {
             dirty: 0,
             clean: 0,
             demand: Demand::new(),
+            unchecked: 0,
+            check_after: 0,
+            random: 0,
         }
     }
 
@@ -128,6 +134,7 @@ impl BlockWindow {
         self.pmd = pmd;
         self.max_waste = max_waste;
         self.keep = keep;
+        self.random = random;
         self.frontier.place(self.start, self.site.end, pmd);
         // The range has room for the records of all pages, and an unmapped page before them.
         let records = (self.site.end - self.site.base) / BASE_PAGE * size_of::<PageRecord>();
@@ -136,6 +143,11 @@ impl BlockWindow {
         self.extents.table_mut().place(table);
         self.site.table.store(table, Ordering::Relaxed);
         self.site.start.store(self.start, Ordering::Release);
+    }
+
+    /// Unmaps and discards nothing from now on, or does so again: memory stays free and resident.
+    pub(super) const fn confine(&mut self, now: bool) {
+        self.is_confined = now;
     }
 
     /// Allocates like [`BlockWindow::take`], with a larger alignment if that makes the block
@@ -189,7 +201,7 @@ impl BlockWindow {
         }
         // SAFETY: the caller's promise.
         let unmap = || unsafe { self.site.backing.unmap(address, length, None) };
-        if !keep && unmap().is_ok() {
+        if !keep && !self.is_confined && unmap().is_ok() {
             self.unmapped(page, pages);
             return true;
         }

@@ -7,7 +7,6 @@ use super::BlockWindow;
 use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
 use crate::heap::extents::{Alignment, State};
-use crate::sandbox;
 
 /// Addresses used before reuse may leave gaps; twice the program's peak, if that is more.
 const MIN_FRESH_BYTES: usize = 8 << 30;
@@ -19,13 +18,6 @@ const MIN_KEEP_GROWING_BYTES: usize = 8 << 20;
 impl BlockWindow {
     /// Allocates pages for a block, and reports whether they are zero.
     pub(super) fn take_pages(&mut self, pages: u32, alignment: Alignment) -> Result<(u32, bool)> {
-        self.is_confined = sandbox::is_entered_later();
-        let taken = self.take_any(pages, alignment);
-        self.is_confined = false;
-        taken
-    }
-
-    fn take_any(&mut self, pages: u32, alignment: Alignment) -> Result<(u32, bool)> {
         let bytes = pages as usize * BASE_PAGE;
         if let Some(page) = self.extents.take(State::Dirty, pages, alignment) {
             self.dirty -= bytes;
