@@ -79,25 +79,32 @@ pub(super) fn measure(address: usize, pmd: usize) -> Result<Touched, Errno> {
     })
 }
 
-/// Number and size of the parts that [`is_all_resident`] reads of a range larger than a call's.
-const PARTS: usize = 16;
-const PART_PAGES: usize = 32;
+/// Maximum size of a range that [`is_resident`] reads as a whole, and the number and size of the parts
+/// that it reads of a larger one.
+const MAX_WHOLE_PAGES: usize = 2048;
+const PARTS: usize = 32;
+const PART_PAGES: usize = 64;
 /// One page of so many may be missing.
 const PAGES_PER_MISSING: usize = 32;
+/// Number of pages whose content is read.
+const CONTENT_PAGES: usize = 4;
 
 /// Reports whether nearly all pages of a mapped range are resident, by a sample of a large range.
-pub(crate) fn is_all_resident(range: &Range<usize>) -> bool {
-    let is_small = range.len() <= MAX_CALL_PAGES * PAGE_BYTES;
-    let (part_bytes, step) = match is_small {
-        true => (range.len(), range.len().max(1)),
+/// `random` selects the sample.
+pub(crate) fn is_resident(range: &Range<usize>, random: usize) -> bool {
+    let is_whole = range.len() <= MAX_WHOLE_PAGES * PAGE_BYTES;
+    let (part_bytes, step) = match is_whole {
+        true => (MAX_CALL_PAGES * PAGE_BYTES, MAX_CALL_PAGES * PAGE_BYTES),
         false => (
             PART_PAGES * PAGE_BYTES,
             (range.len() / PARTS).next_multiple_of(PAGE_BYTES),
         ),
     };
     let (mut read, mut missing) = (0, 0);
-    for part in range.clone().step_by(step) {
+    for start in range.clone().step_by(step) {
         let mut pages = [0u8; MAX_CALL_PAGES];
+        let offset = random % ((step - part_bytes) / PAGE_BYTES + 1) * PAGE_BYTES;
+        let part = (start + offset).min(range.end - PAGE_BYTES);
         let length = part_bytes.min(range.end - part);
         if mincore(part, length, &mut pages).is_err() {
             return false;
@@ -107,6 +114,21 @@ pub(crate) fn is_all_resident(range: &Range<usize>) -> bool {
         missing += pages.iter().filter(|page| **page & 1 == 0).count();
     }
     missing * PAGES_PER_MISSING <= read.max(PAGES_PER_MISSING)
+}
+
+/// Reports whether a range is [resident](is_resident) and holds more than zeroes, by a sample: the
+/// page of zeroes that the kernel maps for reads counts as resident.
+pub(crate) fn is_filled(range: &Range<usize>, random: usize) -> bool {
+    if !is_resident(range, random) {
+        return false;
+    }
+    let quarter = (range.len() / CONTENT_PAGES).next_multiple_of(PAGE_BYTES);
+    let places: [usize; CONTENT_PAGES] = core::array::from_fn(|at| {
+        let page = (random >> 16) % (quarter / PAGE_BYTES) * PAGE_BYTES;
+        (range.start + at * quarter + page).min(range.end - PAGE_BYTES)
+    });
+    // A page of zeroes may be the program's.
+    count_empty(&places).is_ok_and(|empty| usize::from(empty) * 2 < CONTENT_PAGES)
 }
 
 /// Returns the resident bytes of a block; `None`: partly unmapped.
@@ -241,15 +263,22 @@ mod tests {
             unsafe { at.write(value) };
         };
         assert_eq!(measure(block, pmd), Ok(Touched::Nothing));
-        assert!(!is_all_resident(&(block..block + pmd)));
+        assert!(!is_filled(&(block..block + pmd), 7));
         (0..pmd).step_by(PAGE_BYTES).for_each(|at| write(at, 0));
         let zeroes = Touched::Some {
             resident: pmd,
             empty: 16,
         };
         assert_eq!(measure(block, pmd), Ok(zeroes));
-        assert!(is_all_resident(&(block..block + pmd)));
-        assert!(!is_all_resident(&(block..block + pmd + (pmd / 8))));
+        assert!(!is_filled(&(block..block + pmd), 7), "zeroes");
+        (0..pmd)
+            .step_by(PAGE_BYTES)
+            .for_each(|at| write(at + 99, 1));
+        assert!(is_filled(&(block..block + pmd), 7));
+        assert!(!is_filled(&(block..block + pmd + pmd / 8), 7));
+        (0..pmd)
+            .step_by(PAGE_BYTES)
+            .for_each(|at| write(at + 99, 0));
         (0..pmd / 2)
             .step_by(PAGE_BYTES)
             .for_each(|at| write(at + 77, 1));

@@ -57,8 +57,8 @@ const MAX_CLEARED_BYTES: usize = 32 << 20;
 /// Smallest mapping of the program that counts as about to be filled.
 const MIN_FILLED_BYTES: usize = 1 << 20;
 
-/// Usual size of a thread's stack (RLIMIT_STACK), which the C library maps unseen.
-const STACK_BYTES: usize = 8 << 20;
+/// Part of a new thread's stack that it may fill at once. The C library maps it unseen.
+const STACK_BYTES: usize = 1 << 20;
 
 /// Base page size that this module supports; with another one it stays off.
 pub const BASE_PAGE: usize = 4096;
@@ -119,7 +119,7 @@ enum Caller {
     /// It may unmap memory, as free(3) of glibc does.
     Free,
     /// It unmaps nothing where the program has installed a seccomp filter, which may forbid
-    /// munmap(2): malloc(3) and realloc(3) of glibc do not call it.
+    /// munmap(2): malloc(3), realloc(3) and malloc_trim(3) of glibc do not call it.
     Other,
 }
 
@@ -278,28 +278,35 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     gather::about_to_allocate(size);
     let take = || {
         (IS_PLACED.load(Ordering::Acquire) && !LOCKS_FUTURE.load(Ordering::Relaxed))
-            .then(|| HEAP.with_as(Caller::Other, |window, _| window.take_aligned(size, align)))
+            .then(|| {
+                HEAP.with_as(Caller::Other, |window, _| {
+                    let taken = window.take_aligned(size, align);
+                    taken.map(|taken| (taken, window.may_drop()))
+                })
+            })
             .flatten()
     };
     let mut taken = take();
     if matches!(taken, Some(Err(_))) && gather::is_pending() && gather::drain() {
         taken = take();
     }
-    let Some(Ok(taken)) = taken else {
+    let Some(Ok((taken, may_drop))) = taken else {
         Slot::add(&slot.large_fallback, size as u64);
         return None;
     };
-    Some(hand_out(taken, size, zeroed))
+    Some(hand_out(taken, size, zeroed, may_drop))
 }
 
 /// Counts a new block, zeroes it on request unless it is zero already, and returns its address.
-fn hand_out((address, zero): (usize, bool), size: usize, zeroed: bool) -> usize {
+/// With `may_drop` a large one is discarded instead of written.
+fn hand_out((address, zero): (usize, bool), size: usize, zeroed: bool, may_drop: bool) -> usize {
     Slot::add(&stats::slot().large_calls, 1);
     if zeroed && !zero {
         #[expect(unsafe_code, reason = "writes by address")]
         // SAFETY: the block has `size` bytes, and the caller does not know its address yet.
         unsafe {
             let is_dropped = size > MAX_CLEARED_BYTES
+                && may_drop
                 && !sandbox::is_entered_later()
                 && !sandbox::is_entered()
                 && window_of(address)
@@ -329,7 +336,7 @@ fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
         Slot::add(&stats::slot().pool_beyond, size as u64);
         return None;
     };
-    Some(hand_out(taken, size, zeroed))
+    Some(hand_out(taken, size, zeroed, false))
 }
 
 /// Frees the block at `address`; false if no block begins there (a bug of the program).
@@ -423,7 +430,9 @@ pub fn live() -> u64 {
 pub fn trim() -> bool {
     let pool =
         POOL_IS_WINDOW.load(Ordering::Acquire) && POOL.with(BlockWindow::trim).unwrap_or(false);
-    HEAP.with(BlockWindow::purge_all).unwrap_or(false) || pool
+    // glibc's unmaps nothing.
+    let heap = HEAP.with_as(Caller::Other, BlockWindow::purge_all);
+    heap.unwrap_or(false) || pool
 }
 
 /// Notes a change of pages that outlives their content: mlock(2), madvise(2), mprotect(2).
@@ -564,6 +573,17 @@ pub fn may_fill(bytes: usize) {
     return_memory(|window, leaving| window.make_room_for_now(bytes, leaving));
 }
 
+/// Frees retained memory where the program made a range writable that is not resident yet.
+fn made_writable(address: usize, length: usize) {
+    let start = address & !(BASE_PAGE - 1);
+    let range = start..start + (address - start + length).next_multiple_of(BASE_PAGE);
+    return_memory(|window, leaving| {
+        if window.keeps_by_demand() && !density::is_resident(&range, 0) {
+            window.make_room_for_now(range.len(), leaving);
+        }
+    });
+}
+
 /// Frees memory beyond the bound, which the growth of glibc's main heap has lowered.
 pub fn give_back() {
     return_memory(|window, leaving| {
@@ -615,7 +635,7 @@ impl Mechanism for Events {
     fn protected(address: usize, length: usize, protection: i32) {
         let all = libc::PROT_READ | libc::PROT_WRITE;
         if protection & libc::PROT_WRITE != 0 && length >= MIN_FILLED_BYTES {
-            may_fill(length);
+            made_writable(address, length);
         }
         if protection & all != all {
             mark_sticky(address);

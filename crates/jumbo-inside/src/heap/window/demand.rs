@@ -105,6 +105,8 @@ impl Demand {
             // All retained memory may be in use for a while and never return.
             let max = free.saturating_sub(base_keep).max(self.kept / 2);
             self.kept = self.kept.saturating_sub(unused).min(max);
+            // A second of blocks that were all filled.
+            self.sparse_pause_millis = (self.sparse_pause_millis / 2).max(MIN_SPARSE_PAUSE_MILLIS);
             if self.kept < MIN_KEPT_BYTES {
                 self.kept = 0;
             }

@@ -151,6 +151,12 @@ impl BlockWindow {
         self.dirty
     }
 
+    /// Reports whether a large retained block may be discarded for calloc(3): the user has set no
+    /// bound, and the program is not known to fill such blocks.
+    pub(in crate::heap) fn may_drop(&self) -> bool {
+        self.keep.is_none() && !self.keeps_by_demand()
+    }
+
     /// Returns the bytes of allocated and free memory that may be resident.
     pub(in crate::heap) const fn total(&self) -> usize {
         self.live + self.dirty
@@ -199,17 +205,18 @@ impl BlockWindow {
     /// Frees memory that stays by demand before the program may fill `bytes` elsewhere. The next scan
     /// of [`demand`] measures again.
     pub(in crate::heap) fn make_room_for_now(&mut self, bytes: usize, leaving: &mut PendingFree) {
-        if self.keeps_by_demand() {
+        if self.keeps_by_demand() && self.is_by_demand() {
             self.demand.expect_growth(bytes);
             self.purge(self.keep(), Some(leaving));
         }
     }
 
-    /// Ends the retention of a program that frees blocks which are not resident as a whole: the next
-    /// block at their place would add to the resident part. Checks a block now and then, the more
+    /// Ends the retention of a program that frees blocks which it has filled in part: the next block
+    /// at their place would add to the resident part. Checks a block now and then, the more
     /// often the larger it is.
     fn check_density(&mut self, page: u32, pages: u32) {
-        if !self.keeps_by_demand() {
+        // A filter may forbid the check.
+        if !self.keeps_by_demand() || !self.is_by_demand() {
             return;
         }
         self.unchecked += pages as usize * BASE_PAGE;
@@ -224,7 +231,7 @@ impl BlockWindow {
             .wrapping_add(1_442_695_040_888_963_407);
         self.check_after = (self.random >> 33) % MAX_UNCHECKED_BYTES;
         let range = self.range(page, pages);
-        if !density::is_all_resident(&range) {
+        if !density::is_filled(&range, self.random >> 20) {
             self.demand.end_for_sparse(millis(now()));
         }
     }
