@@ -192,9 +192,13 @@ pub(super) fn uncharge_next_step() {
     credit::remove_block(pmd(), pmd());
 }
 
-/// Tracks a step that glibc has advised; its first block is charged. False without a whole block.
+/// Tracks a step that glibc has advised; its first block is charged. False if no whole block is
+/// advised: glibc advises no smaller step, and not the part of a block in an earlier step.
 pub(super) fn track_charged_step(range: &Range<usize>) -> bool {
-    let indexes = indexes(range, true);
+    let is_advised = range.len() >= pmd();
+    let (all, whole) = (indexes(range, true), indexes(range, false));
+    let indexes = if is_advised { whole } else { all.end..all.end };
+    track_waiting(all.start..indexes.start);
     // glibc grows by a block or two; the program requested the rest itself (sbrk(2)).
     let last = indexes
         .end
