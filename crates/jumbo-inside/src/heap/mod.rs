@@ -57,8 +57,8 @@ const MAX_CLEARED_BYTES: usize = 32 << 20;
 /// Smallest mapping of the program that counts as about to be filled.
 const MIN_FILLED_BYTES: usize = 1 << 20;
 
-/// Part of a new thread's stack that it may fill at once. The C library maps it unseen.
-const STACK_BYTES: usize = 1 << 20;
+/// Usual size of a thread's stack (RLIMIT_STACK), which the C library maps unseen.
+const STACK_BYTES: usize = 8 << 20;
 
 /// Base page size that this module supports; with another one it stays off.
 pub const BASE_PAGE: usize = 4096;
