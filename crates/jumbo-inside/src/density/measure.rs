@@ -33,8 +33,8 @@ pub(super) enum Touched {
     Some { resident: usize, empty: u8 },
 }
 
-/// Hashes an address: a repeated measurement must read the same pages.
-fn hash(address: usize) -> usize {
+/// Hashes an address or a number: a repeated measurement must read the same pages.
+pub(crate) fn hash(address: usize) -> usize {
     static SEED: u8 = 0;
     let seed = address.wrapping_add(core::ptr::from_ref(&SEED).addr());
     let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);

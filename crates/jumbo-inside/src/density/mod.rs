@@ -45,7 +45,7 @@ use table::{PAGE_BYTES, RangeSlot, RangeTable, Span};
 pub(crate) use fill::{
     dropped, forget as forget_private, grown, is_cut, moved, moving, opened, resident_memory,
 };
-pub(crate) use measure::{is_filled, is_resident};
+pub(crate) use measure::{hash, is_filled, is_resident};
 pub use scan::leave;
 pub(crate) use scan::{has_left, share, start_sharing};
 

@@ -8,9 +8,10 @@
 use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
-use super::HEAP;
 use super::window::BlockWindow;
+use super::{BASE_PAGE, HEAP};
 use crate::density;
+use crate::gather::PendingFree;
 use crate::headroom::{self, Needed, headroom};
 use crate::sandbox;
 use crate::watch::{self, Job, Stop, Without};
@@ -27,6 +28,10 @@ const OTHERS_DECAY: isize = 64;
 const MIN_ROOM_BYTES: usize = 32 << 20;
 /// Scans between two checks of the room, where no cgroup has a limit.
 const SCANS_PER_ROOM_CHECK: u32 = 50;
+/// Size of mappings that counts as about to be filled.
+const MIN_FILLED_BYTES: usize = 1 << 20;
+/// Usual size of a thread's stack (RLIMIT_STACK), which the C library maps unseen.
+const STACK_BYTES: usize = 8 << 20;
 
 static JOB: Job = Job::new(3, scan, without_thread);
 crate::one_page! {
@@ -38,6 +43,9 @@ crate::one_page! {
 }
 /// Scans until the next check of the room.
 static SCANS_TO_ROOM_CHECK: AtomicU32 = AtomicU32::new(0);
+
+/// Bytes in smaller mappings than [`MIN_FILLED_BYTES`] since the last one that counted.
+static SMALL_MAPPED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Set if no thread can scan.
 static IS_OFF: AtomicBool = AtomicBool::new(false);
@@ -61,11 +69,76 @@ pub(super) fn reset_peak() {
     OTHERS.store(isize::MIN, Ordering::Relaxed);
 }
 
-/// Frees all memory retained by demand.
-pub(super) fn end() {
+/// Frees all memory retained by demand, also before the kernel makes much memory resident in one
+/// call.
+pub fn end() {
     if HEAP.with(|window, _| window.keeps_by_demand()) == Some(true) {
         HEAP.with(|window, _| window.end_demand());
         while HEAP.with(|window, leaving| window.shrink(Some(leaving))) == Some(true) {}
+    }
+}
+
+/// Frees retained memory where the program is about to fill `bytes` of other memory, faster than
+/// the scans may see it.
+pub fn about_to_fill(bytes: usize) {
+    return_memory(|window, leaving| window.make_room(bytes, Some(leaving)));
+}
+
+/// Variant of [`about_to_fill`] for a caller that holds locks of mimalloc: it starts no thread, and
+/// hands nothing over.
+pub(super) fn about_to_fill_in_mimalloc(bytes: usize) {
+    if !sandbox::is_entered_later() {
+        // A handler that interrupted a holder may wait for mimalloc's locks.
+        HEAP.window
+            .with_soon(|window| window.make_room(bytes, None));
+    }
+}
+
+/// Notes a writable mapping of the program. Small ones are added up.
+pub(super) fn mapped(length: usize) {
+    let small = match length < MIN_FILLED_BYTES {
+        true => SMALL_MAPPED_BYTES.fetch_add(length, Ordering::Relaxed),
+        false => 0,
+    };
+    let bytes = length.saturating_add(small);
+    if bytes >= MIN_FILLED_BYTES {
+        SMALL_MAPPED_BYTES.store(0, Ordering::Relaxed);
+        about_to_fill(bytes);
+    }
+}
+
+/// Frees retained memory where the program has made a range writable that is not resident yet. The
+/// next scan measures it.
+pub(super) fn made_writable(address: usize, length: usize) {
+    if length < MIN_FILLED_BYTES {
+        return;
+    }
+    let start = address & !(BASE_PAGE - 1);
+    let range = start..start + (address - start + length).next_multiple_of(BASE_PAGE);
+    return_memory(|window, leaving| {
+        if window.keeps_by_demand() && !density::is_resident(&range, 0) {
+            window.make_room_for_now(range.len(), leaving);
+        }
+    });
+}
+
+/// Frees retained memory where a new thread may fill its stack. The next scan measures it.
+pub(super) fn about_to_thread() {
+    return_memory(|window, leaving| window.make_room_for_now(STACK_BYTES, leaving));
+}
+
+/// Frees memory beyond the bound, which the growth of glibc's main heap has lowered.
+pub fn give_back() {
+    return_memory(|window, leaving| {
+        window.purge(window.keep(), Some(leaving));
+    });
+}
+
+/// Runs `work`, which unmaps memory in a call that allocates. A later filter of the program may
+/// forbid munmap(2).
+fn return_memory(work: impl FnOnce(&mut BlockWindow, &mut PendingFree)) {
+    if !sandbox::is_entered_later() {
+        HEAP.with(work);
     }
 }
 

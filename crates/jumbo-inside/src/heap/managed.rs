@@ -15,7 +15,9 @@ use rustix::mm;
 
 use super::memory::ZeroedTable;
 use super::supply::{self, SUPPLY};
-use super::{LOCKS_FUTURE, MANAGED_BASE, PMD, POOL_IS_WINDOW, RESERVED_BASE, RESERVED_END, memory};
+use super::{
+    LOCKS_FUTURE, MANAGED_BASE, PMD, POOL_IS_WINDOW, RESERVED_BASE, RESERVED_END, demand, memory,
+};
 use crate::density;
 use crate::ledger::{Slot, stats};
 use crate::orders::PoolOrder;
@@ -310,7 +312,7 @@ pub unsafe fn open(address: usize, length: usize) -> Result<()> {
     if closed().next().is_none() {
         return Ok(());
     }
-    super::about_to_fill_in_mimalloc(end - start);
+    demand::about_to_fill_in_mimalloc(end - start);
     LOCK.with(|()| {
         let first = closed().next().unwrap_or(end);
         if IS_CLOSED.load(Ordering::Relaxed) {

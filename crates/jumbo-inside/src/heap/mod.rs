@@ -43,6 +43,7 @@ use crate::orders::{MaxWaste, PoolOrder};
 use crate::sync::{Apart, Lock};
 use crate::{sandbox, sys, watch};
 use backing::Backing;
+pub use demand::{about_to_fill, end as about_to_populate, give_back};
 use memory::Deferred;
 use supply::{Before, SUPPLY};
 use window::{BlockWindow, Site};
@@ -53,12 +54,6 @@ pub const LARGE_BLOCK_BYTES: usize = 128 << 10;
 /// Largest retained block that is cleared by writes for calloc(3), glibc's maximum M_MMAP_THRESHOLD.
 /// glibc maps larger ones anew, and the program may touch little of them.
 const MAX_CLEARED_BYTES: usize = 32 << 20;
-
-/// Smallest mapping of the program that counts as about to be filled.
-const MIN_FILLED_BYTES: usize = 1 << 20;
-
-/// Usual size of a thread's stack (RLIMIT_STACK), which the C library maps unseen.
-const STACK_BYTES: usize = 8 << 20;
 
 /// Base page size that this module supports; with another one it stays off.
 pub const BASE_PAGE: usize = 4096;
@@ -155,8 +150,6 @@ static HEAP: SharedWindow = SharedWindow::new(&SITE, &HEAP_WORD);
 static POOL: SharedWindow = SharedWindow::new(&POOL_SITE, &POOL_WORD);
 /// Large allocations try the pool first.
 static POOL_IS_WINDOW: AtomicBool = AtomicBool::new(false);
-/// Bytes in smaller mappings than [`MIN_FILLED_BYTES`] since the last one that counted.
-static SMALL_MAPPED_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Set once the window has an address; nothing is allocated from it before.
 static IS_PLACED: AtomicBool = AtomicBool::new(false);
 crate::one_page! {
@@ -546,59 +539,6 @@ impl SharedWindow {
     }
 }
 
-/// Frees retained memory before the kernel makes much memory resident in one call.
-pub fn about_to_populate() {
-    demand::end();
-}
-
-/// Frees retained memory where the program is about to fill `bytes` of other memory, faster than
-/// the scans of `demand` may see it.
-pub fn about_to_fill(bytes: usize) {
-    return_memory(|window, leaving| window.make_room(bytes, Some(leaving)));
-}
-
-/// Variant of [`about_to_fill`] for a caller that holds locks of mimalloc: it starts no thread, and
-/// hands nothing over.
-fn about_to_fill_in_mimalloc(bytes: usize) {
-    if !sandbox::is_entered_later() {
-        // A handler that interrupted a holder may wait for mimalloc's locks.
-        HEAP.window
-            .with_soon(|window| window.make_room(bytes, None));
-    }
-}
-
-/// Frees retained memory where `bytes` of other memory may be filled before the next scan of
-/// `demand`, which measures them.
-pub fn may_fill(bytes: usize) {
-    return_memory(|window, leaving| window.make_room_for_now(bytes, leaving));
-}
-
-/// Frees retained memory where the program made a range writable that is not resident yet.
-fn made_writable(address: usize, length: usize) {
-    let start = address & !(BASE_PAGE - 1);
-    let range = start..start + (address - start + length).next_multiple_of(BASE_PAGE);
-    return_memory(|window, leaving| {
-        if window.keeps_by_demand() && !density::is_resident(&range, 0) {
-            window.make_room_for_now(range.len(), leaving);
-        }
-    });
-}
-
-/// Frees memory beyond the bound, which the growth of glibc's main heap has lowered.
-pub fn give_back() {
-    return_memory(|window, leaving| {
-        window.purge(window.keep(), Some(leaving));
-    });
-}
-
-/// Runs `work`, which unmaps memory in a call that allocates. A later filter of the program may
-/// forbid munmap(2).
-fn return_memory(work: impl FnOnce(&mut BlockWindow, &mut PendingFree)) {
-    if !sandbox::is_entered_later() {
-        HEAP.with(work);
-    }
-}
-
 /// Reports whether advice changes pages beyond the call (madvise(2)).
 pub fn is_sticky(advice: i32) -> bool {
     let passing = [
@@ -617,25 +557,15 @@ pub struct Events;
 impl Mechanism for Events {
     fn mapped(mapping: &Mapping) {
         let is_made = mapping.address != libc::MAP_FAILED.addr();
-        let is_writable = mapping.protection & libc::PROT_WRITE != 0;
-        if !is_made || !is_writable {
-            return;
-        }
-        let small = match mapping.length < MIN_FILLED_BYTES {
-            true => SMALL_MAPPED_BYTES.fetch_add(mapping.length, Ordering::Relaxed),
-            false => 0,
-        };
-        let bytes = mapping.length.saturating_add(small);
-        if bytes >= MIN_FILLED_BYTES {
-            SMALL_MAPPED_BYTES.store(0, Ordering::Relaxed);
-            about_to_fill(bytes);
+        if is_made && mapping.protection & libc::PROT_WRITE != 0 {
+            demand::mapped(mapping.length);
         }
     }
 
     fn protected(address: usize, length: usize, protection: i32) {
         let all = libc::PROT_READ | libc::PROT_WRITE;
-        if protection & libc::PROT_WRITE != 0 && length >= MIN_FILLED_BYTES {
-            made_writable(address, length);
+        if protection & libc::PROT_WRITE != 0 {
+            demand::made_writable(address, length);
         }
         if protection & all != all {
             mark_sticky(address);
@@ -644,7 +574,7 @@ impl Mechanism for Events {
 
     fn advising(address: usize, _length: usize, advice: i32) {
         if advice == libc::MADV_POPULATE_WRITE {
-            about_to_populate();
+            demand::end();
         }
         if is_sticky(advice) {
             mark_sticky(address);
@@ -670,7 +600,7 @@ impl Mechanism for Events {
     fn before_thread() {
         SUPPLY.about_to_thread();
         evacuate(Before::Thread);
-        may_fill(STACK_BYTES);
+        demand::about_to_thread();
     }
 
     // Behind a filter no request is possible, so no page can move.

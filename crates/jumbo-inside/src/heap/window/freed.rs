@@ -225,13 +225,10 @@ impl BlockWindow {
         }
         self.unchecked = 0;
         // Any order of blocks has each of them checked sooner or later.
-        self.random = self
-            .random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        self.check_after = (self.random >> 33) % MAX_UNCHECKED_BYTES;
-        let range = self.range(page, pages);
-        if !density::is_filled(&range, self.random >> 20) {
+        self.checks += 1;
+        let random = density::hash(self.checks);
+        self.check_after = random % MAX_UNCHECKED_BYTES;
+        if !density::is_filled(&self.range(page, pages), random >> 32) {
             self.demand.end_for_sparse(millis(now()));
         }
     }

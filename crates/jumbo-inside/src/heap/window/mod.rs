@@ -81,7 +81,8 @@ pub(super) struct BlockWindow {
     /// Bytes freed since the last check of their density, and from which on the next one is due.
     unchecked: usize,
     check_after: usize,
-    random: usize,
+    /// Number of these checks.
+    checks: usize,
 }
 
 /// Returns the usable bytes of a block without the lock, for a handler that interrupted a holder.
@@ -115,7 +116,7 @@ impl BlockWindow {
             demand: Demand::new(),
             unchecked: 0,
             check_after: 0,
-            random: 0,
+            checks: 0,
         }
     }
 
@@ -134,7 +135,6 @@ impl BlockWindow {
         self.pmd = pmd;
         self.max_waste = max_waste;
         self.keep = keep;
-        self.random = random;
         self.frontier.place(self.start, self.site.end, pmd);
         // The range has room for the records of all pages, and an unmapped page before them.
         let records = (self.site.end - self.site.base) / BASE_PAGE * size_of::<PageRecord>();
