@@ -8,7 +8,9 @@
 //! No C library: the symbols come from the program's, whose name and versions must not be
 //! requested. Empty linker scripts of the same names are linked instead.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+#[cfg(feature = "mimalloc")]
+use std::path::PathBuf;
 use std::{env, fs};
 
 fn main() {

@@ -23,12 +23,37 @@ use crate::reaper::auto;
 /// Minimum size of a block of the heap; the maximum value disables it.
 static MIN_LARGE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
+/// Sizes that only the program's allocator serves: [`PLAIN_BYTES`] of them from here on. Advice to
+/// [`plain_or`], which the general path verifies.
+static MIN_PLAIN_BYTES: AtomicUsize = AtomicUsize::new(0);
+static PLAIN_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
+
 /// glibc's MALLOC_ALIGNMENT, which every block has.
 pub(crate) const ALIGN: usize = 16;
 
 /// Enables the heap.
 pub(crate) fn divert() {
     MIN_LARGE_BYTES.store(heap::LARGE_BLOCK_BYTES, Ordering::Release);
+    set_plain();
+    program_break::observe();
+}
+
+/// Sets the sizes that only the program's allocator serves, after a change of the others.
+pub(crate) fn set_plain() {
+    let min = mimalloc::usual_size_limit();
+    MIN_PLAIN_BYTES.store(min, Ordering::Relaxed);
+    loop {
+        let reuses = mimalloc::may_reuse();
+        let bytes = match reuses {
+            true => 0,
+            false => MIN_LARGE_BYTES.load(Ordering::Relaxed).saturating_sub(min),
+        };
+        PLAIN_BYTES.store(bytes, Ordering::SeqCst);
+        // Another thread may have stored the result of an earlier change meanwhile, or this one.
+        if mimalloc::may_reuse() == reuses {
+            return;
+        }
+    }
 }
 
 /// Reports whether blocks of the program may be this library's.
@@ -59,6 +84,20 @@ fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
 /// Passes a block of glibc to the heap, which follows the growth of glibc's heaps.
 #[inline(always)]
 fn observed(pointer: *mut c_void) -> *mut c_void {
+    let block = pointer.addr();
+    let is_known = program_break::is_known(block)
+        || heap::arena::is_known(block)
+        || heap::arena::is_at_start(block) && !program_break::is_beyond(block);
+    match is_known {
+        true => pointer,
+        false => grown(pointer),
+    }
+}
+
+/// Follows a growth of glibc's heaps that a block may reveal.
+#[cold]
+#[inline(never)]
+fn grown(pointer: *mut c_void) -> *mut c_void {
     if MIN_LARGE_BYTES.load(Ordering::Relaxed) != usize::MAX {
         if let Some(growth) = program_break::seen(pointer.addr()) {
             glibc::earn(growth.may_advise);
@@ -72,6 +111,21 @@ fn observed(pointer: *mut c_void) -> *mut c_void {
         }
     }
     pointer
+}
+
+/// Allocates a block of the program's allocator by `plain`, as most are; others by `general`, which
+/// also handles a failure of `plain`.
+#[inline(always)]
+fn plain_or(
+    size: usize,
+    plain: impl FnOnce() -> *mut c_void,
+    general: impl FnOnce() -> *mut c_void,
+) -> *mut c_void {
+    let above = size.wrapping_sub(MIN_PLAIN_BYTES.load(Ordering::Relaxed));
+    if above < PLAIN_BYTES.load(Ordering::Relaxed) && !gather::may_be_pending() {
+        return observed(plain());
+    }
+    general()
 }
 
 /// Allocates a block by `allocate` of the program's allocator.
@@ -210,7 +264,30 @@ fn heap_end() -> usize {
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc(size: usize) -> *mut c_void {
     // SAFETY: the same call.
+    let plain = || unsafe { (next::malloc.get())(size) };
+    plain_or(size, plain, || other(size))
+}
+
+/// malloc(3) of a size that is not plain.
+#[inline(never)]
+fn other(size: usize) -> *mut c_void {
+    match mimalloc::is_small(size) {
+        true => mimalloc::malloc(size),
+        false => general(size),
+    }
+}
+
+#[inline(never)]
+fn general(size: usize) -> *mut c_void {
+    // SAFETY: malloc(3).
     block(size, ALIGN, false, || unsafe { (next::malloc.get())(size) })
+}
+
+/// malloc(3) of a small size for which mimalloc has no block.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn jumbo_malloc_other(size: usize) -> *mut c_void {
+    // SAFETY: malloc(3).
+    fallback(|| unsafe { (next::malloc.get())(size) })
 }
 
 /// calloc(3).
@@ -219,6 +296,14 @@ pub extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     // The allocator refuses an overflow.
     let bytes = count.saturating_mul(size);
     // SAFETY: the same call.
+    let plain = || unsafe { (next::calloc.get())(count, size) };
+    plain_or(bytes, plain, || allocate_zeroed(bytes, count, size))
+}
+
+/// calloc(3) of any size, in `bytes` together.
+#[inline(never)]
+fn allocate_zeroed(bytes: usize, count: usize, size: usize) -> *mut c_void {
+    // SAFETY: calloc(3).
     block(bytes, ALIGN, true, || unsafe {
         (next::calloc.get())(count, size)
     })
@@ -230,14 +315,34 @@ pub extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
 /// `pointer` is null or was allocated and not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(pointer: *mut c_void) {
+    if heap::may_hold(pointer.addr()) || mimalloc::is_elsewhere() {
+        // SAFETY: the caller's promise.
+        return unsafe { free_any(pointer) };
+    }
+    // SAFETY: the same call.
+    unsafe { (next::free.get())(pointer) }
+}
+
+/// free(3) of any block.
+///
+/// # Safety
+/// As for [`free`].
+#[inline(never)]
+unsafe fn free_any(pointer: *mut c_void) {
     if heap::is_ours(pointer.addr()) {
         // SAFETY: the caller's promise.
         return unsafe { release(pointer) };
     }
     // SAFETY: the caller's promise.
-    if unsafe { mimalloc::free(pointer) } {
-        return;
-    }
+    unsafe { mimalloc::free(pointer) }
+}
+
+/// free(3) of a block that is neither the heap's nor mimalloc's.
+///
+/// # Safety
+/// As for [`free`].
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn jumbo_free_other(pointer: *mut c_void) {
     // SAFETY: the same call.
     unsafe { (next::free.get())(pointer) }
 }

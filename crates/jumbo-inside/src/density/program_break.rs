@@ -14,6 +14,8 @@ use crate::sys;
 /// Last known break, or [`NOT_FOLLOWED`].
 static BREAK: AtomicUsize = AtomicUsize::new(NOT_FOLLOWED);
 static START_BREAK: AtomicUsize = AtomicUsize::new(NOT_FOLLOWED);
+/// Start of the known blocks, which end at [`BREAK`]: 0, all are, until [`observe`].
+static START_KNOWN: AtomicUsize = AtomicUsize::new(0);
 crate::one_page! {
     /// A block is charged for the next step.
     static IS_CHARGED: AtomicBool = AtomicBool::new(false);
@@ -35,11 +37,27 @@ pub(super) fn start() {
     }
 }
 
+/// Begins to report blocks as not [known](is_known).
+pub fn observe() {
+    let start = match BREAK.load(Ordering::Relaxed) {
+        NOT_FOLLOWED => NOT_FOLLOWED,
+        _ => START_BREAK.load(Ordering::Relaxed),
+    };
+    START_KNOWN.store(start, Ordering::Relaxed);
+}
+
 /// Stops following the break, and its charge: the caller advises the steps itself.
 pub fn is_followed_otherwise() {
-    BREAK.store(NOT_FOLLOWED, Ordering::Relaxed);
+    stop();
     if IS_CHARGED.swap(false, Ordering::Relaxed) {
         fill::uncharge_next_step();
+    }
+}
+
+fn stop() {
+    BREAK.store(NOT_FOLLOWED, Ordering::Relaxed);
+    if START_KNOWN.load(Ordering::Relaxed) != 0 {
+        observe();
     }
 }
 
@@ -59,24 +77,31 @@ pub struct Growth {
     pub may_advise: bool,
 }
 
-/// Notes a new block of glibc that the program has not seen yet. Returns the growth of the heap
-/// that it reveals.
+/// Reports whether a block lies in the heap below the last known break, or blocks are not
+/// [observed](observe).
 #[inline(always)]
-pub fn seen(block: usize) -> Option<Growth> {
-    let known = BREAK.load(Ordering::Relaxed);
-    match block.wrapping_sub(known) < MAX_STEP_BYTES {
-        true => has_moved(block, known),
-        false => None,
-    }
+pub fn is_known(block: usize) -> bool {
+    let start = START_KNOWN.load(Ordering::Relaxed);
+    block.wrapping_sub(start) < BREAK.load(Ordering::Relaxed).wrapping_sub(start)
 }
 
-#[cold]
-#[inline(never)]
-fn has_moved(block: usize, known: usize) -> Option<Growth> {
+/// Reports whether [`seen`] may return a growth for a block.
+#[inline(always)]
+pub fn is_beyond(block: usize) -> bool {
+    block.wrapping_sub(BREAK.load(Ordering::Relaxed)) < MAX_STEP_BYTES
+}
+
+/// Notes a new block of glibc that the program has not seen yet. Returns the growth of the heap
+/// that it reveals.
+pub fn seen(block: usize) -> Option<Growth> {
+    let known = BREAK.load(Ordering::Relaxed);
+    if !is_beyond(block) {
+        return None;
+    }
     let now = current();
     if now <= block {
         if UNKNOWN_BLOCKS.fetch_add(1, Ordering::Relaxed) >= MAX_UNKNOWN_BLOCKS {
-            BREAK.store(NOT_FOLLOWED, Ordering::Relaxed);
+            stop();
         }
         return None;
     }

@@ -147,10 +147,16 @@ pub fn end_workers() -> bool {
     sandbox::is_entered() || workers::end(false)
 }
 
+/// Reports whether [`is_pending`] may be true: one comparison.
+#[inline(always)]
+pub fn may_be_pending() -> bool {
+    HANDOVER.pending() != 0
+}
+
 /// Reports whether memory is being freed in the background.
 #[inline(always)]
 pub fn is_pending() -> bool {
-    HANDOVER.pending() != 0 && is_own()
+    may_be_pending() && is_own()
 }
 
 /// Helps to free pending memory, and waits. True if there was any: an allocation may succeed.

@@ -26,43 +26,56 @@ crate::one_page::table! {
     static SEEN: [AtomicU64; SEEN_WORDS] = [const { AtomicU64::new(0) }; SEEN_WORDS];
 }
 
-/// Checks memory that glibc's malloc returned: true for the first of a region, else cheap.
+/// Reports whether a pointer is in a region of an arena that was checked.
+#[inline(always)]
+pub fn is_known(pointer: usize) -> bool {
+    let region = pointer >> HEAP_MAX_SHIFT;
+    seen(region).load(Ordering::Relaxed) >> (region % 64) & 1 != 0
+}
+
+/// Returns the word of a region in [`SEEN`].
+#[inline(always)]
+fn seen(region: usize) -> &'static AtomicU64 {
+    &SEEN[region / 64 % SEEN_WORDS]
+}
+
+/// Reports whether a pointer is in the first 2 MiB of a region: an arena that small stays as it is.
+/// Blocks of an arena are there at random, so test [`is_known`] first, whose branch is predictable.
+#[inline(always)]
+pub const fn is_at_start(pointer: usize) -> bool {
+    pointer & (HEAP_MAX_BYTES - (2 << 20)) == 0
+}
+
+/// Checks memory that glibc's malloc returned: true for the first of a region.
 ///
 /// # Safety
 /// `pointer` is null, or was returned by glibc's malloc and is still allocated.
-#[inline(always)]
 #[expect(unsafe_code, reason = "reads behind the pointer")]
 pub unsafe fn check(pointer: usize) -> bool {
-    // The first 2 MiB of a region: an arena that small stays as it is.
-    if pointer & (HEAP_MAX_BYTES - (2 << 20)) == 0 {
+    let is_aligned = pointer.is_multiple_of(2 * size_of::<usize>());
+    if is_at_start(pointer) || is_known(pointer) || !is_aligned {
+        return false;
+    }
+    // SAFETY: the caller's promise.
+    let header = unsafe { memory::chunk_header(pointer) };
+    if header & NON_MAIN_ARENA == 0 || header & IS_MMAPPED != 0 {
         return false;
     }
     let region = pointer >> HEAP_MAX_SHIFT;
-    let (word, bit) = (&SEEN[region / 64 % SEEN_WORDS], 1 << (region % 64));
-    if word.load(Ordering::Relaxed) & bit != 0 {
-        return false;
-    }
-    word.fetch_or(bit, Ordering::Relaxed);
+    seen(region).fetch_or(1 << (region % 64), Ordering::Relaxed);
     // SAFETY: the caller's promise.
     unsafe { advise_arena(pointer) };
     true
 }
 
 /// # Safety
-/// As for [`check`].
-#[cold]
-#[inline(never)]
-#[expect(unsafe_code, reason = "reads the chunk's header")]
+/// As for [`check`]; the block lies in an arena's heap.
+#[expect(unsafe_code, reason = "makes memory accessible")]
 unsafe fn advise_arena(pointer: usize) {
     let pmd = PMD.load(Ordering::Relaxed);
     // Locked memory becomes resident once it is accessible.
     let off = !ADVISES_ARENAS.load(Ordering::Relaxed) || LOCKS_FUTURE.load(Ordering::Relaxed);
-    if pmd == 0 || off || !pointer.is_multiple_of(2 * size_of::<usize>()) {
-        return;
-    }
-    // SAFETY: the caller's promise.
-    let header = unsafe { memory::chunk_header(pointer) };
-    if header & NON_MAIN_ARENA == 0 || header & IS_MMAPPED != 0 {
+    if pmd == 0 || off {
         return;
     }
     let base = pointer & !(HEAP_MAX_BYTES - 1);

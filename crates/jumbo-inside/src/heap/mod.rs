@@ -261,6 +261,12 @@ pub const fn is_ours(address: usize) -> bool {
     address.wrapping_sub(HEAP_BASE) < HEAP_END - HEAP_BASE
 }
 
+/// Reports whether `address` lies in an address range of blocks, of mappings, or of [`managed`].
+#[inline(always)]
+pub const fn may_hold(address: usize) -> bool {
+    address.wrapping_sub(HEAP_BASE) < RESERVED_END - HEAP_BASE
+}
+
 /// Allocates `size` bytes at a multiple of `align` (a power of two), zeroed on request. `None`: the
 /// caller asks the program's allocator.
 pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {

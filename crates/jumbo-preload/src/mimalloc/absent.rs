@@ -5,9 +5,23 @@ use core::ptr::null_mut;
 
 use jumbo_inside::orders::PoolOrder;
 
+use crate::alloc;
+
 pub(crate) const IS_THERE: bool = false;
 
 pub(crate) fn divert(_pool: Option<PoolOrder>) -> bool {
+    false
+}
+
+pub(crate) fn usual_size_limit() -> usize {
+    0
+}
+
+pub(crate) fn may_reuse() -> bool {
+    false
+}
+
+pub(crate) fn is_elsewhere() -> bool {
     false
 }
 
@@ -20,9 +34,18 @@ pub(crate) fn allocate(_size: usize, _align: usize, _zeroed: bool) -> *mut c_voi
 }
 
 /// # Safety
-/// No requirement.
-pub(crate) unsafe fn free(_block: *mut c_void) -> bool {
+/// As for free(3).
+pub(crate) unsafe fn free(block: *mut c_void) {
+    // SAFETY: the caller's promise.
+    unsafe { alloc::jumbo_free_other(block) }
+}
+
+pub(crate) fn is_small(_size: usize) -> bool {
     false
+}
+
+pub(crate) fn malloc(size: usize) -> *mut c_void {
+    alloc::jumbo_malloc_other(size)
 }
 
 /// # Safety

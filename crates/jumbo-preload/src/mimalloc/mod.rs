@@ -22,7 +22,7 @@ use jumbo_inside::sys;
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 
-use crate::alloc::ALIGN;
+use crate::alloc::{self, ALIGN};
 use crate::end::invalid;
 use crate::next;
 use crate::reaper::auto;
@@ -34,9 +34,9 @@ unsafe extern "C" {
     fn jumbo_mimalloc_taken() -> usize;
     fn jumbo_mimalloc_threads() -> usize;
     fn jumbo_mimalloc_malloc(size: usize) -> *mut c_void;
-    fn jumbo_mimalloc_zalloc(size: usize) -> *mut c_void;
+    fn jumbo_mimalloc_allocate(size: usize, zeroed: bool) -> *mut c_void;
     fn jumbo_mimalloc_aligned(align: usize, size: usize) -> *mut c_void;
-    fn jumbo_mimalloc_free(block: *mut c_void) -> bool;
+    fn jumbo_mimalloc_free(block: *mut c_void);
     fn jumbo_mimalloc_room(block: *const c_void) -> usize;
     fn jumbo_mimalloc_reuse(size: usize, zeroed: bool) -> *mut c_void;
     fn jumbo_mimalloc_trim() -> bool;
@@ -128,6 +128,23 @@ pub(crate) fn divert(pool: Option<PoolOrder>) -> bool {
 fn set_size_limit(size: usize) {
     USUAL_SIZE_LIMIT.store(size, Ordering::Relaxed);
     SIZE_LIMIT.store(size, Ordering::Relaxed);
+    alloc::set_plain();
+}
+
+/// Returns the bound of the sizes that [`allocate`] serves, without [retreats](retreat) and forks.
+pub(crate) fn usual_size_limit() -> usize {
+    USUAL_SIZE_LIMIT.load(Ordering::Relaxed)
+}
+
+/// Reports whether [`allocate`] may serve sizes beyond the limit.
+pub(crate) fn may_reuse() -> bool {
+    SPARSE_THREADS.load(Ordering::SeqCst) != 0
+}
+
+/// Reports whether blocks may be outside of the addresses of [`heap::may_hold`].
+#[inline(always)]
+pub(crate) fn is_elsewhere() -> bool {
+    IS_ELSEWHERE.load(Ordering::Relaxed)
 }
 
 fn start(pool: Range<usize>) {
@@ -252,7 +269,7 @@ pub(crate) fn has_served() -> bool {
 
 /// Reports whether mimalloc allocates blocks of `size` bytes.
 #[inline(always)]
-fn is_small(size: usize) -> bool {
+pub(crate) fn is_small(size: usize) -> bool {
     size < SIZE_LIMIT.load(Ordering::Relaxed)
 }
 
@@ -298,7 +315,9 @@ pub(crate) fn forked() {
     if STARTED.load(Ordering::Acquire) {
         // SAFETY: this is the child, and `after_fork` has released the locks.
         let is_sparse = unsafe { jumbo_mimalloc_forked() };
-        SPARSE_THREADS.store(usize::from(is_sparse), Ordering::Relaxed);
+        if SPARSE_THREADS.swap(usize::from(is_sparse), Ordering::SeqCst) != usize::from(is_sparse) {
+            alloc::set_plain();
+        }
     }
 }
 
@@ -371,9 +390,10 @@ jumbo_inside::one_page! {
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_sparse(now: bool) {
     match now {
-        true => SPARSE_THREADS.fetch_add(1, Ordering::Relaxed),
-        false => SPARSE_THREADS.fetch_sub(1, Ordering::Relaxed),
+        true => SPARSE_THREADS.fetch_add(1, Ordering::SeqCst),
+        false => SPARSE_THREADS.fetch_sub(1, Ordering::SeqCst),
     };
+    alloc::set_plain();
 }
 
 /// Returns the memory that may be held beyond live objects.
@@ -404,8 +424,7 @@ fn reuse(size: usize, align: usize, zeroed: bool) -> *mut c_void {
 /// others.
 #[inline(always)]
 fn may_own(block: *const c_void) -> bool {
-    (managed::may_hold(block.addr()) || IS_ELSEWHERE.load(Ordering::Relaxed))
-        && STARTED.load(Ordering::Acquire)
+    (managed::may_hold(block.addr()) || is_elsewhere()) && STARTED.load(Ordering::Acquire)
 }
 
 /// Allocates a block from mimalloc. Null if the block is not mimalloc's to allocate, or without
@@ -422,12 +441,7 @@ pub(crate) fn allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
         return aligned(size, align);
     }
     // SAFETY: no requirement.
-    unsafe {
-        match zeroed {
-            true => jumbo_mimalloc_zalloc(size),
-            false => jumbo_mimalloc_malloc(size),
-        }
-    }
+    unsafe { jumbo_mimalloc_allocate(size, zeroed) }
 }
 
 fn aligned(size: usize, align: usize) -> *mut c_void {
@@ -443,14 +457,26 @@ fn aligned(size: usize, align: usize) -> *mut c_void {
     null_mut()
 }
 
-/// free(3) of a block of mimalloc; false for other blocks.
+/// malloc(3) of a small size; by [`alloc::jumbo_malloc_other`] if mimalloc has no block.
+#[inline(always)]
+pub(crate) fn malloc(size: usize) -> *mut c_void {
+    // SAFETY: no requirement.
+    unsafe { jumbo_mimalloc_malloc(size) }
+}
+
+/// free(3); by [`alloc::jumbo_free_other`] if the block is not mimalloc's.
 ///
 /// # Safety
 /// As for free(3).
 #[inline(always)]
-pub(crate) unsafe fn free(block: *mut c_void) -> bool {
-    // SAFETY: the caller's promise; other blocks stay as they are.
-    may_own(block) && unsafe { jumbo_mimalloc_free(block) }
+pub(crate) unsafe fn free(block: *mut c_void) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match may_own(block) {
+            true => jumbo_mimalloc_free(block),
+            false => alloc::jumbo_free_other(block),
+        }
+    }
 }
 
 /// malloc_usable_size(3) of a block of mimalloc; `None` for other blocks.

@@ -53,6 +53,9 @@ int jumbo_mimalloc_try_lock(uint32_t *lock);
 int jumbo_mimalloc_unlock(uint32_t *lock);
 bool jumbo_mimalloc_holds(const uint32_t *lock);
 int jumbo_mimalloc_at_end(void *value, void (*done)(void *));
+/* Functions in alloc.rs: malloc(3) and free(3) of blocks that are not mimalloc's. */
+void *jumbo_malloc_other(size_t size);
+void jumbo_free_other(void *block);
 #pragma GCC visibility pop
 
 /* mimalloc uses jumbo's locks: the size and the library of mutexes differ between C libraries. */
@@ -348,19 +351,32 @@ static inline void *reported(void *block, size_t size) {
   return block;
 }
 
-static mi_decl_noinline void *allocate(size_t size, bool zeroed) {
+/* A block of mimalloc; NULL if there is none. */
+void *jumbo_mimalloc_allocate(size_t size, bool zeroed) {
   size = at_least(size);
   if (!is_admitted(size)) return thread_bytes == REFUSED ? jumbo_mimalloc_reuse(size, zeroed) : NULL;
   return reported(zeroed ? mi_zalloc(size) : mi_malloc(size), size);
 }
 
-void *jumbo_mimalloc_malloc(size_t size) {
-  if (mi_unlikely(thread_bytes != ADMITTED || size > MI_SMALL_SIZE_MAX)) return allocate(size, false);
-  /* mi_malloc_small, fully inlined. */
-  return mi_theap_malloc_small_zero(_mi_theap_default(), at_least(size), false, NULL);
+static mi_decl_noinline void *malloc_slow(size_t size) {
+  void *block = jumbo_mimalloc_allocate(size, false);
+  return block != NULL ? block : jumbo_malloc_other(size);
 }
 
-void *jumbo_mimalloc_zalloc(size_t size) { return allocate(size, true); }
+/* malloc(3): a block of mimalloc if there is one. */
+void *jumbo_mimalloc_malloc(size_t size) {
+  if (mi_unlikely(thread_bytes != ADMITTED || size > MI_SMALL_SIZE_MAX)) return malloc_slow(size);
+  /* mi_malloc_small for a page with a free block whose successor is near, without calls. */
+  mi_page_t *page = _mi_theap_get_free_small_page(_mi_theap_default(), at_least(size));
+  mi_block_t *block = page->free;
+  if (mi_unlikely(block == NULL)) return malloc_slow(size);
+  mi_block_t *next = mi_block_nextx(page, block, page->keys);
+  if (mi_unlikely(next != NULL && ((uintptr_t)block ^ (uintptr_t)next) >= MI_ARENA_SLICE_SIZE)) return malloc_slow(size);
+  page->free = next;
+  page->used++;
+  block->next = 0;
+  return block;
+}
 
 void *jumbo_mimalloc_aligned(size_t align, size_t size) {
   if (!is_admitted(size)) return NULL;
@@ -384,24 +400,20 @@ static inline mi_page_t *page_of(const void *block) {
   return mi_unlikely(pages == NULL) ? NULL : pages[at];
 }
 
-static mi_decl_noinline bool free_slow(void *block, mi_page_t *page) {
-  if (page == NULL) return false;
-  if (mi_page_block_size(page) >= LARGE_BYTES) {
-    free_large(block, page);
-    return true;
-  }
+static mi_decl_noinline void free_slow(void *block, mi_page_t *page) {
+  if (page == NULL) return jumbo_free_other(block);
+  if (mi_page_block_size(page) >= LARGE_BYTES) return free_large(block, page);
   if (++small_frees % CHECK_FREES == 0) {
     purge_excess();
     check_freed(CHECK_FREES, mi_page_block_size(page));
   }
-  if (mi_page_has_interior_pointers(page) && free_special(page, block)) return true;
+  if (mi_page_has_interior_pointers(page) && free_special(page, block)) return;
   /* mi_free, without a second lookup of the page. */
   mi_free_ex(block, NULL, page);
-  return true;
 }
 
-/* Frees a block; false if it is not mimalloc's. */
-bool jumbo_mimalloc_free(void *block) {
+/* free(3) of any block. */
+void jumbo_mimalloc_free(void *block) {
   mi_page_t *page = page_of(block);
   /* The thread's own page, without flags: mi_free_block_local. */
   const bool is_plain = mi_likely(page != NULL) && mi_page_xthread_id(page) == _mi_prim_thread_id();
@@ -413,7 +425,6 @@ bool jumbo_mimalloc_free(void *block) {
   mi_block_set_next(page, block, page->local_free);
   page->local_free = block;
   page->used--;
-  return true;
 }
 
 size_t jumbo_mimalloc_room(const void *block) {
