@@ -100,7 +100,8 @@ fn scan(stop: &Stop) -> Option<Duration> {
     let rest = scan_time.saturating_mul(ratio).max(min_wait());
     let rest = crate::sync::now().saturating_add(rest);
     NEXT_SCAN_MILLIS.store(millis(rest), Ordering::Relaxed);
-    if scan.is_filling || scan.touched_blocks > 0 {
+    let fills_base_pages = scan.has_filled && credit::is_scarce();
+    if scan.is_filling || scan.touched_blocks > 0 || fills_base_pages {
         dense::record_filling();
     }
     let is_filled = |state| state == BlockState::Filled;

@@ -36,6 +36,9 @@ const SCARCE_RATIO: u32 = 20;
 const MAX_SEARCH_TIME: Duration = Duration::from_millis(4);
 const MIN_RETRY_MILLIS: u64 = 100;
 const MAX_RETRY_MILLIS: u64 = 60_000;
+/// Passes without success before the wait doubles. After a failure the kernel refuses to compact
+/// memory for up to 64 requests, at no cost (mm/compaction.c, COMPACT_MAX_DEFER_SHIFT).
+const QUICK_RETRIES: u64 = 64;
 
 static JOB: Job = Job::new(5, run, |_| ());
 /// First block that this pass has not tried, and whether the pass collapsed any.
@@ -45,8 +48,8 @@ static HAS_OBTAINED: AtomicBool = AtomicBool::new(false);
 static FILLED_MILLIS: AtomicU64 = AtomicU64::new(0);
 static LAST_MILLIS: AtomicU64 = AtomicU64::new(0);
 static NEXT_MILLIS: AtomicU64 = AtomicU64::new(0);
-/// Wait before the pass after one without success. It doubles until another block is full.
-static RETRY_WAIT_MILLIS: AtomicU64 = AtomicU64::new(0);
+/// Passes without success since another block was full.
+static RETRIES: AtomicU64 = AtomicU64::new(0);
 
 /// Records that the program fills memory at this time.
 pub(super) fn record_filling() {
@@ -58,7 +61,7 @@ pub(super) fn request(is_new: bool) {
     // The first collapse of a program waits for a pause, too.
     let (relaxed, now_millis) = (Ordering::Relaxed, millis(now()));
     let _ = LAST_MILLIS.compare_exchange(0, now_millis, relaxed, relaxed);
-    if is_new && RETRY_WAIT_MILLIS.swap(0, relaxed) != 0 {
+    if is_new && RETRIES.swap(0, relaxed) != 0 {
         NEXT_MILLIS.store(now_millis, relaxed);
     }
     watch::begin_on_thread(&JOB, wait());
@@ -125,13 +128,13 @@ fn end_pass() -> u64 {
     if has_obtained || is_crowded() {
         advise_dense();
     }
-    let wait = match has_obtained {
-        true => 0,
-        false => (RETRY_WAIT_MILLIS.load(Ordering::Relaxed) * 2)
-            .clamp(MIN_RETRY_MILLIS, MAX_RETRY_MILLIS),
-    };
-    RETRY_WAIT_MILLIS.store(wait, Ordering::Relaxed);
-    wait
+    if has_obtained {
+        RETRIES.store(0, Ordering::Relaxed);
+        return 0;
+    }
+    let retries = RETRIES.fetch_add(1, Ordering::Relaxed);
+    let doublings = retries.saturating_sub(QUICK_RETRIES).min(10);
+    (MIN_RETRY_MILLIS << doublings).min(MAX_RETRY_MILLIS)
 }
 
 /// Advises runs of huge blocks, so that the kernel merges their mappings.
