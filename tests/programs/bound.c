@@ -153,6 +153,20 @@ static void cache(void)
     settle();
 }
 
+/* Blocks of 2000 bytes, of which all but the last are freed, then as much in objects of 64. */
+static void small_after_freed(void)
+{
+    enum { SIZE = 2000, COUNT = 200 * MIB / SIZE };
+    static char *blocks[COUNT];
+    for (int i = 0; i < COUNT; i++)
+        memset(blocks[i] = taken(malloc(SIZE)), 1, SIZE);
+    for (int i = 0; i + 1 < COUNT; i++)
+        free(blocks[i]);
+    for (size_t filled = 0; filled < 200 * MIB; filled += 64)
+        memset(taken(malloc(64)), 1, 64);
+    settle();
+}
+
 static void vectors(void)
 {
     for (int i = 0; i < 200; i++) {
@@ -702,6 +716,7 @@ static const struct {
     {"small-phases", small_phases},
     {"strings", strings},
     {"cache", cache},
+    {"small-after-freed", small_after_freed},
     {"vectors", vectors},
     {"stacks", stacks},
     {"arenas", arenas},

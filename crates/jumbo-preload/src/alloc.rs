@@ -290,6 +290,27 @@ pub(crate) extern "C" fn jumbo_malloc_other(size: usize) -> *mut c_void {
     fallback(|| unsafe { (next::malloc.get())(size) })
 }
 
+/// Allocates a small block from glibc, and reports whether glibc has more free memory of that size,
+/// in a heap of more than `max` bytes.
+#[unsafe(no_mangle)]
+extern "C" fn jumbo_malloc_asked(
+    size: usize,
+    zeroed: bool,
+    max: usize,
+    has_more: &mut bool,
+) -> *mut c_void {
+    // SAFETY: calloc(3), malloc(3).
+    let block = fallback(|| unsafe {
+        match zeroed {
+            true => (next::calloc.get())(1, size),
+            false => (next::malloc.get())(size),
+        }
+    });
+    // SAFETY: mimalloc is in use beside glibc's malloc alone, which has just returned the block.
+    *has_more = block.is_null() || unsafe { heap::arena::has_free(block.addr(), max, heap_end()) };
+    block
+}
+
 /// calloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {

@@ -276,7 +276,7 @@ impl RunPlan {
         match self.orders.heap {
             HeapMode::Glibc => glibc,
             _ => format!(
-                "up to 128 bytes in mimalloc's arenas, advised, but where MALLOC_ variables, glibc.malloc tunables or a limit \
+                "up to 1024 bytes in mimalloc's arenas, advised, but where MALLOC_ variables, glibc.malloc tunables or a limit \
                  (ulimit -v, -d) are set; others in {glibc}"
             ),
         }

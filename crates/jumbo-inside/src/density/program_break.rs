@@ -131,6 +131,11 @@ pub fn is_below(block: usize, now: usize) -> bool {
     (START_BREAK.load(Ordering::Relaxed)..now).contains(&block)
 }
 
+/// Returns the size of the heap that ends at `now`, in bytes.
+pub fn heap_bytes(now: usize) -> usize {
+    now.saturating_sub(START_BREAK.load(Ordering::Relaxed))
+}
+
 /// Sets the break to `now` after a call of glibc without advice. Returns the growth of the heap,
 /// for the caller to advise.
 pub fn moved(now: usize) -> Option<Range<usize>> {

@@ -11,7 +11,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::{ADVISES_ARENAS, LOCKS_FUTURE, PMD, memory};
-use crate::density;
+use crate::density::{self, program_break};
 use crate::ledger::{Slot, stats};
 
 /// glibc's HEAP_MAX_SIZE on 64 bits: twice DEFAULT_MMAP_THRESHOLD_MAX.
@@ -44,6 +44,48 @@ fn seen(region: usize) -> &'static AtomicU64 {
 #[inline(always)]
 pub const fn is_at_start(pointer: usize) -> bool {
     pointer & (HEAP_MAX_BYTES - (2 << 20)) == 0
+}
+
+/// Maximum rest of a heap behind its last block: two steps of its growth. A longer one is memory
+/// that the program has freed.
+const MAX_REST_BYTES: usize = 4 << 20;
+/// Flags in a chunk's header.
+const FLAGS: usize = 7;
+
+/// Reports whether glibc has more free memory of a block's size in the block's heap, and the heap has
+/// more than `max` bytes. It has none where it took the block from the end of the heap: the next
+/// chunk is the last one, and short. `main_end`: end of the main heap.
+///
+/// # Safety
+/// `pointer` was returned by glibc's malloc and is still allocated.
+#[expect(unsafe_code, reason = "reads headers of glibc")]
+pub unsafe fn has_free(pointer: usize, max: usize, main_end: usize) -> bool {
+    const WORD: usize = size_of::<usize>();
+    // SAFETY: the caller's promise.
+    let header = unsafe { memory::chunk_header(pointer) };
+    if header & IS_MMAPPED != 0 {
+        return true;
+    }
+    let (length, end) = if header & NON_MAIN_ARENA == 0 {
+        (program_break::heap_bytes(main_end), main_end)
+    } else {
+        let base = pointer & !(HEAP_MAX_BYTES - 1);
+        // SAFETY: the heap of an arena begins with glibc's `heap_info`: the arena, the heap before
+        // and the size of this one (malloc/arena.c, unchanged since glibc 2.3).
+        let (before, length) = unsafe {
+            (
+                memory::word_at(base + WORD),
+                memory::word_at(base + 2 * WORD),
+            )
+        };
+        let total = if before == 0 { length } else { usize::MAX };
+        (total, base + length)
+    };
+    let next = pointer + (header & !FLAGS);
+    // SAFETY: a chunk follows each block of a heap, and the last one ends with the heap.
+    let rest = unsafe { memory::chunk_header(next) } & !FLAGS;
+    let is_at_end = next - 2 * WORD + rest == end && rest <= MAX_REST_BYTES;
+    length > max && !is_at_end
 }
 
 /// Checks memory that glibc's malloc returned: true for the first of a region.

@@ -315,5 +315,14 @@ impl Deferred {
 pub(super) unsafe fn chunk_header(pointer: usize) -> usize {
     // SAFETY: glibc has `mchunk_size` in the word before the returned memory (malloc/malloc.c,
     // "Vital statistics": unchanged since glibc 2.3).
-    unsafe { at(pointer - size_of::<usize>()).cast::<usize>().read() }
+    unsafe { word_at(pointer - size_of::<usize>()) }
+}
+
+/// Reads a word of glibc's malloc, which other threads may change.
+///
+/// # Safety
+/// The word is readable.
+pub(super) unsafe fn word_at(address: usize) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { at(address).cast::<usize>().read_volatile() }
 }

@@ -28,7 +28,7 @@ use crate::next;
 use crate::reaper::auto;
 
 unsafe extern "C" {
-    fn jumbo_mimalloc_start(pool: *mut c_void, size: usize);
+    fn jumbo_mimalloc_start(pool: *mut c_void, size: usize, is_glibc: bool);
     fn jumbo_mimalloc_unit() -> usize;
     fn jumbo_mimalloc_owns(block: *const c_void) -> bool;
     fn jumbo_mimalloc_taken() -> usize;
@@ -62,10 +62,10 @@ const COUNTED: u8 = 1;
 const CONFINED: u8 = 2;
 /// The clock is not readable.
 const CLOCKLESS: u8 = 4;
-/// Size limit on glibc. Up to 128 bytes mimalloc's size classes are at most 16 bytes apart, as
-/// glibc's are, and blocks have no headers. Larger classes are up to a quarter apart: objects of
-/// 1040 bytes would take a fifth more memory.
-const SMALL_BYTES: usize = 128 + 1;
+/// Size limit on glibc. The size classes are 16 bytes apart up to 512 bytes, as glibc's are, and 32
+/// up to 1024 (`build.rs`), and blocks have no headers. Larger classes are up to a quarter apart:
+/// objects of 1040 bytes would take a fifth more memory.
+const SMALL_BYTES: usize = 1024 + 1;
 
 /// mimalloc is built in.
 pub(crate) const IS_THERE: bool = true;
@@ -98,7 +98,8 @@ const ALONE: usize = 1;
 /// the main one.
 static FIRST: AtomicUsize = AtomicUsize::new(0);
 /// Number of threads that mimalloc serves in any case; plus one per [`BYTES_PER_THREAD`] in use.
-const MIN_THREADS: usize = 16;
+/// Each has up to 3 MiB that is not full: a page of 64 KiB in each of 48 size classes.
+const MIN_THREADS: usize = 5;
 const BYTES_PER_THREAD: usize = 20 << 20;
 
 /// Diverts allocations to mimalloc: all at once on a pool, else small blocks of threads that
@@ -149,7 +150,10 @@ pub(crate) fn is_elsewhere() -> bool {
 
 fn start(pool: Range<usize>) {
     // SAFETY: the range is the pool's, has no other use, and `jumbo_mimalloc_commit` commits it.
-    unsafe { jumbo_mimalloc_start(with_exposed_provenance_mut(pool.start), pool.len()) };
+    unsafe {
+        let start = with_exposed_provenance_mut(pool.start);
+        jumbo_mimalloc_start(start, pool.len(), next::is_glibc());
+    }
     STARTED.store(true, Ordering::Release);
 }
 
@@ -379,6 +383,12 @@ extern "C" fn jumbo_mimalloc_allocated() {
         REPORTED.store(taken, Ordering::Relaxed);
         auto::allocated();
     }
+}
+
+/// Frees retained memory before mimalloc takes `size` bytes.
+#[unsafe(no_mangle)]
+extern "C" fn jumbo_mimalloc_grows(size: usize) {
+    heap::about_to_fill(size);
 }
 
 jumbo_inside::one_page! {

@@ -40,6 +40,7 @@ int jumbo_mimalloc_advise(void *addr, size_t len, int advice);
 int jumbo_mimalloc_protect(void *addr, size_t len, int prot);
 bool jumbo_mimalloc_commit(bool commit, void *start, size_t size, bool *is_zero, void *argument);
 void jumbo_mimalloc_allocated(void);
+void jumbo_mimalloc_grows(size_t size);
 size_t jumbo_mimalloc_taken(void);
 size_t jumbo_mimalloc_threads(void);
 void *jumbo_mimalloc_reuse(size_t size, bool zeroed);
@@ -53,9 +54,11 @@ int jumbo_mimalloc_try_lock(uint32_t *lock);
 int jumbo_mimalloc_unlock(uint32_t *lock);
 bool jumbo_mimalloc_holds(const uint32_t *lock);
 int jumbo_mimalloc_at_end(void *value, void (*done)(void *));
-/* Functions in alloc.rs: malloc(3) and free(3) of blocks that are not mimalloc's. */
+/* Functions in alloc.rs: malloc(3) and free(3) of blocks that are not mimalloc's; a block of glibc,
+ * and whether glibc has more free memory of its size in a heap of more than `max` bytes. */
 void *jumbo_malloc_other(size_t size);
 void jumbo_free_other(void *block);
+void *jumbo_malloc_asked(size_t size, bool zeroed, size_t max, bool *has_more);
 #pragma GCC visibility pop
 
 /* mimalloc uses jumbo's locks: the size and the library of mutexes differ between C libraries. */
@@ -148,6 +151,9 @@ static size_t jumbo_swept(const struct mi_page_s *page);
 /* The shim relies on internals. Before an update of mimalloc, review all of it: sweep.h first. */
 _Static_assert(MI_MALLOC_VERSION == 30302, "the shim was written for mimalloc 3.3.2");
 
+/* A larger one would take a slice for each thread. */
+_Static_assert(sizeof(mi_theap_t) <= 8192, "META_MAX_SIZE");
+
 /* The thread that purges, one at a time, identified by the address of its errno: the child of a
  * fork in another thread detects that it does not have that thread. */
 static _Atomic(uintptr_t) purging;
@@ -239,6 +245,8 @@ static mi_decl_noinline void purge_excess(void) {
 /* Bytes that the thread requested, or ADMITTED, or REFUSED. */
 static __thread size_t thread_bytes;
 static bool admits_all;
+/* Before a fresh page glibc is asked for a block (needs_glibc). */
+static bool has_glibc;
 
 #include "sweep.h"
 
@@ -313,7 +321,8 @@ static void on_error(int error, void *argument) {
   if (error == EFAULT) jumbo_mimalloc_corrupted();
 }
 
-void jumbo_mimalloc_start(void *pool, size_t size) {
+void jumbo_mimalloc_start(void *pool, size_t size, bool is_glibc) {
+  has_glibc = is_glibc && size == 0;
   mi_register_error(&on_error, NULL);
   admits_all = size > 0;
   /* The kernel places memory on the node of the first touch. */
@@ -351,14 +360,74 @@ static inline void *reported(void *block, size_t size) {
   return block;
 }
 
-/* A block of mimalloc; NULL if there is none. */
+/* Memory of mimalloc, in slices, at which glibc was last known to have no free memory for a size
+ * class. Where glibc has some, plain takes that. So once mimalloc has taken a quarter of the
+ * allowance since, the class asks glibc before it takes a fresh page. */
+static __thread uint32_t asked_at[MI_BIN_COUNT];
+
+/* Number of blocks of a size, in words, that glibc serves without being asked: it had free memory
+ * for one. */
+#define SERVED_BLOCKS 31
+static __thread uint8_t left_to_serve[MI_PAGES_DIRECT];
+
+static inline bool is_served(size_t size) {
+  uint8_t *left = &left_to_serve[_mi_wsize_from_size(size)];
+  if (*left == 0) return false;
+  (*left)--;
+  return true;
+}
+
+static uint32_t taken_slices(void) { return (uint32_t)(jumbo_mimalloc_taken() / MI_ARENA_SLICE_SIZE); }
+
+/* Memory of mimalloc, in slices, up to which the heap has been told to make room. */
+static _Atomic(uint32_t) announced;
+#define ANNOUNCED_SLICES (4 * 1024 * 1024 / MI_ARENA_SLICE_SIZE)
+
+/* Announces growth ahead of the threads, which may fill memory faster than the heap's scans see it.
+ * The caller holds no lock of mimalloc. */
+static void announce(size_t taken) {
+  uint32_t before = atomic_load_explicit(&announced, memory_order_relaxed);
+  const bool is_ahead = before >= taken + ANNOUNCED_SLICES / 2 && before <= taken + 2 * ANNOUNCED_SLICES;
+  if (mi_likely(is_ahead)) return;
+  const uint32_t now = (uint32_t)(taken + ANNOUNCED_SLICES);
+  if (atomic_compare_exchange_strong(&announced, &before, now) && now > before)
+    jumbo_mimalloc_grows((now - before) * MI_ARENA_SLICE_SIZE);
+}
+
+static bool may_take_page(size_t bin) {
+  const size_t now = taken_slices(), budget = jumbo_mimalloc_allowance() / 4 / MI_ARENA_SLICE_SIZE;
+  announce(now);
+  if (now < asked_at[bin]) asked_at[bin] = (uint32_t)now;
+  return now - asked_at[bin] < budget;
+}
+
+/* Reports whether a block would need a fresh page, and glibc has to be asked first. */
+static inline bool needs_glibc(size_t size) {
+  if (!has_glibc || size > MAX_SWEPT_BYTES) return false;
+  mi_theap_t *theap = _mi_theap_default();
+  if (mi_likely(_mi_theap_get_free_small_page(theap, size)->free != NULL) || is_confined()) return false;
+  return (!mi_theap_is_initialized(theap) || !has_room(theap, size)) && !may_take_page(_mi_bin(size));
+}
+
+/* A block of glibc in place of one on a fresh page. */
+static mi_decl_noinline void *ask_glibc(size_t size, bool zeroed) {
+  bool has_more = true;
+  void *block = jumbo_malloc_asked(size, zeroed, share(jumbo_mimalloc_allowance() / 4), &has_more);
+  if (has_more) left_to_serve[_mi_wsize_from_size(size)] = SERVED_BLOCKS;
+  else asked_at[_mi_bin(size)] = taken_slices();
+  return block;
+}
+
+/* A block of mimalloc, or one that glibc had for it; NULL if there is none. */
 void *jumbo_mimalloc_allocate(size_t size, bool zeroed) {
   size = at_least(size);
   if (!is_admitted(size)) return thread_bytes == REFUSED ? jumbo_mimalloc_reuse(size, zeroed) : NULL;
+  if (needs_glibc(size)) return ask_glibc(size, zeroed);
   return reported(zeroed ? mi_zalloc(size) : mi_malloc(size), size);
 }
 
 static mi_decl_noinline void *malloc_slow(size_t size) {
+  if (size <= MAX_SWEPT_BYTES && is_served(size)) return jumbo_malloc_other(size);
   void *block = jumbo_mimalloc_allocate(size, false);
   return block != NULL ? block : jumbo_malloc_other(size);
 }
@@ -380,6 +449,10 @@ void *jumbo_mimalloc_malloc(size_t size) {
 
 void *jumbo_mimalloc_aligned(size_t align, size_t size) {
   if (!is_admitted(size)) return NULL;
+  if (needs_glibc(at_least(size))) {
+    jumbo_free_other(ask_glibc(at_least(size), false));
+    return NULL;
+  }
   return reported(mi_malloc_aligned(at_least(size), align < MIN_BLOCK_BYTES ? MIN_BLOCK_BYTES : align), size);
 }
 

@@ -22,7 +22,7 @@
 
 /* Maximum size of a swept block: larger ones come from mimalloc only on a pool, whose pages cannot
  * be dropped in part. */
-#define MAX_SWEPT_BYTES 128
+#define MAX_SWEPT_BYTES 1024
 #define BASE_BYTES ((size_t)4096)
 #define BASES (MI_ARENA_SLICE_SIZE / BASE_BYTES)
 #define MAX_BLOCKS (MI_ARENA_SLICE_SIZE / MIN_BLOCK_BYTES)
@@ -299,7 +299,7 @@ static void purge_stuck(void) {
 /* Joined blocks: an object of another size takes adjacent free blocks between live ones. To
  * mimalloc each is in use; a bit of each but the last marks that the next one belongs to the same
  * object. */
-#define MAX_JOINED_BYTES 1024
+#define MAX_JOINED_BYTES 8192
 #define JOIN_WORDS (MAX_BLOCKS / 64)
 static _Atomic(uintptr_t) joins[MI_MAX_ARENAS];
 
@@ -469,7 +469,7 @@ static size_t share(size_t max) {
  * bytes. */
 static size_t sweep(mi_theap_t *theap, size_t waste, bool own, bool others, size_t max) {
   if (waste < min_waste) min_waste = waste;
-  if (skips > 0 && waste < 2 * min_waste + max) {
+  if (skips > 0 && waste < min_waste + max) {
     skips--;
     return waste;
   }
