@@ -28,6 +28,7 @@ mod end;
 mod environment;
 mod glibc;
 mod limits;
+mod main_heap;
 mod maps;
 mod mechanisms;
 #[cfg(feature = "mimalloc")]

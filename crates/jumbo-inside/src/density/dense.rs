@@ -36,8 +36,8 @@ const SCARCE_RATIO: u32 = 20;
 const MAX_SEARCH_TIME: Duration = Duration::from_millis(4);
 const MIN_RETRY_MILLIS: u64 = 100;
 const MAX_RETRY_MILLIS: u64 = 60_000;
-/// Passes without success before the wait doubles. After a failure the kernel refuses to compact
-/// memory for up to 64 requests, at no cost (mm/compaction.c, COMPACT_MAX_DEFER_SHIFT).
+/// Passes that found no huge page before the wait doubles. After a failure the kernel refuses to
+/// compact memory for up to 64 requests, at no cost (mm/compaction.c, COMPACT_MAX_DEFER_SHIFT).
 const QUICK_RETRIES: u64 = 64;
 
 static JOB: Job = Job::new(5, run, |_| ());
@@ -48,8 +48,10 @@ static HAS_OBTAINED: AtomicBool = AtomicBool::new(false);
 static FILLED_MILLIS: AtomicU64 = AtomicU64::new(0);
 static LAST_MILLIS: AtomicU64 = AtomicU64::new(0);
 static NEXT_MILLIS: AtomicU64 = AtomicU64::new(0);
-/// Passes without success since another block was full.
-static RETRIES: AtomicU64 = AtomicU64::new(0);
+/// Wait before the pass after one without success. It doubles until another block is full.
+static RETRY_WAIT_MILLIS: AtomicU64 = AtomicU64::new(0);
+/// Passes that found no huge page, since the last success.
+static SHORT_PASSES: AtomicU64 = AtomicU64::new(0);
 
 /// Records that the program fills memory at this time.
 pub(super) fn record_filling() {
@@ -61,7 +63,7 @@ pub(super) fn request(is_new: bool) {
     // The first collapse of a program waits for a pause, too.
     let (relaxed, now_millis) = (Ordering::Relaxed, millis(now()));
     let _ = LAST_MILLIS.compare_exchange(0, now_millis, relaxed, relaxed);
-    if is_new && RETRIES.swap(0, relaxed) != 0 {
+    if is_new && RETRY_WAIT_MILLIS.swap(0, relaxed) != 0 {
         NEXT_MILLIS.store(now_millis, relaxed);
     }
     watch::begin_on_thread(&JOB, wait());
@@ -116,25 +118,32 @@ fn run(stop: &Stop) -> Option<Duration> {
     let pause = cpu_time().saturating_sub(began).saturating_mul(ratio);
     let has_more = BLOCKS.next(blocks::ALL, is_filled).is_some();
     is_over |= !has_more;
-    let retry = is_over.then(end_pass).unwrap_or_default();
+    let is_short = answer == Some(Err(Errno::NOMEM));
+    let retry = if is_over { end_pass(is_short) } else { 0 };
     NEXT_MILLIS.store(end + millis(pause).max(retry), Ordering::Relaxed);
     has_more.then(|| wait().max(MIN_WAIT))
 }
 
-/// Ends a pass over all full blocks; returns the wait before the next, in milliseconds.
-fn end_pass() -> u64 {
+/// Ends a pass over all full blocks; returns the wait before the next, in milliseconds. `is_short`:
+/// the kernel had no huge page.
+fn end_pass(is_short: bool) -> u64 {
     CURSOR.store(0, Ordering::Relaxed);
     let has_obtained = HAS_OBTAINED.swap(false, Ordering::Relaxed);
     if has_obtained || is_crowded() {
         advise_dense();
     }
+    let is_quick = is_short && SHORT_PASSES.fetch_add(1, Ordering::Relaxed) < QUICK_RETRIES;
+    let wait = match has_obtained {
+        true => 0,
+        false if is_quick => MIN_RETRY_MILLIS,
+        false => (RETRY_WAIT_MILLIS.load(Ordering::Relaxed) * 2)
+            .clamp(MIN_RETRY_MILLIS, MAX_RETRY_MILLIS),
+    };
     if has_obtained {
-        RETRIES.store(0, Ordering::Relaxed);
-        return 0;
+        SHORT_PASSES.store(0, Ordering::Relaxed);
     }
-    let retries = RETRIES.fetch_add(1, Ordering::Relaxed);
-    let doublings = retries.saturating_sub(QUICK_RETRIES).min(10);
-    (MIN_RETRY_MILLIS << doublings).min(MAX_RETRY_MILLIS)
+    RETRY_WAIT_MILLIS.store(wait, Ordering::Relaxed);
+    wait
 }
 
 /// Advises runs of huge blocks, so that the kernel merges their mappings.

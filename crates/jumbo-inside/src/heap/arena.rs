@@ -52,8 +52,8 @@ const MAX_REST_BYTES: usize = 4 << 20;
 /// Flags in a chunk's header.
 const FLAGS: usize = 7;
 
-/// Reports whether glibc has more free memory of a block's size in the block's heap, and the heap has
-/// more than `max` bytes. It has none where it took the block from the end of the heap: the next
+/// Reports whether glibc has more free memory of a block's size in the block's heap, and the heap
+/// has more than `max` bytes. It has none where it took the block from the end of the heap: the next
 /// chunk is the last one, and short. `main_end`: end of the main heap.
 ///
 /// # Safety
