@@ -289,6 +289,16 @@ pub(super) fn forget_parts(range: &Range<usize>) {
 
 /// Notes that the content of a range is dropped: an advised block may stay empty.
 pub(crate) fn dropped(range: &Range<usize>) {
+    drop_content(range, true);
+}
+
+/// Variant of [`dropped`] for a sparse owner, whose own waste uses the allowance: it begins again on
+/// base pages.
+pub(crate) fn dropped_by_sparse(range: &Range<usize>) {
+    drop_content(range, false);
+}
+
+fn drop_content(range: &Range<usize>, may_charge: bool) {
     if pmd() == 0 || range.len() < pmd() {
         return;
     }
@@ -298,7 +308,7 @@ pub(crate) fn dropped(range: &Range<usize>) {
         indexes.start = block + 1;
         if BLOCKS.seen(block).state() == BlockState::Filled {
             track(block, BlockState::Waiting);
-        } else if credit::charge_block() {
+        } else if may_charge && credit::charge_block() {
             track(block, BlockState::ADVISED);
         } else if is_crowded() {
             credit::charge_unchecked(pmd(), pmd());

@@ -43,7 +43,8 @@ use owners::Owner;
 use table::{PAGE_BYTES, RangeSlot, RangeTable, Span};
 
 pub(crate) use fill::{
-    dropped, forget as forget_private, grown, is_cut, moved, moving, opened, resident_memory,
+    dropped, dropped_by_sparse, forget as forget_private, grown, is_cut, moved, moving, opened,
+    resident_memory,
 };
 pub(crate) use measure::{hash, is_filled, is_resident};
 pub use scan::leave;

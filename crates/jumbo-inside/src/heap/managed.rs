@@ -207,9 +207,14 @@ pub fn advise(address: usize, length: usize) -> Result<()> {
     memory::advise(address, length)
 }
 
-/// Notes that the allocator is about to discard a range of its memory.
-pub fn dropped(address: usize, length: usize) {
-    density::dropped(&(address..address + length));
+/// Notes that the allocator is about to discard a range of its memory. `is_sparse`: it holds more
+/// free memory than it may.
+pub fn dropped(address: usize, length: usize, is_sparse: bool) {
+    let range = address..address + length;
+    match is_sparse {
+        true => density::dropped_by_sparse(&range),
+        false => density::dropped(&range),
+    }
 }
 
 /// Discards base pages of the allocator's memory, whose huge pages must be earned again.
@@ -226,7 +231,11 @@ pub unsafe fn discard_base_pages(address: usize, length: usize) -> Result<()> {
     }
     let pmd = PMD.load(Ordering::Relaxed).max(1);
     let start = address & !(pmd - 1);
-    dropped(start, (address + length).next_multiple_of(pmd) - start);
+    dropped(
+        start,
+        (address + length).next_multiple_of(pmd) - start,
+        true,
+    );
     // The kernel splits the huge page only once memory is short; MADV_COLD splits it now.
     let first = with_exposed_provenance_mut(address);
     // SAFETY: advice changes the backing of memory, never its content.

@@ -586,7 +586,7 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
         libc::MADV_HUGEPAGE => return answer(managed::advise(addr.addr(), len)),
         _ => return answer(Err(Errno::INVAL)),
     };
-    managed::dropped(addr.addr(), len);
+    managed::dropped(addr.addr(), len, may_reuse());
     // SAFETY, of all calls below: mimalloc drops its own memory, without blocks in it.
     if !sandbox::allows_advice() {
         // SAFETY: as above.

@@ -439,7 +439,8 @@ static void free_held(void) {
 /* Minimum memory that a thread allocates, from mimalloc or elsewhere, between two checks: a quarter
  * of the allowance of a small program. */
 #define MIN_STEP_BYTES (4 * 1024 * 1024)
-/* Maximum number of checks without a sweep after a futile one, unless the waste doubles. */
+/* Maximum number of checks without a sweep after a futile one, unless the waste grows by
+ * the maximum. */
 #define MAX_SKIPPED_SWEEPS 64
 /* jumbo_mimalloc_taken at the last check; bytes allocated elsewhere, and bytes freed, since. */
 static __thread size_t checked_taken, other_bytes, freed_bytes;
@@ -459,10 +460,17 @@ static size_t step(void) {
   return max > MIN_STEP_BYTES ? max : MIN_STEP_BYTES;
 }
 
-/* Share of one thread in the waste that all may have. */
+/* Share of one thread in what all may have. */
 static size_t share(size_t max) {
   const size_t threads = jumbo_mimalloc_threads();
   return threads > 1 ? max / threads : max;
+}
+
+/* Share of one thread in the waste that all may have: half of it at most, which is enough for two
+ * pages of each class that are not full. */
+static size_t share_of_waste(size_t max) {
+  const size_t each = share(max);
+  return each < max / 2 ? each : max / 2;
 }
 
 /* Sweeps the thread's own pages and abandoned ones. Returns the waste that is left of `waste`
@@ -486,8 +494,8 @@ static mi_decl_noinline void check_waste(mi_theap_t *theap) {
   const size_t max = jumbo_mimalloc_allowance() / 2;
   const bool others = abandoned_pages(theap) * MI_ARENA_SLICE_SIZE > max / 2;
   const size_t waste = waste_of(theap);
-  bool own = waste > share(max);
-  if (own || others) own = sweep(theap, waste, own, others, max) > share(max);
+  bool own = waste > share_of_waste(max);
+  if (own || others) own = sweep(theap, waste, own, others, max) > share_of_waste(max);
   checked_taken = jumbo_mimalloc_taken();
   other_bytes = 0;
   set_sparse(own || others);
@@ -522,7 +530,7 @@ static void check_freed(size_t count, size_t size) {
   if (freed_bytes < 2 * step()) return;
   freed_bytes = 0;
   const size_t max = jumbo_mimalloc_allowance() / 2;
-  set_sparse(waste_of(theap) > share(max) || abandoned_pages(theap) * MI_ARENA_SLICE_SIZE > max / 2);
+  set_sparse(waste_of(theap) > share_of_waste(max) || abandoned_pages(theap) * MI_ARENA_SLICE_SIZE > max / 2);
 }
 
 /* Reports whether a block fits without a fresh page. True as well after SAMPLE_PAGES full pages: a
