@@ -137,6 +137,11 @@ impl Environment {
         unsafe { Self::new((&raw const environ).read()) }
     }
 
+    /// Returns the vector.
+    pub(crate) const fn vector(&self) -> *const *const c_char {
+        self.0.cast_const().cast()
+    }
+
     fn slots(&self) -> impl Iterator<Item = *mut *mut c_char> {
         let mut slot = self.0;
         core::iter::from_fn(move || {

@@ -14,7 +14,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::environment::{self, Environment};
 use crate::mechanisms::{after_fork, after_fork_child, before_fork};
-use crate::{alloc, glibc, maps, mimalloc, morecore, next, reaper, text};
+use crate::{alloc, glibc, maps, mimalloc, morecore, next, reaper, symbols, system, text};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -23,28 +23,32 @@ static START: unsafe extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = 
 /// # Safety
 /// The dynamic loader calls it once, with the process's vectors, before `main`.
 unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mut c_char) {
-    // The environment of a program with more privileges than its caller (set-user-ID, file
-    // capabilities) is not trusted: it names a file to open, for example.
-    // SAFETY: getauxval(3) reads the vector that the kernel passed at the start.
-    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
-        return;
-    }
-    // A program may rely on an errno of 0 at its start.
-    let errno = next::errno();
     // glibc has not set `environ` yet; musl passes no vectors to constructors.
-    let environment = match next::is_glibc() {
+    let environment = match symbols::is_glibcs_loader() {
         // SAFETY: the loader's environment: terminated strings, ended by a null pointer.
         true => unsafe { Environment::new(envp) },
         false => Environment::current(),
     };
+    if environment.value(b"JUMBO") == Some(b"off") {
+        return;
+    }
+    // SAFETY: the vector that the kernel passed.
+    unsafe { system::start(environment.vector()) };
+    // The environment of a program with more privileges than its caller (set-user-ID, file
+    // capabilities) is not trusted: it names a file to open, for example.
+    if system::auxiliary(libc::AT_SECURE) != Some(0) {
+        return;
+    }
     let text = environment.value(Orders::VARIABLE.as_bytes());
-    let is_off = environment.value(b"JUMBO") == Some(b"off");
-    if !is_off && let Some(text) = text.and_then(|value| core::str::from_utf8(value).ok()) {
-        let orders = Orders::decode(text);
-        configure(&orders, &environment);
-        if !orders.follow {
-            environment::leave(orders.tunable, &environment);
-        }
+    let Some(text) = text.and_then(|value| core::str::from_utf8(value).ok()) else {
+        return;
+    };
+    // A program may rely on an errno of 0 at its start.
+    let errno = next::errno();
+    let orders = Orders::decode(text);
+    configure(&orders, &environment);
+    if !orders.follow {
+        environment::leave(orders.tunable, &environment);
     }
     next::set_errno(errno);
 }

@@ -4,10 +4,11 @@
 //! symbol tables itself, in lookup order, and imports no symbol that a C library may lack. Nothing
 //! here allocates, or leaves a message for dlerror(3).
 
-use core::ffi::{CStr, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ops::Range;
 use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use core::slice;
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 /// Tag and value of an entry of the dynamic section, of 64 bits each (elf.h).
 type Dynamic = [usize; 2];
@@ -40,6 +41,18 @@ impl<'a> Object<'a> {
         // SAFETY: the table has `dlpi_phnum` entries.
         let headers =
             unsafe { slice::from_raw_parts(found.dlpi_phdr, usize::from(found.dlpi_phnum)) };
+        let dynamic = headers.iter().find(|it| it.p_type == libc::PT_DYNAMIC);
+        let dynamic = dynamic.map_or(core::ptr::null(), |dynamic| {
+            with_exposed_provenance(base + address(dynamic.p_vaddr))
+        });
+        // SAFETY: the dynamic section of that object.
+        unsafe { Self::with(base, headers, dynamic) }
+    }
+
+    /// # Safety
+    /// `dynamic` is null, or the dynamic section of the object at `base`, which stays loaded during
+    /// `'a`.
+    unsafe fn with(base: usize, headers: &'a [libc::Elf64_Phdr], dynamic: *const Dynamic) -> Self {
         let mut this = Self {
             base,
             headers,
@@ -49,10 +62,10 @@ impl<'a> Object<'a> {
             sysv_hash: core::ptr::null(),
             versions: core::ptr::null(),
         };
-        let Some(dynamic) = headers.iter().find(|it| it.p_type == libc::PT_DYNAMIC) else {
+        if dynamic.is_null() {
             return this;
-        };
-        let mut entry = with_exposed_provenance::<Dynamic>(base + address(dynamic.p_vaddr));
+        }
+        let mut entry = dynamic;
         // SAFETY: the section ends with an entry of tag 0.
         while let [tag @ 1..=usize::MAX, value] = unsafe { entry.read() } {
             // glibc relocates the offsets in place; musl does not, and the vDSO is read-only.
@@ -188,6 +201,92 @@ const fn address(of: u64) -> usize {
     of as usize
 }
 
+/// `struct link_map` of <link.h>: an object that the dynamic loader has loaded.
+#[repr(C)]
+struct LinkMap {
+    base: usize,
+    name: *const c_char,
+    dynamic: *const Dynamic,
+    next: *const LinkMap,
+}
+
+/// `struct r_debug` of <link.h>, which the dynamic loader keeps for debuggers.
+#[repr(C)]
+struct LoaderDebug {
+    version: c_int,
+    first: *const LinkMap,
+}
+
+/// Returns `_r_debug` of <link.h>: null where the C library has no such symbol (musl).
+fn loader_debug() -> *const LoaderDebug {
+    let found: *const LoaderDebug;
+    // SAFETY: reads the address of a weak symbol from the global offset table.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        core::arch::asm!(
+            ".weak _r_debug",
+            "mov {}, qword ptr [rip + _r_debug@GOTPCREL]",
+            out(reg) found,
+            options(nostack, readonly, preserves_flags),
+        );
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        core::arch::asm!(
+            ".weak _r_debug",
+            "adrp {0}, :got:_r_debug",
+            "ldr {0}, [{0}, :got_lo12:_r_debug]",
+            out(reg) found,
+            options(nostack, readonly, preserves_flags),
+        );
+    }
+    found
+}
+
+/// Reports whether the dynamic loader is glibc's.
+pub(crate) fn is_glibcs_loader() -> bool {
+    !loader_debug().is_null()
+}
+
+type Iterate = unsafe extern "C" fn(
+    Option<unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int>,
+    *mut c_void,
+) -> c_int;
+
+/// Returns dl_iterate_phdr(3) of the C library itself.
+///
+/// A program or a sanitizer's library may define that function, and need not be ready for a call
+/// before its own start. So the loader's list for debuggers leads to the C library's definition.
+fn iterate() -> Iterate {
+    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    let mut function = FOUND.load(Ordering::Relaxed);
+    if function.is_null() {
+        function = libcs_iterate().unwrap_or(libc::dl_iterate_phdr as *mut c_void);
+        FOUND.store(function, Ordering::Relaxed);
+    }
+    // SAFETY: a definition of dl_iterate_phdr(3).
+    unsafe { core::mem::transmute::<*mut c_void, Iterate>(function) }
+}
+
+fn libcs_iterate() -> Option<*mut c_void> {
+    // SAFETY: null or the loader's variable.
+    let debug = unsafe { loader_debug().as_ref() }?;
+    let mut next = debug.first;
+    // SAFETY: null or an entry of the loader's list. The first lookup precedes the program's start,
+    // so no object is unloaded meanwhile.
+    while let Some(map) = unsafe { next.as_ref() } {
+        // SAFETY: the loader's description of the object.
+        let object = unsafe { Object::with(map.base, &[], map.dynamic) };
+        let is_libc = |symbol: (*mut c_void, bool)| symbol.1;
+        if object.symbol(c"__libc_start_main").is_some_and(is_libc) {
+            return object.symbol(c"dl_iterate_phdr").map(|(found, _)| found);
+        }
+        next = map.next;
+    }
+    None
+}
+
 /// Calls `visit` with each object in lookup order, until it returns true.
 pub(crate) fn each(mut visit: &mut dyn FnMut(&Object<'_>) -> bool) {
     unsafe extern "C" fn show(
@@ -202,7 +301,7 @@ pub(crate) fn each(mut visit: &mut dyn FnMut(&Object<'_>) -> bool) {
         }
     }
     // SAFETY: `visit` outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(show), (&raw mut visit).cast()) };
+    unsafe { iterate()(Some(show), (&raw mut visit).cast()) };
 }
 
 /// Variant of [`each`] for the objects after this library, which dlsym(3) searches with RTLD_NEXT.

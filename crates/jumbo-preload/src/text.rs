@@ -6,6 +6,8 @@ use core::mem::MaybeUninit;
 use jumbo_inside::orders::{DataMode, Orders, TextMode};
 use jumbo_inside::segments::{self, Program, SegmentSettings};
 
+use crate::system;
+
 /// Value that the constructor writes once.
 struct Once<T>(UnsafeCell<MaybeUninit<T>>);
 // SAFETY: no other thread runs during the write, and all later accesses are reads.
@@ -22,10 +24,7 @@ pub(crate) unsafe fn start(orders: &Orders<'_>) {
     if orders.text == TextMode::Off && orders.data == DataMode::Off {
         return;
     }
-    let auxiliary = |kind| {
-        // SAFETY: getauxval(3) reads the vector that the kernel passed at the start.
-        usize::try_from(unsafe { libc::getauxval(kind) }).unwrap_or(0)
-    };
+    let auxiliary = |kind| system::auxiliary(kind).map_or(0, |value| value as usize);
     let settings = SegmentSettings {
         mode: orders.text,
         data: orders.data,
