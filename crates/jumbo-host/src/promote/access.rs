@@ -11,7 +11,7 @@ use super::{Refusal, Target};
 use crate::kernel::cgroup::{self, Limit};
 use crate::kernel::process::ProcessState;
 use crate::kernel::remote::{self, Advice, Advised, End};
-use crate::kernel::{Root, sys, task};
+use crate::kernel::{Root, task};
 
 /// Maximum time that a thread of the target is held for calls: one call takes 0.2 to 1 ms.
 const MAX_HOLD_TIME: Duration = Duration::from_millis(1);
@@ -65,8 +65,9 @@ impl Access {
     /// [`Refusal::NoCollapse`], [`Refusal::Unreachable`], [`Refusal::WouldStop`], [`Refusal::Gone`].
     pub fn find(target: &Target, stop_threads: bool) -> Result<Self, Refusal> {
         // An empty range suffices: the kernel checks the advice and the permission first.
-        let errno = match sys::collapse_in(target.process.as_fd(), 0, 0) {
-            Ok(_) => {
+        let probed = target.calls().collapse(0, 0, false);
+        let errno = match probed.map_err(|error| target.unread("reach", error))? {
+            Ok(()) => {
                 return Ok(Self {
                     method: Method::ProcessMadvise,
                     fallback: None,
@@ -122,25 +123,19 @@ impl Access {
         let own = || cgroup::memory_limit(&target.root, std::process::id());
         let is_prepared = advice == MemoryAdvice::Collapse && own().is_none_or(has_room);
         for address in addresses {
-            let address = usize::try_from(*address).unwrap_or(usize::MAX);
-            let process = target.process.as_fd();
             let answer = match advice {
-                MemoryAdvice::Collapse => {
-                    // The target's page faults wait for the copy.
-                    if is_prepared {
-                        sys::prepare_huge_page(length);
-                    }
-                    sys::collapse_in(process, address, length)
-                }
-                MemoryAdvice::Cold => sys::cool_in(process, address, length),
+                MemoryAdvice::Collapse => target.calls().collapse(*address, length, is_prepared),
+                MemoryAdvice::Cold => target.calls().cool(*address, length),
             };
-            match answer {
-                Err(Errno::SRCH) => {
-                    advised.end = End::Gone;
-                    break;
+            advised.end = match answer {
+                Ok(Err(Errno::SRCH)) => End::Gone,
+                Ok(answer) => {
+                    advised.answers.push(answer);
+                    continue;
                 }
-                answer => advised.answers.push(answer.map(drop)),
-            }
+                Err(_) => End::Held,
+            };
+            break;
         }
         advised
     }
