@@ -250,6 +250,8 @@ impl Reader {
                 }
                 let filled = bytes.len();
                 if length > budget.each - filled {
+                    // Its text is dropped, and no other process has less room for it.
+                    budget.bytes = budget.bytes.saturating_add(filled);
                     let why = format!("it is longer than {} MiB", budget.each >> 20);
                     return Err(io::Error::new(io::ErrorKind::TimedOut, why));
                 }
