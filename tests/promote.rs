@@ -39,9 +39,15 @@ impl As {
         }
     }
 
-    /// Runs `jumbo promote`.
+    /// The option that lets this user promote.
+    fn option(self) -> Option<&'static str> {
+        (self == Self::User).then_some("--stop-threads")
+    }
+
+    /// Runs `jumbo promote` with that option.
     fn promote(self, arguments: &[&str]) -> Ran {
         let all: Vec<_> = std::iter::once("promote")
+            .chain(self.option())
             .chain(arguments.iter().copied())
             .collect();
         self.program(Program::new("true")).jumbo_itself(&all)
@@ -115,6 +121,7 @@ fn an_interpreter_is_on_huge_pages_while_it_answers() {
         );
         let command = who.program(Program::new("true")).itself();
         let command = command.args(["promote", "--json", "--rate", "512M", &id(&running)]);
+        let command = command.args(who.option());
         let promoted = command.start_plain();
         let mut asked = 0;
         while !promoted.has_ended() || asked < 20 {
@@ -404,6 +411,27 @@ fn what_cannot_be_promoted_is_refused_with_the_reason() {
 }
 
 #[test]
+fn no_thread_is_stopped_without_the_option() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let running = answers(64).unprivileged().start_plain();
+    running.wait_for_line("ready");
+    let before = resident(running.pid()).huge;
+    let command = Program::new("true").unprivileged();
+    for option in ["--json", "--follow", "--undo", "--dry-run"] {
+        let ran = command.jumbo_itself(&["promote", option, &id(&running)]);
+        let all = format!("{}{}", ran.stdout, ran.stderr);
+        assert_eq!(ran.shell_status(), 1, "{ran:?}");
+        assert!(
+            all.contains("CAP_SYS_NICE") && all.contains("--stop-threads"),
+            "{ran:?}"
+        );
+    }
+    assert!(resident(running.pid()).huge == before || host::thp_is_always());
+}
+
+#[test]
 fn no_thread_is_traced_that_is_under_a_filter_or_a_debugger_or_stopped() {
     if !host::root() {
         return;
@@ -483,7 +511,8 @@ fn a_stop_that_comes_during_a_promotion_is_not_lost() {
     running.wait_for_line("ready");
     for _ in 0..4 {
         let command = As::User.program(Program::new("true")).itself();
-        let command = command.args(["promote", "--rate", "64M", &id(&running)]);
+        let command = command.args(["promote", "--stop-threads", "--rate", "64M"]);
+        let command = command.arg(id(&running));
         let promoting = command.start_plain();
         wait::until("the first huge page", wait::TIMEOUT, || {
             (resident(running.pid()).huge > 0 || promoting.has_ended()).then_some(())
@@ -569,4 +598,61 @@ fn a_thread_of_the_kernel_in_the_process_is_left_alone() {
     assert_untouched(running.pid());
     running.signal(Signal::USR1);
     running.wait().ok();
+}
+
+/// Sends SIGKILL to the server of a file system.
+struct Server(Pid);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(self.0, Signal::KILL);
+    }
+}
+
+#[test]
+fn a_process_that_holds_its_memory_map_holds_no_command() {
+    if !host::root() {
+        return;
+    }
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::new(PYTHON).args(["-c", include_str!("programs/held.py")]);
+    let program = program.arg(folder.path()).around(["unshare", "--mount"]);
+    let running = program.start_plain();
+    let line = running.wait_for_line("");
+    let Some(server) = line.strip_prefix("ready ") else {
+        host::skip("there is no FUSE");
+        return;
+    };
+    let server = Server(Pid::from_raw(server.parse().unwrap()).unwrap());
+    running.wait_for_line("held");
+    let pid = id(&running);
+    let command = |words: &[&str]| {
+        Program::new(build::jumbo())
+            .args(words)
+            .arg(&pid)
+            .start_plain()
+    };
+    // A collapse waits for the lock, and no signal ends its wait.
+    let killed = command(&["promote"]);
+    std::thread::sleep(Duration::from_millis(300));
+    killed.signal(Signal::KILL);
+    assert_eq!(killed.wait().shell_status(), 128 + 9);
+    // From now on readers of the lock wait too, behind that collapse.
+    for words in [&["promote"][..], &["promote", "--undo"], &["status", "-p"]] {
+        let started = Instant::now();
+        let ran = command(words).wait();
+        assert!(
+            started.elapsed() < Duration::from_secs(60),
+            "{words:?} {ran:?}"
+        );
+        let all = format!("{}{}", ran.stdout, ran.stderr);
+        assert!(all.contains("holds"), "{words:?} {ran:?}");
+    }
+    drop(server);
+    wait::until("the end", wait::TIMEOUT, || {
+        running.has_ended().then_some(())
+    });
 }

@@ -1,4 +1,5 @@
-//! Tests of programs that LD_PRELOAD cannot reach: a companion process promotes their memory.
+//! Tests of programs that LD_PRELOAD cannot reach: a companion process with the privilege for
+//! process_madvise(2) promotes their memory. Without it they run plainly.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -47,63 +48,106 @@ fn program(files: &Compiled, seconds: &str) -> Program {
     Program::new(files.path("fills")).args(["128", seconds])
 }
 
+/// Variants of a program without the privilege: an ordinary user, and root as in a container.
+fn without_privilege(program: &Program) -> Vec<Program> {
+    let user = program.clone().unprivileged();
+    let container = program
+        .clone()
+        .around(["setpriv", "--bounding-set=-sys_nice"]);
+    match host::root() {
+        true => vec![user, container],
+        false => vec![user],
+    }
+}
+
 #[test]
 fn a_static_program_is_promoted_in_place() {
+    if !host::root() {
+        return;
+    }
     let Some(_held) = host::with_thp() else {
         return;
     };
     for libc in [Libc::Glibc, Libc::Musl] {
         let files = fills(libc);
-        for program in [
-            program(&files, RUN_SECONDS),
-            program(&files, RUN_SECONDS).unprivileged(),
-        ] {
-            let running = program.start_jumbo(&[]);
-            let pid = running.pid();
-            let line = running.wait_for_line("filled");
-            assert_eq!(line, format!("filled pid={}", pid.as_raw_nonzero()));
-            let ran = running.wait();
-            assert_eq!(ran.shell_status(), 5, "{ran:?}");
-            assert_eq!((ran.number("huge"), ran.number("child")), (1, 0), "{ran:?}");
-            assert_alone(pid);
+        let running = program(&files, RUN_SECONDS).start_jumbo(&[]);
+        let pid = running.pid();
+        let line = running.wait_for_line("filled");
+        assert_eq!(line, format!("filled pid={}", pid.as_raw_nonzero()));
+        let ran = running.wait();
+        assert_eq!(ran.shell_status(), 5, "{ran:?}");
+        assert_eq!((ran.number("huge"), ran.number("child")), (1, 0), "{ran:?}");
+        assert_alone(pid);
+    }
+}
+
+#[test]
+fn no_call_of_a_static_program_is_cut_short() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("long_calls", &["-static"])]);
+    let program = Program::new(files.path("long_calls")).arg("100");
+    let mut programs = without_privilege(&program);
+    programs.push(program);
+    for program in programs {
+        for options in [&[][..], &["--report"]] {
+            let ran = program.start_jumbo(options).wait().ok();
+            assert_eq!(ran.number("partial"), 0, "{ran:?}");
         }
     }
 }
 
 #[test]
-fn the_report_says_how_a_static_program_was_promoted() {
+fn without_privilege_there_is_no_companion_and_the_report_says_why() {
     let Some(_held) = host::with_thp() else {
         return;
     };
     let files = fills(Libc::Glibc);
-    let is_root = rustix::process::geteuid().is_root();
-    for (program, is_root) in [
-        (program(&files, RUN_SECONDS), is_root),
-        (program(&files, RUN_SECONDS).unprivileged(), false),
-    ] {
-        let (ran, report) = program.reported();
-        assert_eq!((ran.number("huge"), ran.number("child")), (1, 0), "{ran:?}");
-        let method = report.at("/outside/method").as_str().unwrap();
-        // Without CAP_SYS_NICE in the initial user namespace root is an ordinary user.
+    for program in without_privilege(&program(&files, "1")) {
+        let running = program.start_jumbo(&[]);
+        running.wait_for_line("filled");
+        assert_eq!(companion(running.pid()), None);
+        let ran = running.wait();
+        assert!(ran.number("huge") == 0 || host::thp_is_always(), "{ran:?}");
+        let (_, report) = program.reported();
+        let why = report.at("/outside/reason").as_str().unwrap();
         assert!(
-            method == "ptrace" || is_root && method == "process_madvise",
+            why.starts_with("process_madvise takes CAP_SYS_NICE"),
             "{report:?}"
         );
+        let text = program.start_jumbo(&["--report"]).wait().stderr;
         assert!(
-            report.number("/outside/obtained") >= 110.0 * MIB as f64,
-            "{report:?}"
-        );
-        assert!(
-            report.number("/outside/cost") <= 16.0 * MIB as f64,
-            "{report:?}"
-        );
-        let text = program.start_jumbo(&["--report"]).wait();
-        assert!(
-            text.stderr
-                .contains(&format!("from outside, by {method}: it is statically")),
-            "{text:?}"
+            text.contains("CAP_SYS_NICE") && text.contains("hint: "),
+            "{text}"
         );
     }
+}
+
+#[test]
+fn the_report_says_how_a_static_program_was_promoted() {
+    if !host::root() {
+        return;
+    }
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = fills(Libc::Glibc);
+    let program = program(&files, RUN_SECONDS);
+    let (ran, report) = program.reported();
+    assert_eq!((ran.number("huge"), ran.number("child")), (1, 0), "{ran:?}");
+    assert_eq!(
+        report.at("/outside/method"),
+        "process_madvise",
+        "{report:?}"
+    );
+    let [obtained, cost] =
+        ["obtained", "cost"].map(|name| report.number(&format!("/outside/{name}")));
+    assert!(obtained >= 110.0 * MIB as f64, "{report:?}");
+    assert!(cost <= 16.0 * MIB as f64, "{report:?}");
+    let text = program.start_jumbo(&["--report"]).wait();
+    let how = "from outside, by process_madvise: it is statically";
+    assert!(text.stderr.contains(how), "{text:?}");
 }
 
 #[test]
@@ -170,13 +214,14 @@ fn an_init_that_waits_for_no_orphan_is_left_none() {
 /// Neither the end of the program nor that of its output waits for the companion process.
 #[test]
 fn a_kill_ends_both() {
+    if !host::root() {
+        return;
+    }
     let Some(_held) = host::with_thp() else {
         return;
     };
     let files = fills(Libc::Glibc);
-    let program = program(&files, RUN_SECONDS)
-        .args(["sleep", "1000"])
-        .unprivileged();
+    let program = program(&files, RUN_SECONDS).args(["sleep", "1000"]);
     let running = program.start_jumbo(&[]);
     running.wait_for_line("huge=1");
     let pid = running.pid();

@@ -30,6 +30,7 @@ mod status;
 mod text;
 mod thp;
 mod top;
+mod trusted;
 mod unit;
 mod value;
 mod view;

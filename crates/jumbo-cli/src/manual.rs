@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use clap::{Command, CommandFactory as _};
 use clap_complete::Shell;
 use clap_mangen::Man;
+use jumbo_host::whole_file::{self, Existing};
 
 use crate::view::Stdout;
 
@@ -69,7 +70,8 @@ fn pages(command: &Command, dir: &Path) -> io::Result<()> {
         pages(subcommand, dir)?;
     }
     let name = Man::new(command.clone()).get_filename();
-    std::fs::write(dir.join(name), page(command)?)
+    let page = page(command)?;
+    whole_file::write(&dir.join(name), &page, 0o644, Existing::Publish)
 }
 
 /// Returns the page of `clap_mangen`, with the sections of `after_help` as sections. Lists are not

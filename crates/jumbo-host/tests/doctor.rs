@@ -382,8 +382,38 @@ fn what_a_process_writes_into_its_command_line_is_quoted() {
         fake.process(7, "x", &[("RssAnon", GIB)], &[("AnonHugePages", 0)]);
         fake.write("proc/7/cmdline", "a\0\0; rm -rf ~\0$(id)`id`\0it's\0");
     });
-    let command = r#"jumbo run -- a '' '; rm -rf ~' '$(id)`id`' "it's"`"#;
+    // A word of `hint` ends at a backtick.
+    let command = "`jumbo run -- a '' '; rm -rf ~' ...`";
     assert!(finding.hint.contains(command), "{}", finding.hint);
+}
+
+#[test]
+fn a_command_in_a_hint_has_one_line_and_its_user() {
+    let hint = |arguments: &str| {
+        let finding = only(|fake| {
+            let kib = [("RssAnon", GIB)];
+            fake.process(7, "x\n`id`", &kib, &[("AnonHugePages", 0)]);
+            fake.write("proc/7/cmdline", arguments);
+            // The name has a newline, as the kernel's file never has.
+            let status = format!("Uid:\t0\t4711\nVmSize: 9 kB\nRssAnon: {GIB} kB\n");
+            fake.write("proc/7/status", status);
+        });
+        assert!(!finding.title.contains('\n'), "{}", finding.title);
+        finding.hint
+    };
+    let compiler = "cc1\0".to_owned() + &"-DNAME\0".repeat(400);
+    for (arguments, shown) in [
+        (
+            &*compiler,
+            "cc1 -DNAME -DNAME -DNAME -DNAME -DNAME -DNAME -DNAME -DNAME ...",
+        ),
+        ("sh\0-c\0a\nrm -rf /\0", "sh -c ..."),
+        ("/bin/a\x1b[2J\0", " ..."),
+        ("server\0-v\0", "server -v"),
+    ] {
+        let command = format!("`sudo -u '#4711' jumbo run -- {shown}`");
+        assert!(hint(arguments).contains(&command), "{}", hint(arguments));
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use jumbo_host::whole_file::{self, Existing};
 use regex_lite::{Captures, Regex};
 use tempfile::TempDir;
 
@@ -131,7 +132,7 @@ impl ProgramEntry {
         let filled = |text: &str| replaced(text, &words);
         for (name, text) in FILES.iter().filter(|(name, _)| *name == self.file) {
             let path = folder.path().join(name);
-            let written = fs::write(&path, filled(text));
+            let written = whole_file::write(&path, filled(text).as_bytes(), 0o644, Existing::Keep);
             written.map_err(|error| Error::Program(path.display().to_string(), error))?;
         }
         // The word AS becomes several words, or none.

@@ -13,10 +13,10 @@ use indicatif::ProgressStyle;
 use jumbo_bench::machine::{Machine, knobs};
 use jumbo_bench::{interrupt, table};
 use jumbo_host::kernel::Root;
+use jumbo_host::whole_file::{self, Existing};
 use serde::Serialize;
 
 use super::{Table, bar, hinted};
-use crate::export::publish;
 use crate::page;
 use crate::signal::end_by;
 use crate::value::positive;
@@ -208,9 +208,8 @@ impl Args {
 
 fn write(document: &Document, html: Option<&Path>, json: Option<&Path>) -> anyhow::Result<()> {
     let put = |path: Option<&Path>, text: &dyn Fn() -> anyhow::Result<String>| match path {
-        Some(path) => {
-            publish(path, &text()?).with_context(|| format!("cannot write {}", path.display()))
-        }
+        Some(path) => whole_file::write(path, text()?.as_bytes(), 0o644, Existing::Publish)
+            .with_context(|| format!("cannot write {}", path.display())),
         None => Ok(()),
     };
     put(json, &|| {

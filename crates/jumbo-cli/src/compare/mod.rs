@@ -15,9 +15,9 @@ use clap::builder::PossibleValuesParser;
 use jumbo_bench::program::verdict::Agreement;
 use jumbo_bench::program::{self, Comparison, Pattern, Program, Server, Way};
 use jumbo_bench::{Error, Settings, interrupt};
+use jumbo_host::whole_file::{self, Existing};
 
 use crate::bench::{MIN_ROUNDS, bar, hinted};
-use crate::export::publish;
 use crate::page;
 use crate::run::unreached;
 use crate::signal::end_by;
@@ -173,7 +173,8 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(path) = html {
         let shown = path.display();
         let page = show::page(&comparison, program.server.as_ref());
-        publish(&path, &page).with_context(|| format!("cannot write {shown}"))?;
+        whole_file::write(&path, page.as_bytes(), 0o644, Existing::Publish)
+            .with_context(|| format!("cannot write {shown}"))?;
     }
     view::page(args.json, &comparison, |view, it| {
         show::show(view, it, program.server.as_ref())

@@ -13,10 +13,9 @@ mod programs;
 mod serve;
 
 use std::fmt::Display;
-use std::fs;
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -71,26 +70,14 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
             out.flush()?;
         }
         Some(path) => {
-            publish(path, &text).with_context(|| {
+            let written = whole_file::write(path, text.as_bytes(), 0o644, Existing::Publish);
+            written.with_context(|| {
                 let path = path.display();
                 format!("cannot write {path}\nhint: name a file in a folder that takes new files")
             })?;
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Replaces the file at `path` atomically, even if other processes write it too.
-pub(crate) fn publish(path: &Path, text: &str) -> io::Result<()> {
-    let mut new = path.as_os_str().to_owned();
-    new.push(format!(".{}", std::process::id()));
-    let new = PathBuf::from(new);
-    // A killed process with the same PID may have left it.
-    let _ = fs::remove_file(&new);
-    whole_file::write(&new, text.as_bytes(), 0o644, Existing::Keep)?;
-    fs::rename(&new, path).inspect_err(|_| {
-        let _ = fs::remove_file(&new);
-    })
 }
 
 /// Sources that could not be read.
@@ -152,27 +139,4 @@ fn text(root: &Root, max_series: usize) -> anyhow::Result<String> {
         [(vec![], seconds)],
     );
     page.text().context("cannot encode the metrics")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn concurrent_exporters_publish_whole_files() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("jumbo.prom");
-        let left = folder
-            .path()
-            .join(format!("jumbo.prom.{}", std::process::id()));
-        // A file of another exporter, and one left by an exporter with this PID.
-        fs::write(folder.path().join("jumbo.prom.jumbo-new"), "").unwrap();
-        fs::write(left, "part").unwrap();
-        for text in ["one\n", "two\n"] {
-            publish(&path, text).unwrap();
-            assert_eq!(fs::read_to_string(&path).unwrap(), text);
-        }
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
-        assert!(publish(&folder.path().join("no/file"), "").is_err());
-    }
 }

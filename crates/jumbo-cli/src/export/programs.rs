@@ -42,10 +42,11 @@ pub(super) fn add(
     let unread = [
         ("denied", census.denied),
         ("held_back", census.held_back),
+        ("left_out", census.left_out),
         ("other_library", census.other),
     ];
     let unread = unread.map(|(reason, count)| (vec![label("reason", reason)], count as f64));
-    let help = "Processes that could not be read: this user may not, they held it back, or they have another jumbo's library";
+    let help = "Processes that could not be read: this user may not, they held it back, others took the time or the memory, or they have another jumbo's library";
     page.gauge("jumbo_unreadable_processes", None, help, unread);
 
     let mut programs = BTreeMap::new();

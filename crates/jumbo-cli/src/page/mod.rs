@@ -15,6 +15,7 @@ use jumbo_bench::machine::Machine;
 use jumbo_bench::program::Comparison;
 use jumbo_bench::program::verdict::Change;
 use jumbo_bench::table::{Missing, Row, Table, Verdict};
+use jumbo_host::whole_file;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::bench::all::{Document, Measured};
@@ -27,19 +28,16 @@ const CONTENT_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img
 /// Resolves an output path, and tests before the measurement that it is writable.
 pub(crate) fn target(path: &Path) -> anyhow::Result<PathBuf> {
     let shown = path.display();
+    let failed =
+        || format!("cannot write {shown}\nhint: name a file in a folder that takes new files");
     // A link stays; its target is replaced.
-    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let path = whole_file::behind_links(path).with_context(failed)?;
     if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
         anyhow::bail!(
             "cannot write {shown}: it is no regular file\nhint: name a regular file, or a new one"
         );
     }
-    let mut probe = path.clone().into_os_string();
-    probe.push(".jumbo-new");
-    let made = fs::File::create(&probe).and_then(|_| fs::remove_file(&probe));
-    made.with_context(|| {
-        format!("cannot write {shown}\nhint: name a file in a folder that takes new files")
-    })?;
+    whole_file::probe(&path).with_context(failed)?;
     Ok(path)
 }
 

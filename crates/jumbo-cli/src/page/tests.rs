@@ -166,6 +166,9 @@ fn unwritable_files_are_refused_before_the_measurement() {
     fs::write(at("old"), "old").unwrap();
     symlink(at("old"), at("link")).unwrap();
     assert_eq!(target(&at("link")).unwrap(), at("old"));
+    // The name of a temporary file, on which the folder's owner put a link.
+    symlink(at("old"), at("new.jumbo-new")).unwrap();
+    target(&at("new")).unwrap();
     for (path, why) in [
         (Path::new("/dev/null"), "no regular file"),
         (folder.path(), "no regular file"),

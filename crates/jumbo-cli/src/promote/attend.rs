@@ -37,8 +37,6 @@ const MIN_INTERVAL: Duration = Duration::from_millis(400);
 pub(crate) struct Promoted {
     /// Method; `None`: nothing was collapsed.
     pub(crate) method: Option<String>,
-    /// Reason why the method is not process_madvise(2).
-    pub(crate) fallback: Option<String>,
     /// Collapsed memory; repeated collapses count again.
     pub(crate) obtained: Bytes,
     pub(crate) cost: Bytes,
@@ -106,7 +104,13 @@ fn follow(
                     remaining = watcher.is_interrupted.then(|| plan.after(&outcome));
                 }
                 Err(Refusal::Gone) => {}
-                Err(refusal) => promoted.reason = Some(refusal.to_string()),
+                Err(refusal) => {
+                    promoted.reason = Some(refusal.to_string());
+                    // No program in its place is within reach either.
+                    if let Refusal::WouldStop { .. } | Refusal::Unreachable { .. } = refusal {
+                        break;
+                    }
+                }
             }
             interval = match promoted.obtained > before {
                 true => MIN_INTERVAL,
@@ -183,7 +187,7 @@ fn plan(
         return Err(Refusal::Covered);
     }
     let plan = remaining.map_or_else(|| PromotePlan::new(target, wish, spent), Ok)?;
-    Ok((plan, Access::find(target)?))
+    Ok((plan, Access::find(target, false)?))
 }
 
 impl Promoted {
@@ -192,7 +196,6 @@ impl Promoted {
         self.cost += outcome.cost;
         if outcome.obtained > Bytes(0) {
             self.method = Some(reach.method.to_string());
-            self.fallback.clone_from(&reach.fallback);
         }
         let refused = outcome.failures.first();
         let refused = refused.map(|failure| format!("{}: {}", failure.errno, failure.reason));

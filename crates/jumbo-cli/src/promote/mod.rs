@@ -35,9 +35,9 @@ use watch::Watch;
 /// at least half full. Only the placement of its memory changes. Without --heap, --text and --shm
 /// it is the heap.
 ///
-/// As root (CAP_SYS_NICE and CAP_SYS_PTRACE) it calls process_madvise. Else, if this user may trace
-/// the process (ptrace), a thread of the process makes the call: it is stopped for about a
-/// millisecond each time, and no system call is interrupted. A process under seccomp is refused.
+/// It calls process_madvise, as root (CAP_SYS_NICE, and CAP_SYS_PTRACE for processes of other
+/// users). Without that privilege it does nothing, unless --stop-threads has a thread of the process
+/// make the call.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo promote --dry-run redis-server
@@ -73,6 +73,12 @@ pub(crate) struct Args {
         allow_hyphen_values = true
     )]
     rate: Bytes,
+
+    /// Without privilege, stop a thread of the process by ptrace for a millisecond each time, and have
+    /// it make the call. A write(2), read(2), send(2) or getrandom(2) of the thread can then return
+    /// less than it would: a program that does not check loses data
+    #[arg(long)]
+    stop_threads: bool,
 
     /// Promote from the start of the process, for `jumbo run`
     #[arg(long, hide = true, requires = "follow")]
@@ -270,13 +276,13 @@ fn try_promote(
     let wish = args.wish();
     watch.begin(&target);
     if args.undo {
-        let reach = done.reach.insert(Access::find(&target)?);
+        let reach = done.reach.insert(Access::find(&target, args.stop_threads)?);
         done.split = Some(split(&target, reach, &wish, args.dry_run, watch)?);
         return Ok(());
     }
     let plan = done.plan.insert(PromotePlan::new(&target, &wish, spent)?);
     // After the plan, which needs fewer privileges: a dry run without them shows it.
-    let reach = done.reach.insert(Access::find(&target)?);
+    let reach = done.reach.insert(Access::find(&target, args.stop_threads)?);
     if !args.dry_run {
         let mut pace = Pace::new(&target, Some(args.rate));
         done.outcome = Some(promote(&target, reach, plan, &mut pace, watch));

@@ -159,7 +159,7 @@ impl<'a> Launch<'a> {
         signals: &Signals,
     ) -> Result<Result<Child, SpawnError>, Failure> {
         let image = self.image(ledger)?;
-        match Child::spawn(&image, signals, matches!(self.outside, Some(Ok(_)))) {
+        match Child::spawn(&image, signals) {
             Err(SpawnError::Exec(error)) => Err(start_failure(self.name(), &error)),
             made => Ok(made),
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use jumbo::units::Bytes;
 use jumbo_host::kernel::process::{Beside, Child, ProgramImage, Signals};
 use jumbo_host::policy::{HeapMode, MaxWaste, Orders, Reach};
+use jumbo_host::promote::missing_privilege;
 use jumbo_inside::sys::has_collapse;
 use jumbo_inside::{reaper, sandbox};
 
@@ -39,13 +40,16 @@ pub(super) fn decide(
     match () {
         () if settings.requested.heap == HeapMode::Off => none("--heap=off"),
         () if !settings.requested.maps => none("--maps=off"),
-        // The filter may kill this process for a call, or the program for calls injected by ptrace.
+        // The filter may kill this process for a call.
         () if sandbox::inherited() != Some(0) => none("a seccomp filter is in force"),
         () if !thp => none("this kernel has no transparent huge pages"),
         () if jumbo_inside::heap::thp_disabled() => {
             none("THP is switched off for this process and its children (PR_SET_THP_DISABLE)")
         }
         () if !has_collapse() => none("this kernel has no MADV_COLLAPSE (Linux 6.1)"),
+        () if let Some(why) = missing_privilege() => Some(Err(format!(
+            "{why}; hint: start it as root, or promote it later: sudo jumbo promote --follow PID"
+        ))),
         // The first child would be PID 1 there.
         () if reaper::children_change_namespace() => {
             none("children are born into another PID namespace")

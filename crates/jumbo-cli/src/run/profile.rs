@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+use std::io::ErrorKind::{NotADirectory, NotFound, Other, PermissionDenied};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +17,7 @@ use toml::de::{DeString, DeTable, DeValue};
 
 use super::Failure;
 use super::options::Options;
+use crate::trusted;
 
 /// Includes the files of `profiles/` by name.
 macro_rules! profiles {
@@ -37,20 +38,15 @@ pub(super) struct FileOption {
     pub(super) from: String,
 }
 
-/// Options of the profile in the file `requested`, or of that name.
+/// Options of the profile in the file `requested`, or of that name. A name never means a file in the
+/// current folder, which may be another user's.
 pub(super) fn entries(requested: &Path) -> Result<Vec<FileOption>, Failure> {
-    // A folder of that name, such as `redis`, is no profile.
-    let is_file = || fs::metadata(requested).is_ok_and(|metadata| metadata.is_file());
-    let name = requested.to_str().filter(|name| !name.contains('/'));
-    let (shown, text) = match name.filter(|_| !is_file()) {
-        Some(name) => named(name)?,
-        None => {
-            let hint = format!("profiles that come with jumbo: {}", names());
-            let text =
-                fs::read_to_string(requested).map_err(|error| unread(requested, &error, &hint))?;
-            (requested.display().to_string(), text)
-        }
-    };
+    let shown = requested.to_string_lossy();
+    if !shown.contains('/') {
+        return entries_of_known(&shown);
+    }
+    let hint = format!("profiles that come with jumbo: {}", names());
+    let text = trusted::read(requested).map_err(|error| unread(requested, &error, &hint))?;
     in_text(&shown, &text)
 }
 
@@ -77,6 +73,10 @@ pub(crate) fn known() -> BTreeSet<String> {
 
 fn unread(file: &Path, error: &io::Error, hint: &str) -> Failure {
     let file = file.display();
+    let hint = match error.kind() {
+        Other => "name a regular file that only you or root can write, such as a copy of your own",
+        _ => hint,
+    };
     Failure::own(format!("cannot read profile {file}: {error}\nhint: {hint}"))
 }
 
@@ -92,7 +92,16 @@ pub(super) fn folders() -> impl DoubleEndedIterator<Item = PathBuf> {
 /// Reads a file that may be missing. HOME may be /dev/null, or a folder of another user without
 /// access.
 pub(super) fn read(file: &Path) -> io::Result<Option<String>> {
-    match fs::read_to_string(file) {
+    // The variables of the folders may be another user's: `/etc/../home/user`.
+    let systems = ["/etc", "/etc/jumbo/profiles"].map(Path::new);
+    let read = match file
+        .parent()
+        .is_some_and(|folder| systems.contains(&folder))
+    {
+        true => trusted::read_systems(file),
+        false => trusted::read(file),
+    };
+    match read {
         Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Ok(None),
         Err(error) if error.kind() == PermissionDenied && fs::metadata(file).is_err() => Ok(None),
         read => read.map(Some),
@@ -116,7 +125,8 @@ fn named(name: &str) -> Result<(String, String), Failure> {
         .map(|(known, text)| ((*known).to_owned(), (*text).to_owned()))
         .ok_or_else(|| {
             Failure::own(format!(
-                "there is no profile `{name}`\nhint: profiles that come with jumbo: {}",
+                "there is no profile `{name}`\nhint: profiles that come with jumbo: {}; a file has a \
+                 path: ./{name}",
                 names()
             ))
         })

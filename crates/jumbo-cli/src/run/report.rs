@@ -5,11 +5,11 @@ use std::io::{self, Write as _};
 use jumbo::units::Bytes;
 use jumbo_host::policy::{HeapMode, MaxWaste};
 use jumbo_host::status::{KindUsage, Usage};
+use jumbo_host::whole_file;
 use jumbo_inside::ledger::{Counts, flag};
 use serde_json::{Value, json};
 
 use super::args::{Destination, ReportRequest};
-use super::destination;
 use super::options::ReportFormat;
 use super::outcome::{KINDS, Report, has, pool_reasons, status};
 use super::segments;
@@ -110,7 +110,7 @@ impl Report<'_> {
             format => text::render(self, format == ReportFormat::Full),
         };
         match &request.destination {
-            Destination::File(file) => destination::write(file, text.as_bytes()),
+            Destination::File(file) => whole_file::write_in_place(file, text.as_bytes(), 0o666),
             Destination::Stderr => io::stderr().lock().write_all(text.as_bytes()),
             Destination::Stdout => {
                 let mut stdout = io::stdout().lock();

@@ -196,7 +196,7 @@ fn write(out: &mut ReportText, report: &Report<'_>) {
         let (all, cost) = (promoted.obtained, promoted.cost);
         let how = from_outside(report).unwrap_or_default();
         out.line("promoted", &format!("{all}, {cost} of it filled up, {how}"));
-        for why in [&promoted.fallback, &promoted.reason].into_iter().flatten() {
+        if let Some(why) = &promoted.reason {
             out.line("", why);
         }
     }

@@ -1,7 +1,6 @@
 //! `jumbo thp save` and `restore`: the controls in a file.
 
-use std::fs;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,6 +13,7 @@ use jumbo_host::whole_file::{self, Existing};
 use super::{SideArgs, in_command_line, set_values, table};
 use crate::knobs::change::{Change, change};
 use crate::knobs::{ChangeOptions, Mode};
+use crate::trusted;
 use crate::view;
 
 /// Save the current controls: to a file, or for the next boot
@@ -95,28 +95,11 @@ fn write(file: &Path, table: &Table) -> anyhow::Result<()> {
     })
 }
 
-/// Maximum size of the file.
-const MAX_TABLE_BYTES: u64 = 1 << 20;
-
-/// Reads a regular file: a FIFO would wait for a writer, and a device is endless.
-fn read(file: &Path) -> io::Result<String> {
-    if !fs::metadata(file)?.is_file() {
-        return Err(io::Error::other("it is no regular file"));
-    }
-    let mut text = String::new();
-    fs::File::open(file)?
-        .take(MAX_TABLE_BYTES + 1)
-        .read_to_string(&mut text)?;
-    match text.len() as u64 > MAX_TABLE_BYTES {
-        true => Err(io::Error::other("it has more than 1 MiB")),
-        false => Ok(text),
-    }
-}
-
 pub(super) fn restore(root: &Root, args: &RestoreArgs) -> anyhow::Result<ExitCode> {
     let name = args.file.display();
     let hint = "hint: `jumbo thp save` writes such a file";
-    let text = read(&args.file).map_err(|error| anyhow!("cannot read {name}: {error}\n{hint}"))?;
+    let text = trusted::read(&args.file)
+        .map_err(|error| anyhow!("cannot read {name}: {error}\n{hint}"))?;
     let wrong = |error: String| anyhow!("{name} is no table of THP: {error}\n{hint}");
     let table: Table = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     let values = table.knobs(args.options.side.side());

@@ -233,3 +233,57 @@ print(sum('VmFlags' in line and ' hg' in line for line in open('/proc/self/smaps
     assert_ne!(advised("JUMBO=on"), "0\n");
     assert_eq!(advised("JUMBO=off"), "0\n");
 }
+
+#[test]
+fn no_option_comes_from_a_file_that_another_user_wrote() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let written = at("written");
+    let options = format!("report-file = \"{}\"\n", written.display());
+    fs::create_dir_all(at("jumbo/profiles")).unwrap();
+    let files = ["jumbo/profiles/theirs.toml", "typed.toml", "jumbo.toml"];
+    for (file, profile) in files.into_iter().zip(["theirs", "./typed.toml", "node"]) {
+        fs::write(at(file), &options).unwrap();
+        // Only root may change the owner.
+        if std::os::unix::fs::chown(at(file), Some(4711), None).is_err() {
+            return;
+        }
+        let mut run = jumbo();
+        run.current_dir(&folder)
+            .env("XDG_CONFIG_HOME", folder.path());
+        let output = output(run.args(["run", "--profile", profile, "true"]));
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(125), "{message}");
+        assert!(message.contains("another user owns it (4711)"), "{message}");
+        assert!(message.contains("hint: ") && !written.exists(), "{message}");
+    }
+}
+
+#[test]
+fn a_name_is_no_file_in_the_current_folder_and_a_fifo_does_not_hang() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |profile: &str| {
+        let mut run = jumbo();
+        run.current_dir(&folder)
+            .env("XDG_CONFIG_HOME", folder.path());
+        run.args(["run", "--dry-run", "--json", "--profile", profile, "true"]);
+        run
+    };
+    fs::write(folder.path().join("node"), "heap = \"off\"\n").unwrap();
+    fs::write(folder.path().join("own"), "heap = \"off\"\n").unwrap();
+    assert!(!stdout(&mut run("node")).contains("heap=0"));
+    assert!(stdout(&mut run("./own")).contains("heap=0"));
+    let message = stderr(&output(&mut run("own")));
+    assert!(
+        message.contains("no profile `own`") && message.contains("./own"),
+        "{message}"
+    );
+    for file in ["fifo.toml", "jumbo.toml"] {
+        let path = folder.path().join(file);
+        let made = std::process::Command::new("mkfifo").arg(path).status();
+        assert!(made.unwrap().success());
+        let output = output(&mut run("./fifo.toml"));
+        assert_eq!(output.status.code(), Some(125));
+        assert!(stderr(&output).contains("no regular file"));
+    }
+}

@@ -1,5 +1,6 @@
 //! Files of /proc whose read another process can block, read by a child of this process: [`text`],
-//! [`texts`], [`parts`], and the mappings of a process: [`smaps`], [`maps`].
+//! [`texts`], [`parts`], [`entries`], and the mappings of a process: [`smaps`], [`maps`]. [`MapCalls`]: other calls
+//! that take its mmap lock.
 //!
 //! The kernel reads a process's command line, mappings and memory under its mmap lock, and from its
 //! memory. The reader blocks while a thread holds the lock, and where a mapped file's file system
@@ -7,19 +8,23 @@
 //! is killed without a wait, and its file counts as held back: [`FileError::is_held_back`]. This
 //! process reads its own files itself.
 
-use std::ffi::CString;
+mod calls;
+
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::stdio::{dup2_stdin, dup2_stdout, stdout};
+
+pub(crate) use calls::{BlockState, MapCalls};
 
 use super::process::{ProcessState, end, fork, is_ready};
 use super::smaps::Smaps;
@@ -45,8 +50,8 @@ const MAX_TEXT_BYTES_OF_MANY: usize = 16 << 20;
 enum Request {
     /// A file, up to its end.
     File(CString),
-    /// A range of the file `mem` in an open folder of /proc: offset and length.
-    Memory(OwnedFd, u64, usize),
+    /// A range of a file in an open folder of /proc: offset and length.
+    Part(OwnedFd, &'static CStr, u64, usize),
 }
 
 /// Reads `proc/PID/FILE`, as [`Root::read`].
@@ -58,12 +63,47 @@ pub(crate) fn text(root: &Root, pid: u32, file: &str) -> Result<String, FileErro
     text.unwrap_or_else(|| Err(FileError::io("read", &root.path("proc"))(Errno::IO.into())))
 }
 
+/// Bounds of several reads together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    /// Maximum length of a file.
+    pub(crate) each: usize,
+    /// Length that all files may still have.
+    pub(crate) bytes: usize,
+    /// Time of the last start of a read.
+    pub(crate) until: Option<Instant>,
+}
+
+impl Budget {
+    fn of_each(each: usize) -> Self {
+        Self {
+            each,
+            bytes: usize::MAX,
+            until: None,
+        }
+    }
+
+    fn is_spent(&self) -> bool {
+        self.bytes == 0 || self.until.is_some_and(|until| Instant::now() >= until)
+    }
+}
+
 /// Reads the [`text`] of each of these processes; a text above the maximum counts as held back.
 pub(crate) fn texts(root: &Root, pids: &[u32], file: &str) -> Vec<Result<String, FileError>> {
-    let max = match pids.len() {
+    let mut budget = Budget::of_each(match pids.len() {
         ..=1 => MAX_TEXT_BYTES,
         _ => MAX_TEXT_BYTES_OF_MANY,
-    };
+    });
+    texts_within(root, pids, file, &mut budget)
+}
+
+/// Reads [`texts`] until the budget is spent: [`FileError::is_beyond_budget`].
+pub(crate) fn texts_within(
+    root: &Root,
+    pids: &[u32],
+    file: &str,
+    budget: &mut Budget,
+) -> Vec<Result<String, FileError>> {
     let path = |pid: &u32| root.path(format!("proc/{pid}/{file}"));
     let paths: Vec<PathBuf> = pids.iter().map(path).collect();
     let request = |path: &PathBuf| {
@@ -71,7 +111,7 @@ pub(crate) fn texts(root: &Root, pids: &[u32], file: &str) -> Vec<Result<String,
         Ok(Request::File(CString::new(path.as_os_str().as_bytes())?))
     };
     let read = match paths.iter().map(request).collect::<io::Result<Vec<_>>>() {
-        Ok(requests) => read(&requests, max),
+        Ok(requests) => read(&requests, budget),
         Err(error) => vec![Err(error)],
     };
     let text = |(path, bytes): (&PathBuf, io::Result<Vec<u8>>)| {
@@ -107,11 +147,11 @@ pub(crate) fn parts(wanted: &[(&File, u64, usize)]) -> Vec<io::Result<Vec<u8>>> 
     // Above the standard descriptors, which the reader replaces.
     let request = |(folder, offset, length): &(&File, u64, usize)| {
         let folder = rustix::io::fcntl_dupfd_cloexec(folder, 3)?;
-        Ok(Request::Memory(folder, *offset, *length))
+        Ok(Request::Part(folder, c"mem", *offset, *length))
     };
     let requests = wanted.iter().map(request).collect::<io::Result<Vec<_>>>();
     let read = match &requests {
-        Ok(requests) => read(requests, usize::MAX),
+        Ok(requests) => read(requests, &mut Budget::of_each(usize::MAX)),
         Err(error) => {
             let failed = |_| Err(io::Error::new(error.kind(), error.to_string()));
             wanted.iter().map(failed).collect()
@@ -124,12 +164,33 @@ pub(crate) fn parts(wanted: &[(&File, u64, usize)]) -> Vec<io::Result<Vec<u8>>> 
     read.into_iter().zip(wanted).map(whole).collect()
 }
 
-/// Content of each request, or the error. Content of more than `max` bytes is an error.
-fn read(requests: &[Request], max: usize) -> Vec<io::Result<Vec<u8>>> {
+/// Reads entries of pagemap of any process: up to `count`, from the `first`.
+///
+/// # Errors
+/// Those of open(2) and pread(2).
+pub(crate) fn entries(root: &Root, pid: u32, first: u64, count: usize) -> io::Result<Vec<u64>> {
+    const ENTRY_BYTES: usize = size_of::<u64>();
+    let folder = File::open(root.path(format!("proc/{pid}")))?;
+    let folder = rustix::io::fcntl_dupfd_cloexec(&folder, 3)?;
+    let (offset, length) = (first * ENTRY_BYTES as u64, count * ENTRY_BYTES);
+    let request = Request::Part(folder, c"pagemap", offset, length);
+    let bytes = read(&[request], &mut Budget::of_each(usize::MAX)).pop();
+    let bytes = bytes.unwrap_or_else(|| Err(io::ErrorKind::Other.into()))?;
+    let (entries, _) = bytes.as_chunks::<ENTRY_BYTES>();
+    Ok(entries.iter().copied().map(u64::from_ne_bytes).collect())
+}
+
+/// Content of each request, or the error. Content beyond the budget is an error.
+fn read(requests: &[Request], budget: &mut Budget) -> Vec<io::Result<Vec<u8>>> {
     let (mut read, mut timeout) = (Vec::new(), READ_TIMEOUT);
     while let Some(rest) = requests.get(read.len()..).filter(|rest| !rest.is_empty()) {
+        if budget.is_spent() {
+            read.push(Err(io::ErrorKind::QuotaExceeded.into()));
+            continue;
+        }
         let reader = Reader::start(rest, timeout);
-        if let Err(error) = reader.and_then(|reader| reader.collect(rest.len(), max, &mut read)) {
+        if let Err(error) = reader.and_then(|reader| reader.collect(rest.len(), budget, &mut read))
+        {
             if error.kind() == io::ErrorKind::TimedOut {
                 timeout = SHORT_READ_TIMEOUT;
             }
@@ -140,6 +201,7 @@ fn read(requests: &[Request], max: usize) -> Vec<io::Result<Vec<u8>>> {
 }
 
 /// A child that serves the requests in their order.
+#[derive(Debug)]
 struct Reader {
     pid: Pid,
     pipe: OwnedFd,
@@ -151,7 +213,7 @@ impl Reader {
         let (pipe, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let write = rustix::io::fcntl_dupfd_cloexec(&write, 3)?;
         let folders = requests.iter().filter_map(|request| match request {
-            Request::Memory(folder, ..) => Some(folder.as_raw_fd().unsigned_abs()),
+            Request::Part(folder, ..) => Some(folder.as_raw_fd().unsigned_abs()),
             Request::File(_) => None,
         });
         let mut kept: Vec<_> = folders.collect();
@@ -167,11 +229,14 @@ impl Reader {
     fn collect(
         self,
         count: usize,
-        max: usize,
+        budget: &mut Budget,
         read: &mut Vec<io::Result<Vec<u8>>>,
     ) -> io::Result<()> {
         let mut input = BufReader::with_capacity(CHUNK_BYTES, self);
         for _ in 0..count {
+            if budget.is_spent() {
+                return Err(io::ErrorKind::QuotaExceeded.into());
+            }
             let mut bytes = Vec::new();
             let result = loop {
                 let mut header = Header::default().to_ne_bytes();
@@ -184,9 +249,15 @@ impl Reader {
                     break Ok(bytes);
                 }
                 let filled = bytes.len();
-                if length > max - filled {
-                    let why = format!("it is longer than {} MiB", max >> 20);
+                if length > budget.each - filled {
+                    // Its text is dropped, and no other process has less room for it.
+                    budget.bytes = budget.bytes.saturating_add(filled);
+                    let why = format!("it is longer than {} MiB", budget.each >> 20);
                     return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+                }
+                budget.bytes = budget.bytes.saturating_sub(length);
+                if budget.is_spent() {
+                    return Err(io::ErrorKind::QuotaExceeded.into());
                 }
                 bytes.resize(filled + length, 0);
                 input.read_exact(&mut bytes[filled..])?;
@@ -238,14 +309,13 @@ impl Drop for Reader {
     }
 }
 
-/// Serves the requests in the child. `kept` are their descriptors, by ascending number. Makes only
-/// system calls: another thread of the parent may have held any lock at the fork.
+/// Replaces the standard descriptors of the child by `write`, and closes all others except `kept`, by
+/// ascending number. A child that outlives its parent must hold no pipe, lock or folder of the parent.
 #[expect(
     unsafe_code,
     reason = "descriptors by number, in a process that has nothing else to do"
 )]
-fn serve(requests: &[Request], kept: &[u32], write: &OwnedFd) -> ! {
-    // A child that outlives its parent must hold no pipe, lock or folder of the parent.
+fn isolate(kept: &[u32], write: &OwnedFd) {
     let _ = dup2_stdout(write);
     let _ = dup2_stdin(write);
     let _ = rustix::process::chdir(c"/");
@@ -263,16 +333,23 @@ fn serve(requests: &[Request], kept: &[u32], write: &OwnedFd) -> ! {
         }
         next = fd.saturating_add(1);
     }
+}
+
+/// Serves the requests in the child. `kept` are their descriptors, by ascending number. Makes only
+/// system calls: another thread of the parent may have held any lock at the fork.
+fn serve(requests: &[Request], kept: &[u32], write: &OwnedFd) -> ! {
+    isolate(kept, write);
     for request in requests {
         let sent = match request {
             Request::File(path) => rustix::fs::open(path.as_c_str(), OFlags::RDONLY, Mode::empty())
                 .map(|file| send(|buffer| rustix::io::read(&file, buffer))),
-            Request::Memory(folder, offset, length) => {
+            Request::Part(folder, name, offset, length) => {
                 let (mut at, mut left) = (*offset, *length);
-                let file = rustix::fs::openat(folder, c"mem", OFlags::RDONLY, Mode::empty());
+                let file = rustix::fs::openat(folder, *name, OFlags::RDONLY, Mode::empty());
                 file.map(|file| {
                     send(|buffer| {
-                        let wanted = buffer.len().min(left);
+                        // Reads of pagemap take whole entries.
+                        let wanted = (buffer.len() / 8 * 8).min(left);
                         let count = rustix::io::pread(&file, &mut buffer[..wanted], at)?;
                         (at, left) = (at + count as u64, left - count);
                         Ok(count)

@@ -120,6 +120,9 @@ pub fn is_filtered(root: &Root, pid: impl Display) -> Result<bool, FileError> {
 pub struct Memory {
     /// Effective user ID.
     pub uid: u32,
+    /// Address space.
+    #[serde(skip)]
+    pub size: Bytes,
     /// Resident anonymous memory (4.5).
     pub anon: Bytes,
     /// Resident file mappings (4.5).
@@ -151,6 +154,7 @@ fn memory_of(status: &Status) -> Option<Memory> {
     let effective = |uids: &str| uids.split_ascii_whitespace().nth(1)?.parse().ok();
     status.get("VmSize").map(|_| Memory {
         uid: status.get("Uid").and_then(effective).unwrap_or_default(),
+        size: kib("VmSize"),
         anon: kib("RssAnon"),
         file: kib("RssFile"),
         shmem: kib("RssShmem"),

@@ -11,7 +11,7 @@ use super::{Refusal, Target};
 use crate::kernel::cgroup::{self, Limit};
 use crate::kernel::process::ProcessState;
 use crate::kernel::remote::{self, Advice, Advised, End};
-use crate::kernel::{Root, sys, task};
+use crate::kernel::{Root, task};
 
 /// Maximum time that a thread of the target is held for calls: one call takes 0.2 to 1 ms.
 const MAX_HOLD_TIME: Duration = Duration::from_millis(1);
@@ -58,14 +58,16 @@ impl std::fmt::Display for Method {
 }
 
 impl Access {
-    /// Finds the best method for a process.
+    /// Finds the best method for a process. Only with `stop_threads` is it [`Method::Ptrace`]: a
+    /// system call of a stopped thread can return a partial result, as after a signal.
     ///
     /// # Errors
-    /// [`Refusal::NoCollapse`], [`Refusal::Unreachable`], [`Refusal::Gone`].
-    pub fn find(target: &Target) -> Result<Self, Refusal> {
+    /// [`Refusal::NoCollapse`], [`Refusal::Unreachable`], [`Refusal::WouldStop`], [`Refusal::Gone`].
+    pub fn find(target: &Target, stop_threads: bool) -> Result<Self, Refusal> {
         // An empty range suffices: the kernel checks the advice and the permission first.
-        let errno = match sys::collapse_in(target.process.as_fd(), 0, 0) {
-            Ok(_) => {
+        let probed = target.calls().collapse(0, 0, false);
+        let errno = match probed.map_err(|error| target.unread("reach", error))? {
+            Ok(()) => {
                 return Ok(Self {
                     method: Method::ProcessMadvise,
                     fallback: None,
@@ -77,10 +79,11 @@ impl Access {
         };
         let advise = explain_madvise(errno);
         match ptrace_obstacle(target) {
-            None => Ok(Self {
+            None if stop_threads => Ok(Self {
                 method: Method::Ptrace,
                 fallback: Some(advise),
             }),
+            None => Err(Refusal::WouldStop { advise }),
             Some(trace) => Err(Refusal::Unreachable { advise, trace }),
         }
     }
@@ -120,25 +123,19 @@ impl Access {
         let own = || cgroup::memory_limit(&target.root, std::process::id());
         let is_prepared = advice == MemoryAdvice::Collapse && own().is_none_or(has_room);
         for address in addresses {
-            let address = usize::try_from(*address).unwrap_or(usize::MAX);
-            let process = target.process.as_fd();
             let answer = match advice {
-                MemoryAdvice::Collapse => {
-                    // The target's page faults wait for the copy.
-                    if is_prepared {
-                        sys::prepare_huge_page(length);
-                    }
-                    sys::collapse_in(process, address, length)
-                }
-                MemoryAdvice::Cold => sys::cool_in(process, address, length),
+                MemoryAdvice::Collapse => target.calls().collapse(*address, length, is_prepared),
+                MemoryAdvice::Cold => target.calls().cool(*address, length),
             };
-            match answer {
-                Err(Errno::SRCH) => {
-                    advised.end = End::Gone;
-                    break;
+            advised.end = match answer {
+                Ok(Err(Errno::SRCH)) => End::Gone,
+                Ok(answer) => {
+                    advised.answers.push(answer);
+                    continue;
                 }
-                answer => advised.answers.push(answer.map(drop)),
-            }
+                Err(_) => End::Held,
+            };
+            break;
         }
         advised
     }
@@ -153,28 +150,32 @@ impl Access {
     }
 }
 
+/// Describes why this process may not advise memory of another one of its user; `None` if it may.
+pub fn missing_privilege() -> Option<&'static str> {
+    /// The first user namespace (linux/nsfs.h, USER_NS_INIT_INO).
+    const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
+    if !has(CapabilitySet::SYS_NICE) {
+        return Some("process_madvise takes CAP_SYS_NICE");
+    }
+    // A kernel without user namespaces has no such link.
+    let namespace = std::fs::read_link("/proc/self/ns/user").ok()?;
+    (namespace.as_os_str() != FIRST_USER_NAMESPACE)
+        .then_some("process_madvise takes CAP_SYS_NICE in the first user namespace")
+}
+
+fn has(capability: CapabilitySet) -> bool {
+    let sets = rustix::thread::capabilities(None);
+    sets.is_ok_and(|sets| sets.effective.contains(capability))
+}
+
 /// Describes why process_madvise(2) is unavailable.
 fn explain_madvise(errno: Errno) -> String {
-    let lacks = |capability, name: &'static str| {
-        let sets = rustix::thread::capabilities(None);
-        let has = sets.is_ok_and(|sets| sets.effective.contains(capability));
-        (!has).then_some(name)
-    };
-    let missing: Vec<_> = [
-        lacks(CapabilitySet::SYS_NICE, "CAP_SYS_NICE"),
-        lacks(
-            CapabilitySet::SYS_PTRACE,
-            "CAP_SYS_PTRACE, if it is another user's",
-        ),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
-    match missing.as_slice() {
-        [] => format!(
-            "process_madvise: {errno}; CAP_SYS_NICE counts in the first user namespace alone"
-        ),
-        missing => format!("process_madvise takes {}", missing.join(", and ")),
+    let foreign = "CAP_SYS_PTRACE, if it is another user's";
+    match (missing_privilege(), has(CapabilitySet::SYS_PTRACE)) {
+        (Some(missing), true) => missing.to_owned(),
+        (Some(missing), false) => format!("{missing}, and {foreign}"),
+        (None, true) => format!("process_madvise: {errno}"),
+        (None, false) => format!("process_madvise takes {foreign}"),
     }
 }
 

@@ -8,16 +8,16 @@
 //! pages that are absent, in swap, or also mapped by another process (after a fork).
 
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::Range;
 
 use jumbo_inside::orders::MaxWaste;
-use rustix::io::Errno;
 use serde::Serialize;
 
 use super::{Outcome, Refusal, Target};
+use crate::kernel::aside::{self, BlockState, MapCalls};
+use crate::kernel::cgroup;
 use crate::kernel::smaps::Mapping;
-use crate::kernel::sys::Pagemap;
-use crate::kernel::{FileError, aside, cgroup};
 use crate::status::{Kind, process::Observer};
 use crate::units::{Bytes, PageSize};
 
@@ -119,15 +119,14 @@ impl PromotePlan {
     /// # Errors
     /// [`Refusal`] where the process cannot be read.
     pub fn new(target: &Target, selection: &Selection, spent: Bytes) -> Result<Self, Refusal> {
-        let observer = Observer::new(&target.root)?.reading(aside::smaps);
+        let observer = Observer::new(&target.root)?.reading(aside::smaps, aside::entries);
         let (base, pmd) = (crate::kernel::base_page(&target.root), observer.pmd_size());
-        let pagemap = target.pagemap()?;
-        let survey = Survey::new(&pagemap, base, pmd);
+        let survey = Survey::new(target.pagemap()?, base, pmd);
         let (mut kinds, mut found): (BTreeMap<Kind, Part>, Vec<Block>) = Default::default();
         let (mut resident, mut failed) = (Bytes(0), None);
         let each = observer.each(target.pid(), |kind, mapping| {
             resident += mapping.rss;
-            if selection.takes(kind, mapping) {
+            if failed.is_none() && selection.takes(kind, mapping) {
                 let kind = if kind == Kind::Data { Kind::Heap } else { kind };
                 let part = kinds.entry(kind).or_default();
                 if let Err(error) = survey.mapping(kind, mapping, part, &mut found) {
@@ -136,9 +135,8 @@ impl PromotePlan {
             }
         });
         each.map_err(|error| target.unreadable(error))?;
-        if let Some(errno) = failed {
-            let path = target.root.path(format!("proc/{}/pagemap", target.pid()));
-            return Err(target.unreadable(FileError::io("read", &path)(errno.into())));
+        if let Some(error) = failed {
+            return Err(target.unreadable(target.unread("read", error)));
         }
         let bound = bound(selection.max_waste, resident);
         let room = bound.map(|bound| Bytes(bound.0.saturating_sub(spent.0)));
@@ -220,38 +218,19 @@ pub(super) fn size(page: PageSize) -> usize {
     usize::try_from(page.bytes()).unwrap_or(usize::MAX)
 }
 
-/// State of a block, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Fill {
-    /// Memory that is present, huge or not.
-    pub(super) present: usize,
-    /// Memory that is present and mapped by this process alone.
-    pub(super) exclusive: usize,
-    /// Mapped by PMD.
-    pub(super) is_huge: bool,
-}
-
 /// Scanner of mappings.
 pub(super) struct Survey<'a> {
-    pagemap: &'a Pagemap,
+    calls: &'a MapCalls,
     /// Bytes of a base page.
     base: usize,
     /// Bytes of a huge page.
     pmd: usize,
-    /// The kernel has PAGEMAP_SCAN, as far as known.
-    scans: bool,
 }
 
 impl<'a> Survey<'a> {
-    pub(super) fn new(pagemap: &'a Pagemap, base: PageSize, pmd: PageSize) -> Self {
+    pub(super) fn new(calls: &'a MapCalls, base: PageSize, pmd: PageSize) -> Self {
         let (base, pmd) = (size(base), size(pmd));
-        let scans = pagemap.walk(0..base, |_, _| ()).is_ok();
-        Self {
-            pagemap,
-            base,
-            pmd,
-            scans,
-        }
+        Self { calls, base, pmd }
     }
 
     /// Adds the blocks of a mapping to `found`, and the others to `part`.
@@ -261,7 +240,7 @@ impl<'a> Survey<'a> {
         mapping: &Mapping<'_>,
         part: &mut Part,
         found: &mut Vec<Block>,
-    ) -> Result<(), Errno> {
+    ) -> io::Result<()> {
         let pages = mapping.kernel_page_size.map_or(self.base, size);
         part.resident += mapping.rss + mapping.hugetlb();
         part.huge += mapping.pmd_mapped() + mapping.hugetlb();
@@ -279,94 +258,64 @@ impl<'a> Survey<'a> {
             () if pages > self.base || rest == Bytes(0) => return Ok(()),
             () if mapping.declined => Some("declined"),
             () if is_file && misplaced => Some("unaligned"),
-            () if is_sparse && !self.scans => Some("hidden"),
+            () if is_sparse && !self.calls.scans() => Some("hidden"),
             () => None,
         };
         if let Some(reason) = reason {
             leave(reason, rest);
             return Ok(());
         }
-        for at in self.blocks(mapping.start..mapping.end)? {
-            let fill = self.fill(at)?;
-            let present = Bytes(fill.present as u64);
-            if fill.is_huge {
-                continue;
+        self.calls.survey(self.whole(mapping), self.pmd, |block| {
+            let present = Bytes(block.present as u64);
+            if block.is_huge {
+                return;
             }
             rest = Bytes(rest.0.saturating_sub(present.0));
-            if fill.present < self.pmd / DENSE_DIVISOR {
-                leave("sparse", present);
-                continue;
+            if block.present < self.pmd / DENSE_DIVISOR {
+                return leave("sparse", present);
             }
             found.push(Block {
-                address: at as u64,
+                address: block.address as u64,
                 kind,
                 resident: present,
-                cost: self.cost(kind, fill),
+                cost: self.cost(kind, block),
             });
-        }
+        })?;
         // Approximate: the pages of the blocks were counted after smaps was read.
         leave("edge", rest);
         Ok(())
     }
 
     /// Returns the memory that fills up a block.
-    fn cost(&self, kind: Kind, fill: Fill) -> Bytes {
+    fn cost(&self, kind: Kind, block: BlockState) -> Bytes {
         // A collapse of file pages frees them for all processes.
         let own = match kind {
-            Kind::Heap => fill.exclusive,
-            _ => fill.present,
+            Kind::Heap => block.exclusive,
+            _ => block.present,
         };
         Bytes(self.pmd.saturating_sub(own) as u64)
     }
 
-    /// Returns the blocks that have present base pages, or all without PAGEMAP_SCAN.
-    fn blocks(&self, range: Range<u64>) -> Result<Vec<usize>, Errno> {
+    /// Returns the whole blocks of a mapping.
+    pub(super) fn whole(&self, mapping: &Mapping<'_>) -> Range<usize> {
         let word = |address: u64| usize::try_from(address).unwrap_or(usize::MAX);
-        let Some(start) = word(range.start).checked_next_multiple_of(self.pmd) else {
-            return Ok(Vec::new());
-        };
-        let end = word(range.end) / self.pmd * self.pmd;
-        if start >= end {
-            return Ok(Vec::new());
-        }
-        if !self.scans {
-            return Ok((start..end).step_by(self.pmd).collect());
-        }
-        let mut blocks = Vec::new();
-        self.pagemap.walk(start..end, |run, found| {
-            if !found.present || found.huge {
-                return;
-            }
-            let first = run.start / self.pmd * self.pmd;
-            for at in (first..run.end).step_by(self.pmd) {
-                if blocks.last() != Some(&at) {
-                    blocks.push(at);
-                }
-            }
-        })?;
-        Ok(blocks)
-    }
-
-    /// Reads the state of the block at an address.
-    fn fill(&self, at: usize) -> Result<Fill, Errno> {
-        let range = at..at + self.pmd;
-        let mut is_huge = false;
-        if self.scans {
-            self.pagemap
-                .walk(range.clone(), |_, found| is_huge |= found.huge)?;
-        }
-        Ok(Fill {
-            present: self.pagemap.present(range.clone(), self.base)?,
-            exclusive: self.pagemap.exclusive(range, self.base)?,
-            is_huge,
-        })
+        let end = word(mapping.end) / self.pmd * self.pmd;
+        let start = word(mapping.start).checked_next_multiple_of(self.pmd);
+        start.unwrap_or(end).min(end)..end
     }
 
     /// Reports whether a block is still dense, on base pages, and no costlier than planned.
-    pub(super) fn is_worthwhile(&self, block: &Block) -> Result<bool, Errno> {
-        let fill = self.fill(usize::try_from(block.address).unwrap_or(usize::MAX))?;
-        let is_dense = fill.present >= self.pmd / DENSE_DIVISOR;
-        Ok(is_dense && !fill.is_huge && self.cost(block.kind, fill) <= block.cost)
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`]: the process holds the state of its memory back. The errno of
+    /// pread(2): it has ended.
+    pub(super) fn is_worthwhile(&self, block: &Block) -> io::Result<bool> {
+        let start = usize::try_from(block.address).unwrap_or(usize::MAX);
+        let mut state = BlockState::default();
+        let range = start..start.saturating_add(self.pmd);
+        self.calls.survey(range, self.pmd, |found| state = found)?;
+        let is_dense = state.present >= self.pmd / DENSE_DIVISOR;
+        Ok(is_dense && !state.is_huge && self.cost(block.kind, state) <= block.cost)
     }
 }
 

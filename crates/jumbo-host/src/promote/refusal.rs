@@ -43,6 +43,12 @@ pub enum Refusal {
     /// No MADV_COLLAPSE in the kernel.
     #[error("this kernel has no MADV_COLLAPSE (Linux 6.1), or no THP")]
     NoCollapse,
+    /// A process that only ptrace(2) reaches, which was not requested.
+    #[error("{advise}; the other method stops one of its threads")]
+    WouldStop {
+        /// Obstacle to process_madvise(2).
+        advise: String,
+    },
     /// A process out of reach of both methods.
     #[error("{advise}; {trace}")]
     Unreachable {
@@ -63,6 +69,10 @@ impl Refusal {
             Self::Hidden { .. } | Self::Unreachable { .. } => {
                 Some("run it as root, or with CAP_SYS_PTRACE and CAP_SYS_NICE")
             }
+            Self::WouldStop { .. } => Some(
+                "run it as root, or with CAP_SYS_NICE; --stop-threads risks that a write(2), read(2) or \
+                 getrandom(2) of the process returns less than it would",
+            ),
             _ => None,
         }
     }

@@ -9,11 +9,10 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use rustix::io::Errno;
 use serde::Serialize;
 
 use super::access::MemoryAdvice;
-use super::plan::size;
+use super::plan::{Survey, size};
 use super::{Access, Pause, Progress, Refusal, Selection, Target, Watcher};
 use crate::kernel::remote::End;
 use crate::kernel::{aside, base_page};
@@ -108,34 +107,29 @@ pub fn split(
 
 /// Returns the addresses of the selected huge pages.
 fn huge(target: &Target, selection: &Selection, pmd: usize) -> Result<Vec<u64>, Refusal> {
-    let observer = Observer::new(&target.root)?.reading(aside::smaps);
-    let pagemap = target.pagemap()?;
+    let observer = Observer::new(&target.root)?.reading(aside::smaps, aside::entries);
+    let calls = target.pagemap()?;
     let base = base_page(&target.root);
-    let mut addresses = Vec::new();
+    let survey = Survey::new(calls, base, observer.pmd_size());
+    let (mut addresses, mut failed) = (Vec::new(), None);
     let each = observer.each(target.pid(), |kind, mapping| {
         let is_hugetlb = mapping.kernel_page_size.is_some_and(|size| size > base);
         let is_selected = selection.takes(kind, mapping) || kind == Kind::Stack && selection.heap;
         if is_hugetlb || !is_selected || mapping.pmd_mapped() == Bytes(0) {
             return;
         }
-        let word = |address: u64| usize::try_from(address).unwrap_or(usize::MAX);
-        let range = word(mapping.start)..word(mapping.end);
-        let mut add = |run: std::ops::Range<usize>| {
-            let first = run.start.next_multiple_of(pmd);
-            let pages = (first..run.end).step_by(pmd);
-            addresses.extend(pages.map(|at| at as u64));
-        };
-        let walked = pagemap.walk(range.clone(), |run, found| {
-            if found.huge {
-                add(run);
+        let surveyed = calls.survey(survey.whole(mapping), pmd, |block| {
+            // Without PAGEMAP_SCAN, before 6.7, all of the mapping may be huge.
+            if block.is_huge || !calls.scans() {
+                addresses.push(block.address as u64);
             }
         });
-        // Without PAGEMAP_SCAN, before 6.7, all of the mapping may be huge.
-        if walked == Err(Errno::NOTTY) {
-            add(range);
-        }
+        failed = failed.take().or(surveyed.err());
     });
     each.map_err(|error| target.unreadable(error))?;
+    if let Some(error) = failed {
+        return Err(target.unreadable(target.unread("read", error)));
+    }
     Ok(addresses)
 }
 

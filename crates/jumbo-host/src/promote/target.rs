@@ -1,14 +1,15 @@
 //! A process that can be promoted: [`Target`].
 
 use std::cell::Cell;
+use std::os::fd::AsFd as _;
 
 use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::Refusal;
+use crate::kernel::aside::MapCalls;
 use crate::kernel::process::ProcessState;
 use crate::kernel::remote::Renewed;
-use crate::kernel::sys::Pagemap;
 use crate::kernel::{FileError, Root, task};
 use crate::status::is_reaper;
 use crate::teardown::Process;
@@ -19,6 +20,8 @@ pub struct Target {
     pub(super) root: Root,
     pub(super) process: Process,
     name: String,
+    /// Calls that take the mmap lock of the process.
+    calls: MapCalls,
     /// A timed wait that a stop of ours restarted: no other stop may interrupt it.
     pub(super) renewed: Cell<Option<Renewed>>,
 }
@@ -57,8 +60,12 @@ impl Target {
         if process.is_gone() {
             return Err(Refusal::Zombie { parent });
         }
+        let base = super::plan::size(crate::kernel::base_page(root));
+        let calls = MapCalls::start(root, pid, process.as_fd(), base);
+        let calls = calls.map_err(FileError::io("start a child for", &root.path("proc/self")))?;
         Ok(Self {
             root: root.clone(),
+            calls,
             name: task::name(root, pid).unwrap_or_default(),
             process,
             renewed: Cell::new(None),
@@ -87,10 +94,21 @@ impl Target {
     }
 
     /// Opens the pagemap of the current program: it is empty after an execve(2).
-    pub(super) fn pagemap(&self) -> Result<Pagemap, Refusal> {
-        let file = self.root.open(format!("proc/{}/pagemap", self.pid()));
-        file.map(|file| Pagemap::of(file.into()))
-            .map_err(|error| self.unreadable(error))
+    pub(super) fn pagemap(&self) -> Result<&MapCalls, Refusal> {
+        let opened = self.calls.open();
+        opened.map_err(|error| self.unreadable(self.unread("open", error)))?;
+        Ok(&self.calls)
+    }
+
+    /// Returns the calls that need no pagemap.
+    pub(super) fn calls(&self) -> &MapCalls {
+        &self.calls
+    }
+
+    /// The error of a call on pagemap.
+    pub(super) fn unread(&self, operation: &'static str, error: std::io::Error) -> FileError {
+        let path = self.root.path(format!("proc/{}/pagemap", self.pid()));
+        FileError::io(operation, &path)(error)
     }
 
     /// Returns the refusal for an unreadable file of the process.

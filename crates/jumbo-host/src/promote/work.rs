@@ -1,6 +1,7 @@
 //! Carries out a plan: [`promote()`].
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use serde::Serialize;
 
 use super::access::MemoryAdvice;
 use super::plan::{Block, Survey, size};
-use super::{Access, Pace, Pause, PromotePlan, Target};
+use super::{Access, Pace, Pause, PromotePlan, Refusal, Target};
 use crate::kernel::cgroup;
 use crate::kernel::remote::End;
 use crate::units::{Bytes, PageSize};
@@ -143,15 +144,22 @@ pub fn promote(
         planned: plan.gain,
         ..Outcome::default()
     };
-    let Ok(pagemap) = target.pagemap() else {
-        outcome.ended = true;
-        return outcome;
+    let calls = match target.pagemap() {
+        Ok(calls) => calls,
+        Err(Refusal::File(error)) if error.is_held_back() => {
+            outcome.stopped = Some(error.to_string());
+            return outcome;
+        }
+        Err(_) => {
+            outcome.ended = true;
+            return outcome;
+        }
     };
     let base = crate::kernel::base_page(&target.root);
     let mut work = Work {
         target,
         access,
-        survey: Survey::new(&pagemap, base, plan.huge_page),
+        survey: Survey::new(calls, base, plan.huge_page),
         huge: plan.huge_page,
         pace,
         watcher,
@@ -229,8 +237,16 @@ impl Work<'_> {
     fn step(&mut self, blocks: &[Block]) -> Result<usize, String> {
         self.wait()?;
         let bytes = Bytes(self.huge.bytes());
-        let is_worthwhile = |block: &&Block| self.survey.is_worthwhile(block).unwrap_or(false);
-        let left: Vec<Block> = blocks.iter().filter(is_worthwhile).copied().collect();
+        let mut left = Vec::new();
+        for block in blocks {
+            match self.survey.is_worthwhile(block) {
+                Ok(true) => left.push(*block),
+                Err(error) if error.kind() == ErrorKind::TimedOut => {
+                    return Err(End::Held.to_string());
+                }
+                Ok(false) | Err(_) => {}
+            }
+        }
         let addresses: Vec<u64> = left.iter().map(|block| block.address).collect();
         let skipped = blocks.len() - left.len();
         if addresses.is_empty() {

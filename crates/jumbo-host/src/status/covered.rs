@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernel::peek::Peek;
 use crate::kernel::smaps::{Mapping, Smaps};
-use crate::kernel::{FileError, Root, aside};
+use crate::kernel::{FileError, Root, aside, task};
 use crate::units::Bytes;
 use jumbo_inside::ledger::{Counts, Locator, Slot};
 use jumbo_inside::reaper::State;
@@ -93,6 +93,8 @@ impl Covered {
         let Some(counts) = counts.flatten().transpose()? else {
             return Ok(None);
         };
+        let memory = task::memory(root, pid).ok().flatten();
+        let counts = memory.map_or(counts, |memory| within(counts, &memory));
         let state = State::from_code(counts.reaper).unwrap_or_default();
         Ok(Some(Self {
             free: Freeing {
@@ -120,6 +122,26 @@ impl Covered {
             },
         }))
     }
+}
+
+/// Bounds counters by the kernel's figures: the program can write any value.
+pub(super) fn within(mut counts: Counts, memory: &task::Memory) -> Counts {
+    let (anon, size) = (memory.anon.0, memory.size.0);
+    for (counter, most) in [
+        (&mut counts.huge, anon),
+        (&mut counts.untouched, anon),
+        (&mut counts.data_moved, anon),
+        (&mut counts.pool_thp, anon + memory.shmem.0),
+        (&mut counts.pool_hugetlb, memory.hugetlb.0),
+        (&mut counts.large_live, size),
+        (&mut counts.free_pending, size),
+        (&mut counts.text, size),
+        (&mut counts.text_file, size),
+        (&mut counts.text_shared, size),
+    ] {
+        *counter = (*counter).min(most);
+    }
+    counts
 }
 
 /// Reports whether a mapping is the first one of a file with the library's name.

@@ -99,7 +99,7 @@ pub struct Inspector {
 /// # Errors
 /// [`FileError`] where the PMD size is unknown.
 pub fn observer(root: &Root) -> Result<Observer, FileError> {
-    Ok(Observer::new(root)?.reading(aside::smaps))
+    Ok(Observer::new(root)?.reading(aside::smaps, aside::entries))
 }
 
 impl Inspector {

@@ -66,7 +66,9 @@ impl Glances {
         let glance = |(pid, smaps): (&u32, Result<Smaps, FileError>)| {
             let mut glance = self.of(&smaps?);
             if let Some(waste) = wastes.get(pid) {
-                (glance.covered, glance.waste) = (true, *waste);
+                // The program can write any value.
+                let waste = waste.map(|waste| waste.min(glance.huge.anon));
+                (glance.covered, glance.waste) = (true, waste);
             }
             Ok(glance)
         };

@@ -22,6 +22,9 @@ const MAX_PAGES: usize = 1 << 15;
 /// Maximum distance of frames whose flags are read in one call.
 const MAX_GAP: u64 = 64;
 
+/// The function that reads entries of pagemap of a process: the first one, and their number.
+pub type ReadEntries = fn(&Root, u32, u64, usize) -> io::Result<Vec<u64>>;
+
 /// Open files for folio sizes. The cost is bounded: less than half a microsecond for each of at
 /// most [`Folios::BUDGET`] pages; the size of later pages is unknown.
 #[derive(Debug)]
@@ -32,6 +35,7 @@ pub struct Folios {
     /// Maximum number of base pages of a folio.
     block: u64,
     left: usize,
+    entries: ReadEntries,
 }
 
 impl Folios {
@@ -49,7 +53,14 @@ impl Folios {
             base,
             block: pmd.bytes() / base.bytes(),
             left: Self::BUDGET,
+            entries,
         })
+    }
+
+    /// Replaces the reader of pagemap, which a process can block.
+    #[must_use]
+    pub fn reading(self, entries: ReadEntries) -> Self {
+        Self { entries, ..self }
     }
 
     /// Returns the resident bytes of `pid` between two addresses, by folio size. A partly mapped
@@ -64,7 +75,6 @@ impl Folios {
         end: u64,
     ) -> Result<BTreeMap<PageSize, Bytes>, FileError> {
         let relative = format!("proc/{pid}/pagemap");
-        let pagemap = self.root.open(&relative)?;
         let unread =
             |relative: &str, error| FileError::io("read", &self.root.path(relative))(error);
         let base = self.base.bytes();
@@ -75,8 +85,8 @@ impl Folios {
                 .unwrap_or(MAX_PAGES)
                 .min(MAX_PAGES)
                 .min(self.left);
-            let entries =
-                words(&pagemap, page, wanted).map_err(|error| unread(&relative, error))?;
+            let entries = (self.entries)(&self.root, pid, page, wanted)
+                .map_err(|error| unread(&relative, error))?;
             if entries.is_empty() {
                 break;
             }
@@ -158,6 +168,11 @@ impl Block {
         // Folios are powers of two: another number means a split during the read.
         1 << (tails + 1).ilog2()
     }
+}
+
+fn entries(root: &Root, pid: u32, first: u64, count: usize) -> io::Result<Vec<u64>> {
+    let file = File::open(root.path(format!("proc/{pid}/pagemap")))?;
+    words(&file, first, count)
 }
 
 /// Reads up to `count` 64-bit words of a file; fewer at its end.

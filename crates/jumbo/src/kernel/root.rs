@@ -58,6 +58,11 @@ impl FileError {
         self.is(io::ErrorKind::TimedOut)
     }
 
+    /// Reports whether earlier files took the time or the memory of a bounded read.
+    pub fn is_beyond_budget(&self) -> bool {
+        self.is(io::ErrorKind::QuotaExceeded)
+    }
+
     /// Reports whether privilege is missing.
     pub fn is_denied(&self) -> bool {
         self.is(io::ErrorKind::PermissionDenied)

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::kernel::folios::Folios;
+use crate::kernel::folios::{Folios, ReadEntries};
 use crate::kernel::smaps::{Mapping, Smaps};
 use crate::kernel::thp::{self, Thp};
 use crate::kernel::{self, FileError, Root};
@@ -27,6 +27,7 @@ pub struct Observer {
     pmd: PageSize,
     larger: Larger,
     read: Read,
+    entries: Option<ReadEntries>,
 }
 
 /// Memory that can have folios larger than the base page under the current controls.
@@ -65,13 +66,19 @@ impl Observer {
             pmd: thp::pmd_size(root)?,
             larger: Larger::read(root),
             read: Smaps::read,
+            entries: None,
         })
     }
 
-    /// Replaces the reader, [`Smaps::read`], which a process can block.
+    /// Replaces the readers of mappings and of pagemap, which a process can block.
     #[must_use]
-    pub fn reading(self, read: Read) -> Self {
-        Self { read, ..self }
+    pub fn reading(self, read: Read, entries: ReadEntries) -> Self {
+        let entries = Some(entries);
+        Self {
+            read,
+            entries,
+            ..self
+        }
     }
 
     /// Returns the memory of `pid`, by kind and folio size; empty for a kernel thread or zombie.
@@ -114,7 +121,11 @@ impl Observer {
     /// # Errors
     /// [`FileError::Io`], EACCES if this process is not root.
     pub fn folios(&self) -> Result<Folios, FileError> {
-        Folios::open(&self.root, self.base, self.pmd)
+        let folios = Folios::open(&self.root, self.base, self.pmd)?;
+        Ok(match self.entries {
+            Some(entries) => folios.reading(entries),
+            None => folios,
+        })
     }
 
     /// Calls `visit` with every mapping and its kind, by ascending address.

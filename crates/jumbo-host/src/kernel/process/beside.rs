@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{PTracer, Pid, PidfdFlags, child_subreaper, getpid, pidfd_open, set_ptracer};
+use rustix::process::{Pid, PidfdFlags, child_subreaper, getpid, pidfd_open};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use super::signals::forbid_core_dump;
@@ -45,7 +45,7 @@ impl Beside {
     /// The errno of clone(2), pipe2(2) or pidfd_open(2).
     ///
     /// # References
-    /// clone(2), PR_SET_PTRACER(2const): persists over an execve(2)
+    /// clone(2)
     pub fn of_this(min: Bytes, work: impl FnOnce(bool)) -> io::Result<Self> {
         let program = pidfd_open(getpid(), PidfdFlags::empty())?;
         let (program_runs, gate) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -73,7 +73,6 @@ impl Beside {
         }
         result?;
         let pid = i32::from_ne_bytes(pid);
-        allow(pid);
         Ok(Self {
             pid,
             _gate: Some(gate),
@@ -81,8 +80,8 @@ impl Beside {
         })
     }
 
-    /// Starts a process beside a running child, which lets its parent trace it. It executes `image`
-    /// once the child holds `min` of anonymous memory.
+    /// Starts a process beside a running child. It executes `image` once the child holds `min` of
+    /// anonymous memory.
     pub fn of_child(
         child: u32,
         image: &ProgramImage,
@@ -125,14 +124,6 @@ impl Beside {
         }
         wait_for(self.pid);
         String::from_utf8(text).ok()
-    }
-}
-
-/// Makes Yama let a process and its descendants trace this one.
-pub(super) fn allow(tracer: libc::pid_t) {
-    if let Some(tracer) = Pid::from_raw(tracer) {
-        // Fails without Yama, where no permission is needed.
-        let _ = set_ptracer(PTracer::ProcessID(tracer));
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, set_parent_process_death_signal};
 
-use super::{ProcessState, ProgramImage, Signals, beside, end};
+use super::{ProcessState, ProgramImage, Signals, end};
 use crate::kernel::Root;
 
 /// A program that runs as a child of this process, in its session and process group. The kernel
@@ -57,27 +57,19 @@ pub enum SpawnError {
 }
 
 impl Child {
-    /// Runs `image` with the signal mask and dispositions that this process inherited. `traceable`:
-    /// Yama lets this process and its children trace it.
+    /// Runs `image` with the signal mask and dispositions that this process inherited.
     ///
     /// # Errors
     /// [`SpawnError`]. No child remains.
     ///
     /// # References
     /// fork(2), PR_SET_PDEATHSIG(2const)
-    pub fn spawn(
-        image: &ProgramImage,
-        signals: &Signals,
-        traceable: bool,
-    ) -> Result<Self, SpawnError> {
+    pub fn spawn(image: &ProgramImage, signals: &Signals) -> Result<Self, SpawnError> {
         let (read, write) =
             pipe_with(PipeFlags::CLOEXEC).map_err(|errno| SpawnError::Fork(errno.into()))?;
         let launcher = rustix::process::getpid();
         let pid = fork().map_err(SpawnError::Fork)?;
         if pid == 0 {
-            if traceable {
-                beside::allow(launcher.as_raw_nonzero().get());
-            }
             become_program(image, signals, launcher, &write);
         }
         let child = Self { pid };

@@ -78,6 +78,9 @@ pub enum End {
     /// The architecture is unsupported.
     #[error("calls by ptrace are made on x86-64 only")]
     Unsupported,
+    /// A call waited for the mmap lock of the process for too long.
+    #[error("the process holds its memory map back")]
+    Held,
     /// The child could not start, or timed out.
     #[error("the tracing child failed: {0}")]
     Failed(Errno),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Cost, Finding, LARGE_BYTES, Snapshot, THP_FOLDER};
 use crate::kernel::mounts::DEV_SHM;
+use crate::kernel::task::quoted;
 use crate::kernel::thp::Choice;
 use crate::status::Task;
 use crate::units::Bytes;
@@ -19,8 +20,32 @@ pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
         .collect()
 }
 
+/// Name and PID. A process chooses its own name.
 fn label(task: &Task) -> String {
-    format!("{} ({})", task.name, task.pid)
+    let name = task.name.replace(char::is_control, "\u{fffd}");
+    format!("{name} ({})", task.pid)
+}
+
+/// Maximum length of a program's arguments in a hint.
+const MAX_COMMAND_CHARS: usize = 60;
+
+/// Command that starts a program, by `with`, as its user. Root may copy it into a shell, so it has one
+/// line: arguments from the first long or strange one on are left out.
+fn start(task: &Task, with: &str) -> String {
+    let is_strange = |c: char| c.is_control() || c == '`';
+    let (mut shown, mut left) = (Vec::new(), MAX_COMMAND_CHARS);
+    let words = shlex::split(&task.command).unwrap_or_default();
+    let mut words = words.iter().map(String::as_str).peekable();
+    while let Some(word) = words.next_if(|word| word.len() < left && !word.contains(is_strange)) {
+        left -= word.len() + 1;
+        shown.push(word);
+    }
+    let more = if words.peek().is_some() { " ..." } else { "" };
+    let user = match task.memory.uid {
+        uid if [0, rustix::process::geteuid().as_raw()].contains(&uid) => String::new(),
+        uid => format!("sudo -u '#{uid}' "),
+    };
+    format!("{user}{with}{}{more}", quoted(shown))
 }
 
 /// Reports whether a task is jumbo itself or measured by it. `jumbo bench` makes its own
@@ -71,9 +96,10 @@ fn small_heap(task: &Task) -> Option<Finding> {
                 task.pid
             ),
             (false, None) => format!(
-                "start it with `jumbo run -- {}`, or `jumbo promote {1}` as it runs; `jumbo status -p {1}` shows \
+                "start it with `{}`, or `jumbo promote {1}` as it runs; `jumbo status -p {1}` shows \
                  what keeps it small",
-                task.command, task.pid
+                start(task, "jumbo run -- "),
+                task.pid
             ),
         }),
     )
@@ -86,14 +112,14 @@ fn disabled(task: &Task) -> Option<Finding> {
             "Redis does it to itself: put `disable-thp no` into its configuration, and start it again"
                 .to_owned()
         } else {
-            let start = match task.unreached {
-                Some(_) => "start `",
-                None => "`jumbo run -- ",
+            let (verb, with) = match task.unreached {
+                Some(_) => ("start ", ""),
+                None => ("", "jumbo run -- "),
             };
             format!(
-                "it or a parent of it asked for that, and children inherit it: {start}{}` \
+                "it or a parent of it asked for that, and children inherit it: {verb}`{}` \
                  from a shell whose /proc/self/status says `THP_enabled: 1`",
-                task.command
+                start(task, with)
             )
         };
         Finding::new(
