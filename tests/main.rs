@@ -12,6 +12,7 @@
 //! - [`filters`]: programs that install a seccomp filter.
 //! - [`fleet`]: two arms of a fleet, in Prometheus and in a CSV.
 //! - [`free`]: large frees, by several threads and in the background.
+//! - [`guest`]: what a program must not notice of the library at its start.
 //! - [`hostile`]: programs that attack a command that inspects them.
 //! - [`mappings`]: `mmap` and related calls.
 //! - [`pool`]: pages reserved for the heap, and mimalloc on them.
@@ -38,6 +39,7 @@ mod export;
 mod filters;
 mod fleet;
 mod free;
+mod guest;
 mod hostile;
 mod launcher;
 mod limits;

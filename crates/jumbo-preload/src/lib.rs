@@ -8,7 +8,7 @@
 //! - [`mechanisms`]: the receivers of events, in order; the handlers around fork(2).
 //! - [`alloc`]: the `malloc` family; [`mimalloc`]: small objects. [`buffers`]: calls that read and
 //!   write memory. [`threads`]: the end of the first thread. [`dlopen`]: loaded libraries.
-//! - [`next`]: the interposed definitions, found by [`symbols`]. [`start`]: the constructor.
+//! - [`next`]: the interposed definitions, found by [`symbols`]; [`own_stack`] for their start. [`start`]: the constructor.
 //!   [`environment`]: the variables that it reads and that children inherit. [`reaper`]: start and
 //!   end of the reaper process. [`glibc`]: internals of glibc. [`morecore`]: the heap of old glibc
 //!   versions. [`slot`]: the symbol by which other processes find the counters.
@@ -38,6 +38,7 @@ mod mimalloc;
 mod mimalloc;
 mod morecore;
 mod next;
+mod own_stack;
 mod reaper;
 mod sandbox;
 mod sharing;

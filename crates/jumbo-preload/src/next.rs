@@ -13,8 +13,8 @@
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-use crate::glibc;
 use crate::symbols::{self, Object};
+use crate::{glibc, own_stack};
 
 /// Next definition of a function of type `F`. The address is the first field, for jumps of machine
 /// code.
@@ -123,7 +123,6 @@ macro_rules! next {
                     }
                     if $name.is_deferred() {
                         begin();
-                        scrub_stack();
                     }
                     // SAFETY: the caller's promise.
                     unsafe { ($name.get())($($argument),*) }
@@ -343,36 +342,37 @@ static ALLOCATING: [&(dyn Deferred + Sync); 8] = [
 pub(crate) fn start_malloc() {
     if malloc.is_deferred() {
         begin();
-        allocate_once();
+        own_stack::run(allocate_once);
     }
 }
 
-/// Prepares the first call of glibc's malloc, in which glibc reads its tunables. The caller scrubs
-/// the stack before that call.
+/// Initialises glibc's malloc before its first call, on a stack of zeroes.
 ///
 /// glibc (2.36, sysdeps/unix/sysv/linux/malloc-hugepages.c, `__malloc_thp_mode`) reads 23 bytes of
 /// /sys/kernel/mm/transparent_hugepage/enabled into an uninitialised array of 24, and compares them
 /// as a string: `hugetlb=1` works only if the next byte happens to be zero. It mostly is in a plain
-/// program; with the stack of this library's lookup, it was in half of the runs.
+/// program; with the stack of this library's lookup, it was in half of the runs. The caller's stack
+/// may be a coroutine's of a few KiB, so nothing is zeroed there.
 #[cold]
 fn begin() {
     ALLOCATING.iter().for_each(|next| next.publish());
+    own_stack::run(initialise);
     if glibc::must_not_advise() {
-        allocate_once();
         glibc::follow();
     }
 }
 
-fn allocate_once() {
-    scrub_stack();
-    // SAFETY: the next definitions, looked up; the block is not used.
-    unsafe { (free.get())((malloc.get())(1)) };
+/// Initialises glibc's malloc without an allocation: mallopt(3) of a parameter that it does not
+/// know. The program break does not move.
+extern "C" fn initialise() {
+    // SAFETY: the call changes no parameter.
+    unsafe { (mallopt.get())(0, 0) };
 }
 
-/// Zeroes more of the stack than the initialisation of glibc's malloc uses.
-#[inline(never)]
-fn scrub_stack() {
-    core::hint::black_box(&mut [0u8; 16 << 10]);
+/// Allocates a block, so that later allocations need no initialisation.
+extern "C" fn allocate_once() {
+    // SAFETY: the next definitions, looked up; the block is not used.
+    unsafe { (free.get())((malloc.get())(1)) };
 }
 
 /// Result of functions without a result. free(3) may do nothing: no block comes from a function that

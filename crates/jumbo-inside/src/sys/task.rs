@@ -215,14 +215,14 @@ impl Thread {
     /// Alignment of thread blocks in C libraries: the address identifies the thread.
     const ALIGN_BYTES: usize = 64;
 
-    /// Flags of clone(2) for such a thread.
+    /// Flags of clone(2) for such a thread. Without CLONE_SYSVSEM: it makes no semaphore
+    /// operation, and kcmp(2) compares the program's undo lists.
     pub const FLAGS: u32 = (libc::CLONE_VM
         | libc::CLONE_SETTLS
         | libc::CLONE_FS
         | libc::CLONE_FILES
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD
-        | libc::CLONE_SYSVSEM
         | libc::CLONE_CHILD_CLEARTID)
         .cast_unsigned();
 
