@@ -273,6 +273,10 @@ fn anonymous(
     mapped
 }
 
+/// Flags of mremap(2) that leave an empty mapping.
+const KEEPS: c_int = MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+const FIXED_KEEPS: c_int = KEEPS | MREMAP_FIXED;
+
 /// mremap(2), declared with its optional fifth argument: Linux's calling conventions allow that.
 ///
 /// # Safety
@@ -338,6 +342,12 @@ pub(crate) unsafe fn remap(
                 // SAFETY: the caller's promise.
                 MREMAP_MAYMOVE => cut(unsafe { maps::move_cut(addr.addr(), old, new, None) }),
                 0 => cut(maps::grow_cut(addr.addr(), old, new)),
+                // SAFETY: as above.
+                KEEPS if old == new => cut(unsafe { maps::move_kept(addr.addr(), old, None) }),
+                FIXED_KEEPS if old == new && is_apart() => {
+                    // SAFETY: as above.
+                    cut(unsafe { maps::move_kept(addr.addr(), old, Some(to.addr())) })
+                }
                 _ => cut(Err(Errno::FAULT)),
             };
         }

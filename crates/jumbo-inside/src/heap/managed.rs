@@ -7,11 +7,9 @@
 //! Invariant: `USED` has a bit for each committed slice of each page.
 
 use core::ops::Range;
-use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
-use rustix::mm;
 
 use super::memory::ZeroedTable;
 use super::supply::{self, SUPPLY};
@@ -237,9 +235,8 @@ pub unsafe fn discard_base_pages(address: usize, length: usize) -> Result<()> {
         true,
     );
     // The kernel splits the huge page only once memory is short; MADV_COLD splits it now.
-    let first = with_exposed_provenance_mut(address);
     // SAFETY: advice changes the backing of memory, never its content.
-    let _ = unsafe { mm::madvise(first, rustix::param::page_size(), mm::Advice::LinuxCold) };
+    let _ = unsafe { sys::advise(address, rustix::param::page_size(), libc::MADV_COLD) };
     // SAFETY: the caller's promise.
     unsafe { memory::discard(address, length) }
 }

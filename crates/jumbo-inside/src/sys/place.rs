@@ -76,6 +76,18 @@ pub fn reserve(address: usize, length: usize) -> Result<()> {
     map_at(address, length, ProtFlags::empty(), MapFlags::NORESERVE)
 }
 
+/// Reserves `length` bytes of address space where the kernel chooses, without memory.
+///
+/// # Errors
+/// Those of mmap(2).
+#[expect(unsafe_code, reason = "takes an address")]
+pub fn reserve_anywhere(length: usize) -> Result<usize> {
+    let (prot, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+    // SAFETY: at an address of the kernel's choice, which replaces no mapping.
+    let start = unsafe { mm::mmap_anonymous(core::ptr::null_mut(), length, prot, flags)? };
+    Ok(start.expose_provenance())
+}
+
 /// munmap(2).
 ///
 /// # Errors

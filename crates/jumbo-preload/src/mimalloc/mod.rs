@@ -580,19 +580,18 @@ extern "C" fn jumbo_mimalloc_unmap(addr: *mut c_void, len: usize) -> c_int {
 /// madvise(2), for mimalloc.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int) -> c_int {
-    let advice = match advice {
-        libc::MADV_DONTNEED => mm::Advice::LinuxDontNeed,
-        libc::MADV_FREE => mm::Advice::LinuxFree,
+    match advice {
+        libc::MADV_DONTNEED | libc::MADV_FREE => {}
         libc::MADV_HUGEPAGE => return answer(managed::advise(addr.addr(), len)),
         _ => return answer(Err(Errno::INVAL)),
-    };
+    }
     managed::dropped(addr.addr(), len, may_reuse());
     // SAFETY, of all calls below: mimalloc drops its own memory, without blocks in it.
-    if !sandbox::allows_advice() {
+    if !sys::allows(advice) {
         // SAFETY: as above.
         return answer(unsafe { managed::discard(addr.addr(), len) });
     }
-    if advice == mm::Advice::LinuxDontNeed && gather::is_large(len) {
+    if advice == libc::MADV_DONTNEED && gather::is_large(len) {
         // The memory of a freed block: mimalloc holds no lock.
         // SAFETY: as above.
         if let Some(result) = unsafe { gather::discard(addr.addr(), len) } {
@@ -600,7 +599,7 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
         }
     }
     // SAFETY: as above.
-    answer(unsafe { mm::madvise(addr, len, advice) })
+    answer(unsafe { sys::advise(addr.addr(), len, advice) })
 }
 
 /// mprotect(2), for mimalloc.
