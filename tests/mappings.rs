@@ -78,3 +78,18 @@ fn what_the_kernel_refuses_to_collapse_is_not_tried_for_ever() {
         }
     }
 }
+
+/// A huge page has no missing page. Before the program serves the faults of a range itself, the pages
+/// that it did not touch become missing again.
+#[test]
+fn a_page_that_was_not_touched_is_missing_when_it_is_registered() {
+    let files = compile(&[Source::C("registered", &["-pthread"])]);
+    for how in ["private", "shared"] {
+        let program = Program::new(files.path("registered")).arg(how);
+        let plain = program.plain().ok();
+        for options in [&[][..], &["--max-waste=unbounded"]] {
+            let ran = program.jumbo_with(options);
+            crate::support::program::assert_alike(&plain, &ran, &format!("{how} {options:?}"));
+        }
+    }
+}

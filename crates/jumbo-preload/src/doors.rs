@@ -165,7 +165,7 @@ doors! {
     flock(fd: c_int, operation: c_int) -> c_int, SYS_flock => sharing::locked[fd, operation & libc::LOCK_UN == 0];
     fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int, SYS_fcntl => sharing::locked[fd, LOCKS.contains(&command)];
     ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int,
-        SYS_ioctl => after[sharing::requesting(request)];
+        SYS_ioctl => after[sharing::requesting(request, argument)];
     unshare(flags: c_int) -> c_int, SYS_unshare => sharing::unshared[flags];
     setns(fd: c_int, kind: c_int) -> c_int, SYS_setns => sharing::joined[];
     chroot(path: *const c_char) -> c_int, SYS_chroot => sharing::rooted[];
