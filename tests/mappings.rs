@@ -93,3 +93,15 @@ fn a_page_that_was_not_touched_is_missing_when_it_is_registered() {
         }
     }
 }
+
+/// Advice of the program is remembered for its range alone: MADV_SEQUENTIAL, MADV_DONTFORK and MADV_COLD
+/// for another mapping. Tables of jumbo take no address that the program found free.
+#[test]
+fn a_mapping_grows_and_a_free_address_stays_free() {
+    let files = compile(&[Source::C("found_free", &[])]);
+    for how in ["2", "10", "20", "holes"] {
+        let program = Program::new(files.path("found_free")).arg(how);
+        let plain = program.plain().ok();
+        crate::support::program::assert_alike(&plain, &program.jumbo(), how);
+    }
+}

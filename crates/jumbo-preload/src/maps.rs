@@ -16,7 +16,7 @@ use libc::{
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 
-use crate::mechanisms::{All, ODDLY_ADVISED, PMD};
+use crate::mechanisms::{All, PMD};
 use crate::next;
 
 /// Flag of mappings below 2 GiB, which only x86-64 has.
@@ -316,7 +316,7 @@ pub(crate) unsafe fn remap(
             moved = moved_to(place.map_or(MAP_FAILED, with_exposed_provenance_mut));
         }
     }
-    let is_split = || !ODDLY_ADVISED.load(Ordering::Relaxed) && maps::is_split(addr.addr(), old);
+    let is_split = || maps::is_split(addr.addr(), old);
     let cut = |answer: Result<usize, Errno>| match answer {
         Ok(place) => moved_to(with_exposed_provenance_mut(place)),
         Err(error) => {

@@ -17,6 +17,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
 
+use super::advised;
 use super::backing::Backing;
 use super::frontier::Frontier;
 use super::{BASE_PAGE, HeapSettings, IS_PLACED, LOCKS_FUTURE, MAPS_BASE, MAPS_END, PMD, memory};
@@ -176,7 +177,7 @@ pub const fn is_placed(address: usize) -> bool {
 
 /// Reports whether the kernel may have split a mapping of the program because of jumbo: advice cut
 /// it, or it is packed with others. All of it must be plain: readable, writable, private,
-/// anonymous, without a hole or a lock. Behind a filter of the program the mapping cannot be
+/// anonymous, without a hole, a lock, or advice of the program for a part of it. Behind a filter of the program the mapping cannot be
 /// checked; a cut one then counts as split.
 pub fn is_split(address: usize, length: usize) -> bool {
     let length = length.next_multiple_of(BASE_PAGE);
@@ -185,6 +186,9 @@ pub fn is_split(address: usize, length: usize) -> bool {
     };
     let is_packed =
         || address >= MAPS_BASE && end <= PACK_END && length < PMD.load(Ordering::Relaxed);
+    if advised::splits(&(address..end)) {
+        return false;
+    }
     let is_cut = density::is_cut(&(address..end));
     if sandbox::is_entered_later() || !is_cut && !is_packed() {
         return is_cut;

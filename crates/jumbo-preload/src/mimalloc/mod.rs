@@ -545,13 +545,12 @@ extern "C" fn jumbo_mimalloc_map(
     let prot = ProtFlags::from_bits_retain(prot.cast_unsigned());
     // rustix adds the flag.
     let flags = MapFlags::from_bits_retain((flags & !libc::MAP_ANONYMOUS).cast_unsigned());
-    let addr = match addr.is_null() {
-        true => sys::own_hint(len),
-        false => addr,
+    let mapped = match addr.is_null() {
+        true => sys::map_own(len, prot, flags),
+        // SAFETY: mimalloc maps at a hint, which replaces nothing, or over its own memory.
+        false => unsafe { mm::mmap_anonymous(addr, len, prot, flags) },
     };
-    // SAFETY: mimalloc maps at an address that the kernel chooses, or over its own memory. A hint
-    // replaces nothing.
-    match unsafe { mm::mmap_anonymous(addr, len, prot, flags) } {
+    match mapped {
         Ok(address) => {
             if !managed::may_hold(address.addr()) {
                 IS_ELSEWHERE.store(true, Ordering::Relaxed);
