@@ -263,7 +263,7 @@ fn reserve_next(length: usize) -> Option<usize> {
     let end = address
         .checked_add(length)
         .filter(|end| *end <= begin + MAX_RESERVED_BYTES)?;
-    let reserved = memory::reserve(address, length);
+    let reserved = sys::reserve(address, length);
     if reserved.is_ok() || reserved == Err(Errno::EXIST) {
         RESERVED_NEXT.store(end, Ordering::Relaxed);
     }
@@ -298,7 +298,7 @@ pub unsafe fn unreserve(address: usize, length: usize) -> Result<()> {
 /// Makes a part of a [reservation](reserve) accessible, in whole huge pages.
 ///
 /// # Errors
-/// Those of mprotect(2), mostly ENOMEM.
+/// Those of mmap(2), mostly ENOMEM.
 ///
 /// # Safety
 /// The range was reserved for the caller, who relies on no fault there.
@@ -324,9 +324,11 @@ pub unsafe fn open(address: usize, length: usize) -> Result<()> {
         if IS_CLOSED.load(Ordering::Relaxed) {
             return Err(Errno::NOMEM);
         }
-        // SAFETY: the caller's promise; reservations are whole huge pages.
-        unsafe { memory::unprotect(first, end - first)? };
-        set(&OPENED, first..end);
+        for page in closed() {
+            // SAFETY: the caller's promise; reservations are whole huge pages, and this is closed.
+            unsafe { sys::map_anew(page, pmd)? };
+            set(&OPENED, page..page + pmd);
+        }
         // A program that needs little memory has it on base pages.
         let advised =
             (RESERVED_START.load(Ordering::Relaxed) + UNADVISED_PMDS * pmd).clamp(first, end);

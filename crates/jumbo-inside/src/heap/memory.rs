@@ -33,11 +33,6 @@ pub(super) fn map(address: usize, length: usize) -> Result<()> {
     sys::map_at(address, length, READ_WRITE, MapFlags::empty())
 }
 
-/// Reserves addresses for [`unprotect`]; `EEXIST` if something is mapped there.
-pub(super) fn reserve(address: usize, length: usize) -> Result<()> {
-    sys::map_at(address, length, ProtFlags::empty(), MapFlags::NORESERVE)
-}
-
 /// Advises huge pages for a range of the heap, as far as [`density`] allows.
 pub(super) fn advise(address: usize, length: usize) -> Result<()> {
     density::advise(&(address..address + length), Policy::Heap)

@@ -9,11 +9,9 @@
 #![expect(unsafe_code, reason = "a system call that may drop memory")]
 
 use core::ffi::c_int;
-use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::{Errno, Result};
-use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::request;
 
@@ -108,8 +106,6 @@ pub unsafe fn discard(address: usize, length: usize) -> Result<()> {
         Err(Errno::PERM) => {}
         answer => return answer,
     }
-    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    let at = with_exposed_provenance_mut(address);
-    // SAFETY: the caller's promise; the new pages are private too, and zero.
-    unsafe { mm::mmap_anonymous(at, length, prot, flags | MapFlags::FIXED).map(drop) }
+    // SAFETY: the caller's promise.
+    unsafe { super::map_anew(address, length) }
 }

@@ -81,12 +81,32 @@ pub fn map_at(address: usize, length: usize, prot: ProtFlags, flags: MapFlags) -
     Err(Errno::EXIST)
 }
 
-/// Reserves `length` bytes of address space at `address`, without memory.
+/// Reserves `length` bytes of address space at `address`, without memory, and for no core dump:
+/// gcore(1) writes what has no access, too.
 ///
 /// # Errors
 /// As [`map_at`].
+#[expect(unsafe_code, reason = "advises memory")]
 pub fn reserve(address: usize, length: usize) -> Result<()> {
-    map_at(address, length, ProtFlags::empty(), MapFlags::NORESERVE)
+    map_at(address, length, ProtFlags::empty(), MapFlags::NORESERVE)?;
+    // SAFETY: mapped above, without content.
+    let _ = unsafe { super::advise(address, length, libc::MADV_DONTDUMP) };
+    Ok(())
+}
+
+/// Maps private zero memory over other memory: without its content and advice.
+///
+/// # Errors
+/// Those of mmap(2).
+///
+/// # Safety
+/// The caller owns the range, and nothing needs its content.
+#[expect(unsafe_code, reason = "replaces memory")]
+pub unsafe fn map_anew(address: usize, length: usize) -> Result<()> {
+    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    let at = with_exposed_provenance_mut(address);
+    // SAFETY: the caller's promise.
+    unsafe { mm::mmap_anonymous(at, length, prot, flags | MapFlags::FIXED).map(drop) }
 }
 
 /// Reserves `length` bytes of address space where the kernel chooses, without memory.
