@@ -376,3 +376,18 @@ print('closed=%d dumped=%d hidden=%d' % (closed, dumped, hidden))";
     assert!(ran.number("dumped") < 4 * MIB, "{ran:?}");
     assert_eq!(ran.number("hidden"), 0, "{ran:?}");
 }
+
+/// The pieces of V8's heap (Node 22 and later), heaps with code (SBCL), and a heap in a memfd that is
+/// allocated before it is mapped (ZGC).
+#[test]
+fn heaps_that_are_mapped_otherwise_are_huge() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("placed_heaps", &[])]);
+    for how in ["pieces", "code", "allocated"] {
+        let program = Program::new(files.path("placed_heaps")).arg(how);
+        let ran = program.jumbo().ok();
+        assert!(ran.number("percent") >= 80, "{how}: {ran:?}");
+    }
+}

@@ -234,12 +234,21 @@ fn anonymous(
     let writable = request.is_writable();
     let anywhere = request.is_anywhere();
     // A reservation (PROT_NONE) is covered as well: the program makes it accessible later.
+    let plain = flags & !MAP_NORESERVE == MAP_PRIVATE | MAP_ANONYMOUS;
+    if prot == PROT_READ | PROT_WRITE | PROT_EXEC && plain && len >= pmd {
+        // A heap that holds code. It stays where the program or the kernel places it, since code may
+        // have to be near other code.
+        let mapped = map(addr, flags);
+        if mapped != MAP_FAILED {
+            maps::advise_mapping(mapped.addr(), len, true);
+        }
+        return mapped;
+    }
     if request.is_special() || len >= pmd && !writable && prot != PROT_NONE {
         maps::count_unmodified(len);
         return map(addr, flags);
     }
     if len < pmd {
-        let plain = flags & !MAP_NORESERVE == MAP_PRIVATE | MAP_ANONYMOUS;
         if anywhere
             && plain
             && writable
@@ -247,8 +256,9 @@ fn anonymous(
         {
             return with_exposed_provenance_mut(address);
         }
-        let is_reserved = prot == PROT_NONE && flags == MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-        if is_reserved && let Some(place) = maps::place_piece(addr.addr(), len) {
+        // V8 of Node 22 and later maps the pieces of its heap with access at once.
+        let is_piece = plain && (writable || prot == PROT_NONE && flags & MAP_NORESERVE != 0);
+        if is_piece && let Some(place) = maps::place_piece(addr.addr(), len) {
             return map(with_exposed_provenance_mut(place), flags);
         }
         maps::count_unmodified(len);

@@ -11,6 +11,7 @@ use core::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use jumbo_inside::events::Mechanism as _;
 use jumbo_inside::reaper::{Ids, State};
 use jumbo_inside::{density, sandbox, shmem, sys};
+use rustix::fd::BorrowedFd;
 
 use crate::mechanisms::All;
 use crate::next;
@@ -131,8 +132,13 @@ fn segment(id: c_int) -> Option<(usize, shmem::SharedMapping)> {
     Some((segment.shm_segsz, known))
 }
 
-/// fallocate(2): holes that the program punches in shared memory stay holes.
-pub(crate) fn allocating(mode: c_int) {
+/// fallocate(2): holes that the program punches in shared memory stay holes, and what it allocates is
+/// its own.
+pub(crate) fn allocating(fd: c_int, mode: c_int) {
+    if mode & !libc::FALLOC_FL_KEEP_SIZE == 0 && fd >= 0 {
+        // SAFETY: the program's descriptor; it is queried and not kept.
+        shmem::allocating(unsafe { BorrowedFd::borrow_raw(fd) });
+    }
     if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 {
         All::punching();
     }
