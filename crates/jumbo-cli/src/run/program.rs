@@ -75,8 +75,15 @@ fn why_no_tunable(loader: &Path) -> Option<&'static str> {
     /// Loaders have some 200 KiB.
     const MAX_LOADER_BYTES: u64 = 16 << 20;
     let mut bytes = Vec::new();
+    let read = |bytes: &mut Vec<u8>| {
+        let file = File::open(loader)?;
+        let length = file.metadata()?.len().min(MAX_LOADER_BYTES);
+        // A vector that grows calls mremap(2), for which a filter may kill.
+        bytes.reserve_exact(usize::try_from(length).unwrap_or(0) + 1);
+        file.take(length).read_to_end(bytes)
+    };
     // An unreadable loader has an unknown version.
-    let _ = File::open(loader).and_then(|file| file.take(MAX_LOADER_BYTES).read_to_end(&mut bytes));
+    let _: io::Result<usize> = read(&mut bytes);
     variables::why_no_tunable(glibc_minor(&bytes))
 }
 
