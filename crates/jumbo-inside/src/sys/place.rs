@@ -28,7 +28,8 @@ pub fn place_own(random: usize) {
 /// Start of the reserved part of [`OWN`]; 0 without one. So the program finds no address free that a
 /// later table takes (MAP_FIXED_NOREPLACE).
 static RESERVED: AtomicUsize = AtomicUsize::new(0);
-const RESERVED_BYTES: usize = 16 << 20;
+/// Small: mlockall(2) counts it against RLIMIT_MEMLOCK.
+const RESERVED_BYTES: usize = 256 << 10;
 
 /// Returns an address for jumbo's next own mapping: a hint, maybe in use. Null: the kernel is to
 /// choose.
