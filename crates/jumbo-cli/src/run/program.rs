@@ -72,18 +72,13 @@ impl Program {
 
 /// Returns the reason against malloc's huge page tunable in a program with this loader.
 fn why_no_tunable(loader: &Path) -> Option<&'static str> {
-    /// Loaders have some 200 KiB.
-    const MAX_LOADER_BYTES: u64 = 16 << 20;
-    let mut bytes = Vec::new();
-    let read = |bytes: &mut Vec<u8>| {
-        let file = File::open(loader)?;
-        let length = file.metadata()?.len().min(MAX_LOADER_BYTES);
-        // A vector that grows calls mremap(2), for which a filter may kill.
-        bytes.reserve_exact(usize::try_from(length).unwrap_or(0) + 1);
-        file.take(length).read_to_end(bytes)
-    };
+    /// Loaders have some 200 KiB. One read saves calls, and a vector that grows would call mremap(2),
+    /// for which a filter may kill.
+    const MAX_LOADER_BYTES: usize = 1 << 20;
+    let mut bytes = vec![0; MAX_LOADER_BYTES];
     // An unreadable loader has an unknown version.
-    let _: io::Result<usize> = read(&mut bytes);
+    let length = File::open(loader).and_then(|mut file| file.read(&mut bytes));
+    bytes.truncate(length.unwrap_or(0));
     variables::why_no_tunable(glibc_minor(&bytes))
 }
 
