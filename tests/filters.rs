@@ -106,6 +106,24 @@ fn advice_goes_on_where_the_filter_lets_it_pass() {
     }
 }
 
+/// jumbo withdraws advice before a mapping moves or is dropped, and asks the filter about each
+/// advice.
+#[test]
+fn a_filter_that_judges_by_the_advice_is_obeyed() {
+    let files = compile(&[Source::C("judged", &[])]);
+    // MADV_DONTNEED and MADV_FREE; all of jumbo's usual advice but MADV_NOHUGEPAGE.
+    for filter in ["none", "4,8", "4,8,14,23,25", "all"] {
+        let own = ["drop", "free"];
+        let moves = ["grow", "fixed", "keep"];
+        let own = own.iter().filter(|_| filter != "none");
+        for what in moves.iter().chain(own) {
+            let program = Program::new(files.path("judged")).args([filter, what]);
+            let plain = program.plain().ok();
+            assert_alike(&plain, &program.jumbo(), &format!("{filter} {what}"));
+        }
+    }
+}
+
 /// The filter forbids getpid, which the scanner of shared memory needs.
 #[test]
 fn shared_memory_is_mapped_and_unmapped_with_the_calls_of_the_program() {

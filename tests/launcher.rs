@@ -391,3 +391,30 @@ fn the_launcher_makes_few_system_calls() {
         141
     );
 }
+
+/// malloc of glibc 2.43 advises its heap where the library cannot follow. The loader has the version
+/// of its library: here a copy that says so.
+#[test]
+fn no_tunable_is_set_for_a_library_that_is_too_new_or_unknown() {
+    let folder = tempfile::tempdir().unwrap();
+    let sh = std::fs::read("/proc/self/exe").unwrap();
+    let loader = jumbo_host::policy::elf::Executable::read(&sh[..]).unwrap();
+    let loader = std::fs::read(loader.loader.unwrap()).unwrap();
+    let marker = b" release version 2.";
+    let at = loader.windows(marker.len()).position(|some| some == marker);
+    let at = at.expect("glibc 2.33 or later") + marker.len();
+    for (digits, is_set) in [(None, true), (Some(b"43"), false), (Some(b"xx"), false)] {
+        let mut copy = loader.clone();
+        copy[at..at + 2].copy_from_slice(digits.unwrap_or(&[loader[at], loader[at + 1]]));
+        let path = folder.path().join("ld-linux-copy.so");
+        std::fs::write(&path, copy).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&path, mode).unwrap();
+        let flag: &str = format!("-Wl,--dynamic-linker={}", path.display()).leak();
+        let files = compile(&[Source::C("sparse_blocks", vec![flag].leak())]);
+        let ran = Program::new(files.path("sparse_blocks")).jumbo().ok();
+        assert_eq!(ran.number("tunables") == 1, is_set, "{digits:?}: {ran:?}");
+        // Of 500 MiB, one page in 16 is touched.
+        assert!(ran.number("peak") < 80 * MIB, "{digits:?}: {ran:?}");
+    }
+}

@@ -120,6 +120,24 @@ fn a_read_only_sys_is_enough() {
     crate::memory::assert_huge(&report, 100 * MIB, 0.9);
 }
 
+/// No file of a control group is there: that is no full group.
+#[test]
+fn a_host_without_cgroup_files_has_room() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    if !host::root() {
+        return;
+    }
+    let files = compile(&[Source::C("heap", &[])]);
+    let script = "mount -t tmpfs none /sys/fs/cgroup && exec \"$@\"";
+    let heap = Program::new(files.path("heap"))
+        .args(["256", "go", "7"])
+        .around(["unshare", "--mount", "sh", "-c", script, "sh"]);
+    let (_, report) = heap.reported();
+    crate::memory::assert_huge(&report, 100 * MIB, 0.5);
+}
+
 /// The namespace has neither /proc nor /sys.
 #[test]
 fn a_program_runs_without_proc_and_sys() {

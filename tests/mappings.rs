@@ -78,3 +78,30 @@ fn what_the_kernel_refuses_to_collapse_is_not_tried_for_ever() {
         }
     }
 }
+
+/// A huge page has no missing page. Before the program serves the faults of a range itself, the pages
+/// that it did not touch become missing again.
+#[test]
+fn a_page_that_was_not_touched_is_missing_when_it_is_registered() {
+    let files = compile(&[Source::C("registered", &["-pthread"])]);
+    for how in ["private", "shared"] {
+        let program = Program::new(files.path("registered")).arg(how);
+        let plain = program.plain().ok();
+        for options in [&[][..], &["--max-waste=unbounded"]] {
+            let ran = program.jumbo_with(options);
+            crate::support::program::assert_alike(&plain, &ran, &format!("{how} {options:?}"));
+        }
+    }
+}
+
+/// Advice of the program is remembered for its range alone: MADV_SEQUENTIAL, MADV_DONTFORK and MADV_COLD
+/// for another mapping. Tables of jumbo take no address that the program found free.
+#[test]
+fn a_mapping_grows_and_a_free_address_stays_free() {
+    let files = compile(&[Source::C("found_free", &[])]);
+    for how in ["2", "10", "20", "holes"] {
+        let program = Program::new(files.path("found_free")).arg(how);
+        let plain = program.plain().ok();
+        crate::support::program::assert_alike(&plain, &program.jumbo(), how);
+    }
+}

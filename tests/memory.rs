@@ -355,3 +355,39 @@ pub(crate) fn assert_huge(report: &Report, bytes: u64, share: f64) {
     let enough = report.heap_bytes() >= bytes as f64 && report.heap_huge_share() >= share;
     assert!(enough, "wanted {bytes} bytes, {share} huge: {report:?}");
 }
+
+/// gcore(1) writes addresses without access, too, unless the kernel has MADV_DONTDUMP for them.
+#[test]
+fn what_is_only_reserved_is_not_dumped() {
+    const SUM: &str = "kept = [bytes(60 + i % 7) for i in range(400000)]
+closed = dumped = hidden = 0
+for line in open('/proc/self/smaps'):
+    words = line.split()
+    if '-' in words[0]:
+        low, high = (int(word, 16) for word in words[0].split('-'))
+        size, access, is_anonymous = high - low, words[1], words[4] == '0'
+    if words[0] == 'VmFlags:' and is_anonymous:
+        closed += size * (access == '---p' and size >= 1 << 20)
+        dumped += size * (access == '---p' and 'dd' not in words)
+        hidden += size * (access == 'rw-p' and 'dd' in words)
+print('closed=%d dumped=%d hidden=%d' % (closed, dumped, hidden))";
+    let ran = Program::new("python3").args(["-c", SUM]).jumbo().ok();
+    assert!(ran.number("closed") > 16 * MIB, "{ran:?}");
+    assert!(ran.number("dumped") < 4 * MIB, "{ran:?}");
+    assert_eq!(ran.number("hidden"), 0, "{ran:?}");
+}
+
+/// The pieces of V8's heap (Node 22 and later), heaps with code (SBCL), and a heap in a memfd that is
+/// allocated before it is mapped (ZGC).
+#[test]
+fn heaps_that_are_mapped_otherwise_are_huge() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("placed_heaps", &[])]);
+    for how in ["pieces", "code", "allocated"] {
+        let program = Program::new(files.path("placed_heaps")).arg(how);
+        let ran = program.jumbo().ok();
+        assert!(ran.number("percent") >= 80, "{how}: {ran:?}");
+    }
+}

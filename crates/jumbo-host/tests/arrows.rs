@@ -70,7 +70,7 @@ const INSIDE: Table = &[
         "ledger",
         &["headroom", "one_page", "pool", "sandbox", "sync"],
     ),
-    ("pool", &["headroom", "sandbox"]),
+    ("pool", &["headroom", "sandbox", "sys"]),
     ("events", &[]),
     ("sandbox", &["bpf", "headroom", "one_page", "sys"]),
     ("headroom", &[]),

@@ -339,7 +339,8 @@ impl<'a> Groups<'a> {
     }
 
     /// Returns the least room of this group and those above it, from files that `read` reads. In a
-    /// container the path may exist on the host only; then its existing ancestors count.
+    /// container the path may exist on the host only; then its existing ancestors count. A group
+    /// without a readable limit counts as one without a limit.
     fn room(
         &self,
         needed: usize,
@@ -360,7 +361,7 @@ impl<'a> Groups<'a> {
                 });
                 match here {
                     Ok(room) => (seen, min_room) = (true, min_room.min(room)),
-                    Err(Errno::NOENT) => {}
+                    Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::PERM) => {}
                     Err(_) => return None,
                 }
                 let Some(above) = folder.iter().rposition(|byte| *byte == b'/') else {
@@ -377,7 +378,8 @@ impl<'a> Groups<'a> {
                 return Some(min_room);
             }
         }
-        None
+        // No file of a group is there or readable: that is no sign of a full group.
+        Some(usize::MAX)
     }
 }
 
@@ -521,15 +523,19 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_files_yield_no_room() {
+    fn unreadable_groups_are_not_full() {
         assert!(Groups::parse(&MEMORY, b"").is_none());
         let text = "4:memory:/a/b\n";
-        assert_eq!(memory(text, &[]), None);
+        assert_eq!(memory(text, &[]), Some(usize::MAX), "no folder");
         let limit = ("memory/memory.limit_in_bytes", "1000\n");
         assert_eq!(memory(text, &[limit]), None, "no usage");
         let above = ("memory/a/memory.limit_in_bytes", "denied");
         let below = ("memory/a/b/memory.limit_in_bytes", "max");
-        assert_eq!(memory(text, &[below, above]), None, "the one above");
+        assert_eq!(
+            memory(text, &[below, above]),
+            Some(usize::MAX),
+            "the one above"
+        );
         let long = format!("0::/{}", "x".repeat(MAX_PATH_BYTES));
         assert_eq!(
             memory(&long, &[("memory.max", "max")]),

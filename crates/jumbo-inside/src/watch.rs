@@ -15,7 +15,6 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use core::time::Duration;
 
-use rustix::mm::{Advice, madvise};
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -24,7 +23,7 @@ use crate::headroom::has_tasks;
 use crate::sandbox;
 use crate::standing::{self, Leader};
 use crate::sync::now;
-use crate::sys::{Blocked, Thread, process, stay_prompt, wait, wake};
+use crate::sys::{self, Blocked, Thread, process, stay_prompt, wait, wake};
 
 /// Bounds of the wait between two scans.
 pub(crate) const MIN_WAIT: Duration = Duration::from_millis(20);
@@ -225,10 +224,10 @@ pub(crate) fn begin(job: &'static Job, wait: Duration) {
     if IS_DISABLED.load(Ordering::Acquire) {
         return report_absence(Without::Ended);
     }
-    let stack = core::ptr::from_ref(&STACK).cast_mut().cast();
+    let stack = core::ptr::from_ref(&STACK).expose_provenance();
     // SAFETY: the stack is still unused, and a copy in another process must be empty.
     // MADV_WIPEONFORK, Linux 4.14.
-    if unsafe { madvise(stack, STACK_BYTES, Advice::LinuxWipeOnFork) }.is_err() {
+    if unsafe { sys::advise(stack, STACK_BYTES, libc::MADV_WIPEONFORK) }.is_err() {
         return report_absence(Without::Room);
     }
     IS_PREPARED.store(true, Ordering::Release);

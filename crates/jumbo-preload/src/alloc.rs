@@ -12,7 +12,7 @@ use jumbo_inside::density::program_break;
 use jumbo_inside::gather;
 use jumbo_inside::heap::main_heap::{self, Part};
 use jumbo_inside::heap::{self, Resize};
-use jumbo_inside::sandbox;
+use jumbo_inside::{sandbox, sys};
 
 use crate::end::invalid;
 use crate::glibc;
@@ -517,9 +517,8 @@ unsafe fn copy_out(from: *mut c_void, to: *mut c_void, length: usize, is_mapped:
         unsafe { heap::copy(start, to.addr() + at, piece) };
         let (first, last) = (start.next_multiple_of(page), (start + piece) & !(page - 1));
         if is_mapped && first < last {
-            let copied = with_exposed_provenance_mut(first);
             // SAFETY: whole pages that were copied.
-            unsafe { (next::madvise.get())(copied, last - first, libc::MADV_DONTNEED) };
+            let _ = unsafe { sys::advise(first, last - first, libc::MADV_DONTNEED) };
         }
     }
 }

@@ -161,11 +161,11 @@ doors! {
     shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void, SYS_shmat: sharing::attach;
     shmdt(at: *const c_void) -> c_int, SYS_shmdt => after[All::unmapping(at.addr(), 1)];
     fallocate(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int,
-        SYS_fallocate => after[sharing::allocating(mode)];
+        SYS_fallocate => after[sharing::allocating(fd, mode)];
     flock(fd: c_int, operation: c_int) -> c_int, SYS_flock => sharing::locked[fd, operation & libc::LOCK_UN == 0];
     fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int, SYS_fcntl => sharing::locked[fd, LOCKS.contains(&command)];
     ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int,
-        SYS_ioctl => after[sharing::requesting(request)];
+        SYS_ioctl => after[sharing::requesting(request, argument)];
     unshare(flags: c_int) -> c_int, SYS_unshare => sharing::unshared[flags];
     setns(fd: c_int, kind: c_int) -> c_int, SYS_setns => sharing::joined[];
     chroot(path: *const c_char) -> c_int, SYS_chroot => sharing::rooted[];
@@ -197,7 +197,7 @@ names! {
     mmap64(addr: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, off: off_t)
         -> *mut c_void, as mmap: maps::map;
     fallocate64(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int,
-        as fallocate => after[sharing::allocating(mode)];
+        as fallocate => after[sharing::allocating(fd, mode)];
     fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int, as fcntl => sharing::locked[fd, LOCKS.contains(&command)];
     setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int, as setrlimit: limits::set;
     prlimit64(pid: pid_t, resource: c_uint, limit: *const rlimit, before: *mut rlimit) -> c_int,

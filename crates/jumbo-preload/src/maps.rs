@@ -16,7 +16,7 @@ use libc::{
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 
-use crate::mechanisms::{All, ODDLY_ADVISED, PMD};
+use crate::mechanisms::{All, PMD};
 use crate::next;
 
 /// Flag of mappings below 2 GiB, which only x86-64 has.
@@ -234,12 +234,21 @@ fn anonymous(
     let writable = request.is_writable();
     let anywhere = request.is_anywhere();
     // A reservation (PROT_NONE) is covered as well: the program makes it accessible later.
+    let plain = flags & !MAP_NORESERVE == MAP_PRIVATE | MAP_ANONYMOUS;
+    if prot == PROT_READ | PROT_WRITE | PROT_EXEC && plain && len >= pmd {
+        // A heap that holds code. It stays where the program or the kernel places it, since code may
+        // have to be near other code.
+        let mapped = map(addr, flags);
+        if mapped != MAP_FAILED {
+            maps::advise_mapping(mapped.addr(), len, true);
+        }
+        return mapped;
+    }
     if request.is_special() || len >= pmd && !writable && prot != PROT_NONE {
         maps::count_unmodified(len);
         return map(addr, flags);
     }
     if len < pmd {
-        let plain = flags & !MAP_NORESERVE == MAP_PRIVATE | MAP_ANONYMOUS;
         if anywhere
             && plain
             && writable
@@ -247,8 +256,9 @@ fn anonymous(
         {
             return with_exposed_provenance_mut(address);
         }
-        let is_reserved = prot == PROT_NONE && flags == MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-        if is_reserved && let Some(place) = maps::place_piece(addr.addr(), len) {
+        // V8 of Node 22 and later maps the pieces of its heap with access at once.
+        let is_piece = plain && (writable || prot == PROT_NONE && flags & MAP_NORESERVE != 0);
+        if is_piece && let Some(place) = maps::place_piece(addr.addr(), len) {
             return map(with_exposed_provenance_mut(place), flags);
         }
         maps::count_unmodified(len);
@@ -272,6 +282,10 @@ fn anonymous(
     }
     mapped
 }
+
+/// Flags of mremap(2) that leave an empty mapping.
+const KEEPS: c_int = MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+const FIXED_KEEPS: c_int = KEEPS | MREMAP_FIXED;
 
 /// mremap(2), declared with its optional fifth argument: Linux's calling conventions allow that.
 ///
@@ -312,7 +326,7 @@ pub(crate) unsafe fn remap(
             moved = moved_to(place.map_or(MAP_FAILED, with_exposed_provenance_mut));
         }
     }
-    let is_split = || !ODDLY_ADVISED.load(Ordering::Relaxed) && maps::is_split(addr.addr(), old);
+    let is_split = || maps::is_split(addr.addr(), old);
     let cut = |answer: Result<usize, Errno>| match answer {
         Ok(place) => moved_to(with_exposed_provenance_mut(place)),
         Err(error) => {
@@ -338,6 +352,12 @@ pub(crate) unsafe fn remap(
                 // SAFETY: the caller's promise.
                 MREMAP_MAYMOVE => cut(unsafe { maps::move_cut(addr.addr(), old, new, None) }),
                 0 => cut(maps::grow_cut(addr.addr(), old, new)),
+                // SAFETY: as above.
+                KEEPS if old == new => cut(unsafe { maps::move_kept(addr.addr(), old, None) }),
+                FIXED_KEEPS if old == new && is_apart() => {
+                    // SAFETY: as above.
+                    cut(unsafe { maps::move_kept(addr.addr(), old, Some(to.addr())) })
+                }
                 _ => cut(Err(Errno::FAULT)),
             };
         }

@@ -5,7 +5,7 @@
 //! [`jumbo_inside::events`] has the protocol.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo_inside::events::{self, Mapping, Mechanism, Side};
 use jumbo_inside::heap::{self, maps};
@@ -88,17 +88,7 @@ pub(crate) struct Mappings;
 /// PMD size in bytes; 0 until mappings are covered.
 pub(crate) static PMD: AtomicUsize = AtomicUsize::new(0);
 
-/// Set once the program gave advice that a copy of the memory would lose (MADV_DONTFORK,
-/// MADV_DONTDUMP).
-pub(crate) static ODDLY_ADVISED: AtomicBool = AtomicBool::new(false);
-
 impl Mechanism for Mappings {
-    fn advising(address: usize, _length: usize, advice: c_int) {
-        if heap::is_sticky(advice) && maps::is_placed(address) {
-            ODDLY_ADVISED.store(true, Ordering::Relaxed);
-        }
-    }
-
     fn locking(_address: usize, length: usize) {
         /// Minimum size of text that is replaced.
         const MIN_TEXT_BYTES: usize = 1 << 20;

@@ -10,7 +10,8 @@ use core::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 
 use jumbo_inside::events::Mechanism as _;
 use jumbo_inside::reaper::{Ids, State};
-use jumbo_inside::shmem;
+use jumbo_inside::{density, sandbox, shmem, sys};
+use rustix::fd::BorrowedFd;
 
 use crate::mechanisms::All;
 use crate::next;
@@ -131,8 +132,13 @@ fn segment(id: c_int) -> Option<(usize, shmem::SharedMapping)> {
     Some((segment.shm_segsz, known))
 }
 
-/// fallocate(2): holes that the program punches in shared memory stay holes.
-pub(crate) fn allocating(mode: c_int) {
+/// fallocate(2): holes that the program punches in shared memory stay holes, and what it allocates is
+/// its own.
+pub(crate) fn allocating(fd: c_int, mode: c_int) {
+    if mode & !libc::FALLOC_FL_KEEP_SIZE == 0 && fd >= 0 {
+        // SAFETY: the program's descriptor; it is queried and not kept.
+        shmem::allocating(unsafe { BorrowedFd::borrow_raw(fd) });
+    }
     if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 {
         All::punching();
     }
@@ -172,12 +178,28 @@ pub(crate) fn locked(fd: c_int, is_lock: bool, call: impl FnOnce() -> c_int) -> 
     answer
 }
 
-/// ioctl(2): shared memory of a program that handles page faults itself is not covered.
-pub(crate) fn requesting(request: c_ulong) {
+/// ioctl(2): a program registers memory whose page faults it handles itself. Scans end, and what the
+/// program has not touched becomes missing again, so that its handler is asked for it.
+pub(crate) fn requesting(request: c_ulong, argument: c_ulong) {
     /// <linux/userfaultfd.h>.
     const UFFDIO_REGISTER: c_ulong = 0xc020_aa00;
+    const UFFDIO_REGISTER_MODE_MISSING: usize = 1;
     // The kernel takes 32 bits: some callers extend the sign of an int.
-    if request & c_ulong::from(u32::MAX) == UFFDIO_REGISTER {
-        shmem::leave();
+    if request & c_ulong::from(u32::MAX) != UFFDIO_REGISTER {
+        return;
+    }
+    shmem::leave();
+    if sandbox::is_entered() {
+        return;
+    }
+    // `struct uffdio_register` begins with start, length and mode.
+    let mut words = [0; 3];
+    let read = usize::try_from(argument).map(|from| sys::copy_words(from, &mut words));
+    let [start, length, mode] = words;
+    if read == Ok(Ok(words.len()))
+        && mode & UFFDIO_REGISTER_MODE_MISSING != 0
+        && let Some(end) = start.checked_add(length)
+    {
+        density::make_missing(&(start..end));
     }
 }

@@ -58,6 +58,9 @@ impl<'a> Launch<'a> {
             &program.reach,
             users,
         );
+        if let Some(why) = program.no_tunable {
+            plan.leave_tunable(why);
+        }
         let library = match plan.preload.then(library::find).transpose() {
             // Only children of the program would load it.
             Err(_) if !program.reach.is_reached() => {

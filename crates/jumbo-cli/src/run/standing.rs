@@ -14,6 +14,7 @@ use super::args::RunSettings;
 use super::launch::host;
 use super::options::Options;
 use super::profile::{self, FileOption};
+use super::program::why_no_tunable_here;
 use super::{Failure, library};
 
 /// Source of the options for [`standing()`].
@@ -50,13 +51,17 @@ pub(crate) fn standing(
     }
     let host = host(&root, &settings).map_err(failed)?;
     let tunables = tunables.map(str::as_bytes);
-    let plan = RunPlan::new(
+    let mut plan = RunPlan::new(
         settings.requested,
         settings.pool,
         host,
         &Reach::Reached,
         tunables,
     );
+    // The C library of an image is known only inside the container.
+    if let Some(why) = why_no_tunable_here().filter(|_| !container) {
+        plan.leave_tunable(why);
+    }
     let orders = Orders {
         libs: settings.libs.as_deref(),
         container,

@@ -110,6 +110,14 @@ impl RunPlan {
         }
     }
 
+    /// Leaves the tunable unset, for a reason that the program's C library has.
+    pub fn leave_tunable(&mut self, why: &'static str) {
+        if matches!(self.tunable, Tunable::Set(_)) {
+            self.tunable = Tunable::Left(why);
+            self.orders.tunable = false;
+        }
+    }
+
     /// Returns the reason for pages of another size than requested.
     pub fn why_other_pages(&self) -> Option<String> {
         let (requested, pool) = (self.no_pages?, self.orders.pool?);
@@ -360,6 +368,14 @@ mod tests {
 
     fn plan(reach: &Reach) -> RunPlan {
         RunPlan::new(Orders::default(), None, HOST, reach, None)
+    }
+
+    #[test]
+    fn a_tunable_is_left_for_the_sake_of_the_c_library() {
+        let mut plan = RunPlan::new(Orders::default(), None, HOST, &Reach::Reached, None);
+        assert!(plan.orders.tunable);
+        plan.leave_tunable("too new");
+        assert!(!plan.orders.tunable && plan.tunable == Tunable::Left("too new"));
     }
 
     #[test]

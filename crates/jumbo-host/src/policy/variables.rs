@@ -29,6 +29,23 @@ pub fn is_preload_separator(byte: u8) -> bool {
     byte == b':' || byte == b' '
 }
 
+/// Versions 2.N of glibc whose malloc has the huge page tunable and stays within jumbo's bound. Later
+/// ones also advise what the library cannot follow; earlier ones have no such tunable.
+const TUNABLE_MINORS: std::ops::RangeInclusive<u32> = 35..=42;
+
+/// Returns the reason against the tunable in a program with glibc 2.`minor`; `None` if there is no
+/// reason.
+pub fn why_no_tunable(minor: Option<u32>) -> Option<&'static str> {
+    match minor {
+        None => Some("the version of the program's C library is unknown"),
+        Some(minor) if TUNABLE_MINORS.contains(&minor) => None,
+        Some(minor) if minor < *TUNABLE_MINORS.start() => {
+            Some("the program's glibc, before 2.35, has none")
+        }
+        Some(_) => Some("the program's glibc, 2.43 or later, would exceed the bound with it"),
+    }
+}
+
 /// Appends malloc's huge page tunable to `GLIBC_TUNABLES`, unless the user has set it. The last
 /// duplicate wins, so nothing may follow the user's.
 ///
@@ -92,6 +109,13 @@ mod tests {
                 b"a.so:/2/libjumbo_preload.so"
             );
         }
+    }
+
+    #[test]
+    fn the_tunable_is_for_known_versions() {
+        let has = |minor| why_no_tunable(minor).is_none();
+        assert!(has(Some(35)) && has(Some(42)));
+        assert!(!has(Some(34)) && !has(Some(43)) && !has(Some(u32::MAX)) && !has(None));
     }
 
     #[test]

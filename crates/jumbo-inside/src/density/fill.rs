@@ -310,7 +310,7 @@ fn drop_content(range: &Range<usize>, may_charge: bool) {
             track(block, BlockState::Waiting);
         } else if may_charge && credit::charge_block() {
             track(block, BlockState::ADVISED);
-        } else if is_crowded() {
+        } else if is_crowded() || !sys::allows(libc::MADV_NOHUGEPAGE) {
             credit::charge_unchecked(pmd(), pmd());
             track(block, BlockState::ADVISED);
         } else {

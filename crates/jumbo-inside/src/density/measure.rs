@@ -216,7 +216,7 @@ fn count_empty(places: &[usize]) -> Result<u8, Errno> {
     Ok(empty)
 }
 
-fn mincore(address: usize, length: usize, pages: &mut [u8]) -> Result<(), Errno> {
+pub(super) fn mincore(address: usize, length: usize, pages: &mut [u8]) -> Result<(), Errno> {
     let arguments = [
         address,
         length,
@@ -229,7 +229,7 @@ fn mincore(address: usize, length: usize, pages: &mut [u8]) -> Result<(), Errno>
     unsafe { sys::request(libc::SYS_mincore, arguments).map(drop) }
 }
 
-fn is_page_zero(page: usize) -> Result<bool, Errno> {
+pub(super) fn is_page_zero(page: usize) -> Result<bool, Errno> {
     let mut words = [0usize; BUFFER_BYTES / size_of::<usize>()];
     for at in (page..page + PAGE_BYTES).step_by(BUFFER_BYTES) {
         match sys::copy_words(at, &mut words) {

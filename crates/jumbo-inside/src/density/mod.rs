@@ -9,6 +9,7 @@
 //! - `fill` advises blocks within the credit;
 //! - `ahead` advises blocks before the program fills them, on a thread;
 //! - `dense` collapses the full ones there;
+//! - `missing` makes untouched pages missing again, before the program handles their faults;
 //! - [`program_break`] applies the same to glibc's own heap.
 //!
 //! Shared memory has the folio sizes of the kernel's controls. Its ranges are in a `table`, which
@@ -23,6 +24,7 @@ mod credit;
 mod dense;
 mod fill;
 mod measure;
+mod missing;
 mod owners;
 pub mod program_break;
 mod scan;
@@ -47,6 +49,7 @@ pub(crate) use fill::{
     resident_memory,
 };
 pub(crate) use measure::{hash, is_filled, is_resident};
+pub use missing::make_missing;
 pub use scan::leave;
 pub(crate) use scan::{has_left, share, start_sharing};
 

@@ -15,7 +15,6 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use rustix::io::Errno;
-use rustix::mm::{self, Advice};
 
 use super::measure::resident;
 use super::table::{MAX_BYTES, PAGE_BYTES, RangeSlot, Span};
@@ -27,7 +26,7 @@ use crate::headroom::has_room;
 use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::sandbox;
 use crate::sync::{millis, now};
-use crate::sys::{Pagemap, Pages};
+use crate::sys::{self, Pagemap, Pages};
 use crate::watch::{self, Job, MAX_WAIT, MIN_WAIT, Stop, Without, cpu_time};
 
 /// Minimum age of a shared mapping that is scanned.
@@ -381,7 +380,6 @@ impl<'s> RangeScan<'s> {
 /// Maps a resident page as a read would, without SIGBUS. MADV_POPULATE_READ, Linux 5.14.
 #[expect(unsafe_code, reason = "advises memory")]
 fn populate(address: usize) {
-    let at = core::ptr::with_exposed_provenance_mut(address);
     // SAFETY: makes a page resident, and changes nothing.
-    let _ = unsafe { mm::madvise(at, PAGE_BYTES, Advice::LinuxPopulateRead) };
+    let _ = unsafe { sys::advise(address, PAGE_BYTES, libc::MADV_POPULATE_READ) };
 }

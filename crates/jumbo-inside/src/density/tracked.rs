@@ -1,16 +1,14 @@
 //! The tracked blocks, [`BLOCKS`]: their charges, advice and measurement.
 
 use core::ops::Range;
-use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
-use rustix::mm::{self, Advice};
 
 use super::blocks::{self, BlockState, BlockTable, SeenState};
 use super::measure::{Touched, measure};
 use super::{PMD_BYTES, credit};
-use crate::sandbox;
+use crate::{sandbox, sys};
 
 crate::one_page::table! {
     pub(super) static BLOCKS: BlockTable = BlockTable::new();
@@ -60,20 +58,18 @@ pub(super) fn update(block: usize, seen: SeenState, now: BlockState) -> bool {
     is_current
 }
 
-/// Calls MADV_NOHUGEPAGE.
+/// Calls MADV_NOHUGEPAGE; EPERM behind a filter that forbids it.
 #[expect(unsafe_code, reason = "advises memory")]
 pub(super) fn withdraw_advice(range: &Range<usize>) -> Result<()> {
-    let at = with_exposed_provenance_mut(range.start);
     // SAFETY: changes only how memory is backed, never its content.
-    unsafe { mm::madvise(at, range.len(), Advice::LinuxNoHugepage) }
+    unsafe { sys::advise(range.start, range.len(), libc::MADV_NOHUGEPAGE) }
 }
 
 /// Calls MADV_HUGEPAGE.
 #[expect(unsafe_code, reason = "advises memory")]
 pub(super) fn advise_huge(range: &Range<usize>) -> Result<()> {
-    let at = with_exposed_provenance_mut(range.start);
     // SAFETY: as above.
-    unsafe { mm::madvise(at, range.len(), Advice::LinuxHugepage) }
+    unsafe { sys::advise(range.start, range.len(), libc::MADV_HUGEPAGE) }
 }
 
 /// Measures a charged block; returns the result.

@@ -8,13 +8,13 @@ use core::ptr::{self, with_exposed_provenance_mut as at};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use rustix::io::Result;
-use rustix::mm::{self, Advice, MapFlags, MremapFlags, MsyncFlags, ProtFlags};
+use rustix::mm::{self, MapFlags, MremapFlags, MsyncFlags, ProtFlags};
 
 use super::batch::{Batch, FreeError, FreeRange, Operation};
 use super::handover::Executor;
 use super::queue::Piece;
-use crate::sys::map_own;
 pub(super) use crate::sys::unmap;
+use crate::sys::{self, map_own};
 
 /// Performs the actions of the queue. The caller of [`Batch::push`] has vouched for each range.
 #[derive(Debug)]
@@ -46,20 +46,20 @@ impl Executor for Kernel {
 /// # Safety
 /// The range is in a batch ([`Batch::push`]) that is not done.
 pub(super) unsafe fn free(range: FreeRange) -> core::result::Result<(), FreeError> {
-    let advise = |advice| {
-        // SAFETY: the promise of [`Batch::push`].
-        let answer = unsafe { mm::madvise(at(range.start()), range.length(), advice) };
-        answer.map_err(|errno| range.error(errno))
-    };
-    match range.operation() {
-        Operation::Zap | Operation::Drop => advise(Advice::LinuxDontNeed),
-        Operation::Punch { .. } => advise(Advice::LinuxRemove),
+    // SAFETY: the promise of [`Batch::push`].
+    let advise = |advice| unsafe { sys::advise(range.start(), range.length(), advice) };
+    let answer = match range.operation() {
+        // SAFETY: as above.
+        Operation::Zap => unsafe { sys::discard(range.start(), range.length()) },
+        Operation::Drop => advise(libc::MADV_DONTNEED),
+        Operation::Punch { .. } => advise(libc::MADV_REMOVE),
         Operation::Unmap => {
             // munmap(2) frees what this call cannot.
-            let _ = advise(Advice::LinuxDontNeed);
+            let _ = advise(libc::MADV_DONTNEED);
             Ok(())
         }
-    }
+    };
+    answer.map_err(|errno| range.error(errno))
 }
 
 /// Excludes a range from forked children. MADV_DONTFORK, Linux 2.6.16.
@@ -68,7 +68,7 @@ pub(super) unsafe fn free(range: FreeRange) -> core::result::Result<(), FreeErro
 /// No child uses the range.
 pub(super) unsafe fn keep_from_children(address: usize, length: usize) -> Result<()> {
     // SAFETY: the caller's promise; the content does not change.
-    unsafe { mm::madvise(at(address), length, Advice::LinuxDontFork) }
+    unsafe { sys::advise(address, length, libc::MADV_DONTFORK) }
 }
 
 /// Sets the word at `place`. The kernel clears it in each copy of this memory (fork(2), a bare
@@ -86,7 +86,7 @@ pub(super) fn mark(place: &AtomicPtr<AtomicU32>) {
     // SAFETY: as above: the page is unused and zeroed.
     let is_wiped = unsafe {
         new.cast::<u32>().write(1);
-        mm::madvise(new, page, Advice::LinuxWipeOnFork).is_ok()
+        sys::advise(new.expose_provenance(), page, libc::MADV_WIPEONFORK).is_ok()
     };
     let (success, failure) = (Ordering::Release, Ordering::Relaxed);
     // Another thread may have been first, and has set its word.
@@ -126,5 +126,5 @@ pub(super) fn may_change(address: usize) -> bool {
 /// MADV_COLD, Linux 5.4; the page is only reclaimed sooner.
 pub(super) fn is_ordinary(address: usize, page: usize) -> Result<()> {
     // SAFETY: the content of the page does not change.
-    unsafe { mm::madvise(at(address), page, Advice::LinuxCold) }
+    unsafe { sys::advise(address, page, libc::MADV_COLD) }
 }

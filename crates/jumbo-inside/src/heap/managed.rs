@@ -7,11 +7,9 @@
 //! Invariant: `USED` has a bit for each committed slice of each page.
 
 use core::ops::Range;
-use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
-use rustix::mm;
 
 use super::memory::ZeroedTable;
 use super::supply::{self, SUPPLY};
@@ -237,9 +235,8 @@ pub unsafe fn discard_base_pages(address: usize, length: usize) -> Result<()> {
         true,
     );
     // The kernel splits the huge page only once memory is short; MADV_COLD splits it now.
-    let first = with_exposed_provenance_mut(address);
     // SAFETY: advice changes the backing of memory, never its content.
-    let _ = unsafe { mm::madvise(first, rustix::param::page_size(), mm::Advice::LinuxCold) };
+    let _ = unsafe { sys::advise(address, rustix::param::page_size(), libc::MADV_COLD) };
     // SAFETY: the caller's promise.
     unsafe { memory::discard(address, length) }
 }
@@ -266,7 +263,7 @@ fn reserve_next(length: usize) -> Option<usize> {
     let end = address
         .checked_add(length)
         .filter(|end| *end <= begin + MAX_RESERVED_BYTES)?;
-    let reserved = memory::reserve(address, length);
+    let reserved = sys::reserve(address, length);
     if reserved.is_ok() || reserved == Err(Errno::EXIST) {
         RESERVED_NEXT.store(end, Ordering::Relaxed);
     }
@@ -301,7 +298,7 @@ pub unsafe fn unreserve(address: usize, length: usize) -> Result<()> {
 /// Makes a part of a [reservation](reserve) accessible, in whole huge pages.
 ///
 /// # Errors
-/// Those of mprotect(2), mostly ENOMEM.
+/// Those of mmap(2), mostly ENOMEM.
 ///
 /// # Safety
 /// The range was reserved for the caller, who relies on no fault there.
@@ -327,9 +324,11 @@ pub unsafe fn open(address: usize, length: usize) -> Result<()> {
         if IS_CLOSED.load(Ordering::Relaxed) {
             return Err(Errno::NOMEM);
         }
-        // SAFETY: the caller's promise; reservations are whole huge pages.
-        unsafe { memory::unprotect(first, end - first)? };
-        set(&OPENED, first..end);
+        for page in closed() {
+            // SAFETY: the caller's promise; reservations are whole huge pages, and this is closed.
+            unsafe { sys::map_anew(page, pmd)? };
+            set(&OPENED, page..page + pmd);
+        }
         // A program that needs little memory has it on base pages.
         let advised =
             (RESERVED_START.load(Ordering::Relaxed) + UNADVISED_PMDS * pmd).clamp(first, end);

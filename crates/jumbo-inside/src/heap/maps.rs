@@ -17,6 +17,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
 
+use super::advised;
 use super::backing::Backing;
 use super::frontier::Frontier;
 use super::{BASE_PAGE, HeapSettings, IS_PLACED, LOCKS_FUTURE, MAPS_BASE, MAPS_END, PMD, memory};
@@ -176,7 +177,7 @@ pub const fn is_placed(address: usize) -> bool {
 
 /// Reports whether the kernel may have split a mapping of the program because of jumbo: advice cut
 /// it, or it is packed with others. All of it must be plain: readable, writable, private,
-/// anonymous, without a hole or a lock. Behind a filter of the program the mapping cannot be
+/// anonymous, without a hole, a lock, or advice of the program for a part of it. Behind a filter of the program the mapping cannot be
 /// checked; a cut one then counts as split.
 pub fn is_split(address: usize, length: usize) -> bool {
     let length = length.next_multiple_of(BASE_PAGE);
@@ -185,6 +186,9 @@ pub fn is_split(address: usize, length: usize) -> bool {
     };
     let is_packed =
         || address >= MAPS_BASE && end <= PACK_END && length < PMD.load(Ordering::Relaxed);
+    if advised::splits(&(address..end)) {
+        return false;
+    }
     let is_cut = density::is_cut(&(address..end));
     if sandbox::is_entered_later() || !is_cut && !is_packed() {
         return is_cut;
@@ -306,11 +310,24 @@ pub unsafe fn move_grown(address: usize, old: usize, new: usize) -> Option<usize
     Some(target)
 }
 
-/// Reserves `length` bytes at an address with the alignment of `address`.
+/// Reserves `length` bytes at an address with the alignment of `address`: at the next one for a
+/// large mapping, or else where the kernel chooses.
 fn reserve_aligned(address: usize, length: usize) -> Option<usize> {
-    let pmd = PMD.load(Ordering::Relaxed);
-    let target = place_large(length.checked_add(pmd)?)? + address % pmd.max(1);
-    sys::reserve(target, length).ok().map(|()| target)
+    let pmd = PMD.load(Ordering::Relaxed).max(BASE_PAGE);
+    let all = length.checked_add(pmd)?;
+    let place = |start: usize| start.next_multiple_of(pmd) + address % pmd;
+    let chosen = place_large(all).map(place);
+    if let Some(target) = chosen.filter(|target| sys::reserve(*target, length).is_ok()) {
+        return Some(target);
+    }
+    let start = sys::reserve_anywhere(all.checked_add(pmd)?).ok()?;
+    let (target, end) = (place(start), start + all + pmd);
+    for (from, to) in [(start, target), (target + length, end)] {
+        #[expect(unsafe_code, reason = "unmaps memory")]
+        // SAFETY: reserved above, and outside of what is returned.
+        let _ = unsafe { memory::unmap(from, to - from) };
+    }
+    Some(target)
 }
 
 /// Does an mremap(2) that the kernel refuses because the mapping is split ([`is_split`]): moves it
@@ -340,20 +357,43 @@ pub unsafe fn move_cut(address: usize, old: usize, new: usize, to: Option<usize>
     let unit = if old < pmd { BASE_PAGE } else { pmd };
     let body = old - BASE_PAGE;
     // SAFETY: the caller's promise; the target was reserved above, or is the caller's.
-    let result = unsafe { sys::move_units(address, target, body, unit) }.and_then(|()| {
+    let result = unsafe { sys::move_units(address, target, body, unit, false) }.and_then(|()| {
         // The last page grows by the rest.
         let length = BASE_PAGE + new - old;
         // SAFETY: as above.
         let last = unsafe { memory::move_grown(address + body, target + body, BASE_PAGE, length) };
         if last.is_err() {
             // SAFETY: it was moved from there.
-            unsafe { sys::move_units(target, address, body, unit) }?;
+            unsafe { sys::move_units(target, address, body, unit, false) }?;
         }
         last
     });
     if result.is_err() && to.is_none() {
         // SAFETY: reserved above.
         let _ = unsafe { memory::unmap(target, new) };
+    }
+    result.map(|()| target)
+}
+
+/// Variant of [`move_cut`] for MREMAP_DONTUNMAP: the mapping at `address` stays, without its pages.
+///
+/// # Errors
+/// As for [`move_cut`].
+///
+/// # Safety
+/// As for [`move_cut`].
+#[expect(unsafe_code, reason = "drops the content of the memory")]
+pub unsafe fn move_kept(address: usize, length: usize, to: Option<usize>) -> Result<usize> {
+    let length = length.next_multiple_of(BASE_PAGE);
+    let target = to.or_else(|| reserve_aligned(address, length));
+    let target = target.ok_or(Errno::NOMEM)?;
+    let pmd = PMD.load(Ordering::Relaxed);
+    let unit = if length < pmd { BASE_PAGE } else { pmd };
+    // SAFETY: the caller's promise; the target was reserved above, or is the caller's.
+    let result = unsafe { sys::move_units(address, target, length, unit, true) };
+    if result.is_err() && to.is_none() {
+        // SAFETY: reserved above.
+        let _ = unsafe { memory::unmap(target, length) };
     }
     result.map(|()| target)
 }

@@ -11,15 +11,16 @@ use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use rustix::io::{Errno, Result};
-use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
+use rustix::io::Result;
+use rustix::mm::{self, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use super::BASE_PAGE;
 use super::extents::{PageRecord, Records};
 use crate::density::{self, Policy};
+pub(super) use crate::pool::populate;
+use crate::sys;
 use crate::sys::map_own;
-pub(super) use crate::sys::unmap;
-use crate::{pool, sandbox, sys};
+pub(super) use crate::sys::{discard, unmap};
 
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
@@ -30,25 +31,6 @@ fn at(address: usize) -> *mut core::ffi::c_void {
 /// Maps private zero memory at `address`; `EEXIST` if something is mapped there.
 pub(super) fn map(address: usize, length: usize) -> Result<()> {
     sys::map_at(address, length, READ_WRITE, MapFlags::empty())
-}
-
-/// Reserves addresses for [`unprotect`]; `EEXIST` if something is mapped there.
-pub(super) fn reserve(address: usize, length: usize) -> Result<()> {
-    sys::map_at(address, length, ProtFlags::empty(), MapFlags::NORESERVE)
-}
-
-/// Discards pages and keeps them mapped; maps them anew where advice is not allowed.
-///
-/// # Safety
-/// The pages are private, readable and writable, and nothing needs their content.
-pub(super) unsafe fn discard(address: usize, length: usize) -> Result<()> {
-    if sandbox::allows_advice() {
-        // SAFETY: the caller's promise.
-        return unsafe { mm::madvise(at(address), length, Advice::LinuxDontNeed) };
-    }
-    let (prot, flags) = (READ_WRITE, MapFlags::PRIVATE);
-    // SAFETY: the caller's promise; the new pages are private too, and zero.
-    unsafe { mm::mmap_anonymous(at(address), length, prot, flags | MapFlags::FIXED).map(drop) }
 }
 
 /// Advises huge pages for a range of the heap, as far as [`density`] allows.
@@ -71,14 +53,6 @@ pub(super) unsafe fn unprotect(address: usize, length: usize) -> Result<()> {
     }
 }
 
-/// Makes memory resident like [`pool::populate`]; `EPERM` behind a filter that forbids advice.
-pub(super) fn populate(address: usize, length: usize, huge: usize) -> Result<()> {
-    if !sandbox::allows_advice() {
-        return Err(Errno::PERM);
-    }
-    pool::populate(address, length, huge)
-}
-
 /// Maps zeroed hugetlb pages of `page` bytes, reserved and resident: a later touch cannot fail. On
 /// an error nothing is mapped. MAP_HUGETLB with a size: Linux 3.8.
 ///
@@ -88,7 +62,7 @@ pub(super) fn map_hugetlb(address: usize, length: usize, page: usize) -> Result<
     // The base-2 logarithm of the size, shifted by MAP_HUGE_SHIFT; see mmap(2).
     let size = MapFlags::from_bits_retain(page.trailing_zeros() << libc::MAP_HUGE_SHIFT);
     sys::map_at(address, length, READ_WRITE, MapFlags::HUGETLB | size)?;
-    pool::populate(address, length, page).inspect_err(|_| {
+    populate(address, length, page).inspect_err(|_| {
         // SAFETY: mapped above, and no other code has its address yet.
         let _ = unsafe { unmap(address, length) };
     })

@@ -19,6 +19,7 @@
 //! The code runs inside the wrapped program: no allocation, no thread-local, no re-entrant call, no
 //! panic. Where it fails, the program's allocator serves the request.
 
+mod advised;
 pub mod arena;
 mod backing;
 mod demand;
@@ -546,7 +547,7 @@ impl SharedWindow {
 }
 
 /// Reports whether advice changes pages beyond the call (madvise(2)).
-pub fn is_sticky(advice: i32) -> bool {
+fn is_sticky(advice: i32) -> bool {
     let passing = [
         libc::MADV_DONTNEED,
         libc::MADV_FREE,
@@ -568,6 +569,20 @@ impl Mechanism for Events {
         }
     }
 
+    #[inline(always)]
+    fn unmapping(address: usize, length: usize) {
+        advised::forget(&(address..address.saturating_add(length)));
+    }
+
+    // What is known of the range is still needed ([`maps::is_split`]).
+    fn moving(_address: usize, _old: usize, _new: usize) {}
+
+    fn moved(address: usize, old: usize, to: usize, new: usize) {
+        let kept = old.min(new);
+        advised::moved(address, to, kept);
+        advised::forget(&(address.saturating_add(kept)..address.saturating_add(old)));
+    }
+
     fn protected(address: usize, length: usize, protection: i32) {
         let all = libc::PROT_READ | libc::PROT_WRITE;
         if protection & libc::PROT_WRITE != 0 {
@@ -578,7 +593,8 @@ impl Mechanism for Events {
         }
     }
 
-    fn advising(address: usize, _length: usize, advice: i32) {
+    fn advising(address: usize, length: usize, advice: i32) {
+        advised::record(address, length, advice);
         if advice == libc::MADV_POPULATE_WRITE {
             demand::end();
         }
@@ -670,6 +686,7 @@ impl Mechanism for Events {
         // SAFETY: the caller's promise.
         unsafe { gather::forked(pid.cast_signed()) };
         SUPPLY.forked();
+        advised::forked();
         LOCKS_FUTURE.store(false, Ordering::Relaxed);
         demand::reset_peak();
         let Some(ledger) = stats::ledger() else {

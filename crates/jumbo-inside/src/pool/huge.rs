@@ -1,7 +1,8 @@
 //! Resident memory: [`populate`]; on THPs: [`make_huge`].
 
 use rustix::io::{Errno, Result};
-use rustix::mm::{self, Advice};
+
+use crate::sys;
 
 /// Attempts of a collapse that returns EAGAIN.
 const MAX_COLLAPSE_ATTEMPTS: usize = 8;
@@ -19,7 +20,7 @@ const MAX_COLLAPSE_ATTEMPTS: usize = 8;
 ///
 /// # Errors
 /// `EFAULT`: no hugetlb page, or a cgroup limit; `ENOMEM`: no memory, or unmapped addresses;
-/// `EINVAL`: a kernel before Linux 5.14. A part may be resident then.
+/// `EINVAL`: a kernel before Linux 5.14; `EPERM`: a filter of the program. A part may be resident then.
 pub fn populate(address: usize, length: usize, huge: usize) -> Result<()> {
     let (end, base) = (address + length, rustix::param::page_size());
     if huge > base {
@@ -33,9 +34,8 @@ pub fn populate(address: usize, length: usize, huge: usize) -> Result<()> {
 
 #[expect(unsafe_code, reason = "takes an address")]
 fn touch(address: usize, length: usize) -> Result<()> {
-    let at = core::ptr::with_exposed_provenance_mut(address);
     // SAFETY: populating changes no byte that any thread can read.
-    unsafe { mm::madvise(at, length, Advice::LinuxPopulateWrite) }
+    unsafe { sys::advise(address, length, libc::MADV_POPULATE_WRITE) }
 }
 
 /// Puts fresh anonymous or shared memory on huge pages of `pmd` bytes, whatever the host's

@@ -30,6 +30,8 @@ pub enum Answer {
 }
 
 const INVALID: usize = usize::MAX;
+/// Linux 5.18; of the reaper.
+const MADV_DONTNEED_LOCKED: i32 = 24;
 
 const fn madvise(advice: i32) -> TestCall {
     (
@@ -96,6 +98,9 @@ const OTHER_CALLS: &[TestCall] = &[
     madvise(libc::MADV_DODUMP),
     madvise(libc::MADV_REMOVE),
     madvise(libc::MADV_FREE),
+    madvise(libc::MADV_COLD),
+    madvise(libc::MADV_POPULATE_READ),
+    madvise(MADV_DONTNEED_LOCKED),
     (libc::SYS_process_madvise, [INVALID, 0, 0, 0]),
     (libc::SYS_process_vm_readv, [0, 0, 0, 0]),
     (libc::SYS_userfaultfd, [INVALID, 0, 0, 0]),

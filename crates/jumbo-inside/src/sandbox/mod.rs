@@ -6,9 +6,10 @@
 //! are reported by the preload library ([`enter`]). A filter installed by the program's own system
 //! call instruction is unknown until exec.
 //!
-//! The heap needs madvise(2), which most filters allow. A new filter is evaluated beforehand
-//! ([`super::bpf`]); advice ends only if it does not allow advice. The other calls of the heap are
-//! also those of the C library's allocator: they map, unmap, move and protect.
+//! The heap needs madvise(2), which most filters allow. A new filter is evaluated for each advice
+//! ([`super::bpf`]), since some filters judge by it; [`sys::advise`] makes no call that it does not
+//! allow. The other calls of the heap are also those of the C library's allocator: they map, unmap,
+//! move and protect.
 //!
 //! Containers start all programs under a filter. A child process tries the calls under an inherited
 //! filter, and may be killed for them ([`ask()`]). The launcher does so, and passes the number of
@@ -18,13 +19,13 @@
 //! A forked child inherits filter and result. The parent of a vfork(2) child shares its memory, so
 //! it counts a filter that the child installs. A child of a bare clone(2) looks the same.
 
-use core::ffi::CStr;
+use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::bpf::{self, Call};
-use crate::headroom;
+use crate::{headroom, sys};
 
 mod ask;
 
@@ -38,9 +39,6 @@ crate::one_page! {
     static START_COUNT: AtomicU32 = AtomicU32::new(0);
 }
 
-/// Reasons to give no advice: filters that do not allow it, or that are unknown.
-static ADVICE_BLOCKERS: AtomicU32 = AtomicU32::new(0);
-
 /// Reports whether a filter was installed after the start. An earlier one, of a container, let the
 /// dynamic loader open and read files; a later one may not.
 pub fn is_entered_later() -> bool {
@@ -52,10 +50,11 @@ pub fn is_entered() -> bool {
     FILTER_COUNT.load(Ordering::Acquire) != 0
 }
 
-/// Reports whether madvise(2) is harmless, as far as known.
+/// Reports whether jumbo's usual advice is harmless, as far as known; [`sys::allows`] reports it of
+/// one advice.
 #[inline(always)]
 pub fn allows_advice() -> bool {
-    ADVICE_BLOCKERS.load(Ordering::Acquire) == 0
+    sys::allows_usual()
 }
 
 /// Filter being installed. It counts from [`enter`] on, since the kernel may accept it.
@@ -65,7 +64,7 @@ pub struct Entering(());
 
 /// Records that a filter is about to be installed.
 pub fn enter() -> Entering {
-    ADVICE_BLOCKERS.fetch_add(1, Ordering::AcqRel);
+    sys::block();
     FILTER_COUNT.fetch_add(1, Ordering::AcqRel);
     Entering(())
 }
@@ -74,31 +73,24 @@ impl Entering {
     /// Records that the kernel refused the filter.
     pub fn refused(self) {
         FILTER_COUNT.fetch_sub(1, Ordering::AcqRel);
-        ADVICE_BLOCKERS.fetch_sub(1, Ordering::AcqRel);
+        sys::unblock();
     }
 
     /// Records that the kernel accepted the filter. `None`: unknown, or the strict mode.
     pub fn installed(self, filter: Option<&[libc::sock_filter]>) {
-        if filter.is_some_and(lets_advice) {
-            ADVICE_BLOCKERS.fetch_sub(1, Ordering::AcqRel);
+        if let Some(filter) = filter {
+            sys::forbid_unless(|advice| lets(filter, advice));
+            sys::unblock();
         }
     }
 }
 
-/// Reports whether a filter allows all advice: jumbo's, and that of glibc's tunable.
-fn lets_advice(filter: &[libc::sock_filter]) -> bool {
-    let advice = [
-        libc::MADV_HUGEPAGE,
-        libc::MADV_COLLAPSE,
-        libc::MADV_DONTNEED,
-        libc::MADV_POPULATE_WRITE,
-    ];
-    advice.into_iter().all(|advice| {
-        let advice = advice.cast_unsigned() as usize;
-        let here = lets_advice as *const () as usize;
-        let call = Call::new(libc::SYS_madvise, here, [1 << 45, 2 << 20, advice, 0, 0, 0]);
-        bpf::allows(filter, &call)
-    })
+/// Reports whether a filter allows an advice.
+fn lets(filter: &[libc::sock_filter], advice: c_int) -> bool {
+    let advice = advice.cast_unsigned() as usize;
+    let here = lets as *const () as usize;
+    let call = Call::new(libc::SYS_madvise, here, [1 << 45, 2 << 20, advice, 0, 0, 0]);
+    bpf::allows(filter, &call)
 }
 
 /// Detects filters from before the start: `Seccomp` in /proc/self/status (proc_pid_status(5), Linux
@@ -122,8 +114,10 @@ pub fn detect(tried: u32, launched_under: u32, is_container: bool) {
     }
     FILTER_COUNT.fetch_add(1, Ordering::AcqRel);
     START_COUNT.store(1, Ordering::Release);
-    if answer != Answer::Advice {
-        ADVICE_BLOCKERS.fetch_add(1, Ordering::AcqRel);
+    match answer {
+        // Only the usual advice was tried alone.
+        Answer::Advice => sys::forbid_unless(|advice| sys::USUAL.contains(&advice)),
+        _ => sys::block(),
     }
 }
 

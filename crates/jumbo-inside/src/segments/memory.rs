@@ -11,7 +11,7 @@ use core::ptr::{self, with_exposed_provenance, with_exposed_provenance_mut};
 
 use rustix::fd::AsFd;
 use rustix::io::{Errno, Result};
-use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use rustix::mm::{self, MapFlags, ProtFlags};
 
 use crate::density::{self, Policy};
 use crate::sys;
@@ -218,9 +218,9 @@ pub(super) fn touch(range: &Range<usize>, step: usize) {
 pub(super) fn populate_each(staging: &StagingArea, part: Range<usize>, step: usize) -> Result<()> {
     let page = rustix::param::page_size();
     for offset in part.clone().step_by(step) {
-        let last = at(staging.range.start + (offset + step).min(part.end) - page);
+        let last = staging.range.start + (offset + step).min(part.end) - page;
         // SAFETY: the addresses are the area's, and populating changes no byte.
-        unsafe { mm::madvise(last, page, Advice::LinuxPopulateWrite)? };
+        unsafe { sys::advise(last, page, libc::MADV_POPULATE_WRITE)? };
     }
     Ok(())
 }

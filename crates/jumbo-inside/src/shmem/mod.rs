@@ -18,9 +18,10 @@
 pub mod user;
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fd::BorrowedFd;
+use rustix::fs::Stat;
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use crate::density::{self, Policy, record_reason};
@@ -101,6 +102,44 @@ pub struct SharedMapping {
     pub has_room: bool,
 }
 
+/// Files that were empty when this process allocated their memory, by inode; 0: a free place.
+static ALLOCATED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+/// Place of the next file.
+static NEXT_ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+
+fn is_empty_and_ours(stat: &Stat) -> bool {
+    stat.st_blocks == 0 && stat.st_uid == rustix::process::geteuid().as_raw()
+}
+
+fn inode(stat: &Stat) -> u64 {
+    stat.st_dev.rotate_left(48) ^ stat.st_ino
+}
+
+fn is_allocated(stat: &Stat) -> bool {
+    let inode = inode(stat);
+    ALLOCATED
+        .iter()
+        .any(|known| known.load(Ordering::Relaxed) == inode)
+}
+
+/// Notes that the program is about to allocate memory of a file (fallocate(2)): it is charged to this
+/// process. A heap in a memfd is allocated before it is mapped.
+pub fn allocating(file: BorrowedFd<'_>) {
+    let is_covered = MIN_BYTES.load(Ordering::Relaxed) != usize::MAX && !sandbox::is_entered();
+    if !is_covered || rustix::fs::fcntl_get_seals(file).is_err() {
+        return;
+    }
+    if let Ok(stat) = rustix::fs::fstat(file)
+        && is_empty_and_ours(&stat)
+        && !is_allocated(&stat)
+    {
+        let place = NEXT_ALLOCATED.fetch_add(1, Ordering::Relaxed) % ALLOCATED.len();
+        if let Some(place) = ALLOCATED.get(place) {
+            place.store(inode(&stat), Ordering::Relaxed);
+        }
+    }
+}
+
 /// Returns the properties of a mapping of `length` bytes of `file` at `offset`; `None` unless it is
 /// on tmpfs, and under a seccomp filter, which may kill the process for these calls.
 ///
@@ -113,7 +152,7 @@ pub fn inspect(file: BorrowedFd<'_>, offset: usize, length: usize) -> Option<Sha
     let stat = rustix::fs::fstat(file).ok()?;
     let mount = rustix::fs::fstatfs(file).ok()?;
     let size = usize::try_from(stat.st_size).ok()?;
-    let ours = stat.st_blocks == 0 && stat.st_uid == rustix::process::geteuid().as_raw();
+    let ours = is_empty_and_ours(&stat) || is_allocated(&stat);
     let within = size.saturating_sub(offset).min(length);
     // An unlimited mount, such as that of memfds, reports no blocks.
     let free = mount.f_bavail.saturating_mul(mount.f_bsize.cast_unsigned());

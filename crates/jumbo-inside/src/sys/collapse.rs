@@ -4,7 +4,7 @@ use rustix::fd::{AsFd, AsRawFd};
 
 use rustix::io::Result;
 
-use super::request;
+use super::{advise, request};
 
 const MADV_COLLAPSE: usize = libc::MADV_COLLAPSE.unsigned_abs() as usize;
 const MADV_COLD: usize = libc::MADV_COLD.unsigned_abs() as usize;
@@ -17,13 +17,12 @@ const MADV_COLD: usize = libc::MADV_COLD.unsigned_abs() as usize;
 /// madvise(2); Linux 6.1.
 ///
 /// # Errors
-/// EAGAIN: try again; EBUSY: the memory cgroup is at its limit; EINVAL: not allowed here, or an
+/// EPERM: a filter of the program; EAGAIN: try again; EBUSY: the memory cgroup is at its limit; EINVAL: not allowed here, or an
 /// older kernel; ENOMEM: unmapped, or no free huge page.
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
 pub fn collapse(address: usize, length: usize) -> Result<()> {
-    let arguments = [address, length, MADV_COLLAPSE, 0, 0, 0];
     // SAFETY: the kernel checks the range, and a collapse changes no contents.
-    unsafe { request(libc::SYS_madvise, arguments).map(drop) }
+    unsafe { advise(address, length, libc::MADV_COLLAPSE) }
 }
 
 /// `process_madvise(pidfd, [address, length], MADV_COLLAPSE)`: [`collapse`] in another process.
@@ -66,19 +65,19 @@ fn advise_in(pidfd: impl AsFd, address: usize, length: usize, advice: usize) -> 
 
 /// Reports whether this kernel has MADV_COLLAPSE (Linux 6.1).
 pub fn has_collapse() -> bool {
-    knows(MADV_COLLAPSE)
+    knows(libc::MADV_COLLAPSE)
 }
 
 /// Reports whether this kernel has MADV_POPULATE_WRITE (Linux 5.14).
 pub fn has_populate() -> bool {
-    knows(libc::MADV_POPULATE_WRITE.unsigned_abs() as usize)
+    knows(libc::MADV_POPULATE_WRITE)
 }
 
 /// Reports whether madvise(2) knows an advice: it refuses an unknown one even for an empty range.
-#[expect(unsafe_code, reason = "a system call")]
-fn knows(advice: usize) -> bool {
+#[expect(unsafe_code, reason = "madvise(2)")]
+fn knows(advice: i32) -> bool {
     // SAFETY: the range is empty.
-    unsafe { request(libc::SYS_madvise, [0, 0, advice, 0, 0, 0]) }.is_ok()
+    unsafe { advise(0, 0, advice) }.is_ok()
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::io::Result;
-use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
 use super::{map_at, unmap};
@@ -41,14 +41,14 @@ fn touch(bytes: usize) -> Result<()> {
     let at = with_exposed_provenance_mut::<u8>(ADDRESS);
     let advise = |advice| {
         // SAFETY: the mapping of the caller, which nothing else uses.
-        unsafe { mm::madvise(at.cast(), bytes, advice) }
+        unsafe { super::advise(ADDRESS, bytes, advice) }
     };
-    advise(Advice::LinuxDontFork)?;
-    advise(Advice::LinuxNoHugepage)?;
+    advise(libc::MADV_DONTFORK)?;
+    advise(libc::MADV_NOHUGEPAGE)?;
     // SAFETY: as above; it is writable.
     unsafe { at.write_volatile(1) };
-    advise(Advice::LinuxDontNeed)?;
-    advise(Advice::LinuxHugepage)?;
+    advise(libc::MADV_DONTNEED)?;
+    advise(libc::MADV_HUGEPAGE)?;
     // SAFETY: as above.
     unsafe { at.write_volatile(1) };
     Ok(())

@@ -1,11 +1,12 @@
 //! System calls that rustix lacks or wraps incompletely: one wrapper each, for this crate and
 //! `jumbo::kernel`.
 //!
+//! - [`advise`], [`allows`]: madvise(2), as far as the program's filters allow it; [`discard`].
 //! - [`collapse()`], [`collapse_in`], [`cool_in`]: MADV_COLLAPSE and MADV_COLD, here or elsewhere.
 //!   [`prepare_huge_page`]: for a collapse.
 //! - [`Maps`], [`Vma`]: the mapping of an address. [`Pagemap`], [`Pages`], [`PageState`]: its
 //!   pages.
-//! - [`map_at`], [`reserve`], [`unmap`]: mappings that replace none. [`map_own`]: jumbo's own.
+//! - [`map_at`], [`reserve`], [`reserve_anywhere`], [`unmap`]: mappings that replace none. [`map_own`]: jumbo's own.
 //!   [`move_mapping`], [`move_units`]: mremap(2). [`insist`]: a call that must succeed.
 //! - [`copy_words`], [`copy_bytes`], [`copy_scattered`]: memory read without a fault.
 //!   [`is_mapped`].
@@ -16,6 +17,7 @@
 //!
 //! The module uses no other one. Invariant: no call here changes errno.
 
+mod advice;
 mod batch;
 mod collapse;
 mod copy;
@@ -28,12 +30,13 @@ mod task;
 mod userfault;
 mod vma;
 
+pub use advice::{USUAL, advise, allows, allows_usual, block, discard, forbid_unless, unblock};
 pub use batch::{stand_back, stay_prompt};
 pub use collapse::{collapse, collapse_in, cool_in, has_collapse, has_populate};
 pub use copy::{copy_bytes, copy_scattered, copy_words};
 pub use destination::prepare_huge_page;
 pub use pagemap::{PageState, Pagemap, Pages};
-pub use place::{OWN, map_at, map_own, own_hint, place_own, reserve, unmap};
+pub use place::{OWN, map_anew, map_at, map_own, place_own, reserve, reserve_anywhere, unmap};
 pub use remap::{insist, is_mapped, move_mapping, move_units};
 pub use signals::Blocked;
 pub use task::{Entry, Thread, Wait, call, clone3, wait, wake};

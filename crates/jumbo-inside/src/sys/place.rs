@@ -18,12 +18,22 @@ pub fn place_own(random: usize) {
     const MIB: usize = 1 << 20;
     // Not at the start of a huge page: with THP set to always, small tables would get one.
     let offset = random % (OWN.len() / 2) / (2 * MIB) * (2 * MIB) + MIB;
-    NEXT_OWN.store(OWN.start + offset, Ordering::Relaxed);
+    let start = OWN.start + offset;
+    NEXT_OWN.store(start, Ordering::Relaxed);
+    if reserve(start, RESERVED_BYTES).is_ok() {
+        RESERVED.store(start, Ordering::Relaxed);
+    }
 }
+
+/// Start of the reserved part of [`OWN`]; 0 without one. So the program finds no address free that a
+/// later table takes (MAP_FIXED_NOREPLACE).
+static RESERVED: AtomicUsize = AtomicUsize::new(0);
+/// Small: mlockall(2) counts it against RLIMIT_MEMLOCK.
+const RESERVED_BYTES: usize = 256 << 10;
 
 /// Returns an address for jumbo's next own mapping: a hint, maybe in use. Null: the kernel is to
 /// choose.
-pub fn own_hint(length: usize) -> *mut c_void {
+fn own_hint(length: usize) -> *mut c_void {
     if length > OWN.len() / 2 {
         return core::ptr::null_mut();
     }
@@ -40,9 +50,13 @@ pub fn own_hint(length: usize) -> *mut c_void {
 /// Those of mmap(2).
 #[expect(unsafe_code, reason = "takes an address")]
 pub fn map_own(length: usize, prot: ProtFlags, flags: MapFlags) -> Result<*mut c_void> {
-    let flags = flags.difference(MapFlags::FIXED);
-    // SAFETY: a hint replaces no mapping.
-    unsafe { mm::mmap_anonymous(own_hint(length), length, prot, flags) }
+    let hint = own_hint(length);
+    let offset = hint.addr().wrapping_sub(RESERVED.load(Ordering::Relaxed));
+    let is_reserved = offset < RESERVED_BYTES && RESERVED_BYTES - offset >= length;
+    let mut flags = flags.difference(MapFlags::FIXED);
+    flags.set(MapFlags::FIXED, is_reserved && !hint.is_null());
+    // SAFETY: a hint replaces no mapping; in the reservation, each address is given once.
+    unsafe { mm::mmap_anonymous(hint, length, prot, flags) }
 }
 
 /// Maps private anonymous memory at the free `address`. `flags` are added to MAP_PRIVATE,
@@ -68,12 +82,44 @@ pub fn map_at(address: usize, length: usize, prot: ProtFlags, flags: MapFlags) -
     Err(Errno::EXIST)
 }
 
-/// Reserves `length` bytes of address space at `address`, without memory.
+/// Reserves `length` bytes of address space at `address`, without memory, and for no core dump:
+/// gcore(1) writes what has no access, too.
 ///
 /// # Errors
 /// As [`map_at`].
+#[expect(unsafe_code, reason = "advises memory")]
 pub fn reserve(address: usize, length: usize) -> Result<()> {
-    map_at(address, length, ProtFlags::empty(), MapFlags::NORESERVE)
+    map_at(address, length, ProtFlags::empty(), MapFlags::NORESERVE)?;
+    // SAFETY: mapped above, without content.
+    let _ = unsafe { super::advise(address, length, libc::MADV_DONTDUMP) };
+    Ok(())
+}
+
+/// Maps private zero memory over other memory: without its content and advice.
+///
+/// # Errors
+/// Those of mmap(2).
+///
+/// # Safety
+/// The caller owns the range, and nothing needs its content.
+#[expect(unsafe_code, reason = "replaces memory")]
+pub unsafe fn map_anew(address: usize, length: usize) -> Result<()> {
+    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    let at = with_exposed_provenance_mut(address);
+    // SAFETY: the caller's promise.
+    unsafe { mm::mmap_anonymous(at, length, prot, flags | MapFlags::FIXED).map(drop) }
+}
+
+/// Reserves `length` bytes of address space where the kernel chooses, without memory.
+///
+/// # Errors
+/// Those of mmap(2).
+#[expect(unsafe_code, reason = "takes an address")]
+pub fn reserve_anywhere(length: usize) -> Result<usize> {
+    let (prot, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+    // SAFETY: at an address of the kernel's choice, which replaces no mapping.
+    let start = unsafe { mm::mmap_anonymous(core::ptr::null_mut(), length, prot, flags)? };
+    Ok(start.expose_provenance())
 }
 
 /// munmap(2).

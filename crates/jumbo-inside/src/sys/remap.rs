@@ -31,6 +31,7 @@ pub unsafe fn move_mapping(from: usize, to: usize, length: usize) -> Result<()> 
 
 /// Variant of [`move_mapping`] that moves unit by unit, up to each multiple of `unit`: for a range
 /// of mappings that meet only there. It reads no list of mappings, and a failure moves nothing.
+/// `keeps`: empty mappings stay at `from` (MREMAP_DONTUNMAP, Linux 5.7).
 ///
 /// # Errors
 /// The error of the first unit that fails. The earlier units move back. Only a lack of memory for
@@ -39,13 +40,28 @@ pub unsafe fn move_mapping(from: usize, to: usize, length: usize) -> Result<()> 
 /// # Safety
 /// As for [`move_mapping`]; and no thread maps memory in the range meanwhile.
 #[expect(unsafe_code, reason = "as above")]
-pub unsafe fn move_units(from: usize, to: usize, length: usize, unit: usize) -> Result<()> {
+pub unsafe fn move_units(
+    from: usize,
+    to: usize,
+    length: usize,
+    unit: usize,
+    keeps: bool,
+) -> Result<()> {
+    let kept = if keeps {
+        MremapFlags::DONTUNMAP
+    } else {
+        MremapFlags::empty()
+    };
+    let move_out = |from: usize, to: usize, length: usize| {
+        let (at, flags) = (with_exposed_provenance_mut, MremapFlags::MAYMOVE | kept);
+        // SAFETY: the caller's promise, for a part of the range.
+        unsafe { mm::mremap_fixed(at(from), length, length, flags, at(to)).map(drop) }
+    };
     let rest =
         |moved: usize| ((from + moved + 1).next_multiple_of(unit) - from).min(length) - moved;
     let mut moved = 0;
     while moved < length {
-        // SAFETY: the caller's promise, for a part of the range.
-        let answer = unsafe { move_mapping(from + moved, to + moved, rest(moved)) };
+        let answer = move_out(from + moved, to + moved, rest(moved));
         if answer.is_err() {
             let end = moved;
             moved = 0;

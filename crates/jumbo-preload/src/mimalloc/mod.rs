@@ -545,13 +545,12 @@ extern "C" fn jumbo_mimalloc_map(
     let prot = ProtFlags::from_bits_retain(prot.cast_unsigned());
     // rustix adds the flag.
     let flags = MapFlags::from_bits_retain((flags & !libc::MAP_ANONYMOUS).cast_unsigned());
-    let addr = match addr.is_null() {
-        true => sys::own_hint(len),
-        false => addr,
+    let mapped = match addr.is_null() {
+        true => sys::map_own(len, prot, flags),
+        // SAFETY: mimalloc maps at a hint, which replaces nothing, or over its own memory.
+        false => unsafe { mm::mmap_anonymous(addr, len, prot, flags) },
     };
-    // SAFETY: mimalloc maps at an address that the kernel chooses, or over its own memory. A hint
-    // replaces nothing.
-    match unsafe { mm::mmap_anonymous(addr, len, prot, flags) } {
+    match mapped {
         Ok(address) => {
             if !managed::may_hold(address.addr()) {
                 IS_ELSEWHERE.store(true, Ordering::Relaxed);
@@ -580,19 +579,18 @@ extern "C" fn jumbo_mimalloc_unmap(addr: *mut c_void, len: usize) -> c_int {
 /// madvise(2), for mimalloc.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int) -> c_int {
-    let advice = match advice {
-        libc::MADV_DONTNEED => mm::Advice::LinuxDontNeed,
-        libc::MADV_FREE => mm::Advice::LinuxFree,
+    match advice {
+        libc::MADV_DONTNEED | libc::MADV_FREE => {}
         libc::MADV_HUGEPAGE => return answer(managed::advise(addr.addr(), len)),
         _ => return answer(Err(Errno::INVAL)),
-    };
+    }
     managed::dropped(addr.addr(), len, may_reuse());
     // SAFETY, of all calls below: mimalloc drops its own memory, without blocks in it.
-    if !sandbox::allows_advice() {
+    if !sys::allows(advice) {
         // SAFETY: as above.
         return answer(unsafe { managed::discard(addr.addr(), len) });
     }
-    if advice == mm::Advice::LinuxDontNeed && gather::is_large(len) {
+    if advice == libc::MADV_DONTNEED && gather::is_large(len) {
         // The memory of a freed block: mimalloc holds no lock.
         // SAFETY: as above.
         if let Some(result) = unsafe { gather::discard(addr.addr(), len) } {
@@ -600,7 +598,7 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
         }
     }
     // SAFETY: as above.
-    answer(unsafe { mm::madvise(addr, len, advice) })
+    answer(unsafe { sys::advise(addr.addr(), len, advice) })
 }
 
 /// mprotect(2), for mimalloc.

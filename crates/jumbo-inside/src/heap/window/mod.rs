@@ -296,7 +296,7 @@ impl BlockWindow {
         density::moving(&(from..from + length));
         // SAFETY: the block's user requested the move, and the target was allocated for it. A
         // refusal may leave the target unmapped (mremap(2)), so it stays allocated.
-        unsafe { sys::move_units(from, to, length, self.pmd) }.ok()?;
+        unsafe { sys::move_units(from, to, length, self.pmd, false) }.ok()?;
         density::moved(from, to, length);
         self.count(old, new);
         self.unmapped(page, old);

@@ -34,7 +34,6 @@ use core::sync::atomic::{AtomicUsize, Ordering, fence};
 use core::time::Duration;
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, madvise};
 
 use state::{DROP, END, FAILED, FILL, PAGE, READY, REGISTER, Registry, STATE, State};
 
@@ -44,7 +43,7 @@ use crate::ledger::shm_reason as reason;
 use crate::ledger::stats::slot;
 use crate::sandbox;
 use crate::standing::{self, Leader};
-use crate::sys::{Blocked, Thread, process, request, wait};
+use crate::sys::{self, Blocked, Thread, process, request, wait};
 use crate::watch::{self, Others};
 
 /// Maximum bytes populated before a system call: it may use little of a large buffer.
@@ -119,10 +118,10 @@ fn start(registry: &'static Registry, process: i32) -> Result<(), u32> {
     if !has_tasks() {
         return Err(reason::NO_MEMORY);
     }
-    let state = core::ptr::from_ref(&STATE).cast_mut().cast();
+    let state = core::ptr::from_ref(&STATE).expose_provenance();
     // SAFETY: the content stays; a child finds zeroes, the state without threads. MADV_WIPEONFORK,
     // Linux 4.14.
-    unsafe { madvise(state, size_of::<State>(), Advice::LinuxWipeOnFork) }.map_err(reason_of)?;
+    unsafe { sys::advise(state, size_of::<State>(), libc::MADV_WIPEONFORK) }.map_err(reason_of)?;
     watch::with(&Others(end));
     registry.owner.store(process, Ordering::Relaxed);
     // Another thread may have announced a seccomp filter, and found no threads to end.
@@ -161,9 +160,9 @@ fn call(registry: &Registry, request: u32, range: &Range<usize>) -> Result<(), u
     registry.length.store(range.len(), Ordering::Relaxed);
     registry.reply.store(0, Ordering::Relaxed);
     registry.request.store(request, Ordering::Release);
-    let doorbell = core::ptr::from_ref(&STATE.doorbell).cast_mut();
+    let doorbell = core::ptr::from_ref(&STATE.doorbell).expose_provenance();
     // SAFETY: the page holds no data.
-    unsafe { madvise(doorbell.cast(), PAGE, Advice::LinuxDontNeed) }.map_err(reason_of)?;
+    unsafe { sys::advise(doorbell, PAGE, libc::MADV_DONTNEED) }.map_err(reason_of)?;
     // SAFETY: the page is mapped, at least as zeroes.
     unsafe { core::ptr::read_volatile(STATE.doorbell.0.as_ptr()) };
     match registry.reply.load(Ordering::Acquire) {
