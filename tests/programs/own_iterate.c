@@ -1,8 +1,10 @@
-/* Defines dl_iterate_phdr(3), and is ready for a call only once its own constructor has run. */
+/* Defines dl_iterate_phdr(3), and is ready for a call only once its own constructor has run. With
+ * PLAIN: does not define it. */
 #include "check.h"
 
 #include <link.h>
 
+#ifndef PLAIN
 static int is_ready;
 
 __attribute__((constructor)) static void start(void) { is_ready = 1; }
@@ -14,6 +16,7 @@ int dl_iterate_phdr(int (*visit)(struct dl_phdr_info *, size_t, void *), void *d
     CHECK(is_ready);
     return 0;
 }
+#endif
 
 int main(void)
 {

@@ -1,6 +1,6 @@
 //! The constructor: reads the configuration, joins the ledger, starts the mechanisms.
 
-use core::ffi::{c_char, c_int};
+use core::ffi::{CStr, c_char, c_int};
 use core::ptr;
 
 use jumbo_inside::density::program_break;
@@ -71,6 +71,10 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
     }
     if let Some(ledger) = orders.ledger.and_then(join) {
         heap::count_in(ledger, process());
+    }
+    if has_sanitizer() {
+        heap::add_flags(flag::SANITIZER);
+        return;
     }
     let mut flags = if is_libcs { 0 } else { flag::FOREIGN_MALLOC };
     let tunables = environment.value(b"GLIBC_TUNABLES").unwrap_or_default();
@@ -184,6 +188,23 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
         orders.orphans,
         environment.orphans_digit(),
     );
+}
+
+/// Reports whether the program has a sanitizer that gives each range of addresses a use, and ends
+/// the program for memory elsewhere.
+fn has_sanitizer() -> bool {
+    const NAMES: [&CStr; 3] = [c"__tsan_init", c"__msan_init", c"__hwasan_init"];
+    let mut is_found = false;
+    symbols::each(&mut |object| {
+        let defines = |name| {
+            object
+                .symbol(name)
+                .is_some_and(|(_, is_defined)| is_defined)
+        };
+        is_found = NAMES.into_iter().any(defines);
+        is_found
+    });
+    is_found
 }
 
 /// Reports whether the user tunes glibc's malloc: by the variables of mallopt(3), or by tunables

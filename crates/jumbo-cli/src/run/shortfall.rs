@@ -79,6 +79,11 @@ pub(super) fn find(
                       or there is no pool";
         add("small allocations", reason.to_owned());
     }
+    if has(counts, flag::SANITIZER) {
+        let reason = "a program has ThreadSanitizer, MemorySanitizer or HWAddressSanitizer, which accept no \
+                      memory at addresses that jumbo would choose: it runs as without jumbo";
+        add("huge pages", reason.to_owned());
+    }
     if orders.heap != HeapMode::Off && has(counts, flag::FOREIGN_MALLOC) {
         let whose = match has(counts, flag::MALLOC) {
             true => "some processes bring their own malloc",

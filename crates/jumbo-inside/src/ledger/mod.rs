@@ -263,6 +263,8 @@ pub mod flag {
     pub const TUNABLE: u32 = 1 << 5;
     /// mimalloc serves the small blocks of threads that allocate many, or all blocks from a pool.
     pub const MIMALLOC: u32 = 1 << 6;
+    /// The program has a sanitizer that fixes the layout of the address space: nothing is covered.
+    pub const SANITIZER: u32 = 1 << 7;
 }
 
 impl Ledger {
