@@ -8,7 +8,7 @@ use jumbo_inside::gather;
 use jumbo_inside::heap::{self, HeapSettings};
 use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, MaxWaste, Orders, PoolOrder};
-use jumbo_inside::{sandbox, shmem};
+use jumbo_inside::{orders, sandbox, shmem};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
@@ -38,7 +38,7 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
         false => Environment::current(),
     };
     let text = environment.value(Orders::VARIABLE.as_bytes());
-    let is_off = environment.value(b"JUMBO") == Some(b"off");
+    let is_off = environment.value(b"JUMBO").is_some_and(orders::is_off);
     if !is_off && let Some(text) = text.and_then(|value| core::str::from_utf8(value).ok()) {
         let orders = Orders::decode(text);
         configure(&orders, &environment);
