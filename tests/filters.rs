@@ -169,6 +169,9 @@ fn below(files: &Compiled, kind: &str, command: &str) -> String {
 /// that kills is detected without harm.
 #[test]
 fn an_inherited_filter_is_asked_and_obeyed() {
+    if crate::support::host::command("python3").is_none() {
+        return;
+    }
     let files = compile(&[Source::C("under_filter", &[])]);
     let Some(_thp) = crate::support::host::with_thp() else {
         return;

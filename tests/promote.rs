@@ -103,6 +103,9 @@ fn number(value: &Value) -> u64 {
 
 #[test]
 fn an_interpreter_is_on_huge_pages_while_it_answers() {
+    if host::command("python3").is_none() {
+        return;
+    }
     if !host::root() {
         return;
     }
@@ -264,6 +267,9 @@ fn a_program_that_maps_forks_and_executes_all_the_time_stays_as_it_is() {
 
 #[test]
 fn a_program_is_followed_as_it_grows_and_to_its_end() {
+    if host::command("python3").is_none() {
+        return;
+    }
     if !host::root() {
         return;
     }
@@ -305,6 +311,9 @@ fn a_program_is_followed_as_it_grows_and_to_its_end() {
 
 #[test]
 fn sparse_memory_stays_and_shared_memory_is_promoted() {
+    if host::command("python3").is_none() {
+        return;
+    }
     if !host::root() {
         return;
     }
@@ -364,6 +373,9 @@ fn assert_refused(ran: &Ran, why: &str) {
 
 #[test]
 fn what_cannot_be_promoted_is_refused_with_the_reason() {
+    if host::command("python3").is_none() {
+        return;
+    }
     if !host::root() {
         return;
     }
@@ -433,6 +445,9 @@ fn no_thread_is_stopped_without_the_option() {
 
 #[test]
 fn no_thread_is_traced_that_is_under_a_filter_or_a_debugger_or_stopped() {
+    if host::command("python3").is_none() {
+        return;
+    }
     if !host::root() {
         return;
     }
@@ -536,6 +551,9 @@ fn a_stop_that_comes_during_a_promotion_is_not_lost() {
 
 #[test]
 fn a_process_of_another_pid_namespace_is_promoted_from_outside() {
+    if host::command("python3").is_none() {
+        return;
+    }
     if !host::root() {
         return;
     }

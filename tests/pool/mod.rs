@@ -92,6 +92,9 @@ fn a_pool_takes_hugetlb_pages_then_thps_then_what_malloc_gives() {
 /// Four processes with 62 MiB each: in turn each can use the whole pool; in parallel all share it.
 #[test]
 fn a_pool_bounds_the_run_or_each_process() {
+    if host::command("python3").is_none() {
+        return;
+    }
     let Some(_held) = host::with_thp() else {
         return;
     };

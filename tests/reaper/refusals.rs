@@ -110,11 +110,12 @@ fn where_no_process_can_be_made_the_program_runs_without() {
     }
     let files = compile(&[Source::C("reaped", &[])]);
     let program = Program::new(files.path("reaped")).args(["16", "exit"]);
-    // `nobody` may have this one process.
+    // A user that no other test has may have this one process: `prlimit` counts those of all tests.
+    let ids = ["--reuid=61357", "--regid=61357", "--clear-groups"];
     let program = program
-        .around(["prlimit", "--nproc=1"])
-        .installed()
-        .user("nobody");
+        .around(["prlimit", "--nproc=1", "setpriv"])
+        .around(ids)
+        .installed();
     let plain = program.plain();
     assert_eq!(plain.shell_status(), 3, "{plain:?}");
     assert_alike(&plain, &program.jumbo_with(&["--reaper=on"]), "jumbo run");

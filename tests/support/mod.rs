@@ -6,12 +6,14 @@
 //! - [`report`]: jumbo's report about memory; [`smaps`]: the kernel's.
 //! - [`host`]: requirements on the host, and the lock on its global state.
 //! - `inherited`: signal dispositions that programs inherit.
+//! - `needs`: commands that a test needs.
 //! - [`wait`]: waits for an event, with a timeout.
 
 pub(crate) mod browser;
 pub(crate) mod build;
 pub(crate) mod host;
 mod inherited;
+mod needs;
 pub(crate) mod program;
 pub(crate) mod report;
 pub(crate) mod running;

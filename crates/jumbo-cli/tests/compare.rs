@@ -354,10 +354,8 @@ fn a_signal_ends_it_and_all_that_it_started() {
         std::thread::sleep(Duration::from_millis(5));
     }
     // SIGINT may be ignored, as in the background of a shell.
-    let kill = Command::new("kill")
-        .args(["-TERM", &jumbo.id().to_string()])
-        .status();
-    assert!(kill.unwrap().success());
+    let pid = rustix::process::Pid::from_child(&jumbo);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     let status = jumbo.wait().unwrap();
     assert_eq!(
         std::os::unix::process::ExitStatusExt::signal(&status),

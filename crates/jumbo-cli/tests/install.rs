@@ -2,18 +2,14 @@
 //! uninstall.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
-use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
 
-fn skip(reason: &str) {
-    assert!(
-        std::env::var_os("JUMBO_TEST_STRICT").is_none_or(|value| value != "1"),
-        "SKIP install: {reason} (JUMBO_TEST_STRICT=1)"
-    );
-    let _ = writeln!(std::io::stderr(), "SKIP install: {reason}");
-}
+#[path = "../../../tests/support/needs.rs"]
+mod needs;
+
+use needs::skip;
 
 fn shell(wrapper: &[&str], folder: &Path, script: &str) -> String {
     let script = format!("set -eux; {script}");
@@ -90,6 +86,9 @@ fn a_full_disk_leaves_what_was_there() {
 
 #[test]
 fn a_wheel_has_the_command_and_a_true_record() {
+    if needs::command("python3").is_none() {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let wheel = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/wheel");
     let jumbo = env!("CARGO_BIN_EXE_jumbo");

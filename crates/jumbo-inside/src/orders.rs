@@ -16,6 +16,16 @@ use crate::units::Bytes;
 /// Maximum size of a pool with its overcommit: the size of the reserved address range.
 pub const MAX_POOL: Bytes = Bytes(256 << 30);
 
+/// Values of the environment variable `JUMBO` that switch jumbo off, in any case.
+const OFF_WORDS: [&[u8]; 4] = [b"off", b"0", b"no", b"false"];
+
+/// Reports whether this value of the environment variable `JUMBO` switches jumbo off.
+pub fn is_off(value: &[u8]) -> bool {
+    OFF_WORDS
+        .iter()
+        .any(|word| value.eq_ignore_ascii_case(word))
+}
+
 /// Defines [`Orders`] from lines `name: type = default, form;`. The name is the key in the text,
 /// and `form` the format of the value; a value shown as `None` is omitted.
 macro_rules! orders {

@@ -8,7 +8,7 @@ use jumbo_inside::gather;
 use jumbo_inside::heap::{self, HeapSettings};
 use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, MaxWaste, Orders, PoolOrder};
-use jumbo_inside::{sandbox, shmem};
+use jumbo_inside::{orders, sandbox, shmem};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
@@ -29,7 +29,7 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
         true => unsafe { Environment::new(envp) },
         false => Environment::current(),
     };
-    if environment.value(b"JUMBO") == Some(b"off") {
+    if environment.value(b"JUMBO").is_some_and(orders::is_off) {
         return;
     }
     // SAFETY: the vector that the kernel passed.

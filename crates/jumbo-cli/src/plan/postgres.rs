@@ -118,7 +118,10 @@ impl Args {
         }
         let output = command
             .output()
-            .with_context(|| format!("cannot start {}", program.display()))?;
+            .with_context(|| {
+                let hint = "hint: --program names the server's program, such as /usr/lib/postgresql/15/bin/postgres";
+                format!("cannot start {}\n{hint}", program.display())
+            })?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         if !output.status.success() {
             let message = text(&output.stderr);

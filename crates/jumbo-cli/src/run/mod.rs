@@ -33,11 +33,13 @@ mod standing;
 mod supervise;
 mod text;
 
+use std::os::unix::ffi::OsStrExt as _;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::process::start;
+use jumbo_inside::orders;
 
 pub(crate) use args::Args;
 use args::RunSettings;
@@ -58,8 +60,7 @@ const NOT_FOUND: u8 = 127;
 const OFF: &str = "JUMBO=off";
 
 fn is_off() -> bool {
-    OFF.split_once('=')
-        .is_some_and(|(name, off)| std::env::var_os(name).is_some_and(|value| value == off))
+    std::env::var_os("JUMBO").is_some_and(|value| orders::is_off(value.as_bytes()))
 }
 
 /// Prepares the process as Rust's runtime does before `main`, and records the original state for

@@ -213,6 +213,9 @@ pub(super) fn unreached(launch: &Launch<'_>) -> String {
                 "the library's counters cannot be read without /proc (/proc/self/exe: {error})"
             );
         }
-        String::from("the loader did not load libjumbo_preload.so, or the program undid LD_PRELOAD")
+        String::from(
+            "it joined no counters: the loader did not load libjumbo_preload.so, the program undid LD_PRELOAD, \
+             or as another user it may not open them (/proc/PID/fd of jumbo)",
+        )
     })
 }

@@ -202,7 +202,10 @@ fn write(out: &mut ReportText, report: &Report<'_>) {
     }
     if let MaxWaste::Percent(percent) = report.settings.requested.max_waste {
         let untouched = Bytes(ledger.untouched);
-        let untouched = format!("{untouched} at most, huge and untouched (--max-waste={percent})");
+        let untouched = format!(
+            "{untouched} at most by jumbo, huge and untouched (--max-waste={percent}); memory that the program \
+             or its allocator advises itself is not counted"
+        );
         out.line("wasted", &untouched);
     }
     if let Some(gain) = gain(report) {

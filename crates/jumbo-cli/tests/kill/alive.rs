@@ -14,6 +14,9 @@ fn assert_as_it_was(victim: &Victim) {
 
 #[test]
 fn a_target_that_handles_the_signal_lives_on() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let mut victim = Victim::start("signal.signal(signal.SIGTERM, lambda *_: say('handled'))");
     let (row, code) = kill(&["--timeout", "0.2"], victim.pid());
     assert_eq!(code, Some(1));
@@ -28,6 +31,9 @@ fn a_target_that_handles_the_signal_lives_on() {
 
 #[test]
 fn why_it_lives_on_is_said() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     for (script, why) in [
         (
             "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
@@ -52,6 +58,9 @@ fn why_it_lives_on_is_said() {
 
 #[test]
 fn a_stopped_target_stays_stopped_and_gets_the_signal_later() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let mut victim = Victim::start("signal.signal(signal.SIGTERM, lambda *_: say('handled'))");
     victim.signal(libc::SIGSTOP);
     until("the stop", || victim.status("State").starts_with('T'));
@@ -72,6 +81,9 @@ fn a_stopped_target_stays_stopped_and_gets_the_signal_later() {
 /// Another process stops and continues the target while jumbo holds it.
 #[test]
 fn stops_and_continues_pass_through() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let script = "signal.signal(signal.SIGTERM, lambda *_: say('handled'))
 signal.signal(signal.SIGCONT, lambda *_: say('continued'))";
     let mut victim = Victim::start(script);
@@ -95,6 +107,9 @@ signal.signal(signal.SIGCONT, lambda *_: say('continued'))";
 
 #[test]
 fn interrupted_it_leaves_the_target_as_it_was() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     use std::os::unix::process::ExitStatusExt as _;
     for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGKILL] {
         let mut victim = Victim::start("signal.signal(signal.SIGTERM, lambda *_: say('handled'))");
@@ -122,6 +137,9 @@ fn interrupted_it_leaves_the_target_as_it_was() {
 /// The kill signals cover the run time of the command.
 #[test]
 fn killed_at_any_moment_it_leaves_the_target_running() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let mut victim = Victim::start(
         "signal.signal(signal.SIGTERM, lambda *_: None)
 signal.signal(signal.SIGUSR1, lambda *_: say('alive'))",

@@ -34,6 +34,9 @@ fn assert_left_to_the_kernel(row: &Value, reason: &str) {
 
 #[test]
 fn every_way_to_end_is_held() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     for (signal, number) in [
         ("TERM", 15),
         ("KILL", 9),
@@ -54,6 +57,9 @@ fn every_way_to_end_is_held() {
 
 #[test]
 fn a_program_that_ends_of_its_own_accord_is_held_then() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let handler = "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.2), os._exit(3)))";
     let victim = Victim::start(handler);
     let (row, _) = kill(&[], victim.pid());
@@ -64,6 +70,9 @@ fn a_program_that_ends_of_its_own_accord_is_held_then() {
 
 #[test]
 fn the_page_says_what_was_gained() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let victim = Victim::plain();
     let output = jumbo(&[], victim.pid()).output().unwrap();
     let page = String::from_utf8(output.stdout).unwrap();
@@ -76,6 +85,9 @@ fn the_page_says_what_was_gained() {
 
 #[test]
 fn several_are_ended_at_once() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let victims = [Victim::plain(), Victim::plain()];
     let [first, second] = victims.each_ref().map(|victim| victim.pid().to_string());
     let mut command = jumbo(&["--json", &first, &second], victims[0].pid());
@@ -87,6 +99,9 @@ fn several_are_ended_at_once() {
 
 #[test]
 fn a_stopped_process_is_killed() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let victim = Victim::plain();
     victim.signal(libc::SIGSTOP);
     until("the stop", || victim.status("State").starts_with('T'));
@@ -97,6 +112,9 @@ fn a_stopped_process_is_killed() {
 
 #[test]
 fn threads_end_with_their_process() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let threads =
         "for _ in range(50): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()";
     for signal in ["TERM", "KILL"] {
@@ -126,6 +144,9 @@ threading.Thread(target=rest).start()
 /// The first thread has ended and is a zombie as long as the process lives.
 #[test]
 fn a_process_outlives_its_first_thread() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let script = without_first_thread("end()", "    say('ready')\n    time.sleep(600)");
     let victim = Victim::start(&script);
     let (row, _) = kill(&[], victim.pid());
@@ -135,6 +156,9 @@ fn a_process_outlives_its_first_thread() {
 /// The held thread ends; other threads go on.
 #[test]
 fn the_hold_moves_on_when_its_thread_ends() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let script = without_first_thread(
         "signal.signal(signal.SIGUSR1, end)",
         "    until_traced()\n    os._exit(0)",
@@ -147,6 +171,9 @@ fn the_hold_moves_on_when_its_thread_ends() {
 /// execve(2) in another thread ends the first thread, which is held, and takes its thread ID.
 #[test]
 fn the_hold_survives_an_exec_by_another_thread() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let script = format!(
         "import base64
 signal.signal(signal.SIGUSR1, lambda *_: threading.Thread(target=os.execlp, args=('python3', 'python3', '-c', {:?})).start())",
@@ -160,6 +187,9 @@ signal.signal(signal.SIGUSR1, lambda *_: threading.Thread(target=os.execlp, args
 
 #[test]
 fn the_core_is_whole() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     // Lock of all tests that change the host's state: others set core_pattern.
     let lock = std::env::temp_dir().join("jumbo-e2e.lock");
     let still = File::create(&lock).or_else(|_| File::open(&lock)).unwrap();
@@ -198,6 +228,9 @@ fn the_core_is_whole() {
 /// The kernel must find the lock of the waiter in the memory of its dead owner.
 #[test]
 fn a_process_that_waits_for_a_robust_lock_gets_it() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let script = "
 shared = mmap.mmap(-1, 4096)
 lock = ctypes.c_char.from_buffer(shared)
@@ -223,6 +256,9 @@ if os.fork() == 0:
 /// Like a child of vfork(2), which keeps running in its parent's memory after the parent is killed.
 #[test]
 fn memory_that_another_process_shares_is_not_touched() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     // CLONE_VM without CLONE_VFORK: the child sleeps in a system call and touches no memory.
     let script = "
 pause = ctypes.cast(libc.pause, ctypes.c_void_p)
@@ -241,8 +277,8 @@ say('child %d' % libc.clone(pause, ctypes.c_void_p(top), 0x100, None))
         "the child lost its memory: {resident}"
     );
     assert!(
-        Command::new("kill")
-            .args(["-9", &child.to_string()])
+        Command::new("sh")
+            .args(["-c", "kill -9 \"$0\"", &child.to_string()])
             .status()
             .unwrap()
             .success()
@@ -261,6 +297,9 @@ fn a_small_process_is_not_worth_a_thread() {
 /// memory, and only if no other process can wait for a lock in it.
 #[test]
 fn a_process_that_is_traced_already_is_raced() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     for (script, way) in [("", "raced"), ("shared = mmap.mmap(-1, 4096)", "kernel")] {
         let victim = Victim::start(script);
         let tracer = Command::new("strace")

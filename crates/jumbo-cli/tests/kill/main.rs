@@ -10,5 +10,7 @@ mod alive;
 mod gain;
 #[path = "../../../../tests/support/inherited.rs"]
 mod inherited;
+#[path = "../../../../tests/support/needs.rs"]
+mod needs;
 mod refuse;
 mod victim;

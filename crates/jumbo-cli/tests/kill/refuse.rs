@@ -43,6 +43,9 @@ fn init_and_threads_of_the_kernel() {
 
 #[test]
 fn one_thread_of_a_process() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let victim = Victim::start("threading.Thread(target=time.sleep, args=(600,)).start()");
     let tasks = std::fs::read_dir(format!("/proc/{}/task", victim.pid())).unwrap();
     let mut tids = tasks.map(|task| {
@@ -100,6 +103,9 @@ fn a_zombie_has_ended_already() {
 
 #[test]
 fn another_user_s_process() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     if !is_root() {
         return skip(
             "another_user_s_process",
@@ -117,6 +123,9 @@ fn another_user_s_process() {
 /// Without root jumbo holds processes of its own user; an undumpable one is left to the kernel.
 #[test]
 fn without_root_one_s_own_is_held_and_an_undumpable_one_is_not() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     use std::os::unix::process::CommandExt as _;
     if !is_root() {
         return skip("without_root", "only root can become another user");

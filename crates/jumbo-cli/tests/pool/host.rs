@@ -39,6 +39,9 @@ fn a_pool_grows_shrinks_and_is_put_back() {
 
 #[test]
 fn pages_in_use_become_surplus_and_drain() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let Some(host) = Host::take("pages_in_use_become_surplus_and_drain") else {
         return;
     };
@@ -178,6 +181,9 @@ fn a_change_that_cannot_be_recorded_as_done_is_put_back() {
 
 #[test]
 fn what_a_plan_says_is_what_the_kernel_does() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let Some(host) = Host::take("what_a_plan_says_is_what_the_kernel_does") else {
         return;
     };

@@ -18,6 +18,8 @@ mod hosts;
 #[path = "../../../../tests/support/inherited.rs"]
 mod inherited;
 mod measured;
+#[path = "../../../../tests/support/needs.rs"]
+mod needs;
 mod shared;
 mod steered;
 mod support;

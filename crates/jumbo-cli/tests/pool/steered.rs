@@ -4,6 +4,9 @@ use crate::support::{Host, PageUser, Snapshot, assert_unchanged, now, stderr, st
 
 #[test]
 fn a_pool_follows_demand_by_its_overcommit_limit() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let Some(host) = Host::take("a_pool_follows_demand_by_its_overcommit_limit") else {
         return;
     };
@@ -24,6 +27,9 @@ fn a_pool_follows_demand_by_its_overcommit_limit() {
 
 #[test]
 fn waiting_ends_when_the_pages_are_free() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let Some(host) = Host::take("waiting_ends_when_the_pages_are_free") else {
         return;
     };
@@ -49,6 +55,9 @@ fn waiting_ends_when_the_pages_are_free() {
 
 #[test]
 fn looks_come_one_a_line_with_who_has_the_pages() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let Some(host) = Host::take("looks_come_one_a_line_with_who_has_the_pages") else {
         return;
     };

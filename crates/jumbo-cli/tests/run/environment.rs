@@ -135,6 +135,9 @@ fn the_tunable_of_an_outer_jumbo_is_not_the_user_s() {
 
 #[test]
 fn of_a_variable_given_twice_the_last_counts() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let python = "import ctypes, sys\n\
         words = [word.encode() for word in sys.argv[1:]]\n\
         array = ctypes.c_char_p * (len(words) + 1)\n\

@@ -128,6 +128,9 @@ fn without_proc_nothing_is_made_up() {
 
 #[test]
 fn why_nothing_is_huge_is_said_where_it_was_switched_off() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let off = ["--heap=off", "--maps=off"];
     let script = format!("b = bytearray(80 << 20)\n{WAIT_FOR_SAMPLE}");
     let itself = format!("import ctypes; ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)\n{script}");

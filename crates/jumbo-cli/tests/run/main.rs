@@ -11,6 +11,8 @@ mod hosts;
 #[path = "../../../../tests/support/inherited.rs"]
 mod inherited;
 mod installed;
+#[path = "../../../../tests/support/needs.rs"]
+mod needs;
 mod reach;
 mod report;
 mod signals;

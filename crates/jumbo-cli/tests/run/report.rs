@@ -25,6 +25,9 @@ fn report(options: &[&str], program: &[&str]) -> Value {
 
 #[test]
 fn the_report_has_what_is_documented() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let report = report(&[], &["python3", "-c", &python()]);
     assert_eq!(report["mode"], "parent");
     assert_eq!(report["exit"]["code"], 0);
@@ -57,6 +60,9 @@ fn the_report_has_what_is_documented() {
 
 #[test]
 fn the_report_survives_a_killed_program() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let script = python() + "os.kill(os.getpid(), 9)";
     let report = report(&[], &["python3", "-c", &script]);
     assert!(report["peak"]["heap"]["bytes"].as_u64().unwrap() > 90_000_000);
@@ -79,6 +85,9 @@ fn the_options_are_what_is_requested() {
 
 #[test]
 fn children_are_in_the_report() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let python = python();
     let report = report(&[], &["sh", "-c", "python3 -c \"$0\"; :", &python]);
     assert!(report["peak"]["heap"]["bytes"].as_u64().unwrap() > 90_000_000);
@@ -156,6 +165,9 @@ fn a_full_report_begins_with_the_three_lines_and_has_the_rest() {
 
 #[test]
 fn the_second_line_says_what_came_of_it() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let message = |format: &str, script: &str| {
         let mut command = jumbo();
         command.args(["run", format, "--text=off", "--", "python3", "-c", script]);
@@ -206,6 +218,9 @@ fn the_second_line_says_what_came_of_it() {
 
 #[test]
 fn addresses_that_are_only_reserved_are_not_requested() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
     let asked = |prot: &str| {
         let script = format!("import mmap\na = mmap.mmap(-1, 4 << 30, flags=34, prot={prot})");
         // With a bound jumbo does not request untouched memory either.

@@ -113,16 +113,12 @@ impl Target {
 
     /// Returns the refusal for an unreadable file of the process.
     pub(super) fn unreadable(&self, error: FileError) -> Refusal {
-        if self.process.is_gone() {
-            return Refusal::Gone;
-        }
-        if !error.is_denied() {
-            return Refusal::File(error);
-        }
+        // An ending process loses its memory before its descriptor becomes readable.
         match task::memory(&self.root, self.pid()).ok().flatten() {
-            Some(task::Memory { uid, .. }) => Refusal::Hidden { uid, error },
-            // It is ending, and has no memory left.
+            _ if self.process.is_gone() => Refusal::Gone,
             None => Refusal::Gone,
+            Some(task::Memory { uid, .. }) if error.is_denied() => Refusal::Hidden { uid, error },
+            Some(_) => Refusal::File(error),
         }
     }
 }

@@ -95,19 +95,34 @@ impl Smaps {
         root.read(format!("proc/{pid}/smaps_rollup")).map(Self)
     }
 
-    /// Returns the mappings by ascending address. Unknown lines are ignored: kernels add fields,
-    /// and the end of a process can truncate the file.
+    /// Returns the mappings by ascending address, without overlaps. Unknown lines are ignored:
+    /// kernels add fields, and the end of a process can truncate the file.
     pub fn mappings(&self) -> impl Iterator<Item = Mapping<'_>> {
+        let mut found: Vec<Mapping<'_>> = Vec::new();
         let mut lines = self.0.lines().peekable();
-        std::iter::from_fn(move || {
-            let mut mapping = lines.by_ref().find_map(header)?;
+        while let Some(mut mapping) = lines.by_ref().find_map(header) {
             while let Some(line) =
                 lines.next_if(|line| line.starts_with(|c: char| c.is_ascii_uppercase()))
             {
                 field(&mut mapping, line);
             }
-            Some(mapping)
-        })
+            // Between two read(2) calls mappings may merge: the kernel continues with the mapping
+            // at the last address, and prints the memory before it again.
+            while found.last().is_some_and(|last| mapping.start <= last.start) {
+                found.pop();
+            }
+            match found.last() {
+                // A part of the last one: the larger count has the memory of both.
+                Some(last) if mapping.start < last.end => {
+                    if mapping.rss > last.rss {
+                        found.pop();
+                        found.push(mapping);
+                    }
+                }
+                _ => found.push(mapping),
+            }
+        }
+        found.into_iter()
     }
 }
 
@@ -227,6 +242,30 @@ VmFlags: rd ex nh
         assert!(b.execute && !b.shared && b.declined && !b.advised && b.path.is_empty());
         assert_eq!(b.kernel_page_size, Some(PageSize::SIZE_2M));
         assert_eq!((b.hugetlb().0, b.size().0), (4 << 20, 4 << 20));
+    }
+
+    #[test]
+    fn memory_of_mappings_that_merged_meanwhile_counts_once() {
+        let text = |ranges: &[(u32, u32)]| {
+            let one = |(start, end): &(u32, u32)| {
+                let kib = (end - start) / 1024;
+                format!("{start:x}-{end:x} rw-p 00000000 00:00 0 \nRss: {kib} kB\n")
+            };
+            Smaps(ranges.iter().map(one).collect())
+        };
+        const PAGE: u32 = 4096;
+        for (ranges, pages) in [
+            // Two were printed, and then both with a third in one.
+            (&[(1, 2), (2, 4), (1, 6), (8, 9)][..], 6),
+            (&[(1, 2), (4, 6), (4, 8)], 5),
+            // A part of the last one.
+            (&[(1, 4), (3, 4), (4, 5)], 4),
+            (&[(1, 2), (2, 3), (3, 4)], 3),
+        ] {
+            let ranges: Vec<_> = ranges.iter().map(|(a, b)| (a * PAGE, b * PAGE)).collect();
+            let rss: Bytes = text(&ranges).mappings().map(|mapping| mapping.rss).sum();
+            assert_eq!(rss, Bytes(pages * u64::from(PAGE)), "{ranges:?}");
+        }
     }
 
     #[test]

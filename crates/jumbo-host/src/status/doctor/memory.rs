@@ -1,5 +1,6 @@
 //! Rules about the host's memory as a whole.
 
+use super::thp::many_failed;
 use super::{COMPACT_HINT, Cost, Finding, LARGE_BYTES, Snapshot};
 use crate::kernel::task::quoted;
 
@@ -66,11 +67,13 @@ fn fragmented(snapshot: &Snapshot) -> Option<Finding> {
     let host = &snapshot.host;
     let (pages, _) = host.formable_of(host.pmd_size);
     let (scattered, free) = snapshot.scattered();
-    let failed = snapshot.since_boot("compact_fail");
-    (scattered.0 > free.0 / 2 && scattered >= LARGE_BYTES && failed > 0).then(|| {
+    // A few failures since boot say nothing of the host now.
+    let (_, failed) = many_failed(snapshot, "compact_success", "compact_fail")?;
+    (scattered.0 > free.0 / 2 && scattered >= LARGE_BYTES).then(|| {
         Finding::new(
             "fragmented",
-            Cost::Slow(scattered),
+            // Free memory slows nothing down yet.
+            Cost::Unknown,
             format!(
                 "{scattered} of {free} free memory are in pieces smaller than {}, and since boot compaction has failed",
                 host.pmd_size

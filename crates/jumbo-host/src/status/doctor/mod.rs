@@ -30,7 +30,8 @@ const THP_FOLDER: &str = "/sys/kernel/mm/transparent_hugepage";
 
 /// Hint against fragmented free memory.
 const COMPACT_HINT: &str = "`echo 1 > /proc/sys/vm/compact_memory` compacts now, \
-                            `sysctl vm.compaction_proactiveness=60` compacts in the background";
+                            `sysctl vm.compaction_proactiveness=60` compacts in the background \
+                            (=20, the kernel's default, undoes it)";
 
 /// Input of the rules.
 #[derive(Clone, Debug)]

@@ -54,29 +54,32 @@ fn is_jumbo(task: &Task) -> bool {
     task.name == "jumbo" || task.measured
 }
 
-/// Minimum age in seconds for a finding: a younger program may end soon, or its memory still grows.
-const MIN_AGE_SECONDS: f64 = 10.0;
+/// Maximum age in seconds that a finding names: the program may end soon, or its memory still grows.
+const YOUNG_SECONDS: f64 = 10.0;
 
-fn is_young(task: &Task) -> bool {
-    task.age.is_some_and(|age| age < MIN_AGE_SECONDS)
+/// Note on a program that has just started.
+fn youth(task: &Task) -> String {
+    let young = task.age.filter(|age| *age < YOUNG_SECONDS);
+    young.map_or_else(String::new, |age| format!(", {age:.0} s after its start"))
+}
+
+/// Memory of the finding `small-heap` about a task; `None` without one.
+pub(super) fn reported(task: &Task) -> Option<Bytes> {
+    let is_candidate = !is_jumbo(task) && task.memory.thp_enabled != Some(false);
+    task.small_anon()
+        .filter(|small| *small >= LARGE_BYTES && is_candidate)
 }
 
 fn small_heap(task: &Task) -> Option<Finding> {
-    let small = task.small_anon()?;
-    if small < LARGE_BYTES
-        || is_young(task)
-        || is_jumbo(task)
-        || task.memory.thp_enabled == Some(false)
-    {
-        return None;
-    }
+    let small = reported(task)?;
     Some(
         Finding::new(
             "small-heap",
             Cost::Slow(small),
             format!(
-                "{} has {small} of anonymous memory on small pages",
-                label(task)
+                "{} has {small} of anonymous memory on small pages{}",
+                label(task),
+                youth(task)
             ),
         )
         .process_evidence(task.pid, "status RssAnon", task.memory.anon)
@@ -107,7 +110,7 @@ fn small_heap(task: &Task) -> Option<Finding> {
 
 fn disabled(task: &Task) -> Option<Finding> {
     let small = task.memory.anon;
-    (small >= LARGE_BYTES && !is_young(task) && !is_jumbo(task)).then(|| {
+    (small >= LARGE_BYTES && !is_jumbo(task)).then(|| {
         let hint = if task.name == "redis-server" {
             "Redis does it to itself: put `disable-thp no` into its configuration, and start it again"
                 .to_owned()
@@ -125,7 +128,7 @@ fn disabled(task: &Task) -> Option<Finding> {
         Finding::new(
             "thp-disabled",
             Cost::Slow(small),
-            format!("{} has THP switched off for itself (PR_SET_THP_DISABLE)", label(task)),
+            format!("{} has THP switched off for itself (PR_SET_THP_DISABLE){}", label(task), youth(task)),
         )
         .process_evidence(task.pid, "status THP_enabled", 0)
         .process_evidence(task.pid, "status RssAnon", small)

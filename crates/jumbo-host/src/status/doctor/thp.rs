@@ -123,7 +123,10 @@ fn no_small_folios(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
         .collect();
     let controlled = below.iter().any(|size| thp.sizes[*size].enabled.is_some());
     let never = below.iter().all(|size| is_never(thp, **size));
-    let small = small_anon(snapshot);
+    // `small-heap` has the processes whose memory whole huge pages could hold.
+    let tasks = snapshot.tasks.largest.iter();
+    let in_programs: Bytes = tasks.filter_map(super::programs::reported).sum();
+    let small = Bytes(small_anon(snapshot).0.saturating_sub(in_programs.0));
     if !controlled || !never || small < LARGE_BYTES || is_never(thp, thp.pmd_size) {
         return None;
     }
@@ -145,7 +148,10 @@ fn no_small_folios(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
                 thp.pmd_size
             ),
         )
-        .evidence("/proc/meminfo AnonPages outside AnonHugePages", small)
+        .evidence(
+            "/proc/meminfo AnonPages outside AnonHugePages, less the processes above",
+            small,
+        )
         .hint(format!("`jumbo thp set {size}=madvise`")),
     )
 }
@@ -195,7 +201,7 @@ fn no_zero_page(thp: &Thp) -> Option<Finding> {
 }
 
 /// Two counters, if `failed` has a large share of their sum.
-fn many_failed(snapshot: &Snapshot, done: &str, failed: &str) -> Option<(u64, u64)> {
+pub(super) fn many_failed(snapshot: &Snapshot, done: &str, failed: &str) -> Option<(u64, u64)> {
     let done = snapshot.host.events.get(done)?;
     let failed = snapshot.host.events.get(failed)?;
     let is_large = failed >= (done + failed) / FAILED_SHARE_DIVISOR;
