@@ -3,6 +3,10 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use jumbo::units::{Bytes, SizeError};
+use jumbo_host::kernel::Root;
+use jumbo_host::status;
+
 /// Parses a number of at least 0.
 pub(crate) fn whole<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse()
@@ -15,10 +19,52 @@ pub(crate) fn positive<T: FromStr>(text: &str) -> Result<T, String> {
         .map_err(|_| String::from("expected a whole number of at least 1"))
 }
 
+/// Parses a size with a unit. A bare number is ambiguous: programs read it in units of their own.
+pub(crate) fn size_with_unit(text: &str) -> Result<Bytes, String> {
+    let size: Bytes = text.parse().map_err(|error: SizeError| error.to_string())?;
+    match text.trim().bytes().all(|digit| digit.is_ascii_digit()) && size.0 > 0 {
+        true => Err(format!(
+            "it has no unit: {text}M is {text} MiB, {text}G is {text} GiB"
+        )),
+        false => Ok(size),
+    }
+}
+
 pub(crate) fn process(text: &str) -> Result<u32, String> {
     let pid = text.parse().ok();
     pid.filter(|pid| i32::try_from(*pid).is_ok_and(|pid| pid > 0))
         .ok_or_else(|| String::from("expected the number of a process"))
+}
+
+/// Finds the processes by PID or name, without this one. A PID stays where there is no process.
+pub(crate) fn processes(root: &Root, text: &str) -> anyhow::Result<Vec<u32>> {
+    if let Ok(pid) = process(text) {
+        return Ok(vec![pid]);
+    }
+    let mut found = status::find(root, text)?;
+    found.retain(|pid| *pid != std::process::id());
+    anyhow::ensure!(
+        !found.is_empty(),
+        "no process is `{text}`, neither by PID nor by name\n\
+         hint: names are those of `ps -e`, whole: `jumbo status` lists the largest processes"
+    );
+    Ok(found)
+}
+
+/// Finds the one process by PID or name.
+pub(crate) fn one_process(root: &Root, text: &str) -> anyhow::Result<u32> {
+    match processes(root, text)?.as_slice() {
+        [pid] => Ok(*pid),
+        several => anyhow::bail!(
+            "{} processes are `{text}`\nhint: give the PID of one: {}",
+            several.len(),
+            several
+                .iter()
+                .map(u32::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
+    }
 }
 
 /// Maximum time, about thirty years: added to a clock it does not overflow.
@@ -61,6 +107,18 @@ mod tests {
             assert!(interval(long).is_err());
         }
         assert!(seconds("1e9").is_ok());
+    }
+
+    #[test]
+    fn a_size_of_a_plan_has_a_unit() {
+        assert_eq!(size_with_unit("200M"), Ok(Bytes(200 << 20)));
+        assert_eq!(size_with_unit("0"), Ok(Bytes(0)));
+        assert!(
+            size_with_unit("200")
+                .unwrap_err()
+                .contains("200M is 200 MiB")
+        );
+        assert!(size_with_unit("many").is_err());
     }
 
     #[test]

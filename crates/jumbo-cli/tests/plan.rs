@@ -220,6 +220,13 @@ fn a_process_is_read_and_what_does_not_fit_is_printed_and_fails() {
             "no whole number of 1G pages",
         ),
         ("postgres --data /proc", 1, "", "hint: --program"),
+        (
+            "postgres --shared-buffers 200",
+            2,
+            "",
+            "it has no unit: 200M is 200 MiB",
+        ),
+        ("--pid no-such-name", 1, "", "no process is `no-such-name`"),
         ("--pid 2147483647", 1, "", "there is no process"),
         ("--pid 1 redis --data-set 1G", 2, "", "leave one away"),
     ] {

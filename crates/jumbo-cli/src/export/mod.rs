@@ -47,7 +47,7 @@ pub(crate) struct Args {
 
     /// Serve GET /metrics at this address until SIGINT or SIGTERM; port 0 is
     /// any free one
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     listen: Option<SocketAddr>,
 
     /// Maximum number of series. The smallest programs beyond are summed up under
@@ -55,6 +55,17 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = whole::<usize>,
         allow_negative_numbers = true)]
     max_series: usize,
+}
+
+/// Parses an address with a port; a bare port names the address that is probably meant.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        let port = text.trim_start_matches(':').parse::<u16>();
+        let port = port.map_or_else(|_| String::from("9841"), |port| port.to_string());
+        format!(
+            "expected an address and a port: 127.0.0.1:{port} for clients of this host, 0.0.0.0:{port} for all"
+        )
+    })
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {

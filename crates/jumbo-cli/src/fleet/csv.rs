@@ -21,6 +21,9 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Data> {
         .with_context(|| format!("cannot read {name}"))?;
     let header = header.clone();
     let hint = format!("hint: the first line has the columns {}", COLUMNS.join(","));
+    if header.is_empty() {
+        bail!("{name} is empty\n{hint}, and each other line one sample");
+    }
     let has = |column: &&str| header.iter().any(|title| title == *column);
     if !COLUMNS.iter().all(has) {
         bail!("{name}, line 1: a column is missing\n{hint}");

@@ -20,7 +20,7 @@ use jumbo_host::kernel::process::Signals;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::signal::{Number, end_by, poll};
-use crate::value::{process, seconds};
+use crate::value::{process, processes, seconds};
 use target::Target;
 
 /// End processes, with their memory freed by two CPUs at once
@@ -37,6 +37,7 @@ use target::Target;
 #[command(after_help = "Examples:
   jumbo kill 4711
   jumbo kill --signal KILL --json 4711 4712
+  jumbo kill redis-server
   jumbo kill --timeout 0.5 4711 || jumbo kill --signal KILL 4711
 
 Exit status: 0 all processes are gone; 1 one is not, or could not be ended; 2 wrong usage; 128+N \
@@ -61,22 +62,27 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// The processes
-    #[arg(required = true, value_name = "PID", value_parser = pid, allow_negative_numbers = true)]
-    pids: Vec<u32>,
+    /// The processes; a name can match several
+    #[arg(required = true, value_name = "PID|NAME", value_parser = typed, allow_negative_numbers = true)]
+    processes: Vec<String>,
 }
 
-/// Parses a PID. A word like `-9` is a signal of kill(1): the error names --signal.
-fn pid(text: &str) -> Result<u32, String> {
-    process(text).map_err(|why| match text.starts_with('-') {
-        true => format!("{why}; a signal is given with --signal"),
-        false => why,
-    })
+/// Checks a PID or name. A word like `-9` is a signal of kill(1): the error names --signal.
+fn typed(text: &str) -> Result<String, String> {
+    let is_number = text.trim_start_matches(['-', '+']).parse::<u128>().is_ok();
+    match process(text) {
+        Err(why) if text.starts_with('-') => Err(format!("{why}; a signal is given with --signal")),
+        Err(why) if is_number || text.is_empty() => Err(why),
+        _ => Ok(text.to_owned()),
+    }
 }
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     let root = Root::host();
-    let mut pids = args.pids;
+    let mut pids = Vec::new();
+    for text in &args.processes {
+        pids.extend(processes(&root, text)?);
+    }
     let mut seen = std::collections::BTreeSet::new();
     pids.retain(|pid| seen.insert(*pid));
 

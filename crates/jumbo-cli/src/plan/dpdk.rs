@@ -2,6 +2,8 @@
 
 use jumbo::units::{Bytes, PageSize};
 
+use crate::value::size_with_unit;
+
 use super::files::all;
 use super::qemu::large;
 use super::sizing::{PageKind, PlannedMapping, Workload};
@@ -16,7 +18,7 @@ use super::sizing::{PageKind, PlannedMapping, Workload};
   jumbo plan dpdk --socket-memory 512M")]
 pub(super) struct Args {
     /// The memory on each socket
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = size_with_unit)]
     pub(super) socket_memory: Bytes,
 }
 

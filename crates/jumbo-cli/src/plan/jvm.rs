@@ -2,6 +2,8 @@
 
 use jumbo::units::{Bytes, PageSize};
 
+use crate::value::size_with_unit;
+
 use super::files::all;
 use super::sizing::{PageKind, PlannedMapping, Workload};
 
@@ -16,11 +18,11 @@ use super::sizing::{PageKind, PlannedMapping, Workload};
   jumbo plan jvm --heap 4G --count 8 --for kubernetes")]
 pub(super) struct Args {
     /// The heap, for both -Xms and -Xmx
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = size_with_unit)]
     pub(super) heap: Bytes,
 
     /// ReservedCodeCacheSize
-    #[arg(long, value_name = "SIZE", default_value = "240M")]
+    #[arg(long, value_name = "SIZE", value_parser = size_with_unit, default_value = "240M")]
     pub(super) code_cache: Bytes,
 
     /// THPs by -XX:+UseTransparentHugePages: no pool

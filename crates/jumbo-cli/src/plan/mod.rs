@@ -31,7 +31,7 @@ use jumbo_host::kernel::{Root, base_page, hugetlb, hvo};
 use serde::Serialize;
 
 use crate::knobs::usage;
-use crate::value::{positive, process as pid, whole};
+use crate::value::{one_process, positive, size_with_unit, whole};
 use crate::view;
 
 use files::{ConfigReader, FileLine, PlannedFile, Values, all, fill};
@@ -60,8 +60,8 @@ pub(crate) struct Args {
     workload: Option<WorkloadArgs>,
 
     /// Read the sizes of this process instead: its mappings and its command line
-    #[arg(long, value_name = "PID", value_parser = pid, required = true)]
-    pid: Option<u32>,
+    #[arg(long, value_name = "PID|NAME", required = true)]
+    pid: Option<String>,
 
     #[command(flatten)]
     options: CommonOptions,
@@ -102,11 +102,11 @@ struct CommonOptions {
     headroom: u16,
 
     /// Memory of an instance outside huge pages [default: 1G; with --pid what it has]
-    #[arg(long, value_name = "SIZE", global = true)]
+    #[arg(long, value_name = "SIZE", value_parser = size_with_unit, global = true)]
     private: Option<Bytes>,
 
     /// Plan for another host with so much memory, equally on each node
-    #[arg(long, value_name = "SIZE", global = true)]
+    #[arg(long, value_name = "SIZE", value_parser = size_with_unit, global = true)]
     host_memory: Option<Bytes>,
 
     /// The systemd unit of the program
@@ -260,7 +260,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let (root, options) = (Root::host(), &args.options);
     let (page, parts) = (options.page_size, options.nodes.unwrap_or(1));
     let mut measured = None;
-    let workload = match (&args.workload, args.pid) {
+    let workload = match (&args.workload, &args.pid) {
         (Some(_), Some(_)) => usage("WORKLOAD and --pid exclude each other\nhint: leave one away"),
         (Some(WorkloadArgs::Postgres(args)), _) => args.workload(page)?,
         (Some(WorkloadArgs::Redis(args)), _) => args.workload(page),
@@ -270,7 +270,8 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         (Some(WorkloadArgs::Dpdk(args)), _) => args.workload(page, parts),
         (Some(WorkloadArgs::Custom(args)), _) => args.workload(page)?,
         (None, Some(pid)) => {
-            let (workload, private) = process::workload(&root, pid, page, parts)?;
+            let (workload, private) =
+                process::workload(&root, one_process(&root, pid)?, page, parts)?;
             measured = Some(private);
             workload
         }

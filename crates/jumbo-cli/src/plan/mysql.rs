@@ -2,6 +2,8 @@
 
 use jumbo::units::{Bytes, PageSize, Pages};
 
+use crate::value::size_with_unit;
+
 use super::files::all;
 use super::sizing::{PageKind, PlannedMapping, Workload};
 
@@ -15,19 +17,19 @@ use super::sizing::{PageKind, PlannedMapping, Workload};
   jumbo plan mysql --server mysql --buffer-pool 64G --group mysql")]
 pub(super) struct Args {
     /// innodb_buffer_pool_size
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = size_with_unit)]
     pub(super) buffer_pool: Bytes,
 
     /// innodb_log_buffer_size
-    #[arg(long, value_name = "SIZE", default_value = "16M")]
+    #[arg(long, value_name = "SIZE", value_parser = size_with_unit, default_value = "16M")]
     pub(super) log_buffer: Bytes,
 
     /// key_buffer_size, the cache of MyISAM
-    #[arg(long, value_name = "SIZE", default_value = "128M")]
+    #[arg(long, value_name = "SIZE", value_parser = size_with_unit, default_value = "128M")]
     pub(super) key_buffer: Bytes,
 
     /// aria_pagecache_buffer_size
-    #[arg(long, value_name = "SIZE", default_value = "128M")]
+    #[arg(long, value_name = "SIZE", value_parser = size_with_unit, default_value = "128M")]
     pub(super) aria_cache: Bytes,
 
     /// The server: their support of huge pages differs

@@ -9,6 +9,8 @@ use std::process::Command;
 use anyhow::{Context as _, bail};
 use jumbo::units::{Bytes, PageSize};
 
+use crate::value::size_with_unit;
+
 use super::files::all;
 use super::sizing::{PageKind, PlannedMapping, Workload};
 
@@ -24,7 +26,7 @@ use super::sizing::{PageKind, PlannedMapping, Workload};
   jumbo plan postgres --shared-buffers 200G --nodes 2 --for tmpfiles")]
 pub(super) struct Args {
     /// shared_buffers, such as 200G; with --data that of its configuration if not given
-    #[arg(long, value_name = "SIZE", required_unless_present = "data")]
+    #[arg(long, value_name = "SIZE", value_parser = size_with_unit, required_unless_present = "data")]
     pub(super) shared_buffers: Option<Bytes>,
 
     /// max_connections

@@ -2,6 +2,8 @@
 
 use jumbo::units::{Bytes, PageSize};
 
+use crate::value::size_with_unit;
+
 use super::files::all;
 use super::sizing::{PageKind, PlannedMapping, Workload};
 
@@ -16,7 +18,7 @@ use super::sizing::{PageKind, PlannedMapping, Workload};
   jumbo plan qemu --memory 64G --for command-line")]
 pub(super) struct Args {
     /// The RAM of a guest
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = size_with_unit)]
     pub(super) memory: Bytes,
 }
 

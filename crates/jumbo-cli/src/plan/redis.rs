@@ -2,6 +2,8 @@
 
 use jumbo::units::{Bytes, PageSize};
 
+use crate::value::size_with_unit;
+
 use super::files::all;
 use super::sizing::{PageKind, PlannedMapping, Workload};
 
@@ -15,7 +17,7 @@ use super::sizing::{PageKind, PlannedMapping, Workload};
   jumbo plan --pid $(pidof redis-server)")]
 pub(super) struct Args {
     /// The memory of the data set: maxmemory, or used_memory at its peak
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = size_with_unit)]
     pub(super) data_set: Bytes,
 }
 

@@ -57,7 +57,10 @@ pub(super) fn layered(
             && let Some(name) = entry.word.as_ref().and_then(|word| word.to_str())
         {
             let name = name.trim_start_matches("--profile=");
-            profile::entries(Path::new(name))?
+            let named =
+                |failure: Failure| Failure::own(format!("{}: {}", entry.from, failure.message));
+            profile::entries(&beside(&entry.from, name))
+                .map_err(named)?
                 .into_iter()
                 .for_each(&mut add);
         }
@@ -67,6 +70,16 @@ pub(super) fn layered(
         profile::entries(typed)?.into_iter().for_each(&mut add);
     }
     Ok(entries)
+}
+
+/// Path of the profile that a configuration file names, with the line as its source `from`: a
+/// relative path stands beside the file, a bare name stays one.
+fn beside(from: &str, name: &str) -> PathBuf {
+    let file = from.rsplit_once(", line ").map_or(from, |(file, _)| file);
+    match Path::new(file).parent() {
+        Some(folder) if name.contains('/') => folder.join(name),
+        _ => PathBuf::from(name),
+    }
 }
 
 /// Prints each option with its value and the source of the value.

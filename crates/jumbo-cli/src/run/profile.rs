@@ -124,10 +124,16 @@ fn named(name: &str) -> Result<(String, String), Failure> {
     built_in
         .map(|(known, text)| ((*known).to_owned(), (*text).to_owned()))
         .ok_or_else(|| {
+            let known = known();
+            let nearest = known
+                .iter()
+                .min_by_key(|known| strsim::levenshtein(known, name));
+            let nearest = nearest.map_or("", String::as_str);
+            let all: Vec<_> = known.iter().map(String::as_str).collect();
+            let all = all.join(", ");
             Failure::own(format!(
-                "there is no profile `{name}`\nhint: profiles that come with jumbo: {}; a file has a \
-                 path: ./{name}",
-                names()
+                "there is no profile `{name}`\nhint: the nearest is {nearest}; known are {all}; a file \
+                 has a path: ./{name}"
             ))
         })
 }

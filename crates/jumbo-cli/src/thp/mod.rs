@@ -206,6 +206,16 @@ fn assignments(
     }
 }
 
+/// Knobs without a size.
+const KNOBS: [&str; 6] = [
+    "enabled",
+    "shmem",
+    "defrag",
+    "max_ptes_none",
+    "use_zero_page",
+    "shrink_underused",
+];
+
 /// Error for a size that is no folio size on any kernel, such as 65K.
 fn no_folio_size(name: &str, sizes: &[PageSize]) -> Option<String> {
     let typed = name.strip_suffix(".shmem").unwrap_or(name);
@@ -227,6 +237,17 @@ fn no_folio_size(name: &str, sizes: &[PageSize]) -> Option<String> {
     ))
 }
 
+/// Error for an unknown knob, with the nearest one.
+fn no_knob(name: &str) -> String {
+    let nearest = KNOBS
+        .into_iter()
+        .min_by_key(|knob| strsim::levenshtein(knob, name));
+    let (nearest, all) = (nearest.unwrap_or_default(), KNOBS.join(", "));
+    format!(
+        "there is no knob `{name}`\nhint: the nearest is {nearest}; known are {all}, and a size such as 64K or 64K.shmem"
+    )
+}
+
 /// Parses `enabled=madvise` or `64K.shmem=advise`.
 fn assignment(text: &str, side: Side, sizes: &[PageSize]) -> Result<(Knob, Value), String> {
     let wrong =
@@ -237,7 +258,7 @@ fn assignment(text: &str, side: Side, sizes: &[PageSize]) -> Result<(Knob, Value
     }
     let of_side =
         (side == Side::Shmem && name.parse::<PageSize>().is_ok()).then(|| format!("{name}.shmem"));
-    let knob = Knob::thp_named(of_side.as_deref().unwrap_or(name)).ok_or_else(wrong)?;
+    let knob = Knob::thp_named(of_side.as_deref().unwrap_or(name)).ok_or_else(|| no_knob(name))?;
     let value = match knob.takes_word() {
         true => value.into(),
         false => {
@@ -308,7 +329,9 @@ mod tests {
             "{odd}"
         );
         assert!(error("1900K.shmem=always").contains("nearest is 2M;"));
-        assert!(error("65Q=always").contains("is not KNOB=VALUE"));
+        assert!(error("65Q=always").contains("no knob `65Q`"));
+        let misspelt = error("enable=always");
+        assert!(misspelt.contains("the nearest is enabled;"), "{misspelt}");
         assert!(assignment("64K=always", Side::Shmem, &sizes).is_ok());
     }
 }

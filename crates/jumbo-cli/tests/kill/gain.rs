@@ -286,6 +286,35 @@ say('child %d' % libc.clone(pause, ctypes.c_void_p(top), 0x100, None))
 }
 
 #[test]
+fn a_name_stands_for_all_processes_that_have_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("jumbo-named");
+    // Another process writes it: a child of another test could have it open for writing.
+    let copied = Command::new("cp").arg("/bin/sleep").arg(&program).status();
+    assert!(copied.unwrap().success());
+    let script = "echo ready; exec \"$0\" 600";
+    let start = || Victim::of(Command::new("sh").args(["-c", script]).arg(&program));
+    let victims = [start(), start()];
+    let by_name = |name: &str| {
+        let mut jumbo = Command::new(env!("CARGO_BIN_EXE_jumbo"));
+        jumbo.args(["kill", "--json", name]);
+        jumbo
+    };
+    for victim in &victims {
+        until("the program", || victim.status("Name") == "jumbo-named");
+    }
+    let output = by_name("jumbo-named").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    for victim in &victims {
+        assert!(text.contains(&victim.pid().to_string()), "{text}");
+    }
+    let none = by_name("no-such-name").output().unwrap();
+    let error = String::from_utf8(none.stderr).unwrap();
+    assert!(error.contains("no process is `no-such-name`"), "{error}");
+}
+
+#[test]
 fn a_small_process_is_not_worth_a_thread() {
     let victim = Victim::of(Command::new("sh").args(["-c", "echo ready; exec sleep 600"]));
     let (row, code) = kill(&[], victim.pid());

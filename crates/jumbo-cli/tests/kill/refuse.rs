@@ -65,7 +65,6 @@ fn one_thread_of_a_process() {
 fn wrong_usage_is_2() {
     for arguments in [
         &["0"][..],
-        &["x"],
         &[],
         &["-s", "NONE", "1"],
         &["-t", "-1", "1"],

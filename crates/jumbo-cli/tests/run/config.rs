@@ -205,6 +205,36 @@ fn a_file_that_cannot_be_used_names_itself_and_nothing_is_started() {
 }
 
 #[test]
+fn a_relative_profile_stands_beside_the_file_that_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    file("mine.toml", "keep = \"10%\"\n");
+    let shown = |config: &str| {
+        file("jumbo.toml", config);
+        let mut jumbo = jumbo();
+        jumbo
+            .args(["run", "--show-config", "true"])
+            .current_dir("/");
+        output(jumbo.env("XDG_CONFIG_HOME", folder.path()))
+    };
+    let ok = shown("profile = \"./mine.toml\"\n");
+    assert!(
+        String::from_utf8_lossy(&ok.stdout).contains("mine.toml, line 1"),
+        "{ok:?}"
+    );
+    for (config, error) in [
+        ("\nprofile = \"nodee\"\n", "the nearest is node;"),
+        ("\nprofile = \"./none.toml\"\n", "none.toml"),
+    ] {
+        let output = shown(config);
+        let error_text = stderr(&output);
+        assert_eq!(output.status.code(), Some(125), "{error_text}");
+        assert!(error_text.contains("jumbo.toml, line 2"), "{error_text}");
+        assert!(error_text.contains(error), "{error_text}");
+    }
+}
+
+#[test]
 fn jumbo_off_starts_the_program_plainly() {
     let plain = stdout(Command::new("env").arg("-0").env("JUMBO", "off"));
     for mode in MODES {

@@ -19,7 +19,7 @@ pub fn place_own(random: usize) {
     // Not at the start of a huge page: with THP set to always, small tables would get one.
     let offset = random % (OWN.len() / 2) / (2 * MIB) * (2 * MIB) + MIB;
     let start = OWN.start + offset;
-    NEXT_OWN.store(start, Ordering::Relaxed);
+    NEXT_OWN.store(start + RESERVED_BYTES, Ordering::Relaxed);
     if reserve(start, RESERVED_BYTES).is_ok() {
         RESERVED.store(start, Ordering::Relaxed);
     }
@@ -28,8 +28,22 @@ pub fn place_own(random: usize) {
 /// Start of the reserved part of [`OWN`]; 0 without one. So the program finds no address free that a
 /// later table takes (MAP_FIXED_NOREPLACE).
 static RESERVED: AtomicUsize = AtomicUsize::new(0);
+/// Used bytes of the reserved part.
+static USED: AtomicUsize = AtomicUsize::new(0);
 /// Small: mlockall(2) counts it against RLIMIT_MEMLOCK.
 const RESERVED_BYTES: usize = 256 << 10;
+
+/// Takes `length` bytes of the reserved part; `None` if they do not fit.
+fn take_reserved(length: usize) -> Option<usize> {
+    let start = RESERVED.load(Ordering::Relaxed);
+    let fits = |used: usize| {
+        used.checked_add(length)
+            .filter(|end| *end <= RESERVED_BYTES)
+    };
+    let relaxed = Ordering::Relaxed;
+    let offset = (start != 0).then(|| USED.fetch_update(relaxed, relaxed, fits));
+    offset?.ok().map(|offset| start + offset)
+}
 
 /// Returns an address for jumbo's next own mapping: a hint, maybe in use. Null: the kernel is to
 /// choose.
@@ -38,9 +52,8 @@ fn own_hint(length: usize) -> *mut c_void {
         return core::ptr::null_mut();
     }
     // Contiguous, so that they are one mapping.
-    let pages = length.next_multiple_of(rustix::param::page_size());
-    let at = NEXT_OWN.fetch_add(pages, Ordering::Relaxed);
-    with_exposed_provenance_mut(if at + pages <= OWN.end { at } else { 0 })
+    let at = NEXT_OWN.fetch_add(length, Ordering::Relaxed);
+    with_exposed_provenance_mut(if at + length <= OWN.end { at } else { 0 })
 }
 
 /// Maps anonymous memory among jumbo's [own](OWN) addresses, or else at the kernel's choice.
@@ -50,13 +63,15 @@ fn own_hint(length: usize) -> *mut c_void {
 /// Those of mmap(2).
 #[expect(unsafe_code, reason = "takes an address")]
 pub fn map_own(length: usize, prot: ProtFlags, flags: MapFlags) -> Result<*mut c_void> {
-    let hint = own_hint(length);
-    let offset = hint.addr().wrapping_sub(RESERVED.load(Ordering::Relaxed));
-    let is_reserved = offset < RESERVED_BYTES && RESERVED_BYTES - offset >= length;
-    let mut flags = flags.difference(MapFlags::FIXED);
-    flags.set(MapFlags::FIXED, is_reserved && !hint.is_null());
+    let pages = length.checked_next_multiple_of(rustix::param::page_size());
+    let pages = pages.ok_or(Errno::NOMEM)?;
+    let flags = flags.difference(MapFlags::FIXED);
+    let (at, flags) = match take_reserved(pages) {
+        Some(at) => (with_exposed_provenance_mut(at), flags | MapFlags::FIXED),
+        None => (own_hint(pages), flags),
+    };
     // SAFETY: a hint replaces no mapping; in the reservation, each address is given once.
-    unsafe { mm::mmap_anonymous(hint, length, prot, flags) }
+    unsafe { mm::mmap_anonymous(at, length, prot, flags) }
 }
 
 /// Maps private anonymous memory at the free `address`. `flags` are added to MAP_PRIVATE,
