@@ -291,7 +291,7 @@ fn a_csv_that_is_wrong_is_refused_with_its_place() {
     let path = file.to_str().unwrap();
     let row = |row: &str| format!("{}{row}\n", csv(4, 4, "1"));
     for (text, expected) in [
-        (String::new(), "line 1: a column is missing"),
+        (String::new(), "fleet.csv is empty"),
         ("time,unit,arm,metric,value\n".to_owned(), "no samples"),
         (
             "time,pod,arm,metric,value\n".to_owned(),
