@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jumbo_host::kernel::Root;
 use serde::Serialize;
 
+use crate::launch::{Launch, Peer};
 use crate::machine::Machine;
 use crate::memory::Retakes;
 use crate::published::{self, Citation};
@@ -118,6 +119,28 @@ pub enum Verdict {
     NoDifference,
     /// The candidate is worse.
     Behind,
+}
+
+impl Row {
+    /// Reports whether the row compares the baseline with itself.
+    pub fn is_aa(&self) -> bool {
+        self.what.measure.ends_with(", A/A")
+    }
+
+    /// Reports whether the row is about jumbo: neither an A/A row nor one of a peer alone.
+    pub fn is_of_jumbo(&self) -> bool {
+        let name = &self.candidate.name;
+        let is_peer = *name == Launch::Tunable.name() || Peer::names().any(|peer| peer == name);
+        !self.is_aa() && !is_peer
+    }
+
+    /// Text of the verdict for tables. An A/A row is neither ahead nor behind.
+    pub fn verdict_text(&self) -> &'static str {
+        match self.verdict {
+            Verdict::Ahead | Verdict::Behind if self.is_aa() => "differs from itself",
+            verdict => verdict.text(),
+        }
+    }
 }
 
 impl Verdict {
@@ -276,6 +299,17 @@ impl Row {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn only_rows_about_jumbo_have_a_verdict_on_it() {
+        let mut it = row(Row::ratio, "same", &[2.0, 2.1, 2.0], &[4.0, 4.2, 4.1]);
+        assert!(it.is_of_jumbo() && it.verdict_text() == "BEHIND");
+        it.candidate.name = Launch::Tunable.name();
+        assert!(!it.is_of_jumbo());
+        it.candidate.name = "plain again".to_owned();
+        it.what.measure += ", A/A";
+        assert!(!it.is_of_jumbo() && it.verdict_text() == "differs from itself");
+    }
 
     fn row(
         of: fn(Quantity, [Samples; 2]) -> Row,

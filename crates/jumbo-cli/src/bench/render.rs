@@ -81,7 +81,7 @@ pub(crate) fn cells(row: &Row) -> [String; 8] {
         row.candidate.name.clone(),
         side(&row.candidate),
         comparison,
-        row.verdict.text().to_owned(),
+        row.verdict_text().to_owned(),
         row.what.published.unwrap_or_default().to_owned(),
     ]
 }

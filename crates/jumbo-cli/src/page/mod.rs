@@ -201,14 +201,14 @@ fn reading() -> Markup {
 
 fn overview(tables: &[Measured]) -> Markup {
     let count = |table: &Table, verdict| {
-        let rows = table.rows.iter().filter(|row| !is_aa(row));
+        let rows = table.rows.iter().filter(|row| row.is_of_jumbo());
         rows.filter(|row| row.verdict == verdict).count()
     };
     html! {
         section id="overview" {
             h2 { "Overview" }
             table {
-                caption { "Rows of each table by verdict, without A/A rows" }
+                caption { "Rows of each table by verdict, without A/A rows and those of other mechanisms alone" }
                 thead { tr { @for head in ["table", "measured", "ahead", "no difference seen", "behind", "time"] { th scope="col" { (head) } } } }
                 tbody { @for Measured { table, seconds } in tables { tr {
                     th scope="row" { a href={ "#" (table.table) } { (table.table) } }
@@ -226,11 +226,6 @@ fn overview(tables: &[Measured]) -> Markup {
 /// Cell with a number of rows, in the colour of the verdict unless it is 0.
 fn counted_cell(verdict: &str, rows: usize) -> Markup {
     html! { td.(if rows > 0 { verdict } else { "none" }) data-of=(verdict) { (rows) } }
-}
-
-/// Reports whether a row compares the baseline with itself.
-fn is_aa(row: &Row) -> bool {
-    row.what.measure.ends_with(", A/A")
 }
 
 fn section(table: &Table, seconds: Option<f64>) -> Markup {
@@ -279,7 +274,7 @@ fn line(row: &Row, axis: Option<&plot::Axis>) -> Markup {
     let samples = format!("{measure}: {baseline} {base}; {candidate} {cand}");
     let ratio = format!("{measure}: {compared}");
     html! {
-        tr.aa[is_aa(row)] {
+        tr.aa[row.is_aa()] {
             th scope="row" { (clean(&measure)) }
             td.baseline data-of="baseline" { span.name { (clean(&baseline)) } (figure(&base)) }
             td.candidate data-of="compared" { span.name { (clean(&candidate)) } (figure(&cand)) }
@@ -291,12 +286,13 @@ fn line(row: &Row, axis: Option<&plot::Axis>) -> Markup {
     }
 }
 
-/// Text of the verdict. An A/A row is neither ahead nor behind.
 fn verdict(row: &Row) -> Markup {
-    match (row.verdict, is_aa(row)) {
-        (Verdict::Ahead | Verdict::Behind, true) => html! { span.none { "differs from itself" } },
-        (verdict, _) => html! { span.(plot::class(verdict)) { (verdict.text()) } },
-    }
+    let class = if row.is_aa() {
+        "none"
+    } else {
+        plot::class(row.verdict)
+    };
+    html! { span.(class) { (row.verdict_text()) } }
 }
 
 /// Splits `MEDIAN UNIT [LEAST to MOST]`, with the spread on a line of its own.

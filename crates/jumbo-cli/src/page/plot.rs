@@ -67,7 +67,7 @@ impl Axis {
             return html! {};
         };
         let [low, middle, high] = [ratio.min, ratio.median, ratio.max].map(|it| self.place(it));
-        let class = if super::is_aa(row) {
+        let class = if row.is_aa() {
             "none"
         } else {
             class(row.verdict)

@@ -18,6 +18,10 @@ const NOTABLE_PARTS: u64 = 20;
 /// Minimum heap, in huge pages, that needs a reason for a share below [`LOW_HUGE_SHARE`].
 const MIN_HEAP_PAGES: u64 = 8;
 const LOW_HUGE_SHARE: f64 = 0.5;
+/// Share on huge pages from which on the rest needs no reason.
+pub(super) const GOOD_HUGE_SHARE: f64 = 0.9;
+/// Name of the shortfall of memory that the bound keeps on base pages.
+pub(super) const BOUND: &str = "the bound";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Shortfall {
@@ -176,6 +180,32 @@ pub(super) fn find(
     }
     if let Some(errno) = outcome.trouble {
         add("the ledger", format!("nothing was counted: {errno}"));
+    }
+    // The figures above and this one sum up to what is not huge.
+    let explained = counts.maps_left.saturating_add(counts.refused);
+    let missing = heap.bytes.0.saturating_sub(heap.huge.0);
+    let rest = missing.saturating_sub(explained);
+    let is_ruled_out = found.iter().any(|found| found.what == "huge pages");
+    let is_bounded = orders.max_waste != MaxWaste::Unbounded && has_collapse();
+    let wants_all = requested.heap != HeapMode::Off && requested.maps;
+    if reached
+        && wants_all
+        && is_bounded
+        && !is_ruled_out
+        && rest > heap.bytes.0 / NOTABLE_PARTS
+        && rest >= MIN_HEAP_PAGES * orders.pmd as u64
+        && heap
+            .huge_share()
+            .is_some_and(|share| share < GOOD_HUGE_SHARE)
+    {
+        found.push(Shortfall {
+            what: BOUND,
+            reason: format!(
+                "{} were not filled densely, or not scanned yet, at the peak; \
+                 hint: --max-waste=unbounded puts memory on huge pages at its first touch",
+                Bytes(rest)
+            ),
+        });
     }
     let is_low = heap.bytes.0 >= MIN_HEAP_PAGES * orders.pmd as u64
         && (heap.huge_share()).is_some_and(|share| share < LOW_HUGE_SHARE);

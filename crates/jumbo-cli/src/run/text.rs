@@ -28,11 +28,8 @@ const TOO_LITTLE: &str = "has too little memory to gain from huge pages";
 /// Minimum share of the peak memory that samples must have seen for a statement about all of it.
 const MIN_SAMPLED_SHARE: f64 = 0.5;
 
-/// Share on huge pages from which on the rest needs no reason.
-const GOOD_HUGE_SHARE: f64 = 0.9;
-
 /// Shortfalls that explain a heap on base pages, the most likely reason first.
-const HEAP_SHORTFALLS: [&str; 7] = [
+const HEAP_SHORTFALLS: [&str; 8] = [
     "huge pages",
     "mappings",
     "advice",
@@ -40,6 +37,7 @@ const HEAP_SHORTFALLS: [&str; 7] = [
     "the pool",
     "allocations",
     "small allocations",
+    shortfall::BOUND,
 ];
 
 /// Renders the report; `full` adds all details to the three lines.
@@ -292,7 +290,7 @@ fn reason(report: &Report<'_>) -> String {
     if let Some(how) = from_outside(report) {
         return how;
     }
-    let is_good = (total.huge_share()).is_some_and(|share| share >= GOOD_HUGE_SHARE);
+    let is_good = (total.huge_share()).is_some_and(|share| share >= shortfall::GOOD_HUGE_SHARE);
     let why = largest.filter(|_| !is_good).and_then(|kind| {
         let why = why(report, kind)?;
         Some(match kind {

@@ -58,6 +58,24 @@ fn the_report_has_what_is_documented() {
     assert!(!processes.is_empty() && processes[0]["heap"]["bytes"].is_u64());
 }
 
+/// Zero-filled memory is dense only once the program has written it.
+#[test]
+fn missing_huge_pages_have_a_reason_with_the_option_that_changes_it() {
+    if crate::needs::command("python3").is_none() {
+        return;
+    }
+    let report = report(&[], &["python3", "-c", "a = bytearray(300 << 20)"]);
+    let heap = &report["peak"]["heap"];
+    let share = heap["huge_share"].as_f64().unwrap_or(1.0);
+    let reasons = report["shortfalls"].to_string();
+    let is_off = reasons.contains("\"huge pages\"");
+    assert!(
+        share >= 0.9 || is_off || reasons.contains("--max-waste=unbounded"),
+        "{report:#}"
+    );
+    assert!(!reasons.contains("nothing that was counted"), "{report:#}");
+}
+
 #[test]
 fn the_report_survives_a_killed_program() {
     if crate::needs::command("python3").is_none() {

@@ -239,7 +239,14 @@ impl Inspector {
             let small = Bytes(of_kind.bytes.0.saturating_sub(of_kind.huge.0));
             let fitting = fitting.get(kind).copied().unwrap_or_default();
             if small.0 >= pmd.bytes()
-                && let Some(reason) = why_not(*kind, fitting, self.thp.as_ref(), pmd, disabled)
+                && let Some(reason) = why_not(
+                    *kind,
+                    fitting,
+                    of_kind.huge,
+                    self.thp.as_ref(),
+                    pmd,
+                    disabled,
+                )
             {
                 detail.why_not.insert(*kind, reason);
             }
@@ -250,10 +257,11 @@ impl Inspector {
     }
 }
 
-/// Reason why memory of `kind` is not huge, by controls, advice and layout.
+/// Reason why memory of `kind` beyond `huge` bytes is not huge, by controls, advice and layout.
 fn why_not(
     kind: Kind,
     fitting: Fitting,
+    huge: Bytes,
     thp: Option<&Thp>,
     pmd: PageSize,
     disabled: bool,
@@ -278,6 +286,11 @@ fn why_not(
         }
     };
     match choice.current.as_str() {
+        // MADV_COLLAPSE and hugetlb are not subject to the knob.
+        "never" | "deny" if huge > Bytes(0) => Some(format!(
+            "{knob} is `{}`: a touch takes base pages, and the rest has not been collapsed",
+            choice.current
+        )),
         "never" | "deny" => Some(format!("{knob} is `{}` for {pmd} pages", choice.current)),
         "madvise" | "advise" if fitting.advised < fitting.all => {
             let unadvised = Bytes(fitting.all.0 - fitting.advised.0);
@@ -308,4 +321,42 @@ pub fn find(root: &Root, text: &str) -> Result<Vec<u32>, FileError> {
     };
     let found = pids.into_iter().zip(commands).filter(named);
     Ok(found.map(|(pid, _)| pid).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_knob_is_no_reason_against_memory_that_is_huge_in_spite_of_it() {
+        let thp = Thp::read_controls(&Root::host()).ok().flatten();
+        let Some(mut thp) = thp else {
+            return;
+        };
+        let mut never = thp.enabled.clone();
+        never.current = "never".to_owned();
+        thp.shmem_enabled = Some(never);
+        thp.sizes.clear();
+        let fitting = Fitting {
+            all: Bytes(1 << 30),
+            advised: Bytes(0),
+        };
+        let said = |huge| {
+            let why = why_not(
+                Kind::Shared,
+                fitting,
+                Bytes(huge),
+                Some(&thp),
+                thp.pmd_size,
+                false,
+            );
+            why.unwrap_or_default()
+        };
+        assert!(said(0).contains("is `never` for "), "{}", said(0));
+        assert!(
+            said(2 << 20).contains("has not been collapsed"),
+            "{}",
+            said(2 << 20)
+        );
+    }
 }
