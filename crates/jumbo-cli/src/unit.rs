@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::Context as _;
 
@@ -17,7 +17,7 @@ use crate::view::{Stdout, tell};
 /// that `jumbo run` would. There is no report.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  sudo mkdir /etc/systemd/system/redis-server.service.d
+  sudo mkdir -p /etc/systemd/system/redis-server.service.d
   jumbo unit redis-server |
     sudo tee /etc/systemd/system/redis-server.service.d/jumbo.conf
   sudo systemctl daemon-reload && sudo systemctl restart redis-server
@@ -39,8 +39,80 @@ pub(crate) fn unit(typed: &str) -> Result<String, String> {
     if typed.is_empty() || !typed.chars().all(is_known) {
         return Err(String::from("systemd has no unit of such a name"));
     }
-    let suffix = if typed.contains('.') { "" } else { ".service" };
-    Ok(format!("{typed}{suffix}"))
+    let kinds = "socket target device mount automount swap timer path slice scope";
+    match typed.rsplit_once('.') {
+        Some((_, "service")) => Ok(typed.to_owned()),
+        Some((_, kind)) if kinds.split(' ').any(|known| known == kind) => {
+            Err(format!("a {kind} starts no program: name its service"))
+        }
+        _ => Ok(format!("{typed}.service")),
+    }
+}
+
+/// Properties of a unit that decide whether its program can load the library.
+const PROPERTIES: &str = "LoadState,NoExecPaths,ExecPaths,ProtectHome,PrivateTmp,InaccessiblePaths,RootDirectory,RootImage";
+
+/// Asks systemd about the unit; `None` where there is none to ask.
+fn look_up(name: &str) -> Option<String> {
+    let output = Command::new("systemctl")
+        .args(["show", "--property", PROPERTIES, "--", name])
+        .output();
+    let output = output.ok().filter(|output| output.status.success())?;
+    String::from_utf8(output.stdout).ok()
+}
+
+/// Lines for the drop-in, and notes for the user, on the sandbox of a unit as `systemctl show` has
+/// it.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Sandbox {
+    lines: String,
+    notes: Vec<String>,
+}
+
+impl Sandbox {
+    fn of(shown: &str, library: &Path) -> Self {
+        let value = |key: &str| {
+            let mut lines = shown.lines().filter_map(|line| line.split_once('='));
+            lines
+                .find_map(|(name, value)| (name == key).then_some(value))
+                .unwrap_or_default()
+        };
+        let is_below = |paths: &str| {
+            let mut paths = paths
+                .split(' ')
+                .map(|path| path.trim_start_matches(['-', '+']));
+            paths.any(|path| !path.is_empty() && library.starts_with(path))
+        };
+        let mut sandbox = Self::default();
+        let mut note = |option: &str, why: &str| {
+            sandbox.notes.push(format!("{option} of the unit {why}: the drop-in has no effect; hint: install jumbo for all users, below /usr"));
+        };
+        if value("LoadState") == "not-found" {
+            sandbox.notes.push("systemd knows no such unit; hint: `systemctl list-units --type=service` lists those it runs".to_owned());
+            return sandbox;
+        }
+        let homes = ["/home", "/root", "/run/user"];
+        let protects = !matches!(value("ProtectHome"), "" | "no" | "read-only");
+        if protects && homes.iter().any(|home| library.starts_with(home)) {
+            note("ProtectHome", "hides the library");
+        }
+        let is_private = !matches!(value("PrivateTmp"), "" | "no");
+        if is_private && (library.starts_with("/tmp") || library.starts_with("/var/tmp")) {
+            note("PrivateTmp", "hides the library");
+        }
+        if is_below(value("InaccessiblePaths")) {
+            note("InaccessiblePaths", "hides the library");
+        }
+        if !value("RootDirectory").is_empty() || !value("RootImage").is_empty() {
+            note("RootDirectory or RootImage", "may lack the library");
+        }
+        if is_below(value("NoExecPaths")) && !is_below(value("ExecPaths")) {
+            let folder = library.parent().unwrap_or(library).display();
+            sandbox.lines =
+                format!("# NoExecPaths of the unit covers the library.\nExecPaths={folder}\n");
+        }
+        sandbox
+    }
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
@@ -61,6 +133,11 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let mut variables = vec![("LD_PRELOAD", library.to_owned())];
     variables.extend(standing(&options, None, false)?);
+    let sandbox = look_up(&args.name).map(|shown| Sandbox::of(&shown, Path::new(library)));
+    let sandbox = sandbox.unwrap_or_default();
+    for note in &sandbox.notes {
+        tell(note);
+    }
     let mut text = format!(
         "# /etc/systemd/system/{}.d/jumbo.conf, by jumbo {}\n\
          # These replace variables of the same names in the unit: add the values that it has.\n\
@@ -71,6 +148,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     for (name, value) in variables {
         text += &format!("Environment=\"{name}={}\"\n", escaped(&value));
     }
+    text += &sandbox.lines;
     Stdout::lock().write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -96,10 +174,37 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_sandbox_that_hinders_the_library_is_named_or_opened() {
+        // Debian's redis-server.
+        let redis = "LoadState=loaded\nNoExecPaths=/\nExecPaths=/usr/bin/redis-server /usr/lib /lib\nProtectHome=yes\nPrivateTmp=yes\n";
+        let of = |path: &str| Sandbox::of(redis, Path::new(path));
+        assert_eq!(of("/usr/lib/jumbo/0.1.0/lib.so"), Sandbox::default());
+        assert!(
+            of("/opt/jumbo/lib.so")
+                .lines
+                .contains("ExecPaths=/opt/jumbo\n")
+        );
+        assert!(of("/home/a/lib.so").notes[0].contains("ProtectHome"));
+        assert!(of("/tmp/lib.so").notes[0].contains("PrivateTmp"));
+        let none = Sandbox::of("LoadState=not-found\n", Path::new("/usr/lib.so"));
+        assert!(none.notes[0].contains("no such unit"));
+        assert_eq!(
+            Sandbox::of("", Path::new("/tmp/lib.so")),
+            Sandbox::default()
+        );
+    }
+
+    #[test]
     fn names_and_values_are_valid_for_systemd() {
         assert_eq!(unit("redis").unwrap(), "redis.service");
         assert_eq!(unit("a@b.service").unwrap(), "a@b.service");
         assert!(unit("").is_err() && unit("a b").is_err() && unit("../x").is_err());
+        assert_eq!(unit("a.b").unwrap(), "a.b.service");
+        assert!(
+            unit("redis.socket")
+                .unwrap_err()
+                .contains("starts no program")
+        );
         assert_eq!(escaped(r#"$LIB 5% "\"#), r#"$LIB 5%% \"\\"#);
     }
 }
