@@ -552,6 +552,22 @@ static void forked(void)
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
+/* Full memory that both sides of a fork copy in part: each copy of a base page stays one. */
+static void copied_in_part(void)
+{
+    char *dense = taken(malloc(100 * MIB));
+    touch_each(dense, 100 * MIB, PAGE);
+    settle();
+    pid_t child = fork();
+    CHECK(child >= 0);
+    touch_each(dense + (child == 0 ? 0 : PAGE), 99 * MIB, 4 * PAGE);
+    settle();
+    if (child == 0)
+        _exit(0);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
 /* Dense at first, which permits much waste, then sparse. */
 static void dense_then_sparse(void)
 {
@@ -747,6 +763,7 @@ static const struct {
     {"again", again},
     {"shared", shared},
     {"forked", forked},
+    {"copied-in-part", copied_in_part},
     {"dense-then-sparse", dense_then_sparse},
     {"sizes-replaced", sizes_replaced},
     {"filled-then-sparse", filled_then_sparse},

@@ -4,8 +4,8 @@
 //! advice, [`adjust`] returns the touched part. The limit is a percentage of the resident memory
 //! (`--max-waste`), at least [`FLOOR_BYTES`]. `--max-waste=0` has no floor.
 //!
-//! In a memory cgroup with a limit the floor is also the maximum. The waste never exceeds a quarter
-//! of the available memory of the cgroup or the host.
+//! In a memory cgroup with a limit the floor is also the maximum. The waste never exceeds a part of
+//! the available memory of the cgroup ([`GROUP_DIVISOR`]) and of the host ([`HOST_DIVISOR`]).
 //!
 //! Blocks are charged only while the host has free huge pages. Without them the page fault would
 //! wait for compaction, for milliseconds; such a block is collapsed later.
@@ -14,6 +14,11 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::PMD_BYTES;
 use crate::headroom::{Needed, free_in_pieces, headroom, host_memory};
+
+/// Parts of the available memory that the waste never exceeds. At the limit of a cgroup a touch
+/// kills, and all programs of the group have a credit.
+const GROUP_DIVISOR: usize = 64;
+const HOST_DIVISOR: usize = 4;
 
 /// Minimum credit of a program of any size.
 pub(super) const FLOOR_BYTES: usize = 16 << 20;
@@ -27,8 +32,10 @@ crate::one_page! {
 }
 /// Resident memory at the last scan.
 static RESIDENT_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Memory available in the cgroups of this process; `usize::MAX`: no limit.
-static GROUP_ROOM_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// Memory available in the cgroups of this process; `usize::MAX`: no limit. Room for one huge page
+/// until the thread has read it.
+static GROUP_ROOM_BYTES: AtomicUsize = AtomicUsize::new(UNREAD_ROOM_BYTES);
+const UNREAD_ROOM_BYTES: usize = GROUP_DIVISOR << 21;
 /// Memory available on the host; the floor until the thread has read it.
 static HOST_ROOM_BYTES: AtomicUsize = AtomicUsize::new(FLOOR_BYTES);
 
@@ -57,9 +64,14 @@ pub(super) fn limit() -> usize {
     let group = GROUP_ROOM_BYTES.load(Ordering::Relaxed);
     let max = match group {
         usize::MAX => share,
-        _ => FLOOR_BYTES,
+        _ => floor(),
     };
-    max.min(group.min(HOST_ROOM_BYTES.load(Ordering::Relaxed)) / 4)
+    max.min(HOST_ROOM_BYTES.load(Ordering::Relaxed) / HOST_DIVISOR)
+}
+
+/// Returns the least limit, in bytes, of a program of any size: less in a tight memory cgroup.
+pub(crate) fn floor() -> usize {
+    FLOOR_BYTES.min(GROUP_ROOM_BYTES.load(Ordering::Relaxed) / GROUP_DIVISOR)
 }
 
 /// Returns the bytes that can still be charged.
@@ -130,8 +142,11 @@ pub(super) fn set_resident(resident: usize) {
     RESIDENT_BYTES.store(resident, Ordering::Relaxed);
 }
 
-/// Lifts the bound by the host's memory where no thread can read it.
-pub(super) fn ignore_host() {
+/// Lifts the bounds by the available memory where no thread can read it.
+pub(super) fn ignore_room() {
+    if GROUP_ROOM_BYTES.load(Ordering::Relaxed) == UNREAD_ROOM_BYTES {
+        GROUP_ROOM_BYTES.store(usize::MAX, Ordering::Relaxed);
+    }
     if HOST_ROOM_BYTES.load(Ordering::Relaxed) == FLOOR_BYTES {
         HOST_ROOM_BYTES.store(usize::MAX, Ordering::Relaxed);
     }

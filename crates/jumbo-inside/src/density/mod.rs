@@ -44,6 +44,7 @@ use crate::{sandbox, sys, watch};
 use owners::Owner;
 use table::{PAGE_BYTES, RangeSlot, RangeTable, Span};
 
+pub(crate) use credit::floor;
 pub(crate) use fill::{
     dropped, dropped_by_sparse, forget as forget_private, grown, is_cut, moved, moving, opened,
     resident_memory,
@@ -155,10 +156,10 @@ pub(crate) fn start(pmd: usize, max_waste: MaxWaste) {
 }
 
 /// Returns the maximum memory, in bytes, that the heap may hold beyond its live blocks: the limit
-/// on huge and untouched memory, at least 16 MiB. `usize::MAX`: no limit.
+/// on huge and untouched memory, at least [`floor`]. `usize::MAX`: no limit.
 pub fn allowance() -> usize {
     match IS_BOUNDED.load(Ordering::Relaxed) {
-        true => credit::limit().max(credit::FLOOR_BYTES),
+        true => credit::limit().max(floor()),
         false => usize::MAX,
     }
 }

@@ -14,8 +14,6 @@ use crate::heap::main_heap;
 use crate::heap::supply::SUPPLY;
 use crate::sync::{millis, now};
 
-/// Freed memory that is always kept: enough for blocks that are freed and allocated in turn.
-const MIN_KEEP_BYTES: usize = 16 << 20;
 /// Freed memory that is kept while glibc's main heap is in use.
 const KEEP_BESIDE_MAIN_HEAP_BYTES: usize = 4 << 20;
 /// Growth of other memory from which as little is kept.
@@ -268,15 +266,18 @@ impl BlockWindow {
     }
 
     /// Returns the bytes kept without demand: the user's bound, else glibc's trim threshold (twice
-    /// the largest chunk it unmapped) plus the allowed waste; of the pool, all but its surplus.
+    /// the largest chunk it unmapped) plus the allowed waste, enough for blocks that are freed and
+    /// allocated in turn; of the pool, all but its surplus.
     fn base_keep(&self) -> usize {
         match (self.site.backing, self.keep) {
             (Backing::Pool, _) => self.dirty.saturating_sub(SUPPLY.surplus()),
             (Backing::Advised, Some(keep)) => keep.of(self.peak_live),
             // glibc's heap has free memory of its own then, and glibc unmaps larger blocks at once.
-            (Backing::Advised, None) if main_heap::is_used() => KEEP_BESIDE_MAIN_HEAP_BYTES,
+            (Backing::Advised, None) if main_heap::is_used() => {
+                KEEP_BESIDE_MAIN_HEAP_BYTES.min(density::floor())
+            }
             (Backing::Advised, None) => {
-                (main_heap::largest() * 2).max(MIN_KEEP_BYTES) + self.allowed(0)
+                (main_heap::largest() * 2).max(density::floor()) + self.allowed(0)
             }
         }
     }
