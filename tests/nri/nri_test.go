@@ -105,7 +105,7 @@ func TestPods(t *testing.T) {
 		n.says("test/variable/main starts plain", "JUMBO=off")
 	})
 	n.part("by container", func(n *node) {
-		pod := n.pod("two", map[string]string{"memory.jumbo.dev/container.a": "cpython"})
+		pod := n.pod("two", map[string]string{"memory.jumbo.dev/container.a": "node"})
 		defer n.delete(pod.id)
 		n.covered(pod.heap("a", "python", nil))
 		n.plain(pod.heap("b", "python", nil))

@@ -104,8 +104,7 @@ fn what_generate_makes_is_shown_and_removed_again() {
             ("default", "max_waste=5,"),
             ("mine", "max_waste=2,"),
             ("node", "text=file,"),
-            ("cpython", "container=1,"),
-            ("duckdb", "JUMBO_ORDERS=heap=1,"),
+            ("node", "container=1,"),
             ("postgresql", "pmd="),
         ] {
             assert!(orders(name).contains(order), "{name}: {}", orders(name));

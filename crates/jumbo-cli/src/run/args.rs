@@ -40,7 +40,7 @@ started, 125 jumbo itself failed, 2 wrong usage.")]
 pub(crate) struct Args {
     /// Take options from FILE, or from a profile known by NAME
     ///
-    /// Known: cpython, duckdb, node, postgresql. Options typed here win. See
+    /// Known: node, postgresql. Options typed here win. See
     /// docs/run.md
     #[arg(long, value_name = "FILE|NAME")]
     profile: Option<PathBuf>,

@@ -27,7 +27,7 @@ macro_rules! profiles {
 }
 
 /// Profiles of jumbo itself: programs for which another option than the default is better.
-const BUILT_IN: [(&str, &str); 4] = profiles!["cpython", "duckdb", "node", "postgresql"];
+const BUILT_IN: [(&str, &str); 2] = profiles!["node", "postgresql"];
 
 #[derive(Debug)]
 pub(super) struct FileOption {

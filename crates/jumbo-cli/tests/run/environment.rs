@@ -200,7 +200,7 @@ fn a_profile_is_read_and_the_command_line_wins() {
 
 #[test]
 fn the_profiles_that_come_with_jumbo_can_be_used() {
-    for name in ["cpython", "duckdb", "node", "postgresql"] {
+    for name in ["node", "postgresql"] {
         let with = environment(
             jumbo()
                 .args(["run", "--profile", name])
