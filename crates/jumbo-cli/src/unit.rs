@@ -6,7 +6,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
+use jumbo_host::kernel::{Root, task};
+use jumbo_host::status::LIBRARY;
 
 use crate::run::{StandingOptions, preload, standing};
 use crate::view::{Stdout, tell};
@@ -21,8 +23,9 @@ use crate::view::{Stdout, tell};
   jumbo unit redis-server |
     sudo tee /etc/systemd/system/redis-server.service.d/jumbo.conf
   sudo systemctl daemon-reload && sudo systemctl restart redis-server
+  sudo jumbo unit --verify redis-server
 
-To undo it, remove the file, and do the last line again.")]
+To undo it, remove the file, and do the third line again.")]
 pub(crate) struct Args {
     /// The unit; without a suffix a service
     #[arg(value_parser = unit)]
@@ -31,6 +34,11 @@ pub(crate) struct Args {
     /// Take options from FILE, or from a profile known by NAME
     #[arg(long, value_name = "FILE|NAME")]
     profile: Option<PathBuf>,
+
+    /// Report whether the running unit is on jumbo, and change nothing; the exit status is 1 where it
+    /// is not
+    #[arg(long, conflicts_with = "profile")]
+    verify: bool,
 }
 
 /// Parses a unit name (systemd.unit(5)).
@@ -49,8 +57,8 @@ pub(crate) fn unit(typed: &str) -> Result<String, String> {
     }
 }
 
-/// Properties of a unit that decide whether its program can load the library.
-const PROPERTIES: &str = "LoadState,NoExecPaths,ExecPaths,ProtectHome,PrivateTmp,InaccessiblePaths,RootDirectory,RootImage";
+/// Properties of a unit: its main process, and those that decide whether it can load the library.
+const PROPERTIES: &str = "LoadState,MainPID,NoExecPaths,ExecPaths,ProtectHome,PrivateTmp,InaccessiblePaths,RootDirectory,RootImage";
 
 /// Asks systemd about the unit; `None` where there is none to ask.
 fn look_up(name: &str) -> Option<String> {
@@ -69,14 +77,16 @@ struct Sandbox {
     notes: Vec<String>,
 }
 
+/// Finds a property in the output of `systemctl show`; empty where it is not there.
+fn value<'a>(shown: &'a str, key: &str) -> &'a str {
+    let mut lines = shown.lines().filter_map(|line| line.split_once('='));
+    let found = lines.find_map(|(name, value)| (name == key).then_some(value));
+    found.unwrap_or_default()
+}
+
 impl Sandbox {
     fn of(shown: &str, library: &Path) -> Self {
-        let value = |key: &str| {
-            let mut lines = shown.lines().filter_map(|line| line.split_once('='));
-            lines
-                .find_map(|(name, value)| (name == key).then_some(value))
-                .unwrap_or_default()
-        };
+        let value = |key: &str| value(shown, key);
         let is_below = |paths: &str| {
             let mut paths = paths
                 .split(' ')
@@ -115,7 +125,40 @@ impl Sandbox {
     }
 }
 
+/// Tells whether the main process of a unit has the library.
+fn verify(name: &str) -> anyhow::Result<ExitCode> {
+    let shown = look_up(name).with_context(|| {
+        format!("cannot ask systemd about {name}; hint: jumbo status -p PID shows a process")
+    })?;
+    let pid: u32 = value(&shown, "MainPID").parse().unwrap_or(0);
+    if pid == 0 {
+        bail!("{name} has no main process; hint: systemctl status {name}");
+    }
+    let root = Root::host();
+    // Unreadable mappings are no answer.
+    root.open(format!("proc/{pid}/maps"))
+        .context("cannot see the mappings of the unit; hint: as root")?;
+    let is_covered = task::map_each(&root, &[pid], LIBRARY) == [true];
+    let mut out = Stdout::lock();
+    if is_covered {
+        writeln!(
+            out,
+            "{name}: process {pid} is on jumbo; jumbo status -p {pid} shows its memory"
+        )?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    writeln!(
+        out,
+        "{name}: process {pid} has no {LIBRARY}; hint: was the unit restarted after daemon-reload? \
+         systemctl show --property Environment,DropInPaths {name}"
+    )?;
+    Ok(ExitCode::FAILURE)
+}
+
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.verify {
+        return verify(&args.name);
+    }
     let options = match &args.profile {
         Some(profile) => StandingOptions::Typed(profile),
         None => StandingOptions::Default,

@@ -1,6 +1,8 @@
 //! Environment, arguments, descriptors, signal dispositions and process ID of the program.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
 use crate::support::{MODES, Mode, jumbo, library, run, stdout};
@@ -293,4 +295,47 @@ fn a_pipeline_ends_when_its_reader_does() {
             "{mode:?}: SIGPIPE is not ignored"
         );
     }
+}
+
+/// `jumbo unit --verify` with a systemctl that names a main process.
+#[test]
+fn a_unit_is_verified_by_its_main_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let verified = |pid: u32| {
+        let systemctl = folder.path().join("systemctl");
+        let script = format!("#!/bin/sh\necho LoadState=loaded\necho MainPID={pid}\n");
+        std::fs::write(&systemctl, script).unwrap();
+        std::fs::set_permissions(&systemctl, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let path = format!("{}:/usr/bin:/bin", folder.path().display());
+        let output = jumbo()
+            .args(["unit", "--verify", "some"])
+            .env("PATH", path)
+            .output()
+            .unwrap();
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        (output.status.code(), text)
+    };
+    let (status, text) = verified(std::process::id());
+    assert_eq!(status, Some(1), "{text}");
+    assert!(text.contains("has no libjumbo_preload.so"), "{text}");
+    assert!(verified(0).1.contains("has no main process"));
+    // Without a report jumbo becomes the program, which says so when it has started.
+    let mut covered = jumbo()
+        .args(["run", "--quiet", "sh", "-c", "echo started; read line"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut started = [0; 8];
+    covered
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut started)
+        .unwrap();
+    let (status, text) = verified(covered.id());
+    drop(covered.stdin.take());
+    covered.wait().unwrap();
+    assert_eq!(status, Some(0), "{text}");
+    assert!(text.contains("is on jumbo"), "{text}");
 }
