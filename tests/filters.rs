@@ -130,7 +130,7 @@ fn shared_memory_is_mapped_and_unmapped_with_the_calls_of_the_program() {
     let files = compile(&[Source::C("filtered", &[])]);
     let program = Program::new(files.path("filtered")).args(["shared", "64"]);
     let plain = program.plain().ok();
-    for options in [&[][..], &["--shm=user"], &["--shm=advise"]] {
+    for options in [&[][..], &["--shm=advise"]] {
         let jumbo = program.jumbo_with(options);
         assert_alike(&plain, &jumbo, &format!("{options:?}"));
     }

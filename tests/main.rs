@@ -23,7 +23,6 @@
 //! - [`reaper`]: memory freed after the program's end.
 //! - [`segments`]: text and data on huge pages.
 //! - [`shmem`]: shared memory on huge pages.
-//! - [`shmem_user`]: shared memory on huge pages by userfaultfd.
 //! - [`top`]: `jumbo top` on a terminal.
 //! - [`unreached`]: programs that LD_PRELOAD cannot reach.
 //! - [`limits`]: resource limits, lack of privilege, debuggers.
@@ -52,7 +51,6 @@ mod real_programs;
 mod reaper;
 mod segments;
 mod shmem;
-mod shmem_user;
 mod status;
 mod support;
 mod top;

@@ -161,8 +161,6 @@ pub(crate) enum ShmemMode {
     Kernel(PageSize),
     /// One touch per PMD, then MADV_COLLAPSE, by the program itself.
     Collapse,
-    /// Blocks of this size, by `jumbo run --shm=user`.
-    User(PageSize),
     /// Pages of the kernel's pool, by `jumbo run --shm=hugetlb`.
     Hugetlb,
 }

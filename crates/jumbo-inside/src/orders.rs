@@ -290,8 +290,6 @@ modes! {
         Advise "advise",
         /// Populated hugetlb pages, for anonymous mappings of whole ones.
         Hugetlb "hugetlb",
-        /// Whole blocks, populated on first touch by userfaultfd(2).
-        User "user",
         /// Unchanged.
         Off "off",
     }

@@ -5,9 +5,8 @@
 //! handler takes the call and its arguments, sends the events to the mechanisms, and makes the
 //! call.
 //!
-//! Elsewhere: the `malloc` family ([`crate::alloc`]), which are no system calls; calls that can be
-//! cancelled or unwind ([`crate::buffers`], [`crate::threads`]) and `dlopen` ([`crate::dlopen`]),
-//! which have to be jumps.
+//! Elsewhere: the `malloc` family ([`crate::alloc`]), which are no system calls; calls that unwind
+//! ([`crate::threads`]) and `dlopen` ([`crate::dlopen`]), which have to be jumps.
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -18,7 +17,7 @@ use libc::{gid_t, off_t, pid_t, rlimit, uid_t};
 
 use crate::mechanisms::All;
 use crate::sharing::LOCKS;
-use crate::{buffers, limits, maps, next, sandbox, sharing};
+use crate::{limits, maps, next, sandbox, sharing};
 
 /// Register value of an argument or result of a system call.
 trait Word {
@@ -231,28 +230,21 @@ const MAX_NUMBERS: usize = 512;
 const PASSES: u8 = 0;
 /// [`watched`] makes the call.
 const IS_WATCHED: u8 = 1;
-/// [`buffers::touch_for`] populates memory before the jump: the call may wait and be cancelled.
-const TOUCHES: u8 = 2;
 
 /// Action of [`syscall`] for each system call number.
 static ACTIONS: [u8; MAX_NUMBERS] = {
     let mut actions = [PASSES; MAX_NUMBERS];
-    let lists = [
-        (NUMBERS, IS_WATCHED),
-        (OTHER_NUMBERS, IS_WATCHED),
-        (buffers::NUMBERS, TOUCHES),
-    ];
+    let lists = [NUMBERS, OTHER_NUMBERS];
     let mut list = 0;
     while list < lists.len() {
-        let (numbers, action) = lists[list];
         let mut at = 0;
-        while at < numbers.len() {
+        while at < lists[list].len() {
             #[expect(
                 clippy::cast_sign_loss,
                 reason = "no number is negative; else it is past the end"
             )]
-            let number = numbers[at] as usize;
-            actions[number] = action;
+            let number = lists[list][at] as usize;
+            actions[number] = IS_WATCHED;
             at += 1;
         }
         list += 1;
@@ -279,26 +271,6 @@ pub unsafe extern "C" fn syscall() {
         "lea r11, [rip + {actions}]",
         "cmp byte ptr [r11 + rdi], {is_watched}",
         "je {watched}",
-        "jb 2f",
-        "mov rax, [rip + {ranges}]",
-        "cmp qword ptr [rax], 0",
-        "je 2f",
-        "push rdi", ".cfi_adjust_cfa_offset 8",
-        "push rsi", ".cfi_adjust_cfa_offset 8",
-        "push rdx", ".cfi_adjust_cfa_offset 8",
-        "push rcx", ".cfi_adjust_cfa_offset 8",
-        "push r8", ".cfi_adjust_cfa_offset 8",
-        "push r9", ".cfi_adjust_cfa_offset 8",
-        // The sixth argument of the call, on the stack, is the seventh argument here.
-        "push [rsp + 56]", ".cfi_adjust_cfa_offset 8",
-        "call {touch}",
-        "add rsp, 8", ".cfi_adjust_cfa_offset -8",
-        "pop r9", ".cfi_adjust_cfa_offset -8",
-        "pop r8", ".cfi_adjust_cfa_offset -8",
-        "pop rcx", ".cfi_adjust_cfa_offset -8",
-        "pop rdx", ".cfi_adjust_cfa_offset -8",
-        "pop rsi", ".cfi_adjust_cfa_offset -8",
-        "pop rdi", ".cfi_adjust_cfa_offset -8",
         "2:",
         "jmp [rip + {next}]",
         ".cfi_endproc",
@@ -306,8 +278,6 @@ pub unsafe extern "C" fn syscall() {
         actions = sym ACTIONS,
         is_watched = const IS_WATCHED,
         watched = sym watched,
-        ranges = sym buffers::RANGES,
-        touch = sym buffers::touch_for,
         next = sym next::syscall,
     );
     #[cfg(target_arch = "aarch64")]
@@ -321,18 +291,6 @@ pub unsafe extern "C" fn syscall() {
         "ldrb w16, [x16, x0]",
         "cmp w16, #{is_watched}",
         "b.eq {watched}",
-        "b.lo 2f",
-        "adrp x16, {ranges}",
-        "ldr x16, [x16, :lo12:{ranges}]",
-        "ldr x16, [x16]",
-        "cbz x16, 2f",
-        "stp x0, x1, [sp, #-64]!", ".cfi_adjust_cfa_offset 64",
-        "stp x2, x3, [sp, #16]", "stp x4, x5, [sp, #32]",
-        "stp x6, x30, [sp, #48]", ".cfi_rel_offset x30, 56",
-        "bl {touch}",
-        "ldp x6, x30, [sp, #48]", ".cfi_restore x30",
-        "ldp x4, x5, [sp, #32]", "ldp x2, x3, [sp, #16]",
-        "ldp x0, x1, [sp], #64", ".cfi_adjust_cfa_offset -64",
         "2:",
         "adrp x16, {next}",
         "ldr x16, [x16, :lo12:{next}]",
@@ -342,8 +300,6 @@ pub unsafe extern "C" fn syscall() {
         actions = sym ACTIONS,
         is_watched = const IS_WATCHED,
         watched = sym watched,
-        ranges = sym buffers::RANGES,
-        touch = sym buffers::touch_for,
         next = sym next::syscall,
     )
 }

@@ -6,8 +6,8 @@
 //! - [`doors`]: one table of system calls, by name and by number. Handlers: [`maps`], [`sharing`],
 //!   [`sandbox`], [`limits`].
 //! - [`mechanisms`]: the receivers of events, in order; the handlers around fork(2).
-//! - [`alloc`]: the `malloc` family; [`mimalloc`]: small objects. [`buffers`]: calls that read and
-//!   write memory. [`threads`]: the end of the first thread. [`dlopen`]: loaded libraries.
+//! - [`alloc`]: the `malloc` family; [`mimalloc`]: small objects. [`threads`]: the end of the first
+//!   thread. [`dlopen`]: loaded libraries.
 //! - [`next`]: the interposed definitions, found by [`symbols`]; [`own_stack`] for their start. [`start`]: the constructor.
 //!   [`environment`]: the variables that it reads and that children inherit. [`reaper`]: start and
 //!   end of the reaper process. [`glibc`]: internals of glibc. [`morecore`]: the heap of old glibc
@@ -20,7 +20,6 @@
 #![no_std]
 
 mod alloc;
-mod buffers;
 mod bytes;
 mod dlopen;
 mod doors;

@@ -166,7 +166,6 @@ fn shared(map: impl Fn(*mut c_void, c_int) -> *mut c_void, request: MapRequest) 
         _ => anonymous.then_some(shmem::SharedMapping {
             own_bytes: len,
             is_anonymous: true,
-            has_room: true,
         }),
     };
     let Some(mut known) = known else {
@@ -195,7 +194,6 @@ fn shared(map: impl Fn(*mut c_void, c_int) -> *mut c_void, request: MapRequest) 
     if mapped != MAP_FAILED {
         shmem::mapped(mapped.addr(), len, known);
         if populate {
-            shmem::user::touch(mapped.addr(), len);
             maps::populate(mapped.addr(), len);
         }
     }

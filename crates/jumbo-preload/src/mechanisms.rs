@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo_inside::events::{self, Mapping, Mechanism, Side};
 use jumbo_inside::heap::{self, maps};
-use jumbo_inside::{density, gather, segments, shmem, watch};
+use jumbo_inside::{density, gather, segments, watch};
 
 use crate::reaper::auto;
 use crate::{alloc, environment, glibc, mimalloc, next, streams};
@@ -24,7 +24,6 @@ pub(crate) type All = jumbo_inside::events::list![
     heap::Events,
     gather::Events,
     density::Events,
-    shmem::Events,
     Reaper,
     Glibc,
     ChildEnvironment,

@@ -206,59 +206,6 @@ next! {
     shmat: fn(_id: c_int, _at: *const c_void, _flags: c_int) -> *mut c_void, else failed_map();
     flock: fn(_descriptor: c_int, _operation: c_int) -> c_int, else failed();
     fcntl: fn(_descriptor: c_int, _command: c_int, _argument: c_ulong) -> c_int, else failed();
-    read: fn(_descriptor: c_int, _at: *mut c_void, _length: usize) -> isize, else failed();
-    write: fn(_descriptor: c_int, _at: *mut c_void, _length: usize) -> isize, else failed();
-    pread: fn(_descriptor: c_int, _at: *mut c_void, _length: usize, _offset: libc::off_t)
-        -> isize, else failed();
-    pread64: fn(_descriptor: c_int, _at: *mut c_void, _length: usize, _offset: libc::off_t)
-        -> isize, else failed();
-    pwrite: fn(_descriptor: c_int, _at: *mut c_void, _length: usize, _offset: libc::off_t)
-        -> isize, else failed();
-    pwrite64: fn(_descriptor: c_int, _at: *mut c_void, _length: usize, _offset: libc::off_t)
-        -> isize, else failed();
-    recv: fn(_descriptor: c_int, _at: *mut c_void, _length: usize, _flags: c_int)
-        -> isize, else failed();
-    send: fn(_descriptor: c_int, _at: *mut c_void, _length: usize, _flags: c_int)
-        -> isize, else failed();
-    recvfrom: fn(_descriptor: c_int, _at: *mut c_void, _length: usize, _flags: c_int, _a: *mut c_void, _b: usize)
-        -> isize, else failed();
-    sendto: fn(_descriptor: c_int, _at: *mut c_void, _length: usize, _flags: c_int, _a: *mut c_void, _b: usize)
-        -> isize, else failed();
-    accept: fn(_descriptor: c_int, _name: *mut c_void, _length: *mut c_void) -> c_int, else failed();
-    accept4: fn(_descriptor: c_int, _name: *mut c_void, _length: *mut c_void, _flags: c_int) -> c_int, else failed();
-    wait: fn(_status: *mut c_int) -> c_int, else failed();
-    waitpid: fn(_process: c_int, _status: *mut c_int, _options: c_int) -> c_int, else failed();
-    wait3: fn(_status: *mut c_int, _options: c_int, _used: *mut c_void) -> c_int, else failed();
-    wait4: fn(_process: c_int, _status: *mut c_int, _options: c_int, _used: *mut c_void) -> c_int, else failed();
-    waitid: fn(_kind: c_uint, _number: c_uint, _information: *mut c_void, _options: c_int) -> c_int, else failed();
-    readv: fn(_descriptor: c_int, _at: *const libc::iovec, _count: c_int) -> isize, else failed();
-    writev: fn(_descriptor: c_int, _at: *const libc::iovec, _count: c_int) -> isize, else failed();
-    preadv: fn(_descriptor: c_int, _at: *const libc::iovec, _count: c_int, _offset: libc::off_t)
-        -> isize, else failed();
-    preadv64: fn(_descriptor: c_int, _at: *const libc::iovec, _count: c_int, _offset: libc::off_t)
-        -> isize, else failed();
-    pwritev: fn(_descriptor: c_int, _at: *const libc::iovec, _count: c_int, _offset: libc::off_t)
-        -> isize, else failed();
-    pwritev64: fn(_descriptor: c_int, _at: *const libc::iovec, _count: c_int, _offset: libc::off_t)
-        -> isize, else failed();
-    preadv2: fn(_descriptor: c_int, _at: *const libc::iovec, _count: c_int, _offset: libc::off_t, _flags: c_int)
-        -> isize, else failed();
-    preadv64v2: fn(_descriptor: c_int, _at: *const libc::iovec, _count: c_int, _offset: libc::off_t, _flags: c_int)
-        -> isize, else failed();
-    pwritev2: fn(_descriptor: c_int, _at: *const libc::iovec, _count: c_int, _offset: libc::off_t, _flags: c_int)
-        -> isize, else failed();
-    pwritev64v2: fn(_descriptor: c_int, _at: *const libc::iovec, _count: c_int, _offset: libc::off_t, _flags: c_int)
-        -> isize, else failed();
-    recvmsg: fn(_descriptor: c_int, _at: *mut c_void, _flags: c_int) -> isize, else failed();
-    sendmsg: fn(_descriptor: c_int, _at: *mut c_void, _flags: c_int) -> isize, else failed();
-    recvmmsg: fn(_descriptor: c_int, _at: *mut c_void, _count: c_uint, _flags: c_int, _time: *mut c_void)
-        -> c_int, else failed();
-    sendmmsg: fn(_descriptor: c_int, _at: *mut c_void, _count: c_uint, _flags: c_int)
-        -> c_int, else failed();
-    fread: fn(_at: *mut c_void, _size: usize, _count: usize, _stream: *mut c_void) -> usize, else 0;
-    fread_unlocked: fn(_at: *mut c_void, _size: usize, _count: usize, _stream: *mut c_void) -> usize, else 0;
-    fwrite: fn(_at: *mut c_void, _size: usize, _count: usize, _stream: *mut c_void) -> usize, else 0;
-    fwrite_unlocked: fn(_at: *mut c_void, _size: usize, _count: usize, _stream: *mut c_void) -> usize, else 0;
     fflush: fn(_stream: *mut c_void) -> c_int, else failed();
     // Not interposed. Some C libraries lack them, and would refuse to load a library that imports
     // them.

@@ -127,7 +127,6 @@ fn segment(id: c_int) -> Option<(usize, shmem::SharedMapping)> {
     let known = shmem::SharedMapping {
         own_bytes: if ours { segment.shm_segsz } else { 0 },
         is_anonymous: false,
-        has_room: true,
     };
     Some((segment.shm_segsz, known))
 }

@@ -2,7 +2,7 @@
 //!
 //! A program maps anonymous shared memory and touches all of it (`worker`), with one thread per CPU
 //! and with many, in each `ShmemMode`: the kernel's controls, size by size; `jumbo run` with all of
-//! them off; touch and collapse; user-space population; hugetlb. PostgreSQL with its shared buffers
+//! them off; touch and collapse; hugetlb. PostgreSQL with its shared buffers
 //! is among the [`programs`](crate::programs).
 //!
 //! Each sample proves the origin of its memory by page faults, the kernel's folio statistics and
@@ -39,7 +39,6 @@ const LAPS: usize = 3;
 const LAPS_OFF: usize = 6;
 
 const FOLIOS_KIB: [u64; 4] = [16, 64, 256, 2048];
-const USER_BLOCK_KIB: u64 = 64;
 
 /// Columns of the published table, and those added here.
 const COLUMNS: [(&str, &str); 7] = [
@@ -101,7 +100,6 @@ impl<'a> ShmemBench<'a> {
             .filter_map(folio)
             .filter(|size| self.kernel.knobs.is_some() && self.sizes.contains(size));
         let modes = [ShmemMode::Disabled, ShmemMode::Collapse].into_iter();
-        let modes = modes.chain(folio(USER_BLOCK_KIB).map(ShmemMode::User));
         let modes = modes.chain(controlled.map(ShmemMode::Kernel));
         let modes = modes.chain(self.kernel.pool.as_ref().map(|_| ShmemMode::Hugetlb));
         let mut available = Vec::new();

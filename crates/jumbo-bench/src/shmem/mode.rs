@@ -37,11 +37,6 @@ impl ShmemMode {
                 "touch and collapse, {}",
                 "touch and collapse",
             ],
-            Self::User(_) => [
-                "user_{}",
-                "jumbo run --shm=user, {}",
-                "user-space population (--shm=user)",
-            ],
             Self::Hugetlb => [
                 "hugetlb_{}",
                 "jumbo run --shm=hugetlb, {}",
@@ -63,7 +58,7 @@ impl ShmemMode {
     pub(super) fn block(self) -> PageSize {
         match self {
             Self::Base | Self::Plain | Self::Disabled => PageSize::SIZE_4K,
-            Self::Kernel(size) | Self::User(size) => size,
+            Self::Kernel(size) => size,
             Self::Collapse | Self::Hugetlb => PAGE_2M,
         }
     }
@@ -80,7 +75,6 @@ impl ShmemMode {
         let option = match self {
             Self::Base | Self::Plain | Self::Kernel(_) | Self::Collapse => return Launch::Plain,
             Self::Disabled => "auto".to_owned(),
-            Self::User(size) => format!("user --shm-sizes={size}"),
             Self::Hugetlb => format!("hugetlb --shm-sizes={PAGE_2M}"),
         };
         Launch::Jumbo(format!("--shm={option} {SHM_ONLY}"))
@@ -122,13 +116,6 @@ impl ShmemMode {
             }
             Self::Kernel(_) => vec![nearly_all(SIZED_FOLIO_BYTES, size), faults],
             Self::Collapse => claim::huge(size),
-            Self::User(block) => {
-                let times = block.bytes() / PageSize::SIZE_4K.bytes();
-                // Concurrent touches of a block wait for each other, and may count as page faults.
-                let few = within(TOUCH_FAULTS, 0..=blocks * 2 + 2000);
-                let whole = within(BLOAT, times * 9 / 10..=times * 11 / 10);
-                vec![nearly_all("resident_bytes", size), few, small, whole]
-            }
             Self::Hugetlb => claim::hugetlb(size),
         }
     }
@@ -149,18 +136,17 @@ mod tests {
         Ok(size) => size,
         Err(_) => PAGE_2M,
     };
-    const MODES: [ShmemMode; 6] = [
+    const MODES: [ShmemMode; 5] = [
         ShmemMode::Base,
         ShmemMode::Disabled,
         ShmemMode::Kernel(SIZE_64K),
         ShmemMode::Collapse,
-        ShmemMode::User(SIZE_64K),
         ShmemMode::Hugetlb,
     ];
 
     /// Modes whose claims hold for 1 GiB with these page faults; MiB in large folios, in folios of
     /// the mode's size, PMD-mapped and in hugetlb pages; and bloat.
-    fn fine(faults: u32, mib: [u32; 4], bloat: f64) -> [bool; 6] {
+    fn fine(faults: u32, mib: [u32; 4], bloat: f64) -> [bool; 5] {
         let [large, sized, huge, hugetlb] = mib.map(|mib| f64::from(mib) * f64::from(1 << 20));
         let found = [
             (TOUCH_FAULTS, f64::from(faults)),
@@ -182,13 +168,13 @@ mod tests {
     #[test]
     fn memory_of_another_origin_is_rejected() {
         for (faults, mib, bloat, right) in [
-            (262_200, [0; 4], 1.0, [1, 1, 0, 0, 0, 0]),
-            (16_400, [1024, 1024, 0, 0], 16.0, [0, 0, 1, 0, 0, 0]),
-            (262_200, [1024, 1024, 0, 0], 1.0, [0; 6]),
-            (1000, [0, 0, 1024, 0], 1.0, [0, 0, 0, 1, 0, 0]),
-            (200, [0; 4], 16.0, [0, 0, 0, 0, 1, 0]),
-            (200, [0; 4], 256.0, [0; 6]),
-            (600, [0, 0, 1024, 1024], 256.0, [0, 0, 0, 1, 0, 1]),
+            (262_200, [0; 4], 1.0, [1, 1, 0, 0, 0]),
+            (16_400, [1024, 1024, 0, 0], 16.0, [0, 0, 1, 0, 0]),
+            (262_200, [1024, 1024, 0, 0], 1.0, [0; 5]),
+            (1000, [0, 0, 1024, 0], 1.0, [0, 0, 0, 1, 0]),
+            (200, [0; 4], 16.0, [0; 5]),
+            (200, [0; 4], 256.0, [0; 5]),
+            (600, [0, 0, 1024, 1024], 256.0, [0, 0, 0, 1, 1]),
         ] {
             let found = fine(faults, mib, bloat).map(u8::from);
             assert_eq!(found, right, "{faults} {mib:?} {bloat}");
@@ -203,12 +189,7 @@ mod tests {
         };
         assert_eq!(words(ShmemMode::Kernel(SIZE_64K)), ["always", "never"]);
         assert_eq!(words(ShmemMode::Collapse), ["never", "inherit"]);
-        for mode in [
-            ShmemMode::Base,
-            ShmemMode::Disabled,
-            ShmemMode::User(SIZE_64K),
-            ShmemMode::Hugetlb,
-        ] {
+        for mode in [ShmemMode::Base, ShmemMode::Disabled, ShmemMode::Hugetlb] {
             assert_eq!(words(mode), ["never", "never"], "{mode}");
         }
     }

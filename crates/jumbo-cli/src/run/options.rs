@@ -105,7 +105,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "PATTERN", value_parser = libs)]
     pub(super) libs: Option<String>,
 
-    /// Shared memory: auto, advise, hugetlb, user or off [default: auto]
+    /// Shared memory: auto, advise, hugetlb or off [default: auto]
     ///
     /// `auto` collapses touched memory, `advise` leaves it to the kernel, `hugetlb` takes pool
     /// pages. See docs/design/shmem.md
@@ -114,7 +114,7 @@ pub(super) struct Options {
 
     /// Sizes for --shm, such as 64K,2M [default: what a PMD maps]
     ///
-    /// With --shm=user the default is 64K. See docs/run.md
+    /// See docs/run.md
     #[arg(long, value_name = "SIZE,...", value_parser = sizes)]
     pub(super) shm_sizes: Option<usize>,
 

@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn every_option_can_be_set() {
         let profile = options(
-            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"user\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nkeep = \"10%\"\nfree = \"background\"\n\
+            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"hugetlb\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nkeep = \"10%\"\nfree = \"background\"\n\
              free-workers = 2\nreaper = \"off\"\nno-follow = true\n\
              report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = false\n",
         );
@@ -263,7 +263,7 @@ mod tests {
             text: Some(TextMode::Shared),
             data: Some(DataMode::Off),
             libs: Some(String::from("libLLVM*/libclang*")),
-            shm: Some(ShmMode::User),
+            shm: Some(ShmMode::Hugetlb),
             shm_sizes: Some((2 << 20) + (64 << 10)),
             max_waste: Some(MaxWaste::Percent(10)),
             keep: Some(Keep::Percent(10)),

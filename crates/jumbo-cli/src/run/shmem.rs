@@ -1,6 +1,6 @@
 //! Shared memory in the report.
 
-use jumbo::units::{self, Bytes, PageSize};
+use jumbo::units::{Bytes, PageSize};
 use jumbo_host::policy::ShmMode;
 use jumbo_inside::ledger::{Counts, shm_reason as reason};
 use jumbo_inside::sys::{has_collapse, has_populate};
@@ -15,10 +15,10 @@ const AS_IT_IS: &str = "as it is";
 const SHM_REASONS: Meaning = meanings! { reason;
     REFUSED => "the kernel takes no advice for it";
     NOT_ALLOWED if !has_collapse() =>
-        "this kernel has no MADV_COLLAPSE (Linux 6.1); hint: jumbo thp, or --shm=user";
+        "this kernel has no MADV_COLLAPSE (Linux 6.1); hint: jumbo thp";
     NOT_ALLOWED =>
         "the PMD size's shmem_enabled is never, or the program has switched huge pages off; \
-         hint: jumbo thp, or --shm=user";
+         hint: jumbo thp";
     NO_HUGE => "no free huge page; hint: echo 1 > /proc/sys/vm/compact_memory";
     NO_MEMORY => "no memory for a huge page beside the base pages, or no thread";
     FILTER => "nothing is collapsed under a seccomp filter";
@@ -27,7 +27,6 @@ const SHM_REASONS: Meaning = meanings! { reason;
         "the kernel's pool had too few free pages, or a cgroup's limit of them; hint: jumbo \
          pool grow";
     NOT_WHOLE => "not of whole hugetlb pages";
-    NO_USERFAULTFD => "no userfaultfd(2) in user mode is to be had (Linux 5.11)";
     ENDED =>
         "the program changed its user, installed a filter or left its first thread before all \
          was collapsed";
@@ -44,7 +43,6 @@ fn reasons(counts: &Counts) -> impl Iterator<Item = &'static str> {
 fn methods(counts: &Counts) -> impl Iterator<Item = (u64, &'static str, &'static str)> {
     let methods = [
         (counts.shm_hugetlb, "hugetlb", "on hugetlb pages"),
-        (counts.shm_user, "user", "filled by whole blocks"),
         (counts.shm_collapsed, "collapse", "collapsed"),
         (counts.shm_advised, "controls", "advised"),
     ];
@@ -56,27 +54,17 @@ fn methods(counts: &Counts) -> impl Iterator<Item = (u64, &'static str, &'static
 pub(super) fn json(report: &Report<'_>) -> Value {
     let counts = &report.counted.total;
     let pmd = report.launch.plan.orders.pmd as u64;
-    let of_user = [
-        counts.shm_user_alloc,
-        counts.shm_user_fallback,
-        counts.shm_user_fallback_charge,
-    ];
-    let of_pmd = [
-        counts.shm_collapsed / pmd.max(1),
-        counts.shm_fallback,
-        counts.shm_fallback_charge,
-    ];
+    let (alloc, fallback) = (counts.shm_collapsed / pmd.max(1), counts.shm_fallback);
+    let charge = counts.shm_fallback_charge;
     let mut stats = json!({});
-    for (size, counts) in [(counts.shm_user_block, of_user), (pmd, of_pmd)] {
-        let size = PageSize::new(size).ok();
-        if let Some(size) = size.filter(|_| counts != [0; 3]) {
-            let [alloc, fallback, charge] = counts;
-            stats[size.to_string()] = json!({
-                "shmem_alloc": alloc,
-                "shmem_fallback": fallback,
-                "shmem_fallback_charge": charge,
-            });
-        }
+    if let Ok(size) = PageSize::new(pmd)
+        && [alloc, fallback, charge] != [0; 3]
+    {
+        stats[size.to_string()] = json!({
+            "shmem_alloc": alloc,
+            "shmem_fallback": fallback,
+            "shmem_fallback_charge": charge,
+        });
     }
     json!({
         "mappings": counts.shm,
@@ -85,7 +73,6 @@ pub(super) fn json(report: &Report<'_>) -> Value {
         "collapsed": counts.shm_collapsed,
         "hugetlb": counts.shm_hugetlb,
         "hugetlb_fallback": counts.shm_hugetlb_fallback,
-        "user": counts.shm_user,
         "stats": stats,
         "reasons": reasons(counts).collect::<Vec<_>>(),
     })
@@ -110,10 +97,5 @@ pub(super) fn write(out: &mut ReportText, report: &Report<'_>) {
     let mapped = Bytes(counts.shm);
     let what = format!("{mapped} in mappings that hold a huge page: {parts}");
     out.line("shared", &what);
-    if counts.shm_user_alloc > 0 {
-        let blocks = units::counted(counts.shm_user_alloc, "block");
-        let size = Bytes(counts.shm_user_block);
-        out.line("", &format!("{blocks} of {size}"));
-    }
     reasons(counts).for_each(|reason| out.line("", reason));
 }

@@ -66,8 +66,6 @@ pub struct Probe {
     pub process_madvise: Feature,
     /// process_mrelease(2).
     pub process_mrelease: Feature,
-    /// userfaultfd(2) for faults of user space.
-    pub userfaultfd: Feature,
     /// HVO: hugetlb pages without tail descriptors.
     pub vmemmap_optimization: Feature,
     /// Hotplugged memory that holds its own descriptors.
@@ -119,7 +117,6 @@ impl Probe {
             ("MADV_COLLAPSE", &self.collapse),
             ("process_madvise", &self.process_madvise),
             ("process_mrelease", &self.process_mrelease),
-            ("userfaultfd", &self.userfaultfd),
             ("HVO", &self.vmemmap_optimization),
             ("memmap_on_memory", &self.memmap_on_memory),
             ("cgroup hugetlb", &self.cgroup_hugetlb),
@@ -154,7 +151,6 @@ pub fn probe(root: &Root) -> Probe {
         collapse: collapse(pmd_size),
         process_madvise: process_madvise(),
         process_mrelease: process_mrelease(),
-        userfaultfd: userfaultfd(root),
         vmemmap_optimization: vmemmap_optimization(root),
         memmap_on_memory: memmap_on_memory(root),
         cgroup_hugetlb: or_no(limits.map(|limits| cgroup_feature(&limits))),
@@ -289,28 +285,6 @@ fn process_mrelease() -> Feature {
         Ok(()) | Err(Errno::INVAL) => Feature::yes("for dying processes of this user"),
         Err(Errno::NOSYS) => Feature::refused("no process_mrelease (Linux 5.15)", Errno::NOSYS),
         Err(errno) => Feature::refused("process_mrelease on this process failed", errno),
-    }
-}
-
-fn userfaultfd(root: &Root) -> Feature {
-    match sys::Userfault::open() {
-        Ok(_) => {
-            let path = "proc/sys/vm/unprivileged_userfaultfd";
-            let open_to_all = matches!(root.read_u64(path), Ok(1));
-            if open_to_all || has(CapabilitySet::SYS_PTRACE) {
-                Feature::yes("for faults of user space and of system calls")
-            } else {
-                Feature::limited(
-                    "for faults of user space only: vm.unprivileged_userfaultfd is 0 and \
-                     CAP_SYS_PTRACE is not held",
-                )
-            }
-        }
-        Err(Errno::NOSYS) => {
-            Feature::refused("no userfaultfd in this kernel, or seccomp", Errno::NOSYS)
-        }
-        Err(Errno::INVAL) => Feature::refused("no UFFD_USER_MODE_ONLY (Linux 5.11)", Errno::INVAL),
-        Err(errno) => Feature::refused("userfaultfd for user space failed", errno),
     }
 }
 

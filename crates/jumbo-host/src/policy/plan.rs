@@ -260,13 +260,11 @@ impl RunPlan {
             ShmMode::Hugetlb => {
                 "anonymous mappings of whole hugetlb pages from the kernel's pool; the rest aligned and advised"
             }
-            ShmMode::User => "whole blocks at the first touch, by userfaultfd",
         };
         let pmd = self.orders.pmd;
-        let sizes = match (self.orders.shm, self.orders.shm_sizes) {
-            (ShmMode::User, 0) => 64 << 10,
-            (_, 0) => pmd,
-            (_, sizes) => sizes,
+        let sizes = match self.orders.shm_sizes {
+            0 => pmd,
+            sizes => sizes,
         };
         let bits = (0..usize::BITS).map(|bit| sizes & 1 << bit);
         MemoryPlan {

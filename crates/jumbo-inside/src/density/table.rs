@@ -151,11 +151,6 @@ impl<N, const COUNT: usize, W: Word64> RangeTable<N, COUNT, W> {
             .filter_map(|slot| slot.span().map(|span| (slot, span)))
     }
 
-    /// Reports whether a slot is free.
-    pub(crate) fn has_place(&self) -> bool {
-        self.words.iter().any(|word| word.load() == 0)
-    }
-
     /// Adds a range, after `prepare` has written its note; false if no slot is free.
     pub(crate) fn add(&self, span: &Span, prepare: impl FnOnce(&N)) -> bool {
         let Some(slot) = self.slots().find(|slot| slot.word.replace(0, CLAIMED)) else {

@@ -136,16 +136,6 @@ counters! {
     shm_hugetlb: AtomicU64 as u64, sum;
     /// Number of mappings for which hugetlb pages were configured, but not available.
     shm_hugetlb_fallback: AtomicU64 as u64, sum;
-    /// Bytes populated from user space, in blocks of [`Slot::shm_user_block`].
-    shm_user: AtomicU64 as u64, sum;
-    /// Number of populated blocks: an upper bound of the faults, instead of one for each base page.
-    shm_user_alloc: AtomicU64 as u64, sum;
-    /// Number of blocks left to the kernel for lack of memory.
-    shm_user_fallback: AtomicU64 as u64, sum;
-    /// Number of blocks refused for a memory cgroup's limit.
-    shm_user_fallback_charge: AtomicU64 as u64, sum;
-    /// Block size of user-space population.
-    shm_user_block: AtomicU64 as u64, most;
     /// Reasons for shared memory not on huge pages: bits of [`shm_reason`].
     shm_reasons: AtomicU32 as u32, bits;
     /// State of the reaper: a code of [`crate::reaper::State`].
@@ -207,14 +197,12 @@ pub mod shm_reason {
     pub const NO_HUGETLB: u32 = 1 << 5;
     /// The mapping is not a multiple of the hugetlb page size.
     pub const NOT_WHOLE: u32 = 1 << 6;
-    /// userfaultfd(2) is not available, or not in user mode.
-    pub const NO_USERFAULTFD: u32 = 1 << 7;
     /// The scanner exited and was not restarted.
-    pub const ENDED: u32 = 1 << 8;
+    pub const ENDED: u32 = 1 << 7;
     /// The table of mappings is full.
-    pub const TOO_MANY: u32 = 1 << 9;
+    pub const TOO_MANY: u32 = 1 << 8;
     /// Blocks were touched only in part, or have holes.
-    pub const IN_PART: u32 = 1 << 10;
+    pub const IN_PART: u32 = 1 << 9;
 }
 
 /// Bits of [`Slot::text_reasons`].

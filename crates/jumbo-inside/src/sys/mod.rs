@@ -27,7 +27,6 @@ mod place;
 mod remap;
 mod signals;
 mod task;
-mod userfault;
 mod vma;
 
 pub use advice::{USUAL, advise, allows, allows_usual, block, discard, forbid_unless, unblock};
@@ -40,7 +39,6 @@ pub use place::{OWN, map_anew, map_at, map_own, place_own, reserve, reserve_anyw
 pub use remap::{insist, is_mapped, move_mapping, move_units};
 pub use signals::Blocked;
 pub use task::{Entry, Thread, Wait, call, clone3, wait, wake};
-pub use userfault::Userfault;
 pub use vma::{Maps, Vma};
 
 use rustix::fd::{AsRawFd, OwnedFd};

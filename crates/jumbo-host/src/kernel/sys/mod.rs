@@ -5,7 +5,7 @@ pub(crate) mod ptrace;
 mod scratch;
 
 pub(crate) use jumbo_inside::sys::{
-    Blocked, Pagemap, Userfault, collapse, collapse_in, cool_in, prepare_huge_page,
+    Blocked, Pagemap, collapse, collapse_in, cool_in, prepare_huge_page,
 };
 pub use pidfd::release;
 pub(crate) use pidfd::send_signal;

@@ -4,18 +4,15 @@
 //! memfd, of a file on tmpfs, of System V):
 //!
 //! 1. hugetlb pages ([`map_hugetlb`]), if configured;
-//! 2. user-space population ([`user`]), if configured;
-//! 3. *touch and collapse* ([`crate::density`]): the thread of [`crate::watch`] collapses touched
+//! 2. *touch and collapse* ([`crate::density`]): the thread of [`crate::watch`] collapses touched
 //!    memory;
-//! 4. the kernel's controls: the mapping is aligned and advised, and the kernel uses the folio
+//! 3. the kernel's controls: the mapping is aligned and advised, and the kernel uses the folio
 //!    sizes that its controls allow.
 //!
 //! Named memory (a descriptor, a key) is advised and collapsed, never replaced: its size, its
 //! seals, and its content for write(2) and other processes stay the same.
 //!
 //! Invariant: no byte of shared memory changes here.
-
-pub mod user;
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -25,7 +22,6 @@ use rustix::fs::Stat;
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use crate::density::{self, Policy, record_reason};
-use crate::events::Mechanism;
 use crate::heap::warm::in_parallel;
 use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::orders::{Mode as _, Orders, ShmMode};
@@ -46,9 +42,6 @@ static SIZES: AtomicUsize = AtomicUsize::new(0);
 /// Minimum size of a scanned mapping: no program was faster with smaller ones.
 const MIN_SCANNED_BYTES: usize = 32 << 20;
 
-/// Size of a block that a touch populates if no size is configured.
-const DEFAULT_BLOCK_BYTES: usize = 64 << 10;
-
 /// `f_type` of tmpfs, which holds memfds too (linux/magic.h).
 const TMPFS_MAGIC: libc::c_long = 0x0102_1994;
 
@@ -61,7 +54,6 @@ pub fn start(orders: &Orders<'_>) {
     let index = ShmMode::ALL.iter().position(|(_, other)| *other == mode);
     MODE.store(index.unwrap_or(usize::MAX), Ordering::Relaxed);
     SIZES.store(sizes, Ordering::Relaxed);
-    user::MAX_WASTE.store(orders.max_waste.percent(), Ordering::Relaxed);
     if mode != ShmMode::Advise && (sizes == 0 || sizes & pmd != 0) {
         density::start_sharing();
     }
@@ -91,15 +83,13 @@ fn mode() -> ShmMode {
 /// Properties of a new shared mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedMapping {
-    /// Bytes from the start that this process may populate and collapse. Another process's memory
+    /// Bytes from the start that this process may collapse. Another process's memory
     /// would be charged to this one's control group. So the process writes to them and was the
     /// first to map them, and mincore(2) reports their pages. (For a file that it may not write,
     /// mincore(2) reports all pages present.)
     pub own_bytes: usize,
     /// The memory has no name: only the program's own processes can punch holes in it.
     pub is_anonymous: bool,
-    /// The file system has room for all of it, so untouched pages may be populated too.
-    pub has_room: bool,
 }
 
 /// Files that were empty when this process allocated their memory, by inode; 0: a free place.
@@ -154,13 +144,9 @@ pub fn inspect(file: BorrowedFd<'_>, offset: usize, length: usize) -> Option<Sha
     let size = usize::try_from(stat.st_size).ok()?;
     let ours = is_empty_and_ours(&stat) || is_allocated(&stat);
     let within = size.saturating_sub(offset).min(length);
-    // An unlimited mount, such as that of memfds, reports no blocks.
-    let free = mount.f_bavail.saturating_mul(mount.f_bsize.cast_unsigned());
-    let has_room = mount.f_blocks == 0 || free >= within as u64;
     (mount.f_type as libc::c_long == TMPFS_MAGIC).then_some(SharedMapping {
         own_bytes: if ours { within } else { 0 },
         is_anonymous: false,
-        has_room,
     })
 }
 
@@ -234,52 +220,7 @@ pub fn mapped(address: usize, length: usize, known: SharedMapping) {
     }
     Slot::add(&slot.shm_advised, length as u64);
     let ours = known.own_bytes.min(length) & !(rustix::param::page_size() - 1);
-    // Only where mincore(2) reports missing pages can `touch` populate them before a system call.
-    if ours > 0 && mode() == ShmMode::User {
-        let registered = match known.has_room {
-            _ if density::has_left() => Err(reason::ENDED),
-            false => Err(reason::NO_MEMORY),
-            true => user::register(address, ours, block()),
-        };
-        match registered {
-            Ok(()) => return,
-            Err(why) => record_reason(why),
-        }
-    }
     if ours >= MIN_SCANNED_BYTES {
         density::share(&(address..address + ours), known.is_anonymous);
-    }
-}
-
-/// Returns the size of a block that a touch populates: the largest configured one.
-fn block() -> usize {
-    let sizes = SIZES.load(Ordering::Relaxed);
-    sizes
-        .checked_ilog2()
-        .map_or(DEFAULT_BLOCK_BYTES, |bit| 1 << bit)
-}
-
-/// Events that concern shared memory.
-#[derive(Debug)]
-pub struct Events;
-
-impl Mechanism for Events {
-    #[inline(always)]
-    fn unmapping(address: usize, length: usize) {
-        user::forget(address, length);
-    }
-
-    fn advising(address: usize, length: usize, advice: i32) {
-        match advice {
-            libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => user::touch(address, length),
-            // The kernel collapses no range with holes that a userfaultfd could fill: EBUSY. It
-            // checks the page after the end too (collapse_file in mm/khugepaged.c, Linux 6.18).
-            libc::MADV_COLLAPSE => user::forget(address, length.saturating_add(1)),
-            _ => {}
-        }
-    }
-
-    fn locking(address: usize, length: usize) {
-        user::touch(address, length);
     }
 }
