@@ -62,10 +62,10 @@ const INSIDE: Table = &[
     (
         "watch",
         &[
-            "events", "headroom", "one_page", "sandbox", "standing", "sync", "sys",
+            "events", "headroom", "one_page", "proc", "sandbox", "standing", "sync", "sys",
         ],
     ),
-    ("standing", &["proc", "sys"]),
+    ("standing", &["headroom", "proc", "sys"]),
     (
         "ledger",
         &["headroom", "one_page", "pool", "sandbox", "sync"],

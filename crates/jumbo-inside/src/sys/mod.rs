@@ -39,7 +39,7 @@ pub use pagemap::{PageState, Pagemap, Pages};
 pub use place::{OWN, map_anew, map_at, map_own, place_own, reserve, reserve_anywhere, unmap};
 pub use remap::{insist, is_mapped, move_mapping, move_units};
 pub use signals::Blocked;
-pub use task::{Entry, Thread, Wait, call, clone3, wait, wake};
+pub use task::{Entry, Thread, Wait, call, clone3, tid_word, wait, wait_either, wake, word_at};
 pub use userfault::Userfault;
 pub use vma::{Maps, Vma};
 
