@@ -13,7 +13,7 @@
 //! - [`Blocked`]: a guard that blocks signals. [`Userfault`]: page faults handled in user space.
 //! - [`Thread`], [`clone3`]: tasks unknown to the C library; [`call`], [`wait`], [`wake`]: their
 //!   system calls. [`stand_back`], [`stay_prompt`], [`leave_descriptors`]: their setup.
-//! - [`process`]: the caller's ID. [`request`]: any other system call.
+//! - [`has_one_thread`]: whether the program has made none. [`process`]: the caller's ID. [`request`]: any other system call.
 //!
 //! The module uses no other one. Invariant: no call here changes errno.
 
@@ -39,7 +39,10 @@ pub use pagemap::{PageState, Pagemap, Pages};
 pub use place::{OWN, map_anew, map_at, map_own, place_own, reserve, reserve_anywhere, unmap};
 pub use remap::{insist, is_mapped, move_mapping, move_units};
 pub use signals::Blocked;
-pub use task::{Entry, Thread, Wait, call, clone3, tid_word, wait, wait_either, wake, word_at};
+pub use task::{
+    Entry, Thread, Wait, call, clone3, has_one_thread, note_one_thread, note_thread, tid_word,
+    wait, wait_either, wake, word_at,
+};
 pub use userfault::Userfault;
 pub use vma::{Maps, Vma};
 

@@ -384,11 +384,12 @@ pub fn resume() {
 fn restart() {
     let again = IS_RESTARTING.swap(false, Ordering::AcqRel) && !is_watched();
     // Ended for good, a filter may forbid the calls below.
-    if again && !IS_DISABLED.load(Ordering::Acquire) && is_makers() {
+    if again && sibling::exists() && is_makers() {
         sibling::reap();
-        if own_jobs().next().is_some() {
-            make();
-        }
+    }
+    let has_work = || is_makers() && own_jobs().next().is_some();
+    if again && !IS_DISABLED.load(Ordering::Acquire) && has_work() {
+        make();
     }
 }
 
@@ -424,6 +425,7 @@ fn run() {
             Leader::Different => {
                 // For good: a new thread would have the privileges of its maker.
                 IS_DISABLED.store(true, Ordering::SeqCst);
+                IS_RESTARTING.store(is_beside, Ordering::Release);
                 return report_absence(Without::Ended);
             }
         }
@@ -532,7 +534,7 @@ impl Mechanism for Events {
     }
 
     fn before_thread() {
-        if sibling::note_thread() {
+        if sys::note_thread() {
             interrupt_sibling();
         }
     }
@@ -571,6 +573,7 @@ impl Mechanism for Events {
         }
         FORK_COUNT.store(0, Ordering::Relaxed);
         MAKER_PROCESS.store(0, Ordering::Relaxed);
-        sibling::forked();
+        THREAD.forget_number();
+        sys::note_one_thread(true);
     }
 }

@@ -11,18 +11,18 @@
 //!   it shares the memory with no process, and ends ([`pause`]).
 #![expect(unsafe_code, reason = "system calls that rustix lacks")]
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use rustix::process::{Pid, Signal, getppid, kill_process};
 
 use super::{MAKER_PROCESS, THREAD, WAKE_WORD};
 use crate::proc::{children_change_namespace, is_alone};
-use crate::sys::{Thread, Wait, process, request, tid_word, wait, wait_either, wake, word_at};
+use crate::sys::{
+    Thread, Wait, has_one_thread, process, request, tid_word, wait, wait_either, wake, word_at,
+};
 
 crate::one_page! {
-    /// The program has made a thread.
-    static HAS_THREADS: AtomicBool = AtomicBool::new(false);
     /// Address and value of the word that the kernel clears at an exec and at the end of the first
     /// thread. Address 0: unknown.
     static TID_WORD: AtomicUsize = AtomicUsize::new(0);
@@ -48,24 +48,11 @@ pub(super) fn exists() -> bool {
     THREAD.number() != 0
 }
 
-/// Records that the program makes a thread; true if that is its first.
-pub(super) fn note_thread() -> bool {
-    !HAS_THREADS.swap(true, Ordering::Relaxed)
-}
-
-/// Resets the state in the child of a fork.
-pub(super) fn forked() {
-    HAS_THREADS.store(false, Ordering::Relaxed);
-    THREAD.forget_number();
-}
-
 /// Returns the flags of [`Thread::start`] for the caller, which is about to make a thread: those of
 /// a process if it is the only thread.
 pub(super) fn flags() -> u32 {
     // In another PID namespace it would be the first process, whose end ends the namespace.
-    let is_alone = !HAS_THREADS.load(Ordering::Relaxed)
-        && is_alone() == Some(true)
-        && !children_change_namespace();
+    let is_alone = has_one_thread() && is_alone() == Some(true) && !children_change_namespace();
     if !is_alone {
         return Thread::FLAGS;
     }
