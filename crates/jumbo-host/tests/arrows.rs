@@ -122,7 +122,7 @@ const PROGRAM_TO_INSIDE: Table = &[
 
 /// Dependencies of the command's backend on the inside: formats that both sides read.
 const HOST_TO_INSIDE: Table = &[
-    ("status", &["ledger", "reaper"]),
+    ("status", &["ledger", "reaper", "watch"]),
     ("segments", &["segments"]),
     ("policy", &["orders"]),
     ("promote", &["orders"]),

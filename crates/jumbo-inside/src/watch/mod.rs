@@ -29,6 +29,9 @@ mod sibling;
 
 pub(crate) use sibling::program;
 
+/// Name of the thread, or of the process in its place, in ps(1).
+pub const NAME: &core::ffi::CStr = c"jumbo-watch";
+
 /// Bounds of the wait between two scans.
 pub(crate) const MIN_WAIT: Duration = Duration::from_millis(20);
 pub(crate) const MAX_WAIT: Duration = Duration::from_mins(1);
@@ -398,7 +401,7 @@ fn run() {
     if is_beside && !sibling::begin() {
         return;
     }
-    if standing::begin(c"jumbo-watch").is_err() {
+    if standing::begin(NAME).is_err() {
         return report_absence(Without::Kernel);
     }
     // Checked here: the caller that makes the thread may have a small stack.
@@ -409,6 +412,7 @@ fn run() {
     // for the program's threads to free a CPU, under any of these policies.
     stay_prompt(&[libc::SCHED_OTHER, libc::SCHED_FIFO, libc::SCHED_RR]);
     let stop = Stop::at(&STOP_NOW, &STOP_SOON);
+    let mut is_first = true;
     loop {
         let before = WAKE_WORD.load(Ordering::Acquire);
         if stop.check_before_wait().is_err() {
@@ -420,6 +424,11 @@ fn run() {
         };
         match leader {
             Leader::Same => {}
+            // Of a program that may not be traced, a process reads no namespaces.
+            Leader::Different if is_beside && is_first => {
+                sibling::refuse();
+                return IS_RESTARTING.store(true, Ordering::Release);
+            }
             Leader::Gone => return,
             Leader::Elsewhere => return IS_RESTARTING.store(true, Ordering::Release),
             Leader::Different => {
@@ -429,6 +438,7 @@ fn run() {
                 return report_absence(Without::Ended);
             }
         }
+        is_first = false;
         let Some(soonest) = jobs().filter_map(|job| job.run(&stop)).min() else {
             // The program waits for an ended process when it next maps memory.
             return IS_RESTARTING.store(is_beside, Ordering::Release);

@@ -11,7 +11,7 @@
 //!   it shares the memory with no process, and ends ([`pause`]).
 #![expect(unsafe_code, reason = "system calls that rustix lacks")]
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use rustix::process::{Pid, Signal, getppid, kill_process};
@@ -27,6 +27,7 @@ crate::one_page! {
     /// thread. Address 0: unknown.
     static TID_WORD: AtomicUsize = AtomicUsize::new(0);
     static TID: AtomicU32 = AtomicU32::new(0);
+    static IS_REFUSED: AtomicBool = AtomicBool::new(false);
 }
 
 /// Returns the ID of the program's process, also in the process beside it.
@@ -52,7 +53,10 @@ pub(super) fn exists() -> bool {
 /// a process if it is the only thread.
 pub(super) fn flags() -> u32 {
     // In another PID namespace it would be the first process, whose end ends the namespace.
-    let is_alone = has_one_thread() && is_alone() == Some(true) && !children_change_namespace();
+    let is_alone = !IS_REFUSED.load(Ordering::Relaxed)
+        && has_one_thread()
+        && is_alone() == Some(true)
+        && !children_change_namespace();
     if !is_alone {
         return Thread::FLAGS;
     }
@@ -64,6 +68,11 @@ pub(super) fn flags() -> u32 {
     TID_WORD.store(address, Ordering::Relaxed);
     TID.store(value, Ordering::Relaxed);
     Thread::SIBLING
+}
+
+/// Has a thread run the jobs from now on.
+pub(super) fn refuse() {
+    IS_REFUSED.store(true, Ordering::Relaxed);
 }
 
 /// Separates the calling process from the program; false if the program has ended.
