@@ -79,7 +79,7 @@ const INSIDE: Table = &[
     ("bpf", &[]),
     ("proc", &[]),
     ("sync", &[]),
-    ("sys", &[]),
+    ("sys", &["one_page"]),
     ("units", &[]),
     ("one_page", &[]),
 ];

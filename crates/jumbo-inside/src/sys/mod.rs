@@ -15,7 +15,7 @@
 //!   system calls. [`stand_back`], [`stay_prompt`], [`leave_descriptors`]: their setup.
 //! - [`has_one_thread`]: whether the program has made none. [`process`]: the caller's ID. [`request`]: any other system call.
 //!
-//! The module uses no other one. Invariant: no call here changes errno.
+//! The module uses `one_page` alone. Invariant: no call here changes errno.
 
 mod advice;
 mod batch;

@@ -1,10 +1,13 @@
 //! Background scanner, a thread: `begin`, [`end`]. Its `Job`s copy the text of long-lived programs
 //! ([`crate::segments`]) and find dense memory (`density`).
 //!
-//! The C library does not know the thread, so a program of one thread remains one. The thread ends
-//! before calls that concern all threads or need a single one: fork(2), unshare(2), setns(2),
-//! changes of user or capabilities, seccomp filters, the end of the main thread, the pool's move
-//! off hugetlb.
+//! While the program has one thread, a process that shares its memory takes the thread's place
+//! (`sibling`), so the program remains one of one thread. "The thread" below is either.
+//!
+//! The thread ends before calls that concern all threads or need a single one: fork(2), unshare(2),
+//! setns(2), changes of user or capabilities, seccomp filters, the end of the main thread, the
+//! pool's move off hugetlb. A process ends before the program's first pthread_create(3), chroot(2),
+//! exec(3) and exit(3), too.
 //!
 //! The thread restarts only after a fork: when the program next maps memory ([`resume`]), less
 //! often the more it forks, or when a job begins again. Its descriptors are its own. A change of
@@ -465,7 +468,7 @@ pub(crate) fn program_cpu_time() -> Duration {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    let clock = (!program() << 3 | SCHEDULED) as usize;
+    let clock = (!program() << 3 | SCHEDULED).cast_unsigned() as usize;
     let to = (&raw mut time).expose_provenance();
     // SAFETY: the kernel writes one timespec to `time`.
     let answer = unsafe { request(libc::SYS_clock_gettime, [clock, to, 0, 0, 0, 0]) };
