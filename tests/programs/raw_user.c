@@ -1,5 +1,6 @@
 /* Changes its user (or its CPUs) by a bare system call, unseen by libraries, while a thread of
- * jumbo scans its memory. Then no task of the process may have the old credentials. */
+ * jumbo scans its memory, or a process of jumbo that shares it. Then no task of the process, and no
+ * child, may have the old credentials. */
 #include "check.h"
 #include <dirent.h>
 #include <sched.h>
@@ -19,31 +20,47 @@ static long bare(long number, long a, long b, long c)
     return answer;
 }
 
-/* Counts the tasks with this value of a status field; `others` counts those with another value. */
+/* Counts a task, unless it has ended, by the value of a status field. */
+static void count_task(const char *path, const char *key, const char *value, int *count, int *others)
+{
+    char line[512];
+    int has_ended = 0;
+    FILE *status = fopen(path, "r");
+    while (status && fgets(line, sizeof line, status)) {
+        has_ended |= !strncmp(line, "State:\tZ", 8);
+        if (!has_ended && !strncmp(line, key, strlen(key))) {
+            char *rest = line + strlen(key);
+            rest += strspn(rest, " \t");
+            ++*(strncmp(rest, value, strlen(value)) ? others : count);
+        }
+    }
+    if (status)
+        fclose(status);
+}
+
+/* Counts the tasks and children with this value of a status field; `others` counts those with
+ * another value. */
 static int tasks_with(const char *key, const char *value, int *others)
 {
-    int count = 0;
+    int count = 0, child;
+    char path[300];
     *others = 0;
     DIR *folder = opendir("/proc/self/task");
     CHECK(folder != NULL);
     for (struct dirent *entry; (entry = readdir(folder));) {
-        char path[300], line[512];
         snprintf(path, sizeof path, "/proc/self/task/%s/status", entry->d_name);
-        FILE *status = entry->d_name[0] == '.' ? NULL : fopen(path, "r");
-        if (!status)
-            continue;
-        while (fgets(line, sizeof line, status))
-            if (!strncmp(line, key, strlen(key))) {
-                char *rest = line + strlen(key);
-                rest += strspn(rest, " \t");
-                if (!strncmp(rest, value, strlen(value)))
-                    count++;
-                else
-                    ++*others;
-            }
-        fclose(status);
+        if (entry->d_name[0] != '.')
+            count_task(path, key, value, &count, others);
     }
     closedir(folder);
+    snprintf(path, sizeof path, "/proc/self/task/%d/children", getpid());
+    FILE *children = fopen(path, "r");
+    while (children && fscanf(children, "%d", &child) == 1) {
+        snprintf(path, sizeof path, "/proc/%d/status", child);
+        count_task(path, key, value, &count, others);
+    }
+    if (children)
+        fclose(children);
     return count;
 }
 

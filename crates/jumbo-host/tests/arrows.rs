@@ -62,10 +62,10 @@ const INSIDE: Table = &[
     (
         "watch",
         &[
-            "events", "headroom", "one_page", "sandbox", "standing", "sync", "sys",
+            "events", "headroom", "one_page", "proc", "sandbox", "standing", "sync", "sys",
         ],
     ),
-    ("standing", &["proc", "sys"]),
+    ("standing", &["headroom", "proc", "sys"]),
     (
         "ledger",
         &["headroom", "one_page", "pool", "sandbox", "sync"],
@@ -79,7 +79,7 @@ const INSIDE: Table = &[
     ("bpf", &[]),
     ("proc", &[]),
     ("sync", &[]),
-    ("sys", &[]),
+    ("sys", &["one_page"]),
     ("units", &[]),
     ("one_page", &[]),
 ];
@@ -122,7 +122,7 @@ const PROGRAM_TO_INSIDE: Table = &[
 
 /// Dependencies of the command's backend on the inside: formats that both sides read.
 const HOST_TO_INSIDE: Table = &[
-    ("status", &["ledger", "reaper"]),
+    ("status", &["ledger", "reaper", "watch"]),
     ("segments", &["segments"]),
     ("policy", &["orders"]),
     ("promote", &["orders"]),

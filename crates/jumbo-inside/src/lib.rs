@@ -11,7 +11,7 @@
 //! - [`segments`]: text and data of the program, moved to huge pages.
 //! - [`density`]: decides whether memory may have huge pages now, and scans it.
 //! - [`shmem`]: shared memory on huge pages.
-//! - [`watch`]: the background scanner, a thread.
+//! - [`watch`]: the background scanner, a thread or a process beside the program.
 //! - [`ledger`]: counters of each process, for the launcher.
 //! - [`orders`]: the configuration that the launcher passes in one environment variable.
 //! - [`pool`]: rules of a pool of huge pages, for the heap and for `jumbo::pool`.

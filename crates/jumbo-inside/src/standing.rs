@@ -12,13 +12,14 @@
 use rustix::fd::AsFd;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Result;
-use rustix::process::getpid;
+use rustix::process::Pid;
 use rustix::thread::{
     CapabilitySet, capabilities, sched_getaffinity, sched_setaffinity, set_capabilities,
 };
 
-use crate::proc::{each_byte, open_at};
-use crate::sys::leave_descriptors;
+use crate::headroom::number;
+use crate::proc::{Path, each_byte, open_at};
+use crate::sys::{leave_descriptors, process};
 
 /// Lines of /proc/PID/status that must agree; proc_pid_status(5).
 const STATUS_KEYS: [&[u8]; 5] = [b"Uid:", b"Gid:", b"Groups:", b"NoNewPrivs:", b"Seccomp:"];
@@ -42,6 +43,8 @@ pub(crate) enum Leader {
     Different,
     /// The first thread has exited by a system call; the process ends with its last thread.
     Gone,
+    /// The program has another control group or root than the process beside it.
+    Elsewhere,
 }
 
 /// Initializes a thread of jumbo: no effective capability (capset(2), Linux 2.2), no descriptors.
@@ -74,17 +77,34 @@ fn set_effective(in_effect: bool) {
 
 /// Compares the calling thread with the first one, and copies its CPU affinity.
 pub(crate) fn compare() -> Leader {
-    let (Ok(leader), Ok(own)) = (standing(c"/proc/self"), standing(c"/proc/thread-self")) else {
+    compare_with(process(), false)
+}
+
+/// Variant of [`compare`] for a process beside the program, its parent.
+pub(crate) fn compare_beside(program: i32) -> Leader {
+    compare_with(program, true)
+}
+
+fn compare_with(program: i32, is_beside: bool) -> Leader {
+    let leader = || match is_beside {
+        true => with_capabilities(parent_standing),
+        false => standing(c"/proc/self", false),
+    };
+    let (Ok(leader), Ok(own)) = (leader(), standing(c"/proc/thread-self", is_beside)) else {
         return Leader::Different;
     };
     if leader.is_zombie {
         return Leader::Gone;
     }
-    if leader != own {
+    if leader.hash != own.hash {
         return Leader::Different;
     }
+    if leader.place != own.place {
+        return Leader::Elsewhere;
+    }
     // The affinity of the first thread can be changed from outside (taskset -p).
-    if let (Ok(wanted), Ok(now)) = (sched_getaffinity(Some(getpid())), sched_getaffinity(None))
+    let wanted = sched_getaffinity(Pid::from_raw(program));
+    if let (Ok(wanted), Ok(now)) = (wanted, sched_getaffinity(None))
         && wanted != now
     {
         let _ = sched_setaffinity(None, &wanted);
@@ -97,6 +117,8 @@ struct ThreadStatus {
     is_zombie: bool,
     /// Hash of the status lines and namespaces.
     hash: u64,
+    /// Hash of the control groups and the root, which threads of a process share.
+    place: u64,
 }
 
 /// One step of FNV-1a: <http://www.isthe.com/chongo/tech/comp/fnv/>.
@@ -105,7 +127,20 @@ const fn mix(hash: u64, byte: u8) -> u64 {
 }
 const FNV_OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 
-fn standing(folder: &core::ffi::CStr) -> Result<ThreadStatus> {
+/// Returns the status of the parent, by its number in the PID namespace of /proc.
+fn parent_standing() -> Result<ThreadStatus> {
+    let mut parent = 0;
+    crate::proc::each_line(crate::proc::open(c"/proc/self/status")?, |line| {
+        let number = line.strip_prefix(b"PPid:\t".as_slice()).and_then(number);
+        parent = number.unwrap_or(parent);
+        Ok(number.is_some())
+    })?;
+    let mut path = Path::<32>::new();
+    let path = path.write(format_args!("/proc/{parent}"));
+    standing(path.ok_or(rustix::io::Errno::NAMETOOLONG)?, true)
+}
+
+fn standing(folder: &core::ffi::CStr, has_place: bool) -> Result<ThreadStatus> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::openat(CWD, folder, flags, Mode::empty())?;
     let mut standing = status(&folder)?;
@@ -115,6 +150,15 @@ fn standing(folder: &core::ffi::CStr) -> Result<ThreadStatus> {
         let inode = inode.map_or(0, |stat| stat.st_ino);
         standing.hash = inode.to_ne_bytes().into_iter().fold(standing.hash, mix);
     }
+    if has_place {
+        let root = rustix::fs::statat(&folder, c"root", AtFlags::empty())?;
+        let root = [root.st_dev, root.st_ino].into_iter();
+        standing.place = root.flat_map(u64::to_ne_bytes).fold(FNV_OFFSET_BASIS, mix);
+        each_byte(open_at(&folder, c"cgroup")?, |byte| {
+            standing.place = mix(standing.place, byte);
+            Ok(false)
+        })?;
+    }
     Ok(standing)
 }
 
@@ -122,6 +166,7 @@ fn status(folder: impl AsFd) -> Result<ThreadStatus> {
     let mut standing = ThreadStatus {
         is_zombie: false,
         hash: FNV_OFFSET_BASIS,
+        place: FNV_OFFSET_BASIS,
     };
     // Start, length and hash of the present line.
     let (mut head, mut length, mut line) = ([0u8; 16], 0, FNV_OFFSET_BASIS);
@@ -181,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_thread_follows_the_first_one_to_other_cpus() {
-        let Ok(all) = sched_getaffinity(Some(getpid())) else {
+        let Ok(all) = sched_getaffinity(Pid::from_raw(process())) else {
             return;
         };
         let followed = std::thread::spawn(move || {

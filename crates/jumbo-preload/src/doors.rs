@@ -13,6 +13,7 @@ use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
 use jumbo_inside::events::Mechanism as _;
 use jumbo_inside::reaper::Ids;
+use jumbo_inside::watch;
 use libc::{gid_t, off_t, pid_t, rlimit, uid_t};
 
 use crate::mechanisms::All;
@@ -220,6 +221,9 @@ const OTHER_NUMBERS: &[c_long] = &[
     libc::SYS_landlock_restrict_self,
     libc::SYS_io_setup,
     libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_execve,
+    libc::SYS_execveat,
     libc::SYS_brk,
 ];
 
@@ -338,6 +342,14 @@ unsafe extern "C" fn watched(
         libc::SYS_io_setup => sharing::set_up_aio(call),
         libc::SYS_exit => {
             crate::threads::ending();
+            call()
+        }
+        libc::SYS_exit_group => {
+            watch::about_to_exit();
+            call()
+        }
+        libc::SYS_execve | libc::SYS_execveat => {
+            watch::about_to_exec();
             call()
         }
         // SAFETY: the caller's promise; address 0 returns the break and changes nothing.

@@ -7,7 +7,7 @@
 //!   [`sandbox`], [`limits`].
 //! - [`mechanisms`]: the receivers of events, in order; the handlers around fork(2).
 //! - [`alloc`]: the `malloc` family; [`mimalloc`]: small objects. [`threads`]: the end of the first
-//!   thread. [`dlopen`]: loaded libraries.
+//!   thread; [`leave`]: that of the program. [`dlopen`]: loaded libraries.
 //! - [`next`]: the interposed definitions, found by [`symbols`]; [`own_stack`] for their start. [`start`]: the constructor.
 //!   [`environment`]: the variables that it reads and that children inherit. [`reaper`]: start and
 //!   end of the reaper process. [`glibc`]: internals of glibc. [`morecore`]: the heap of old glibc
@@ -26,6 +26,7 @@ mod doors;
 mod end;
 mod environment;
 mod glibc;
+mod leave;
 mod limits;
 mod main_heap;
 mod maps;

@@ -163,6 +163,19 @@ next! {
         -> *mut c_void, else failed_map();
     pthread_exit: fn(_value: *mut c_void), else nothing();
     thrd_exit: fn(_value: c_int), else nothing();
+    // Jumped to, with the arguments of the caller.
+    execve: fn() -> c_int, else failed();
+    execveat: fn() -> c_int, else failed();
+    fexecve: fn() -> c_int, else failed();
+    execv: fn() -> c_int, else failed();
+    execvp: fn() -> c_int, else failed();
+    execvpe: fn() -> c_int, else failed();
+    execl: fn() -> c_int, else failed();
+    execlp: fn() -> c_int, else failed();
+    execle: fn() -> c_int, else failed();
+    _exit: fn() -> c_int, else failed();
+    _Exit: fn() -> c_int, else failed();
+    quick_exit: fn() -> c_int, else failed();
     mprotect: fn(_addr: *mut c_void, _len: usize, _prot: c_int) -> c_int, else failed();
     dlclose: fn(_handle: *mut c_void) -> c_int, else failed();
     dlopen: fn(_path: *const c_char, _flags: c_int) -> *mut c_void, else no_memory();

@@ -15,7 +15,6 @@ use jumbo_host::kernel::pressure::{self, Pressure};
 use jumbo_host::kernel::thp::{self, Thp};
 use jumbo_host::kernel::{FileError, Root, base_page, cgroup, task};
 use jumbo_host::status::{Glance, Glances, Missing, is_reaper};
-use jumbo_inside::reaper;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
@@ -230,7 +229,7 @@ impl Collector {
             };
             let mut known = match before.remove(&pid) {
                 Some(known) if known.process.name == name => known,
-                _ if name.as_bytes() == reaper::NAME.to_bytes() && is_reaper(&self.root, pid) => {
+                _ if is_reaper(&self.root, pid) => {
                     // A reaper shares the memory of its program.
                     self.without_memory.insert(pid);
                     continue;

@@ -6,14 +6,19 @@
 //! command line, which lies in the shared memory, and the program's counters name the reaper. After
 //! the end of the program, the reaper is counted as the only owner of the memory.
 //!
+//! The process of [`jumbo_inside::watch`] shares the memory, too, and is taken for a reaper here. Its
+//! parent is the program.
+//!
 //! Invariant: a process without this command's library is no reaper, whatever its name. Where this
 //! user may not read the mappings, a process of another user is none.
+
+use std::ffi::CStr;
 
 use serde::Serialize;
 
 use crate::kernel::process::tree;
 use crate::kernel::{FileError, Root, aside, task};
-use jumbo_inside::reaper;
+use jumbo_inside::{reaper, watch};
 
 use super::Covered;
 use super::library::Library;
@@ -30,6 +35,10 @@ pub struct Sibling {
 /// Finds, among `others`, the living program whose memory `pid` shares; `None` where `pid` is no
 /// reaper, or its program ended.
 pub fn program_of(root: &Root, pid: u32, others: impl IntoIterator<Item = u32>) -> Option<Sibling> {
+    if let Some(program) = watched_by(root, pid) {
+        let is_listed = others.into_iter().any(|other| other == program);
+        return is_listed.then_some(Sibling { pid, program });
+    }
     let inside = confined(root, pid)?;
     // kcmp(2) does not know the processes of a fake tree.
     let is_host = *root == Root::host();
@@ -64,7 +73,24 @@ fn names_reaper(root: &Root, program: u32, reaper: u32) -> bool {
 
 /// Reports whether `pid` is a reaper, of a living or ended program.
 pub fn is_reaper(root: &Root, pid: u32) -> bool {
-    confined(root, pid).is_some()
+    watched_by(root, pid).is_some() || confined(root, pid).is_some()
+}
+
+/// Returns the program whose memory `pid` scans in place of a thread: its parent.
+fn watched_by(root: &Root, pid: u32) -> Option<u32> {
+    let name = task::name(root, pid).ok()?;
+    if name.as_bytes() != watch::NAME.to_bytes() {
+        return None;
+    }
+    let status = task::Status::read(root, pid).ok()?;
+    let parent = status.get("PPid")?.trim().parse().ok()?;
+    let known = || tree::shares_memory(pid, parent);
+    let shares = (*root == Root::host()).then(known).flatten();
+    let looks_so = || {
+        let command = arguments(root, pid);
+        !command.is_empty() && arguments(root, parent) == command
+    };
+    shares.unwrap_or_else(looks_so).then_some(parent)
 }
 
 /// The reaper of the living `program`; `None` where it has none, or several match.
@@ -86,9 +112,11 @@ pub fn reapers_of_the_ended(root: &Root) -> Result<Vec<u32>, FileError> {
     Ok(reapers.filter(is_alone).collect())
 }
 
-/// Reports whether `name` is that of reapers.
+/// Reports whether `name` is that of processes which share the memory of a program.
 pub(super) fn is_name(name: &str) -> bool {
-    name.as_bytes() == reaper::NAME.to_bytes()
+    [reaper::NAME, watch::NAME]
+        .map(CStr::to_bytes)
+        .contains(&name.as_bytes())
 }
 
 fn is_named(root: &Root, pid: u32) -> bool {

@@ -15,8 +15,8 @@ use super::RANGES;
 use super::table::PAGE_BYTES;
 use crate::sandbox;
 use crate::sync::{millis, now};
-use crate::sys::{map_own, process};
-use crate::watch::MAX_WAIT;
+use crate::sys::map_own;
+use crate::watch::{MAX_WAIT, program};
 
 /// Page by which the processes that share mappings agree on their owners.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl Owner {
             return false;
         };
         let owner = word.load(Ordering::Relaxed);
-        let mine = u64::from(process().unsigned_abs()) << 32 | seconds();
+        let mine = u64::from(program().unsigned_abs()) << 32 | seconds();
         (owner >> 32 == mine >> 32 || is_free(owner))
             && word
                 .compare_exchange(owner, mine, Ordering::Relaxed, Ordering::Relaxed)
@@ -101,7 +101,7 @@ impl Owner {
             && !sandbox::is_entered()
         {
             let owner = word.load(Ordering::Relaxed);
-            if owner >> 32 == u64::from(process().unsigned_abs()) {
+            if owner >> 32 == u64::from(program().unsigned_abs()) {
                 let _ = word.compare_exchange(owner, 0, Ordering::Relaxed, Ordering::Relaxed);
             }
         }
@@ -137,7 +137,7 @@ fn own_page() -> Option<&'static OwnerPage> {
 
 /// Maps the page of this process, which forked children share, once; false on failure.
 pub(super) fn has_page() -> bool {
-    if OWN_PAGE_PROCESS.load(Ordering::Relaxed) == process() {
+    if OWN_PAGE_PROCESS.load(Ordering::Relaxed) == program() {
         return true;
     }
     let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
@@ -146,7 +146,7 @@ pub(super) fn has_page() -> bool {
     };
     OWN_PAGE.store(page.expose_provenance(), Ordering::Release);
     ASSIGNED_COUNT.store(0, Ordering::Relaxed);
-    OWN_PAGE_PROCESS.store(process(), Ordering::Relaxed);
+    OWN_PAGE_PROCESS.store(program(), Ordering::Relaxed);
     true
 }
 

@@ -17,7 +17,7 @@ use crate::headroom::{self, Needed};
 use crate::ledger::{Slot, stats};
 use crate::sandbox;
 use crate::sync::{Linux, Platform};
-use crate::sys::{self, Blocked};
+use crate::sys::{self, Blocked, has_one_thread};
 
 /// Bounds of a piece, a fraction of the batch, so that threads finish together: at most about 5 ms
 /// of base pages, at least enough to hide the cost of a claim.
@@ -193,7 +193,14 @@ impl PendingFree {
 fn run(batch: Batch, max_threads: u32, later: bool) -> Option<JobOutcome> {
     match hand_over(batch, max_threads, later) {
         Ok(_) if later => None,
-        Ok(job) => Some(HANDOVER.finish(job, &Kernel)),
+        Ok(job) => {
+            let outcome = HANDOVER.finish(job, &Kernel);
+            // The program sees no thread that it did not make, once the call has returned.
+            if has_one_thread() && !BACKGROUND.load(Ordering::Relaxed) {
+                workers::end(false);
+            }
+            Some(outcome)
+        }
         Err(outcome) => Some(outcome),
     }
 }

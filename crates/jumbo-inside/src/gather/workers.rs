@@ -4,7 +4,8 @@
 //! pthread_create(3) may not, because it allocates. Each has its own thread pointer, its identity
 //! for locks, and all signals blocked. They are named `jumbo-free/N`.
 //!
-//! They are made for work, and leave soon after. An idle thread would cause a warning at fork(2)
+//! They are made for work, and leave soon after: with the call if the program has one thread, which
+//! would see them. An idle thread would cause a warning at fork(2)
 //! (CPython), make unshare(2) fail, and keep credentials that the program drops by a bare system
 //! call. In a process with capabilities they leave at once. They end before setuid(2), because the
 //! C library's does not reach them.

@@ -101,6 +101,19 @@ impl<const N: usize> core::fmt::Write for Path<N> {
     }
 }
 
+/// Reports whether children of this thread start in another PID namespace (unshare(2) of
+/// CLONE_NEWPID): a helper process of jumbo would be its PID 1, and its end would end the namespace. Linux 4.12;
+/// true without /proc.
+pub fn children_change_namespace() -> bool {
+    let read = |path: &core::ffi::CStr, name: &mut [u8; 64]| {
+        rustix::fs::readlinkat_raw(CWD, path, &mut name[..]).is_ok()
+    };
+    let (mut own, mut childrens) = ([0u8; 64], [0u8; 64]);
+    let known = read(c"/proc/thread-self/ns/pid", &mut own)
+        && read(c"/proc/thread-self/ns/pid_for_children", &mut childrens);
+    !known || own != childrens
+}
+
 /// Reports whether this process has one thread, from /proc/self/task (proc(5)); `None` if
 /// unreadable.
 pub(crate) fn is_alone() -> Option<bool> {

@@ -15,6 +15,7 @@ use super::raw::{self, plain};
 use super::{State, entry, identity, init, orphans, survey};
 use crate::headroom;
 use crate::ledger::stats;
+use crate::proc::children_change_namespace;
 use crate::sandbox;
 use crate::sync::Deadline;
 use crate::sys::{Blocked, process};
@@ -198,19 +199,6 @@ fn obstacle() -> Option<State> {
     } else {
         is_limited().then_some(State::Limits)
     }
-}
-
-/// Reports whether children of this thread start in another PID namespace (unshare(2) of
-/// CLONE_NEWPID): the reaper would be its PID 1, and its end would end the namespace. Linux 4.12;
-/// true without /proc.
-pub fn children_change_namespace() -> bool {
-    let read = |path: &core::ffi::CStr, name: &mut [u8; 64]| {
-        rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut name[..]).is_ok()
-    };
-    let (mut own, mut childrens) = ([0u8; 64], [0u8; 64]);
-    let known = read(c"/proc/thread-self/ns/pid", &mut own)
-        && read(c"/proc/thread-self/ns/pid_for_children", &mut childrens);
-    !known || own != childrens
 }
 
 fn launch() -> State {

@@ -54,12 +54,12 @@ mod state;
 mod survey;
 mod zap;
 
+pub use crate::proc::children_change_namespace;
 pub use confine::NAME;
 pub use identity::{Ids, keeps_ids};
 pub use init::init_reaps_orphans;
 pub use launch::{
-    allow_start, block_start, children_change_namespace, dismiss, forked, is_owner, is_running,
-    prepare, record, retire, start,
+    allow_start, block_start, dismiss, forked, is_owner, is_running, prepare, record, retire, start,
 };
 pub use locks::is_locked;
 pub use orphans::set_subreaper;

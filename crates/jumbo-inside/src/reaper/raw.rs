@@ -4,12 +4,7 @@
 //! it unmaps libc. A call returns the kernel's result: a negative errno on failure.
 #![expect(unsafe_code, reason = "the leaf that makes the system calls")]
 
-use core::sync::atomic::AtomicU32;
-
-pub(super) use crate::sys::{Entry, Wait, call, clone3, wait, wake};
-
-/// `PR_GET_TID_ADDRESS` of prctl(2), Linux 3.5 with CONFIG_CHECKPOINT_RESTORE.
-const PR_GET_TID_ADDRESS: usize = 40;
+pub(super) use crate::sys::{Entry, Wait, call, clone3, tid_word, wait, wake, word_at};
 
 /// Makes a call whose arguments are numbers, or pointers that the kernel only reads.
 ///
@@ -47,29 +42,6 @@ pub(super) fn exit_group(code: usize) -> ! {
         // SAFETY: the call writes nothing.
         unsafe { plain(libc::SYS_exit_group, [code, 0, 0]) };
     }
-}
-
-/// Returns the calling thread's futex word (set_tid_address(2)). If another process shares the
-/// memory, the kernel zeroes it and wakes one waiter when the thread ends or execs. `None` on
-/// kernels that do not report it.
-pub(super) fn tid_word() -> Option<&'static AtomicU32> {
-    let mut address = 0usize;
-    let to = (&raw mut address).expose_provenance();
-    // SAFETY: the kernel writes one pointer to `address`.
-    let result = unsafe { call(libc::SYS_prctl, [PR_GET_TID_ADDRESS, to, 0, 0, 0, 0]) };
-    // SAFETY: the address that the C library registered, or 0.
-    unsafe { word_at(address) }.filter(|_| result == 0)
-}
-
-/// Returns the word at an address, or `None` for address 0.
-///
-/// # Safety
-/// The address is that of a [`tid_word`] of this process, or 0.
-pub(super) unsafe fn word_at(address: usize) -> Option<&'static AtomicU32> {
-    let usable = address != 0 && address.is_multiple_of(align_of::<AtomicU32>());
-    // SAFETY: the C library registered the address with the kernel, and keeps the word in the
-    // thread's control block, which is mapped as long as the process runs.
-    usable.then(|| unsafe { AtomicU32::from_ptr(core::ptr::with_exposed_provenance_mut(address)) })
 }
 
 /// Returns the nanoseconds of CLOCK_MONOTONIC, without the vDSO, which may be unmapped.

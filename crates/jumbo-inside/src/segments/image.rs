@@ -45,6 +45,7 @@ use crate::proc::{MapsLine, Path, each_mapping};
 use crate::standing;
 use crate::sync::Deadline;
 use crate::sys::{self, Pagemap, Pages};
+use crate::watch::program;
 
 /// Prefix of the names of images.
 pub const NAME: &str = "jumbo-text";
@@ -113,7 +114,10 @@ pub(super) fn install(
             let published = publish(&own);
             (own, published)
         }
-        false => (search.reserved().unwrap_or(own), None),
+        false => {
+            let reserved = standing::with_capabilities(|| search.reserved());
+            (reserved.unwrap_or(own), None)
+        }
     };
     if is_within_limit(search.size) {
         let _ = rustix::fs::ftruncate(&own, ANNOUNCED_SIZE);
@@ -312,10 +316,7 @@ impl Search<'_> {
     fn find(&self) -> Option<Candidate> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::openat(CWD, c"/proc", flags, Mode::empty()).ok()?;
-        let (user, own) = (
-            rustix::process::geteuid(),
-            rustix::process::getpid().as_raw_nonzero().get(),
-        );
+        let (user, own) = (rustix::process::geteuid(), program());
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut entries = RawDir::new(&folder, &mut buffer);
         let mut unfinished = None;
@@ -353,7 +354,7 @@ impl Search<'_> {
     fn reserved(&self) -> Option<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::openat(CWD, c"/proc", flags, Mode::empty()).ok()?;
-        let own = rustix::process::getpid().as_raw_nonzero().get();
+        let own = program();
         DESCRIPTORS.into_iter().find_map(|descriptor| {
             let (image, stat) = self.open_named(&folder, own, descriptor)?;
             let is_empty = stat.stx_size == 0 && stat.stx_mode & 0o200 != 0;

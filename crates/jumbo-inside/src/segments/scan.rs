@@ -4,8 +4,6 @@
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use core::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
-
 use super::{SegmentSettings, move_all, record_reason};
 use crate::ledger::text_reason as reason;
 use crate::orders::TextMode;
@@ -56,8 +54,7 @@ fn scan(stop: &Stop) -> Option<Duration> {
     #[expect(unsafe_code, reason = "an atomic reference has no safe form in core")]
     // SAFETY: null, or a static that was stored there.
     let settings = unsafe { SETTINGS.load(Ordering::Acquire).as_ref() }?;
-    let used = clock_gettime(ClockId::ProcessCPUTime);
-    let used = Duration::try_from(used).unwrap_or(Duration::MAX);
+    let used = watch::program_cpu_time();
     let least = get(&NEXT_CPU_MILLIS).max(MIN_CPU_TIME);
     if used < least {
         return Some(interval(used, least));

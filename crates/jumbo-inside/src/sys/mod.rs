@@ -13,9 +13,9 @@
 //! - [`Blocked`]: a guard that blocks signals. [`Userfault`]: page faults handled in user space.
 //! - [`Thread`], [`clone3`]: tasks unknown to the C library; [`call`], [`wait`], [`wake`]: their
 //!   system calls. [`stand_back`], [`stay_prompt`], [`leave_descriptors`]: their setup.
-//! - [`process`]: the caller's ID. [`request`]: any other system call.
+//! - [`has_one_thread`]: whether the program has made none. [`process`]: the caller's ID. [`request`]: any other system call.
 //!
-//! The module uses no other one. Invariant: no call here changes errno.
+//! The module uses `one_page` alone. Invariant: no call here changes errno.
 
 mod advice;
 mod batch;
@@ -38,7 +38,10 @@ pub use pagemap::{PageState, Pagemap, Pages};
 pub use place::{OWN, map_anew, map_at, map_own, place_own, reserve, reserve_anywhere, unmap};
 pub use remap::{insist, is_mapped, move_mapping, move_units};
 pub use signals::Blocked;
-pub use task::{Entry, Thread, Wait, call, clone3, wait, wake};
+pub use task::{
+    Entry, Thread, Wait, call, clone3, has_one_thread, note_one_thread, note_thread, tid_word,
+    wait, wait_either, wake, word_at,
+};
 pub use vma::{Maps, Vma};
 
 use rustix::fd::{AsRawFd, OwnedFd};

@@ -5,7 +5,7 @@
 //! machine code, and return the kernel's result: a negative errno on failure.
 #![expect(unsafe_code, reason = "system calls, and tasks on stacks of their own")]
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use core::time::Duration;
 
 /// Makes a system call.
@@ -191,6 +191,107 @@ pub fn wake(word: &AtomicU32) {
     unsafe { call(libc::SYS_futex, [word, operation, all, 0, 0, 0]) };
 }
 
+/// Variant of [`wait`] for either of two words. Without the second one, and before futex_waitv(2)
+/// (Linux 5.16), it returns after a second at the latest.
+pub fn wait_either(
+    (word, expected): (&AtomicU32, u32),
+    second: Option<(&AtomicU32, u32)>,
+    timeout: Duration,
+) {
+    const MAX_BLIND_WAIT: Duration = Duration::from_secs(1);
+    #[repr(C)]
+    struct Waiter {
+        value: u64,
+        address: u64,
+        flags: u32,
+        reserved: u32,
+    }
+    /// FUTEX2_SIZE_U32.
+    const IS_32_BITS: u32 = 2;
+    const ENOSYS: isize = -(libc::ENOSYS as isize);
+    let waiter = |word: &AtomicU32, value: u32| Waiter {
+        value: value.into(),
+        address: word.as_ptr().expose_provenance() as u64,
+        flags: IS_32_BITS,
+        reserved: 0,
+    };
+    let Some((other, others)) = second else {
+        wait(word, expected, timeout.min(MAX_BLIND_WAIT));
+        return;
+    };
+    let waiters = [waiter(word, expected), waiter(other, others)];
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let until = Duration::try_from(now)
+        .unwrap_or_default()
+        .saturating_add(timeout);
+    let until = libc::timespec {
+        tv_sec: until.as_secs().cast_signed(),
+        tv_nsec: until.subsec_nanos().into(),
+    };
+    let arguments = [
+        waiters.as_ptr().expose_provenance(),
+        waiters.len(),
+        0,
+        (&raw const until).expose_provenance(),
+        libc::CLOCK_MONOTONIC.cast_unsigned() as usize,
+        0,
+    ];
+    // SAFETY: the call reads the array, its words and the time, which outlive it.
+    if unsafe { call(libc::SYS_futex_waitv, arguments) } == ENOSYS {
+        wait(word, expected, timeout.min(MAX_BLIND_WAIT));
+    }
+}
+
+crate::one_page! {
+    static THREADS: AtomicU8 = AtomicU8::new(UNKNOWN);
+}
+const UNKNOWN: u8 = 0;
+const ONE: u8 = 1;
+const SEVERAL: u8 = 2;
+
+/// Reports whether the program is known to have made no thread. False without the preload library,
+/// which sees threads being made.
+pub fn has_one_thread() -> bool {
+    THREADS.load(Ordering::Relaxed) == ONE
+}
+
+/// Records the start of a process whose threads are seen from now on: of a program, which may have
+/// made some already, or of a fork's child.
+pub fn note_one_thread(is_forked: bool) {
+    let before = if is_forked { SEVERAL } else { UNKNOWN };
+    let relaxed = Ordering::Relaxed;
+    let _ = THREADS.compare_exchange(before, ONE, relaxed, relaxed);
+}
+
+/// Records that the program makes a thread; true if it had one until now.
+pub fn note_thread() -> bool {
+    THREADS.swap(SEVERAL, Ordering::Relaxed) == ONE
+}
+
+/// Returns the word that the kernel zeroes and wakes when the calling thread ends or execs (its
+/// `clear_child_tid`), if the C library has registered one.
+pub fn tid_word() -> Option<&'static AtomicU32> {
+    /// `PR_GET_TID_ADDRESS` of prctl(2), Linux 3.5 with CONFIG_CHECKPOINT_RESTORE.
+    const PR_GET_TID_ADDRESS: usize = 40;
+    let mut address = 0usize;
+    let to = (&raw mut address).expose_provenance();
+    // SAFETY: the kernel writes one pointer to `address`.
+    let result = unsafe { call(libc::SYS_prctl, [PR_GET_TID_ADDRESS, to, 0, 0, 0, 0]) };
+    // SAFETY: the address that the C library registered, or 0.
+    unsafe { word_at(address) }.filter(|_| result == 0)
+}
+
+/// Returns the word at an address, or `None` for address 0.
+///
+/// # Safety
+/// The address is that of a [`tid_word`] of this process, or 0.
+pub unsafe fn word_at(address: usize) -> Option<&'static AtomicU32> {
+    let usable = address != 0 && address.is_multiple_of(align_of::<AtomicU32>());
+    // SAFETY: the C library registered the address with the kernel, and keeps the word in the
+    // thread's control block, which is mapped as long as the process runs.
+    usable.then(|| unsafe { AtomicU32::from_ptr(core::ptr::with_exposed_provenance_mut(address)) })
+}
+
 /// Thread unknown to the C library. Its thread pointer refers to a zeroed block of its own: a
 /// function with a stack protector reads there, and the block of the creating thread may be gone.
 /// It may call nothing that uses thread-locals (errno).
@@ -198,8 +299,8 @@ pub fn wake(word: &AtomicU32) {
 pub struct Thread {
     /// Nonzero until the kernel has released the thread.
     alive: AtomicU32,
-    /// Descriptor of CLONE_PIDFD, not used.
-    descriptor: AtomicU32,
+    /// Descriptor of CLONE_PIDFD, not used; or the process ID of a [`Thread::SIBLING`].
+    number: AtomicU32,
 }
 
 impl Thread {
@@ -226,11 +327,23 @@ impl Thread {
         | libc::CLONE_CHILD_CLEARTID)
         .cast_unsigned();
 
+    /// Flags of clone(2) for a process that shares the memory in place of a thread, see
+    /// `watch::sibling`. It has no exit signal: only a wait with __WALL or __WCLONE finds it. The
+    /// kernel writes its ID before it runs. It begins with the program's descriptors, since a copy
+    /// would keep pipes open: [`super::leave_descriptors`] gives it an empty table.
+    pub const SIBLING: u32 = (libc::CLONE_VM
+        | libc::CLONE_SETTLS
+        | libc::CLONE_FILES
+        | libc::CLONE_UNTRACED
+        | libc::CLONE_PARENT_SETTID
+        | libc::CLONE_CHILD_CLEARTID)
+        .cast_unsigned();
+
     /// Returns a value without a thread.
     pub const fn none() -> Self {
         Self {
             alive: AtomicU32::new(0),
-            descriptor: AtomicU32::new(0),
+            number: AtomicU32::new(0),
         }
     }
 
@@ -240,7 +353,7 @@ impl Thread {
     /// memory. The block at the thread pointer is at the beginning of the stack.
     ///
     /// # Safety
-    /// `flags` are [`Thread::FLAGS`] with or without CLONE_PIDFD. All signals are blocked: no
+    /// `flags` are [`Thread::FLAGS`] with or without CLONE_PIDFD, or [`Thread::SIBLING`]. All signals are blocked: no
     /// handler may run on such a thread. The stack is large enough for `work`. Until
     /// [`Thread::join`] has returned, only the thread uses the stack, and this value and `work` do
     /// not move. The previous thread has been joined.
@@ -251,7 +364,7 @@ impl Thread {
         work: &W,
     ) -> bool {
         let alive = self.alive.as_ptr().expose_provenance();
-        let descriptor = self.descriptor.as_ptr().expose_provenance();
+        let number = self.number.as_ptr().expose_provenance();
         let (flags, top) = (flags as usize, stack + size);
         let first = stack.next_multiple_of(Self::ALIGN_BYTES);
         let block = first + Self::BELOW_BYTES;
@@ -264,9 +377,9 @@ impl Thread {
             words.add(2).write(block);
         }
         let arguments = if cfg!(target_arch = "aarch64") {
-            [flags, top, descriptor, block, alive]
+            [flags, top, number, block, alive]
         } else {
-            [flags, top, descriptor, alive, block]
+            [flags, top, number, alive, block]
         };
         let entry = Entry {
             function: run::<W>,
@@ -284,6 +397,16 @@ impl Thread {
     /// Reports whether the thread is alive.
     pub fn is_alive(&self) -> bool {
         self.alive.load(Ordering::Acquire) != 0
+    }
+
+    /// Returns the process ID of a [`Thread::SIBLING`]; 0: none.
+    pub fn number(&self) -> u32 {
+        self.number.load(Ordering::Relaxed)
+    }
+
+    /// Forgets the process ID of a [`Thread::SIBLING`].
+    pub fn forget_number(&self) {
+        self.number.store(0, Ordering::Relaxed);
     }
 
     /// Forgets the thread.

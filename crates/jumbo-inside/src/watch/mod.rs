@@ -1,10 +1,13 @@
 //! Background scanner, a thread: `begin`, [`end`]. Its `Job`s copy the text of long-lived programs
 //! ([`crate::segments`]) and find dense memory (`density`).
 //!
-//! The C library does not know the thread, so a program of one thread remains one. The thread ends
-//! before calls that concern all threads or need a single one: fork(2), unshare(2), setns(2),
-//! changes of user or capabilities, seccomp filters, the end of the main thread, the pool's move
-//! off hugetlb.
+//! While the program has one thread, a process that shares its memory takes the thread's place
+//! (`sibling`), so the program remains one of one thread. "The thread" below is either.
+//!
+//! The thread ends before calls that concern all threads or need a single one: fork(2), unshare(2),
+//! setns(2), changes of user or capabilities, seccomp filters, the end of the main thread, the
+//! pool's move off hugetlb. A process ends before the program's first pthread_create(3), chroot(2),
+//! exec(3) and exit(3), too.
 //!
 //! The thread restarts only after a fork: when the program next maps memory ([`resume`]), less
 //! often the more it forks, or when a job begins again. Its descriptors are its own. A change of
@@ -23,12 +26,20 @@ use crate::headroom::has_tasks;
 use crate::sandbox;
 use crate::standing::{self, Leader};
 use crate::sync::now;
-use crate::sys::{self, Blocked, Thread, process, stay_prompt, wait, wake};
+use crate::sys::{self, Blocked, Thread, process, request, stay_prompt, wait, wake};
+
+mod sibling;
+
+pub(crate) use sibling::program;
+
+/// Name of the thread, or of the process in its place, in ps(1).
+pub const NAME: &core::ffi::CStr = c"jumbo-watch";
 
 /// Bounds of the wait between two scans.
 pub(crate) const MIN_WAIT: Duration = Duration::from_millis(20);
 pub(crate) const MAX_WAIT: Duration = Duration::from_mins(1);
-/// Maximum delay of a fork by a job. Reading text from a disk reaches it, and compaction may.
+/// Maximum delay of a fork, an exec or an exit by a job. Reading text from a disk reaches it, and
+/// compaction may.
 const MAX_FORK_DELAY: Duration = Duration::from_millis(200);
 /// Minimum process limit of a user who gets a thread: the number of present processes is unknown.
 const MIN_PROCESSES: u64 = 1024;
@@ -134,7 +145,7 @@ impl Job {
 
     /// Runs the job if it is due; returns the time until the next run.
     fn run(&self, stop: &Stop) -> Option<Duration> {
-        if self.process.load(Ordering::Relaxed) != process() {
+        if self.process.load(Ordering::Relaxed) != program() {
             return None;
         }
         let due = Duration::from_nanos(self.due.load(Ordering::Relaxed));
@@ -151,7 +162,7 @@ impl Job {
             if self.due.load(Ordering::SeqCst) == NEVER {
                 return None;
             }
-            self.process.store(process(), Ordering::SeqCst);
+            self.process.store(program(), Ordering::SeqCst);
         }
         let due = Duration::from_nanos(self.due.load(Ordering::Relaxed));
         Some(due.saturating_sub(now()))
@@ -165,13 +176,13 @@ impl Job {
 
     /// Makes the job due after `wait` at the latest; true if that is sooner than before.
     fn hasten(&self, wait: Duration) -> bool {
-        let is_new = self.process.load(Ordering::Relaxed) != process();
+        let is_new = self.process.load(Ordering::Relaxed) != program();
         let due = Duration::from_nanos(self.due.load(Ordering::Relaxed));
         let is_sooner = is_new || now().saturating_add(wait) < due;
         if is_sooner {
             self.set_due(wait);
         }
-        self.process.store(process(), Ordering::SeqCst);
+        self.process.store(program(), Ordering::SeqCst);
         is_sooner
     }
 }
@@ -184,15 +195,20 @@ fn jobs() -> impl Iterator<Item = &'static Job> {
     })
 }
 
+/// Returns the jobs of this process that are not done.
+fn own_jobs() -> impl Iterator<Item = &'static Job> {
+    let process = program();
+    jobs().filter(move |job| job.process.load(Ordering::Relaxed) == process)
+}
+
 /// Reports to the jobs of this process why there is no thread.
 fn report_absence(why: Without) {
-    let mine = |job: &&Job| job.process.load(Ordering::Relaxed) == process();
-    jobs().filter(mine).for_each(|job| (job.without)(why));
+    own_jobs().for_each(|job| (job.without)(why));
 }
 
 /// Reports whether the thread belongs to another process, which shares the memory.
 pub(crate) fn is_foreign() -> bool {
-    is_watched() && MAKER_PROCESS.load(Ordering::Relaxed) != process()
+    is_watched() && MAKER_PROCESS.load(Ordering::Relaxed) != program()
 }
 
 /// Runs a job after `wait` at the latest. Called by a job, on the thread: that is no reason to make
@@ -263,11 +279,12 @@ fn make() {
     STOP_SOON.store(false, Ordering::Release);
     STACK.is_used.store(1, Ordering::Release);
     if !IS_DISABLED.load(Ordering::SeqCst) {
+        sibling::reap();
         let first = core::ptr::from_ref(&STACK).expose_provenance();
         let stack = (first + WORD_BYTES, STACK_BYTES - WORD_BYTES);
         // SAFETY: signals are blocked. The previous thread was joined or belonged to another
         // process, so the stack is unused; both values are static.
-        if !unsafe { THREAD.start(Thread::FLAGS, stack, &run) } {
+        if !unsafe { THREAD.start(sibling::flags(), stack, &run) } {
             report_absence(Without::Room);
         }
     }
@@ -295,7 +312,7 @@ pub fn end() {
     fence(Ordering::SeqCst);
     // No call without a thread.
     let is_absent = !IS_PREPARED.load(Ordering::Acquire)
-        || IS_DISABLED.load(Ordering::Acquire) && !is_watched();
+        || IS_DISABLED.load(Ordering::Acquire) && !is_watched() && !sibling::exists();
     if is_absent {
         return;
     }
@@ -314,7 +331,42 @@ pub fn end() {
     if is_watched() {
         report_absence(Without::Ended);
         notify(Some(&STOP_NOW));
-        THREAD.join();
+        while THREAD.is_alive() {
+            sibling::keep_going();
+            THREAD.join_for(Duration::from_secs(1));
+        }
+    }
+    sibling::reap();
+}
+
+/// Ends the thread for now, unless a job delays it.
+fn interrupt() {
+    if is_watched() {
+        notify(Some(&STOP_SOON));
+        THREAD.join_for(MAX_FORK_DELAY);
+    }
+    sibling::reap();
+}
+
+/// Ends the process that runs in place of the thread, before a call that would separate it from the
+/// program. Without one it makes no system call.
+fn interrupt_sibling() {
+    if sibling::exists() && is_makers() {
+        interrupt();
+        IS_RESTARTING.store(!IS_DISABLED.load(Ordering::Acquire), Ordering::Release);
+    }
+}
+
+/// The program is about to exec.
+pub fn about_to_exec() {
+    interrupt_sibling();
+}
+
+/// The program is about to exit.
+pub fn about_to_exit() {
+    if sibling::exists() && is_makers() {
+        IS_DISABLED.store(true, Ordering::SeqCst);
+        interrupt();
     }
 }
 
@@ -338,13 +390,21 @@ pub fn resume() {
 fn restart() {
     let again = IS_RESTARTING.swap(false, Ordering::AcqRel) && !is_watched();
     // Ended for good, a filter may forbid the calls below.
-    if again && !IS_DISABLED.load(Ordering::Acquire) && is_makers() {
+    if again && sibling::exists() && is_makers() {
+        sibling::reap();
+    }
+    let has_work = || is_makers() && own_jobs().next().is_some();
+    if again && !IS_DISABLED.load(Ordering::Acquire) && has_work() {
         make();
     }
 }
 
 fn run() {
-    if standing::begin(c"jumbo-watch").is_err() {
+    let is_beside = sibling::is_caller();
+    if is_beside && !sibling::begin() {
+        return;
+    }
+    if standing::begin(NAME).is_err() {
         return report_absence(Without::Kernel);
     }
     // Checked here: the caller that makes the thread may have a small stack.
@@ -355,30 +415,69 @@ fn run() {
     // for the program's threads to free a CPU, under any of these policies.
     stay_prompt(&[libc::SCHED_OTHER, libc::SCHED_FIFO, libc::SCHED_RR]);
     let stop = Stop::at(&STOP_NOW, &STOP_SOON);
+    let mut is_first = true;
     loop {
         let before = WAKE_WORD.load(Ordering::Acquire);
         if stop.check_before_wait().is_err() {
             return;
         }
-        match standing::compare() {
+        let leader = match is_beside {
+            true => standing::compare_beside(program()),
+            false => standing::compare(),
+        };
+        match leader {
             Leader::Same => {}
+            // Of a program that may not be traced, a process reads no namespaces.
+            Leader::Different if is_beside && is_first => {
+                sibling::refuse();
+                return IS_RESTARTING.store(true, Ordering::Release);
+            }
             Leader::Gone => return,
+            Leader::Elsewhere => return IS_RESTARTING.store(true, Ordering::Release),
             Leader::Different => {
                 // For good: a new thread would have the privileges of its maker.
                 IS_DISABLED.store(true, Ordering::SeqCst);
+                IS_RESTARTING.store(is_beside, Ordering::Release);
                 return report_absence(Without::Ended);
             }
         }
-        match jobs().filter_map(|job| job.run(&stop)).min() {
-            Some(soonest) => wait(&WAKE_WORD, before, soonest.min(MAX_WAIT)),
-            None => return,
+        is_first = false;
+        let Some(soonest) = jobs().filter_map(|job| job.run(&stop)).min() else {
+            // The program waits for an ended process when it next maps memory.
+            return IS_RESTARTING.store(is_beside, Ordering::Release);
         };
+        let time = soonest.min(MAX_WAIT);
+        if !is_beside {
+            wait(&WAKE_WORD, before, time);
+        } else if !sibling::pause(before, time) {
+            return;
+        }
     }
 }
 
 /// Returns the CPU time of this thread: on a busy machine elapsed time overstates the cost.
 pub(crate) fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+/// Returns the CPU time of the program, without that of a process beside it.
+pub(crate) fn program_cpu_time() -> Duration {
+    /// `CPUCLOCK_SCHED` of include/linux/posix-timers.h.
+    const SCHEDULED: i32 = 2;
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let clock = (!program() << 3 | SCHEDULED).cast_unsigned() as usize;
+    let to = (&raw mut time).expose_provenance();
+    // SAFETY: the kernel writes one timespec to `time`.
+    let answer = unsafe { request(libc::SYS_clock_gettime, [clock, to, 0, 0, 0, 0]) };
+    let seconds = u64::try_from(time.tv_sec).ok().filter(|_| answer.is_ok());
+    let nanoseconds = u64::try_from(time.tv_nsec).unwrap_or_default();
+    let seconds = seconds.map(Duration::from_secs);
+    seconds.map_or(Duration::MAX, |time| {
+        time.saturating_add(Duration::from_nanos(nanoseconds))
+    })
 }
 
 /// Requests to stop a job.
@@ -447,6 +546,16 @@ impl Mechanism for Events {
         end();
     }
 
+    fn before_thread() {
+        if sys::note_thread() {
+            interrupt_sibling();
+        }
+    }
+
+    fn before_confinement() {
+        interrupt_sibling();
+    }
+
     fn changing_privilege() {
         end();
     }
@@ -463,10 +572,7 @@ impl Mechanism for Events {
         }
         // The more a program forks, the longer it runs without the thread.
         let forks = FORK_COUNT.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        if is_watched() {
-            notify(Some(&STOP_SOON));
-            THREAD.join_for(MAX_FORK_DELAY);
-        }
+        interrupt();
         if forks.is_power_of_two() && !is_watched() && !IS_DISABLED.load(Ordering::Acquire) {
             IS_RESTARTING.store(true, Ordering::Release);
         }
@@ -480,5 +586,7 @@ impl Mechanism for Events {
         }
         FORK_COUNT.store(0, Ordering::Relaxed);
         MAKER_PROCESS.store(0, Ordering::Relaxed);
+        THREAD.forget_number();
+        sys::note_one_thread(true);
     }
 }
