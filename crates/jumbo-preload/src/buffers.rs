@@ -13,10 +13,11 @@
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long};
 
-use jumbo_inside::shmem::user::touch;
+use jumbo_inside::shmem::user;
 use jumbo_inside::sys::copy_words;
 
 use crate::next;
+use crate::own_stack::on;
 
 /// Defines functions: the name, the number of the same system call, and the function that takes
 /// their arguments, at most six.
@@ -108,7 +109,7 @@ macro_rules! buffers {
 }
 
 /// Number of ranges that user space populates, for the machine code above.
-pub(crate) static RANGES: &core::sync::atomic::AtomicUsize = jumbo_inside::shmem::user::RANGES;
+pub(crate) static RANGES: &core::sync::atomic::AtomicUsize = user::RANGES;
 
 buffers! {
     read SYS_read: one;
@@ -154,6 +155,11 @@ const UIO_MAXIOV: usize = 1024;
 /// Returns the lower half of a register with an `int`; the upper half is undefined.
 const fn low(word: usize) -> usize {
     word & u32::MAX as usize
+}
+
+#[inline(never)]
+fn touch(address: usize, length: usize) {
+    on(|| user::touch(address, length));
 }
 
 /// Touches the name of a socket and the name's length, which the kernel writes.

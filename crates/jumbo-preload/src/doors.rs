@@ -17,6 +17,7 @@ use jumbo_inside::reaper::Ids;
 use libc::{gid_t, off_t, pid_t, rlimit, uid_t};
 
 use crate::mechanisms::All;
+use crate::own_stack::on;
 use crate::sharing::LOCKS;
 use crate::{buffers, limits, maps, next, sandbox, sharing};
 
@@ -77,11 +78,12 @@ unsafe fn by_number(number: c_long, arguments: &[c_long]) -> c_long {
 }
 
 /// Runs the handler of a call. `: HANDLER` takes the call and its arguments, and has the safety
-/// contract of the C function; `=> HANDLER[ARGUMENTS]` is safe, and makes the call unchanged.
+/// contract of the C function; it runs on a stack with room ([`on`]), so the call does not wait.
+/// `=> HANDLER[ARGUMENTS]` is safe, and makes the call unchanged, on the caller's stack.
 macro_rules! handle {
     ($call:ident($($argument:ident),*): $door:path) => {{
         // SAFETY: the caller's promise.
-        unsafe { $door($call, $($argument),*) }
+        on(|| unsafe { $door($call, $($argument),*) })
     }};
     ($call:ident($($argument:ident),*) => $door:path[$($passed:expr),*]) => {
         $door($($passed,)* || $call($($argument),*))
@@ -154,14 +156,14 @@ doors! {
         -> *mut c_void, SYS_mremap: maps::remap;
     mprotect(addr: *mut c_void, len: usize, prot: c_int) -> c_int, SYS_mprotect => maps::protect[addr, len, prot];
     madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int, SYS_madvise: maps::advise;
-    mlock(addr: *const c_void, len: usize) -> c_int, SYS_mlock => after[All::locking(addr.addr(), len)];
-    mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int, SYS_mlock2 => after[All::locking(addr.addr(), len)];
+    mlock(addr: *const c_void, len: usize) -> c_int, SYS_mlock => after[on(|| All::locking(addr.addr(), len))];
+    mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int, SYS_mlock2 => after[on(|| All::locking(addr.addr(), len))];
     mlockall(flags: c_int) -> c_int, SYS_mlockall => maps::lock_all[flags];
     munlockall() -> c_int, SYS_munlockall => maps::unlock_all[];
     shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void, SYS_shmat: sharing::attach;
-    shmdt(at: *const c_void) -> c_int, SYS_shmdt => after[All::unmapping(at.addr(), 1)];
+    shmdt(at: *const c_void) -> c_int, SYS_shmdt => after[on(|| All::unmapping(at.addr(), 1))];
     fallocate(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int,
-        SYS_fallocate => after[sharing::allocating(fd, mode)];
+        SYS_fallocate => after[on(|| sharing::allocating(fd, mode))];
     flock(fd: c_int, operation: c_int) -> c_int, SYS_flock => sharing::locked[fd, operation & libc::LOCK_UN == 0];
     fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int, SYS_fcntl => sharing::locked[fd, LOCKS.contains(&command)];
     ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int,
@@ -197,7 +199,7 @@ names! {
     mmap64(addr: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, off: off_t)
         -> *mut c_void, as mmap: maps::map;
     fallocate64(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int,
-        as fallocate => after[sharing::allocating(fd, mode)];
+        as fallocate => after[on(|| sharing::allocating(fd, mode))];
     fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int, as fcntl => sharing::locked[fd, LOCKS.contains(&command)];
     setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int, as setrlimit: limits::set;
     prlimit64(pid: pid_t, resource: c_uint, limit: *const rlimit, before: *mut rlimit) -> c_int,
@@ -209,9 +211,9 @@ names! {
     brk(addr: *mut c_void) -> c_int, as brk => maps::set_break[];
     pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
         start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int,
-        as pthread_create => after[All::before_thread()];
+        as pthread_create => after[on(All::before_thread)];
     thrd_create(thread: *mut libc::pthread_t, start: extern "C" fn(*mut c_void) -> c_int,
-        argument: *mut c_void) -> c_int, as thrd_create => after[All::before_thread()];
+        argument: *mut c_void) -> c_int, as thrd_create => after[on(All::before_thread)];
 }
 
 /// Numbers of calls that [`watched`] handles without a line in the table.

@@ -364,13 +364,13 @@ fn begin() {
 
 /// Initialises glibc's malloc without an allocation: mallopt(3) of a parameter that it does not
 /// know. The program break does not move.
-extern "C" fn initialise() {
+unsafe extern "C" fn initialise(_: *mut c_void) {
     // SAFETY: the call changes no parameter.
     unsafe { (mallopt.get())(0, 0) };
 }
 
 /// Allocates a block, so that later allocations need no initialisation.
-extern "C" fn allocate_once() {
+unsafe extern "C" fn allocate_once(_: *mut c_void) {
     // SAFETY: the next definitions, looked up; the block is not used.
     unsafe { (free.get())((malloc.get())(1)) };
 }
