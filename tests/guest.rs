@@ -4,14 +4,16 @@ use std::process::Command;
 
 use crate::support::{Program, Source, assert_same, build, compile, host};
 
-/// glibc's malloc is initialised on a stack of the library.
+/// glibc's malloc is initialised on a stack of the library, and what needs much stack runs on one.
 #[test]
-fn the_first_allocation_keeps_to_a_small_stack() {
-    let files = compile(&[Source::C("small_stack", &[])]);
-    let program = Program::new(files.path("small_stack"));
-    assert_same(&program);
-    for option in ["--heap=off", "--heap=glibc"] {
-        program.jumbo_with(&[option]).ok();
+fn memory_calls_keep_to_a_small_stack() {
+    let files = compile(&[Source::C("small_stack", &["-pthread"])]);
+    let handler = Program::new(files.path("small_stack"));
+    for program in [&handler, &handler.clone().arg("thread")] {
+        assert_same(program);
+        for option in ["--heap=off", "--heap=glibc", "--shm=user"] {
+            program.jumbo_with(&[option]).ok();
+        }
     }
 }
 

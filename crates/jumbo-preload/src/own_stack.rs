@@ -18,7 +18,7 @@ use jumbo_inside::sys::{self, Blocked};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
-use crate::system;
+use crate::{glibc, system};
 
 const STACK_BYTES: usize = 32 << 10;
 /// Number of stacks: one bit each of [`CLAIMED`]. Together less than a huge page.
@@ -54,6 +54,7 @@ struct Job<F, R> {
 
 /// Learns the bounds of the first thread's stack, in that thread.
 pub(crate) fn start() {
+    glibc::start();
     // More is no more ample, and the limit counts from the end of the stack.
     const MAX_BYTES: usize = 8 << 20;
     let limit = getrlimit(Resource::Stack).current;
@@ -94,6 +95,14 @@ fn is_ample() -> bool {
     let here = here();
     here.wrapping_sub(AMPLE_START.load(Ordering::Relaxed)) < AMPLE_BYTES.load(Ordering::Relaxed)
         || is_own(here)
+        || is_ample_in_thread(here)
+}
+
+/// Reports whether an address is in the upper part of the stack with which this thread began.
+#[cold]
+#[inline(never)]
+fn is_ample_in_thread(here: usize) -> bool {
+    glibc::stack().is_some_and(|stack| here > stack.start + ROOM_BYTES && here < stack.end)
 }
 
 /// Runs work on a stack with room: the present one, or one of this library. The work neither waits
