@@ -8,9 +8,10 @@ use crate::support::{Program, Source, assert_same, build, compile, host};
 #[test]
 fn memory_calls_keep_to_a_small_stack() {
     let files = compile(&[Source::C("small_stack", &["-pthread"])]);
-    let handler = Program::new(files.path("small_stack"));
-    for program in [&handler, &handler.clone().arg("thread")] {
-        assert_same(program);
+    let program = Program::new(files.path("small_stack"));
+    for arguments in [&[][..], &["thread"], &["local"]] {
+        let program = program.clone().args(arguments);
+        assert_same(&program);
         for option in ["--heap=off", "--heap=glibc", "--shm=user"] {
             program.jumbo_with(&[option]).ok();
         }

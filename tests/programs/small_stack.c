@@ -1,5 +1,6 @@
-/* Makes the program's first allocation in a signal handler on an alternate stack of 8 KiB, or with
- * an argument in a thread on a stack of 16 KiB, and checks the data below that stack. */
+/* Makes the program's first allocation in a signal handler on an alternate stack of 8 KiB, and
+ * checks the data below that stack. With an argument: `thread`, in a thread on a stack of 16 KiB;
+ * `local`, on an alternate stack that is an array of main(). */
 #include "check.h"
 
 #include <pthread.h>
@@ -10,10 +11,12 @@
 #define THREAD_STACK_BYTES (16 << 10)
 #define ROUNDS 50
 
-static struct {
+struct memory {
     char data[64 << 10];
     char stack[THREAD_STACK_BYTES];
-} memory __attribute__((aligned(4096)));
+};
+static struct memory fixed __attribute__((aligned(4096)));
+static struct memory *memory = &fixed;
 
 static void allocate(void)
 {
@@ -48,27 +51,30 @@ static void run_thread(void)
     pthread_attr_t attributes;
     pthread_t thread;
     CHECK(pthread_attr_init(&attributes) == 0);
-    CHECK(pthread_attr_setstack(&attributes, memory.stack, THREAD_STACK_BYTES) == 0);
+    CHECK(pthread_attr_setstack(&attributes, memory->stack, THREAD_STACK_BYTES) == 0);
     CHECK(pthread_create(&thread, &attributes, run, NULL) == 0);
     CHECK(pthread_join(thread, NULL) == 0);
 }
 
 int main(int argc, char **argv)
 {
-    stack_t stack = {.ss_sp = memory.stack, .ss_size = STACK_BYTES};
+    struct memory local;
+    const int is_thread = argc > 1 && strcmp(argv[1], "thread") == 0;
+    if (argc > 1 && !is_thread)
+        memory = &local;
+    stack_t stack = {.ss_sp = memory->stack, .ss_size = STACK_BYTES};
     struct sigaction action = {.sa_handler = handle, .sa_flags = SA_ONSTACK};
-    memset(memory.data, 'x', sizeof memory.data);
+    memset(memory->data, 'x', sizeof memory->data);
     CHECK(sigaltstack(&stack, NULL) == 0);
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
-    (void)argv;
     for (int round = 0; round < ROUNDS; round++) {
-        if (argc == 1)
+        if (!is_thread)
             CHECK(raise(SIGUSR1) == 0);
         else
             run_thread();
     }
-    for (size_t at = 0; at < sizeof memory.data; at++)
-        CHECK(memory.data[at] == 'x');
+    for (size_t at = 0; at < sizeof memory->data; at++)
+        CHECK(memory->data[at] == 'x');
     dprintf(1, "kept\n");
     return 0;
 }

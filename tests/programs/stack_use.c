@@ -8,6 +8,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
+#include <signal.h>
 #include <spawn.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
@@ -183,6 +184,7 @@ static void tiny(void) { EACH(blocks[at] = malloc(24)); }
     X(fallocate, open_file(), result = fallocate(fd, 0, 0, 16 * MIB); result = fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 8 * MIB), close_file()) \
     X(flock, open_file(), result = flock(fd, LOCK_EX), close_file()) \
     X(fcntl, open_file(), struct flock lock = {.l_type = F_WRLCK}; result = fcntl(fd, F_SETLK, &lock), close_file()) \
+    X(sigaltstack, nothing(), stack_t none = {.ss_flags = SS_DISABLE}; result = sigaltstack(&none, NULL), nothing()) \
     X(ioctl, open_pair(), int ready; result = ioctl(pair[0], FIONREAD, &ready), close_pair()) \
     X(unshare, nothing(), result = unshare(CLONE_FS), nothing()) \
     X(setns, nothing(), result = setns(-1, 0), nothing()) \

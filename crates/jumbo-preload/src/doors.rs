@@ -14,12 +14,12 @@ use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
 use jumbo_inside::events::Mechanism as _;
 use jumbo_inside::reaper::Ids;
-use libc::{gid_t, off_t, pid_t, rlimit, uid_t};
+use libc::{gid_t, off_t, pid_t, rlimit, stack_t, uid_t};
 
 use crate::mechanisms::All;
 use crate::own_stack::on;
 use crate::sharing::LOCKS;
-use crate::{buffers, limits, maps, next, sandbox, sharing};
+use crate::{buffers, limits, maps, next, own_stack, sandbox, sharing};
 
 /// Register value of an argument or result of a system call.
 trait Word {
@@ -129,18 +129,24 @@ macro_rules! doors {
         ///
         /// # Safety
         /// As for syscall(2).
-        unsafe fn enter(number: c_long, arguments: [c_long; 6]) -> Option<c_long> {
+        unsafe fn enter(number: c_long, arguments: &[c_long; 6]) -> Option<c_long> {
             match number {
                 $(libc::$number => {
-                    let call = |$($argument: $type),*| {
-                        // SAFETY: the same call.
-                        let answer = unsafe { by_number(number, &[$($argument.word()),*]) };
-                        <$result as Word>::from_word(answer)
-                    };
-                    #[allow(unused_mut, unused_variables, reason = "some calls take no arguments")]
-                    let mut arguments = arguments.into_iter();
-                    $(let $argument = <$type as Word>::from_word(arguments.next().unwrap_or(0));)*
-                    Some((handle! { call($($argument),*) $(: $door)? $(=> $around[$($passed),*])? }).word())
+                    // Apart: the frames of all cases would be one.
+                    #[inline(never)]
+                    unsafe fn case(arguments: &[c_long; 6]) -> c_long {
+                        let call = |$($argument: $type),*| {
+                            // SAFETY: the same call.
+                            let answer = unsafe { by_number(libc::$number, &[$($argument.word()),*]) };
+                            <$result as Word>::from_word(answer)
+                        };
+                        #[allow(unused_mut, unused_variables, reason = "some calls take no arguments")]
+                        let mut arguments = arguments.iter().copied();
+                        $(let $argument = <$type as Word>::from_word(arguments.next().unwrap_or(0));)*
+                        (handle! { call($($argument),*) $(: $door)? $(=> $around[$($passed),*])? }).word()
+                    }
+                    // SAFETY: the caller's promise.
+                    Some(unsafe { case(arguments) })
                 })*
                 _ => None,
             }
@@ -168,6 +174,7 @@ doors! {
     fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int, SYS_fcntl => sharing::locked[fd, LOCKS.contains(&command)];
     ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int,
         SYS_ioctl => after[sharing::requesting(request, argument)];
+    sigaltstack(new: *const stack_t, old: *mut stack_t) -> c_int, SYS_sigaltstack => own_stack::alternate[new];
     unshare(flags: c_int) -> c_int, SYS_unshare => sharing::unshared[flags];
     setns(fd: c_int, kind: c_int) -> c_int, SYS_setns => sharing::joined[];
     chroot(path: *const c_char) -> c_int, SYS_chroot => sharing::rooted[];
@@ -365,7 +372,7 @@ unsafe extern "C" fn watched(
 ) -> c_long {
     let arguments = [first, second, third, fourth, fifth, sixth];
     // SAFETY: the caller's promise.
-    if let Some(answer) = unsafe { enter(number, arguments) } {
+    if let Some(answer) = unsafe { enter(number, &arguments) } {
         return answer;
     }
     // SAFETY: the same call.

@@ -204,6 +204,7 @@ next! {
     shmdt: fn(_at: *const c_void) -> c_int, else failed();
     fallocate: fn(_descriptor: c_int, _mode: c_int, _offset: libc::off_t, _length: libc::off_t) -> c_int, else failed();
     shmat: fn(_id: c_int, _at: *const c_void, _flags: c_int) -> *mut c_void, else failed_map();
+    sigaltstack: fn(_new: *const libc::stack_t, _old: *mut libc::stack_t) -> c_int, else failed();
     flock: fn(_descriptor: c_int, _operation: c_int) -> c_int, else failed();
     fcntl: fn(_descriptor: c_int, _command: c_int, _argument: c_ulong) -> c_int, else failed();
     read: fn(_descriptor: c_int, _at: *mut c_void, _length: usize) -> isize, else failed();

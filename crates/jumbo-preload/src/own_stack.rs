@@ -3,11 +3,11 @@
 //! The caller's stack may have a few KiB: that of a coroutine, or of a signal handler. So the
 //! interposed functions take at most 512 bytes of it beyond the C library's own, and call what needs
 //! more through [`on`]. Work that waits, or that calls the program, stays on the caller's stack.
-//! `docs/limits.md` has the figures.
+//! `docs/design/heap.md` has the figures.
 
 use core::arch::naked_asm;
 use core::cell::UnsafeCell;
-use core::ffi::c_void;
+use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -15,6 +15,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use jumbo_inside::heap::BASE_PAGE;
 use jumbo_inside::sandbox;
 use jumbo_inside::sys::{self, Blocked};
+use libc::stack_t;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
@@ -36,6 +37,9 @@ static IS_USED: AtomicBool = AtomicBool::new(false);
 /// the first thread's stack, except the last part.
 static AMPLE_START: AtomicUsize = AtomicUsize::new(0);
 static AMPLE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// Start and length of the alternate signal stacks among these addresses.
+static INNER_START: AtomicUsize = AtomicUsize::new(0);
+static INNER_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Room that a stack must have for any work of this library.
 const ROOM_BYTES: usize = 64 << 10;
 
@@ -93,9 +97,42 @@ fn is_own(address: usize) -> bool {
 #[inline(always)]
 fn is_ample() -> bool {
     let here = here();
-    here.wrapping_sub(AMPLE_START.load(Ordering::Relaxed)) < AMPLE_BYTES.load(Ordering::Relaxed)
-        || is_own(here)
-        || is_ample_in_thread(here)
+    is_ample_in_first_thread(here) || is_own(here) || is_ample_in_thread(here)
+}
+
+#[inline(always)]
+fn is_ample_in_first_thread(here: usize) -> bool {
+    let is_within = |start: &AtomicUsize, length: &AtomicUsize| {
+        here.wrapping_sub(start.load(Ordering::Relaxed)) < length.load(Ordering::Relaxed)
+    };
+    is_within(&AMPLE_START, &AMPLE_BYTES) && !is_within(&INNER_START, &INNER_BYTES)
+}
+
+/// sigaltstack(2): an array of a function of the first thread may be the stack.
+pub(crate) fn alternate(stack: *const stack_t, call: impl FnOnce() -> c_int) -> c_int {
+    let answer = call();
+    if answer != 0 || stack.is_null() {
+        return answer;
+    }
+    // SAFETY: the kernel has just read it; it need not be aligned.
+    let (start, length) = unsafe {
+        (
+            (&raw const (*stack).ss_sp).read_unaligned().addr(),
+            (&raw const (*stack).ss_size).read_unaligned(),
+        )
+    };
+    if AMPLE_BYTES.load(Ordering::Relaxed) != usize::MAX && is_ample_in_first_thread(start) {
+        // All of them: a handler may run on an earlier one.
+        let (before, bytes) = (
+            INNER_START.load(Ordering::Relaxed),
+            INNER_BYTES.load(Ordering::Relaxed),
+        );
+        let first = if bytes == 0 { start } else { start.min(before) };
+        let end = (start + length).max(before + bytes);
+        INNER_START.store(first, Ordering::Relaxed);
+        INNER_BYTES.store(end - first, Ordering::Relaxed);
+    }
+    answer
 }
 
 /// Reports whether an address is in the upper part of the stack with which this thread began.
