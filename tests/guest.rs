@@ -2,17 +2,112 @@
 
 use std::process::Command;
 
-use crate::support::{Program, Source, assert_same, compile, host, wait};
+use crate::support::{Program, Source, assert_same, build, compile, host, wait};
 
-/// glibc's malloc is initialised on a stack of the library.
+/// glibc's malloc is initialised on a stack of the library, and what needs much stack runs on one.
 #[test]
-fn the_first_allocation_keeps_to_a_small_stack() {
-    let files = compile(&[Source::C("small_stack", &[])]);
+fn memory_calls_keep_to_a_small_stack() {
+    let files = compile(&[Source::C("small_stack", &["-pthread"])]);
     let program = Program::new(files.path("small_stack"));
-    assert_same(&program);
-    for option in ["--heap=off", "--heap=glibc"] {
-        program.jumbo_with(&[option]).ok();
+    for arguments in [&[][..], &["thread"], &["local"]] {
+        let program = program.clone().args(arguments);
+        assert_same(&program);
+        for option in ["--heap=off", "--heap=glibc"] {
+            program.jumbo_with(&[option]).ok();
+        }
     }
+}
+
+/// Functions that `stack_use` does not call: each is the code of another one, whose name follows, or
+/// ends the thread.
+const NOT_CALLED: [(&str, &str); 26] = [
+    ("accept4", "accept"),
+    ("dlmopen", "dlopen"),
+    ("fallocate64", "fallocate"),
+    ("fcntl64", "fcntl"),
+    ("fread_unlocked", "fread"),
+    ("free_aligned_sized", "free"),
+    ("free_sized", "free"),
+    ("fwrite_unlocked", "fwrite"),
+    ("mmap64", "mmap"),
+    ("pread64", "pread"),
+    ("preadv2", "preadv"),
+    ("preadv64", "preadv"),
+    ("preadv64v2", "preadv"),
+    ("prlimit64", "prlimit"),
+    ("pwrite64", "pwrite"),
+    ("pwritev2", "pwritev"),
+    ("pwritev64", "pwritev"),
+    ("pwritev64v2", "pwritev"),
+    ("setrlimit64", "setrlimit"),
+    ("syscall", "mmap_by_number"),
+    ("wait", "waitpid"),
+    ("wait3", "waitpid"),
+    ("wait4", "waitpid"),
+    ("waitid", "waitpid"),
+    ("pthread_exit", "ends the thread"),
+    ("thrd_exit", "ends the thread"),
+];
+
+/// What needs more of the stack runs on one of the library: the caller's may be a coroutine's.
+#[test]
+fn no_function_takes_much_of_the_callers_stack() {
+    const MAX_BYTES: u64 = 512;
+    let files = compile(&[Source::C("stack_use", &["-Wl,-z,now", "-pthread"])]);
+    let program = Program::new(files.path("stack_use"));
+    let plain = used(&program.plain().ok().stdout);
+    let filtered = program.clone().env("FILTERED", "1");
+    let off = program.clone().env("JUMBO", "off");
+    let runs = [
+        (&program, &[][..]),
+        (&program, &["--heap=off"]),
+        (&program, &["--heap=glibc"]),
+        (&program, &["--heap=mimalloc", "--pool=64M"]),
+        (&program, &["--free=background", "--reaper=on"]),
+        (&filtered, &[]),
+        (&filtered, &["--shm=advise"]),
+        (&off, &[]),
+    ];
+    for (program, options) in runs {
+        let jumbo = used(&program.jumbo_with(options).ok().stdout);
+        assert_eq!(jumbo.len(), plain.len());
+        for ((name, jumbo), (_, plain)) in jumbo.iter().zip(&plain) {
+            for (bytes, plain) in jumbo.iter().zip(plain) {
+                assert!(
+                    *bytes <= plain + MAX_BYTES,
+                    "{name} {options:?}: {bytes} bytes of stack, {plain} in plain"
+                );
+            }
+        }
+    }
+    let library = std::fs::read(build::preload()).unwrap();
+    for name in exported(&library) {
+        let is_measured = plain.iter().any(|(measured, _)| *measured == name);
+        let is_known = NOT_CALLED.iter().any(|(known, _)| *known == name);
+        assert!(is_measured || is_known, "{name} is in neither list");
+    }
+}
+
+/// Returns the lines of `stack_use`: name, bytes of the first call, of later ones.
+fn used(stdout: &str) -> Vec<(String, [u64; 2])> {
+    let lines = stdout.lines().map(|line| {
+        let mut words = line.split(' ');
+        let mut number = || words.next_back().unwrap().parse().unwrap();
+        let (later, first) = (number(), number());
+        (words.next().unwrap().to_owned(), [first, later])
+    });
+    lines.collect()
+}
+
+/// Returns the functions of the C library that a library defines.
+fn exported(library: &[u8]) -> Vec<String> {
+    use object::{Object as _, ObjectSymbol as _};
+    let file = object::File::parse(library).unwrap();
+    let defined = file
+        .dynamic_symbols()
+        .filter(|symbol| symbol.is_definition());
+    let names = defined.map(|symbol| symbol.name().unwrap().to_owned());
+    names.filter(|name| !name.starts_with("jumbo_")).collect()
 }
 
 #[test]

@@ -82,9 +82,10 @@ const INTERNAL: &str = "include/mimalloc/internal.h";
 /// another slice. So a write into a freed object is detected as before, and allocations are faster.
 /// A page counts as free when only swept blocks are left in it (`src/mimalloc/sweep.h`). The size
 /// classes are 16 bytes apart up to 512 bytes and 32 up to 1024: 28 more than mimalloc's. A
-/// statistic that only MI_STAT=2 fills gives up its room in the state of a thread.
+/// statistic that only MI_STAT=2 fills gives up its room in the state of a thread. The shim has
+/// _mi_malloc_generic.
 #[cfg(feature = "mimalloc")]
-const PATCHES: [(&str, &str, &str); 12] = [
+const PATCHES: [(&str, &str, &str); 13] = [
     (
         "include/mimalloc-stats.h",
         "malloc_bins[MI_BIN_HUGE+1];",
@@ -123,6 +124,11 @@ const PATCHES: [(&str, &str, &str); 12] = [
         "const size_t bin = ((b << 2) + ((wsize >> (b - 2)) & 0x03)) - 3;",
         "const size_t bin = wsize < 64 ? 5 + wsize / 2 : wsize < 128 ? 21 + wsize / 4 \
          : ((b << 2) + ((wsize >> (b - 2)) & 3)) + 25;",
+    ),
+    (
+        "src/page.c",
+        "void* _mi_malloc_generic(",
+        "static mi_decl_noinline void* malloc_generic(",
     ),
     (
         INTERNAL,

@@ -19,6 +19,7 @@ use crate::glibc;
 use crate::main_heap::{between, from_glibc, heap_end, in_main_heap, part};
 use crate::mimalloc;
 use crate::next::{self, set_errno};
+use crate::own_stack::on;
 use crate::reaper::auto;
 
 /// Minimum size of a block of the heap; the maximum value disables it.
@@ -74,12 +75,14 @@ fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
     if isize::try_from(size).is_err() || !align.is_power_of_two() {
         return None;
     }
-    let block = heap::allocate(size, align, zeroed)?;
-    auto::allocated();
-    if gather::is_large(size) {
-        gather::prepare(size);
-    }
-    Some(with_exposed_provenance_mut(block))
+    on(|| {
+        let block = heap::allocate(size, align, zeroed)?;
+        auto::allocated();
+        if gather::is_large(size) {
+            gather::prepare(size);
+        }
+        Some(with_exposed_provenance_mut(block))
+    })
 }
 
 /// Passes a block of glibc to the heap, which follows the growth of glibc's heaps.
@@ -91,7 +94,7 @@ fn observed(pointer: *mut c_void) -> *mut c_void {
         || heap::arena::is_at_start(block) && !program_break::is_beyond(block);
     match is_known {
         true => pointer,
-        false => grown(pointer),
+        false => on(|| grown(pointer)),
     }
 }
 
@@ -140,7 +143,7 @@ fn fallback(allocate: impl Fn() -> *mut c_void) -> *mut c_void {
 pub(crate) fn drained(allocate: &impl Fn() -> *mut c_void) -> *mut c_void {
     match gather::is_pending() {
         false => allocate(),
-        true => after_pending(allocate),
+        true => on(|| after_pending(allocate)),
     }
 }
 
@@ -173,9 +176,9 @@ fn block(
     }
     if is_large(size) {
         match part(size, align) {
-            Part::All => return in_main_heap(size, allocate),
+            Part::All => return on(|| in_main_heap(size, allocate)),
             Part::Free => {
-                if let Some(block) = between(size, align, zeroed) {
+                if let Some(block) = on(|| between(size, align, zeroed)) {
                     return block;
                 }
             }
@@ -322,7 +325,7 @@ pub unsafe extern "C" fn free_aligned_sized(pointer: *mut c_void, _align: usize,
 #[inline(never)]
 unsafe fn release(pointer: *mut c_void) {
     // SAFETY: the caller's promise.
-    if !unsafe { heap::release(pointer.addr()) } {
+    if !on(|| unsafe { heap::release(pointer.addr()) }) {
         invalid("free(): invalid pointer");
     }
 }
@@ -338,7 +341,7 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
     }
     if heap::is_ours(pointer.addr()) {
         // SAFETY: the caller's promise.
-        return unsafe { resize(pointer, size) };
+        return on(|| unsafe { resize(pointer, size) });
     }
     // SAFETY: the caller's promise.
     if let Some(room) = unsafe { mimalloc::room(pointer) } {
@@ -349,7 +352,7 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
     let resize = || unsafe { (next::realloc.get())(pointer, size) };
     if is_large(size) {
         // SAFETY: the caller's promise.
-        return unsafe { resize_large(pointer, size, resize) };
+        return on(|| unsafe { resize_large(pointer, size, resize) });
     }
     if size == 0 {
         // realloc(3) frees the block and returns null.
@@ -574,8 +577,8 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
             let allocate = || unsafe { (next::memalign.get())(align, size) };
             let before = next::errno();
             block = match part(size, align) {
-                Part::All => in_main_heap(size, allocate),
-                Part::Free => between(size, align, false).unwrap_or(ptr::null_mut()),
+                Part::All => on(|| in_main_heap(size, allocate)),
+                Part::Free => on(|| between(size, align, false)).unwrap_or(ptr::null_mut()),
                 Part::None => ptr::null_mut(),
             };
             set_errno(before);
@@ -630,7 +633,7 @@ pub extern "C" fn pvalloc(size: usize) -> *mut c_void {
 pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
     if heap::is_ours(pointer.addr()) {
         // SAFETY: the caller's promise.
-        return unsafe { heap::room(pointer.addr()) }.unwrap_or(0);
+        return on(|| unsafe { heap::room(pointer.addr()) }).unwrap_or(0);
     }
     // SAFETY: the same call.
     unsafe { mimalloc::room(pointer).unwrap_or_else(|| (next::malloc_usable_size.get())(pointer)) }
@@ -655,7 +658,7 @@ pub unsafe extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
 /// malloc_trim(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_trim(pad: usize) -> c_int {
-    let trimmed = heap::trim() | mimalloc::trim();
+    let trimmed = on(|| heap::trim() | mimalloc::trim());
     // SAFETY: the same call.
     let result = unsafe { (next::malloc_trim.get())(pad) };
     c_int::from(trimmed || result != 0)

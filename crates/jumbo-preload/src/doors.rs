@@ -14,11 +14,12 @@ use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use jumbo_inside::events::Mechanism as _;
 use jumbo_inside::reaper::Ids;
 use jumbo_inside::watch;
-use libc::{gid_t, off_t, pid_t, rlimit, uid_t};
+use libc::{gid_t, off_t, pid_t, rlimit, stack_t, uid_t};
 
 use crate::mechanisms::All;
+use crate::own_stack::on;
 use crate::sharing::LOCKS;
-use crate::{limits, maps, next, sandbox, sharing};
+use crate::{limits, maps, next, own_stack, sandbox, sharing};
 
 /// Register value of an argument or result of a system call.
 trait Word {
@@ -77,11 +78,12 @@ unsafe fn by_number(number: c_long, arguments: &[c_long]) -> c_long {
 }
 
 /// Runs the handler of a call. `: HANDLER` takes the call and its arguments, and has the safety
-/// contract of the C function; `=> HANDLER[ARGUMENTS]` is safe, and makes the call unchanged.
+/// contract of the C function; it runs on a stack with room ([`on`]), so the call does not wait.
+/// `=> HANDLER[ARGUMENTS]` is safe, and makes the call unchanged, on the caller's stack.
 macro_rules! handle {
     ($call:ident($($argument:ident),*): $door:path) => {{
         // SAFETY: the caller's promise.
-        unsafe { $door($call, $($argument),*) }
+        on(|| unsafe { $door($call, $($argument),*) })
     }};
     ($call:ident($($argument:ident),*) => $door:path[$($passed:expr),*]) => {
         $door($($passed,)* || $call($($argument),*))
@@ -127,18 +129,24 @@ macro_rules! doors {
         ///
         /// # Safety
         /// As for syscall(2).
-        unsafe fn enter(number: c_long, arguments: [c_long; 6]) -> Option<c_long> {
+        unsafe fn enter(number: c_long, arguments: &[c_long; 6]) -> Option<c_long> {
             match number {
                 $(libc::$number => {
-                    let call = |$($argument: $type),*| {
-                        // SAFETY: the same call.
-                        let answer = unsafe { by_number(number, &[$($argument.word()),*]) };
-                        <$result as Word>::from_word(answer)
-                    };
-                    #[allow(unused_mut, unused_variables, reason = "some calls take no arguments")]
-                    let mut arguments = arguments.into_iter();
-                    $(let $argument = <$type as Word>::from_word(arguments.next().unwrap_or(0));)*
-                    Some((handle! { call($($argument),*) $(: $door)? $(=> $around[$($passed),*])? }).word())
+                    // Apart: the frames of all cases would be one.
+                    #[inline(never)]
+                    unsafe fn case(arguments: &[c_long; 6]) -> c_long {
+                        let call = |$($argument: $type),*| {
+                            // SAFETY: the same call.
+                            let answer = unsafe { by_number(libc::$number, &[$($argument.word()),*]) };
+                            <$result as Word>::from_word(answer)
+                        };
+                        #[allow(unused_mut, unused_variables, reason = "some calls take no arguments")]
+                        let mut arguments = arguments.iter().copied();
+                        $(let $argument = <$type as Word>::from_word(arguments.next().unwrap_or(0));)*
+                        (handle! { call($($argument),*) $(: $door)? $(=> $around[$($passed),*])? }).word()
+                    }
+                    // SAFETY: the caller's promise.
+                    Some(unsafe { case(arguments) })
                 })*
                 _ => None,
             }
@@ -154,18 +162,19 @@ doors! {
         -> *mut c_void, SYS_mremap: maps::remap;
     mprotect(addr: *mut c_void, len: usize, prot: c_int) -> c_int, SYS_mprotect => maps::protect[addr, len, prot];
     madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int, SYS_madvise: maps::advise;
-    mlock(addr: *const c_void, len: usize) -> c_int, SYS_mlock => after[All::locking(addr.addr(), len)];
-    mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int, SYS_mlock2 => after[All::locking(addr.addr(), len)];
+    mlock(addr: *const c_void, len: usize) -> c_int, SYS_mlock => after[on(|| All::locking(addr.addr(), len))];
+    mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int, SYS_mlock2 => after[on(|| All::locking(addr.addr(), len))];
     mlockall(flags: c_int) -> c_int, SYS_mlockall => maps::lock_all[flags];
     munlockall() -> c_int, SYS_munlockall => maps::unlock_all[];
     shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void, SYS_shmat: sharing::attach;
-    shmdt(at: *const c_void) -> c_int, SYS_shmdt => after[All::unmapping(at.addr(), 1)];
+    shmdt(at: *const c_void) -> c_int, SYS_shmdt => after[on(|| All::unmapping(at.addr(), 1))];
     fallocate(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int,
-        SYS_fallocate => after[sharing::allocating(fd, mode)];
+        SYS_fallocate => after[on(|| sharing::allocating(fd, mode))];
     flock(fd: c_int, operation: c_int) -> c_int, SYS_flock => sharing::locked[fd, operation & libc::LOCK_UN == 0];
     fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int, SYS_fcntl => sharing::locked[fd, LOCKS.contains(&command)];
     ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int,
         SYS_ioctl => after[sharing::requesting(request, argument)];
+    sigaltstack(new: *const stack_t, old: *mut stack_t) -> c_int, SYS_sigaltstack => own_stack::alternate[new];
     unshare(flags: c_int) -> c_int, SYS_unshare => sharing::unshared[flags];
     setns(fd: c_int, kind: c_int) -> c_int, SYS_setns => sharing::joined[];
     chroot(path: *const c_char) -> c_int, SYS_chroot => sharing::rooted[];
@@ -197,7 +206,7 @@ names! {
     mmap64(addr: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, off: off_t)
         -> *mut c_void, as mmap: maps::map;
     fallocate64(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int,
-        as fallocate => after[sharing::allocating(fd, mode)];
+        as fallocate => after[on(|| sharing::allocating(fd, mode))];
     fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int, as fcntl => sharing::locked[fd, LOCKS.contains(&command)];
     setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int, as setrlimit: limits::set;
     prlimit64(pid: pid_t, resource: c_uint, limit: *const rlimit, before: *mut rlimit) -> c_int,
@@ -209,9 +218,9 @@ names! {
     brk(addr: *mut c_void) -> c_int, as brk => maps::set_break[];
     pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
         start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int,
-        as pthread_create => after[All::before_thread()];
+        as pthread_create => after[on(All::before_thread)];
     thrd_create(thread: *mut libc::pthread_t, start: extern "C" fn(*mut c_void) -> c_int,
-        argument: *mut c_void) -> c_int, as thrd_create => after[All::before_thread()];
+        argument: *mut c_void) -> c_int, as thrd_create => after[on(All::before_thread)];
 }
 
 /// Numbers of calls that [`watched`] handles without a line in the table.
@@ -323,7 +332,7 @@ unsafe extern "C" fn watched(
 ) -> c_long {
     let arguments = [first, second, third, fourth, fifth, sixth];
     // SAFETY: the caller's promise.
-    if let Some(answer) = unsafe { enter(number, arguments) } {
+    if let Some(answer) = unsafe { enter(number, &arguments) } {
         return answer;
     }
     // SAFETY: the same call.

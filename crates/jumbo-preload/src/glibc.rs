@@ -1,5 +1,5 @@
-//! Internals of glibc: the thread's ID ([`thread`]), and the variable by which its malloc advises
-//! its heap ([`follow`]).
+//! Internals of glibc: the thread's ID ([`thread`]) and stack ([`stack`]), and the variable by which
+//! its malloc advises its heap ([`follow`]).
 //!
 //! The launcher sets the tunable `glibc.malloc.hugetlb=1`: glibc then calls madvise(2) each time
 //! its heap grows. It must not do so under a filter that forbids that, nor while the heap has not
@@ -12,7 +12,7 @@ use core::ops::Range;
 use core::ptr::{self, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-use jumbo_inside::heap::main_heap;
+use jumbo_inside::heap::{self, main_heap};
 use jumbo_inside::sandbox;
 use rustix::thread::gettid;
 
@@ -29,6 +29,77 @@ pub(crate) fn thread() -> u32 {
         // load.
         libc::ENOENT if !sandbox::is_entered() => gettid().as_raw_nonzero().get().cast_unsigned(),
         _ => (!(clock >> 3)).cast_unsigned(),
+    }
+}
+
+/// Place of the stack's bounds in glibc's `struct pthread`; 0: not searched yet.
+static STACK_AT: AtomicUsize = AtomicUsize::new(0);
+/// glibc has the bounds in no known form.
+const NOWHERE: usize = usize::MAX;
+
+/// Returns the addresses of the stack with which the calling thread began; `None` for the first
+/// thread, and without glibc. A thread on a stack of another kind is outside of them.
+///
+/// `struct pthread` is in the upper part of the stack, and has its start, length and guard in a row
+/// (`stackblock`, nptl/descr.h). Their place differs between versions, so it is searched once.
+pub(crate) fn stack() -> Option<Range<usize>> {
+    /// Part of `struct pthread` that all versions have.
+    const BYTES: usize = if cfg!(target_arch = "x86_64") {
+        0x880
+    } else {
+        0x680
+    };
+    const WORD: usize = size_of::<usize>();
+    // SAFETY: any thread may call it.
+    let thread = unsafe { libc::pthread_self() };
+    let thread = usize::try_from(thread).ok()?;
+    let place = STACK_AT.load(Ordering::Relaxed);
+    if thread == FIRST.load(Ordering::Relaxed) || place == NOWHERE {
+        return None;
+    }
+    let word = |at: usize| {
+        let at = with_exposed_provenance_mut::<usize>(thread + at);
+        // SAFETY: within the structure of the calling thread, which glibc does not change meanwhile.
+        unsafe { at.read_volatile() }
+    };
+    let bounds = |at: usize| {
+        let [start, length, guard] = [0, 1, 2].map(|index| word(at + index * WORD));
+        is_stack(thread, start, length, guard).then(|| start + guard..thread)
+    };
+    if place != 0 {
+        return bounds(place);
+    }
+    let places = (WORD..BYTES - 2 * WORD).step_by(WORD);
+    let found = places.into_iter().find(|at| bounds(*at).is_some());
+    STACK_AT.store(found.unwrap_or(NOWHERE), Ordering::Relaxed);
+    bounds(found?)
+}
+
+/// Reports whether a stack with these values may have the structure of a thread at its end.
+fn is_stack(thread: usize, start: usize, length: usize, guard: usize) -> bool {
+    /// The structure, and the thread-locals on some processors.
+    const MAX_END: usize = 64 << 10;
+    /// Other values of the structure are not this plausible: numbers, addresses, zeroes.
+    const LENGTHS: Range<usize> = 16 << 10..1 << 36;
+    const MIN_START: usize = 1 << 20;
+    let end = start.wrapping_add(length);
+    (MIN_START..thread).contains(&start)
+        && LENGTHS.contains(&length)
+        && end.wrapping_sub(thread) <= MAX_END
+        && guard < length
+        && guard.is_multiple_of(heap::BASE_PAGE)
+}
+
+/// The first thread.
+static FIRST: AtomicUsize = AtomicUsize::new(0);
+
+/// Learns the first thread, in that thread. Without glibc, no thread has known bounds.
+pub(crate) fn start() {
+    // SAFETY: any thread may call it.
+    let thread = usize::try_from(unsafe { libc::pthread_self() });
+    FIRST.store(thread.unwrap_or(0), Ordering::Relaxed);
+    if !next::is_glibc() {
+        STACK_AT.store(NOWHERE, Ordering::Relaxed);
     }
 }
 

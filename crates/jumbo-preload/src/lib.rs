@@ -8,14 +8,16 @@
 //! - [`mechanisms`]: the receivers of events, in order; the handlers around fork(2).
 //! - [`alloc`]: the `malloc` family; [`mimalloc`]: small objects. [`threads`]: the end of the first
 //!   thread; [`leave`]: that of the program. [`dlopen`]: loaded libraries.
-//! - [`next`]: the interposed definitions, found by [`symbols`]; [`own_stack`] for their start. [`start`]: the constructor.
-//!   [`environment`]: the variables that it reads and that children inherit. [`reaper`]: start and
-//!   end of the reaper process. [`glibc`]: internals of glibc. [`morecore`]: the heap of old glibc
-//!   versions. [`slot`]: the symbol by which other processes find the counters.
+//! - [`next`]: the interposed definitions, found by [`symbols`]. [`own_stack`]: stacks for deep work,
+//!   since the caller's may have a few KiB. [`start`]: the constructor. [`environment`]: the
+//!   variables that it reads and that children inherit. [`reaper`]: start and end of the reaper
+//!   process. [`glibc`]: internals of glibc. [`morecore`]: the heap of old glibc versions. [`slot`]:
+//!   the symbol by which other processes find the counters.
 //!
 //! Rules of this crate: no allocation, no thread-local, no panic, no lock held over a re-entrant
-//! call; a call that succeeds leaves errno unchanged. A call that concerns no mechanism costs a few
-//! comparisons and a jump. mimalloc is the exception: it has thread-locals and reads the clock.
+//! call; a call that succeeds leaves errno unchanged; at most 512 bytes of the caller's stack beyond
+//! the C library's own ([`own_stack`]). A call that concerns no mechanism costs a few comparisons and
+//! a jump. mimalloc is the exception: it has thread-locals and reads the clock.
 
 #![no_std]
 

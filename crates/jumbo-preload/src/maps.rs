@@ -18,6 +18,7 @@ use rustix::io::Errno;
 
 use crate::mechanisms::{All, PMD};
 use crate::next;
+use crate::own_stack::on;
 
 /// Flag of mappings below 2 GiB, which only x86-64 has.
 #[cfg(target_arch = "x86_64")]
@@ -396,11 +397,13 @@ pub(crate) fn protect(
     prot: c_int,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let answer = All::around_change(call);
-    if answer == 0 {
-        All::protected(addr.addr(), len, prot);
-    }
-    answer
+    on(|| {
+        let answer = All::around_change(call);
+        if answer == 0 {
+            All::protected(addr.addr(), len, prot);
+        }
+        answer
+    })
 }
 
 /// dlclose(3), which unmaps without calls of interposed functions.
@@ -415,44 +418,48 @@ pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
 
 /// sbrk(2).
 pub(crate) fn move_break(increment: isize, call: impl Fn() -> *mut c_void) -> *mut c_void {
-    let old = if increment > 0 && gather::is_pending() {
-        retried(call, MAP_FAILED)
-    } else {
-        call()
-    };
-    if old != MAP_FAILED {
-        grown(old.addr(), increment);
-    }
-    old
+    on(|| {
+        let old = if increment > 0 && gather::is_pending() {
+            retried(call, MAP_FAILED)
+        } else {
+            call()
+        };
+        if old != MAP_FAILED {
+            grown(old.addr(), increment);
+        }
+        old
+    })
 }
 
 /// brk(2).
 pub(crate) fn set_break(call: impl Fn() -> c_int) -> c_int {
     // SAFETY: sbrk(0) changes nothing.
     let now = || unsafe { (next::sbrk.get())(0) }.addr();
-    let before = now();
-    let answer = if gather::is_pending() {
-        retried(call, -1)
-    } else {
-        call()
-    };
-    if answer == 0 {
-        grown(before, now().wrapping_sub(before).cast_signed());
-    }
-    answer
+    on(|| {
+        let before = now();
+        let answer = if gather::is_pending() {
+            retried(call, -1)
+        } else {
+            call()
+        };
+        if answer == 0 {
+            grown(before, now().wrapping_sub(before).cast_signed());
+        }
+        answer
+    })
 }
 
 /// brk(2) by its number, which returns the break. `now` returns the current one.
 pub(crate) fn break_moved(now: impl Fn() -> c_long, call: impl Fn() -> c_long) -> c_long {
-    let before = now();
-    let after = call();
-    if let Ok(old) = usize::try_from(before) {
-        grown(
-            old,
-            isize::try_from(after.wrapping_sub(before)).unwrap_or(0),
-        );
-    }
-    after
+    on(|| {
+        let before = now();
+        let after = call();
+        if let Ok(old) = usize::try_from(before) {
+            let increment = isize::try_from(after.wrapping_sub(before));
+            grown(old, increment.unwrap_or(0));
+        }
+        after
+    })
 }
 
 /// Advises a large step of the program break.
@@ -469,21 +476,25 @@ fn grown(old: usize, increment: isize) {
 
 /// mlockall(2): later mappings may become resident at once.
 pub(crate) fn lock_all(flags: c_int, call: impl FnOnce() -> c_int) -> c_int {
-    All::locking_all();
-    let answer = call();
-    if answer == 0 {
-        All::locked_all(flags & libc::MCL_FUTURE != 0);
-    }
-    answer
+    on(|| {
+        All::locking_all();
+        let answer = call();
+        if answer == 0 {
+            All::locked_all(flags & libc::MCL_FUTURE != 0);
+        }
+        answer
+    })
 }
 
 /// munlockall(2).
 pub(crate) fn unlock_all(call: impl FnOnce() -> c_int) -> c_int {
-    let answer = call();
-    if answer == 0 {
-        All::locked_all(false);
-    }
-    answer
+    on(|| {
+        let answer = call();
+        if answer == 0 {
+            All::locked_all(false);
+        }
+        answer
+    })
 }
 
 /// madvise(2).

@@ -11,6 +11,7 @@ use jumbo_inside::events::{self, Mapping, Mechanism, Side};
 use jumbo_inside::heap::{self, maps};
 use jumbo_inside::{density, gather, segments, watch};
 
+use crate::own_stack::{self, on};
 use crate::reaper::auto;
 use crate::{alloc, environment, glibc, mimalloc, next, streams};
 
@@ -205,17 +206,19 @@ mod trace {
 
 /// Handler of pthread_atfork(3) before the fork.
 pub(crate) unsafe extern "C" fn before_fork() {
-    events::before_fork::<All>();
+    on(events::before_fork::<All>);
 }
 
 /// Handler of pthread_atfork(3) in the parent.
 pub(crate) unsafe extern "C" fn after_fork() {
     // SAFETY: the C library calls both around fork(2), in one thread.
-    unsafe { events::after_fork::<All>() };
+    on(|| unsafe { events::after_fork::<All>() });
 }
 
 /// Handler of pthread_atfork(3) in the child.
 pub(crate) unsafe extern "C" fn after_fork_child() {
-    // SAFETY: as above; this is the child.
-    unsafe { events::after_fork_child::<All>(glibc::thread()) };
+    // This is the child.
+    own_stack::forked();
+    // SAFETY: as above.
+    on(|| unsafe { events::after_fork_child::<All>(glibc::thread()) });
 }

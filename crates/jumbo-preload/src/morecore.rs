@@ -17,6 +17,7 @@ use jumbo_inside::heap::maps;
 use libc::MAP_FAILED;
 
 use crate::mechanisms::All;
+use crate::own_stack::on;
 use crate::{next, symbols};
 
 static PMD_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -47,6 +48,10 @@ pub(crate) fn start(pmd: usize) {
 
 /// sbrk(2) for glibc's malloc; null on failure.
 unsafe extern "C" fn more(increment: isize) -> *mut c_void {
+    on(|| step(increment))
+}
+
+fn step(increment: isize) -> *mut c_void {
     // SAFETY: only glibc's heap ends there; a step down frees only memory that glibc returned.
     let sbrk = |by| unsafe { (next::sbrk.get())(by) };
     let now = sbrk(0).addr();
@@ -61,12 +66,12 @@ unsafe extern "C" fn more(increment: isize) -> *mut c_void {
         return null_mut();
     };
     if after > now {
-        let step = |to: usize| sbrk((to - now).cast_signed()) != MAP_FAILED;
+        let move_to = |to: usize| sbrk((to - now).cast_signed()) != MAP_FAILED;
         let end = after.next_multiple_of(pmd);
-        let end = match step(end) {
+        let end = match move_to(end) {
             true => end,
             // RLIMIT_DATA may allow the smaller step.
-            false if step(after) => after,
+            false if move_to(after) => after,
             false => return null_mut(),
         };
         BREAK.store(end, Relaxed);

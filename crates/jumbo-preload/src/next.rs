@@ -217,6 +217,7 @@ next! {
     shmdt: fn(_at: *const c_void) -> c_int, else failed();
     fallocate: fn(_descriptor: c_int, _mode: c_int, _offset: libc::off_t, _length: libc::off_t) -> c_int, else failed();
     shmat: fn(_id: c_int, _at: *const c_void, _flags: c_int) -> *mut c_void, else failed_map();
+    sigaltstack: fn(_new: *const libc::stack_t, _old: *mut libc::stack_t) -> c_int, else failed();
     flock: fn(_descriptor: c_int, _operation: c_int) -> c_int, else failed();
     fcntl: fn(_descriptor: c_int, _command: c_int, _argument: c_ulong) -> c_int, else failed();
     fflush: fn(_stream: *mut c_void) -> c_int, else failed();
@@ -324,13 +325,13 @@ fn begin() {
 
 /// Initialises glibc's malloc without an allocation: mallopt(3) of a parameter that it does not
 /// know. The program break does not move.
-extern "C" fn initialise() {
+unsafe extern "C" fn initialise(_: *mut c_void) {
     // SAFETY: the call changes no parameter.
     unsafe { (mallopt.get())(0, 0) };
 }
 
 /// Allocates a block, so that later allocations need no initialisation.
-extern "C" fn allocate_once() {
+unsafe extern "C" fn allocate_once(_: *mut c_void) {
     // SAFETY: the next definitions, looked up; the block is not used.
     unsafe { (free.get())((malloc.get())(1)) };
 }

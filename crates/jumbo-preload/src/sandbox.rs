@@ -9,6 +9,7 @@ use jumbo_inside::events::Mechanism as _;
 use jumbo_inside::{reaper, sandbox};
 
 use crate::mechanisms::All;
+use crate::own_stack::{self, on};
 use crate::{environment, mimalloc};
 
 /// Options of prctl(2) that drop a privilege of one thread: jumbo's threads would keep it.
@@ -37,16 +38,16 @@ pub(crate) fn control<T: From<c_int> + PartialEq>(
         return entering(call, |answer| *answer == T::from(0), filter);
     }
     if PRIVILEGE_OPTIONS.contains(&option) {
-        All::changing_privilege();
+        on(All::changing_privilege);
     }
     if option == libc::PR_SET_TSC {
         // mimalloc reads a clock when it frees memory.
-        mimalloc::without_clock();
+        on(mimalloc::without_clock);
     }
     let answer = call();
     let is_subreaper = option == libc::PR_SET_CHILD_SUBREAPER && first != 0;
     if answer == T::from(0) && is_subreaper && reaper::is_owner() {
-        reaper::set_subreaper();
+        on(reaper::set_subreaper);
     }
     answer
 }
@@ -81,21 +82,24 @@ fn entering<T>(
         // The kernel refuses null: a probe for seccomp support.
         return call();
     }
-    All::before_confinement();
+    own_stack::prepare();
+    on(All::before_confinement);
     let is_first = !sandbox::is_entered();
     let entering = sandbox::enter();
-    All::confining(is_first);
+    on(|| All::confining(is_first));
     let answer = call();
     let is_installed = succeeded(&answer);
     if is_installed {
         // SAFETY: the kernel has just read the filter there.
         let filter = filter.and_then(|filter| unsafe { steps(filter) });
-        entering.installed(filter);
-        environment::entered(filter);
+        on(|| {
+            entering.installed(filter);
+            environment::entered(filter);
+        });
     } else {
         entering.refused();
     }
-    All::confined(is_installed);
+    on(|| All::confined(is_installed));
     answer
 }
 

@@ -15,6 +15,7 @@ use rustix::fd::BorrowedFd;
 
 use crate::mechanisms::All;
 use crate::next;
+use crate::own_stack::on;
 use crate::reaper::{auto, renewed, without};
 
 /// Commands of fcntl(2) for locks (Linux 3.15) and leases of an open file.
@@ -34,7 +35,7 @@ pub(crate) fn unshared(flags: c_int, call: impl Fn() -> c_int) -> c_int {
 pub(crate) fn joined(call: impl FnMut() -> c_int) -> c_int {
     let before = next::errno();
     // Some of these calls also fail in a process with several threads.
-    All::changing_privilege();
+    on(All::changing_privilege);
     let answer = without(call, |answer| {
         *answer == -1 && [libc::EINVAL, libc::EUSERS].contains(&next::errno())
     });
@@ -48,9 +49,9 @@ pub(crate) fn joined(call: impl FnMut() -> c_int) -> c_int {
 /// same user, without a capability) reach that at /proc/PID/root. So it ends before the call, and
 /// starts again below the new root.
 pub(crate) fn rooted(call: impl FnMut() -> c_int) -> c_int {
-    All::before_confinement();
+    on(All::before_confinement);
     let answer = without(call, |_| false);
-    All::rooted();
+    on(All::rooted);
     answer
 }
 
@@ -58,9 +59,9 @@ pub(crate) fn rooted(call: impl FnMut() -> c_int) -> c_int {
 /// program can write. The C library repeats such calls in each of its own threads only. The second
 /// event ends threads that another thread started during the call.
 pub(crate) fn privileged<T>(call: impl FnOnce() -> T) -> T {
-    All::changing_privilege();
+    on(All::changing_privilege);
     let answer = call();
-    All::changing_privilege();
+    on(All::changing_privilege);
     answer
 }
 
@@ -163,7 +164,7 @@ pub unsafe extern "C" fn io_setup(events: c_uint, context: *mut c_ulong) -> c_in
 pub(crate) fn set_up_aio(call: impl Fn() -> c_long) -> c_long {
     let answer = call();
     if answer == 0 {
-        auto::acquire(State::Aio);
+        on(|| auto::acquire(State::Aio));
     }
     answer
 }
@@ -172,7 +173,7 @@ pub(crate) fn set_up_aio(call: impl Fn() -> c_long) -> c_long {
 pub(crate) fn locked(fd: c_int, is_lock: bool, call: impl FnOnce() -> c_int) -> c_int {
     let answer = call();
     if answer == 0 && is_lock {
-        auto::locked(fd);
+        on(|| auto::locked(fd));
     }
     answer
 }
@@ -182,11 +183,16 @@ pub(crate) fn locked(fd: c_int, is_lock: bool, call: impl FnOnce() -> c_int) -> 
 pub(crate) fn requesting(request: c_ulong, argument: c_ulong) {
     /// <linux/userfaultfd.h>.
     const UFFDIO_REGISTER: c_ulong = 0xc020_aa00;
-    const UFFDIO_REGISTER_MODE_MISSING: usize = 1;
     // The kernel takes 32 bits: some callers extend the sign of an int.
     if request & c_ulong::from(u32::MAX) != UFFDIO_REGISTER {
         return;
     }
+    on(|| registering(argument));
+}
+
+/// A registration with userfaultfd(2): `struct uffdio_register` at that address.
+fn registering(argument: c_ulong) {
+    const UFFDIO_REGISTER_MODE_MISSING: usize = 1;
     shmem::leave();
     if sandbox::is_entered() {
         return;

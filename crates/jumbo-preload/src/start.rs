@@ -14,7 +14,9 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::environment::{self, Environment};
 use crate::mechanisms::{after_fork, after_fork_child, before_fork};
-use crate::{alloc, glibc, maps, mimalloc, morecore, next, reaper, symbols, system, text};
+use crate::{
+    alloc, glibc, maps, mimalloc, morecore, next, own_stack, reaper, symbols, system, text,
+};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -59,6 +61,7 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
     if rustix::param::page_size() != heap::BASE_PAGE {
         return;
     }
+    own_stack::start();
     let is_container =
         orders.container || environment.value(sandbox::CONTAINER.as_bytes()).is_some();
     sandbox::detect(orders.filters, orders.launched_under, is_container);

@@ -17,6 +17,7 @@ use jumbo_inside::sandbox;
 
 use crate::mechanisms::All;
 use crate::next;
+use crate::own_stack::on;
 
 /// pthread_exit(3).
 ///
@@ -65,7 +66,7 @@ extern "C" fn leave_thrd() -> *mut c_void {
 pub(crate) fn ending() {
     // The first thread's ID is that of the process. Under a seccomp filter there are no workers.
     if !sandbox::is_entered() && rustix::thread::gettid() == rustix::process::getpid() {
-        All::first_thread_ends();
+        on(All::first_thread_ends);
     }
 }
 

@@ -15,6 +15,15 @@ const SIGSETXID: u32 = 33;
 /// Result of a system call under some seccomp filters; fatal if blocked.
 const SIGSYS: u32 = libc::SIGSYS.unsigned_abs();
 
+/// Signals of faults, which are fatal if blocked.
+const FAULTS: [i32; 5] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+];
+
 const BLOCKED_BY_NEW: Set = !(1 << (SIGSETXID - 1) | 1 << (SIGSYS - 1));
 
 /// Guard that blocks this thread's signals: no handler can re-enter, jump out (siglongjmp(3)), or
@@ -39,6 +48,13 @@ impl Blocked {
     /// Blocks all signals: while a thread unknown to the C library starts, or while memory moves.
     pub fn all() -> Self {
         Self::block(Set::MAX)
+    }
+
+    /// Blocks the signals of [`Blocked::new`] except those of faults: code that reads the program's
+    /// memory may fault where the program's handler mends that.
+    pub fn asynchronous() -> Self {
+        let faults = FAULTS.iter().fold(0, |set, signal| set | 1 << (signal - 1));
+        Self::block(BLOCKED_BY_NEW & !faults)
     }
 
     fn block(signals: Set) -> Self {

@@ -87,18 +87,6 @@ crate::one_page! {
     static IS_CHANGING: AtomicBool = AtomicBool::new(false);
 }
 
-/// Function that ends the threads of another mechanism, under the same rules.
-static OTHERS: AtomicPtr<Others> = AtomicPtr::new(core::ptr::null_mut());
-
-/// Function that ends such threads for good, and returns at once if there are none.
-#[derive(Debug)]
-pub(crate) struct Others(pub(crate) fn());
-
-/// Ends these threads, too, whenever this one ends.
-pub(crate) fn with(others: &'static Others) {
-    OTHERS.store(core::ptr::from_ref(others).cast_mut(), Ordering::Release);
-}
-
 #[derive(Debug)]
 pub(crate) struct Job {
     /// Index among the jobs.
@@ -305,10 +293,6 @@ pub fn is_watched() -> bool {
 
 /// Ends the thread for good. A move in progress is abandoned, or just complete.
 pub fn end() {
-    // SAFETY: null, or a static that was stored there.
-    if let Some(Others(end)) = unsafe { OTHERS.load(Ordering::Acquire).as_ref() } {
-        end();
-    }
     fence(Ordering::SeqCst);
     // No call without a thread.
     let is_absent = !IS_PREPARED.load(Ordering::Acquire)

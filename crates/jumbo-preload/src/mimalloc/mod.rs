@@ -25,6 +25,7 @@ use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 use crate::alloc::{self, ALIGN};
 use crate::end::invalid;
 use crate::next;
+use crate::own_stack::on;
 use crate::reaper::auto;
 
 unsafe extern "C" {
@@ -227,7 +228,7 @@ extern "C" fn jumbo_mimalloc_at_end(
 /// Reports whether mimalloc serves one more thread.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_admits() -> bool {
-    before_thread();
+    on(before_thread);
     if !STARTED.load(Ordering::Acquire) {
         return false;
     }
@@ -381,14 +382,14 @@ extern "C" fn jumbo_mimalloc_allocated() {
     let taken = taken();
     if REPORTED.load(Ordering::Relaxed) != taken {
         REPORTED.store(taken, Ordering::Relaxed);
-        auto::allocated();
+        on(auto::allocated);
     }
 }
 
 /// Frees retained memory before mimalloc takes `size` bytes.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_grows(size: usize) {
-    heap::about_to_fill(size);
+    on(|| heap::about_to_fill(size));
 }
 
 jumbo_inside::one_page! {
@@ -416,7 +417,7 @@ extern "C" fn jumbo_mimalloc_allowance() -> usize {
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_thin(addr: *mut c_void, len: usize) -> bool {
     // SAFETY: mimalloc drops its own memory, without blocks in it.
-    unsafe { managed::discard_base_pages(addr.addr(), len) }.is_ok()
+    on(|| unsafe { managed::discard_base_pages(addr.addr(), len) }).is_ok()
 }
 
 /// Allocates a block above the size limit from free memory of mimalloc's pages; else null.
@@ -523,10 +524,10 @@ extern "C" fn jumbo_mimalloc_commit(
     if commit {
         COMMITTED.fetch_add(size, Ordering::Relaxed);
         // SAFETY: mimalloc commits parts of the pool's range.
-        unsafe { managed::commit(start.addr(), size) }
+        on(|| unsafe { managed::commit(start.addr(), size) })
     } else {
         // SAFETY: mimalloc uncommits memory that it committed.
-        unsafe { managed::uncommit(start.addr(), size) }
+        on(|| unsafe { managed::uncommit(start.addr(), size) })
     }
 }
 
@@ -539,7 +540,7 @@ extern "C" fn jumbo_mimalloc_map(
     flags: c_int,
 ) -> isize {
     if prot == libc::PROT_NONE && len >= MIN_ARENA_BYTES {
-        let reserved = managed::reserve(len).map(usize::cast_signed);
+        let reserved = on(|| managed::reserve(len)).map(usize::cast_signed);
         return reserved.unwrap_or(-isize::try_from(libc::ENOMEM).unwrap_or(1));
     }
     let prot = ProtFlags::from_bits_retain(prot.cast_unsigned());
@@ -570,7 +571,7 @@ extern "C" fn jumbo_mimalloc_map(
 extern "C" fn jumbo_mimalloc_unmap(addr: *mut c_void, len: usize) -> c_int {
     if managed::is_reserved(addr.addr()) {
         // SAFETY: mimalloc unmaps its own reservation, without blocks in it.
-        return answer(unsafe { managed::unreserve(addr.addr(), len) });
+        return answer(on(|| unsafe { managed::unreserve(addr.addr(), len) }));
     }
     // SAFETY: mimalloc unmaps its own memory, without blocks in it.
     answer(unsafe { mm::munmap(addr, len) })
@@ -581,19 +582,19 @@ extern "C" fn jumbo_mimalloc_unmap(addr: *mut c_void, len: usize) -> c_int {
 extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int) -> c_int {
     match advice {
         libc::MADV_DONTNEED | libc::MADV_FREE => {}
-        libc::MADV_HUGEPAGE => return answer(managed::advise(addr.addr(), len)),
+        libc::MADV_HUGEPAGE => return answer(on(|| managed::advise(addr.addr(), len))),
         _ => return answer(Err(Errno::INVAL)),
     }
-    managed::dropped(addr.addr(), len, may_reuse());
+    on(|| managed::dropped(addr.addr(), len, may_reuse()));
     // SAFETY, of all calls below: mimalloc drops its own memory, without blocks in it.
     if !sys::allows(advice) {
         // SAFETY: as above.
-        return answer(unsafe { managed::discard(addr.addr(), len) });
+        return answer(on(|| unsafe { managed::discard(addr.addr(), len) }));
     }
     if advice == libc::MADV_DONTNEED && gather::is_large(len) {
         // The memory of a freed block: mimalloc holds no lock.
         // SAFETY: as above.
-        if let Some(result) = unsafe { gather::discard(addr.addr(), len) } {
+        if let Some(result) = on(|| unsafe { gather::discard(addr.addr(), len) }) {
             return answer(result);
         }
     }
@@ -606,7 +607,7 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
 extern "C" fn jumbo_mimalloc_protect(addr: *mut c_void, len: usize, prot: c_int) -> c_int {
     if prot & libc::PROT_WRITE != 0 && managed::is_reserved(addr.addr()) {
         // SAFETY: mimalloc opens its own reservation.
-        return answer(unsafe { managed::open(addr.addr(), len) });
+        return answer(on(|| unsafe { managed::open(addr.addr(), len) }));
     }
     let prot = MprotectFlags::from_bits_retain(prot.cast_unsigned());
     // SAFETY: mimalloc protects its own memory.

@@ -58,6 +58,9 @@ int jumbo_mimalloc_at_end(void *value, void (*done)(void *));
  * and whether glibc has more free memory of its size in a heap of more than `max` bytes. */
 void *jumbo_malloc_other(size_t size);
 void jumbo_free_other(void *block);
+/* Functions in own_stack.rs: whether the present stack has room; work on a stack of the library. */
+bool jumbo_mimalloc_has_room(void);
+void jumbo_mimalloc_aside(void *job, void (*perform)(void *));
 void *jumbo_malloc_asked(size_t size, bool zeroed, size_t max, bool *has_more);
 #pragma GCC visibility pop
 
@@ -174,6 +177,25 @@ static inline mi_theap_t *associated(mi_page_t *page) {
 }
 #define _mi_page_associated_theap_peek(page) associated(page)
 #include "static.c"
+
+/* _mi_malloc_generic, a malloc(3) without a free block, on a stack with room. */
+struct generic {
+  mi_theap_t *theap;
+  size_t size, zero_huge_alignment, *usable;
+  void *block;
+};
+
+static void allocate_aside(void *job) {
+  struct generic *generic = job;
+  generic->block = malloc_generic(generic->theap, generic->size, generic->zero_huge_alignment, generic->usable);
+}
+
+void *_mi_malloc_generic(mi_theap_t *theap, size_t size, size_t zero_huge_alignment, size_t *usable) {
+  if (mi_likely(jumbo_mimalloc_has_room())) return malloc_generic(theap, size, zero_huge_alignment, usable);
+  struct generic generic = {theap, size, zero_huge_alignment, usable, NULL};
+  jumbo_mimalloc_aside(&generic, &allocate_aside);
+  return generic.block;
+}
 
 /* glibc's MALLOC_ALIGNMENT; mimalloc aligns blocks of up to 8 bytes to 8. */
 #define MIN_BLOCK_BYTES 16

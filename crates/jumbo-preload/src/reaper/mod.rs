@@ -10,6 +10,7 @@ use jumbo_inside::orders::ReaperMode;
 use jumbo_inside::reaper::{self, Ids, State};
 use jumbo_inside::sandbox;
 
+use crate::own_stack::on;
 use crate::symbols;
 
 jumbo_inside::one_page! {
@@ -80,7 +81,7 @@ fn enter(mode: u8) {
 /// may last for a moment.
 pub(crate) fn without<T>(mut call: impl FnMut() -> T, refused: impl Fn(&T) -> bool) -> T {
     let is_blocked = reaper::block_start();
-    let retired = reaper::retire(State::Retired);
+    let retired = on(|| reaper::retire(State::Retired));
     let mut answer = call();
     for _ in 0..MAX_RETRIES {
         if !retired || !refused(&answer) {
@@ -94,7 +95,7 @@ pub(crate) fn without<T>(mut call: impl FnMut() -> T, refused: impl Fn(&T) -> bo
         answer = call();
     }
     if is_blocked && reaper::allow_start(retired) {
-        again();
+        on(again);
     }
     answer
 }
@@ -107,7 +108,7 @@ pub(crate) fn renewed<T>(ids: Ids, requested: &[u32], call: impl FnOnce() -> T) 
     let mode = MODE.load(Ordering::Acquire);
     // Takes no system call, which a filter may forbid.
     if sandbox::is_entered() {
-        reaper::dismiss(State::Retired);
+        on(|| reaper::dismiss(State::Retired));
         return call();
     }
     if mode == 0 || reaper::keeps_ids(ids, requested) {
@@ -115,12 +116,12 @@ pub(crate) fn renewed<T>(ids: Ids, requested: &[u32], call: impl FnOnce() -> T) 
     }
     auto::wait_for_more();
     let is_blocked = reaper::block_start();
-    let is_wanted = reaper::retire(State::Retired)
+    let is_wanted = on(|| reaper::retire(State::Retired))
         && mode == ON
         && RENEWALS.fetch_add(1, Ordering::Relaxed) < MAX_RENEWALS;
     let answer = call();
     if is_blocked && reaper::allow_start(is_wanted) {
-        again();
+        on(again);
     }
     answer
 }
