@@ -12,7 +12,7 @@ use core::ffi::c_void;
 
 use jumbo_inside::watch;
 
-use crate::next;
+use crate::{next, own_stack};
 
 /// Defines functions that run `$before`, and jump.
 macro_rules! leave {
@@ -25,7 +25,7 @@ macro_rules! leave {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name() {
             extern "C" fn before() -> *mut c_void {
-                $before();
+                own_stack::on($before);
                 // This may be the first interposed call.
                 next::look_up();
                 next::$name.address()
@@ -76,5 +76,5 @@ leave! {
 static END: extern "C" fn() = end;
 
 extern "C" fn end() {
-    watch::about_to_exit();
+    own_stack::on(watch::about_to_exit);
 }
