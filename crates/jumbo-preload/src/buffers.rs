@@ -231,24 +231,26 @@ extern "C" fn elements(address: usize, size: usize, count: usize, _: usize, _: u
 
 /// Arguments: descriptor, address of an array of `struct iovec`, its length.
 extern "C" fn several(_: usize, vectors: usize, count: usize, _: usize, _: usize, _: usize) {
-    touch_vectors(vectors, low(count));
+    on(|| touch_vectors(vectors, low(count)));
 }
 
 /// Arguments: descriptor, address of a `struct msghdr`.
 extern "C" fn message(_: usize, header: usize, _: usize, _: usize, _: usize, _: usize) {
-    touch_message(header);
+    on(|| touch_message(header));
 }
 
 /// Arguments: descriptor, address of an array of `struct mmsghdr`, its length.
 extern "C" fn messages(_: usize, headers: usize, count: usize, _: usize, _: usize, _: usize) {
     const BYTES: usize = size_of::<libc::mmsghdr>();
-    // The kernel takes no more.
-    for at in 0..low(count).min(UIO_MAXIOV) {
-        let header = headers.wrapping_add(at * BYTES);
-        // All of it: the kernel writes the length of the message.
-        touch(header, BYTES);
-        touch_message(header);
-    }
+    on(|| {
+        // The kernel takes no more.
+        for at in 0..low(count).min(UIO_MAXIOV) {
+            let header = headers.wrapping_add(at * BYTES);
+            // All of it: the kernel writes the length of the message.
+            touch(header, BYTES);
+            touch_message(header);
+        }
+    });
 }
 
 /// Touches the parts of a `struct msghdr`.
