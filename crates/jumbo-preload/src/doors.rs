@@ -335,8 +335,19 @@ unsafe extern "C" fn watched(
     if let Some(answer) = unsafe { enter(number, &arguments) } {
         return answer;
     }
+    // SAFETY: as above.
+    unsafe { other(number, &arguments) }
+}
+
+/// Handles [`OTHER_NUMBERS`]. Apart, as the cases above are.
+///
+/// # Safety
+/// As for syscall(2).
+#[inline(never)]
+unsafe fn other(number: c_long, arguments: &[c_long; 6]) -> c_long {
+    let [first, second, third, ..] = *arguments;
     // SAFETY: the same call.
-    let call = || unsafe { by_number(number, &arguments) };
+    let call = || unsafe { by_number(number, arguments) };
     match number {
         libc::SYS_prctl => {
             let option = Word::from_word(first);

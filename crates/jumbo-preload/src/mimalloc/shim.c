@@ -495,8 +495,7 @@ static inline mi_page_t *page_of(const void *block) {
   return mi_unlikely(pages == NULL) ? NULL : pages[at];
 }
 
-static mi_decl_noinline void free_slow(void *block, mi_page_t *page) {
-  if (page == NULL) return jumbo_free_other(block);
+static mi_decl_noinline void free_deep(void *block, mi_page_t *page) {
   if (mi_page_block_size(page) >= LARGE_BYTES) return free_large(block, page);
   if (++small_frees % CHECK_FREES == 0) {
     purge_excess();
@@ -505,6 +504,23 @@ static mi_decl_noinline void free_slow(void *block, mi_page_t *page) {
   if (mi_page_has_interior_pointers(page) && free_special(page, block)) return;
   /* mi_free, without a second lookup of the page. */
   mi_free_ex(block, NULL, page);
+}
+
+struct freed {
+  void *block;
+  mi_page_t *page;
+};
+
+static void free_aside(void *job) {
+  struct freed *freed = job;
+  free_deep(freed->block, freed->page);
+}
+
+static mi_decl_noinline void free_slow(void *block, mi_page_t *page) {
+  if (page == NULL) return jumbo_free_other(block);
+  if (mi_likely(jumbo_mimalloc_has_room())) return free_deep(block, page);
+  struct freed freed = {block, page};
+  jumbo_mimalloc_aside(&freed, &free_aside);
 }
 
 /* free(3) of any block. */
