@@ -123,7 +123,7 @@ const PROGRAM_TO_INSIDE: Table = &[
 /// Dependencies of the command's backend on the inside: formats that both sides read.
 const HOST_TO_INSIDE: Table = &[
     ("status", &["ledger", "reaper", "watch"]),
-    ("segments", &["segments"]),
+    ("segments", &["segments", "watch"]),
     ("policy", &["orders"]),
     ("promote", &["orders"]),
     ("kernel", &["headroom", "sys"]),

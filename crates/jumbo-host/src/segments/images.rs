@@ -10,12 +10,13 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use jumbo_inside::segments::image::{DESCRIPTORS, NAME};
+use jumbo_inside::watch;
 use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, StatxFlags};
 use serde::Serialize;
 
 use super::running::Running;
 use super::{reopen, same_bytes};
-use crate::kernel::{FileError, Root};
+use crate::kernel::{FileError, Root, task};
 use crate::units::Bytes;
 
 /// An image and its users.
@@ -63,7 +64,11 @@ pub fn list(root: &Root) -> Result<Vec<TextImage>, FileError> {
     let device = memfd_device().map_err(FileError::io("look at", Path::new("memfd")))?;
     let running = Running::read(root)?;
     let mut images = BTreeMap::<u64, TextImage>::new();
-    for (pid, maps) in running.maps() {
+    // It shares the memory of a user.
+    let is_beside = |pid: u32| {
+        task::name(root, pid).is_ok_and(|name| name.as_bytes() == watch::NAME.to_bytes())
+    };
+    for (pid, maps) in running.maps().filter(|(pid, _)| !is_beside(*pid)) {
         // Path of a file in this process.
         let path = |key: (u64, u64, u64)| {
             let is_file = |(major, minor): (u32, u32), inode| {

@@ -64,4 +64,4 @@ pub use launch::{
 pub use locks::is_locked;
 pub use orphans::set_subreaper;
 pub use state::State;
-pub use survey::{Survey, is_device, is_mapped, is_written, survey, survey_soon};
+pub use survey::{Survey, is_device, is_mapped, is_written, survey, survey_soon, would_outlive};

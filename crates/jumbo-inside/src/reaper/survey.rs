@@ -88,6 +88,20 @@ pub fn survey(min_private: usize) -> Result<Survey> {
     Ok(found)
 }
 
+/// Reports whether a resource would outlive the program in another process that shares the memory.
+/// `is_brief`: of those in the list of mappings alone, and of files that are mapped shared.
+pub fn would_outlive(is_brief: bool) -> bool {
+    if !is_brief {
+        return survey(0).map_or(true, |survey| survey.outlives.is_some());
+    }
+    let is_shared = |mapping: &MapsLine| !mapping.private && mapping.writable;
+    let is_found = each_mapping(|mapping| {
+        !mapping.is_private_anonymous()
+            && (outliving(mapping).is_some() || is_shared(mapping) && holds_writer(mapping))
+    });
+    is_found.unwrap_or(true)
+}
+
 /// Reports whether this process maps a file.
 pub fn is_mapped(stat: &rustix::fs::Stat) -> bool {
     each_mapping(|mapping| mapping.file() == identity(stat)).unwrap_or(true)

@@ -87,6 +87,32 @@ crate::one_page! {
     static IS_CHANGING: AtomicBool = AtomicBool::new(false);
 }
 
+/// Function that reports whether a resource of the program would outlive it in a process that shares
+/// its memory; with true, briefly.
+static OUTLIVES: AtomicPtr<Outlives> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Such a function.
+#[derive(Debug)]
+pub struct Outlives(pub fn(bool) -> bool);
+
+/// Has a thread run the jobs where `outlives` is true.
+pub fn unless(outlives: &'static Outlives) {
+    OUTLIVES.store(core::ptr::from_ref(outlives).cast_mut(), Ordering::Release);
+}
+
+/// Reports whether a process runs the jobs.
+#[inline(always)]
+pub fn is_beside() -> bool {
+    sibling::exists()
+}
+
+/// Has a thread run the jobs from now on: a resource would outlive the program in a process.
+#[cold]
+pub fn refuse_sibling() {
+    sibling::refuse();
+    interrupt_sibling();
+}
+
 #[derive(Debug)]
 pub(crate) struct Job {
     /// Index among the jobs.
@@ -398,6 +424,10 @@ fn run() {
     // The thread holds the mmap lock at times, for which the program may wait. So it must not wait
     // for the program's threads to free a CPU, under any of these policies.
     stay_prompt(&[libc::SCHED_OTHER, libc::SCHED_FIFO, libc::SCHED_RR]);
+    if is_beside && sibling::would_outlive(false) {
+        sibling::refuse();
+        return IS_RESTARTING.store(true, Ordering::Release);
+    }
     let stop = Stop::at(&STOP_NOW, &STOP_SOON);
     let mut is_first = true;
     loop {

@@ -6,6 +6,8 @@
 //!
 //! - It is a child without exit signal: only a wait with __WALL or __WCLONE finds it. [`reap`] waits
 //!   for it.
+//! - A resource that is bound to the memory (a SysV segment, a lock of a mapped file) would stay until
+//!   it has ended: where there is one, a thread runs the jobs.
 //! - It has a session of its own, no descriptors, and `/` as its working directory ([`begin`]).
 //! - The kernel kills it at the end of the program's first thread (PR_SET_PDEATHSIG). After an exec
 //!   it shares the memory with no process, and ends ([`pause`]).
@@ -16,7 +18,7 @@ use core::time::Duration;
 
 use rustix::process::{Pid, Signal, getppid, kill_process};
 
-use super::{MAKER_PROCESS, THREAD, WAKE_WORD};
+use super::{MAKER_PROCESS, OUTLIVES, Outlives, THREAD, WAKE_WORD};
 use crate::proc::{children_change_namespace, is_alone};
 use crate::sys::{
     Thread, Wait, has_one_thread, process, request, tid_word, wait, wait_either, wake, word_at,
@@ -56,7 +58,8 @@ pub(super) fn flags() -> u32 {
     let is_alone = !IS_REFUSED.load(Ordering::Relaxed)
         && has_one_thread()
         && is_alone() == Some(true)
-        && !children_change_namespace();
+        && !children_change_namespace()
+        && !would_outlive(true);
     if !is_alone {
         return Thread::FLAGS;
     }
@@ -68,6 +71,13 @@ pub(super) fn flags() -> u32 {
     TID_WORD.store(address, Ordering::Relaxed);
     TID.store(value, Ordering::Relaxed);
     Thread::SIBLING
+}
+
+/// Reports whether a resource would outlive the program in the process.
+pub(super) fn would_outlive(is_brief: bool) -> bool {
+    // SAFETY: null, or a static that was stored there.
+    let outlives = unsafe { OUTLIVES.load(Ordering::Acquire).as_ref() };
+    outlives.is_some_and(|Outlives(outlives)| outlives(is_brief))
 }
 
 /// Has a thread run the jobs from now on.

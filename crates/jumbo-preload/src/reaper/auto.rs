@@ -16,7 +16,7 @@ use rustix::fd::BorrowedFd;
 use jumbo_inside::events::Mapping;
 use jumbo_inside::heap;
 use jumbo_inside::reaper::{self, State, Survey};
-use jumbo_inside::sandbox;
+use jumbo_inside::{sandbox, watch};
 
 use crate::mimalloc;
 
@@ -218,6 +218,9 @@ fn acquired() -> Option<State> {
 
 /// Ends the reaper for an acquired resource, which would outlive the program.
 pub(crate) fn acquire(state: State) {
+    if watch::is_beside() {
+        watch::refuse_sibling();
+    }
     // Under a filter no call is made to find the owner.
     let is_mine = || sandbox::is_entered() || reaper::is_owner();
     if LISTENING.load(Ordering::SeqCst) && is_mine() {
@@ -229,7 +232,7 @@ pub(crate) fn acquire(state: State) {
 /// Ends the reaper if the file of a new mapping would outlive the program.
 #[inline(always)]
 pub(crate) fn mapped_file(mapping: &Mapping) {
-    if LISTENING.load(Ordering::Relaxed) && is_made(mapping) {
+    if (LISTENING.load(Ordering::Relaxed) || watch::is_beside()) && is_made(mapping) {
         check_file(mapping.descriptor);
     }
 }
@@ -256,7 +259,7 @@ fn check_file(descriptor: c_int) {
 /// Ends the reaper after a lock or lease of a mapped file: flock(2), fcntl(2) with F_OFD_SETLK or
 /// F_SETLEASE.
 pub(crate) fn locked(descriptor: c_int) {
-    if LISTENING.load(Ordering::SeqCst)
+    if (LISTENING.load(Ordering::SeqCst) || watch::is_beside())
         && !sandbox::is_entered()
         && stat(descriptor).is_some_and(|(_, stat)| reaper::is_mapped(&stat))
     {
