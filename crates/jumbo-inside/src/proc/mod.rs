@@ -20,10 +20,18 @@ pub(crate) fn open_at(folder: impl AsFd, path: &core::ffi::CStr) -> Result<Owned
 }
 
 /// Calls `each` with every byte of a file until it returns true; false at the end of the file.
-pub(crate) fn each_byte(file: OwnedFd, mut each: impl FnMut(u8) -> Result<bool>) -> Result<bool> {
-    let mut buffer = [0u8; 2048];
+pub(crate) fn each_byte(file: OwnedFd, each: impl FnMut(u8) -> Result<bool>) -> Result<bool> {
+    each_byte_in(&mut [0u8; 2048], &file, each)
+}
+
+/// Variant of [`each_byte`] with a buffer of the caller.
+fn each_byte_in(
+    buffer: &mut [u8],
+    file: &OwnedFd,
+    mut each: impl FnMut(u8) -> Result<bool>,
+) -> Result<bool> {
     loop {
-        match rustix::io::read(&file, &mut buffer) {
+        match rustix::io::read(file, &mut *buffer) {
             Ok(0) => return Ok(false),
             Ok(length) => {
                 for byte in buffer.iter().take(length) {
@@ -61,6 +69,14 @@ pub(crate) fn each_line(
 pub(crate) fn each_mapping(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bool> {
     let mut lines = Lines::default();
     each_byte(open(c"/proc/self/maps")?, |byte| {
+        Ok(lines.push(byte).is_some_and(|mapping| each(&mapping)))
+    })
+}
+
+/// Variant of [`each_mapping`] that takes less stack, and more time.
+pub(crate) fn each_mapping_on_small_stack(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bool> {
+    let (mut lines, file) = (Lines::default(), open(c"/proc/self/maps")?);
+    each_byte_in(&mut [0u8; 256], &file, |byte| {
         Ok(lines.push(byte).is_some_and(|mapping| each(&mapping)))
     })
 }

@@ -12,7 +12,7 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Result;
 
 use super::{State, locks};
-use crate::proc::{File, MapsLine, Path, each_mapping};
+use crate::proc::{File, MapsLine, Path, each_mapping, each_mapping_on_small_stack};
 use crate::watch::{self, Job, Stop};
 
 /// Result of [`survey`].
@@ -88,16 +88,19 @@ pub fn survey(min_private: usize) -> Result<Survey> {
     Ok(found)
 }
 
-/// Reports whether a resource would outlive the program in another process that shares the memory.
-/// `is_brief`: of those in the list of mappings alone, and of files that are mapped shared.
-pub fn would_outlive(is_brief: bool) -> bool {
-    if !is_brief {
-        return survey(0).map_or(true, |survey| survey.outlives.is_some());
+/// Reports whether a resource would outlive the program in another process that shares the memory:
+/// a mapping, on a small stack; otherwise a lock of a mapped file, in the kernel's list, which takes
+/// longer.
+pub fn would_outlive(is_mapping: bool) -> bool {
+    if !is_mapping {
+        return locks::any_listed(are_mapped).unwrap_or(true);
     }
-    let is_shared = |mapping: &MapsLine| !mapping.private && mapping.writable;
-    let is_found = each_mapping(|mapping| {
+    let mut before = 0;
+    let is_found = each_mapping_on_small_stack(|mapping| {
+        // The segments of a library follow each other.
+        let is_new = core::mem::replace(&mut before, mapping.inode) != mapping.inode;
         !mapping.is_private_anonymous()
-            && (outliving(mapping).is_some() || is_shared(mapping) && holds_writer(mapping))
+            && (outliving(mapping).is_some() || is_new && holds_writer(mapping))
     });
     is_found.unwrap_or(true)
 }

@@ -41,6 +41,8 @@ pub(crate) const MAX_WAIT: Duration = Duration::from_mins(1);
 /// Maximum delay of a fork, an exec or an exit by a job. Reading text from a disk reaches it, and
 /// compaction may.
 const MAX_FORK_DELAY: Duration = Duration::from_millis(200);
+/// Minimum time between two comparisons with the program, which take up to a tenth of a millisecond.
+const COMPARE_INTERVAL: Duration = Duration::from_millis(10);
 /// Minimum process limit of a user who gets a thread: the number of present processes is unknown.
 const MIN_PROCESSES: u64 = 1024;
 
@@ -88,7 +90,7 @@ crate::one_page! {
 }
 
 /// Function that reports whether a resource of the program would outlive it in a process that shares
-/// its memory; with true, briefly.
+/// its memory: with true a mapping, with false a lock of a mapped file.
 static OUTLIVES: AtomicPtr<Outlives> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Such a function.
@@ -398,7 +400,8 @@ pub fn resume() {
 
 #[cold]
 fn restart() {
-    let again = IS_RESTARTING.swap(false, Ordering::AcqRel) && !is_watched();
+    // One that ends sets the word a moment earlier.
+    let again = !is_watched() && IS_RESTARTING.swap(false, Ordering::AcqRel);
     // Ended for good, a filter may forbid the calls below.
     if again && sibling::exists() && is_makers() {
         sibling::reap();
@@ -429,33 +432,19 @@ fn run() {
         return IS_RESTARTING.store(true, Ordering::Release);
     }
     let stop = Stop::at(&STOP_NOW, &STOP_SOON);
-    let mut is_first = true;
+    let mut compared = None;
     loop {
         let before = WAKE_WORD.load(Ordering::Acquire);
         if stop.check_before_wait().is_err() {
             return;
         }
-        let leader = match is_beside {
-            true => standing::compare_beside(program()),
-            false => standing::compare(),
-        };
-        match leader {
-            Leader::Same => {}
-            // Of a program that may not be traced, a process reads no namespaces.
-            Leader::Different if is_beside && is_first => {
-                sibling::refuse();
-                return IS_RESTARTING.store(true, Ordering::Release);
+        let is_due = |at| now().saturating_sub(at) >= COMPARE_INTERVAL;
+        if compared.is_none_or(is_due) {
+            if !may_go_on(is_beside, compared.is_none()) {
+                return;
             }
-            Leader::Gone => return,
-            Leader::Elsewhere => return IS_RESTARTING.store(true, Ordering::Release),
-            Leader::Different => {
-                // For good: a new thread would have the privileges of its maker.
-                IS_DISABLED.store(true, Ordering::SeqCst);
-                IS_RESTARTING.store(is_beside, Ordering::Release);
-                return report_absence(Without::Ended);
-            }
+            compared = Some(now());
         }
-        is_first = false;
         let Some(soonest) = jobs().filter_map(|job| job.run(&stop)).min() else {
             // The program waits for an ended process when it next maps memory.
             return IS_RESTARTING.store(is_beside, Ordering::Release);
@@ -467,6 +456,29 @@ fn run() {
             return;
         }
     }
+}
+
+/// Compares the caller with the program; false if it has to end.
+fn may_go_on(is_beside: bool, is_first: bool) -> bool {
+    let leader = match is_beside {
+        true => standing::compare_beside(program()),
+        false => standing::compare(),
+    };
+    match leader {
+        Leader::Same => return true,
+        Leader::Gone => return false,
+        Leader::Elsewhere => {}
+        // Of a program that may not be traced, a process reads no namespaces.
+        Leader::Different if is_beside && is_first => sibling::refuse(),
+        Leader::Different => {
+            // For good: a new thread would have the privileges of its maker.
+            IS_DISABLED.store(true, Ordering::SeqCst);
+            report_absence(Without::Ended);
+        }
+    }
+    // The program then waits for a process, or makes another one.
+    IS_RESTARTING.store(is_beside, Ordering::Release);
+    false
 }
 
 /// Returns the CPU time of this thread: on a busy machine elapsed time overstates the cost.
