@@ -424,6 +424,9 @@ fn what_cannot_be_promoted_is_refused_with_the_reason() {
 
 #[test]
 fn no_thread_is_stopped_without_the_option() {
+    if host::command("python3").is_none() {
+        return;
+    }
     let Some(_held) = host::with_thp() else {
         return;
     };
@@ -629,6 +632,9 @@ impl Drop for Server {
 
 #[test]
 fn a_process_that_holds_its_memory_map_holds_no_command() {
+    if host::command("python3").is_none() {
+        return;
+    }
     if !host::root() {
         return;
     }

@@ -428,7 +428,7 @@ fn reuse(size: usize, align: usize, zeroed: bool) -> *mut c_void {
         return null_mut();
     }
     // SAFETY: this thread is not inside of mimalloc.
-    unsafe { jumbo_mimalloc_reuse(size, zeroed) }
+    on(|| unsafe { jumbo_mimalloc_reuse(size, zeroed) })
 }
 
 /// Reports whether a block may be mimalloc's, by its address: a quick test that excludes most

@@ -440,12 +440,31 @@ static mi_decl_noinline void *ask_glibc(size_t size, bool zeroed) {
   return block;
 }
 
-/* A block of mimalloc, or one that glibc had for it; NULL if there is none. */
-void *jumbo_mimalloc_allocate(size_t size, bool zeroed) {
-  size = at_least(size);
+static inline void *allocate(size_t size, bool zeroed) {
   if (!is_admitted(size)) return thread_bytes == REFUSED ? jumbo_mimalloc_reuse(size, zeroed) : NULL;
   if (needs_glibc(size)) return ask_glibc(size, zeroed);
   return reported(zeroed ? mi_zalloc(size) : mi_malloc(size), size);
+}
+
+/* The same on a stack with room: a thread that may have no fresh page sweeps and joins its pages. */
+struct wanted {
+  size_t size;
+  bool zeroed;
+  void *block;
+};
+
+static void perform_wanted(void *job) {
+  struct wanted *wanted = job;
+  wanted->block = allocate(wanted->size, wanted->zeroed);
+}
+
+/* A block of mimalloc, or one that glibc had for it; NULL if there is none. */
+void *jumbo_mimalloc_allocate(size_t size, bool zeroed) {
+  size = at_least(size);
+  if (mi_likely(jumbo_mimalloc_has_room())) return allocate(size, zeroed);
+  struct wanted wanted = {size, zeroed, NULL};
+  jumbo_mimalloc_aside(&wanted, &perform_wanted);
+  return wanted.block;
 }
 
 static mi_decl_noinline void *malloc_slow(size_t size) {
