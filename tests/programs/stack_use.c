@@ -26,6 +26,7 @@
 #define STACK_BYTES (128 * KIB)
 #define PAINT 0xa5
 
+static char *const no_words[] = {NULL};
 static unsigned char stack[STACK_BYTES] __attribute__((aligned(4096)));
 
 /* Calls the function on that stack. */
@@ -188,6 +189,15 @@ static void tiny(void) { EACH(blocks[at] = malloc(24)); }
     X(ioctl, open_pair(), int ready; result = ioctl(pair[0], FIONREAD, &ready), close_pair()) \
     X(unshare, nothing(), result = unshare(CLONE_FS), nothing()) \
     X(setns, nothing(), result = setns(-1, 0), nothing()) \
+    X(execve, nothing(), result = execve("/no/such/file", no_words, no_words), nothing()) \
+    X(execveat, nothing(), result = execveat(-1, "/no/such/file", no_words, no_words, 0), nothing()) \
+    X(fexecve, nothing(), result = fexecve(-1, no_words, no_words), nothing()) \
+    X(execv, nothing(), result = execv("/no/such/file", no_words), nothing()) \
+    X(execvp, nothing(), result = execvp("/no/such/file", no_words), nothing()) \
+    X(execvpe, nothing(), result = execvpe("/no/such/file", no_words, no_words), nothing()) \
+    X(execl, nothing(), result = execl("/no/such/file", "", NULL), nothing()) \
+    X(execlp, nothing(), result = execlp("/no/such/file", "", NULL), nothing()) \
+    X(execle, nothing(), result = execle("/no/such/file", "", NULL, no_words), nothing()) \
     X(chroot, nothing(), result = chroot("/no/such/folder"), nothing()) \
     X(pivot_root, nothing(), result = syscall(SYS_pivot_root, "/no/such/folder", "/no/such/folder"), nothing()) \
     X(setuid, nothing(), result = setuid(getuid()), nothing()) \
