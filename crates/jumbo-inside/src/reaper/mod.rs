@@ -64,4 +64,6 @@ pub use launch::{
 pub use locks::is_locked;
 pub use orphans::set_subreaper;
 pub use state::State;
-pub use survey::{Survey, is_device, is_mapped, is_written, survey, survey_soon, would_outlive};
+pub use survey::{
+    Survey, is_device, is_mapped, is_written, maps_file, survey, survey_soon, would_outlive,
+};

@@ -34,6 +34,9 @@ crate::one_page! {
     /// Set if the background scan found no locked file that is mapped here.
     static IS_LIST_FREE: AtomicBool = AtomicBool::new(false);
 }
+/// Set once the program maps a file. A lock outlives it by a mapping alone, and files of which the
+/// kernel and the loader map parts have been closed without a lock.
+static MAPS_FILES: AtomicBool = AtomicBool::new(false);
 static JOB: Job = Job::new(4, scan_locks, |_| ());
 
 /// Starts a background scan of the kernel's list of locks, which takes long. The next [`survey()`]
@@ -42,6 +45,12 @@ static JOB: Job = Job::new(4, scan_locks, |_| ());
 pub fn survey_soon() {
     IS_LIST_FREE.store(false, Ordering::Relaxed);
     watch::begin(&JOB, Duration::ZERO);
+}
+
+/// Records that the program maps a file.
+#[inline(always)]
+pub fn maps_file() {
+    MAPS_FILES.store(true, Ordering::Relaxed);
 }
 
 fn scan_locks(_stop: &Stop) -> Option<Duration> {
@@ -89,11 +98,11 @@ pub fn survey(min_private: usize) -> Result<Survey> {
 }
 
 /// Reports whether a resource would outlive the program in another process that shares the memory:
-/// a mapping, on a small stack; otherwise a lock of a mapped file, in the kernel's list, which takes
-/// longer.
+/// a mapping, on a small stack; otherwise a lock of a file that the program mapped, in the kernel's
+/// list, which takes longer.
 pub fn would_outlive(is_mapping: bool) -> bool {
     if !is_mapping {
-        return locks::any_listed(are_mapped).unwrap_or(true);
+        return MAPS_FILES.load(Ordering::Relaxed) && locks::any_listed(are_mapped).unwrap_or(true);
     }
     let mut before = 0;
     let is_found = each_mapping_on_small_stack(|mapping| {

@@ -232,6 +232,7 @@ pub(crate) fn acquire(state: State) {
 /// Ends the reaper if the file of a new mapping would outlive the program.
 #[inline(always)]
 pub(crate) fn mapped_file(mapping: &Mapping) {
+    reaper::maps_file();
     if (LISTENING.load(Ordering::Relaxed) || watch::is_beside()) && is_made(mapping) {
         check_file(mapping.descriptor);
     }
