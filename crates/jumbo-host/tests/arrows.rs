@@ -23,8 +23,7 @@ const INSIDE: Table = &[
     (
         "shmem",
         &[
-            "density", "events", "headroom", "heap", "ledger", "one_page", "orders", "pool",
-            "proc", "sandbox", "standing", "sync", "sys", "watch",
+            "density", "heap", "ledger", "orders", "pool", "proc", "sandbox", "sys",
         ],
     ),
     (

@@ -463,7 +463,7 @@ mod tests {
             pages in of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>())),
             nofork: bool, each: bool, shift in 16u32..30, free_least: Option<usize>,
             small_pages: bool, orphans: bool, kept in of((any::<bool>(), 0usize..101)),
-            text in 0usize..4, data in 0usize..3, shm in 0usize..5, shm_sizes: usize,
+            text in 0usize..4, data in 0usize..3, shm in 0usize..4, shm_sizes: usize,
             libs in of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"), free in 0usize..3,
             free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9,
             launched_under: u32, container: bool,

@@ -6,14 +6,17 @@
 use core::fmt::{self, Write};
 use core::panic::PanicInfo;
 
+use rustix::fd::BorrowedFd;
+
 /// Unbuffered standard error: the program's own stream may be broken.
 struct Stderr;
 
 impl Write for Stderr {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // SAFETY: write(2) reads the text; it fails if descriptor 2 is closed.
-        let written = unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
-        if written < 0 { Err(fmt::Error) } else { Ok(()) }
+        // SAFETY: the call fails if the descriptor is closed.
+        let stderr = unsafe { BorrowedFd::borrow_raw(2) };
+        // The kernel's call: a program may define write(2).
+        rustix::io::write(stderr, text.as_bytes()).map_or(Err(fmt::Error), |_| Ok(()))
     }
 }
 

@@ -156,7 +156,7 @@ pub(crate) fn start(pmd: usize, max_waste: MaxWaste) {
 }
 
 /// Returns the maximum memory, in bytes, that the heap may hold beyond its live blocks: the limit
-/// on huge and untouched memory, at least [`floor`]. `usize::MAX`: no limit.
+/// on huge and untouched memory, at least that of a small program. `usize::MAX`: no limit.
 pub fn allowance() -> usize {
     match IS_BOUNDED.load(Ordering::Relaxed) {
         true => credit::limit().max(floor()),

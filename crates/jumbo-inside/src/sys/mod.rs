@@ -10,7 +10,7 @@
 //!   [`move_mapping`], [`move_units`]: mremap(2). [`insist`]: a call that must succeed.
 //! - [`copy_words`], [`copy_bytes`], [`copy_scattered`]: memory read without a fault.
 //!   [`is_mapped`].
-//! - [`Blocked`]: a guard that blocks signals. [`Userfault`]: page faults handled in user space.
+//! - [`Blocked`]: a guard that blocks signals.
 //! - [`Thread`], [`clone3`]: tasks unknown to the C library; [`call`], [`wait`], [`wake`]: their
 //!   system calls. [`stand_back`], [`stay_prompt`], [`leave_descriptors`]: their setup.
 //! - [`has_one_thread`]: whether the program has made none. [`process`]: the caller's ID. [`request`]: any other system call.
