@@ -6,14 +6,15 @@
 //!   [`prepare_huge_page`]: for a collapse.
 //! - [`Maps`], [`Vma`]: the mapping of an address. [`Pagemap`], [`Pages`], [`PageState`]: its
 //!   pages.
-//! - [`map_at`], [`reserve`], [`reserve_anywhere`], [`unmap`]: mappings that replace none. [`map_own`]: jumbo's own.
-//!   [`move_mapping`], [`move_units`]: mremap(2). [`insist`]: a call that must succeed.
+//! - [`map_at`], [`reserve`], [`reserve_anywhere`], [`unmap`]: mappings that replace none.
+//!   [`map_own`]: jumbo's own. [`move_mapping`], [`move_units`]: mremap(2). [`insist`]: a call that must succeed.
 //! - [`copy_words`], [`copy_bytes`], [`copy_scattered`]: memory read without a fault.
 //!   [`is_mapped`].
 //! - [`Blocked`]: a guard that blocks signals.
 //! - [`Thread`], [`clone3`]: tasks unknown to the C library; [`call`], [`wait`], [`wake`]: their
 //!   system calls. [`stand_back`], [`stay_prompt`], [`leave_descriptors`]: their setup.
-//! - [`has_one_thread`]: whether the program has made none. [`process`]: the caller's ID. [`request`]: any other system call.
+//! - [`has_one_thread`]: whether the program has made none. [`process`]: the caller's ID.
+//!   [`request`]: any other system call.
 //!
 //! The module uses `one_page` alone. Invariant: no call here changes errno.
 
