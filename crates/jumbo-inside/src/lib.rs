@@ -42,6 +42,7 @@ pub mod reaper;
 pub mod sandbox;
 pub mod segments;
 pub mod shmem;
+pub mod slab;
 mod standing;
 pub mod sync;
 pub mod sys;

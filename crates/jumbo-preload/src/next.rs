@@ -14,7 +14,7 @@ use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use crate::symbols::{self, Object};
-use crate::{glibc, own_stack};
+use crate::own_stack;
 
 /// Next definition of a function of type `F`. The address is the first field, for jumps of machine
 /// code.
@@ -303,35 +303,21 @@ static ALLOCATING: [&(dyn Deferred + Sync); 8] = [
 pub(crate) fn start_malloc() {
     if malloc.is_deferred() {
         begin();
-        own_stack::run(allocate_once);
+        own_stack::on(allocate_once);
     }
 }
 
-/// Initialises glibc's malloc before its first call, on a stack of zeroes.
-///
-/// glibc (2.36, sysdeps/unix/sysv/linux/malloc-hugepages.c, `__malloc_thp_mode`) reads 23 bytes of
-/// /sys/kernel/mm/transparent_hugepage/enabled into an uninitialised array of 24, and compares them
-/// as a string: `hugetlb=1` works only if the next byte happens to be zero. It mostly is in a plain
-/// program; with the stack of this library's lookup, it was in half of the runs. The caller's stack
-/// may be a coroutine's of a few KiB, so nothing is zeroed there.
+/// Initialises glibc's malloc before its first call, without an allocation: mallopt(3) of a parameter
+/// that it does not know.
 #[cold]
 fn begin() {
     ALLOCATING.iter().for_each(|next| next.publish());
-    own_stack::run(initialise);
-    if glibc::must_not_advise() {
-        glibc::follow();
-    }
-}
-
-/// Initialises glibc's malloc without an allocation: mallopt(3) of a parameter that it does not
-/// know. The program break does not move.
-unsafe extern "C" fn initialise(_: *mut c_void) {
-    // SAFETY: the call changes no parameter.
+    // SAFETY: the call changes no parameter. The program break does not move.
     unsafe { (mallopt.get())(0, 0) };
 }
 
 /// Allocates a block, so that later allocations need no initialisation.
-unsafe extern "C" fn allocate_once(_: *mut c_void) {
+fn allocate_once() {
     // SAFETY: the next definitions, looked up; the block is not used.
     unsafe { (free.get())((malloc.get())(1)) };
 }

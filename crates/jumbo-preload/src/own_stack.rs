@@ -6,11 +6,9 @@
 //! `docs/design/heap.md` has the figures.
 
 use core::arch::naked_asm;
-use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
-use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use jumbo_inside::heap::BASE_PAGE;
 use jumbo_inside::sandbox;
@@ -19,19 +17,11 @@ use libc::stack_t;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
-use crate::{glibc, system};
+use crate::system;
 
 const STACK_BYTES: usize = 32 << 10;
 /// Number of stacks: one bit each of [`CLAIMED`]. Together less than a huge page.
 const STACKS: usize = u32::BITS as usize;
-
-/// Stack of zeroes, without a page until its first use.
-#[repr(C, align(4096))]
-struct Stack(UnsafeCell<[u8; STACK_BYTES]>);
-// SAFETY: only the holder of `IS_USED` runs on it.
-unsafe impl Sync for Stack {}
-static STACK: Stack = Stack(UnsafeCell::new([0; STACK_BYTES]));
-static IS_USED: AtomicBool = AtomicBool::new(false);
 
 /// Start and length of the addresses of a stack that has room: all until [`start`], then those of
 /// the first thread's stack, except the last part.
@@ -58,7 +48,6 @@ struct Job<F, R> {
 
 /// Learns the bounds of the first thread's stack, in that thread.
 pub(crate) fn start() {
-    glibc::start();
     // More is no more ample, and the limit counts from the end of the stack.
     const MAX_BYTES: usize = 8 << 20;
     let limit = getrlimit(Resource::Stack).current;
@@ -97,7 +86,7 @@ fn is_own(address: usize) -> bool {
 #[inline(always)]
 fn is_ample() -> bool {
     let here = here();
-    is_ample_in_first_thread(here) || is_own(here) || is_ample_in_thread(here)
+    is_ample_in_first_thread(here) || is_own(here)
 }
 
 #[inline(always)]
@@ -135,13 +124,6 @@ pub(crate) fn alternate(stack: *const stack_t, call: impl FnOnce() -> c_int) -> 
     answer
 }
 
-/// Reports whether an address is in the upper part of the stack with which this thread began.
-#[cold]
-#[inline(never)]
-fn is_ample_in_thread(here: usize) -> bool {
-    glibc::stack().is_some_and(|stack| here > stack.start + ROOM_BYTES && here < stack.end)
-}
-
 /// Runs work on a stack with room: the present one, or one of this library. The work neither waits
 /// for the program nor calls it, and leaves by its end alone.
 #[inline(always)]
@@ -160,22 +142,6 @@ pub(crate) fn on<R>(work: impl FnOnce() -> R) -> R {
         }
         job.result.assume_init()
     }
-}
-
-/// Reports whether the present stack has room, to mimalloc.
-#[unsafe(no_mangle)]
-extern "C" fn jumbo_mimalloc_has_room() -> bool {
-    is_ample()
-}
-
-/// Performs a job of mimalloc on a stack of this library.
-///
-/// # Safety
-/// As for the function.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn jumbo_mimalloc_aside(job: *mut c_void, perform: Perform) {
-    // SAFETY: the caller's promise.
-    unsafe { aside(job, perform) };
 }
 
 type Perform = unsafe extern "C" fn(*mut c_void);
@@ -228,7 +194,7 @@ fn claim() -> Option<usize> {
         0 => map_pool()?,
         pool => pool,
     };
-    let take = |claimed: u32| (claimed != u32::MAX).then_some(claimed | (claimed + 1));
+    let take = |claimed: u32| (claimed != u32::MAX).then(|| claimed | (claimed + 1));
     let before = CLAIMED.fetch_update(Ordering::Acquire, Ordering::Relaxed, take);
     let bit = before.ok()?.trailing_ones() as usize;
     Some(pool + bit * STACK_BYTES)
@@ -304,21 +270,4 @@ unsafe extern "C" fn switch(job: *mut c_void, perform: Perform, top: usize) {
         "ret",
         ".cfi_endproc",
     );
-}
-
-/// Calls `work` on a stack of zeroes, or on the caller's if another thread uses it. All signals are
-/// blocked meanwhile.
-pub(crate) fn run(work: unsafe extern "C" fn(*mut c_void)) {
-    // A filter of the program may forbid the call.
-    let _blocked = (!sandbox::is_entered()).then(Blocked::all);
-    // SAFETY: the work takes no argument. The stack is this thread's until the store below, and
-    // aligned as a call requires.
-    unsafe {
-        if IS_USED.swap(true, Ordering::Acquire) {
-            return work(ptr::null_mut());
-        }
-        let top = STACK.0.get().expose_provenance() + STACK_BYTES;
-        switch(ptr::null_mut(), work, top);
-    }
-    IS_USED.store(false, Ordering::Release);
 }

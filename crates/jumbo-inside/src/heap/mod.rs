@@ -10,9 +10,7 @@
 //! - `window` has the blocks, `extents` indexes and `frontier` grows them, `backing` is their
 //!   source.
 //! - `supply` has the pages of a pool (`--pool`); `warm` makes them resident in advance.
-//! - [`managed`] has addresses for mimalloc, and the pool's pages if they are for it.
 //! - [`maps`] places and advises the program's own anonymous mappings.
-//! - [`main_heap`] selects large blocks for glibc, [`arena`] advises glibc's thread arenas.
 //! - `demand` frees memory that was retained for the program's next allocations.
 //! - `memory` is the one leaf that touches memory.
 //!
@@ -20,13 +18,10 @@
 //! panic. Where it fails, the program's allocator serves the request.
 
 mod advised;
-pub mod arena;
 mod backing;
 mod demand;
 mod extents;
 mod frontier;
-pub mod main_heap;
-pub mod managed;
 pub mod maps;
 mod memory;
 pub mod supply;
@@ -73,11 +68,9 @@ const TABLE_BASE: usize = MAPS_END;
 const POOL_TABLE: usize = TABLE_BASE + (256 << 30);
 /// End of the records, and start of jumbo's other tables.
 const TABLE_END: usize = sys::OWN.start;
-/// Memory of an allocator that manages its own addresses: pages of the pool, then reserved
-/// addresses.
-const MANAGED_BASE: usize = sys::OWN.end;
-const RESERVED_BASE: usize = 0x3000_0000_0000;
-const RESERVED_END: usize = 0x3800_0000_0000;
+/// Memory of the slabs ([`crate::slab`]), and their headers.
+pub(crate) const RESERVED_BASE: usize = 0x3000_0000_0000;
+pub(crate) const RESERVED_END: usize = 0x3800_0000_0000;
 
 /// Configuration of the heap; see [`crate::orders::Orders`].
 #[derive(Clone, Copy, Debug)]
@@ -88,14 +81,8 @@ pub struct HeapSettings {
     pub max_waste: MaxWaste,
     /// Bound on freed memory that stays resident, if the user set one.
     pub keep: Option<Keep>,
-    /// The program's malloc is glibc's, with glibc's defaults.
-    pub glibc: bool,
-    /// glibc's thread arenas have the layout that [`arena`] expects.
-    pub arenas: bool,
     /// Pool of huge pages (`--pool`).
     pub pool: Option<PoolOrder>,
-    /// The pool is for [`managed`] instead of large allocations.
-    pub managed: bool,
 }
 
 /// Result of a request to resize a block.
@@ -159,8 +146,6 @@ crate::one_page! {
 }
 /// The program locked or advised memory in blocks, which outlives them: freed blocks are unmapped.
 static HAS_STICKY_PAGES: AtomicBool = AtomicBool::new(false);
-/// glibc's thread arenas are advised.
-static ADVISES_ARENAS: AtomicBool = AtomicBool::new(false);
 static PMD: AtomicUsize = AtomicUsize::new(0);
 
 /// Places the window; false if the host's page sizes are not supported.
@@ -189,13 +174,8 @@ pub unsafe fn start(settings: HeapSettings) -> bool {
     HEAP.window
         .with(|window| window.place(pmd, max_waste, keep, random, table));
     maps::place(settings, random >> 32);
-    managed::place(pmd, random >> 16);
     density::start(pmd, settings.max_waste);
-    if settings.glibc && keep.is_none() && settings.pool.is_none() && density::is_bounded() {
-        main_heap::start();
-    }
     PMD.store(pmd, Ordering::Relaxed);
-    ADVISES_ARENAS.store(settings.arenas, Ordering::Relaxed);
     IS_PLACED.store(true, Ordering::Release);
     if let Some(order) = settings.pool {
         start_pool(order, settings, random, pool_table);
@@ -204,10 +184,6 @@ pub unsafe fn start(settings: HeapSettings) -> bool {
 }
 
 fn start_pool(order: PoolOrder, settings: HeapSettings, random: usize, table: usize) {
-    if settings.managed {
-        let _ = SUPPLY.start(order, settings.pmd, MANAGED_BASE);
-        return;
-    }
     POOL.window
         .with(|pool| pool.place(order.page, usize::MAX, None, random, table));
     let is_started = SUPPLY.start(order, settings.pmd, POOL_BASE);
@@ -217,7 +193,7 @@ fn start_pool(order: PoolOrder, settings: HeapSettings, random: usize, table: us
 /// Makes the pool resident (`--warm`), as far as it has pages. Called before the program starts.
 pub fn warm(order: PoolOrder) {
     if !POOL_IS_WINDOW.load(Ordering::Acquire) {
-        return managed::warm(order);
+        return;
     }
     SUPPLY.in_parallel(|| {
         POOL.with(|pool, leaving| {
@@ -251,6 +227,11 @@ pub fn count_in(ledger: &'static Ledger, pid: u32) {
     SUPPLY.recount();
 }
 
+/// Reports whether future mappings are locked, and resident at once.
+pub(crate) fn locks_future() -> bool {
+    LOCKS_FUTURE.load(Ordering::Relaxed)
+}
+
 /// Sets flags of this process in the ledger.
 pub fn add_flags(flags: u32) {
     stats::slot().flags.fetch_or(flags, Ordering::Relaxed);
@@ -262,7 +243,7 @@ pub const fn is_ours(address: usize) -> bool {
     address.wrapping_sub(HEAP_BASE) < HEAP_END - HEAP_BASE
 }
 
-/// Reports whether `address` lies in an address range of blocks, of mappings, or of [`managed`].
+/// Reports whether `address` lies in an address range of blocks, of mappings, or of the slabs.
 #[inline(always)]
 pub const fn may_hold(address: usize) -> bool {
     address.wrapping_sub(HEAP_BASE) < RESERVED_END - HEAP_BASE
@@ -462,11 +443,7 @@ fn prepare_move(before: Before) {
     }
     gather::end_workers();
     watch::end();
-    if POOL_IS_WINDOW.load(Ordering::Acquire) {
-        POOL.with(BlockWindow::purge_all);
-    } else {
-        managed::unmap_unused();
-    }
+    POOL.with(BlockWindow::purge_all);
 }
 
 fn evacuate(before: Before) {
@@ -476,12 +453,12 @@ fn evacuate(before: Before) {
     prepare_move(before);
     // Refused in a handler that interrupted a holder: no thread should be created there, and no
     // page can move any more.
-    let _ = (POOL.window).with(|_| managed::LOCK.with(|()| SUPPLY.evacuate(before)));
+    let _ = (POOL.window).with(|_| SUPPLY.evacuate(before));
 }
 
 crate::one_page! {
-    /// Locks that a fork holds, one bit each, in lock order: heap, mappings, pool, mimalloc's
-    /// arenas, and the two of [`crate::gather`].
+    /// Locks that a fork holds, one bit each, in lock order: heap, mappings, pool, and the
+    /// two of [`crate::gather`].
     static HELD: Held = Held::new();
 }
 
@@ -642,13 +619,13 @@ impl Mechanism for Events {
         // The lock order. Refused if a signal handler forks that interrupted a holder: the
         // interrupted call continues in both processes, and each releases the lock.
         let (heap, maps) = (HEAP.window.acquire(), maps::PACK.acquire());
-        let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
+        let pool = POOL.window.acquire();
         let [staging, queue] = gather::before_fork();
         // Refused: pages of the pool are being mapped, and their state is unknown.
-        if pool && managed {
+        if pool {
             SUPPLY.evacuate(Before::Fork);
         }
-        let held = [heap, maps, pool, managed, staging, queue];
+        let held = [heap, maps, pool, staging, queue];
         let bits = held
             .iter()
             .rev()
@@ -660,14 +637,11 @@ impl Mechanism for Events {
     #[inline(always)]
     unsafe fn unlock_after_fork(_side: Side) {
         let bits = HELD.give_back();
-        let [heap, maps, pool, managed, staging, queue] =
+        let [heap, maps, pool, staging, queue] =
             core::array::from_fn(|at| bits >> at & 1 != 0);
         // SAFETY: the caller's promise: this thread holds the locks in `bits`.
         unsafe {
             gather::after_fork([staging, queue]);
-            if managed {
-                managed::LOCK.release();
-            }
             if pool {
                 POOL.window.release();
             }
