@@ -20,6 +20,8 @@ mod class;
 mod meta;
 mod run;
 mod sweep;
+#[cfg(test)]
+mod tests;
 mod unit;
 
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -28,6 +30,9 @@ pub use cache::Cache;
 use cache::Magazine;
 use class::UNIT_BYTES;
 use unit::Unit;
+
+#[cfg(test)]
+use crate::density;
 
 /// States of a block.
 mod state {
