@@ -308,9 +308,9 @@ fn a_report_format_in_the_place_of_the_program_is_explained() {
 }
 
 #[test]
-fn an_option_typed_wrongly_hints_at_the_nearest_one_and_not_at_help() {
+fn an_option_typed_wrongly_hints_at_a_similar_one() {
     for (arguments, hint) in [
-        (&["run", "--heep", "--", "true"][..], "'--heap'"),
+        (&["run", "--reprt", "--", "true"][..], "'--report'"),
         (&["run", "--hepl"], "'--help'"),
         (&["pool", "set", "2M", "--forse"], "'--force'"),
     ] {
