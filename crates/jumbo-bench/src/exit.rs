@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use jumbo::units::Bytes;
 use jumbo_host::kernel::Root;
-use jumbo_host::teardown::Process;
+use jumbo_host::kernel::process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, waitid, waitpid};
 

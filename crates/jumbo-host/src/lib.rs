@@ -6,7 +6,7 @@
 //! - [`policy`]: turns options and probe results into a plan; pure, no I/O.
 //! - [`promote`]: huge pages for running processes.
 //! - [`segments`]: executables and libraries from outside: program text on huge pages.
-//! - [`teardown`]: frees the memory of an ending process in parallel with the kernel.
+//! - [`teardown`]: ends a process, and frees its memory beside the kernel.
 //! - [`whole_file`]: atomic writes of files.
 //!
 //! `tests/arrows.rs` has the allowed dependencies between modules.
