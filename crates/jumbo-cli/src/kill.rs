@@ -298,7 +298,7 @@ impl KillResult {
                 "  {anonymous} not back yet; `jumbo wait {}` waits until a reaper has given it back",
                 self.pid
             ),
-            (_, Some(reason)) => format!("  {anonymous} given back by the kernel alone: {reason}"),
+            (_, Some(reason)) => format!("  {anonymous} left to the kernel: {reason}"),
             (_, None) => {
                 format!("  {anonymous} given back from both sides, about {released} of it by jumbo")
             }

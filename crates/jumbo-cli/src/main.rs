@@ -13,6 +13,7 @@ mod cdi;
 mod compare;
 mod doctor;
 mod export;
+mod files;
 mod fleet;
 mod kill;
 mod knobs;

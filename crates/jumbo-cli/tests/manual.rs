@@ -67,8 +67,6 @@ fn there_is_a_page_for_every_command() {
         "vmemmap-on",
         "thp",
         "thp-set",
-        "thp-save",
-        "thp-restore",
         "text",
         "text-align",
         "text-inspect",
