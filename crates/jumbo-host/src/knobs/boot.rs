@@ -22,7 +22,13 @@ mod tests {
 
     #[test]
     fn the_default_pool_and_hvo_have_sysctls() {
-        let (_folder, root) = host(&[("proc/meminfo", "Hugepagesize:       2048 kB\n")]);
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+        let others = meminfo
+            .lines()
+            .filter(|line| !line.starts_with("Hugepagesize"));
+        let others = others.map(|line| format!("{line}\n")).collect::<String>();
+        let meminfo = format!("{others}Hugepagesize: 2048 kB\n");
+        let (_folder, root) = host(&[("proc/meminfo", &meminfo)]);
         let name = |knob: Knob| sysctl(&root, &knob.file);
         let pool = |size, node| name(Knob::persistent(size, node));
         assert_eq!(pool(PageSize::SIZE_2M, None).unwrap(), "vm.nr_hugepages");
