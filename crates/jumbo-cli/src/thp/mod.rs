@@ -23,7 +23,7 @@ use crate::knobs::{BareOptions, ChangeOptions, boot, help, undo, usage};
   jumbo thp set enabled=madvise defrag=defer+madvise --dry-run
   jumbo thp set 64K=madvise 64K.shmem=advise
   jumbo thp set shmem 64K=always,2M=inherit
-  jumbo thp set --print-boot         # lines for tmpfiles.d: all as it is now
+  jumbo thp set --print-boot         # lines for tmpfiles.d, as it is now
   jumbo thp --undo"))]
 pub(crate) struct Args {
     #[command(subcommand)]
