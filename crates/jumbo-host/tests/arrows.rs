@@ -102,7 +102,6 @@ const HOST: Table = &[
     ("status", &["kernel", "policy", "units"]),
     ("knobs", &["kernel", "units", "whole_file"]),
     ("segments", &["kernel", "policy", "units", "whole_file"]),
-    ("teardown", &["kernel", "units"]),
     ("policy", &["kernel", "units"]),
     ("kernel", &["units"]),
     ("whole_file", &[]),

@@ -15,7 +15,7 @@ fn assert_left_to_the_kernel(row: &Value, reason: &str) {
     assert!(found.contains(reason), "{row}");
 }
 
-/// The call comes too late for some processes: see `jumbo_host::teardown`.
+/// The call comes too late for some processes.
 #[test]
 fn memory_is_freed_beside_the_kernel() {
     if crate::needs::command("python3").is_none() {

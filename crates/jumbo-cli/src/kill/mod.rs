@@ -1,7 +1,9 @@
 //! `jumbo kill`: ends processes and frees their memory beside the kernel.
 //!
-//! [`Target`] is one process. `jumbo_host::teardown` sends the signal and frees; here is the wait for
-//! the end, and the output. A process that survives is unchanged.
+//! [`teardown`] sends the signal and frees. Here are the wait for the end, and the output. A process
+//! that survives is unchanged.
+
+mod teardown;
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -13,7 +15,6 @@ use jumbo::units::Bytes;
 use jumbo_host::kernel::process::{Process, ProcessState, Signals};
 use jumbo_host::kernel::{Root, task};
 use jumbo_host::status::{is_reaper, program_of, reaper_of};
-use jumbo_host::teardown::{Gain, Teardown};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use serde_json::json;
@@ -21,6 +22,7 @@ use serde_json::json;
 use crate::signal::{Number, end_by, next_termination, poll};
 use crate::value::{process, processes, seconds};
 use crate::view::{self, View, duration};
+use teardown::{Gain, Teardown};
 
 /// End processes, with their memory freed by two CPUs at once
 ///
@@ -86,41 +88,33 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
 
     let signals = Signals::take().context("cannot read signals from a descriptor")?;
     let signal = args.signal;
-    let mut targets: Vec<_> = pids
-        .iter()
-        .map(|pid| Target::kill(&root, *pid, signal))
-        .collect();
+    let targets = pids.iter().map(|pid| Target::kill(&root, *pid, signal));
+    let mut targets: Vec<_> = targets.collect();
     let interrupt = wait(&mut targets, args.timeout, &signals);
     // From here signals are delivered: the output may block on a pipe.
     signals.release();
-    let concluded: Vec<_> = targets
+    let ends: Vec<_> = targets
         .into_iter()
-        .map(|target| target.conclude(signal))
+        .map(|target| target.end(signal))
         .collect();
     if let Some(number) = interrupt {
-        for one in concluded.iter().filter(|one| !one.is_gone()) {
-            let pid = one.pid;
+        for end in ends.iter().filter(|end| !end.is_gone()) {
+            let pid = end.pid;
             view::tell(&format!(
                 "interrupted: {pid} was sent {signal} and has not ended"
             ));
         }
         return Ok(end_by(number));
     }
-    match args.json {
-        true => {
-            let rows: Vec<_> = concluded.iter().map(KillResult::json).collect();
-            view::json(&json!({"signal": signal.to_string(), "processes": rows}))?;
-        }
-        false => {
-            let mut view = View::stdout();
-            concluded
-                .iter()
-                .try_for_each(|one| one.show(&mut view, signal))?;
-            view.finish()?;
-        }
+    if args.json {
+        view::json(&json!({"signal": signal.to_string(), "processes": ends}))?;
+    } else {
+        let mut view = View::stdout();
+        ends.iter()
+            .try_for_each(|end| end.show(&mut view, signal))?;
+        view.finish()?;
     }
-    let all = concluded.iter().all(KillResult::is_gone);
-    Ok(ExitCode::from(u8::from(!all)))
+    Ok(ExitCode::from(u8::from(!ends.iter().all(End::is_gone))))
 }
 
 /// Waits until the targets are gone. After `timeout` it waits only for those that are exiting.
@@ -136,15 +130,13 @@ fn wait(targets: &mut [Target], timeout: Duration, signals: &Signals) -> Option<
             return None;
         }
         let fds = left.iter().map(|process| process.as_fd());
+        let fds = fds.chain([signals.as_fd()]);
         let mut ready: Vec<_> = fds
-            .chain([signals.as_fd()])
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
         let deadline = deadline.filter(|_| !is_late);
         let time = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        if poll(&mut ready, time).is_err() {
-            return None;
-        }
+        poll(&mut ready, time).ok()?;
         if let Some(number) = next_termination(signals) {
             return Some(number);
         }
@@ -160,61 +152,61 @@ fn is_ending(process: &Process) -> bool {
 
 /// A process that was sent the signal, unless it must not be ended.
 struct Target {
-    pid: u32,
-    name: String,
-    reaper: Option<u32>,
+    end: End,
     sent: Instant,
-    state: Result<(Process, Teardown), Outcome>,
-    /// Time from the signal to the end.
+    running: Option<(Process, Teardown)>,
     waited: Option<Duration>,
 }
 
-#[derive(Debug)]
-enum Outcome {
-    Ended,
-    /// A zombie before the signal; its parent has to reap it.
-    WasEnded {
-        parent: u32,
-    },
-    /// Still alive, with the presumable reason.
-    Alive(String),
-    /// The signal was not sent.
-    Failed(String, Option<&'static str>),
-}
-
-struct KillResult {
+/// End of a process, or the reason against it, for JSON.
+#[derive(Default, serde::Serialize)]
+struct End {
     pid: u32,
     name: String,
-    reaper: Option<u32>,
-    outcome: Outcome,
+    /// `ended`, `had-ended`, `alive` or `failed`.
+    outcome: &'static str,
+    reason: Option<String>,
+    #[serde(skip)]
+    hint: Option<&'static str>,
+    /// Time from the signal to the end.
+    wait_ms: Option<f64>,
     gain: Option<Gain>,
-    waited: Option<Duration>,
+    #[serde(skip)]
+    has_reaper: bool,
 }
+
+/// Outcome, reason, and hint.
+type Refusal = (&'static str, String, Option<&'static str>);
 
 impl Target {
     fn kill(root: &Root, pid: u32, signal: Number) -> Self {
-        let name = task::name(root, pid).unwrap_or_default();
-        let reaper = reaper_of(root, pid);
+        let mut end = End {
+            pid,
+            name: task::name(root, pid).unwrap_or_default(),
+            has_reaper: reaper_of(root, pid).is_some(),
+            ..End::default()
+        };
         let examined = examine(root, pid);
         let sent = Instant::now();
-        let state = examined.and_then(|process| {
-            let teardown = Teardown::begin(&process, signal.0).map_err(failure)?;
+        let begun = examined.and_then(|process| {
+            let teardown = Teardown::begin(&process, signal.0).map_err(refused)?;
             Ok((process, teardown))
         });
+        let running = begun.map_err(|(outcome, reason, hint)| {
+            (end.outcome, end.reason, end.hint) = (outcome, Some(reason), hint);
+        });
         Self {
-            pid,
-            name,
-            reaper,
+            running: running.ok(),
+            end,
             sent,
-            state,
             waited: None,
         }
     }
 
     /// Process to wait for; `None` once it has ended.
     fn awaited(&self) -> Option<&Process> {
-        let process = self.state.as_ref().ok().map(|(process, _)| process);
-        process.filter(|_| self.waited.is_none())
+        let running = self.running.as_ref().filter(|_| self.waited.is_none());
+        running.map(|(process, _)| process)
     }
 
     fn check_end(&mut self) {
@@ -223,111 +215,84 @@ impl Target {
         }
     }
 
-    fn conclude(self, signal: Number) -> KillResult {
-        let (outcome, gain) = match (self.state, self.waited) {
-            (Err(outcome), _) => (outcome, None),
-            (Ok((_, teardown)), Some(waited)) => (Outcome::Ended, Some(teardown.finish(waited))),
-            (Ok((process, _)), None) => (Outcome::Alive(why_alive(&process, signal)), None),
-        };
-        KillResult {
-            pid: self.pid,
-            name: self.name,
-            reaper: self.reaper,
-            outcome,
-            gain,
-            waited: self.waited,
+    fn end(self, signal: Number) -> End {
+        let mut end = self.end;
+        match (self.running, self.waited) {
+            (None, _) => {}
+            (Some((_, teardown)), Some(waited)) => {
+                (end.outcome, end.gain) = ("ended", Some(teardown.finish(waited)));
+                end.wait_ms = Some(waited.as_secs_f64() * 1e3);
+            }
+            (Some((process, _)), None) => {
+                (end.outcome, end.reason) = ("alive", Some(why_alive(&process, signal)));
+            }
         }
+        end
     }
 }
 
-impl KillResult {
+impl End {
     fn is_gone(&self) -> bool {
-        matches!(self.outcome, Outcome::Ended | Outcome::WasEnded { .. })
-    }
-
-    fn json(&self) -> serde_json::Value {
-        let (outcome, reason) = match &self.outcome {
-            Outcome::Ended => ("ended", None),
-            Outcome::WasEnded { .. } => ("had-ended", None),
-            Outcome::Alive(why) => ("alive", Some(why)),
-            Outcome::Failed(why, _) => ("failed", Some(why)),
-        };
-        json!({
-            "pid": self.pid,
-            "name": self.name,
-            "outcome": outcome,
-            "reason": reason,
-            "wait_ms": self.waited.map(|waited| waited.as_secs_f64() * 1e3),
-            "gain": self.gain,
-        })
+        ["ended", "had-ended"].contains(&self.outcome)
     }
 
     fn show(&self, view: &mut View, signal: Number) -> io::Result<()> {
-        let name = match self.name.as_str() {
-            "" => self.pid.to_string(),
-            name => format!("{} {}", self.pid, view::clean(name)),
-        };
-        match &self.outcome {
-            Outcome::Ended => {
-                let waited = self.waited.map(duration).unwrap_or_default();
-                view.line(format!("{name}: ended, {waited} after {signal}"))?;
-                view.lines(self.gain.iter().flat_map(|gain| self.lines(gain)))?;
+        let name = format!("{} {}", self.pid, view::clean(&self.name));
+        let (name, reason) = (name.trim_end(), self.reason.as_deref().unwrap_or_default());
+        match (self.outcome, self.hint, &self.gain) {
+            ("ended", _, Some(gain)) => {
+                let waited = Duration::from_secs_f64(self.wait_ms.unwrap_or_default() / 1e3);
+                view.line(format!(
+                    "{name}: ended, {} after {signal}",
+                    duration(waited)
+                ))?;
+                view.line(format!("  {}", self.given_back(gain)))?;
+                if gain.left > Bytes(0) {
+                    let left = gain.left;
+                    view.line(format!(
+                        "  {left} shared or hugetlb, which is the kernel's alone to unmap"
+                    ))?;
+                }
             }
-            Outcome::WasEnded { parent } => view.line(format!(
-                "{name}: had ended before; its parent {parent} has not waited for it"
-            ))?,
-            Outcome::Alive(why) => view::tell(&format!(
-                "{name} goes on: {why}\nhint: SIGKILL can be neither handled, blocked nor ignored: --signal KILL"
+            ("had-ended", ..) => view.line(format!("{name}: had ended before; {reason}"))?,
+            ("alive", ..) => view::tell(&format!(
+                "{name} goes on: {reason}\nhint: SIGKILL can be neither handled, blocked nor ignored: --signal KILL"
             )),
-            Outcome::Failed(why, hint) => {
-                let hint = hint.map(|hint| format!("\nhint: {hint}"));
-                view::tell(&format!(
-                    "cannot end {name}: {why}{}",
-                    hint.unwrap_or_default()
-                ));
-            }
+            (_, Some(hint), _) => view::tell(&format!("cannot end {name}: {reason}\nhint: {hint}")),
+            (_, None, _) => view::tell(&format!("cannot end {name}: {reason}")),
         }
         Ok(())
     }
 
-    /// Lines about the freed memory, and about the reason for less.
-    fn lines(&self, gain: &Gain) -> Vec<String> {
-        let (anonymous, released) = (gain.anonymous, gain.released);
-        let mut lines = vec![match (self.reaper, gain.reason) {
-            (Some(_), Some(_)) => format!(
-                "  {anonymous} not back yet; `jumbo wait {}` waits until a reaper has given it back",
-                self.pid
-            ),
-            (_, Some(reason)) => format!("  {anonymous} left to the kernel: {reason}"),
-            (_, None) => {
-                format!("  {anonymous} given back from both sides, about {released} of it by jumbo")
+    fn given_back(&self, gain: &Gain) -> String {
+        let (pid, anonymous, released) = (self.pid, gain.anonymous, gain.released);
+        match &gain.reason {
+            None => {
+                format!("{anonymous} given back from both sides, about {released} of it by jumbo")
             }
-        }];
-        if gain.left > Bytes(0) {
-            let left = gain.left;
-            lines.push(format!(
-                "  {left} shared or hugetlb, which is the kernel's alone to unmap"
-            ));
+            Some(_) if self.has_reaper => format!(
+                "{anonymous} not back yet; `jumbo wait {pid}` waits until a reaper has given it back"
+            ),
+            Some(reason) => format!("{anonymous} left to the kernel: {reason}"),
         }
-        lines
     }
 }
 
-fn failure(errno: Errno) -> Outcome {
+fn refused(errno: Errno) -> Refusal {
     match errno {
-        Errno::SRCH => Outcome::Failed("no such process".to_owned(), None),
-        Errno::PERM => Outcome::Failed(
-            "not permitted".to_owned(),
-            Some("run it as root, or as its user"),
-        ),
-        errno => Outcome::Failed(errno.to_string(), None),
+        Errno::SRCH => failed("no such process", None),
+        Errno::PERM => failed("not permitted", Some("run it as root, or as its user")),
+        errno => failed(errno.to_string(), None),
     }
 }
 
-/// Opens a process; an outcome if it must not be ended, or has ended.
-fn examine(root: &Root, pid: u32) -> Result<Process, Outcome> {
+fn failed(why: impl Into<String>, hint: Option<&'static str>) -> Refusal {
+    ("failed", why.into(), hint)
+}
+
+/// Opens a process; an error if it must not be ended, or has ended.
+fn examine(root: &Root, pid: u32) -> Result<Process, Refusal> {
     const KTHREADD: u32 = 2;
-    let failed = |why: &str, hint| Outcome::Failed(why.to_owned(), hint);
     if pid == std::process::id() {
         return Err(failed("that is this command itself", None));
     }
@@ -336,34 +301,36 @@ fn examine(root: &Root, pid: u32) -> Result<Process, Outcome> {
         return Err(failed("that is the init process", Some(hint)));
     }
     let opened = Process::open(root, pid);
-    let standing = ProcessState::read(root, pid).map_err(|_| failure(Errno::SRCH))?;
-    if standing.process != pid {
-        let why = format!("that is a thread of process {}", standing.process);
-        return Err(failed(&why, Some("name the process")));
+    let state = ProcessState::read(root, pid).map_err(|_| refused(Errno::SRCH))?;
+    if state.process != pid {
+        let why = format!("that is a thread of process {}", state.process);
+        return Err(failed(why, Some("name the process")));
     }
     if is_reaper(root, pid) {
         // A reaper blocks all signals; without it the kernel would free the memory alone.
-        let all = task::all(root).unwrap_or_default();
-        return Err(match program_of(root, pid, all) {
-            Some(reaper) => failed(
-                &format!(
-                    "that is the reaper of process {}, which frees its memory",
-                    reaper.program
+        return Err(
+            match program_of(root, pid, task::all(root).unwrap_or_default()) {
+                Some(of) => {
+                    let why = format!(
+                        "that is the reaper of process {}, which frees its memory",
+                        of.program
+                    );
+                    failed(why, Some("name the process"))
+                }
+                None => failed(
+                    "that is a reaper, which frees the memory of a program that has ended",
+                    Some("`jumbo wait` waits for it"),
                 ),
-                Some("name the process"),
-            ),
-            None => failed(
-                "that is a reaper, which frees the memory of a program that has ended",
-                Some("`jumbo wait` waits for it"),
-            ),
-        });
+            },
+        );
     }
-    let process = opened.map_err(failure)?;
+    let process = opened.map_err(refused)?;
     if process.is_gone() {
-        let parent = standing.parent;
-        return Err(Outcome::WasEnded { parent });
+        // A zombie has no memory.
+        let why = format!("its parent {} has not waited for it", state.parent);
+        return Err(("had-ended", why, None));
     }
-    if standing.parent == KTHREADD || pid == KTHREADD && standing.parent == 0 {
+    if state.parent == KTHREADD || pid == KTHREADD && state.parent == 0 {
         return Err(failed("that is a thread of the kernel", None));
     }
     Ok(process)
