@@ -10,7 +10,9 @@ pub fn sysctl(root: &Root, knob: &str) -> Option<String> {
     }
     let (size, node) = hugetlb::of_file(knob)?;
     let is_default = node.is_none() && hugetlb::default_size(root).ok()? == Some(size);
-    is_default.then(|| format!("vm.{}", knob.rsplit('/').next().unwrap_or_default()))
+    let name = knob.rsplit('/').next().unwrap_or_default();
+    // The folders of THP have the same names.
+    (is_default && name.starts_with("nr_")).then(|| format!("vm.{name}"))
 }
 
 #[cfg(test)]
@@ -37,6 +39,8 @@ mod tests {
         let overcommit = name(Knob::overcommit(PageSize::SIZE_2M));
         assert_eq!(overcommit.unwrap(), "vm.nr_overcommit_hugepages");
         assert_eq!(name(Knob::hvo()).unwrap(), "vm.hugetlb_optimize_vmemmap");
-        assert_eq!(name(Knob::thp(None, "enabled")), None);
+        for size in [None, Some(PageSize::SIZE_2M)] {
+            assert_eq!(name(Knob::thp(size, "shmem_enabled")), None);
+        }
     }
 }
