@@ -3,8 +3,8 @@
 //!
 //! The call frees the memory of a process that is dying and still has its memory. That state lasts
 //! microseconds after the signal. One thread sends the signal and makes the call; the other makes
-//! it from before the signal on, until the kernel accepts it. One thread alone came too late for 9
-//! processes of 10, two for 1 of 10.
+//! it from before the signal on, until the kernel accepts it. On a busy machine one thread alone came
+//! too late for 9 processes of 10, two for 1 of 10.
 //!
 //! Invariant: no memory is freed that another process needs. The kernel refuses a process that is
 //! not dying, that dumps its core, or whose memory another process shares. It reads the memory of
