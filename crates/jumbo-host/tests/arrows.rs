@@ -97,12 +97,11 @@ const PROGRAM: Table = &[
 /// Modules of the command's backend. `kernel` uses no mechanism. `status` asks `policy` for
 /// LD_PRELOAD reachability. `policy` reads the probe's THP table, and nothing else of `kernel`.
 const HOST: Table = &[
-    ("promote", &["kernel", "status", "teardown", "units"]),
+    ("promote", &["kernel", "status", "units"]),
     ("host_pools", &["kernel", "knobs", "status", "units"]),
     ("status", &["kernel", "policy", "units"]),
     ("knobs", &["kernel", "units", "whole_file"]),
     ("segments", &["kernel", "policy", "units", "whole_file"]),
-    ("teardown", &["kernel", "units"]),
     ("policy", &["kernel", "units"]),
     ("kernel", &["units"]),
     ("whole_file", &[]),
