@@ -12,7 +12,7 @@ use super::args::RunSettings;
 use super::launch::Launch;
 use super::outcome::{Counted, RunOutcome, has};
 
-/// Mappings left alone are reported from one part in this many of the heap on.
+/// A part of the heap is reported from one part in this many on.
 const NOTABLE_PARTS: u64 = 20;
 
 /// Minimum heap, in huge pages, that needs a reason for a share below [`LOW_HUGE_SHARE`].
@@ -22,6 +22,8 @@ const LOW_HUGE_SHARE: f64 = 0.5;
 pub(super) const GOOD_HUGE_SHARE: f64 = 0.9;
 /// Name of the shortfall of memory that the bound keeps on base pages.
 pub(super) const BOUND: &str = "the bound";
+/// Name of the shortfall of mappings too small for a huge page, where they are not the main cause.
+pub(super) const SMALL_MAPPINGS: &str = "small mappings";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Shortfall {
@@ -151,16 +153,16 @@ pub(super) fn find(
         add("advice", text);
     }
     let heap = outcome.heap().unwrap_or_default();
-    let left_each = counts.maps_left / u64::from(counted.images.max(1));
-    if counts.maps_left > heap.bytes.0 / NOTABLE_PARTS && left_each >= launch.plan.orders.pmd as u64
-    {
-        add(
-            "mappings",
-            format!(
-                "{} were left alone: no whole huge page fits",
-                Bytes(counts.maps_left)
-            ),
-        );
+    // The figures of these and of the bound sum up to what is not huge.
+    let missing = heap.bytes.0.saturating_sub(heap.huge.0);
+    let rest = missing.saturating_sub(heap.narrow.0.saturating_add(counts.refused));
+    if heap.narrow.0 > heap.bytes.0 / NOTABLE_PARTS && heap.narrow.0 >= orders.pmd as u64 {
+        let what = match heap.narrow.0 >= rest {
+            true => "mappings",
+            false => SMALL_MAPPINGS,
+        };
+        let reason = format!("{} are in mappings without a whole huge page", heap.narrow);
+        add(what, reason);
     }
     if let Some(count) = outcome.fallbacks.filter(|count| *count > 0) {
         add(
@@ -181,10 +183,6 @@ pub(super) fn find(
     if let Some(errno) = outcome.trouble {
         add("the ledger", format!("nothing was counted: {errno}"));
     }
-    // The figures above and this one sum up to what is not huge.
-    let explained = counts.maps_left.saturating_add(counts.refused);
-    let missing = heap.bytes.0.saturating_sub(heap.huge.0);
-    let rest = missing.saturating_sub(explained);
     let is_ruled_out = found.iter().any(|found| found.what == "huge pages");
     let is_bounded = orders.max_waste != MaxWaste::Unbounded && has_collapse();
     let wants_all = requested.heap != HeapMode::Off && requested.maps;

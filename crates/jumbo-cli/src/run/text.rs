@@ -29,7 +29,7 @@ const TOO_LITTLE: &str = "has too little memory to gain from huge pages";
 const MIN_SAMPLED_SHARE: f64 = 0.5;
 
 /// Shortfalls that explain a heap on base pages, the most likely reason first.
-const HEAP_SHORTFALLS: [&str; 8] = [
+const HEAP_SHORTFALLS: [&str; 9] = [
     "huge pages",
     "mappings",
     "advice",
@@ -38,6 +38,7 @@ const HEAP_SHORTFALLS: [&str; 8] = [
     "allocations",
     "small allocations",
     shortfall::BOUND,
+    shortfall::SMALL_MAPPINGS,
 ];
 
 /// Renders the report; `full` adds all details to the three lines.

@@ -123,9 +123,16 @@ impl RangeNote {
     }
 }
 
+impl table::Note for RangeNote {
+    fn copy(&self, from: &Self) {
+        self.begin(from.is_lax.load(Ordering::Relaxed));
+        self.owner.copy(&from.owner);
+    }
+}
+
 crate::one_page::table! {
     /// Shared ranges that are scanned.
-    static RANGES: RangeTable<RangeNote, 128> = RangeTable::new([const { RangeNote::new() }; 128]);
+    static RANGES: RangeTable<RangeNote, 512> = RangeTable::new([const { RangeNote::new() }; 512]);
 }
 crate::one_page! {
     /// Set with the first shared range.
