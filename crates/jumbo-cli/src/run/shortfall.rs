@@ -4,6 +4,7 @@ use jumbo::units::{self, Bytes};
 use jumbo_host::kernel::thp::Thp;
 use jumbo_host::policy::{HeapMode, MaxWaste, MemoryPlan, Tunable, variables::HUGETLB_TUNABLE};
 use jumbo_inside::ledger::{MAX_SLOTS, flag, pool_reason};
+use jumbo_inside::sandbox;
 use jumbo_inside::sys::has_collapse;
 use rustix::io::Errno;
 use serde::Serialize;
@@ -44,7 +45,11 @@ pub(super) fn find(
     let (requested, orders) = (&settings.requested, &launch.plan.orders);
     let counts = &counted.total;
 
-    if !reached {
+    if !reached && outcome.sampled.is_loaded {
+        let reason = "nothing was counted: the library is loaded, and may not open the counters (/proc/PID/fd of \
+                      jumbo, whose file its user may not read, or whose user is another one)";
+        add("the ledger", reason.to_owned());
+    } else if !reached {
         let reason = unreached(launch);
         add("the program", reason);
     }
@@ -216,9 +221,11 @@ pub(super) fn find(
         let reason = if !off.is_empty() {
             format!("{} leaves memory as it is", off.join(" "))
         } else if orders.max_waste != MaxWaste::Unbounded && !has_collapse() {
-            String::from(
-                "memory that fills up is not collapsed: this kernel has no MADV_COLLAPSE (Linux 6.1)",
-            )
+            let why = match sandbox::inherited() {
+                Some(0) => "this kernel has no MADV_COLLAPSE (Linux 6.1)",
+                _ => "a seccomp filter refuses MADV_COLLAPSE, or this kernel lacks it",
+            };
+            format!("memory that fills up is not collapsed: {why}")
         } else if outcome.controls.iter().all(Option::is_some) {
             String::from("nothing that was counted says why; hint: jumbo doctor")
         } else {
@@ -242,8 +249,7 @@ pub(super) fn unreached(launch: &Launch<'_>) -> String {
             );
         }
         String::from(
-            "it joined no counters: the loader did not load libjumbo_preload.so, the program undid LD_PRELOAD, \
-             or as another user it may not open them (/proc/PID/fd of jumbo)",
+            "it joined no counters, and no process was seen with libjumbo_preload.so loaded",
         )
     })
 }

@@ -100,7 +100,8 @@ fn huge_share(name: &str, total: &KindUsage) -> String {
 /// Reason why no process of the program loaded the library; `None` if one did, or if its memory was
 /// promoted from outside.
 fn unreached(report: &Report<'_>) -> Option<String> {
-    let is_reached = report.reached || report.counted.images > 0;
+    let is_loaded = report.outcome.sampled.is_loaded;
+    let is_reached = report.reached || report.counted.images > 0 || is_loaded;
     if is_reached || promoted(report).is_some() {
         return None;
     }
