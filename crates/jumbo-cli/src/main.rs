@@ -117,7 +117,7 @@ fn start() -> i32 {
 }
 
 fn command() -> ExitCode {
-    let parse = || Cli::try_parse().unwrap_or_else(|error| similar::hinted(error).exit());
+    let parse = || Cli::try_parse().unwrap_or_else(|error| view::refuse(&similar::hinted(error)));
     let result = match parse_run().unwrap_or_else(|| parse().command) {
         Command::Run(args) => run::main(args),
         Command::Status(args) => status::main(args),
