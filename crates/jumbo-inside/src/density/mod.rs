@@ -155,7 +155,6 @@ pub(crate) fn start(pmd: usize, max_waste: MaxWaste) {
     let missing = missing.saturating_mul(PAGE_BYTES).min(pmd);
     MISSING_BYTES.store(missing, Ordering::Relaxed);
     credit::start(percent);
-    fill::start();
     PMD_BYTES.store(pmd, Ordering::Release);
     if max_waste != MaxWaste::Unbounded {
         program_break::start();
