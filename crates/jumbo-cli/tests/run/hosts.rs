@@ -167,3 +167,27 @@ fn why_nothing_is_huge_is_said_where_it_was_switched_off() {
         assert!(!less.contains("nothing that was counted"), "{report:#}");
     }
 }
+
+/// A filter that refuses an advice is no kernel without it.
+#[test]
+fn a_filter_is_no_old_kernel() {
+    let name = "a_filter_is_no_old_kernel";
+    // BPF: load the number of the call; madvise(2) fails with EPERM.
+    let number = libc::SYS_madvise;
+    let filter = format!(
+        "import ctypes, os, struct, sys
+code = [(32, 0, 0, 0), (21, 0, 1, {number}), (6, 0, 0, 0x50001), (6, 0, 0, 0x7fff0000)]
+code = ctypes.create_string_buffer(b\"\".join(struct.pack(\"HBBI\", *step) for step in code))
+class Filter(ctypes.Structure):
+    _fields_ = [(\"count\", ctypes.c_ushort), (\"code\", ctypes.c_void_p)]
+filter = Filter(4, ctypes.cast(code, ctypes.c_void_p))
+prctl = ctypes.CDLL(None).prctl
+failed = prctl(38, 1, 0, 0, 0) or prctl(22, 2, ctypes.byref(filter), 0, 0)
+os.execvp(sys.argv[1 + failed], sys.argv[1:])"
+    );
+    let wrapper = format!("/usr/bin/python3 -c '{filter}'");
+    if let Some(report) = reaches(name, &wrapper) {
+        let less = report["shortfalls"].to_string();
+        assert!(less.contains("a seccomp filter refuses"), "{report:#}");
+    }
+}
