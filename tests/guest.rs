@@ -131,10 +131,13 @@ fn a_program_with_a_sanitizer_runs_as_it_is() {
     if !tsan.is_ok_and(|found| found.stdout.starts_with(b"/")) {
         return host::skip("gcc has no libtsan");
     }
-    let files = compile(&[Source::C("own_iterate", &["-fsanitize=thread", "-DPLAIN"])]);
-    let program = Program::new(files.path("own_iterate"));
-    let (_, report) = assert_same(&program);
-    assert!(report.says("ThreadSanitizer"), "{report:?}");
+    const STATIC: &[&str] = &["-fsanitize=thread", "-DPLAIN", "-static-libtsan"];
+    for options in [&STATIC[..2], STATIC] {
+        let files = compile(&[Source::C("own_iterate", options)]);
+        let program = Program::new(files.path("own_iterate"));
+        let (_, report) = assert_same(&program);
+        assert!(report.says("ThreadSanitizer"), "{options:?}: {report:?}");
+    }
 }
 
 /// A process beside the program scans its memory, as long as it has one thread.

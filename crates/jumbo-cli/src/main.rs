@@ -116,7 +116,8 @@ fn start() -> i32 {
 }
 
 fn command() -> ExitCode {
-    let result = match parse_run().unwrap_or_else(|| Cli::parse().command) {
+    let parse = || Cli::try_parse().unwrap_or_else(|error| view::refuse(&error));
+    let result = match parse_run().unwrap_or_else(|| parse().command) {
         Command::Run(args) => run::main(args),
         Command::Status(args) => status::main(args),
         Command::Top(args) => top::main(&args),

@@ -12,9 +12,10 @@
 use rustix::fd::AsFd;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Result;
-use rustix::process::Pid;
+use rustix::process::{Pid, geteuid};
 use rustix::thread::{
-    CapabilitySet, capabilities, sched_getaffinity, sched_setaffinity, set_capabilities,
+    CapabilitySet, CapabilitySets, capabilities, sched_getaffinity, sched_setaffinity,
+    set_capabilities,
 };
 
 use crate::headroom::number;
@@ -73,6 +74,12 @@ fn set_effective(in_effect: bool) {
     sets.inheritable = CapabilitySet::empty();
     // Never refused: no set grows beyond the permitted one.
     let _ = set_capabilities(None, sets);
+}
+
+/// Reports whether the caller is root or may use a capability.
+pub(crate) fn is_privileged() -> bool {
+    let is_capable = |sets: CapabilitySets| !sets.permitted.is_empty();
+    geteuid().is_root() || capabilities(None).map_or(true, is_capable)
 }
 
 /// Compares the calling thread with the first one, and copies its CPU affinity.

@@ -79,40 +79,6 @@ pub(super) fn read_room() {
     }
 }
 
-/// Address near the start of the first thread's stack.
-static FIRST_STACK: AtomicUsize = AtomicUsize::new(0);
-
-/// Records the calling thread as the first one.
-pub(super) fn start() {
-    let here = 0u8;
-    FIRST_STACK.store((&raw const here).addr(), Ordering::Relaxed);
-}
-
-/// Reports whether the caller is the first thread, on its own stack and at a small depth: reading
-/// the available memory takes 7 KiB of stack.
-#[expect(unsafe_code, reason = "a system call that writes to the stack")]
-fn has_large_stack() -> bool {
-    const MAX_DEPTH_BYTES: usize = 1 << 20;
-    // main() has its frame above that of jumbo's constructor.
-    const MARGIN_BYTES: usize = 64 << 10;
-    let mut alternate = core::mem::MaybeUninit::<libc::stack_t>::zeroed();
-    let here = alternate.as_ptr().addr();
-    let depth = FIRST_STACK
-        .load(Ordering::Relaxed)
-        .saturating_add(MARGIN_BYTES)
-        .checked_sub(here);
-    let arguments = [0, alternate.as_mut_ptr().expose_provenance(), 0, 0, 0, 0];
-    if depth.is_none_or(|depth| depth > MAX_DEPTH_BYTES) {
-        return false;
-    }
-    // SAFETY: sigaltstack(2) writes a stack_t, for which zeroes are valid.
-    let (answer, alternate) = unsafe {
-        let answer = sys::request(libc::SYS_sigaltstack, arguments);
-        (answer, alternate.assume_init())
-    };
-    answer.is_ok() && alternate.ss_flags & libc::SS_ONSTACK == 0
-}
-
 /// Tracks the blocks of new memory. Returns the part to advise, at its start; the rest waits.
 /// `is_part`: the caller owns the partial block at the start.
 pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
@@ -123,11 +89,7 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
         return first..first;
     }
     if may_measure() && (!HAS_READ_ROOM.swap(true, Ordering::Relaxed) || credit::is_scarce()) {
-        match has_large_stack() {
-            true => read_room(),
-            // The thread reads it.
-            false => request_scan(),
-        }
+        read_room();
     }
     let wanted = indexes.len() * pmd();
     if credit::remaining() < wanted {

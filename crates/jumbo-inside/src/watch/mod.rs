@@ -11,7 +11,8 @@
 //!
 //! The thread restarts only after a fork: when the program next maps memory ([`resume`]), less
 //! often the more it forks, or when a job begins again. Its descriptors are its own. A change of
-//! user or namespaces by a bare system call is noticed at the next scan (`crate::standing`).
+//! user or namespaces by a bare system call is noticed at the next scan (`crate::standing`), within a
+//! second where the thread has privilege.
 #![expect(unsafe_code, reason = "makes a thread on a stack of its own")]
 
 use core::cell::UnsafeCell;
@@ -43,6 +44,9 @@ pub(crate) const MAX_WAIT: Duration = Duration::from_mins(1);
 const MAX_FORK_DELAY: Duration = Duration::from_millis(200);
 /// Minimum time between two comparisons with the program, which take up to a tenth of a millisecond.
 const COMPARE_INTERVAL: Duration = Duration::from_millis(10);
+/// Maximum time between two comparisons of a caller with privilege, which the program may have dropped
+/// by a bare system call.
+const MAX_PRIVILEGED_WAIT: Duration = Duration::from_secs(1);
 /// Minimum process limit of a user who gets a thread: the number of present processes is unknown.
 const MIN_PROCESSES: u64 = 1024;
 
@@ -432,6 +436,10 @@ fn run() {
         return IS_RESTARTING.store(true, Ordering::Release);
     }
     let stop = Stop::at(&STOP_NOW, &STOP_SOON);
+    let most = match standing::is_privileged() {
+        true => MAX_PRIVILEGED_WAIT,
+        false => MAX_WAIT,
+    };
     let mut compared = None;
     loop {
         let before = WAKE_WORD.load(Ordering::Acquire);
@@ -449,7 +457,7 @@ fn run() {
             // The program waits for an ended process when it next maps memory.
             return IS_RESTARTING.store(is_beside, Ordering::Release);
         };
-        let time = soonest.min(MAX_WAIT);
+        let time = soonest.min(most);
         if !is_beside {
             wait(&WAKE_WORD, before, time);
         } else if !sibling::pause(before, time) {
