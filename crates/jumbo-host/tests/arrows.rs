@@ -27,6 +27,12 @@ const INSIDE: Table = &[
         ],
     ),
     (
+        "slab",
+        &[
+            "density", "heap", "one_page", "orders", "sandbox", "sync", "sys",
+        ],
+    ),
+    (
         "heap",
         &[
             "density", "events", "gather", "headroom", "keep", "ledger", "one_page", "orders",

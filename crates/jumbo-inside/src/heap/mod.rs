@@ -76,8 +76,8 @@ const TABLE_END: usize = sys::OWN.start;
 /// Memory of an allocator that manages its own addresses: pages of the pool, then reserved
 /// addresses.
 const MANAGED_BASE: usize = sys::OWN.end;
-const RESERVED_BASE: usize = 0x3000_0000_0000;
-const RESERVED_END: usize = 0x3800_0000_0000;
+pub(crate) const RESERVED_BASE: usize = 0x3000_0000_0000;
+pub(crate) const RESERVED_END: usize = 0x3800_0000_0000;
 
 /// Configuration of the heap; see [`crate::orders::Orders`].
 #[derive(Clone, Copy, Debug)]
@@ -249,6 +249,11 @@ pub fn warm(order: PoolOrder) {
 pub fn count_in(ledger: &'static Ledger, pid: u32) {
     stats::attach(ledger, pid);
     SUPPLY.recount();
+}
+
+/// Reports whether future mappings are locked, and resident at once.
+pub(crate) fn locks_future() -> bool {
+    LOCKS_FUTURE.load(Ordering::Relaxed)
 }
 
 /// Sets flags of this process in the ledger.

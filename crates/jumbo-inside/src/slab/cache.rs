@@ -1,0 +1,362 @@
+//! Blocks at hand of a thread: a [`Cache`] with a magazine for each class.
+//!
+//! Only its thread uses a cache, without atomic operations. A magazine holds addresses, outside of
+//! the blocks. It grows with the misses of its thread, within a budget. A cache outlives its thread:
+//! the next thread with the same thread pointer has it, or one that finds its thread dead.
+//!
+//! A handler may interrupt its thread in here. While a magazine changes it is empty and has no room,
+//! so that the handler's calls go to the slabs.
+#![expect(unsafe_code, reason = "magazines are reached by address")]
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence};
+
+use rustix::io::Errno;
+
+use super::class::{CLASSES, shape_of};
+use super::{central, meta, run};
+use crate::sync::{Apart, Lock, thread_pointer};
+use crate::{density, sandbox, sys};
+
+/// Addresses of blocks of a class.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct Magazine {
+    pub(super) slots: *mut usize,
+    pub(super) count: u32,
+    pub(super) room: u32,
+}
+
+/// Blocks at hand of a thread.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Cache {
+    pub(super) magazines: [Magazine; CLASSES],
+    /// Thread pointer and ID of the thread; the ID is 0 if it is unknown.
+    owner: AtomicUsize,
+    thread: AtomicI32,
+    /// Next of all caches.
+    next: AtomicPtr<Cache>,
+    /// Bytes for which all magazines have room.
+    room_bytes: usize,
+}
+
+/// Initial number of slots of a magazine.
+const MIN_SLOTS: usize = 8;
+/// Bounds of the bytes that the cache of a thread holds.
+const MAX_ROOM_BYTES: usize = 1 << 20;
+const MIN_ROOM_BYTES: usize = 32 << 10;
+/// Part of the memory that the heap may hold which all caches may hold.
+const ALLOWANCE_DIVISOR: usize = 4;
+/// Caches whose threads are looked for by a new thread.
+const MAX_PROBES: usize = 4;
+
+const _: () = assert!(size_of::<Cache>() <= 4096);
+
+/// List of all caches.
+struct Caches {
+    first: *mut Cache,
+    count: usize,
+    /// Next cache to look at for a dead thread.
+    probe: *mut Cache,
+}
+// SAFETY: the caches belong to no thread.
+unsafe impl Send for Caches {}
+
+crate::one_page! {
+    static WORD: AtomicU32 = AtomicU32::new(0);
+}
+static CACHES: Lock<Caches, Apart> = Lock::on(
+    &WORD,
+    Caches {
+        first: null_mut(),
+        count: 0,
+        probe: null_mut(),
+    },
+);
+/// Bytes that the cache of each thread may hold.
+static BUDGET: AtomicUsize = AtomicUsize::new(MAX_ROOM_BYTES);
+
+/// Returns a cache for the calling thread. Null without memory, and in a handler that interrupted
+/// the holder of the lock.
+pub(super) fn adopt() -> *mut Cache {
+    let me = thread_pointer();
+    CACHES
+        .with(|caches| {
+            let cache = caches.former(me).or_else(|| caches.dead());
+            let cache = cache.or_else(|| caches.make())?;
+            let thread = match sandbox::is_entered() || sandbox::is_entered_later() {
+                true => 0,
+                false => rustix::thread::gettid().as_raw_nonzero().get(),
+            };
+            // SAFETY: a cache of the list, whose thread is gone.
+            unsafe {
+                (*cache).owner.store(me, Ordering::Relaxed);
+                (*cache).thread.store(thread, Ordering::Relaxed);
+            }
+            Some(cache)
+        })
+        .flatten()
+        .unwrap_or(null_mut())
+}
+
+impl Caches {
+    /// Returns the cache of a former thread with this thread pointer.
+    fn former(&self, me: usize) -> Option<*mut Cache> {
+        let mut cache = self.first;
+        while !cache.is_null() {
+            // SAFETY: caches are never unmapped.
+            unsafe {
+                if (*cache).owner.load(Ordering::Relaxed) == me {
+                    return Some(cache);
+                }
+                cache = (*cache).next.load(Ordering::Relaxed);
+            }
+        }
+        None
+    }
+
+    /// Returns a cache whose thread has ended, of a few.
+    fn dead(&mut self) -> Option<*mut Cache> {
+        if sandbox::is_entered() || sandbox::is_entered_later() {
+            return None;
+        }
+        for _ in 0..MAX_PROBES.min(self.count) {
+            let cache = match self.probe.is_null() {
+                true => self.first,
+                false => self.probe,
+            };
+            // SAFETY: as above; signal 0 is not sent.
+            unsafe {
+                self.probe = (*cache).next.load(Ordering::Relaxed);
+                let thread = (*cache).thread.load(Ordering::Relaxed);
+                let ids = [sys::process(), thread].map(|id| id.unsigned_abs() as usize);
+                let arguments = [ids[0], ids[1], 0, 0, 0, 0];
+                if thread != 0 && sys::request(libc::SYS_tgkill, arguments) == Err(Errno::SRCH) {
+                    return Some(cache);
+                }
+            }
+        }
+        None
+    }
+
+    fn make(&mut self) -> Option<*mut Cache> {
+        let cache = meta::take(size_of::<Cache>())?.cast::<Cache>();
+        // SAFETY: the piece is large enough, and aligned to a base page.
+        unsafe {
+            for number in 0..CLASSES {
+                let magazine = Magazine {
+                    slots: null_mut(),
+                    count: 0,
+                    room: 0,
+                };
+                (&raw mut (*cache).magazines)
+                    .cast::<Magazine>()
+                    .add(number)
+                    .write(magazine);
+            }
+            (&raw mut (*cache).owner).write(AtomicUsize::new(0));
+            (&raw mut (*cache).thread).write(AtomicI32::new(0));
+            (&raw mut (*cache).next).write(AtomicPtr::new(self.first));
+            (&raw mut (*cache).room_bytes).write(0);
+        }
+        self.first = cache;
+        self.count += 1;
+        let share = density::allowance() / ALLOWANCE_DIVISOR / self.count;
+        BUDGET.store(
+            share.clamp(MIN_ROOM_BYTES, MAX_ROOM_BYTES),
+            Ordering::Relaxed,
+        );
+        Some(cache)
+    }
+}
+
+/// Magazine that changes: it is empty and has no room meanwhile.
+struct Opened {
+    magazine: *mut Magazine,
+    count: usize,
+    room: usize,
+}
+
+impl Opened {
+    /// # Safety
+    /// The cache is the calling thread's.
+    unsafe fn new(cache: *mut Cache, class: usize) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let magazine = (&raw mut (*cache).magazines).cast::<Magazine>().add(class);
+            let (count, room) = ((*magazine).count, (*magazine).room);
+            (&raw mut (*magazine).room).write_volatile(0);
+            compiler_fence(Ordering::SeqCst);
+            (&raw mut (*magazine).count).write_volatile(0);
+            compiler_fence(Ordering::SeqCst);
+            Self {
+                magazine,
+                count: count as usize,
+                room: room as usize,
+            }
+        }
+    }
+
+    /// Gives the magazine more room: twice as much, within the budget.
+    unsafe fn grow(&mut self, cache: *mut Cache, class: usize) {
+        let shape = shape_of(class);
+        let max = usize::from(shape.cached);
+        let room = (self.room * 2).max(MIN_SLOTS).min(max);
+        let more = room.saturating_sub(self.room) * shape.size as usize;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if more == 0 || (*cache).room_bytes + more > BUDGET.load(Ordering::Relaxed) {
+                return;
+            }
+            let Some(slots) = meta::take(room * size_of::<usize>()) else {
+                return;
+            };
+            let slots = slots.cast::<usize>();
+            let before = (*self.magazine).slots;
+            if !before.is_null() {
+                slots.copy_from_nonoverlapping(before, self.count);
+                meta::give(before.cast(), self.room * size_of::<usize>());
+            }
+            (*self.magazine).slots = slots;
+            (*cache).room_bytes += more;
+        }
+        self.room = room;
+    }
+
+    fn slots(&self) -> *mut usize {
+        // SAFETY: the magazine is the calling thread's.
+        unsafe { (*self.magazine).slots }
+    }
+
+    /// Makes the magazine usable again.
+    fn close(self) {
+        // SAFETY: as above. A handler sees no room until the count is right.
+        unsafe {
+            #[expect(clippy::cast_possible_truncation, reason = "at most 256 slots")]
+            let (count, room) = (self.count as u32, self.room as u32);
+            (&raw mut (*self.magazine).count).write_volatile(count);
+            compiler_fence(Ordering::SeqCst);
+            (&raw mut (*self.magazine).room).write_volatile(room);
+        }
+    }
+}
+
+/// Takes blocks of slabs that exist, then runs where freed memory is sparse, then of new slabs.
+///
+/// # Safety
+/// `to` has room for so many addresses.
+unsafe fn take(class: usize, to: *mut usize, wanted: usize) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut taken = central::take(class, to, wanted, false);
+        if taken == 0 {
+            taken = run::take(class, to, wanted);
+        }
+        if taken == 0 {
+            taken = central::take(class, to, wanted, true);
+        }
+        taken
+    }
+}
+
+/// Fills a magazine, and returns a block besides; `None` without memory.
+///
+/// # Safety
+/// The cache is the calling thread's, or null.
+pub(super) unsafe fn refill(cache: *mut Cache, class: usize) -> Option<usize> {
+    let mut one = 0;
+    // SAFETY: the caller's promise; the slots have that room.
+    unsafe {
+        if cache.is_null() || shape_of(class).cached == 0 {
+            return (take(class, &raw mut one, 1) == 1).then_some(one);
+        }
+        let mut opened = Opened::new(cache, class);
+        // A handler may have filled it.
+        if opened.count == 0 {
+            opened.grow(cache, class);
+            let wanted = (opened.room / 2).max(1);
+            opened.count = match opened.room {
+                0 => 0,
+                _ => take(class, opened.slots(), wanted),
+            };
+            if opened.count == 0 {
+                opened.close();
+                return (take(class, &raw mut one, 1) == 1).then_some(one);
+            }
+            // In descending order, so that blocks are taken in the order of their addresses.
+            core::slice::from_raw_parts_mut(opened.slots(), opened.count).reverse();
+        }
+        opened.count -= 1;
+        let block = opened.slots().add(opened.count).read();
+        opened.close();
+        Some(block)
+    }
+}
+
+/// Puts a block into a magazine without room, whose older half goes to the slabs.
+///
+/// # Safety
+/// The cache is the calling thread's, or null; the block is of the class and has no user.
+pub(super) unsafe fn flush(cache: *mut Cache, class: usize, block: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if cache.is_null() || shape_of(class).cached == 0 {
+            return central::put(class, &raw const block, 1);
+        }
+        let mut opened = Opened::new(cache, class);
+        if opened.count == opened.room {
+            opened.grow(cache, class);
+        }
+        if opened.room == 0 {
+            opened.close();
+            return central::put(class, &raw const block, 1);
+        }
+        if opened.count == opened.room {
+            let half = opened.count.div_ceil(2);
+            central::put(class, opened.slots(), half);
+            opened
+                .slots()
+                .copy_from(opened.slots().add(half), opened.count - half);
+            opened.count -= half;
+        }
+        opened.slots().add(opened.count).write(block);
+        opened.count += 1;
+        opened.close();
+    }
+}
+
+/// Puts all blocks of a cache back.
+///
+/// # Safety
+/// The cache is the calling thread's, or null.
+pub(super) unsafe fn drain(cache: *mut Cache) {
+    if cache.is_null() {
+        return;
+    }
+    for class in 1..CLASSES {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut opened = Opened::new(cache, class);
+            if opened.count > 0 {
+                central::put(class, opened.slots(), opened.count);
+                opened.count = 0;
+            }
+            opened.close();
+        }
+    }
+}
+
+/// Acquires the lock for fork(2).
+pub(super) fn lock() {
+    CACHES.acquire();
+}
+
+/// Releases the lock after fork(2).
+///
+/// # Safety
+/// [`lock`] preceded it in this thread, or in its original.
+pub(super) unsafe fn unlock() {
+    // SAFETY: the caller's promise.
+    unsafe { CACHES.release() };
+}

@@ -1,0 +1,185 @@
+//! Base pages without blocks go back to the kernel: [`sweep`].
+//!
+//! The heap may hold a part of the allowance of [`density`] beyond the blocks that are taken, and a
+//! part of its size while it does not grow. Where it holds more, a sweep drops the free units; where
+//! no [`run`] fits between the blocks either, also the base pages there.
+#![expect(unsafe_code, reason = "drops memory by address")]
+
+use core::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
+
+use super::central;
+use super::chunks::CHUNKS;
+use super::class::{CHUNK_BYTES, CLASSES, UNIT_BYTES, UNITS};
+use super::unit::{self, Unit};
+use crate::density;
+use crate::{sandbox, sys};
+
+const BASE_BYTES: usize = 4096;
+/// Part of the allowance that the heap may hold.
+const ALLOWANCE_DIVISOR: usize = 2;
+
+/// Part of its resident memory that the heap keeps while it does not grow.
+const KEPT_DIVISOR: isize = 4;
+
+/// Idle memory at which a sweep is never due.
+const MIN_IDLE_BYTES: isize = 1 << 20;
+
+/// Idle memory at which the next sweep of each kind is due: more than the last one has left.
+static NEXT_BYTES: AtomicIsize = AtomicIsize::new(0);
+static NEXT_BETWEEN_BYTES: AtomicIsize = AtomicIsize::new(0);
+
+crate::one_page! {
+    static IS_SWEEPING: AtomicBool = AtomicBool::new(false);
+}
+
+/// Returns the bytes that the heap may hold.
+fn max() -> isize {
+    let max = density::allowance() / ALLOWANCE_DIVISOR;
+    max.min(isize::MAX.unsigned_abs()).cast_signed()
+}
+
+/// Reports whether the heap holds so much that it is to reuse it before it grows.
+pub(super) fn is_sparse() -> bool {
+    central::idle() > max() / 2
+}
+
+/// Sweep of free units, or also of the base pages between blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sweep {
+    Free,
+    Between,
+}
+
+impl Sweep {
+    const fn next(self) -> &'static AtomicIsize {
+        match self {
+            Self::Free => &NEXT_BYTES,
+            Self::Between => &NEXT_BETWEEN_BYTES,
+        }
+    }
+}
+
+/// Returns the sweep that is due: the heap holds more than it may.
+pub(super) fn due() -> Option<Sweep> {
+    let idle = central::idle();
+    if idle < MIN_IDLE_BYTES {
+        return None;
+    }
+    let max = max();
+    let is_more = |sweep: Sweep| {
+        let next = sweep.next().load(Ordering::Relaxed);
+        if idle + max / 2 < next {
+            sweep.next().store(idle + max / 2, Ordering::Relaxed);
+        }
+        idle > max.max(next)
+    };
+    let (free, between) = (is_more(Sweep::Free), is_more(Sweep::Between));
+    if !free && !between {
+        return None;
+    }
+    // What the heap has is kept while it does not grow, but for a part.
+    match central::has_grown() {
+        true if between => Some(Sweep::Between),
+        true => free.then_some(Sweep::Free),
+        false => (free && idle > central::resident() / KEPT_DIVISOR).then_some(Sweep::Free),
+    }
+}
+
+/// Does a sweep that is [`due`].
+pub(super) fn do_due(due: Sweep) {
+    let max = max();
+    sweep(max / 2, due);
+    let next = central::idle() + max / 2;
+    NEXT_BYTES.store(next, Ordering::Relaxed);
+    if due == Sweep::Between {
+        NEXT_BETWEEN_BYTES.store(next, Ordering::Relaxed);
+    }
+}
+
+/// Drops base pages of free units, and those between blocks, until at most `max` bytes are idle.
+/// Reports whether it dropped any.
+pub(super) fn sweep(max: isize, kind: Sweep) -> bool {
+    if IS_SWEEPING.swap(true, Ordering::Acquire) {
+        return false;
+    }
+    let before = central::idle();
+    for class in 1..CLASSES {
+        central::with(class, central::Slabs::release_empty);
+    }
+    sweep_free(max);
+    for class in (1..CLASSES).rev() {
+        if kind == Sweep::Free || central::idle() <= max {
+            break;
+        }
+        central::with(class, |slabs| {
+            slabs.each(|slab| {
+                if central::idle() > max {
+                    let dropped = slab.drop_pages(discard);
+                    central::drop_resident(dropped);
+                }
+            });
+        });
+    }
+    IS_SWEEPING.store(false, Ordering::Release);
+    central::idle() < before
+}
+
+fn sweep_free(max: isize) {
+    CHUNKS.with(|chunks| {
+        chunks.each_with_free(|chunk, header| {
+            if central::idle() > max {
+                central::drop_resident(drop_free(chunk, header));
+            }
+        });
+    });
+}
+
+/// Drops the free units of a chunk, run by run. Returns the bytes that were resident.
+fn drop_free(chunk: u32, header: *mut Unit) -> usize {
+    // SAFETY: a chunk, whose lock is held.
+    let free = unsafe { (*header).free };
+    let is_free = |at: usize| at < UNITS && free >> at & 1 == 1;
+    let (mut at, mut dropped) = (0, 0);
+    while at < UNITS {
+        let first = at;
+        let mut resident = 0;
+        while is_free(at) {
+            // SAFETY: a unit of the chunk.
+            resident += unsafe { (*header.add(at)).gone }.count_zeros() as usize;
+            at += 1;
+        }
+        if at == first {
+            at += 1;
+            continue;
+        }
+        let address = unit::address_of(chunk) + first * UNIT_BYTES;
+        if resident > 0 && discard(address, (at - first) * UNIT_BYTES) {
+            dropped += resident * BASE_BYTES;
+            for unit in first..at {
+                // SAFETY: as above.
+                unsafe { (*header.add(unit)).gone = u8::MAX };
+            }
+        }
+    }
+    dropped
+}
+
+/// Discards base pages without blocks, whose huge pages must be earned again. False if they stay:
+/// behind a filter, or locked.
+fn discard(address: usize, length: usize) -> bool {
+    if !sandbox::allows_advice() || sandbox::is_entered_later() || sandbox::is_entered() {
+        return false;
+    }
+    let (start, end) = (
+        address & !(CHUNK_BYTES - 1),
+        (address + length).next_multiple_of(CHUNK_BYTES),
+    );
+    density::dropped_by_sparse(&(start..end));
+    if length < CHUNK_BYTES {
+        // The kernel splits the huge page only once memory is short; MADV_COLD splits it now.
+        // SAFETY: advice changes the backing of memory, never its content.
+        let _ = unsafe { sys::advise(address, BASE_BYTES, libc::MADV_COLD) };
+    }
+    // SAFETY: no block is there.
+    unsafe { sys::discard(address, length) }.is_ok()
+}
