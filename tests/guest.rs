@@ -154,6 +154,7 @@ fn a_program_of_one_thread_sees_no_other() {
     }
     let scanned = alone.clone().arg("count").jumbo().ok();
     assert!(!scanned.stderr.contains("scanned 0"), "{scanned:?}");
+    assert_eq!(alone.clone().arg("core").jumbo().ok().stdout, "limit 1\n");
     // A container may forbid user namespaces.
     let namespace = alone.clone().arg("namespace");
     assert_eq!(namespace.plain().ok().stdout, namespace.jumbo().ok().stdout);

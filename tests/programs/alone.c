@@ -5,6 +5,7 @@
  *   alone namespace    unshare(2) of a user namespace, by a bare system call
  *   alone pipe         the end of a pipe whose only writer it closes
  *   alone wait         children to wait for
+ *   alone core         the limit of the core dump of the process that scans it
  *   alone free         threads after it frees much memory
  *   alone thread       the scan of memory before and after it makes a thread
  *   alone root         chroot(2) to a file system, and the processes that remain in the old root
@@ -195,6 +196,18 @@ int main(int count, char **arguments)
         CHECK(waitid(P_ALL, 0, &found, WEXITED | WNOHANG) == -1 && errno == ECHILD);
         CHECK(kill(0, 0) == 0);
         puts("none");
+    } else if (!strcmp(what, "core")) {
+        struct rlimit limit, all = {RLIM_INFINITY, RLIM_INFINITY};
+        (void)setrlimit(RLIMIT_CORE, &all);
+        pid_t beside = scanned();
+        CHECK(beside != 0);
+        for (int round = 0; round < 100; round++) {
+            CHECK(prlimit(beside, RLIMIT_CORE, NULL, &limit) == 0);
+            if (limit.rlim_cur == 1)
+                break;
+            usleep(2000);
+        }
+        printf("limit %lu\n", (unsigned long)limit.rlim_cur);
     } else if (!strcmp(what, "free")) {
         for (int round = 0; round < 20; round++) {
             size_t length = 256 * MIB;

@@ -8,7 +8,8 @@
 //!   for it.
 //! - A resource that is bound to the memory (a SysV segment, a lock of a mapped file) would stay until
 //!   it has ended: where there is one, a thread runs the jobs.
-//! - It has a session of its own, no descriptors, and `/` as its working directory ([`begin`]).
+//! - It has a session of its own, no descriptors, and `/` as its working directory ([`begin`]). It
+//!   dumps no core: a debugger's breakpoint in the shared text kills it.
 //! - The kernel kills it at the end of the program's first thread (PR_SET_PDEATHSIG). After an exec
 //!   it shares the memory with no process, and ends ([`pause`]).
 #![expect(unsafe_code, reason = "system calls that rustix lacks")]
@@ -16,7 +17,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
-use rustix::process::{Pid, Signal, getppid, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, kill_process, setrlimit};
 
 use super::{MAKER_PROCESS, OUTLIVES, Outlives, THREAD, WAKE_WORD};
 use crate::proc::{children_change_namespace, is_alone};
@@ -89,6 +90,12 @@ pub(super) fn refuse() {
 pub(super) fn begin() -> bool {
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir(c"/");
+    // A byte: with 0 the kernel still passes a core to a program (core(5)).
+    let none = Rlimit {
+        current: Some(1),
+        maximum: Some(1),
+    };
+    let _ = setrlimit(Resource::Core, none);
     let killed = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
     killed.is_ok() && parent == MAKER_PROCESS.load(Ordering::Relaxed)
