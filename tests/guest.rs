@@ -154,6 +154,10 @@ fn a_program_of_one_thread_sees_no_other() {
     }
     let scanned = alone.clone().arg("count").jumbo().ok();
     assert!(!scanned.stderr.contains("scanned 0"), "{scanned:?}");
+    for number in ["0", "1", "2", "3", "4", "5"] {
+        let any = alone.clone().args(["any", number]);
+        assert_eq!(any.jumbo().ok().stdout, "none\n", "{number}");
+    }
     assert_eq!(alone.clone().arg("core").jumbo().ok().stdout, "limit 1\n");
     // A container may forbid user namespaces.
     let namespace = alone.clone().arg("namespace");
@@ -164,6 +168,19 @@ fn a_program_of_one_thread_sees_no_other() {
         let folder = tempfile::tempdir().unwrap();
         let rooted = alone.arg("root").arg(folder.path()).jumbo().ok();
         assert_eq!(rooted.stdout, "left=0\n");
+    }
+}
+
+/// A process that does not end is killed before the program drops a privilege or its memory.
+#[test]
+fn a_process_that_is_held_ends_with_its_program() {
+    let (Some(_held), true) = (host::with_thp(), host::root()) else {
+        return;
+    };
+    let files = compile(&[Source::C("alone", &["-pthread"])]);
+    for how in ["user", "exec"] {
+        let program = Program::new(files.path("alone")).args(["held", how]);
+        assert_eq!(program.jumbo().ok().stdout, "left=0\n", "{how}");
     }
 }
 

@@ -5,6 +5,8 @@
  *   alone namespace    unshare(2) of a user namespace, by a bare system call
  *   alone pipe         the end of a pipe whose only writer it closes
  *   alone wait         children to wait for
+ *   alone any NUMBER   the NUMBERth kind of wait for any child, also for one without exit signal
+ *   alone held HOW     leaves or changes its user while a debugger holds the process that scans it
  *   alone core         the limit of the core dump of the process that scans it
  *   alone free         threads after it frees much memory
  *   alone thread       the scan of memory before and after it makes a thread
@@ -18,6 +20,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -160,6 +163,59 @@ static void leave(const char *how, char *self)
         exit(0);
 }
 
+/* Waits for any child; -1 and ECHILD without one. */
+static long any(int number)
+{
+    siginfo_t found;
+    switch (number) {
+    case 0: return waitpid(-1, NULL, __WALL);
+    case 1: return wait3(NULL, __WALL, NULL);
+    case 2: return wait4(-1, NULL, __WCLONE, NULL);
+    case 3: return waitid(P_ALL, 0, &found, WEXITED | WNOHANG | __WALL);
+    case 4: return syscall(SYS_wait4, -1, NULL, __WALL, NULL);
+    default: return syscall(SYS_waitid, P_ALL, 0, &found, WEXITED | __WALL, NULL);
+    }
+}
+
+/* Holds the process that scans this one, and returns it. The debugger ends with its process. */
+static pid_t held(void)
+{
+    int orders[2], answers[2];
+    pid_t beside;
+    CHECK(pipe(orders) == 0 && pipe(answers) == 0);
+    pid_t debugger = fork();
+    CHECK(debugger >= 0);
+    if (debugger == 0) {
+        close(orders[1]);
+        if (read(orders[0], &beside, sizeof beside) != sizeof beside)
+            _exit(0);
+        CHECK(ptrace(PTRACE_SEIZE, beside, 0, 0) == 0);
+        CHECK(ptrace(PTRACE_INTERRUPT, beside, 0, 0) == 0);
+        CHECK(waitpid(beside, NULL, __WALL) == beside);
+        CHECK(write(answers[1], "", 1) == 1);
+        waitpid(beside, NULL, __WALL);
+        _exit(0);
+    }
+    CHECK((beside = scanned()) != 0);
+    for (int round = 0; round < 100 && beside == debugger; round++) {
+        /* The list of children begins with the debugger. */
+        char path[64], text[64] = "";
+        snprintf(path, sizeof path, "/proc/self/task/%d/children", getpid());
+        FILE *file = fopen(path, "r");
+        CHECK(file != NULL && fgets(text, sizeof text, file) != NULL);
+        fclose(file);
+        char *next;
+        CHECK(strtol(text, &next, 10) == debugger);
+        beside = atoi(next) ? atoi(next) : debugger;
+        usleep(2000);
+    }
+    CHECK(beside != debugger);
+    char byte;
+    CHECK(write(orders[1], &beside, sizeof beside) == sizeof beside);
+    CHECK(read(answers[0], &byte, 1) == 1);
+    return beside;
+}
+
 int main(int count, char **arguments)
 {
     CHECK(count >= 2);
@@ -196,6 +252,25 @@ int main(int count, char **arguments)
         CHECK(waitid(P_ALL, 0, &found, WEXITED | WNOHANG) == -1 && errno == ECHILD);
         CHECK(kill(0, 0) == 0);
         puts("none");
+    } else if (!strcmp(what, "any")) {
+        CHECK(count == 3);
+        scanned();
+        alarm(20);
+        CHECK(any(atoi(arguments[2])) == -1 && errno == ECHILD);
+        puts("none");
+    } else if (!strcmp(what, "held")) {
+        CHECK(count == 3);
+        alarm(30);
+        pid_t beside = held();
+        if (!strcmp(arguments[2], "user")) {
+            CHECK(setuid(getuid()) == 0);
+            printf("left=%d\n", state_of(beside) != 0);
+        } else {
+            char number[16];
+            snprintf(number, sizeof number, "%d", beside);
+            execl(arguments[0], arguments[0], "gone", number, NULL);
+            CHECK(0);
+        }
     } else if (!strcmp(what, "core")) {
         struct rlimit limit, all = {RLIM_INFINITY, RLIM_INFINITY};
         (void)setrlimit(RLIMIT_CORE, &all);

@@ -4,8 +4,8 @@
 //! It shares the memory and nothing else, so the program's task directory, `Threads:` in its
 //! status, unshare(CLONE_NEWUSER) and setns(2) are as without jumbo. ADR 8 has the alternatives.
 //!
-//! - It is a child without exit signal: only a wait with __WALL or __WCLONE finds it. [`reap`] waits
-//!   for it.
+//! - It is a child without exit signal: only a wait with __WALL or __WCLONE finds it. It ends before
+//!   such a wait for any child. [`reap`] waits for it.
 //! - A resource that is bound to the memory (a SysV segment, a lock of a mapped file) would stay until
 //!   it has ended: where there is one, a thread runs the jobs.
 //! - It has a session of its own, no descriptors, and `/` as its working directory ([`begin`]). It
@@ -21,6 +21,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, kill_process, setr
 
 use super::{MAKER_PROCESS, OUTLIVES, Outlives, THREAD, WAKE_WORD};
 use crate::proc::{children_change_namespace, is_alone};
+use crate::sync::now;
 use crate::sys::{
     Thread, Wait, has_one_thread, process, request, tid_word, wait, wait_either, wake, word_at,
 };
@@ -134,10 +135,21 @@ pub(super) fn reap() {
     THREAD.forget_number();
 }
 
-/// Continues the process, which another one may have stopped.
-pub(super) fn keep_going() {
-    let process = i32::try_from(THREAD.number()).ok().and_then(Pid::from_raw);
-    if let Some(process) = process {
-        let _ = kill_process(process, Signal::CONT);
+/// Waits for the end of the process, which has been told to. Another one may have stopped it, so it
+/// is continued, and killed after `patience`. A process that is frozen then ends once it is thawed, and
+/// runs no instruction before.
+pub(super) fn finish(patience: Duration) {
+    let send = |signal| {
+        let process = i32::try_from(THREAD.number()).ok().and_then(Pid::from_raw);
+        process.map(|process| kill_process(process, signal))
+    };
+    let start = now();
+    while THREAD.is_alive() && now().saturating_sub(start) < patience {
+        send(Signal::CONT);
+        THREAD.join_for(Duration::from_secs(1));
+    }
+    if THREAD.is_alive() {
+        send(Signal::KILL);
+        THREAD.join_for(Duration::from_secs(1));
     }
 }
