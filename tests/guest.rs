@@ -18,6 +18,15 @@ fn memory_calls_keep_to_a_small_stack() {
     }
 }
 
+/// The kernel takes an alternate stack that is left for another one as free.
+#[test]
+fn a_handler_keeps_its_stack_while_a_library_uses_another() {
+    let files = compile(&[Source::C("stacks", &["-pthread"])]);
+    for how in ["fault", "filter", "refuse", "many"] {
+        assert_same(&Program::new(files.path("stacks")).arg(how));
+    }
+}
+
 /// Functions that `stack_use` does not call: each is the code of another one, whose name follows, or
 /// ends the thread.
 const NOT_CALLED: [(&str, &str); 29] = [
