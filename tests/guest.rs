@@ -174,6 +174,7 @@ fn a_program_of_one_thread_sees_no_other() {
     let threaded = alone.clone().arg("thread").jumbo().ok();
     assert_eq!(threaded.stdout, "left=0\nhuge=1\n");
     if host::root() {
+        assert_eq!(alone.clone().arg("drop").jumbo().ok().stdout, "state=Z\n");
         let folder = tempfile::tempdir().unwrap();
         let rooted = alone.arg("root").arg(folder.path()).jumbo().ok();
         assert_eq!(rooted.stdout, "left=0\n");

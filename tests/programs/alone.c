@@ -7,6 +7,7 @@
  *   alone wait         children to wait for
  *   alone any NUMBER   the NUMBERth kind of wait for any child, also for one without exit signal
  *   alone held HOW     leaves or changes its user while a debugger holds the process that scans it
+ *   alone drop         drops its capabilities by a bare system call, and waits for the end of the process
  *   alone core         the limit of the core dump of the process that scans it
  *   alone free         threads after it frees much memory
  *   alone thread       the scan of memory before and after it makes a thread
@@ -16,6 +17,7 @@
 #include "check.h"
 
 #include <dirent.h>
+#include <linux/capability.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -271,6 +273,24 @@ int main(int count, char **arguments)
             execl(arguments[0], arguments[0], "gone", number, NULL);
             CHECK(0);
         }
+    } else if (!strcmp(what, "drop")) {
+        struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+        struct __user_cap_data_struct none[2] = {{0}};
+        /* Sparse memory is scanned as long as it is there. */
+        memory = mmap(NULL, 8 * BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(memory != MAP_FAILED);
+        for (size_t at = 0; at < 8 * BYTES; at += 4 * MIB)
+            memory[at] = 1;
+        pid_t beside = 0;
+        for (int round = 0; round < 500 && !beside; round++) {
+            usleep(2000);
+            beside = child();
+        }
+        CHECK(beside != 0 && state_of(beside) != 'Z');
+        CHECK(bare(SYS_capset, (long)&header, (long)none, 0) == 0);
+        for (int round = 0; round < 500 && state_of(beside) != 'Z'; round++)
+            usleep(10000);
+        printf("state=%c\n", state_of(beside));
     } else if (!strcmp(what, "core")) {
         struct rlimit limit, all = {RLIM_INFINITY, RLIM_INFINITY};
         (void)setrlimit(RLIMIT_CORE, &all);
