@@ -165,6 +165,36 @@ static void leave(const char *how, char *self)
         exit(0);
 }
 
+/* Returns the last child of this process; 0: none. */
+static pid_t last_child(void)
+{
+    char path[64], text[64] = "";
+    pid_t last = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%d/children", getpid());
+    FILE *file = fopen(path, "r");
+    CHECK(file != NULL);
+    while (fscanf(file, "%63s", text) == 1)
+        last = atoi(text);
+    fclose(file);
+    return last;
+}
+
+/* Returns the process that scans sparse memory, as long as that is there. */
+static pid_t scanned_for_long(void)
+{
+    pid_t before = last_child(), beside = before;
+    memory = mmap(NULL, 8 * BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    for (size_t at = 0; at < 8 * BYTES; at += 4 * MIB)
+        memory[at] = 1;
+    for (int round = 0; round < 500 && beside == before; round++) {
+        usleep(2000);
+        beside = last_child();
+    }
+    CHECK(beside != before && state_of(beside) != 'Z');
+    return beside;
+}
+
 /* Waits for any child; -1 and ECHILD without one. */
 static long any(int number)
 {
@@ -198,20 +228,7 @@ static pid_t held(void)
         waitpid(beside, NULL, __WALL);
         _exit(0);
     }
-    CHECK((beside = scanned()) != 0);
-    for (int round = 0; round < 100 && beside == debugger; round++) {
-        /* The list of children begins with the debugger. */
-        char path[64], text[64] = "";
-        snprintf(path, sizeof path, "/proc/self/task/%d/children", getpid());
-        FILE *file = fopen(path, "r");
-        CHECK(file != NULL && fgets(text, sizeof text, file) != NULL);
-        fclose(file);
-        char *next;
-        CHECK(strtol(text, &next, 10) == debugger);
-        beside = atoi(next) ? atoi(next) : debugger;
-        usleep(2000);
-    }
-    CHECK(beside != debugger);
+    beside = scanned_for_long();
     char byte;
     CHECK(write(orders[1], &beside, sizeof beside) == sizeof beside);
     CHECK(read(answers[0], &byte, 1) == 1);
@@ -276,17 +293,7 @@ int main(int count, char **arguments)
     } else if (!strcmp(what, "drop")) {
         struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
         struct __user_cap_data_struct none[2] = {{0}};
-        /* Sparse memory is scanned as long as it is there. */
-        memory = mmap(NULL, 8 * BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        CHECK(memory != MAP_FAILED);
-        for (size_t at = 0; at < 8 * BYTES; at += 4 * MIB)
-            memory[at] = 1;
-        pid_t beside = 0;
-        for (int round = 0; round < 500 && !beside; round++) {
-            usleep(2000);
-            beside = child();
-        }
-        CHECK(beside != 0 && state_of(beside) != 'Z');
+        pid_t beside = scanned_for_long();
         CHECK(bare(SYS_capset, (long)&header, (long)none, 0) == 0);
         for (int round = 0; round < 500 && state_of(beside) != 'Z'; round++)
             usleep(10000);
