@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-use crate::support::{Program, Source, assert_same, build, compile, host, wait};
+use crate::pool::group::Group;
+use crate::support::{MIB, Program, Source, assert_same, build, compile, host, wait};
 
 /// glibc's malloc is initialised on a stack of the library, and what needs much stack runs on one.
 #[test]
@@ -22,8 +23,13 @@ fn memory_calls_keep_to_a_small_stack() {
 #[test]
 fn a_handler_keeps_its_stack_while_a_library_uses_another() {
     let files = compile(&[Source::C("stacks", &["-pthread"])]);
-    for how in ["fault", "filter", "refuse", "many"] {
+    for how in ["fault", "filter", "refuse", "many", "local"] {
         assert_same(&Program::new(files.path("stacks")).arg(how));
+    }
+    // The room of a group is read from more files.
+    if let Some(group) = Group::of_memory(256 * MIB) {
+        let local = Program::new(files.path("stacks")).arg("local");
+        local.around(group.enter()).jumbo().ok();
     }
 }
 

@@ -5,6 +5,7 @@
  *   stacks filter    in a handler on the alternate stack, behind a seccomp filter, with a timer
  *   stacks refuse    the same, where the filter refuses to block signals
  *   stacks many      in 100 threads at a time
+ *   stacks local     on a stack that is an array of main(), and checks what is below it
  */
 #include "check.h"
 
@@ -112,6 +113,19 @@ int main(int count, char **words)
         for (int i = 0; i < THREADS; i++)
             CHECK(pthread_join(threads[i], NULL) == 0);
         puts("many");
+        return 0;
+    }
+    if (strcmp(words[1], "local") == 0) {
+        char local[8 * SMALL];
+        memset(local, 7, sizeof local);
+        CHECK(getcontext(&routine) == 0);
+        routine.uc_stack = (stack_t){.ss_sp = local + sizeof local - SMALL, .ss_size = SMALL};
+        routine.uc_link = &thread;
+        makecontext(&routine, rounds, 0);
+        CHECK(swapcontext(&thread, &routine) == 0);
+        for (size_t at = 0; at < sizeof local - SMALL; at++)
+            CHECK(local[at] == 7);
+        puts("local");
         return 0;
     }
     stack_t stack = {.ss_size = 256 * KIB};

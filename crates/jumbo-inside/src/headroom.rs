@@ -10,13 +10,15 @@
 //! Not covered: the first touch of older mappings while memory is pending. So a memory cgroup needs
 //! many times as much room; on the host the kernel reclaims first.
 //!
-//! Files are read into stack buffers, and nothing is cached, because a limit can change at any
+//! Files are read into buffers on a stack with room, and nothing is cached, because a limit can change at any
 //! time.
 
 use core::ffi::CStr;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
+
+use crate::sys;
 
 /// Longest path. All buffers here are small: the stack may be fresh.
 pub(crate) const MAX_PATH_BYTES: usize = 1024;
@@ -89,6 +91,11 @@ impl Needed {
 /// Measures the headroom; `None` if unknown. The caller holds a lock that delays fork(2), so that
 /// no child inherits the descriptors.
 pub fn headroom(needed: Needed) -> Option<Headroom> {
+    sys::apart(|| measure(needed)).flatten()
+}
+
+/// Measures on the caller's stack.
+fn measure(needed: Needed) -> Option<Headroom> {
     Some(Headroom {
         host: free(needed.host).or_else(available)?,
         group: room(&MEMORY, needed.group)?,
@@ -123,9 +130,9 @@ pub(crate) fn host_room(parts: Parts) -> Option<(usize, usize)> {
     Some((room, parts.of(room, tasks)))
 }
 
-/// Reports whether `bytes` can be touched that the program did not touch.
+/// Reports whether `bytes` can be touched that the program did not touch. On the scanner's stack.
 pub(crate) fn has_room(bytes: usize) -> bool {
-    headroom(Needed::for_touching(bytes)).is_some_and(|room| room.min() >= bytes)
+    measure(Needed::for_touching(bytes)).is_some_and(|room| room.min() >= bytes)
 }
 
 /// Reports whether the kernel may limit its commitments (vm.overcommit_memory is 2, or unknown).

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use jumbo_inside::heap::BASE_PAGE;
 use jumbo_inside::sandbox;
-use jumbo_inside::sys::{self, Blocked};
+use jumbo_inside::sys::{self, Apart, Blocked};
 use libc::stack_t;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
@@ -80,6 +80,8 @@ struct Job<F, R> {
 /// Learns the bounds of the first thread's stack, in that thread.
 pub(crate) fn start() {
     glibc::start();
+    static APART: Apart = Apart(apart);
+    sys::use_apart(&APART);
     // More is no more ample, and the limit counts from the end of the stack.
     const MAX_BYTES: usize = 8 << 20;
     let limit = getrlimit(Resource::Stack).current;
@@ -212,6 +214,20 @@ extern "C" fn jumbo_mimalloc_has_room() -> bool {
 unsafe extern "C" fn jumbo_mimalloc_aside(job: *mut c_void, perform: Perform) {
     // SAFETY: the caller's promise.
     unsafe { aside(job, perform) };
+}
+
+/// Performs work on a stack of this library, also where the present one seems to have room.
+///
+/// # Safety
+/// As for the function.
+unsafe fn apart(job: *mut c_void, perform: Perform) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match is_own(here()) {
+            true => perform(job),
+            false => aside(job, perform),
+        }
+    }
 }
 
 type Perform = unsafe extern "C" fn(*mut c_void);

@@ -69,21 +69,32 @@ fn track(block: usize, state: BlockState) -> bool {
     }
 }
 
-/// Reads the available memory, unless it was read a moment ago.
-pub(super) fn read_room() {
+/// Reports whether the available memory was not read a moment ago, so that the caller reads it.
+fn has_to_read() -> bool {
     let now = millis(crate::sync::now());
     let read = READ_MILLIS.load(Ordering::Relaxed);
-    if Duration::from_millis(now.saturating_sub(read)) > MAX_ROOM_AGE {
+    let is_old = Duration::from_millis(now.saturating_sub(read)) > MAX_ROOM_AGE;
+    if is_old {
         READ_MILLIS.store(now, Ordering::Relaxed);
+    }
+    is_old
+}
+
+/// Reads the available memory, in a scan.
+pub(super) fn read_room() {
+    if has_to_read() {
         credit::read_room();
     }
 }
 
 /// Reads the available memory where files may be read: the scanner may have no thread.
 pub(super) fn read_room_now() {
-    if !sandbox::is_entered_later() && !super::has_left() {
-        HAS_READ_ROOM.store(true, Ordering::Relaxed);
-        read_room();
+    if sandbox::is_entered_later() || super::has_left() {
+        return;
+    }
+    HAS_READ_ROOM.store(true, Ordering::Relaxed);
+    if has_to_read() {
+        sys::apart(credit::read_room);
     }
 }
 

@@ -282,6 +282,11 @@ fn make() {
     if limit.is_some_and(|limit| limit < MIN_PROCESSES) {
         return report_absence(Without::Room);
     }
+    // The list of mappings may be read.
+    sys::apart(make_apart);
+}
+
+fn make_apart() {
     // A signal handler must not find it busy; a thread inherits the signal mask.
     let _blocked = Blocked::all();
     if IS_CHANGING.swap(true, Ordering::SeqCst) {
