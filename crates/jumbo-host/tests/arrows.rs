@@ -78,7 +78,7 @@ const INSIDE: Table = &[
     ("pool", &["headroom", "sandbox", "sys"]),
     ("events", &[]),
     ("sandbox", &["bpf", "headroom", "one_page", "sys"]),
-    ("headroom", &[]),
+    ("headroom", &["sys"]),
     ("orders", &["keep", "units"]),
     ("keep", &["units"]),
     ("bpf", &[]),

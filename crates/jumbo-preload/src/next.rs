@@ -173,6 +173,10 @@ next! {
     execl: fn() -> c_int, else failed();
     execlp: fn() -> c_int, else failed();
     execle: fn() -> c_int, else failed();
+    waitpid: fn() -> c_int, else failed();
+    wait3: fn() -> c_int, else failed();
+    wait4: fn() -> c_int, else failed();
+    waitid: fn() -> c_int, else failed();
     _exit: fn() -> c_int, else failed();
     _Exit: fn() -> c_int, else failed();
     quick_exit: fn() -> c_int, else failed();

@@ -23,12 +23,13 @@ use super::{credit, program_break};
 use crate::headroom;
 use crate::ledger::stats;
 use crate::sync::millis;
-use crate::sys;
+use crate::{sandbox, sys, watch};
 
 /// Maximum age of the available memory that was read.
 const MAX_ROOM_AGE: Duration = Duration::from_millis(100);
 const MAX_MEASURED_BLOCKS: usize = 16;
 static HAS_READ_ROOM: AtomicBool = AtomicBool::new(false);
+static READ_MILLIS: AtomicU64 = AtomicU64::new(0);
 /// Ring of the blocks advised last, for [`measure_recent`].
 static RECENT_BLOCKS: [AtomicUsize; RECENT_COUNT] = [const { AtomicUsize::new(0) }; RECENT_COUNT];
 const RECENT_COUNT: usize = 256;
@@ -68,14 +69,32 @@ fn track(block: usize, state: BlockState) -> bool {
     }
 }
 
-/// Reads the available memory, unless it was read a moment ago.
-pub(super) fn read_room() {
-    static READ_MILLIS: AtomicU64 = AtomicU64::new(0);
+/// Reports whether the available memory was not read a moment ago, so that the caller reads it.
+fn has_to_read() -> bool {
     let now = millis(crate::sync::now());
     let read = READ_MILLIS.load(Ordering::Relaxed);
-    if Duration::from_millis(now.saturating_sub(read)) > MAX_ROOM_AGE {
+    let is_old = Duration::from_millis(now.saturating_sub(read)) > MAX_ROOM_AGE;
+    if is_old {
         READ_MILLIS.store(now, Ordering::Relaxed);
+    }
+    is_old
+}
+
+/// Reads the available memory, in a scan.
+pub(super) fn read_room() {
+    if has_to_read() {
         credit::read_room();
+    }
+}
+
+/// Reads the available memory where files may be read: the scanner may have no thread.
+pub(super) fn read_room_now() {
+    if sandbox::is_entered_later() || super::has_left() {
+        return;
+    }
+    HAS_READ_ROOM.store(true, Ordering::Relaxed);
+    if has_to_read() {
+        sys::apart(credit::read_room);
     }
 }
 
@@ -88,8 +107,9 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     if indexes.is_empty() || may_measure() && sys::is_without_thp() {
         return first..first;
     }
-    if may_measure() && (!HAS_READ_ROOM.swap(true, Ordering::Relaxed) || credit::is_scarce()) {
-        read_room();
+    let is_first = !HAS_READ_ROOM.load(Ordering::Relaxed);
+    if is_first || may_measure() && (credit::is_scarce() || !watch::is_watched()) {
+        read_room_now();
     }
     let wanted = indexes.len() * pmd();
     if credit::remaining() < wanted {
@@ -404,6 +424,9 @@ fn measure_recent() {
 
 /// Counts the charges anew in the child of a fork, before any other use.
 pub(super) fn forked() {
+    // There is one more process to share it.
+    HAS_READ_ROOM.store(false, Ordering::Relaxed);
+    READ_MILLIS.store(0, Ordering::Relaxed);
     let ahead = program_break::charged_ahead();
     let (mut charged, mut huge) = (ahead, ahead);
     let mut indexes = blocks::ALL;

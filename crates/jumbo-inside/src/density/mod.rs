@@ -369,6 +369,12 @@ impl Mechanism for Events {
         owners::punched();
     }
 
+    fn before_confinement() {
+        if is_bounded() && PMD_BYTES.load(Ordering::Relaxed) != 0 {
+            fill::read_room_now();
+        }
+    }
+
     fn about_to_fork() {
         scan::about_to_fork();
     }
