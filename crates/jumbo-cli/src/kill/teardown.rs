@@ -79,7 +79,8 @@ impl Teardown {
             longest.ok_or_else(|| match ended[0].err() {
                 Some(Errno::INVAL) => "it did not end at once, or shares its memory".to_owned(),
                 Some(Errno::SRCH) | None => "the kernel was faster".to_owned(),
-                Some(errno) => format!("process_mrelease(2) (Linux 5.15) failed: {errno}"),
+                Some(Errno::NOSYS) => "this kernel has no process_mrelease (Linux 5.15)".to_owned(),
+                Some(errno) => format!("process_mrelease(2) failed: {errno}"),
             })
         });
         let nanos = time.as_ref().map_or(0, Duration::as_nanos);
