@@ -90,6 +90,30 @@ fn jumbo_itself_takes_little() {
     assert!(row.jumbo <= row.plain + OVERHEAD_BYTES);
 }
 
+/// Each process of a group has a credit: together they do not exceed the group's room.
+#[test]
+fn processes_that_share_a_limit_share_the_credit() {
+    assert_crowd_lives("250", 512 * MIB);
+}
+
+/// Behind a filter no scanner runs, so the room is read before.
+#[test]
+fn a_filter_does_not_lift_the_bound_of_a_group() {
+    assert_crowd_lives("filtered", 6 * MIB);
+}
+
+fn assert_crowd_lives(words: &str, limit: u64) {
+    let (Some(_held), Some(group)) = (host::with_thp(), Group::of_memory(limit)) else {
+        return;
+    };
+    let files = compile(&[Source::C("crowd", &[])]);
+    let program = Program::new(files.path("crowd")).arg(words);
+    jumbo(&program.around(group.enter())).ok();
+    // At the limit the kernel kills, or falls back to base pages.
+    let peak = group.peak();
+    assert!(peak.is_none_or(|peak| peak < limit / 4 * 3), "{peak:?}");
+}
+
 /// Locks the host's state and compiles the programs; `None` if memory cannot be counted or nothing
 /// would be huge.
 fn prepared() -> Option<(host::Held, Compiled)> {

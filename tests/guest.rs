@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-use crate::support::{Program, Source, assert_same, build, compile, host, wait};
+use crate::pool::group::Group;
+use crate::support::{MIB, Program, Source, assert_same, build, compile, host, wait};
 
 /// glibc's malloc is initialised on a stack of the library, and what needs much stack runs on one.
 #[test]
@@ -15,6 +16,20 @@ fn memory_calls_keep_to_a_small_stack() {
         for option in ["--heap=off", "--heap=glibc"] {
             program.jumbo_with(&[option]).ok();
         }
+    }
+}
+
+/// The kernel takes an alternate stack that is left for another one as free.
+#[test]
+fn a_handler_keeps_its_stack_while_a_library_uses_another() {
+    let files = compile(&[Source::C("stacks", &["-pthread"])]);
+    for how in ["fault", "filter", "refuse", "many", "local"] {
+        assert_same(&Program::new(files.path("stacks")).arg(how));
+    }
+    // The room of a group is read from more files.
+    if let Some(group) = Group::of_memory(256 * MIB) {
+        let local = Program::new(files.path("stacks")).arg("local");
+        local.around(group.enter()).jumbo().ok();
     }
 }
 
@@ -131,10 +146,13 @@ fn a_program_with_a_sanitizer_runs_as_it_is() {
     if !tsan.is_ok_and(|found| found.stdout.starts_with(b"/")) {
         return host::skip("gcc has no libtsan");
     }
-    let files = compile(&[Source::C("own_iterate", &["-fsanitize=thread", "-DPLAIN"])]);
-    let program = Program::new(files.path("own_iterate"));
-    let (_, report) = assert_same(&program);
-    assert!(report.says("ThreadSanitizer"), "{report:?}");
+    const STATIC: &[&str] = &["-fsanitize=thread", "-DPLAIN", "-static-libtsan"];
+    for options in [&STATIC[..2], STATIC] {
+        let files = compile(&[Source::C("own_iterate", options)]);
+        let program = Program::new(files.path("own_iterate"));
+        let (_, report) = assert_same(&program);
+        assert!(report.says("ThreadSanitizer"), "{options:?}: {report:?}");
+    }
 }
 
 /// A process beside the program scans its memory, as long as it has one thread.
@@ -151,15 +169,34 @@ fn a_program_of_one_thread_sees_no_other() {
     }
     let scanned = alone.clone().arg("count").jumbo().ok();
     assert!(!scanned.stderr.contains("scanned 0"), "{scanned:?}");
+    for number in ["0", "1", "2", "3", "4", "5"] {
+        let any = alone.clone().args(["any", number]);
+        assert_eq!(any.jumbo().ok().stdout, "none\n", "{number}");
+    }
+    assert_eq!(alone.clone().arg("core").jumbo().ok().stdout, "limit 1\n");
     // A container may forbid user namespaces.
     let namespace = alone.clone().arg("namespace");
     assert_eq!(namespace.plain().ok().stdout, namespace.jumbo().ok().stdout);
     let threaded = alone.clone().arg("thread").jumbo().ok();
     assert_eq!(threaded.stdout, "left=0\nhuge=1\n");
     if host::root() {
+        assert_eq!(alone.clone().arg("drop").jumbo().ok().stdout, "state=Z\n");
         let folder = tempfile::tempdir().unwrap();
         let rooted = alone.arg("root").arg(folder.path()).jumbo().ok();
         assert_eq!(rooted.stdout, "left=0\n");
+    }
+}
+
+/// A process that does not end is killed before the program drops a privilege or its memory.
+#[test]
+fn a_process_that_is_held_ends_with_its_program() {
+    let (Some(_held), true) = (host::with_thp(), host::root()) else {
+        return;
+    };
+    let files = compile(&[Source::C("alone", &["-pthread"])]);
+    for how in ["user", "exec"] {
+        let program = Program::new(files.path("alone")).args(["held", how]);
+        assert_eq!(program.jumbo().ok().stdout, "left=0\n", "{how}");
     }
 }
 

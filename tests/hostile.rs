@@ -179,7 +179,7 @@ fn no_thread_keeps_a_user_or_cpus_that_the_program_left_by_a_bare_system_call() 
         return;
     };
     let files = compile(&[Source::C("raw_user", &[])]);
-    for change in ["user", "cpus"] {
+    for change in ["user", "idle", "cpus"] {
         let program = Program::new(files.path("raw_user")).arg(change);
         let ran = program.jumbo_with(&["--reaper=off"]).ok();
         assert!(ran.stdout.contains("watched 1\n"), "{change}: {ran:?}");

@@ -380,17 +380,32 @@ print('closed=%d dumped=%d hidden=%d' % (closed, dumped, hidden))";
     assert_eq!(ran.number("hidden"), 0, "{ran:?}");
 }
 
-/// The pieces of V8's heap (Node 22 and later), heaps with code (SBCL), and a heap in a memfd that is
-/// allocated before it is mapped (ZGC).
+/// The pieces of V8's heap (Node 22 and later), heaps with code (SBCL), and heaps in a memfd that is
+/// allocated before it is mapped (ZGC), at once or as they grow.
 #[test]
 fn heaps_that_are_mapped_otherwise_are_huge() {
     let Some(_held) = host::with_thp() else {
         return;
     };
     let files = compile(&[Source::C("placed_heaps", &[])]);
-    for how in ["pieces", "code", "allocated"] {
+    for how in ["pieces", "code", "allocated", "grown"] {
         let program = Program::new(files.path("placed_heaps")).arg(how);
         let ran = program.jumbo().ok();
         assert!(ran.number("percent") >= 80, "{how}: {ran:?}");
     }
+}
+
+/// The reasons of a report sum up to the memory that is not huge: addresses without memory are none.
+#[test]
+fn a_reason_counts_memory_and_not_addresses() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("narrow", &[])]);
+    let (_, report) = Program::new(files.path("narrow")).reported();
+    let reason = "mappings without a whole huge page";
+    assert!(
+        report.says(&format!("64.0 MiB are in {reason}")),
+        "{report:?}"
+    );
 }

@@ -5,6 +5,10 @@
  *   alone namespace    unshare(2) of a user namespace, by a bare system call
  *   alone pipe         the end of a pipe whose only writer it closes
  *   alone wait         children to wait for
+ *   alone any NUMBER   the NUMBERth kind of wait for any child, also for one without exit signal
+ *   alone held HOW     leaves or changes its user while a debugger holds the process that scans it
+ *   alone drop         drops its capabilities by a bare system call, and waits for the end of the process
+ *   alone core         the limit of the core dump of the process that scans it
  *   alone free         threads after it frees much memory
  *   alone thread       the scan of memory before and after it makes a thread
  *   alone root         chroot(2) to a file system, and the processes that remain in the old root
@@ -13,10 +17,12 @@
 #include "check.h"
 
 #include <dirent.h>
+#include <linux/capability.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -159,6 +165,76 @@ static void leave(const char *how, char *self)
         exit(0);
 }
 
+/* Returns the last child of this process; 0: none. */
+static pid_t last_child(void)
+{
+    char path[64], text[64] = "";
+    pid_t last = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%d/children", getpid());
+    FILE *file = fopen(path, "r");
+    CHECK(file != NULL);
+    while (fscanf(file, "%63s", text) == 1)
+        last = atoi(text);
+    fclose(file);
+    return last;
+}
+
+/* Returns the process that scans sparse memory, as long as that is there. */
+static pid_t scanned_for_long(void)
+{
+    pid_t before = last_child(), beside = before;
+    memory = mmap(NULL, 8 * BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    for (size_t at = 0; at < 8 * BYTES; at += 4 * MIB)
+        memory[at] = 1;
+    for (int round = 0; round < 500 && beside == before; round++) {
+        usleep(2000);
+        beside = last_child();
+    }
+    CHECK(beside != before && state_of(beside) != 'Z');
+    return beside;
+}
+
+/* Waits for any child; -1 and ECHILD without one. */
+static long any(int number)
+{
+    siginfo_t found;
+    switch (number) {
+    case 0: return waitpid(-1, NULL, __WALL);
+    case 1: return wait3(NULL, __WALL, NULL);
+    case 2: return wait4(-1, NULL, __WCLONE, NULL);
+    case 3: return waitid(P_ALL, 0, &found, WEXITED | WNOHANG | __WALL);
+    case 4: return syscall(SYS_wait4, -1, NULL, __WALL, NULL);
+    default: return syscall(SYS_waitid, P_ALL, 0, &found, WEXITED | __WALL, NULL);
+    }
+}
+
+/* Holds the process that scans this one, and returns it. The debugger ends with its process. */
+static pid_t held(void)
+{
+    int orders[2], answers[2];
+    pid_t beside;
+    CHECK(pipe(orders) == 0 && pipe(answers) == 0);
+    pid_t debugger = fork();
+    CHECK(debugger >= 0);
+    if (debugger == 0) {
+        close(orders[1]);
+        if (read(orders[0], &beside, sizeof beside) != sizeof beside)
+            _exit(0);
+        CHECK(ptrace(PTRACE_SEIZE, beside, 0, 0) == 0);
+        CHECK(ptrace(PTRACE_INTERRUPT, beside, 0, 0) == 0);
+        CHECK(waitpid(beside, NULL, __WALL) == beside);
+        CHECK(write(answers[1], "", 1) == 1);
+        waitpid(beside, NULL, __WALL);
+        _exit(0);
+    }
+    beside = scanned_for_long();
+    char byte;
+    CHECK(write(orders[1], &beside, sizeof beside) == sizeof beside);
+    CHECK(read(answers[0], &byte, 1) == 1);
+    return beside;
+}
+
 int main(int count, char **arguments)
 {
     CHECK(count >= 2);
@@ -195,6 +271,45 @@ int main(int count, char **arguments)
         CHECK(waitid(P_ALL, 0, &found, WEXITED | WNOHANG) == -1 && errno == ECHILD);
         CHECK(kill(0, 0) == 0);
         puts("none");
+    } else if (!strcmp(what, "any")) {
+        CHECK(count == 3);
+        scanned();
+        alarm(20);
+        CHECK(any(atoi(arguments[2])) == -1 && errno == ECHILD);
+        puts("none");
+    } else if (!strcmp(what, "held")) {
+        CHECK(count == 3);
+        alarm(30);
+        pid_t beside = held();
+        if (!strcmp(arguments[2], "user")) {
+            CHECK(setuid(getuid()) == 0);
+            printf("left=%d\n", state_of(beside) != 0);
+        } else {
+            char number[16];
+            snprintf(number, sizeof number, "%d", beside);
+            execl(arguments[0], arguments[0], "gone", number, NULL);
+            CHECK(0);
+        }
+    } else if (!strcmp(what, "drop")) {
+        struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+        struct __user_cap_data_struct none[2] = {{0}};
+        pid_t beside = scanned_for_long();
+        CHECK(bare(SYS_capset, (long)&header, (long)none, 0) == 0);
+        for (int round = 0; round < 500 && state_of(beside) != 'Z'; round++)
+            usleep(10000);
+        printf("state=%c\n", state_of(beside));
+    } else if (!strcmp(what, "core")) {
+        struct rlimit limit, all = {RLIM_INFINITY, RLIM_INFINITY};
+        (void)setrlimit(RLIMIT_CORE, &all);
+        pid_t beside = scanned();
+        CHECK(beside != 0);
+        for (int round = 0; round < 100; round++) {
+            CHECK(prlimit(beside, RLIMIT_CORE, NULL, &limit) == 0);
+            if (limit.rlim_cur == 1)
+                break;
+            usleep(2000);
+        }
+        printf("limit %lu\n", (unsigned long)limit.rlim_cur);
     } else if (!strcmp(what, "free")) {
         for (int round = 0; round < 20; round++) {
             size_t length = 256 * MIB;

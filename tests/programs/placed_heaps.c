@@ -1,10 +1,11 @@
 /*
  * Heaps that a program maps in a way of its own.
  *
- *   placed_heaps pieces|code|allocated
+ *   placed_heaps pieces|code|allocated|grown
  *
  * `pieces`: 256 KiB at random hints, with access at once. `code`: executable. `allocated`: a memfd
- * whose memory is allocated before it is mapped.
+ * whose memory is allocated before it is mapped. `grown`: the same in pieces of 2 MiB, of which one is
+ * unmapped for a while.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -35,6 +36,19 @@ int main(int argc, char **argv)
         char *heap = mmap(NULL, 4 * size, prot | PROT_EXEC, flags | MAP_NORESERVE, -1, 0);
         CHECK(heap != MAP_FAILED);
         memset(heap, 1, size);
+    } else if (!strcmp(argv[1], "grown")) {
+        int file = memfd_create("heap", MFD_CLOEXEC), flags = MAP_SHARED | MAP_FIXED;
+        CHECK(file >= 0 && ftruncate(file, (off_t)size) == 0);
+        uintptr_t heap = 0x40000000000;
+        for (size_t at = 0; at < size; at += 2 * MIB) {
+            CHECK(fallocate(file, 0, (off_t)at, 2 * MIB) == 0);
+            CHECK(mmap((void *)(heap + at), 2 * MIB, prot, flags, file, (off_t)at) == (void *)(heap + at));
+            memset((void *)(heap + at), 1, 2 * MIB);
+        }
+        void *middle = (void *)(heap + size / 2);
+        CHECK(munmap(middle, 2 * MIB) == 0);
+        CHECK(mmap(middle, 2 * MIB, prot, flags, file, (off_t)size / 2) == middle);
+        memset(middle, 1, 2 * MIB);
     } else {
         int file = memfd_create("heap", MFD_CLOEXEC);
         CHECK(file >= 0 && ftruncate(file, (off_t)size) == 0 && fallocate(file, 0, 0, (off_t)size) == 0);

@@ -1,6 +1,6 @@
 /* Changes its user (or its CPUs) by a bare system call, unseen by libraries, while a thread of
  * jumbo scans its memory, or a process of jumbo that shares it. Then no task of the process, and no
- * child, may have the old credentials. */
+ * child, may have the old credentials. `idle`: it scans nothing more by then. */
 #include "check.h"
 #include <dirent.h>
 #include <sched.h>
@@ -90,7 +90,10 @@ int main(int count, char **arguments)
     /* At most the first thread has effective capabilities. */
     int without = tasks_with("CapEff:", "0000000000000000", &others);
     printf("without capabilities %d\n", without);
-    if (!strcmp(arguments[1], "user")) {
+    int is_idle = !strcmp(arguments[1], "idle"), is_user = is_idle || !strcmp(arguments[1], "user");
+    if (is_idle)
+        sleep(7);
+    if (is_user) {
         CHECK(bare(SYS_setresuid, 65534, 65534, 65534) == 0);
     } else {
         cpu_set_t one;
@@ -100,9 +103,12 @@ int main(int count, char **arguments)
         CHECK(bare(SYS_sched_setaffinity, 0, sizeof one, (long)&one) == 0);
     }
     others = 1;
-    for (int round = 0; round < 6000 && others; round++) {
-        touch_some();
-        if (!strcmp(arguments[1], "user"))
+    for (int round = 0; round < (is_idle ? 250 : 6000) && others; round++) {
+        if (is_idle)
+            usleep(10000);
+        else
+            touch_some();
+        if (is_user)
             tasks_with("Uid:", "65534", &others);
         else
             tasks_with("Cpus_allowed_list:", "0\n", &others);

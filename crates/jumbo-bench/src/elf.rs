@@ -1,8 +1,7 @@
 //! A copy of an executable with one more segment: [`with_segment`].
 //!
-//! Some tables measure large segments: much text, large static arrays. `jumbo` itself shall not
-//! have them: it would start more slowly, or not at all under strict overcommit. So a copy of the
-//! executable gets the segment, and the host needs no compiler.
+//! A table measures much text. `jumbo` itself shall not have it: it would start more slowly. So a
+//! copy of the executable gets the segment, and the host needs no compiler.
 //!
 //! The file is unlinked: it disappears with the measuring process.
 
@@ -12,7 +11,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use jumbo::units::Bytes;
-use object::elf::{FileHeader64, PF_R, PF_W, PF_X, PT_LOAD, PT_NOTE, ProgramHeader64};
+use object::elf::{FileHeader64, PF_R, PF_X, PT_LOAD, PT_NOTE, ProgramHeader64};
 use object::pod::slice_from_bytes_mut;
 use object::read::elf::FileHeader as _;
 use object::{LittleEndian as LE, U32, U64};
@@ -26,35 +25,27 @@ pub(crate) const HUGE_PAGE: u64 = 2 << 20;
 /// Gap between the program and the segment: the kernel must not merge their mappings.
 const SEGMENT_GAP: u64 = 1 << 16;
 
-/// The added segment: whole huge pages, aligned as by `-z common-page-size=2M`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AddedSegment {
-    /// Text from the file, at an offset congruent to its address, so that PMDs can map it.
-    Text(Bytes),
-    /// Writable zeroes without file content: bss.
-    Zeroes(Bytes),
-}
-
-/// Copies `executable` with the segment; `fill` writes its content.
+/// Copies `executable` with `size` bytes of text: whole huge pages, aligned as by
+/// `-z common-page-size=2M`, at an offset congruent to the address. `fill` writes them.
 pub(crate) fn with_segment(
     executable: &Path,
-    segment: AddedSegment,
+    size: Bytes,
     fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<File, Error> {
     let folder = crate::on_disk();
-    let made = make_in(&folder, executable, segment, fill);
+    let made = make_in(&folder, executable, size, fill);
     made.map_err(|error| Error::Program(folder.display().to_string(), error))
 }
 
 fn make_in(
     folder: &Path,
     executable: &Path,
-    segment: AddedSegment,
+    size: Bytes,
     fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<File> {
     let mut bytes = fs::read(executable)?;
     let offset = (bytes.len() as u64).next_multiple_of(HUGE_PAGE);
-    add(&mut bytes, offset, segment)
+    add(&mut bytes, offset, size)
         .ok_or_else(|| io::Error::other("not a 64-bit ELF executable with a note"))?;
 
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -79,7 +70,7 @@ pub(crate) fn path_of(file: &impl AsRawFd) -> PathBuf {
 }
 
 /// Replaces the PT_NOTE entry by the segment; `None` for files without one.
-fn add(file: &mut [u8], offset: u64, segment: AddedSegment) -> Option<()> {
+fn add(file: &mut [u8], offset: u64, size: Bytes) -> Option<()> {
     let header = FileHeader64::<LE>::parse(&*file).ok()?;
     let first = usize::try_from(header.e_phoff.get(LE)).ok()?;
     let count = usize::from(header.e_phnum.get(LE));
@@ -91,10 +82,6 @@ fn add(file: &mut [u8], offset: u64, segment: AddedSegment) -> Option<()> {
         .map(|entry| entry.p_vaddr.get(LE) + entry.p_memsz.get(LE))
         .max()?;
     let address = U64::new(LE, (end + SEGMENT_GAP).next_multiple_of(HUGE_PAGE));
-    let (flags, offset, in_file, size) = match segment {
-        AddedSegment::Text(size) => (PF_R | PF_X, offset, size.0, size.0),
-        AddedSegment::Zeroes(size) => (PF_R | PF_W, 0, 0, size.0),
-    };
     let note = table.iter().position(is(PT_NOTE))?;
     let last = table.iter().rposition(is(PT_LOAD))?;
     // Program headers are sorted by address.
@@ -110,12 +97,12 @@ fn add(file: &mut [u8], offset: u64, segment: AddedSegment) -> Option<()> {
     };
     table[place] = ProgramHeader64 {
         p_type: U32::new(LE, PT_LOAD),
-        p_flags: U32::new(LE, flags),
+        p_flags: U32::new(LE, PF_R | PF_X),
         p_offset: U64::new(LE, offset),
         p_vaddr: address,
         p_paddr: address,
-        p_filesz: U64::new(LE, in_file),
-        p_memsz: U64::new(LE, size),
+        p_filesz: U64::new(LE, size.0),
+        p_memsz: U64::new(LE, size.0),
         p_align: U64::new(LE, HUGE_PAGE),
     };
     Some(())
@@ -131,29 +118,20 @@ mod tests {
     fn a_program_with_an_added_segment_runs_and_leaves_no_file() {
         let executable = std::env::current_exe().unwrap();
         let size = Bytes(2 * HUGE_PAGE);
-        for segment in [AddedSegment::Text(size), AddedSegment::Zeroes(size)] {
-            let text = vec![1; usize::try_from(size.0).unwrap()];
-            let fill = |to: &mut dyn Write| match segment {
-                AddedSegment::Text(_) => to.write_all(&text),
-                AddedSegment::Zeroes(_) => Ok(()),
-            };
-            let file = with_segment(&executable, segment, fill).unwrap();
-            let path = path_of(&file);
-            let link = fs::read_link(&path).unwrap();
-            assert!(link.to_string_lossy().ends_with("(deleted)"), "{link:?}");
-            let ran = Command::new(path).arg("--list").output().unwrap();
-            let list = String::from_utf8(ran.stdout).unwrap();
-            assert!(list.contains("a_program_with_an_added_segment"), "{list}");
-        }
+        let text = vec![1; usize::try_from(size.0).unwrap()];
+        let file = with_segment(&executable, size, |to| to.write_all(&text)).unwrap();
+        let path = path_of(&file);
+        let link = fs::read_link(&path).unwrap();
+        assert!(link.to_string_lossy().ends_with("(deleted)"), "{link:?}");
+        let ran = Command::new(path).arg("--list").output().unwrap();
+        let list = String::from_utf8(ran.stdout).unwrap();
+        assert!(list.contains("a_program_with_an_added_segment"), "{list}");
     }
 
     #[test]
     fn other_files_are_rejected() {
         for mut file in [Vec::new(), vec![0; 4096], b"#!/bin/sh\nexit\n".repeat(9)] {
-            assert_eq!(
-                add(&mut file, HUGE_PAGE, AddedSegment::Zeroes(Bytes(HUGE_PAGE))),
-                None
-            );
+            assert_eq!(add(&mut file, HUGE_PAGE, Bytes(HUGE_PAGE)), None);
         }
     }
 }

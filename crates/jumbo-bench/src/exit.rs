@@ -1,9 +1,8 @@
 //! `jumbo bench exit`: the time until the end of a large process, and until its memory is free.
 //!
-//! A process with a large block of base pages exits, crashes or is killed. Another process measures
+//! A process with a large block of base pages exits or is killed. Another process measures
 //! the time from the call or the signal until `waitpid` returns, and until the memory is free
-//! (`memory::FreeWatch`, the same probe on all sides). `waitpid` is measured at two sizes because
-//! it should not depend on them.
+//! (`memory::FreeWatch`, the same probe on all sides).
 //!
 //! Before the end each side is checked: base pages only, and a sleeping reaper where one is to free
 //! them.
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use jumbo::units::Bytes;
 use jumbo_host::kernel::Root;
-use jumbo_host::teardown::Process;
+use jumbo_host::kernel::process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, waitid, waitpid};
 
@@ -28,7 +27,7 @@ use crate::launch::Launch;
 use crate::life::{REAPER_PID, WORKER_PID, now_ns};
 use crate::memory::{FreeWatch, check_available, footprint};
 use crate::table::Table;
-use crate::task::{Action, Task, Termination};
+use crate::task::{Action, Task};
 use crate::work::Worker;
 use crate::{Error, Settings};
 
@@ -50,13 +49,16 @@ const FIRST_CHECK_DELAY: Duration = Duration::from_millis(1);
 pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
     check_available(footprint(size))?;
     let table = Table::new("exit", format!("{size} in base pages"), settings)?;
-    let ends = [
-        (Termination::Exit, "exit"),
-        (Termination::Crash, "crash"),
-        (Termination::Kill, "kill"),
-    ];
+    let ends = [(Termination::Exit, "exit"), (Termination::Kill, "kill")];
     let groups = ends.map(|(end, key)| group_of(settings, end, key, size));
     group::measure(settings, table, groups.into())
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Termination {
+    /// `exit(0)`.
+    Exit,
+    Kill,
 }
 
 /// One end of a process; `by_kill`: by `jumbo kill`.
@@ -75,12 +77,10 @@ fn group_of<'a>(
     size: Bytes,
 ) -> Group<'a> {
     let mut group = Group::new(settings, key);
-    let quarter = Bytes(size.0 / 4);
     let reaper = Launch::Jumbo("--reaper=on".to_owned());
-    let mut side = |launch: &Launch, size: Bytes, by_kill: bool| {
+    let mut side = |launch: &Launch, by_kill: bool| {
         let name = match by_kill {
             true => "jumbo kill".to_owned(),
-            false if size == quarter => format!("{} of {quarter}", launch.name()),
             false => launch.name(),
         };
         let ending = Ending {
@@ -92,9 +92,8 @@ fn group_of<'a>(
         };
         group.side(name, size, move || ending.watch())
     };
-    let [base, base_small] = [size, quarter].map(|size| side(&Launch::Plain, size, false));
-    let [sibling_small, sibling] = [quarter, size].map(|size| side(&reaper, size, false));
-    let killed = (end == Termination::Kill).then(|| side(&Launch::Plain, size, true));
+    let (base, sibling) = (side(&Launch::Plain, false), side(&reaper, false));
+    let killed = (end == Termination::Kill).then(|| side(&Launch::Plain, true));
     let name = |what: &str| format!("{key}_{what}");
     let [wait, back] = ["waitpid returns", "memory is back"].map(|t| format!("{key}, until {t}"));
     if let Some(killed) = killed {
@@ -105,16 +104,9 @@ fn group_of<'a>(
         name("wait") => &wait, "wait_ms", base / sibling, PUBLISHED;
         name("memory_back_aa") => &back, "back_ms", base / base;
         name("memory_back") => &back, "back_ms", base / sibling, PUBLISHED;
-        name("wait_growth_ms") => format!("{key}, wait at two sizes"), "wait_ms", sibling - sibling_small;
     }
-    for (name, side) in [
-        (name("wait_ms"), sibling),
-        (name("wait_small_ms"), sibling_small),
-        (format!("plain_{key}_wait_ms"), base),
-        (format!("plain_{key}_wait_small_ms"), base_small),
-    ] {
-        group.value(name, "wait_ms", side);
-    }
+    group.value(name("wait_ms"), "wait_ms", sibling);
+    group.value(format!("plain_{key}_wait_ms"), "wait_ms", base);
     group
 }
 
@@ -123,7 +115,7 @@ impl Ending<'_> {
     fn watch(&self) -> Result<Figures, Error> {
         let (root, end) = (Root::host(), self.end);
         let by_reaper = matches!(self.launch, Launch::Jumbo(_));
-        let task = Task::block(self.size, true, Action::End(end, by_reaper));
+        let task = Task::block(self.size, true, Action::End { by_reaper });
         let worker = Worker::new(self.launch.clone(), task);
         let (mut holder, ready) = worker.begin(self.settings, &claim::base(self.size))?;
         let process = |name| {
@@ -185,7 +177,7 @@ impl Ending<'_> {
         // The process reports the time of its call; a signal is sent here.
         let started = match end {
             Termination::Kill => sent,
-            Termination::Exit | Termination::Crash => holder.receive()?,
+            Termination::Exit => holder.receive()?,
         };
         if let Some(reaper) = reaper {
             // The reaper exits once all memory is free. It is reaped here if it is our child.
@@ -231,7 +223,6 @@ fn has_ended(process: &Process, within: &Timespec) -> Result<bool, Error> {
 fn is_end(end: Termination, status: ExitStatus) -> bool {
     match end {
         Termination::Exit => status.success(),
-        Termination::Crash => status.signal() == Some(libc::SIGABRT),
         Termination::Kill => status.signal() == Some(libc::SIGKILL),
     }
 }
@@ -242,11 +233,7 @@ mod tests {
 
     #[test]
     fn other_terminations_are_detected() {
-        for (end, raw) in [
-            (Termination::Exit, 0),
-            (Termination::Kill, 9),
-            (Termination::Crash, 6),
-        ] {
+        for (end, raw) in [(Termination::Exit, 0), (Termination::Kill, 9)] {
             for other in [0, 9, 6, 15, 0x100] {
                 let status = ExitStatus::from_raw(other);
                 assert_eq!(is_end(end, status), raw == other, "{end:?} {other}");

@@ -19,7 +19,7 @@ use crate::figures::{Figures, figures, ms, with};
 use crate::json_child::send;
 use crate::memory::{FreeWatch, RawBlock, base_pages_only, own_memory_in};
 use crate::stats::median;
-use crate::task::{Action, MemoryTask, Termination};
+use crate::task::{Action, MemoryTask};
 use crate::work::wait_for_status;
 
 /// Process IDs in the figures of a process that will end: of the worker, and of its reaper.
@@ -51,7 +51,7 @@ pub(crate) fn run(task: &MemoryTask) -> Result<Figures, Error> {
                 Action::Free | Action::FreeAndWatch => {}
                 Action::Fork => return Ok(with(all, fork(&mut block)?)),
                 // The process frees it by its end.
-                Action::End(_, sibling) => {
+                Action::End { by_reaper: sibling } => {
                     all.extend(held(sibling)?);
                     return Ok(all);
                 }
@@ -154,13 +154,10 @@ fn state(stat: &str) -> Option<char> {
 }
 
 /// Ends this process as soon as its input has a line, and reports the time.
-pub(crate) fn end(end: Termination) -> Result<(), Error> {
+pub(crate) fn end() -> Result<(), Error> {
     // The input also ends when the measuring process ends.
     io::stdin().read_line(&mut String::new())?;
     send(&now_ns())?;
-    if end == Termination::Crash {
-        std::process::abort();
-    }
     std::process::exit(0);
 }
 

@@ -18,8 +18,8 @@ pub(crate) enum Task {
     Stream(Arrays, Bytes, usize, usize),
     /// Pages of a pool, all taken, touched and given back so many times.
     FirstUse(PoolConfig, Pages, usize),
-    /// Pages of a pool of that size taken and given back one at a time, by so many threads.
-    Exchange(PoolKind, PageCycle, Pages, usize),
+    /// Pages of a pool of that size taken and given back one at a time.
+    Exchange(PoolKind, PageCycle, Pages),
     /// Blocks of so many bytes in total, each allocated, touched and timed.
     Latency(Bytes),
     /// Free memory of so many bytes fragmented on request.
@@ -59,17 +59,10 @@ pub(crate) enum Action {
     FreeAndWatch,
     /// Copied by fork(2), and written to while the child shares it.
     Fork,
-    /// Held until the process ends; if true, a reaper frees it.
-    End(Termination, bool),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Termination {
-    /// `exit(0)`.
-    Exit,
-    /// `abort()`, without a core file.
-    Crash,
-    Kill,
+    /// Held until the process ends.
+    End {
+        by_reaper: bool,
+    },
 }
 
 /// Memory of STREAM's arrays.
@@ -79,10 +72,6 @@ pub(crate) enum Arrays {
     Base,
     /// Memory from `calloc` on pages of `jumbo run --pool`, or a region of the program's THP pool.
     Supplied(PoolConfig),
-    /// Static memory, on base pages.
-    StaticBase,
-    /// Static memory, on whatever pages it has.
-    Static,
 }
 
 /// A pool, and the origin of its pages.
@@ -114,10 +103,6 @@ pub(crate) enum PageCycle {
     Take,
     /// `take` and `give` of a pool that does not describe its pages.
     TakePlain,
-    /// `take_zeroed` and `give`.
-    TakeZeroed,
-    /// `mmap` of MAP_HUGETLB and `munmap`: the page is reserved and never touched.
-    Map,
     /// `mmap`, a touch, and `munmap`. For THPs aligned and with MADV_HUGEPAGE.
     MapTouched,
 }
@@ -130,8 +115,6 @@ pub(crate) struct TextTask {
     /// Size of the text that it touches, by a call in each base page, in ascending order.
     pub(crate) touched: Bytes,
     pub(crate) calls: u64,
-    /// Random calls of any touched function; else of the first functions called.
-    pub(crate) any: bool,
     /// Base pages only, whatever the page cache holds.
     pub(crate) base: bool,
     /// The process stays until the end of its input.

@@ -8,7 +8,6 @@ use std::ffi::OsStr;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use jumbo_host::kernel::Root;
@@ -107,29 +106,25 @@ pub(crate) fn on_threads<P: Send>(
     })
 }
 
-/// Nanoseconds per call of `once`, repeated by `threads` threads for `span`.
+/// Nanoseconds per call of `once`, repeated for `span`.
 pub(crate) fn ns_per_call(
-    threads: usize,
     (span, batch): (Duration, u64),
-    once: impl Fn() -> Result<(), Error> + Sync,
+    once: impl Fn() -> Result<(), Error>,
 ) -> Result<f64, Error> {
+    let mut done = 0u64;
     // The first calls warm the caches.
     for _ in 0..batch {
         once()?;
     }
-    let done = AtomicU64::new(0);
     let clock = Instant::now();
-    on_threads(0..threads, |_| {
-        while clock.elapsed() < span {
-            for _ in 0..batch {
-                once()?;
-            }
-            done.fetch_add(batch, Ordering::Relaxed);
+    while clock.elapsed() < span {
+        for _ in 0..batch {
+            once()?;
         }
-        Ok(())
-    })?;
+        done += batch;
+    }
     let took = clock.elapsed().as_secs_f64() * 1e9;
-    Ok(took / done.into_inner().max(1) as f64)
+    Ok(took / done.max(1) as f64)
 }
 
 /// Runs `program` to its end and returns its milliseconds.

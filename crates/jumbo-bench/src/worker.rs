@@ -23,9 +23,9 @@ pub fn run(task: &str) -> Result<(), Error> {
     match task {
         Task::Text(text) if text.stays => drop(io::stdin().read_line(&mut String::new())?),
         Task::Memory(MemoryTask {
-            then: Action::End(end, _),
+            then: Action::End { .. },
             ..
-        }) => life::end(end)?,
+        }) => life::end()?,
         _ => {}
     }
     Ok(())
@@ -40,9 +40,7 @@ fn figures(task: &Task) -> Result<Figures, Error> {
             pool::stream(*arrays, *size, *threads, *passes)
         }
         Task::FirstUse(supply, pages, times) => pool::first_use(*supply, *pages, *times),
-        Task::Exchange(source, way, pages, threads) => {
-            pool::exchange(*source, *way, *pages, *threads)
-        }
+        Task::Exchange(source, way, pages) => pool::exchange(*source, *way, *pages),
         Task::Latency(size) => latency::latency(*size),
         Task::Text(text) => text::text(text),
         Task::Touch(touch) => shmem::touch(touch),

@@ -67,11 +67,8 @@ enum Table {
     /// and real programs
     #[command(mut_arg("size", |size| size.help("Bytes of text; 256M, or 64M with --quick")))]
     Text(Sized<{ text::MIN_SIZE.0 }, { 256 << 20 }, { 64 << 20 }>),
-    /// Touch shared memory: in 4 KiB pages, in folios of each size, on hugetlb pages; and
-    /// PostgreSQL with such buffers
-    #[command(mut_arg("size", |size| size.help(
-        "Bytes of shared memory, and of PostgreSQL's buffers; 1G; with --quick 64M, and neither PostgreSQL nor 32 threads"
-    )))]
+    /// Touch shared memory: in 4 KiB pages, in folios of each size, on hugetlb pages
+    #[command(mut_arg("size", |size| size.help("Bytes of shared memory; 1G, or 64M with --quick")))]
     Shmem(Sized<{ shmem::MIN_SIZE.0 }, { 1 << 30 }, { 64 << 20 }>),
     /// Describe huge pages: with all descriptors, and with those of huge pages freed
     Vmemmap(Common),
@@ -207,7 +204,7 @@ impl Table {
             Self::Exit(it) => exit::measure(settings, it.size()),
             Self::Pool(it) => pool::measure(settings, it.size(), quick),
             Self::Text(it) => text::measure(settings, it.size(), quick),
-            Self::Shmem(it) => shmem::measure(settings, it.size(), quick),
+            Self::Shmem(it) => shmem::measure(settings, it.size()),
             Self::Vmemmap(_) => vmemmap::measure(settings, quick),
             Self::Fork(it) => fork::measure(settings, &it.size),
             Self::Latency(it) => latency::measure(settings, it.size(), quick),

@@ -13,6 +13,7 @@ mod cdi;
 mod compare;
 mod doctor;
 mod export;
+mod files;
 mod fleet;
 mod kill;
 mod knobs;
@@ -20,12 +21,10 @@ mod manual;
 mod page;
 mod plan;
 mod pool;
-mod power;
 mod promote;
 mod rehearse;
 mod run;
 mod signal;
-mod similar;
 mod status;
 mod text;
 mod thp;
@@ -117,7 +116,7 @@ fn start() -> i32 {
 }
 
 fn command() -> ExitCode {
-    let parse = || Cli::try_parse().unwrap_or_else(|error| similar::hinted(error).exit());
+    let parse = || Cli::try_parse().unwrap_or_else(|error| view::refuse(&error));
     let result = match parse_run().unwrap_or_else(|| parse().command) {
         Command::Run(args) => run::main(args),
         Command::Status(args) => status::main(args),

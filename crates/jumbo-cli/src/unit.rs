@@ -183,7 +183,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let mut text = format!(
         "# /etc/systemd/system/{}.d/jumbo.conf, by jumbo {}\n\
-         # These replace variables of the same names in the unit: add the values that it has.\n\
+         # These replace variables of the same names in the unit: add its values.\n\
          [Service]\n",
         args.name,
         env!("CARGO_PKG_VERSION")

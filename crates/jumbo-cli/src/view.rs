@@ -171,12 +171,16 @@ fn without(text: &str, control: impl Fn(char) -> bool + Copy) -> Cow<'_, str> {
     }
 }
 
+/// Columns of a terminal; `None` if the stream is no terminal.
+fn columns(stream: impl rustix::fd::AsFd) -> Option<usize> {
+    let columns = usize::from(tcgetwinsize(stream).ok()?.ws_col);
+    // A terminal of unknown size reports 0.
+    Some(if columns == 0 { WIDTH } else { columns })
+}
+
 /// Columns of the terminal on standard output.
 fn width() -> usize {
-    let size = tcgetwinsize(io::stdout());
-    // A terminal of unknown size reports 0.
-    let columns = size.ok().map(|size| usize::from(size.ws_col));
-    columns.filter(|columns| *columns > 0).unwrap_or(WIDTH)
+    columns(io::stdout()).unwrap_or(WIDTH)
 }
 
 /// Lists the parts that are missing from a page, with the reasons.
@@ -255,7 +259,26 @@ pub(crate) fn escaped(json: String) -> String {
 
 /// Prints a message on stderr. A write error is ignored: `eprintln!` would panic.
 pub(crate) fn tell(message: &str) {
-    let _ = writeln!(io::stderr(), "jumbo: {}", clean_lines(message));
+    let message = format!("jumbo: {}", clean_lines(message));
+    let _ = writeln!(io::stderr(), "{}", fitted(&message));
+}
+
+/// Prints why the arguments of the command are refused, or the help, and ends this process.
+pub(crate) fn refuse(error: &clap::Error) -> ! {
+    let text = error.render().to_string();
+    let fitted = fitted(&text);
+    if !error.use_stderr() || fitted == text {
+        error.exit()
+    }
+    let _ = write!(io::stderr(), "{fitted}");
+    std::process::exit(error.exit_code())
+}
+
+/// Wraps the lines of a message that are wider than the terminal on stderr.
+fn fitted(message: &str) -> String {
+    let width = columns(io::stderr()).unwrap_or(usize::MAX);
+    let lines = message.split('\n').map(|line| filled("", line, 2, width));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// The error and its causes. A cause that the message already ends with is not repeated.

@@ -8,9 +8,9 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use jumbo_host::kernel::process::Process;
 use jumbo_host::kernel::{Root, task};
 use jumbo_host::status::{is_reaper, reaper_of, reapers_of_the_ended};
-use jumbo_host::teardown::Process;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use serde_json::json;

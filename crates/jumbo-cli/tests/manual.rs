@@ -67,8 +67,6 @@ fn there_is_a_page_for_every_command() {
         "vmemmap-on",
         "thp",
         "thp-set",
-        "thp-save",
-        "thp-restore",
         "text",
         "text-align",
         "text-inspect",
@@ -308,9 +306,9 @@ fn a_report_format_in_the_place_of_the_program_is_explained() {
 }
 
 #[test]
-fn an_option_typed_wrongly_hints_at_the_nearest_one_and_not_at_help() {
+fn an_option_typed_wrongly_hints_at_a_similar_one() {
     for (arguments, hint) in [
-        (&["run", "--heep", "--", "true"][..], "'--heap'"),
+        (&["run", "--reprt", "--", "true"][..], "'--report'"),
         (&["run", "--hepl"], "'--help'"),
         (&["pool", "set", "2M", "--forse"], "'--force'"),
     ] {

@@ -131,6 +131,9 @@ fn no_table_and_no_line_is_wider() {
         ("plan custom --size 10M", "Pools"),
         ("thp set enabled=always 64K=always --dry-run", ""),
         ("kill --timeout 1 2000000000", ""),
+        ("status -p no-such-program", "hint:"),
+        ("export --listen 9841", "127.0.0.1:9841"),
+        ("run --profile no-such-profile -- true", "hint:"),
     ] {
         let Some(shown) = on_terminal(WIDTH, &format!("{JUMBO} {command}")) else {
             return skip("no_table_and_no_line_is_wider", "there is no script(1)");

@@ -6,7 +6,6 @@
 //! - [`policy`]: turns options and probe results into a plan; pure, no I/O.
 //! - [`promote`]: huge pages for running processes.
 //! - [`segments`]: executables and libraries from outside: program text on huge pages.
-//! - [`teardown`]: frees the memory of an ending process in parallel with the kernel.
 //! - [`whole_file`]: atomic writes of files.
 //!
 //! `tests/arrows.rs` has the allowed dependencies between modules.
@@ -18,7 +17,6 @@ pub mod policy;
 pub mod promote;
 pub mod segments;
 pub mod status;
-pub mod teardown;
 pub mod whole_file;
 
 use jumbo::units;

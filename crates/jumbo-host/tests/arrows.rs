@@ -27,6 +27,12 @@ const INSIDE: Table = &[
         ],
     ),
     (
+        "slab",
+        &[
+            "density", "heap", "one_page", "orders", "sandbox", "sync", "sys",
+        ],
+    ),
+    (
         "heap",
         &[
             "density", "events", "gather", "headroom", "keep", "ledger", "one_page", "orders",
@@ -72,7 +78,7 @@ const INSIDE: Table = &[
     ("pool", &["headroom", "sandbox", "sys"]),
     ("events", &[]),
     ("sandbox", &["bpf", "headroom", "one_page", "sys"]),
-    ("headroom", &[]),
+    ("headroom", &["sys"]),
     ("orders", &["keep", "units"]),
     ("keep", &["units"]),
     ("bpf", &[]),
@@ -97,12 +103,11 @@ const PROGRAM: Table = &[
 /// Modules of the command's backend. `kernel` uses no mechanism. `status` asks `policy` for
 /// LD_PRELOAD reachability. `policy` reads the probe's THP table, and nothing else of `kernel`.
 const HOST: Table = &[
-    ("promote", &["kernel", "status", "teardown", "units"]),
+    ("promote", &["kernel", "status", "units"]),
     ("host_pools", &["kernel", "knobs", "status", "units"]),
     ("status", &["kernel", "policy", "units"]),
     ("knobs", &["kernel", "units", "whole_file"]),
     ("segments", &["kernel", "policy", "units", "whole_file"]),
-    ("teardown", &["kernel", "units"]),
     ("policy", &["kernel", "units"]),
     ("kernel", &["units"]),
     ("whole_file", &[]),

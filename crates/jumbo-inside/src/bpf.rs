@@ -58,13 +58,17 @@ impl Call {
 
 /// Reports whether a call is harmless under a filter: it passes, fails with an errno, or is logged.
 pub fn allows(filter: &[Instruction], call: &Call) -> bool {
-    let harmless = [
-        libc::SECCOMP_RET_ALLOW,
-        libc::SECCOMP_RET_LOG,
-        libc::SECCOMP_RET_ERRNO,
-    ];
-    evaluate(filter, call)
-        .is_some_and(|action| harmless.contains(&(action & libc::SECCOMP_RET_ACTION_FULL)))
+    passes(filter, call) || action(filter, call) == Some(libc::SECCOMP_RET_ERRNO)
+}
+
+/// Reports whether a call passes a filter, or is logged.
+pub fn passes(filter: &[Instruction], call: &Call) -> bool {
+    let passing = [libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_LOG];
+    action(filter, call).is_some_and(|action| passing.contains(&action))
+}
+
+fn action(filter: &[Instruction], call: &Call) -> Option<u32> {
+    Some(evaluate(filter, call)? & libc::SECCOMP_RET_ACTION_FULL)
 }
 
 /// Returns a filter's action for a call; `None` if the kernel would reject the filter.

@@ -10,13 +10,15 @@
 //! Not covered: the first touch of older mappings while memory is pending. So a memory cgroup needs
 //! many times as much room; on the host the kernel reclaims first.
 //!
-//! Files are read into stack buffers, and nothing is cached, because a limit can change at any
+//! Files are read into buffers on a stack with room, and nothing is cached, because a limit can change at any
 //! time.
 
 use core::ffi::CStr;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
+
+use crate::sys;
 
 /// Longest path. All buffers here are small: the stack may be fresh.
 pub(crate) const MAX_PATH_BYTES: usize = 1024;
@@ -89,15 +91,48 @@ impl Needed {
 /// Measures the headroom; `None` if unknown. The caller holds a lock that delays fork(2), so that
 /// no child inherits the descriptors.
 pub fn headroom(needed: Needed) -> Option<Headroom> {
+    sys::apart(|| measure(needed)).flatten()
+}
+
+/// Measures on the caller's stack.
+fn measure(needed: Needed) -> Option<Headroom> {
     Some(Headroom {
         host: free(needed.host).or_else(available)?,
         group: room(&MEMORY, needed.group)?,
     })
 }
 
-/// Reports whether `bytes` can be touched that the program did not touch.
+/// Number of parts into which available memory is divided among the tasks that share it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts {
+    /// Least number.
+    pub(crate) least: usize,
+    /// Number for each task.
+    pub(crate) per_task: usize,
+}
+
+impl Parts {
+    /// Returns one of the parts.
+    fn of(self, bytes: usize, tasks: usize) -> usize {
+        bytes / tasks.saturating_mul(self.per_task).max(self.least).max(1)
+    }
+}
+
+/// Returns the least part of the room of the memory cgroups; `usize::MAX`: no limit, `None`: unknown.
+pub(crate) fn group_share(parts: Parts) -> Option<usize> {
+    least(&MEMORY, usize::MAX, Some(parts))
+}
+
+/// Returns the host's available memory and a part of it; `None` if unknown.
+pub(crate) fn host_room(parts: Parts) -> Option<(usize, usize)> {
+    let room = available()?;
+    let tasks = rustix::system::sysinfo().procs.into();
+    Some((room, parts.of(room, tasks)))
+}
+
+/// Reports whether `bytes` can be touched that the program did not touch. On the scanner's stack.
 pub(crate) fn has_room(bytes: usize) -> bool {
-    headroom(Needed::for_touching(bytes)).is_some_and(|room| room.min() >= bytes)
+    measure(Needed::for_touching(bytes)).is_some_and(|room| room.min() >= bytes)
 }
 
 /// Reports whether the kernel may limit its commitments (vm.overcommit_memory is 2, or unknown).
@@ -181,6 +216,11 @@ pub fn tasks() -> Option<usize> {
 
 /// Returns the room of the cgroups of this process, up to the root.
 fn room(controller: &'static Controller, needed: usize) -> Option<usize> {
+    least(controller, needed, None)
+}
+
+/// Returns the least room of the cgroups of this process, or the least part of it.
+fn least(controller: &'static Controller, needed: usize, parts: Option<Parts>) -> Option<usize> {
     let mut text = [0u8; MAX_TEXT_BYTES];
     let text = match read(c"/proc/self/cgroup", &mut text) {
         // Truncated.
@@ -191,7 +231,9 @@ fn room(controller: &'static Controller, needed: usize) -> Option<usize> {
         Err(_) => return None,
     };
     let groups = Groups::parse(controller, text)?;
-    groups.room(needed, |path, buffer| read(path, buffer).map(<[u8]>::len))
+    groups.least(needed, parts, |path, buffer| {
+        read(path, buffer).map(<[u8]>::len)
+    })
 }
 
 /// Returns the room of one cgroup, from files whose start `read` puts into a buffer; `usize::MAX`
@@ -226,6 +268,24 @@ fn room_of_group(
     }
     let files = read_clean_files(|text| read(b"/memory.stat\0", text)).unwrap_or(0);
     Ok(limit.saturating_sub(usage.saturating_sub(files)))
+}
+
+/// File of the processes of a group.
+const PROCESSES: &[u8] = b"/cgroup.procs\0";
+
+/// Returns the number of tasks of a group and of those below it, or of its own processes;
+/// `usize::MAX` if unknown. Not inlined, to save stack.
+#[inline(never)]
+fn tasks_of_group(mut read: impl FnMut(&'static [u8], &mut [u8]) -> Result<usize>) -> usize {
+    let mut text = [0u8; MAX_TEXT_BYTES];
+    let known = read(PIDS.v2.usage, &mut text).ok();
+    let known = known.and_then(|length| number(text.get(..length)?));
+    let lines = |text: &[u8]| text.iter().filter(|byte| **byte == b'\n').count();
+    known.unwrap_or_else(|| match read(PROCESSES, &mut text) {
+        // Truncated.
+        Ok(MAX_TEXT_BYTES) | Err(_) => usize::MAX,
+        Ok(length) => text.get(..length).map_or(usize::MAX, lines),
+    })
 }
 
 /// Reads [`clean_files`] from a file. Not inlined, to save stack where it is not needed.
@@ -341,9 +401,11 @@ impl<'a> Groups<'a> {
     /// Returns the least room of this group and those above it, from files that `read` reads. In a
     /// container the path may exist on the host only; then its existing ancestors count. A group
     /// without a readable limit counts as one without a limit.
-    fn room(
+    /// With `parts` it is divided by the tasks of the group.
+    fn least(
         &self,
         needed: usize,
+        parts: Option<Parts>,
         mut read: impl FnMut(&CStr, &mut [u8]) -> Result<usize>,
     ) -> Option<usize> {
         let version = self.version;
@@ -352,7 +414,7 @@ impl<'a> Groups<'a> {
             let path = joined(&mut path, [mount, folder, name]).ok_or(Errno::NAMETOOLONG)?;
             read(path, text)
         };
-        let (mut min_room, mut seen) = (usize::MAX, false);
+        let (mut min_room, mut seen, mut tasks) = (usize::MAX, false, 0);
         for mount in version.mounts {
             let mut folder = self.path.strip_suffix(b"/").unwrap_or(self.path);
             loop {
@@ -360,7 +422,23 @@ impl<'a> Groups<'a> {
                     file(mount, folder, name, text)
                 });
                 match here {
-                    Ok(room) => (seen, min_room) = (true, min_room.min(room)),
+                    Ok(usize::MAX) => seen = true,
+                    Ok(mut room) => {
+                        if let Some(parts) = parts {
+                            let counts = match *version == MEMORY.v1 {
+                                true => PIDS.v1.mounts[0],
+                                false => mount,
+                            };
+                            let here = tasks_of_group(|name, text| match name {
+                                PROCESSES => file(mount, folder, name, text),
+                                _ => file(counts, folder, name, text),
+                            });
+                            // A group has those of the groups below it.
+                            tasks = here.max(tasks);
+                            room = parts.of(room, tasks);
+                        }
+                        (seen, min_room) = (true, min_room.min(room));
+                    }
                     Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::PERM) => {}
                     Err(_) => return None,
                 }
@@ -464,7 +542,40 @@ mod tests {
 
     /// Measures the memory cgroups of /proc/self/cgroup.
     fn memory(text: &str, list: &[(&str, &str)]) -> Option<usize> {
-        Groups::parse(&MEMORY, text.as_bytes())?.room(ALL, files(list))
+        Groups::parse(&MEMORY, text.as_bytes())?.least(ALL, None, files(list))
+    }
+
+    /// Each task of a group may waste a part of its room, at each level.
+    #[test]
+    fn the_room_is_divided_by_the_tasks_of_the_group() {
+        let parts = Parts {
+            least: 10,
+            per_task: 2,
+        };
+        let share = |text: &str, list: &[(&str, &str)]| {
+            Groups::parse(&MEMORY, text.as_bytes())?.least(ALL, Some(parts), files(list))
+        };
+        let v2 = [("a/memory.max", "1000"), ("a/memory.current", "0")];
+        let with = |more: &[(&'static str, &'static str)]| share("0::/a\n", &[&v2, more].concat());
+        assert_eq!(with(&[("a/pids.current", "3\n")]), Some(100));
+        assert_eq!(with(&[("a/pids.current", "50\n")]), Some(10));
+        assert_eq!(
+            with(&[("a/cgroup.procs", &"1\n".repeat(50).leak()[..])]),
+            Some(10)
+        );
+        assert_eq!(with(&[]), Some(0), "unknown");
+        let many = "1\n".repeat(MAX_TEXT_BYTES).leak();
+        assert_eq!(
+            with(&[("a/cgroup.procs", many)]),
+            Some(0),
+            "too many to read"
+        );
+        let v1 = [
+            ("memory/a/memory.limit_in_bytes", "1000"),
+            ("memory/a/memory.usage_in_bytes", "0"),
+            ("pids/a/pids.current", "50"),
+        ];
+        assert_eq!(share("4:memory:/a\n", &v1), Some(10));
     }
 
     #[test]
@@ -510,7 +621,8 @@ mod tests {
     #[test]
     fn tasks_are_counted_in_the_groups_of_their_own_controller() {
         let text = b"8:pids:/a\n4:memory:/b\n0::/c\n";
-        let room = |text, files: &[_]| Groups::parse(&PIDS, text)?.room(0, self::files(files));
+        let room =
+            |text, files: &[_]| Groups::parse(&PIDS, text)?.least(0, None, self::files(files));
         let first = [("pids/a/pids.max", "20\n"), ("pids/a/pids.current", "6\n")];
         assert_eq!(room(text, &first), Some(14));
         let second = [
@@ -571,7 +683,7 @@ mod tests {
             let groups = Groups::parse(&MEMORY, text.as_bytes()).unwrap();
             let room = |needed, stat: &[(&str, &str)]| {
                 let known = [(limit, "1000\n"), (usage, "950\n")];
-                groups.room(needed, files(&[&known, stat].concat()))
+                groups.least(needed, None, files(&[&known, stat].concat()))
             };
             assert_eq!(room(ALL, &[(stat, memory)]), Some(50 + 250 - 30), "{text}");
             // The file is not read if it does not matter.

@@ -39,7 +39,7 @@ static MODE: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// Copy of [`Orders::shm_sizes`].
 static SIZES: AtomicUsize = AtomicUsize::new(0);
 
-/// Minimum size of a scanned mapping: no program was faster with smaller ones.
+/// Minimum size of a scanned mapping, or of the file that it is a piece of: no program was faster with smaller ones.
 const MIN_SCANNED_BYTES: usize = 32 << 20;
 
 /// `f_type` of tmpfs, which holds memfds too (linux/magic.h).
@@ -90,6 +90,8 @@ pub struct SharedMapping {
     pub own_bytes: usize,
     /// The memory has no name: only the program's own processes can punch holes in it.
     pub is_anonymous: bool,
+    /// Size of a file that is mapped in part, else 0.
+    pub file_bytes: usize,
 }
 
 /// Files that were empty when this process allocated their memory, by inode; 0: a free place.
@@ -147,6 +149,7 @@ pub fn inspect(file: BorrowedFd<'_>, offset: usize, length: usize) -> Option<Sha
     (mount.f_type as libc::c_long == TMPFS_MAGIC).then_some(SharedMapping {
         own_bytes: if ours { within } else { 0 },
         is_anonymous: false,
+        file_bytes: if length < size { size } else { 0 },
     })
 }
 
@@ -220,7 +223,9 @@ pub fn mapped(address: usize, length: usize, known: SharedMapping) {
     }
     Slot::add(&slot.shm_advised, length as u64);
     let ours = known.own_bytes.min(length) & !(rustix::param::page_size() - 1);
-    if ours >= MIN_SCANNED_BYTES {
-        density::share(&(address..address + ours), known.is_anonymous);
+    if ours.max(known.file_bytes) >= MIN_SCANNED_BYTES && ours >= MIN_BYTES.load(Ordering::Relaxed)
+    {
+        let is_piece = known.file_bytes != 0;
+        density::share(&(address..address + ours), known.is_anonymous, is_piece);
     }
 }

@@ -12,9 +12,10 @@
 use rustix::fd::AsFd;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Result;
-use rustix::process::Pid;
+use rustix::process::{Pid, geteuid};
 use rustix::thread::{
-    CapabilitySet, capabilities, sched_getaffinity, sched_setaffinity, set_capabilities,
+    CapabilitySet, CapabilitySets, capabilities, sched_getaffinity, sched_setaffinity,
+    set_capabilities,
 };
 
 use crate::headroom::number;
@@ -22,7 +23,18 @@ use crate::proc::{Path, each_byte, open_at};
 use crate::sys::{leave_descriptors, process};
 
 /// Lines of /proc/PID/status that must agree; proc_pid_status(5).
-const STATUS_KEYS: [&[u8]; 5] = [b"Uid:", b"Gid:", b"Groups:", b"NoNewPrivs:", b"Seccomp:"];
+const STATUS_KEYS: [&[u8]; 8] = [
+    b"Uid:",
+    b"Gid:",
+    b"Groups:",
+    b"NoNewPrivs:",
+    b"Seccomp:",
+    // Linux 5.9: a second filter, too.
+    b"Seccomp_filters:",
+    // A thread of jumbo keeps these, and drops the effective ones.
+    b"CapPrm:",
+    b"CapBnd:",
+];
 /// Namespaces that must agree; namespaces(7).
 const NAMESPACES: [&core::ffi::CStr; 7] = [
     c"ns/cgroup",
@@ -73,6 +85,12 @@ fn set_effective(in_effect: bool) {
     sets.inheritable = CapabilitySet::empty();
     // Never refused: no set grows beyond the permitted one.
     let _ = set_capabilities(None, sets);
+}
+
+/// Reports whether the caller is root or may use a capability.
+pub(crate) fn is_privileged() -> bool {
+    let is_capable = |sets: CapabilitySets| !sets.permitted.is_empty();
+    geteuid().is_root() || capabilities(None).map_or(true, is_capable)
 }
 
 /// Compares the calling thread with the first one, and copies its CPU affinity.
@@ -150,6 +168,13 @@ fn standing(folder: &core::ffi::CStr, has_place: bool) -> Result<ThreadStatus> {
         let inode = inode.map_or(0, |stat| stat.st_ino);
         standing.hash = inode.to_ne_bytes().into_iter().fold(standing.hash, mix);
     }
+    // The profile of AppArmor or SELinux. Without such a module the file is not there, or fails.
+    if let Ok(profile) = open_at(&folder, c"attr/current") {
+        let _ = each_byte(profile, |byte| {
+            standing.hash = mix(standing.hash, byte);
+            Ok(false)
+        });
+    }
     if has_place {
         let root = rustix::fs::statat(&folder, c"root", AtFlags::empty())?;
         let root = [root.st_dev, root.st_ino].into_iter();
@@ -206,6 +231,25 @@ mod tests {
             compare()
         });
         assert_eq!(other.join().unwrap(), Leader::Different);
+    }
+
+    #[test]
+    fn a_thread_that_drops_capabilities_alone_differs_from_the_first() {
+        let is_root = rustix::process::geteuid().is_root();
+        let other = std::thread::spawn(|| {
+            let none = CapabilitySets {
+                effective: CapabilitySet::empty(),
+                permitted: CapabilitySet::empty(),
+                inheritable: CapabilitySet::empty(),
+            };
+            set_capabilities(None, none).unwrap();
+            compare()
+        });
+        let expected = match is_root {
+            true => Leader::Different,
+            false => Leader::Same,
+        };
+        assert_eq!(other.join().unwrap(), expected);
     }
 
     #[test]

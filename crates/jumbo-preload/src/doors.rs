@@ -6,7 +6,7 @@
 //! call.
 //!
 //! Elsewhere: the `malloc` family ([`crate::alloc`]), which are no system calls; calls that unwind
-//! ([`crate::threads`]) and `dlopen` ([`crate::dlopen`]), which have to be jumps.
+//! ([`crate::threads`]) or leave ([`crate::leave`]) and `dlopen` ([`crate::dlopen`]), which have to be jumps.
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -19,7 +19,7 @@ use libc::{gid_t, off_t, stack_t, uid_t};
 use crate::mechanisms::All;
 use crate::own_stack::on;
 use crate::sharing::LOCKS;
-use crate::{maps, next, own_stack, sandbox, sharing};
+use crate::{leave, maps, next, own_stack, sandbox, sharing};
 
 /// Register value of an argument or result of a system call.
 trait Word {
@@ -227,6 +227,8 @@ const OTHER_NUMBERS: &[c_long] = &[
     libc::SYS_exit_group,
     libc::SYS_execve,
     libc::SYS_execveat,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
     libc::SYS_brk,
 ];
 
@@ -339,7 +341,7 @@ unsafe extern "C" fn watched(
 /// As for syscall(2).
 #[inline(never)]
 unsafe fn other(number: c_long, arguments: &[c_long; 6]) -> c_long {
-    let [first, second, third, ..] = *arguments;
+    let [first, second, third, fourth, ..] = *arguments;
     // SAFETY: the same call.
     let call = || unsafe { by_number(number, arguments) };
     match number {
@@ -364,6 +366,17 @@ unsafe fn other(number: c_long, arguments: &[c_long; 6]) -> c_long {
         }
         libc::SYS_execve | libc::SYS_execveat => {
             watch::about_to_exec();
+            call()
+        }
+        libc::SYS_wait4 => {
+            leave::waits(c_int::from_word(first) == -1, Word::from_word(third));
+            call()
+        }
+        libc::SYS_waitid => {
+            leave::waits(
+                leave::is_all(Word::from_word(first)),
+                Word::from_word(fourth),
+            );
             call()
         }
         // SAFETY: the caller's promise; address 0 returns the break and changes nothing.

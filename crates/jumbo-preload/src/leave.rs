@@ -1,22 +1,25 @@
-//! Calls by which the program leaves its memory: exec(3) and exit(3).
+//! Calls by which the program leaves its memory, exec(3) and exit(3), or waits for any child, wait(2).
 //!
 //! A process beside the program may run the jobs of [`jumbo_inside::watch`]. It ends, and is waited
 //! for, before such a call, so the program leaves no process behind, and its end frees the memory.
 //! Where the program leaves unseen (a signal, a bare system call) the kernel ends that process.
 //!
-//! Some of the functions take any number of arguments. So each is a few instructions that jump to
+//! It ends before a wait that would find it, too: with __WALL or __WCLONE, of any child.
+//!
+//! Some of the functions take any number of arguments, and a wait is unwound when its thread is
+//! cancelled. So each is a few instructions that jump to
 //! the next definition.
 
 use core::arch::naked_asm;
-use core::ffi::c_void;
+use core::ffi::{c_int, c_void};
 
 use jumbo_inside::watch;
 
 use crate::{next, own_stack};
 
-/// Defines functions that run `$before`, and jump.
+/// Defines functions that run `$before` on their first arguments, and jump.
 macro_rules! leave {
-    ($($name:ident, $before:path;)*) => {$(
+    ($($name:ident($($argument:ident: $type:ty),*), $before:expr;)*) => {$(
         #[doc = concat!(stringify!($name), "(3).")]
         ///
         /// # Safety
@@ -24,8 +27,8 @@ macro_rules! leave {
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name() {
-            extern "C" fn before() -> *mut c_void {
-                own_stack::on($before);
+            extern "C" fn before($($argument: $type),*) -> *mut c_void {
+                $before;
                 // This may be the first interposed call.
                 next::look_up();
                 next::$name.address()
@@ -56,18 +59,38 @@ macro_rules! leave {
 }
 
 leave! {
-    execve, watch::about_to_exec;
-    execveat, watch::about_to_exec;
-    fexecve, watch::about_to_exec;
-    execv, watch::about_to_exec;
-    execvp, watch::about_to_exec;
-    execvpe, watch::about_to_exec;
-    execl, watch::about_to_exec;
-    execlp, watch::about_to_exec;
-    execle, watch::about_to_exec;
-    _exit, watch::about_to_exit;
-    _Exit, watch::about_to_exit;
-    quick_exit, watch::about_to_exit;
+    execve(), own_stack::on(watch::about_to_exec);
+    execveat(), own_stack::on(watch::about_to_exec);
+    fexecve(), own_stack::on(watch::about_to_exec);
+    execv(), own_stack::on(watch::about_to_exec);
+    execvp(), own_stack::on(watch::about_to_exec);
+    execvpe(), own_stack::on(watch::about_to_exec);
+    execl(), own_stack::on(watch::about_to_exec);
+    execlp(), own_stack::on(watch::about_to_exec);
+    execle(), own_stack::on(watch::about_to_exec);
+    _exit(), own_stack::on(watch::about_to_exit);
+    _Exit(), own_stack::on(watch::about_to_exit);
+    quick_exit(), own_stack::on(watch::about_to_exit);
+    waitpid(process: c_int, _status: usize, options: c_int), waits(process == -1, options);
+    wait3(_status: usize, options: c_int), waits(true, options);
+    wait4(process: c_int, _status: usize, options: c_int), waits(process == -1, options);
+    waitid(kind: c_int, _id: usize, _info: usize, options: c_int), waits(is_all(kind), options);
+}
+
+/// Reports whether waitid(2) waits for any child.
+#[expect(
+    clippy::cast_sign_loss,
+    reason = "the type of the constants is unsigned"
+)]
+pub(crate) const fn is_all(kind: c_int) -> bool {
+    kind as libc::idtype_t == libc::P_ALL
+}
+
+/// Runs before a wait with these options, for any child or another.
+pub(crate) fn waits(is_any: bool, options: c_int) {
+    if is_any && options & (libc::__WALL | libc::__WCLONE) != 0 && watch::is_beside() {
+        own_stack::on(watch::about_to_wait);
+    }
 }
 
 /// exit(3) and a return from `main` run this.

@@ -167,6 +167,7 @@ fn shared(map: impl Fn(*mut c_void, c_int) -> *mut c_void, request: MapRequest) 
         _ => anonymous.then_some(shmem::SharedMapping {
             own_bytes: len,
             is_anonymous: true,
+            file_bytes: 0,
         }),
     };
     let Some(mut known) = known else {
@@ -260,7 +261,6 @@ fn anonymous(
         if is_piece && let Some(place) = maps::place_piece(addr.addr(), len) {
             return map(with_exposed_provenance_mut(place), flags);
         }
-        maps::count_unmodified(len);
         return map(addr, flags);
     }
     let hint = anywhere.then(|| maps::place_large(len)).flatten();

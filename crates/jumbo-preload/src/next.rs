@@ -13,8 +13,8 @@
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-use crate::symbols::{self, Object};
 use crate::own_stack;
+use crate::symbols::{self, Object};
 
 /// Next definition of a function of type `F`. The address is the first field, for jumps of machine
 /// code.
@@ -173,6 +173,10 @@ next! {
     execl: fn() -> c_int, else failed();
     execlp: fn() -> c_int, else failed();
     execle: fn() -> c_int, else failed();
+    waitpid: fn() -> c_int, else failed();
+    wait3: fn() -> c_int, else failed();
+    wait4: fn() -> c_int, else failed();
+    waitid: fn() -> c_int, else failed();
     _exit: fn() -> c_int, else failed();
     _Exit: fn() -> c_int, else failed();
     quick_exit: fn() -> c_int, else failed();

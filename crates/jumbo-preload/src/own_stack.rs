@@ -8,18 +8,20 @@
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use jumbo_inside::heap::BASE_PAGE;
 use jumbo_inside::sandbox;
-use jumbo_inside::sys::{self, Blocked};
+use jumbo_inside::sys::{self, Apart, Blocked};
 use libc::stack_t;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
 use crate::system;
 
-const STACK_BYTES: usize = 32 << 10;
+/// Size of a stack, with a guard page at its start.
+const STACK_BYTES: usize = 36 << 10;
 /// Number of stacks: one bit each of [`CLAIMED`]. Together less than a huge page.
 const STACKS: usize = u32::BITS as usize;
 
@@ -38,7 +40,27 @@ jumbo_inside::one_page! {
     static POOL: AtomicUsize = AtomicUsize::new(0);
     /// Stacks in use.
     static CLAIMED: AtomicU32 = AtomicU32::new(0);
+    /// Stacks whose guard page is protected.
+    static GUARDED: AtomicU32 = AtomicU32::new(0);
+    /// [`FURTHER`] has stacks.
+    static HAS_FURTHER: AtomicBool = AtomicBool::new(false);
+    /// The program has set an alternate signal stack.
+    static HAS_ALTERNATE: AtomicBool = AtomicBool::new(false);
 }
+
+/// Stacks like [`POOL`], for threads that wait in the kernel at the same time.
+struct Pool {
+    start: AtomicUsize,
+    claimed: AtomicU32,
+    guarded: AtomicU32,
+}
+static FURTHER: [Pool; 63] = [const {
+    Pool {
+        start: AtomicUsize::new(0),
+        claimed: AtomicU32::new(0),
+        guarded: AtomicU32::new(0),
+    }
+}; 63];
 
 /// Work and its result, on the caller's stack.
 struct Job<F, R> {
@@ -48,6 +70,8 @@ struct Job<F, R> {
 
 /// Learns the bounds of the first thread's stack, in that thread.
 pub(crate) fn start() {
+    static APART: Apart = Apart(apart);
+    sys::use_apart(&APART);
     // More is no more ample, and the limit counts from the end of the stack.
     const MAX_BYTES: usize = 8 << 20;
     let limit = getrlimit(Resource::Stack).current;
@@ -67,6 +91,10 @@ pub(crate) fn start() {
 pub(crate) fn forked() {
     if CLAIMED.load(Ordering::Relaxed) != 0 && !is_own(here()) {
         CLAIMED.store(0, Ordering::Relaxed);
+        if HAS_FURTHER.load(Ordering::Relaxed) {
+            let further = FURTHER.iter();
+            further.for_each(|pool| pool.claimed.store(0, Ordering::Relaxed));
+        }
     }
 }
 
@@ -80,6 +108,16 @@ fn here() -> usize {
 #[inline(always)]
 fn is_own(address: usize) -> bool {
     address.wrapping_sub(POOL.load(Ordering::Relaxed)) < STACKS * STACK_BYTES
+        || HAS_FURTHER.load(Ordering::Relaxed) && is_in_further(address)
+}
+
+#[cold]
+fn is_in_further(address: usize) -> bool {
+    let starts = FURTHER
+        .iter()
+        .map(|pool| pool.start.load(Ordering::Relaxed));
+    let mut mapped = starts.take_while(|start| *start != 0);
+    mapped.any(|start| address.wrapping_sub(start) < STACKS * STACK_BYTES)
 }
 
 /// Reports whether the present stack has room.
@@ -103,6 +141,7 @@ pub(crate) fn alternate(stack: *const stack_t, call: impl FnOnce() -> c_int) -> 
     if answer != 0 || stack.is_null() {
         return answer;
     }
+    HAS_ALTERNATE.store(true, Ordering::Relaxed);
     // SAFETY: the kernel has just read it; it need not be aligned.
     let (start, length) = unsafe {
         (
@@ -144,6 +183,20 @@ pub(crate) fn on<R>(work: impl FnOnce() -> R) -> R {
     }
 }
 
+/// Performs work on a stack of this library, also where the present one seems to have room.
+///
+/// # Safety
+/// As for the function.
+unsafe fn apart(job: *mut c_void, perform: Perform) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match is_own(here()) {
+            true => perform(job),
+            false => aside(job, perform),
+        }
+    }
+}
+
 type Perform = unsafe extern "C" fn(*mut c_void);
 
 #[inline(always)]
@@ -166,24 +219,156 @@ unsafe extern "C" fn perform<F: FnOnce() -> R, R>(job: *mut c_void) {
 }
 
 /// Performs a job on a stack of this library. Signals are blocked meanwhile: a handler would run on
-/// this stack or leave it, and a collector would not find the caller's. Without a free stack, on the
-/// caller's: a handler that left a fault by a jump keeps one for good.
+/// this stack or leave it, and a collector would not find the caller's. On the caller's where a filter
+/// may forbid to block them, or without memory for a stack. A handler that leaves a fault by a jump
+/// keeps one for good.
 ///
 /// # Safety
 /// As for the function.
 #[cold]
 #[inline(never)]
 unsafe fn aside(job: *mut c_void, perform: Perform) {
-    // A filter of the program may forbid the call.
-    let _blocked = (!sandbox::is_entered()).then(Blocked::asynchronous);
-    let Some(bottom) = claim() else {
+    if !sandbox::allows_signals() {
         // SAFETY: the caller's promise.
         return unsafe { perform(job) };
+    }
+    let _blocked = Blocked::asynchronous();
+    let Some(bottom) = claim().or_else(claim_further) else {
+        // SAFETY: as above.
+        return unsafe { perform(job) };
     };
+    let mut moved = Moved {
+        job,
+        perform,
+        below: below(),
+    };
+    guard(bottom);
+    let top = bottom + STACK_BYTES;
     // SAFETY: the stack is this thread's until it is released, and aligned as a call requires.
-    unsafe { switch(job, perform, bottom + STACK_BYTES) };
-    let bit = (bottom - POOL.load(Ordering::Relaxed)) / STACK_BYTES;
-    CLAIMED.fetch_and(!(1 << bit), Ordering::Release);
+    unsafe { switch((&raw mut moved).cast(), run_moved, top) };
+    let (_, claimed, _, bit) = place(bottom);
+    claimed.fetch_and(!bit, Ordering::Release);
+}
+
+/// Job on a stack of this library.
+struct Moved {
+    job: *mut c_void,
+    perform: Perform,
+    /// Address below all that the caller's stack holds.
+    below: usize,
+}
+
+/// Returns an address below the frame of the caller, and of [`switch`] when the caller calls it.
+#[inline(always)]
+fn below() -> usize {
+    /// Red zone of x86-64, and more than the two registers that `switch` saves.
+    const MARGIN_BYTES: usize = 128 + 16;
+    let pointer: usize;
+    // SAFETY: reads a register.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        core::arch::asm!("mov {}, rsp", out(reg) pointer, options(nomem, nostack, preserves_flags));
+        #[cfg(target_arch = "aarch64")]
+        core::arch::asm!("mov {}, sp", out(reg) pointer, options(nomem, nostack, preserves_flags));
+    }
+    pointer - MARGIN_BYTES
+}
+
+/// Performs a job that has moved off an alternate signal stack, or another one.
+///
+/// # Safety
+/// `moved` is a [`Moved`]; the present stack is this library's.
+unsafe extern "C" fn run_moved(moved: *mut c_void) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let moved = &*moved.cast::<Moved>();
+        let before = shorten_alternate(moved.below);
+        (moved.perform)(moved.job);
+        if let Some(before) = before {
+            let _ = set_alternate(&before);
+        }
+    }
+}
+
+/// Ends the alternate signal stack at `below` if that is on it; returns the one before. The kernel
+/// takes a stack that is left as free, and the handler of a fault would begin at its end.
+fn shorten_alternate(below: usize) -> Option<stack_t> {
+    if !HAS_ALTERNATE.load(Ordering::Relaxed) {
+        return None;
+    }
+    let mut before = stack_t {
+        ss_sp: ptr::null_mut(),
+        ss_flags: 0,
+        ss_size: 0,
+    };
+    let arguments = [0, (&raw mut before).expose_provenance(), 0, 0, 0, 0];
+    // SAFETY: the kernel writes a stack_t to `before`.
+    unsafe { sys::request(libc::SYS_sigaltstack, arguments) }.ok()?;
+    let left = below.checked_sub(before.ss_sp.addr())?;
+    if before.ss_flags & libc::SS_DISABLE != 0 || left >= before.ss_size {
+        return None;
+    }
+    let mut shorter = before;
+    shorter.ss_size = left;
+    if set_alternate(&shorter).is_err() {
+        // Too small for a handler, which then runs on this library's.
+        shorter.ss_flags = libc::SS_DISABLE;
+        let _ = set_alternate(&shorter);
+    }
+    Some(before)
+}
+
+fn set_alternate(stack: &stack_t) -> rustix::io::Result<usize> {
+    let arguments = [(&raw const *stack).expose_provenance(), 0, 0, 0, 0, 0];
+    // SAFETY: the kernel reads `stack`. The memory is that of the program's own stack, or a part.
+    unsafe { sys::request(libc::SYS_sigaltstack, arguments) }
+}
+
+/// Returns a stack that nothing uses, of a further pool.
+#[cold]
+fn claim_further() -> Option<usize> {
+    if sandbox::is_entered_later() {
+        return None;
+    }
+    HAS_FURTHER.store(true, Ordering::Relaxed);
+    FURTHER.iter().find_map(|pool| {
+        let start = match pool.start.load(Ordering::Acquire) {
+            0 => map_pool(&pool.start)?,
+            start => start,
+        };
+        let (set, fetch) = (Ordering::Acquire, Ordering::Relaxed);
+        let take = |claimed: u32| (claimed != u32::MAX).then(|| claimed | (claimed + 1));
+        let before = pool.claimed.fetch_update(set, fetch, take).ok()?;
+        Some(start + before.trailing_ones() as usize * STACK_BYTES)
+    })
+}
+
+/// Returns the pool of a stack, as its start and its two words, and the stack's bit.
+fn place(bottom: usize) -> (usize, &'static AtomicU32, &'static AtomicU32, u32) {
+    let first = (POOL.load(Ordering::Relaxed), &CLAIMED, &GUARDED);
+    let further = FURTHER.iter().map(|pool| {
+        let start = pool.start.load(Ordering::Relaxed);
+        (start, &pool.claimed, &pool.guarded)
+    });
+    let holds = |(start, ..): &(usize, _, _)| bottom.wrapping_sub(*start) < STACKS * STACK_BYTES;
+    let (start, claimed, guarded) = further.into_iter().find(holds).unwrap_or(first);
+    (
+        start,
+        claimed,
+        guarded,
+        1 << ((bottom - start) / STACK_BYTES),
+    )
+}
+
+/// Protects the guard page of a stack at its first use: an overflow ends the program.
+fn guard(bottom: usize) {
+    let (_, _, guarded, bit) = place(bottom);
+    if guarded.load(Ordering::Relaxed) & bit == 0 && !sandbox::is_entered_later() {
+        let none = libc::PROT_NONE.cast_unsigned() as usize;
+        // SAFETY: the page is this library's, and nothing is there.
+        let _ = unsafe { sys::request(libc::SYS_mprotect, [bottom, BASE_PAGE, none, 0, 0, 0]) };
+        guarded.fetch_or(bit, Ordering::Relaxed);
+    }
 }
 
 /// Returns the lowest address of a stack that nothing uses.
@@ -191,7 +376,7 @@ fn claim() -> Option<usize> {
     let pool = match POOL.load(Ordering::Acquire) {
         // The filter may allow the program's own calls alone.
         0 if sandbox::is_entered_later() => return None,
-        0 => map_pool()?,
+        0 => map_pool(&POOL)?,
         pool => pool,
     };
     let take = |claimed: u32| (claimed != u32::MAX).then(|| claimed | (claimed + 1));
@@ -200,24 +385,27 @@ fn claim() -> Option<usize> {
     Some(pool + bit * STACK_BYTES)
 }
 
-/// Maps the stacks before a seccomp filter.
+/// Maps the stacks and their guard pages before a seccomp filter.
 pub(crate) fn prepare() {
     let is_started = AMPLE_BYTES.load(Ordering::Relaxed) != usize::MAX;
     if is_started && POOL.load(Ordering::Acquire) == 0 && !sandbox::is_entered_later() {
-        map_pool();
+        map_pool(&POOL);
+    }
+    if let pool @ 1.. = POOL.load(Ordering::Acquire) {
+        (0..STACKS).for_each(|stack| guard(pool + stack * STACK_BYTES));
     }
 }
 
 /// Maps the stacks.
 #[cold]
-fn map_pool() -> Option<usize> {
+fn map_pool(start: &AtomicUsize) -> Option<usize> {
     let (prot, flags) = (
         ProtFlags::READ | ProtFlags::WRITE,
         MapFlags::PRIVATE | MapFlags::NORESERVE,
     );
     let mapped = sys::map_own(STACKS * STACK_BYTES, prot, flags).ok()?;
     let mapped = mapped.expose_provenance();
-    let stored = POOL.compare_exchange(0, mapped, Ordering::AcqRel, Ordering::Acquire);
+    let stored = start.compare_exchange(0, mapped, Ordering::AcqRel, Ordering::Acquire);
     Some(match stored {
         Ok(_) => mapped,
         Err(other) => {

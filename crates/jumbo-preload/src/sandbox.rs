@@ -8,9 +8,9 @@ use core::ffi::{c_int, c_long, c_uint, c_ulong};
 use jumbo_inside::events::Mechanism as _;
 use jumbo_inside::{reaper, sandbox};
 
+use crate::environment;
 use crate::mechanisms::All;
 use crate::own_stack::{self, on};
-use crate::environment;
 
 /// Options of prctl(2) that drop a privilege of one thread: jumbo's threads would keep it.
 const PRIVILEGE_OPTIONS: [c_int; 4] = [
@@ -79,15 +79,22 @@ fn entering<T>(
         return call();
     }
     own_stack::prepare();
-    on(All::before_confinement);
-    let is_first = !sandbox::is_entered();
-    let entering = sandbox::enter();
-    on(|| All::confining(is_first));
+    // Together: from `enter` on a thread may stay on its own stack.
+    let entering = on(|| {
+        All::before_confinement();
+        let is_first = !sandbox::is_entered();
+        let entering = sandbox::enter();
+        All::confining(is_first);
+        entering
+    });
     let answer = call();
     let is_installed = succeeded(&answer);
     if is_installed {
         // SAFETY: the kernel has just read the filter there.
         let filter = filter.and_then(|filter| unsafe { steps(filter) });
+        if let Some(filter) = filter {
+            entering.accepted(filter);
+        }
         on(|| {
             entering.installed(filter);
             environment::entered(filter);

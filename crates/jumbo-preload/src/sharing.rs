@@ -128,6 +128,7 @@ fn segment(id: c_int) -> Option<(usize, shmem::SharedMapping)> {
     let known = shmem::SharedMapping {
         own_bytes: if ours { segment.shm_segsz } else { 0 },
         is_anonymous: false,
+        file_bytes: 0,
     };
     Some((segment.shm_segsz, known))
 }

@@ -108,7 +108,11 @@ pub(crate) fn cached(size: usize) -> *mut c_void {
 pub(crate) fn allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
     let size = match align <= ALIGN {
         true => size,
-        false => match align.is_power_of_two().then(|| slab::aligned(size, align)).flatten() {
+        false => match align
+            .is_power_of_two()
+            .then(|| slab::aligned(size, align))
+            .flatten()
+        {
             Some(size) => size,
             None => return null_mut(),
         },

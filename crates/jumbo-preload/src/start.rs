@@ -12,9 +12,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::environment::{self, Environment};
 use crate::mechanisms::{after_fork, after_fork_child, before_fork};
-use crate::{
-    alloc, glibc, maps, next, own_stack, reaper, small, symbols, system, text,
-};
+use crate::{alloc, glibc, maps, next, own_stack, reaper, small, symbols, system, text};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -164,16 +162,20 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
 
 /// Reports whether the program has a sanitizer that gives each range of addresses a use, and ends
 /// the program for memory elsewhere.
+///
+/// A program with a static ThreadSanitizer of gcc (`-static-libtsan`) may export no symbol of the
+/// sanitizer. It exports the functions that it replaces, among them one that only ThreadSanitizer does.
 fn has_sanitizer() -> bool {
     const NAMES: [&CStr; 3] = [c"__tsan_init", c"__msan_init", c"__hwasan_init"];
-    let mut is_found = false;
+    let (mut is_found, mut is_program) = (false, true);
     symbols::each(&mut |object| {
         let defines = |name| {
             object
                 .symbol(name)
                 .is_some_and(|(_, is_defined)| is_defined)
         };
-        is_found = NAMES.into_iter().any(defines);
+        is_found = NAMES.into_iter().any(defines) || is_program && defines(c"_setjmp");
+        is_program = false;
         is_found
     });
     is_found

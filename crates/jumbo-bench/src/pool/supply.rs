@@ -7,11 +7,10 @@ use crate::keeper::{Needs, PAGE_2M};
 use crate::task::{PageCycle, PoolConfig, PoolKind, Provision};
 
 /// Figures of the origin of pages: pages in use and surplus pages of our pool, and the growth of
-/// surplus and of reserved pages in the kernel's pool of 2 MiB pages.
+/// surplus pages in the kernel's pool of 2 MiB pages.
 pub(super) const USED: &str = "used_pages";
 pub(super) const SURPLUS: &str = "surplus_pages";
 pub(super) const KERNEL_SURPLUS: &str = "kernel_surplus_pages";
-pub(super) const KERNEL_RESERVED: &str = "kernel_reserved_pages";
 
 impl PoolKind {
     /// Claims `size` bytes on pages of this kind.
@@ -75,8 +74,6 @@ impl PageCycle {
     pub(super) fn name(self, kind: PoolKind) -> String {
         let how = match (self, kind) {
             (Self::Take | Self::TakePlain, _) => "take, give",
-            (Self::TakeZeroed, _) => "take zeroed, give",
-            (Self::Map, _) => "mmap, munmap",
             (Self::MapTouched, PoolKind::Hugetlb) => "mmap, touch, munmap",
             (Self::MapTouched, PoolKind::Thp) => "mmap, advise, touch, munmap",
         };
@@ -86,12 +83,11 @@ impl PageCycle {
     /// Claims of a program with one page in use, from a pool of `pages` pages if it has one.
     pub(crate) fn claims(self, kind: PoolKind, pages: Pages) -> Vec<Claim> {
         match self {
-            Self::Take | Self::TakePlain | Self::TakeZeroed => {
+            Self::Take | Self::TakePlain => {
                 let mut claims = kind.claims(pages.bytes(PAGE_2M));
                 claims.extend([exactly(USED, 1), exactly(SURPLUS, 0)]);
                 claims
             }
-            Self::Map => vec![claim::at_least(KERNEL_RESERVED, 1)],
             Self::MapTouched => kind.claims(Pages(1).bytes(PAGE_2M)),
         }
     }
@@ -113,10 +109,10 @@ mod tests {
     ];
 
     /// Checks claims against: pages on huge pages, and on hugetlb pages; pages in use and surplus
-    /// pages of our pool, surplus and reserved pages of the kernel's.
-    fn fine(claims: &[Claim], memory: [u32; 2], counted: [u32; 4]) -> bool {
+    /// pages of our pool, surplus pages of the kernel's.
+    fn fine(claims: &[Claim], memory: [u32; 2], counted: [u32; 3]) -> bool {
         let [huge, hugetlb] = memory.map(|pages| f64::from(pages) * PAGE_2M.bytes() as f64);
-        let [used, surplus, kernel_surplus, kernel_reserved] = counted.map(f64::from);
+        let [used, surplus, kernel_surplus] = counted.map(f64::from);
         let figures = figures([
             ("huge_bytes", huge),
             ("hugetlb_bytes", hugetlb),
@@ -124,7 +120,6 @@ mod tests {
             (USED, used),
             (SURPLUS, surplus),
             (KERNEL_SURPLUS, kernel_surplus),
-            (KERNEL_RESERVED, kernel_reserved),
         ]);
         claim::check(claims, &Launch::Plain, &figures).is_ok()
     }
@@ -139,12 +134,12 @@ mod tests {
     #[test]
     fn pages_of_another_origin_are_rejected() {
         for (counted, huge, right) in [
-            ([10, 0, 0, 0], 10, [true, false, false, true, false]),
-            ([10, 10, 0, 0], 10, [false, true, false, false, true]),
-            ([10, 10, 10, 0], 10, [false, false, true, false, true]),
-            ([9, 0, 0, 0], 10, [false; 5]),
-            ([10, 0, 0, 0], 9, [false; 5]),
-            ([10, 10, 10, 0], 9, [false; 5]),
+            ([10, 0, 0], 10, [true, false, false, true, false]),
+            ([10, 10, 0], 10, [false, true, false, false, true]),
+            ([10, 10, 10], 10, [false, false, true, false, true]),
+            ([9, 0, 0], 10, [false; 5]),
+            ([10, 0, 0], 9, [false; 5]),
+            ([10, 10, 10], 9, [false; 5]),
         ] {
             let each = SUPPLIES.map(|s| fine(&s.claims(PAGES), [huge; 2], counted));
             assert_eq!(each, right, "{counted:?} {huge}");
@@ -162,7 +157,7 @@ mod tests {
             let each = [Provision::Held, Provision::Surplus].map(|provision| {
                 let config = PoolConfig(PoolKind::Hugetlb, provision);
                 let claims = config.claims_of_heap(Pages(100).bytes(PAGE_2M));
-                fine(&claims, memory, [0, 0, surplus, 0])
+                fine(&claims, memory, [0, 0, surplus])
             });
             assert_eq!(each, right, "{memory:?} {surplus}");
         }
@@ -170,14 +165,10 @@ mod tests {
 
     #[test]
     fn a_mapping_without_a_page_is_rejected() {
-        let of = |cycle: PageCycle, kind, huge, promised| {
-            fine(&cycle.claims(kind, PAGES), [huge; 2], [0, 0, 0, promised])
-        };
-        let map = |huge, promised| of(PageCycle::Map, PoolKind::Hugetlb, huge, promised);
-        assert!(map(0, 1) && !map(0, 0));
         for kind in [PoolKind::Hugetlb, PoolKind::Thp] {
-            let touched = |huge, promised| of(PageCycle::MapTouched, kind, huge, promised);
-            assert!(touched(1, 0) && !touched(0, 1));
+            let claims = PageCycle::MapTouched.claims(kind, PAGES);
+            let touched = |huge| fine(&claims, [huge; 2], [0; 3]);
+            assert!(touched(1) && !touched(0));
         }
     }
 }

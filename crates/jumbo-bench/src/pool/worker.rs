@@ -10,8 +10,8 @@ use jumbo::pool::{Hugetlb, Page, Placement, Pool, Populate, Thp};
 use jumbo::units::{Bytes, Order, Pages};
 use jumbo_host::kernel::{Root, hugetlb};
 
-use super::supply::{KERNEL_RESERVED, KERNEL_SURPLUS, SURPLUS, USED};
-use super::{fixed, stream as kernels};
+use super::stream as kernels;
+use super::supply::{KERNEL_SURPLUS, SURPLUS, USED};
 use crate::Error;
 use crate::figures::{Figures, ms, with};
 use crate::keeper::{PAGE_2M, kernel_pool};
@@ -41,28 +41,22 @@ pub(crate) fn stream(
     let mut pool = None;
     let kernel = kernel_pool()?;
     match arrays {
-        Arrays::Base | Arrays::StaticBase => base_pages_only()?,
-        Arrays::Static => {}
+        Arrays::Base => base_pages_only()?,
         Arrays::Supplied(config) if config.0 == PoolKind::Hugetlb => {
             _ballast = ballast(config)?;
         }
         Arrays::Supplied(config) => pool = Some(supplied_pool(config, pages)?.0),
     }
-    let of_program = match arrays {
-        Arrays::Static | Arrays::StaticBase => Some(fixed::arrays(size)?),
-        Arrays::Base | Arrays::Supplied(_) => None,
-    };
 
     let (before, clock) = (own_usage()?.ru_minflt, Instant::now());
     let (mut block, mut region);
-    let memory = match (of_program, &pool) {
-        (Some(bss), _) => bss,
-        (None, None) => {
+    let memory = match &pool {
+        None => {
             // `vec!` of zeroes calls `calloc`.
             block = vec![0; usize::try_from(size.0).unwrap_or(usize::MAX)];
             &mut block[..]
         }
-        (None, Some(pool)) => {
+        Some(pool) => {
             region = pool.region(pages, Populate::UpFront)?;
             region.bytes_mut(0..usize::try_from(pages.0).unwrap_or(usize::MAX))?
         }
@@ -111,25 +105,18 @@ pub(crate) fn first_use(config: PoolConfig, pages: Pages, times: usize) -> Resul
 }
 
 /// [`Task::Exchange`](crate::task::Task::Exchange): time per page, and memory with one page.
-pub(crate) fn exchange(
-    kind: PoolKind,
-    cycle: PageCycle,
-    pages: Pages,
-    threads: usize,
-) -> Result<Figures, Error> {
-    let quickest = |once: &(dyn Fn() -> Result<(), Error> + Sync)| {
-        let spans = (0..INTERVALS).map(|_| ns_per_call(threads, (INTERVAL, BATCH), once));
+pub(crate) fn exchange(kind: PoolKind, cycle: PageCycle, pages: Pages) -> Result<Figures, Error> {
+    let quickest = |once: &dyn Fn() -> Result<(), Error>| {
+        let spans = (0..INTERVALS).map(|_| ns_per_call((INTERVAL, BATCH), once));
         Ok::<_, Error>(minimum(&spans.collect::<Result<Vec<_>, _>>()?))
     };
-    if matches!(cycle, PageCycle::Map | PageCycle::MapTouched) {
+    if cycle == PageCycle::MapTouched {
         let map = || {
             let mut block = match kind {
                 PoolKind::Thp => RawBlock::take(AllocCall::MapHuge, Bytes(PAGE_2M.bytes()))?,
                 PoolKind::Hugetlb => RawBlock::hugetlb(PAGE_2M)?,
             };
-            if cycle == PageCycle::MapTouched {
-                block.bytes()[0] = 1;
-            }
+            block.bytes()[0] = 1;
             Ok::<_, Error>(block)
         };
         let page_ns = quickest(&|| map()?.give_back())?;
@@ -146,16 +133,12 @@ pub(crate) fn exchange(
         _ => empty_pool(kind)?,
     };
     grow(&pool, pages)?;
-    let take = || match cycle {
-        PageCycle::TakeZeroed => pool.take_zeroed(),
-        _ => pool.take(),
-    };
     let page_ns = quickest(&|| {
-        take()?.bytes_mut()[0] = 1;
+        pool.take()?.bytes_mut()[0] = 1;
         Ok(())
     })?;
     let kernel = kernel_pool()?;
-    let page = take()?;
+    let page = pool.take()?;
     let figures = add_origin(own_memory()?, kernel.as_ref(), Some(&pool))?;
     drop(page);
     let folio = pool.take_folio(Order(0));
@@ -217,7 +200,6 @@ fn add_origin(
         (USED, counters.used().0 as f64),
         (SURPLUS, counters.surplus.0 as f64),
         (KERNEL_SURPLUS, more(|pool| pool.surplus)),
-        (KERNEL_RESERVED, more(|pool| pool.reserved)),
     ];
     Ok(with(figures, counted))
 }

@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use jumbo_host::kernel::Root;
+use jumbo_host::kernel::process::Process;
 use jumbo_host::kernel::process::tree;
-use jumbo_host::teardown::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};

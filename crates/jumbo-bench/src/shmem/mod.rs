@@ -1,7 +1,7 @@
 //! `jumbo bench shmem`: costs of shared memory in folios of each size, and by each method.
 //!
-//! A program maps anonymous shared memory and touches all of it (`worker`), with one thread per CPU
-//! and with many, in each `ShmemMode`: the kernel's controls, size by size; `jumbo run` with all of
+//! A program maps anonymous shared memory and touches all of it (`worker`), with one thread per CPU,
+//! in each `ShmemMode`: the kernel's controls, size by size; `jumbo run` with all of
 //! them off; touch and collapse; hugetlb. PostgreSQL with its shared buffers
 //! is among the [`programs`](crate::programs).
 //!
@@ -28,10 +28,8 @@ use crate::task::{KnobSet, ShmemMode, Task, TouchTask};
 use crate::work::Worker;
 use crate::{Error, Settings};
 
-/// Minimum size: each of many threads touches whole huge pages.
+/// Minimum size: each thread touches whole huge pages.
 pub const MIN_SIZE: Bytes = Bytes(64 << 20);
-
-const MANY_THREADS: usize = 32;
 
 /// Laps per sample, whose minimum counts: one touch may take 1.5 times as long as the next. More
 /// laps for the overhead of `jumbo run` without folios.
@@ -51,8 +49,8 @@ const COLUMNS: [(&str, &str); 7] = [
     ("bloat", "resident_x"),
 ];
 
-/// Measures the table, with `size` bytes of shared memory; `quick` leaves out many threads.
-pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
+/// Measures the table, with `size` bytes of shared memory.
+pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
     let root = Root::host();
     let size = size.whole_pages(PAGE_2M).bytes(PAGE_2M);
     // The memory, and the pages that the kernel's pool may hold for the next side.
@@ -70,13 +68,9 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         modes: Vec::new(),
     };
     bench.try_out(&mut table)?;
-    let mut groups = vec![bench.touches(size, cpus(), "")];
-    match quick {
-        true => table.missing("32 threads", "left out with --quick"),
-        false => groups.push(bench.touches(size, MANY_THREADS, "_32_threads")),
-    }
+    let mut groups = vec![bench.touches(size)];
     if bench.modes.contains(&ShmemMode::Disabled) {
-        groups.push(bench.off(size, cpus()));
+        groups.push(bench.off(size));
     }
     let table = group::measure(settings, table, groups)?;
     kernel.give_back()?;
@@ -104,7 +98,7 @@ impl<'a> ShmemBench<'a> {
         let modes = modes.chain(self.kernel.pool.as_ref().map(|_| ShmemMode::Hugetlb));
         let mut available = Vec::new();
         for mode in modes {
-            let worker = self.worker(mode, MIN_SIZE, 1, false);
+            let worker = self.worker(mode, MIN_SIZE, false);
             let result = self.kernel.provide(&mode.needs(MIN_SIZE, &self.sizes));
             let result = result.and_then(|_| worker.sample(self.settings, &mode.claims(MIN_SIZE)));
             let result = result.map_err(|error| error.of_side(&mode.to_string()));
@@ -118,73 +112,64 @@ impl<'a> ShmemBench<'a> {
         Ok(())
     }
 
-    fn worker(&self, by: ShmemMode, size: Bytes, threads: usize, timed: bool) -> Worker {
+    fn worker(&self, by: ShmemMode, size: Bytes, timed: bool) -> Worker {
         let touch = TouchTask {
             by,
             size,
-            threads,
+            threads: cpus(),
             timed,
         };
         Worker::new(by.launch(), Task::Touch(touch))
     }
 
-    fn side(
-        &self,
-        group: &mut Group<'a>,
-        mode: ShmemMode,
-        (size, threads, timed): (Bytes, usize, bool),
-    ) -> usize {
-        let worker = self.worker(mode, size, threads, timed);
+    fn side(&self, group: &mut Group<'a>, mode: ShmemMode, (size, timed): (Bytes, bool)) -> usize {
+        let worker = self.worker(mode, size, timed);
         let side = group.worker(mode.to_string(), worker, size, mode.claims(size));
         group.needs(side, mode.needs(size, &self.sizes))
     }
 
-    /// Touches of all the memory by `threads` threads: on base pages, again, and in each mode.
-    fn touches(&self, size: Bytes, threads: usize, suffix: &'static str) -> Group<'a> {
+    /// Touches of all the memory: on base pages, again, and in each mode.
+    fn touches(&self, size: Bytes) -> Group<'a> {
         let mut group = Group::new(self.settings, "touch")
             .on(self.kernel)
             .laps(LAPS, minimum);
-        let by = counted(threads as u64, "thread");
-        // Measured by one thread, so once is enough.
-        let timed = suffix.is_empty();
-        let columns = &COLUMNS[..if timed { 7 } else { 5 }];
+        let by = counted(cpus() as u64, "thread");
         let side = |group: &mut Group<'a>, mode: ShmemMode| {
-            let side = self.side(group, mode, (size, threads, timed));
-            for (column, figure) in columns {
-                group.value(format!("{column}_{}{suffix}", mode.key()), figure, side);
+            let side = self.side(group, mode, (size, true));
+            for (column, figure) in COLUMNS {
+                group.value(format!("{column}_{}", mode.key()), figure, side);
             }
             side
         };
         let base = side(&mut group, ShmemMode::Base);
-        let name = |name: &str| format!("{name}{suffix}");
         let (touch, unmap) = (
             &format!("touch of {size}, {by}"),
             &format!("unmap of {size}"),
         );
         rows! { group;
-            name("touch_aa") => touch, "touch_ms", base / base;
-            name("unmap_aa") => unmap, "unmap_ms", base / base;
+            "touch_aa" => touch, "touch_ms", base / base;
+            "unmap_aa" => unmap, "unmap_ms", base / base;
         }
         for &mode in &self.modes {
             let side = side(&mut group, mode);
             let (key, published) = (mode.key(), mode.published());
             if mode != ShmemMode::Disabled {
-                rows! { group; name(&key) => touch, "touch_ms", base / side, published; }
+                rows! { group; key.as_str() => touch, "touch_ms", base / side, published; }
             }
             if mode == ShmemMode::Collapse {
                 let key = key.replace("collapse", "unmap");
-                rows! { group; name(&key) => unmap, "unmap_ms", base / side; }
+                rows! { group; key => unmap, "unmap_ms", base / side; }
             }
         }
         group
     }
 
     /// Overhead of `jumbo run` if no folio size is allowed.
-    fn off(&self, size: Bytes, threads: usize) -> Group<'a> {
+    fn off(&self, size: Bytes) -> Group<'a> {
         let mut group = Group::new(self.settings, "sizes off").on(self.kernel);
         group = group.laps(LAPS_OFF, minimum);
         let [plain, off] = [ShmemMode::Plain, ShmemMode::Disabled]
-            .map(|mode| self.side(&mut group, mode, (size, threads, false)));
+            .map(|mode| self.side(&mut group, mode, (size, false)));
         let what = &format!("touch of {size}, sizes off");
         rows! { group;
             "disabled_aa" => what, "touch_ms", plain / plain;

@@ -27,10 +27,9 @@ use jumbo::units::Bytes;
 use crate::group::{self, Group, rows};
 use crate::memory::check_available;
 use crate::table::Table;
-use crate::task::TextTask;
 use crate::{Error, Settings};
 use counters::TlbCounters;
-use process::{PROCESSES, PSS, TextBench, TextMethod, program_of};
+use process::{PROCESSES, TextBench, TextMethod, program_of};
 use program::{CacheState, TextProgram};
 
 /// Minimum size: the TLB would cover half of a smaller text.
@@ -52,9 +51,8 @@ const PUBLISHED_MISSES: &str = "published: 1.22e9 to 5.19e7 iTLB misses (23.5)";
 /// Measures the table, with a program of `size` bytes of text; `quick` reduces the work.
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let part = Bytes(size.0 / PART_DIVISOR);
-    let max_processes = PROCESSES.iter().max().copied().unwrap_or_default() as u64;
     // The programs in the page cache, and one with a copy and an image, or many with a copy each.
-    check_available(Bytes(size.0 * 4 + part.0 * (max_processes + 2)))?;
+    check_available(Bytes(size.0 * 4 + part.0 * (PROCESSES as u64 + 2)))?;
     let mut table = Table::new("text", format!("{size} of text"), settings)?;
     let make = |size| {
         settings.progress.set_message("making programs");
@@ -82,14 +80,11 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     let calls = CALLS[usize::from(quick)];
     let mut groups = vec![
         bench.faults(),
-        bench.times(calls, false, counted),
+        bench.times(calls, counted),
         bench.cold_starts(),
         bench.setups(),
         bench.memory(),
     ];
-    if !quick {
-        groups.push(bench.times(calls, true, counted));
-    }
     groups.extend(real::groups(settings, quick, &mut table));
     group::measure(settings, table, groups)
 }
@@ -100,13 +95,10 @@ impl<'a> TextBench<'a> {
         &'a self,
         group: &mut Group<'a>,
         (method, cached): (TextMethod, CacheState),
-        (touched, calls, any): (Bytes, u64, bool),
+        (touched, calls): (Bytes, u64),
     ) -> usize {
         let program = program_of(&self.whole, method);
-        let what = TextTask {
-            any,
-            ..method.work(program, touched, calls)
-        };
+        let what = method.work(program, touched, calls);
         let name = match cached {
             CacheState::Dropped => format!("{}, not cached", method.name),
             _ => method.name.to_owned(),
@@ -125,47 +117,33 @@ impl<'a> TextBench<'a> {
     /// Touches of all text in ascending order: the best case for base pages (16 per fault).
     fn faults(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "faults");
-        let what = (self.whole[0].size, 0, false);
+        let what = (self.whole[0].size, 0);
         let cold = self.side(&mut group, (TextMethod::BASE, CacheState::Dropped), what);
-        let base = self.side(&mut group, (TextMethod::BASE, CacheState::Base), what);
-        let found = self.side(&mut group, (TextMethod::FOUND, CacheState::AsRead), what);
         let measure = "faults, all text touched";
         rows! { group; "faults_aa" => measure, "touch_faults", cold / cold; }
         for &method in &self.methods {
             let side = self.side(&mut group, (method, method.cached), what);
-            let name = |of: &str| format!("faults{}{of}", method.suffix);
+            let name = format!("faults{}", method.suffix);
             let published = Some(PUBLISHED_FAULTS).filter(|_| method == TextMethod::FILE);
-            rows! { group;
-                name("") => measure, "touch_faults", cold / side, published;
-                name("_cached") => measure, "touch_faults", base / side;
-                name("_as_found") => measure, "touch_faults", found / side;
-            }
-            let whole = "faults, start and move included";
-            rows! { group; name("_with_start") => whole, "faults", cold / side; }
+            rows! { group; name => measure, "touch_faults", cold / side, published; }
         }
         group
     }
 
-    /// Random calls: of one function per page, whose code fits the caches, or of any function.
-    fn times(&'a self, calls: u64, any: bool, counted: bool) -> Group<'a> {
-        let (key, which) = match any {
-            false => ("time", "one function a page"),
-            true => ("time_any", "any function"),
-        };
-        let mut group = Group::new(self.settings, key);
-        let what = (TOUCHED_BYTES, calls, any);
+    /// Random calls, of one function per page, whose code fits the caches.
+    fn times(&'a self, calls: u64, counted: bool) -> Group<'a> {
+        let mut group = Group::new(self.settings, "time");
+        let what = (TOUCHED_BYTES, calls);
         let base = self.side(&mut group, (TextMethod::BASE, CacheState::Base), what);
-        let measure = &format!("calls in {TOUCHED_BYTES}, {which}");
-        rows! { group; format!("{key}_aa") => measure, "calls_ms", base / base; }
+        let measure = &format!("calls in {TOUCHED_BYTES}, one function a page");
+        rows! { group; "time_aa" => measure, "calls_ms", base / base; }
         for &method in &self.methods {
             let side = self.side(&mut group, (method, method.cached), what);
-            let name = format!("{key}{}", method.suffix);
+            let name = format!("time{}", method.suffix);
             let published = Some(PUBLISHED_TIME).filter(|_| name == "time");
             rows! { group; &name => measure, "calls_ms", base / side, published; }
-            if !any {
-                let whole = "the same, start and move included";
-                rows! { group; format!("{name}_with_setup") => whole, "whole_ms", base / side; }
-            }
+            let whole = "the same, start and move included";
+            rows! { group; format!("{name}_with_setup") => whole, "whole_ms", base / side; }
             if counted && name == "time" {
                 for figure in TlbCounters::NAMES {
                     group.value(figure, figure, side);
@@ -179,7 +157,7 @@ impl<'a> TextBench<'a> {
     /// Time from start to end with an empty page cache: the program comes from the disk.
     fn cold_starts(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "cold start");
-        let what = (TOUCHED_BYTES, 0, false);
+        let what = (TOUCHED_BYTES, 0);
         let base = self.side(&mut group, (TextMethod::FOUND, CacheState::Dropped), what);
         let measure = &format!("start to end, {TOUCHED_BYTES} from disk");
         rows! { group; "cold_start_aa" => measure, "whole_ms", base / base; }
@@ -199,17 +177,9 @@ impl<'a> TextBench<'a> {
             return group;
         }
         let size = self.whole[0].size;
-        let mut side =
-            |name: &str, beside: bool| group.side(name, size, move || self.setup(beside));
-        let made = side("shared image, made", false);
-        let found = side("shared image, found", true);
-        let measure = "set-up of 100 MiB";
+        let made = group.side("shared image, made", size, move || self.setup());
         group.value("setup_ms_per_100mib", "setup_ms", made);
-        group.value("setup_found_ms_per_100mib", "setup_ms", found);
-        rows! { group;
-            "setup_aa" => measure, "setup_ms", made / made;
-            "setup_made_vs_found" => measure, "setup_ms", made / found;
-        }
+        rows! { group; "setup_aa" => "set-up of 100 MiB", "setup_ms", made / made; }
         group
     }
 
@@ -217,28 +187,20 @@ impl<'a> TextBench<'a> {
     fn memory(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "memory");
         let size = self.part[0].size;
-        let mut side =
-            |method: TextMethod| group.side(method.name, size, move || self.resident(method));
-        let base = side(TextMethod::BASE);
-        let sides: Vec<_> = self
-            .methods
-            .iter()
-            .map(|&method| (method, side(method)))
-            .collect();
-        for (processes, figure) in PROCESSES.into_iter().zip(PSS) {
-            let measure = &format!("text of {processes} x {size}");
-            let name = |of: &str| format!("memory_{processes}{of}");
-            for &(method, side) in &sides {
-                let huge = if method == TextMethod::FILE {
-                    "_file"
-                } else {
-                    method.suffix
-                };
-                let name = name(&format!("{huge}_vs_base"));
-                rows! { group; name => measure, figure, base / side; }
-            }
+        let side = |group: &mut Group<'a>, method: TextMethod| {
+            group.side(method.name, size, move || self.resident(method))
+        };
+        let base = side(&mut group, TextMethod::BASE);
+        let measure = &format!("text of {PROCESSES} x {size}");
+        rows! { group; "memory_16_aa" => measure, "pss_bytes", base / base; }
+        for &method in &self.methods {
+            let own = side(&mut group, method);
+            let name = match method {
+                TextMethod::FILE => "memory_16_file_vs_base",
+                _ => "memory_16_shared_vs_base",
+            };
+            rows! { group; name => measure, "pss_bytes", base / own; }
         }
-        rows! { group; "memory_16_aa" => "text of 16 processes", PSS[2], base / base; }
         group
     }
 }

@@ -15,7 +15,7 @@ use jumbo_host::segments::running::Running;
 use rustix::fs::{Advice, fadvise};
 
 use crate::Error;
-use crate::elf::{AddedSegment, HUGE_PAGE, path_of, with_segment};
+use crate::elf::{HUGE_PAGE, path_of, with_segment};
 
 /// Size of a function: one cache line.
 pub(super) const FUNCTION_BYTES: u64 = 64;
@@ -24,8 +24,6 @@ pub(super) const FUNCTION_BYTES: u64 = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CacheState {
     Base,
-    /// Folios of readahead: they grow, up to PMD size.
-    AsRead,
     /// PMD-sized folios.
     Primed,
     Dropped,
@@ -41,7 +39,7 @@ impl TextProgram {
     pub(super) fn make(executable: &Path, size: Bytes) -> Result<Self, Error> {
         let size = Bytes(size.0.next_multiple_of(HUGE_PAGE));
         let count = u32::try_from(size.0 / FUNCTION_BYTES).unwrap_or(u32::MAX);
-        let file = with_segment(executable, AddedSegment::Text(size), |file| {
+        let file = with_segment(executable, size, |file| {
             (0..count).try_for_each(|number| file.write_all(&function(number)))
         })?;
         Ok(Self {
@@ -65,8 +63,7 @@ impl TextProgram {
         match wanted {
             CacheState::Dropped => {}
             // Random access disables readahead: base pages.
-            CacheState::Base => self.read(Advice::Random)?,
-            CacheState::AsRead => self.read(Advice::Normal)?,
+            CacheState::Base => self.read()?,
             CacheState::Primed => self.prime()?,
         }
         self.cached.set(wanted);
@@ -84,9 +81,9 @@ impl TextProgram {
         Ok(())
     }
 
-    fn read(&self, advice: Advice) -> io::Result<()> {
+    fn read(&self) -> io::Result<()> {
         let mut file = &self.file;
-        fadvise(file, 0, None, advice)?;
+        fadvise(file, 0, None, Advice::Random)?;
         file.rewind()?;
         let mut buffer = vec![0; 1 << 17];
         while file.read(&mut buffer)? > 0 {}
@@ -139,12 +136,7 @@ mod tests {
             last,
             function(u32::try_from(2 * HUGE_PAGE / FUNCTION_BYTES).unwrap() - 1)
         );
-        for cached in [
-            CacheState::Base,
-            CacheState::AsRead,
-            CacheState::Dropped,
-            CacheState::Base,
-        ] {
+        for cached in [CacheState::Base, CacheState::Dropped, CacheState::Base] {
             program.cache(cached).unwrap();
         }
     }

@@ -49,10 +49,7 @@ pub(crate) fn text(what: &TextTask) -> Result<Figures, Error> {
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
         let below = |count: u64| ((random >> 32) * count) >> 32;
-        wrong |= functions.call(match what.any {
-            true => below(functions.count),
-            false => of_page(below(pages)),
-        });
+        wrong |= functions.call(of_page(below(pages)));
     }
     let called = clock.elapsed();
     let misses = counters.and_then(|counters| Some((counters, misses?)));

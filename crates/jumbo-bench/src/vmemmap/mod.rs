@@ -166,7 +166,7 @@ fn exchanges(settings: &Settings) -> Group<'_> {
         claims.push(claim::exactly(FOLIOS, folios));
         let worker = Worker::new(
             Launch::Plain,
-            Task::Exchange(kind, way, EXCHANGE_POOL_PAGES, 1),
+            Task::Exchange(kind, way, EXCHANGE_POOL_PAGES),
         );
         group.worker(name, worker, size, claims)
     };

@@ -151,3 +151,21 @@ fn text(root: &Root, max_series: usize) -> anyhow::Result<String> {
     );
     page.text().context("cannot encode the metrics")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_without_an_address_names_the_address_that_is_meant() {
+        for typed in ["9842", ":9842"] {
+            let error = address(typed).unwrap_err();
+            assert!(
+                error.contains("127.0.0.1:9842 for clients of this host"),
+                "{error}"
+            );
+        }
+        assert!(address("localhost").unwrap_err().contains("127.0.0.1:9841"));
+        assert_eq!(address("[::1]:9841"), Ok("[::1]:9841".parse().unwrap()));
+    }
+}

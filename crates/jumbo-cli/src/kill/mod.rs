@@ -1,13 +1,9 @@
-//! `jumbo kill`: ends processes and frees their memory in parallel with the kernel.
+//! `jumbo kill`: ends processes and frees their memory beside the kernel.
 //!
-//! The signal and the wait for the end are here. [`target`]: one process and its result. [`show`]:
-//! the results.
-//!
-//! Invariant: a process that survives is unchanged. A separate thread traces the processes. It ends
-//! before any output, and its end detaches from them.
+//! [`teardown`] sends the signal and frees. Here are the wait for the end, and the output. A process
+//! that survives is unchanged.
 
-mod show;
-mod target;
+mod teardown;
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -15,24 +11,28 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use jumbo_host::kernel::Root;
-use jumbo_host::kernel::process::Signals;
+use jumbo::units::Bytes;
+use jumbo_host::kernel::process::{Process, ProcessState, Signals};
+use jumbo_host::kernel::{Root, task};
+use jumbo_host::status::{is_reaper, program_of, reaper_of};
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use serde_json::json;
 
-use crate::signal::{Number, end_by, poll};
+use crate::signal::{Number, end_by, next_termination, poll};
 use crate::value::{process, processes, seconds};
-use target::Target;
+use crate::view::{self, View, duration};
+use teardown::{Gain, Teardown};
 
 /// End processes, with their memory freed by two CPUs at once
 ///
-/// Sends the signal to each process. When a process begins to end, jumbo holds it for a moment,
-/// until a thread of jumbo frees its memory beside the kernel. This works for any process, started
-/// by jumbo or not. The command returns when all processes are gone, and prints the gain.
-/// The memory of a process that has a reaper (`jumbo run --reaper`) is not back by then: see `jumbo
-/// wait`.
+/// Sends the signal to each process. If the signal kills it, jumbo frees its memory beside the
+/// kernel. This works for any process, started by jumbo or not. The command returns when all
+/// processes are gone, and prints the gain. The memory of a process that has a reaper (`jumbo run
+/// --reaper`) is not back by then: see `jumbo wait`.
 ///
-/// Until then jumbo traces the processes: a debugger cannot attach. A process that survives is
-/// unchanged, as are all processes after an interrupt.
+/// The kernel alone frees the memory of a process that handles the signal, or that has shared
+/// memory. A process that survives is unchanged.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo kill 4711
@@ -87,88 +87,268 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     pids.retain(|pid| seen.insert(*pid));
 
     let signals = Signals::take().context("cannot read signals from a descriptor")?;
-    let tracer = std::thread::Builder::new().name("jumbo-trace".to_owned());
-    let (signal, timeout) = (args.signal, args.timeout);
-    let tracer = tracer.spawn(move || {
-        let mut targets: Vec<Target> = pids.iter().map(|pid| Target::open(&root, *pid)).collect();
-        let interrupt = watch(&mut targets, signal, timeout, &signals);
-        // The end of this thread detaches from the processes.
-        let concluded: Vec<_> = targets
-            .into_iter()
-            .map(|target| target.conclude(signal))
-            .collect();
-        (interrupt, concluded, signals)
-    });
-    let tracer = tracer.context("cannot make a thread")?;
-    let Ok((interrupt, concluded, signals)) = tracer.join() else {
-        anyhow::bail!("the thread that traces has failed");
-    };
+    let signal = args.signal;
+    let targets = pids.iter().map(|pid| Target::kill(&root, *pid, signal));
+    let mut targets: Vec<_> = targets.collect();
+    let interrupt = wait(&mut targets, args.timeout, &signals);
     // From here signals are delivered: the output may block on a pipe.
     signals.release();
+    let ends: Vec<_> = targets
+        .into_iter()
+        .map(|target| target.end(signal))
+        .collect();
     if let Some(number) = interrupt {
-        for one in concluded.iter().filter(|one| !one.is_gone()) {
-            let signal = args.signal;
-            crate::view::tell(&format!(
-                "interrupted: {} was sent {signal} and has not ended",
-                one.pid
+        for end in ends.iter().filter(|end| !end.is_gone()) {
+            let pid = end.pid;
+            view::tell(&format!(
+                "interrupted: {pid} was sent {signal} and has not ended"
             ));
         }
         return Ok(end_by(number));
     }
-    match args.json {
-        true => show::json(args.signal, &concluded)?,
-        false => show::text(args.signal, &concluded)?,
+    if args.json {
+        view::json(&json!({"signal": signal.to_string(), "processes": ends}))?;
+    } else {
+        let mut view = View::stdout();
+        ends.iter()
+            .try_for_each(|end| end.show(&mut view, signal))?;
+        view.finish()?;
     }
-    let all = concluded.iter().all(target::KillResult::is_gone);
-    Ok(ExitCode::from(u8::from(!all)))
+    Ok(ExitCode::from(u8::from(!ends.iter().all(End::is_gone))))
 }
 
-/// Sends `signal` to the targets, and waits until they are gone. After `timeout` it waits only for
-/// those that are exiting. Returns the signal that interrupts the wait.
-fn watch(
-    targets: &mut [Target],
-    signal: Number,
-    timeout: Duration,
-    signals: &Signals,
-) -> Option<i32> {
-    for target in &mut *targets {
-        target.send(signal);
-    }
+/// Waits until the targets are gone. After `timeout` it waits only for those that are exiting.
+/// Returns the signal that interrupts the wait.
+fn wait(targets: &mut [Target], timeout: Duration, signals: &Signals) -> Option<i32> {
     let deadline = Instant::now().checked_add(timeout);
     loop {
-        for target in &mut *targets {
-            target.answer_stops();
-            target.check_end();
-        }
+        targets.iter_mut().for_each(Target::check_end);
         let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        let mut left = targets.iter().filter(|target| target.awaited().is_some());
-        if !left.any(|target| !is_late || target.is_ending()) {
+        let left = targets.iter().filter_map(Target::awaited);
+        let left: Vec<_> = left.filter(|one| !is_late || is_ending(one)).collect();
+        if left.is_empty() {
             return None;
         }
+        let fds = left.iter().map(|process| process.as_fd());
+        let fds = fds.chain([signals.as_fd()]);
+        let mut ready: Vec<_> = fds
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
         let deadline = deadline.filter(|_| !is_late);
-        if wait(targets, deadline, signals).is_err() {
-            return None;
-        }
-        while let Ok(Some(signal)) = signals.next() {
-            match signal.number {
-                libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT => {
-                    return Some(signal.number);
-                }
-                // SIGCHLD: a target has stopped. Others do not end the wait.
-                _ => {}
-            }
+        let time = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        poll(&mut ready, time).ok()?;
+        if let Some(number) = next_termination(signals) {
+            return Some(number);
         }
     }
 }
 
-/// Waits for a target's end, or for a signal.
-fn wait(targets: &[Target], deadline: Option<Instant>, signals: &Signals) -> io::Result<()> {
-    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    let awaited = targets.iter().filter_map(Target::awaited);
-    let mut ready: Vec<_> = [signals.as_fd()]
-        .into_iter()
-        .chain(awaited.map(|process| process.as_fd()))
-        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-        .collect();
-    poll(&mut ready, left)
+/// Reports whether the process is exiting; then the timeout does not apply.
+fn is_ending(process: &Process) -> bool {
+    let (root, pid) = (process.root(), process.pid());
+    ProcessState::read(root, pid).is_ok_and(|state| !state.has_memory || state.is_dumping)
+        || task::is_exiting(root, pid).unwrap_or(true)
+}
+
+/// A process that was sent the signal, unless it must not be ended.
+struct Target {
+    end: End,
+    sent: Instant,
+    running: Option<(Process, Teardown)>,
+    waited: Option<Duration>,
+}
+
+/// End of a process, or the reason against it, for JSON.
+#[derive(Default, serde::Serialize)]
+struct End {
+    pid: u32,
+    name: String,
+    /// `ended`, `had-ended`, `alive` or `failed`.
+    outcome: &'static str,
+    reason: Option<String>,
+    #[serde(skip)]
+    hint: Option<&'static str>,
+    /// Time from the signal to the end.
+    wait_ms: Option<f64>,
+    gain: Option<Gain>,
+    #[serde(skip)]
+    has_reaper: bool,
+}
+
+/// Outcome, reason, and hint.
+type Refusal = (&'static str, String, Option<&'static str>);
+
+impl Target {
+    fn kill(root: &Root, pid: u32, signal: Number) -> Self {
+        let mut end = End {
+            pid,
+            name: task::name(root, pid).unwrap_or_default(),
+            has_reaper: reaper_of(root, pid).is_some(),
+            ..End::default()
+        };
+        let examined = examine(root, pid);
+        let sent = Instant::now();
+        let begun = examined.and_then(|process| {
+            let teardown = Teardown::begin(&process, signal.0).map_err(refused)?;
+            Ok((process, teardown))
+        });
+        let running = begun.map_err(|(outcome, reason, hint)| {
+            (end.outcome, end.reason, end.hint) = (outcome, Some(reason), hint);
+        });
+        Self {
+            running: running.ok(),
+            end,
+            sent,
+            waited: None,
+        }
+    }
+
+    /// Process to wait for; `None` once it has ended.
+    fn awaited(&self) -> Option<&Process> {
+        let running = self.running.as_ref().filter(|_| self.waited.is_none());
+        running.map(|(process, _)| process)
+    }
+
+    fn check_end(&mut self) {
+        if self.awaited().is_some_and(Process::is_gone) {
+            self.waited = Some(self.sent.elapsed());
+        }
+    }
+
+    fn end(self, signal: Number) -> End {
+        let mut end = self.end;
+        match (self.running, self.waited) {
+            (None, _) => {}
+            (Some((_, teardown)), Some(waited)) => {
+                (end.outcome, end.gain) = ("ended", Some(teardown.finish(waited)));
+                end.wait_ms = Some(waited.as_secs_f64() * 1e3);
+            }
+            (Some((process, _)), None) => {
+                (end.outcome, end.reason) = ("alive", Some(why_alive(&process, signal)));
+            }
+        }
+        end
+    }
+}
+
+impl End {
+    fn is_gone(&self) -> bool {
+        ["ended", "had-ended"].contains(&self.outcome)
+    }
+
+    fn show(&self, view: &mut View, signal: Number) -> io::Result<()> {
+        let name = format!("{} {}", self.pid, view::clean(&self.name));
+        let (name, reason) = (name.trim_end(), self.reason.as_deref().unwrap_or_default());
+        match (self.outcome, self.hint, &self.gain) {
+            ("ended", _, Some(gain)) => {
+                let waited = Duration::from_secs_f64(self.wait_ms.unwrap_or_default() / 1e3);
+                view.line(format!(
+                    "{name}: ended, {} after {signal}",
+                    duration(waited)
+                ))?;
+                view.line(format!("  {}", self.given_back(gain)))?;
+                if gain.left > Bytes(0) {
+                    let left = gain.left;
+                    view.line(format!(
+                        "  {left} shared or hugetlb, which is the kernel's alone to unmap"
+                    ))?;
+                }
+            }
+            ("had-ended", ..) => view.line(format!("{name}: had ended before; {reason}"))?,
+            ("alive", ..) => view::tell(&format!(
+                "{name} goes on: {reason}\nhint: SIGKILL can be neither handled, blocked nor ignored: --signal KILL"
+            )),
+            (_, Some(hint), _) => view::tell(&format!("cannot end {name}: {reason}\nhint: {hint}")),
+            (_, None, _) => view::tell(&format!("cannot end {name}: {reason}")),
+        }
+        Ok(())
+    }
+
+    fn given_back(&self, gain: &Gain) -> String {
+        let (pid, anonymous, released) = (self.pid, gain.anonymous, gain.released);
+        match &gain.reason {
+            None => {
+                format!("{anonymous} given back from both sides, about {released} of it by jumbo")
+            }
+            Some(_) if self.has_reaper => format!(
+                "{anonymous} not back yet; `jumbo wait {pid}` waits until a reaper has given it back"
+            ),
+            Some(reason) => format!("{anonymous} left to the kernel: {reason}"),
+        }
+    }
+}
+
+fn refused(errno: Errno) -> Refusal {
+    match errno {
+        Errno::SRCH => failed("no such process", None),
+        Errno::PERM => failed("not permitted", Some("run it as root, or as its user")),
+        errno => failed(errno.to_string(), None),
+    }
+}
+
+fn failed(why: impl Into<String>, hint: Option<&'static str>) -> Refusal {
+    ("failed", why.into(), hint)
+}
+
+/// Opens a process; an error if it must not be ended, or has ended.
+fn examine(root: &Root, pid: u32) -> Result<Process, Refusal> {
+    const KTHREADD: u32 = 2;
+    if pid == std::process::id() {
+        return Err(failed("that is this command itself", None));
+    }
+    if pid == 1 {
+        let hint = "shut down the system, or the container from outside";
+        return Err(failed("that is the init process", Some(hint)));
+    }
+    let opened = Process::open(root, pid);
+    let state = ProcessState::read(root, pid).map_err(|_| refused(Errno::SRCH))?;
+    if state.process != pid {
+        let why = format!("that is a thread of process {}", state.process);
+        return Err(failed(why, Some("name the process")));
+    }
+    if is_reaper(root, pid) {
+        // A reaper blocks all signals; without it the kernel would free the memory alone.
+        return Err(
+            match program_of(root, pid, task::all(root).unwrap_or_default()) {
+                Some(of) => {
+                    let why = format!(
+                        "that is the reaper of process {}, which frees its memory",
+                        of.program
+                    );
+                    failed(why, Some("name the process"))
+                }
+                None => failed(
+                    "that is a reaper, which frees the memory of a program that has ended",
+                    Some("`jumbo wait` waits for it"),
+                ),
+            },
+        );
+    }
+    let process = opened.map_err(refused)?;
+    if process.is_gone() {
+        // A zombie has no memory.
+        let why = format!("its parent {} has not waited for it", state.parent);
+        return Err(("had-ended", why, None));
+    }
+    if state.parent == KTHREADD || pid == KTHREADD && state.parent == 0 {
+        return Err(failed("that is a thread of the kernel", None));
+    }
+    Ok(process)
+}
+
+/// Reason why a process survived the signal.
+fn why_alive(process: &Process, signal: Number) -> String {
+    let Ok(state) = ProcessState::read(process.root(), process.pid()) else {
+        return String::from("it has only just ended");
+    };
+    let has = |set: u64| set & 1 << (signal.0 - 1) != 0;
+    match () {
+        () if state.state == 'T' => {
+            format!("it is stopped, and {signal} waits until it is continued")
+        }
+        () if has(state.blocked) => format!("it has blocked {signal}"),
+        () if has(state.ignored) => format!("it ignores {signal}"),
+        () if has(state.caught) => format!("it handles {signal}"),
+        () => format!("{signal} did not end it"),
+    }
 }

@@ -7,13 +7,12 @@ use anyhow::anyhow;
 use jumbo::units::counted;
 use jumbo_host::host_pools::Shortage;
 use jumbo_host::kernel::Root;
-use jumbo_host::knobs::{ApplyError, Boot, Group, Knob, Plan, Step, Value, apply, boot};
+use jumbo_host::knobs::{ApplyError, Group, Knob, Plan, Step, Value, apply};
 use serde::Serialize;
 
 use super::terminal::Terminal;
 use super::{
-    ChangeOptions, EXIT_PARTIAL, Mode, all_or_part, command_line, failure, journal, lock, refused,
-    undo, usage,
+    EXIT_PARTIAL, Mode, all_or_part, command_line, failure, journal, lock, refused, usage,
 };
 use crate::pool::change::PoolDelta;
 use crate::view::{self, View, in_words, is_broken_pipe, tell};
@@ -23,7 +22,6 @@ use crate::view::{self, View, in_words, is_broken_pipe, tell};
 pub(crate) struct Change {
     #[serde(flatten)]
     plan: Plan,
-    boot: Boot,
     pub(crate) notes: Vec<String>,
     /// True where nothing was written.
     dry_run: bool,
@@ -112,44 +110,19 @@ pub(crate) fn change(
     Ok(all_or_part(change.plan.steps.iter().all(came)))
 }
 
-/// Sets knobs of one group, or restores them, as `options` say. `note` returns a note on the plan.
-pub(crate) fn set(
-    root: &Root,
-    group: &Group,
-    options: &ChangeOptions,
-    values: &[(Knob, Value)],
-    note: impl Fn(&Root, &Plan) -> Option<String>,
-) -> anyhow::Result<ExitCode> {
-    if options.undo {
-        return undo::main(root, std::slice::from_ref(group), &options.mode, false);
+/// Plans these values; an invalid one is wrong usage.
+pub(crate) fn plan(root: &Root, group: &Group, values: &[(Knob, Value)]) -> anyhow::Result<Plan> {
+    match Plan::of(root, group.clone(), values.iter().cloned()) {
+        Ok(plan) => Ok(plan),
+        Err(ApplyError::Refused(error)) => Err(refused(error)),
+        Err(error) => usage(&error.to_string()),
     }
-    change(root, &options.mode, || {
-        let plan = match Plan::of(root, group.clone(), values.iter().cloned()) {
-            Ok(plan) => plan,
-            Err(ApplyError::Refused(error)) => return Err(refused(error)),
-            Err(error) => usage(&error.to_string()),
-        };
-        let files = || {
-            values
-                .iter()
-                .cloned()
-                .map(|(knob, value)| (knob.file, value))
-        };
-        let boot = options.boot(
-            || boot::persist(root, group, &files().collect::<Vec<_>>(), &[]),
-            || boot::forget(root, group, None),
-        )?;
-        let notes = note(root, &plan).into_iter().collect();
-        Ok(Change::new(plan, boot, notes))
-    })
 }
 
 impl Change {
-    pub(crate) fn new(mut plan: Plan, boot: Boot, notes: Vec<String>) -> Self {
-        plan.files.clone_from(&boot.files);
+    pub(crate) fn new(plan: Plan, notes: Vec<String>) -> Self {
         Self {
             plan,
-            boot,
             notes,
             dry_run: false,
             shortage: None,
@@ -169,7 +142,7 @@ impl Change {
     }
 
     fn show(&self, view: &mut View, root: &Root) -> io::Result<()> {
-        let Self { plan, boot, .. } = self;
+        let plan = &self.plan;
         if plan.is_empty() {
             view.line(format!(
                 "{}: already as asked, nothing to do",
@@ -180,25 +153,7 @@ impl Change {
         if let Some(pool) = &self.pool {
             pool.show(view, self.shortage.as_ref())?;
         }
-        for file in &plan.files {
-            let path = root.path(&file.file);
-            match &file.after {
-                None => view.line(format!("  remove {}", path.display()))?,
-                Some(text) => {
-                    view.line(format!("  at boot, from {}:", path.display()))?;
-                    let lines = text.lines().filter(|line| !line.starts_with('#'));
-                    view.lines(lines.map(|line| format!("    {line}")))?;
-                }
-            }
-        }
-        if let Some(arguments) = &boot.command_line {
-            view.line(
-                "  at boot, for sure only from the kernel command line (of the boot loader):",
-            )?;
-            view.line(format!("    {arguments}"))?;
-        }
-        let notes = boot.notes.iter().chain(&self.notes);
-        view.lines(notes.map(|note| format!("  note: {note}")))
+        view.lines(self.notes.iter().map(|note| format!("  note: {note}")))
     }
 }
 

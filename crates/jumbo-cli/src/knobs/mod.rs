@@ -1,8 +1,10 @@
 //! Common part of the commands that set knobs of the kernel (`pool`, `thp`, `vmemmap`).
 //!
-//! - [`change`] executes a change; [`undo`] restores the values before.
+//! - [`change`] executes a change; [`undo`] restores the values before; [`boot`] prints them for a
+//!   boot.
 //! - [`terminal`]: signals and progress meanwhile.
 
+pub(crate) mod boot;
 pub(crate) mod change;
 pub(crate) mod terminal;
 pub(crate) mod undo;
@@ -14,9 +16,8 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 use jumbo_host::kernel::{FileError, Root, hugetlb};
-use jumbo_host::knobs::boot::{Setting, settings};
 use jumbo_host::knobs::{
-    ApplyError, Boot, Form, Group, Journal, JournalError, Knob, Locked, Record, Step,
+    ApplyError, Form, Group, Journal, JournalError, Knob, Locked, Record, Step,
 };
 use jumbo_host::status::Missing;
 
@@ -56,13 +57,10 @@ pub(crate) use help;
 /// Options of a change.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ChangeOptions {
-    /// Set it up at the next boot too: in tmpfiles.d
+    /// Print the lines that set it at boot, for sysctl.d, tmpfiles.d and the kernel command line,
+    /// and change nothing
     #[arg(long, conflicts_with = "undo")]
-    pub(crate) persist: bool,
-
-    /// Remove these settings from the next boot
-    #[arg(long, conflicts_with_all = ["persist", "undo"])]
-    pub(crate) forget: bool,
+    pub(crate) print_boot: bool,
 
     /// Restore the values before the last change; once more: before all changes
     #[arg(long)]
@@ -87,21 +85,6 @@ pub(crate) struct BareOptions {
     /// A folder that stands in for /
     #[arg(long, global = true, hide = true, default_value = "/")]
     pub(crate) root: PathBuf,
-}
-
-impl ChangeOptions {
-    /// Returns the files for the next boot: with the settings, without them, or unchanged.
-    pub(crate) fn boot<E>(
-        &self,
-        persist: impl FnOnce() -> Result<Boot, E>,
-        forget: impl FnOnce() -> Result<Boot, E>,
-    ) -> Result<Boot, E> {
-        match (self.persist, self.forget) {
-            (true, _) => persist(),
-            (_, true) => forget(),
-            _ => Ok(Boot::default()),
-        }
-    }
 }
 
 /// Options of a change and of its undo.
@@ -244,33 +227,25 @@ pub(crate) fn steps(view: &mut View, root: &Root, steps: &[Step]) -> io::Result<
     Ok(())
 }
 
-/// Records of groups: for the next boot, and for `--undo`.
+/// Records of groups, for `--undo`.
 #[derive(serde::Serialize)]
 pub(crate) struct Kept {
-    /// Settings of the next boot that jumbo wrote.
-    at_boot: Vec<Setting>,
     /// Last change of each group, which `--undo` would restore.
     changes: Vec<Record>,
 }
 
 impl Kept {
     pub(crate) fn read(root: &Root, groups: &[Group], missing: &mut Vec<Missing>) -> Self {
-        let at_boot = Missing::or_default(settings(root, groups), "what is set at boot", missing);
         let journal = Journal::of_user(root);
         let last = |group: &Group| Some(journal.as_ref()?.last(std::slice::from_ref(group)));
         let changes = groups.iter().filter_map(last);
         let changes =
             changes.filter_map(|last| Missing::or_default(last, "the last change", missing));
         let changes = changes.collect();
-        Self { at_boot, changes }
+        Self { changes }
     }
 
-    pub(crate) fn show(&self, view: &mut View, root: &Root) -> io::Result<()> {
-        let set = |set: &Setting| {
-            let (knob, file) = (root.path(&set.knob), root.path(&set.file));
-            format!("{}: {} ({})", knob.display(), set.value, file.display())
-        };
-        view.list("At the next boot", self.at_boot.iter().map(set))?;
+    pub(crate) fn show(&self, view: &mut View) -> io::Result<()> {
         let change = |change: &Record| {
             let cut = match change.finished {
                 true => "",

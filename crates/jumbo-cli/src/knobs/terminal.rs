@@ -94,8 +94,10 @@ fn allocated(root: &Root) -> u64 {
 impl Watcher for Terminal {
     fn poll(&mut self, doing: &Activity<'_>) -> ControlFlow<()> {
         self.show(doing);
-        self.ended_by = next_termination(&self.signals);
-        match self.ended_by {
+        let asked = next_termination(&self.signals);
+        // The undo that follows polls too.
+        self.ended_by = asked.or(self.ended_by);
+        match asked {
             Some(_) => ControlFlow::Break(()),
             None => ControlFlow::Continue(()),
         }

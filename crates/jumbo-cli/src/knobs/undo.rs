@@ -36,7 +36,6 @@ pub(crate) fn main(
     if mode.dry_run {
         let undone = Undone {
             steps: undo_steps(root, &last).map_err(refused)?,
-            files: last.files.iter().map(|file| file.file.clone()).collect(),
             complete: false,
         };
         print(root, &last, &undone, mode, compact)?;
@@ -96,10 +95,7 @@ fn print(
         last.command, last.pid
     ))?;
     super::steps(&mut view, root, &undone.steps)?;
-    for file in &undone.files {
-        view.line(format!("  {} as it was", root.path(file).display()))?;
-    }
-    if undone.steps.is_empty() && undone.files.is_empty() {
+    if undone.steps.is_empty() {
         view.line("  every value is as it was")?;
     }
     view.finish()?;

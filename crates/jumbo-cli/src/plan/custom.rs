@@ -2,8 +2,8 @@
 
 use jumbo::units::{Bytes, PageSize};
 
-use super::files::all;
 use super::sizing::{PageKind, PlannedMapping, Workload};
+use crate::files::all;
 
 /// Plan memory of a given size
 ///

@@ -4,9 +4,9 @@ use jumbo::units::{Bytes, PageSize};
 
 use crate::value::size_with_unit;
 
-use super::files::all;
 use super::qemu::large;
 use super::sizing::{PageKind, PlannedMapping, Workload};
+use crate::files::all;
 
 /// Plan the memory of a DPDK application
 ///

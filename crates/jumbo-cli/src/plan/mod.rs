@@ -3,13 +3,12 @@
 //!
 //! - [`sizing`]: [`Workload`] and the arithmetic. One module per workload makes it from arguments,
 //!   [`process`] from a running program.
-//! - [`files`]: files with a reason for each line. [`show`]: the text output.
+//! - `crate::files`: files with a reason for each line. [`show`]: the text output.
 //!
 //! Invariant: it writes nothing but its output.
 
 mod custom;
 mod dpdk;
-mod files;
 mod jvm;
 mod mysql;
 mod postgres;
@@ -30,11 +29,11 @@ use jumbo_host::kernel::smaps::kib;
 use jumbo_host::kernel::{Root, base_page, hugetlb, hvo};
 use serde::Serialize;
 
+use crate::files::{ConfigReader, FileLine, PlannedFile, Values, all, fill};
 use crate::knobs::usage;
 use crate::value::{one_process, positive, size_with_unit, whole};
 use crate::view;
 
-use files::{ConfigReader, FileLine, PlannedFile, Values, all, fill};
 use sizing::{PageKind, PlannedMapping, PlannedPool, Workload};
 
 /// Compute the huge pages of a workload, and print the lines that set them up

@@ -4,8 +4,8 @@ use jumbo::units::{Bytes, PageSize, Pages};
 
 use crate::value::size_with_unit;
 
-use super::files::all;
 use super::sizing::{PageKind, PlannedMapping, Workload};
+use crate::files::all;
 
 /// Plan the buffer pool of MariaDB or MySQL
 ///

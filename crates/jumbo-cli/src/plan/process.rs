@@ -115,6 +115,7 @@ pub(super) fn workload(
         let args = jvm::Args {
             heap,
             code_cache: code.unwrap_or(Bytes(240 << 20)),
+            java: String::from("17"),
             thp: arguments
                 .iter()
                 .any(|argument| argument == "-XX:+UseTransparentHugePages"),

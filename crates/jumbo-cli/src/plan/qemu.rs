@@ -4,8 +4,8 @@ use jumbo::units::{Bytes, PageSize};
 
 use crate::value::size_with_unit;
 
-use super::files::all;
 use super::sizing::{PageKind, PlannedMapping, Workload};
+use crate::files::all;
 
 /// Plan the RAM of virtual machines under QEMU
 ///

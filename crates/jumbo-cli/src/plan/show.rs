@@ -1,15 +1,15 @@
 //! Text output of a plan and its files.
 
-use std::io::{self, Write as _};
+use std::io;
 
 use anyhow::bail;
 use clap::ValueEnum as _;
 use jumbo::units::{Bytes, Pages, counted};
 
 use super::HugePagePlan;
-use super::files::{ConfigReader, FileLine};
 use super::sizing::{PageKind, PlannedMapping};
-use crate::view::{NONE, Stdout, View};
+use crate::files::{ConfigReader, FileLine};
+use crate::view::{NONE, View};
 
 /// Maximum number of listed mappings.
 const MAX_MAPPINGS: usize = 8;
@@ -86,12 +86,12 @@ pub(super) fn show(view: &mut View, plan: &HugePagePlan) -> io::Result<()> {
 
 /// Prints the files for `readers`, ready to be copied.
 pub(super) fn files(plan: &HugePagePlan, readers: &[ConfigReader]) -> anyhow::Result<()> {
-    let files = plan
+    let of_readers = plan
         .files
         .iter()
         .filter(|file| readers.contains(&file.reader));
-    let texts: Vec<_> = files.map(super::files::PlannedFile::text).collect();
-    if texts.is_empty() {
+    let of_readers: Vec<_> = of_readers.collect();
+    if of_readers.is_empty() {
         let name = |reader: &ConfigReader| {
             reader
                 .to_possible_value()
@@ -108,6 +108,5 @@ pub(super) fn files(plan: &HugePagePlan, readers: &[ConfigReader]) -> anyhow::Re
             has.join(", ")
         );
     }
-    Stdout::lock().write_all(texts.join("\n").as_bytes())?;
-    Ok(())
+    Ok(crate::files::print(of_readers)?)
 }

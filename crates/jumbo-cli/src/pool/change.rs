@@ -16,25 +16,25 @@ use serde::Serialize;
 use super::amount::Amount;
 use super::{ChangeOptions, Compact, groups, pool};
 use crate::knobs::change::{self, Change};
-use crate::knobs::undo;
+use crate::knobs::{boot, undo};
 use crate::value::whole;
 use crate::view::View;
 
 /// Set the number of pages of a pool
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("wish").required(true).multiple(true)
-    .args(["persistent", "overcommit", "persist", "forget", "undo"]))]
+    .args(["persistent", "overcommit", "print_boot", "undo"]))]
 #[command(group = clap::ArgGroup::new("forcible").multiple(true).args(["persistent", "undo"]))]
 #[command(mut_arg("force", |force| force.requires("forcible").help(FORCE)))]
 // The usage line that clap generates has 113 columns.
 #[command(
     override_usage = "jumbo pool set [OPTIONS] --persistent|--overcommit <PAGES|BYTES> [SIZE]
-       jumbo pool set [OPTIONS] --persist|--forget|--undo [SIZE]"
+       jumbo pool set [OPTIONS] --print-boot|--undo [SIZE]"
 )]
 #[command(after_help = "Examples:
   jumbo pool set 2M --persistent 512 --dry-run
   jumbo pool set 2M --persistent 4G --node 1 --compact
-  jumbo pool set 2M --persist        # as it is now, at the next boot too
+  jumbo pool set 2M --print-boot     # the lines for a boot: as it is now
   jumbo pool set 2M --undo")]
 pub(crate) struct SetArgs {
     /// The page size: 2M, 1G
@@ -136,19 +136,34 @@ fn change(
         None => return undo::main(root, &groups(root)?, &options.mode, compact),
     };
     let wish = wish(size);
+    if options.print_boot {
+        let before = pool(root, size)?;
+        let plan = PoolPlan::new(&before, &wish)?;
+        let (values, pages) = host_pools::boot::values(&before, &wish, &plan);
+        let pages = pages.filter(|_| host_pools::is_gigantic(root, size));
+        let arguments = pages.map(|pages| {
+            (
+                host_pools::boot::command_line(size, &[(wish.node, pages)]),
+                "The kernel makes pages of this size before memory is in pieces.".to_owned(),
+            )
+        });
+        return boot::print(
+            root,
+            &Group::pool(size),
+            &values,
+            arguments,
+            options.mode.json,
+        );
+    }
     change::change(root, &options.mode, || {
         let before = pool(root, size)?;
         let plan = PoolPlan::new(&before, &wish)?;
-        let boot = options.boot(
-            || host_pools::boot::persist(root, &before, &wish, &plan),
-            || host_pools::boot::forget(root, size, wish.node),
-        )?;
         let made = plan.effect.made;
         let mut notes = Vec::from_iter(slow(root, &before, &wish));
         if options.mode.dry_run {
             notes.extend(obstacles(root, size, wish.node, made));
         }
-        let mut change = Change::new(plan.writes, boot, notes);
+        let mut change = Change::new(plan.writes, notes);
         change.needs_force = more_than_available(root, size, made);
         change.compact = compact && made > Pages(0);
         change.pool = Some(PoolDelta::new(before, plan.effect));

@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use jumbo::units::{NodeId, PageSize, Pages, counted};
 use jumbo_host::host_pools;
 use jumbo_host::kernel::Root;
-use jumbo_host::knobs::{Boot, Group};
+use jumbo_host::knobs::Group;
 
 use super::amount::Amount;
 use super::pool;
@@ -81,6 +81,6 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
                 counted(pieces.0, &format!("{smaller} page")),
             )
         });
-        Ok(Change::new(plan, Boot::default(), Vec::from_iter(notes)))
+        Ok(Change::new(plan, Vec::from_iter(notes)))
     })
 }

@@ -30,7 +30,7 @@ pub(crate) use wait::EXIT_TIMED_OUT;
 #[command(after_help = help!("Examples:
   jumbo pool                         # the pools, and who has their pages
   jumbo pool set 2M --persistent 512 --dry-run
-  jumbo pool set 2M --persistent 4G --overcommit 1G --persist
+  jumbo pool set 2M --persistent 4G --overcommit 1G --print-boot
   jumbo pool grow 1G 2 --compact
   jumbo pool --undo
   jumbo pool wait 2M 512 --timeout 120 && ./start-database
@@ -66,7 +66,7 @@ enum Command {
     /// Free pages are returned to the host at once. Pages in use become surplus, and are returned
     /// when they are freed.
     // clap does not check `requires` of an option that conflicts with the required one.
-    #[command(mut_arg("force", |force| force.requires("undo").conflicts_with_all(["by", "node", "persist"])))]
+    #[command(mut_arg("force", |force| force.requires("undo").conflicts_with_all(["by", "node", "print_boot"])))]
     Shrink(change::ResizeArgs),
     Demote(demote::Args),
     Watch(watch::Args),

@@ -151,7 +151,7 @@ fn show(view: &mut View, root: &Root, page: &PoolsPage) -> io::Result<()> {
     show_pools(view, &pools)?;
     show_limits(view, page)?;
     show_holders(view, root, page)?;
-    page.kept.show(view, root)?;
+    page.kept.show(view)?;
     view::missing(view, "Not shown", &page.missing)
 }
 

@@ -6,9 +6,9 @@ use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
+use jumbo_host::kernel::process::Process;
 use jumbo_host::kernel::process::Signals;
 use jumbo_host::promote::{Progress, Target, Watcher};
-use jumbo_host::teardown::Process;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::bench::bar;

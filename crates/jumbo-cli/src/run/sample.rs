@@ -14,7 +14,7 @@ use jumbo::units::Bytes;
 use jumbo_host::kernel::process::tree;
 use jumbo_host::kernel::{Root, task};
 use jumbo_host::status::process::Observer;
-use jumbo_host::status::{Kind, Usage};
+use jumbo_host::status::{Kind, LIBRARY, Usage};
 use jumbo_inside::ledger::Ledger;
 use jumbo_inside::reaper;
 use serde::Serialize;
@@ -71,6 +71,9 @@ pub(super) struct SampleStats {
     /// A process has THP disabled.
     #[serde(skip)]
     pub(super) thp_disabled: bool,
+    /// A process has the library loaded. Unknown where one has joined the ledger.
+    #[serde(skip)]
+    pub(super) is_loaded: bool,
     /// Reason for no samples, or for samples without some process.
     pub(super) trouble: Option<String>,
 }
@@ -172,7 +175,7 @@ impl<'a> Sampler<'a> {
         for slot in slots.skip(self.slots_seen) {
             self.slots_seen += 1;
             let pid = slot.pid.load(std::sync::atomic::Ordering::Relaxed);
-            if !self.followed.contains(&pid) && maps_ledger(self.root, pid) {
+            if !self.followed.contains(&pid) && maps(self.root, pid, Ledger::NAME) {
                 self.followed.insert(pid);
             }
         }
@@ -243,6 +246,9 @@ impl<'a> Sampler<'a> {
             let memory = task::memory(self.root, pid).ok().flatten();
             self.sampled.thp_disabled |=
                 memory.and_then(|memory| memory.thp_enabled) == Some(false);
+            if self.slots_seen == 0 {
+                self.sampled.is_loaded |= maps(self.root, pid, LIBRARY);
+            }
             let name = task::name(self.root, pid).unwrap_or_default();
             processes.push(ProcessSample {
                 pid,
@@ -316,9 +322,9 @@ fn share_memory(one: u32, other: u32) -> bool {
     tree::shares_memory(one, other) == Some(true)
 }
 
-fn maps_ledger(root: &Root, pid: u32) -> bool {
+fn maps(root: &Root, pid: u32, name: &str) -> bool {
     let maps = root.read(format!("proc/{pid}/maps"));
-    maps.is_ok_and(|maps| maps.contains(Ledger::NAME))
+    maps.is_ok_and(|maps| maps.contains(name))
 }
 
 #[cfg(test)]

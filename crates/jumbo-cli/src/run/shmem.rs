@@ -30,7 +30,7 @@ const SHM_REASONS: Meaning = meanings! { reason;
     ENDED =>
         "the program changed its user, installed a filter or left its first thread before all \
          was collapsed";
-    TOO_MANY => "more mappings of 32 MiB than jumbo tracks";
+    TOO_MANY => "more separate mappings than jumbo tracks";
     IN_PART =>
         "blocks that were touched in part, or have holes, stay as they are; hint: --max-waste";
 };
@@ -80,7 +80,9 @@ pub(super) fn json(report: &Report<'_>) -> Value {
 
 /// First reason why shared memory is not on huge pages.
 pub(super) fn why(report: &Report<'_>) -> Option<&'static str> {
-    reasons(&report.counted.total).next()
+    const NOT_YET: &str =
+        "in mappings of less than 32 MiB, or not collapsed yet (by a tenth of a CPU)";
+    reasons(&report.counted.total).next().or(Some(NOT_YET))
 }
 
 /// Writes the lines of a report, if the program has shared memory.

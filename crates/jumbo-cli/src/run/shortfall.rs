@@ -4,6 +4,7 @@ use jumbo::units::{self, Bytes};
 use jumbo_host::kernel::thp::Thp;
 use jumbo_host::policy::{HeapMode, MaxWaste, MemoryPlan, Tunable, variables::HUGETLB_TUNABLE};
 use jumbo_inside::ledger::{MAX_SLOTS, flag, pool_reason};
+use jumbo_inside::sandbox;
 use jumbo_inside::sys::has_collapse;
 use rustix::io::Errno;
 use serde::Serialize;
@@ -12,7 +13,7 @@ use super::args::RunSettings;
 use super::launch::Launch;
 use super::outcome::{Counted, RunOutcome, has};
 
-/// Mappings left alone are reported from one part in this many of the heap on.
+/// A part of the heap is reported from one part in this many on.
 const NOTABLE_PARTS: u64 = 20;
 
 /// Minimum heap, in huge pages, that needs a reason for a share below [`LOW_HUGE_SHARE`].
@@ -22,6 +23,8 @@ const LOW_HUGE_SHARE: f64 = 0.5;
 pub(super) const GOOD_HUGE_SHARE: f64 = 0.9;
 /// Name of the shortfall of memory that the bound keeps on base pages.
 pub(super) const BOUND: &str = "the bound";
+/// Name of the shortfall of mappings too small for a huge page, where they are not the main cause.
+pub(super) const SMALL_MAPPINGS: &str = "small mappings";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Shortfall {
@@ -42,7 +45,11 @@ pub(super) fn find(
     let (requested, orders) = (&settings.requested, &launch.plan.orders);
     let counts = &counted.total;
 
-    if !reached {
+    if !reached && outcome.sampled.is_loaded {
+        let reason = "nothing was counted: the library is loaded, and may not open the counters (/proc/PID/fd of \
+                      jumbo, whose file its user may not read, or whose user is another one)";
+        add("the ledger", reason.to_owned());
+    } else if !reached {
         let reason = unreached(launch);
         add("the program", reason);
     }
@@ -151,16 +158,16 @@ pub(super) fn find(
         add("advice", text);
     }
     let heap = outcome.heap().unwrap_or_default();
-    let left_each = counts.maps_left / u64::from(counted.images.max(1));
-    if counts.maps_left > heap.bytes.0 / NOTABLE_PARTS && left_each >= launch.plan.orders.pmd as u64
-    {
-        add(
-            "mappings",
-            format!(
-                "{} were left alone: no whole huge page fits",
-                Bytes(counts.maps_left)
-            ),
-        );
+    // The figures of these and of the bound sum up to what is not huge.
+    let missing = heap.bytes.0.saturating_sub(heap.huge.0);
+    let rest = missing.saturating_sub(heap.narrow.0.saturating_add(counts.refused));
+    if heap.narrow.0 > heap.bytes.0 / NOTABLE_PARTS && heap.narrow.0 >= orders.pmd as u64 {
+        let what = match heap.narrow.0 >= rest {
+            true => "mappings",
+            false => SMALL_MAPPINGS,
+        };
+        let reason = format!("{} are in mappings without a whole huge page", heap.narrow);
+        add(what, reason);
     }
     if let Some(count) = outcome.fallbacks.filter(|count| *count > 0) {
         add(
@@ -181,10 +188,6 @@ pub(super) fn find(
     if let Some(errno) = outcome.trouble {
         add("the ledger", format!("nothing was counted: {errno}"));
     }
-    // The figures above and this one sum up to what is not huge.
-    let explained = counts.maps_left.saturating_add(counts.refused);
-    let missing = heap.bytes.0.saturating_sub(heap.huge.0);
-    let rest = missing.saturating_sub(explained);
     let is_ruled_out = found.iter().any(|found| found.what == "huge pages");
     let is_bounded = orders.max_waste != MaxWaste::Unbounded && has_collapse();
     let wants_all = requested.heap != HeapMode::Off && requested.maps;
@@ -218,9 +221,11 @@ pub(super) fn find(
         let reason = if !off.is_empty() {
             format!("{} leaves memory as it is", off.join(" "))
         } else if orders.max_waste != MaxWaste::Unbounded && !has_collapse() {
-            String::from(
-                "memory that fills up is not collapsed: this kernel has no MADV_COLLAPSE (Linux 6.1)",
-            )
+            let why = match sandbox::inherited() {
+                Some(0) => "this kernel has no MADV_COLLAPSE (Linux 6.1)",
+                _ => "a seccomp filter refuses MADV_COLLAPSE, or this kernel lacks it",
+            };
+            format!("memory that fills up is not collapsed: {why}")
         } else if outcome.controls.iter().all(Option::is_some) {
             String::from("nothing that was counted says why; hint: jumbo doctor")
         } else {
@@ -244,8 +249,7 @@ pub(super) fn unreached(launch: &Launch<'_>) -> String {
             );
         }
         String::from(
-            "it joined no counters: the loader did not load libjumbo_preload.so, the program undid LD_PRELOAD, \
-             or as another user it may not open them (/proc/PID/fd of jumbo)",
+            "it joined no counters, and no process was seen with libjumbo_preload.so loaded",
         )
     })
 }

@@ -29,7 +29,7 @@ const TOO_LITTLE: &str = "has too little memory to gain from huge pages";
 const MIN_SAMPLED_SHARE: f64 = 0.5;
 
 /// Shortfalls that explain a heap on base pages, the most likely reason first.
-const HEAP_SHORTFALLS: [&str; 8] = [
+const HEAP_SHORTFALLS: [&str; 9] = [
     "huge pages",
     "mappings",
     "advice",
@@ -38,6 +38,7 @@ const HEAP_SHORTFALLS: [&str; 8] = [
     "allocations",
     "small allocations",
     shortfall::BOUND,
+    shortfall::SMALL_MAPPINGS,
 ];
 
 /// Renders the report; `full` adds all details to the three lines.
@@ -99,7 +100,8 @@ fn huge_share(name: &str, total: &KindUsage) -> String {
 /// Reason why no process of the program loaded the library; `None` if one did, or if its memory was
 /// promoted from outside.
 fn unreached(report: &Report<'_>) -> Option<String> {
-    let is_reached = report.reached || report.counted.images > 0;
+    let is_loaded = report.outcome.sampled.is_loaded;
+    let is_reached = report.reached || report.counted.images > 0 || is_loaded;
     if is_reached || promoted(report).is_some() {
         return None;
     }

@@ -1,8 +1,7 @@
 //! `jumbo thp`: the controls of transparent huge pages.
 //!
-//! - [`show`] reads them. [`save`]: to a file, and back. `jumbo thp set` is here.
+//! [`show`] reads them. `jumbo thp set` is here.
 
-mod save;
 pub(crate) mod show;
 
 use std::process::ExitCode;
@@ -10,10 +9,11 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use jumbo::units::{Bytes, PageSize};
 use jumbo_host::kernel::{Root, thp};
-use jumbo_host::knobs::thp::{Side, Table, once};
-use jumbo_host::knobs::{Group, Knob, Plan, Value};
+use jumbo_host::knobs::thp::{Side, Table, twice};
+use jumbo_host::knobs::{Group, Knob, Value};
 
-use crate::knobs::{BareOptions, ChangeOptions, change, help, undo, usage};
+use crate::knobs::change::{self, Change};
+use crate::knobs::{BareOptions, ChangeOptions, boot, help, undo, usage};
 
 /// Show and set which folio sizes the kernel uses for anonymous and shared memory
 #[derive(Debug, clap::Args)]
@@ -21,9 +21,9 @@ use crate::knobs::{BareOptions, ChangeOptions, change, help, undo, usage};
 #[command(after_help = help!("Examples:
   jumbo thp                          # the controls, and their effect
   jumbo thp set enabled=madvise defrag=defer+madvise --dry-run
-  jumbo thp set 64K=madvise 64K.shmem=advise --persist
+  jumbo thp set 64K=madvise 64K.shmem=advise
   jumbo thp set shmem 64K=always,2M=inherit
-  jumbo thp save before.json && jumbo thp restore before.json
+  jumbo thp set --print-boot         # lines for tmpfiles.d, as it is now
   jumbo thp --undo"))]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -40,8 +40,6 @@ enum Command {
     /// With --anon or --shmem: all counters of each size, with their meaning.
     Show(SideArgs),
     Set(SetArgs),
-    Save(save::SaveArgs),
-    Restore(save::RestoreArgs),
 }
 
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -67,8 +65,7 @@ impl SideArgs {
 
 /// Set any number of knobs, all or none
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("wish").required(true).multiple(true).args(["values", "forget", "undo"]))]
-#[command(mut_arg("persist", |persist| persist.requires("values")))]
+#[command(group = clap::ArgGroup::new("wish").required(true).multiple(true).args(["values", "print_boot", "undo"]))]
 #[command(mut_arg("force", |force| force.requires("undo")))]
 #[command(after_help = "Knobs:
   enabled=     anonymous memory: always, madvise (where asked for), never
@@ -111,8 +108,6 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         None => show::main(&root, None, args.bare.mode.json),
         Some(Command::Show(side)) => show::main(&root, side.side(), args.bare.mode.json),
         Some(Command::Set(args)) => set(&root, args),
-        Some(Command::Save(args)) => save::save(&root, args),
-        Some(Command::Restore(args)) => save::restore(&root, args),
     }
 }
 
@@ -122,46 +117,53 @@ fn set(root: &Root, args: &SetArgs) -> anyhow::Result<ExitCode> {
     let sizes = controls.map(|thp| thp.sizes.into_keys().collect());
     let sizes: Vec<_> = sizes.unwrap_or_default();
     let values = assignments(&args.values, side, &sizes).unwrap_or_else(|wrong| usage(&wrong));
-    once(&values).unwrap_or_else(|wrong| usage(&wrong.to_string()));
+    if let Some(knob) = twice(&values) {
+        usage(&format!("{knob} is given twice"));
+    }
     for (knob, value) in &values {
         refuse_order_1(root, knob, value)?;
     }
-    set_values(root, &args.options, &values)
+    let (group, options) = (Group::thp(), &args.options);
+    if options.print_boot {
+        change::plan(root, &group, &values)?;
+        return print_boot(root, &values, args.side.side(), options.mode.json);
+    }
+    if options.undo {
+        return undo::main(root, &[group], &options.mode, false);
+    }
+    change::change(root, &options.mode, || {
+        Ok(Change::new(
+            change::plan(root, &group, &values)?,
+            Vec::new(),
+        ))
+    })
 }
 
-/// Sets the knobs in one change.
-fn set_values(
+/// Prints the lines for a boot: of `values`, or of all current values of `side`.
+fn print_boot(
     root: &Root,
-    options: &ChangeOptions,
     values: &[(Knob, Value)],
+    side: Option<Side>,
+    json: bool,
 ) -> anyhow::Result<ExitCode> {
-    change::set(root, &Group::thp(), options, values, |root, _: &Plan| {
-        let table = table(root, None).ok().filter(|_| options.persist)?;
-        in_command_line(&table.with(values), root)
-    })
+    let table = table(root, side.filter(|_| values.is_empty()))?.with(values);
+    let arguments = table.arguments(show::huge_of_dev_shm(root).as_deref());
+    let arguments = arguments.iter().map(|argument| argument.text.as_str());
+    let arguments = arguments.collect::<Vec<_>>().join(" ");
+    let lost = lost_at_boot(&table).map_or(String::new(), |lost| format!("; {lost}"));
+    let why = format!("Instead of tmpfiles.d: the kernel has these tables from its start{lost}.");
+    let values = match values {
+        [] => table.knobs(),
+        values => values.to_vec(),
+    };
+    boot::print(root, &Group::thp(), &values, Some((arguments, why)), json)
 }
 
 fn table(root: &Root, side: Option<Side>) -> anyhow::Result<Table> {
-    let thp = thp::Thp::read(root)?.context(NO_THP)?;
-    let kernel = root.read("proc/sys/kernel/osrelease").unwrap_or_default();
-    Ok(Table::of(&thp, kernel.trim(), side))
+    Ok(Table::of(&thp::Thp::read(root)?.context(NO_THP)?, side))
 }
 
 const NO_THP: &str = "this kernel has no THP (CONFIG_TRANSPARENT_HUGEPAGE)";
-
-/// Note on the kernel's boot arguments that have the effect of `table`.
-fn in_command_line(table: &Table, root: &Root) -> Option<String> {
-    let arguments = table.arguments(show::huge_of_dev_shm(root).as_deref());
-    let arguments: Vec<_> = arguments
-        .into_iter()
-        .map(|argument| argument.text)
-        .collect();
-    let joined = arguments.join(" ");
-    (!joined.is_empty()).then(|| {
-        let lost = lost_at_boot(table).map_or(String::new(), |lost| format!("; {lost}"));
-        format!("the kernel's command line has it too: {joined}{lost}")
-    })
-}
 
 /// Note on a value that no boot argument can set.
 fn lost_at_boot(table: &Table) -> Option<String> {

@@ -87,7 +87,7 @@ pub(super) fn main(root: &Root, side: Option<Side>, json: bool) -> anyhow::Resul
             arguments.map(|Argument { text, since, .. }| format!("{text} ({since})")),
         )?;
         view.lines(lost_at_boot(&table).map(|lost| format!("  {lost}")))?;
-        page.kept.show(view, root)?;
+        page.kept.show(view)?;
         view::missing(view, "Not shown", &page.missing)
     })?;
     Ok(ExitCode::SUCCESS)

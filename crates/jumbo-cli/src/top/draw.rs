@@ -6,8 +6,12 @@ use jumbo_host::kernel::{Root, base_page};
 use jumbo_host::promote::left_out;
 use jumbo_host::status::Kind;
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Constraint, Layout, Rect};
 use ratatui_core::style::{Color, Modifier, Style};
+use ratatui_core::text::{Line, Span};
+use ratatui_core::widgets::{StatefulWidget, Widget as _};
+use ratatui_widgets::paragraph::Paragraph;
+use ratatui_widgets::table::{Row, Table, TableState};
 
 use super::act::ProcessDetails;
 use super::collect::{HostSample, Rates, Sample};
@@ -16,7 +20,6 @@ use super::{App, Page};
 use crate::status::process::show_process;
 use crate::view::{self, NONE, WIDTH, clean, filled, percent};
 
-const PLAIN: Style = Style::new();
 const TITLE: Style = Style::new().add_modifier(Modifier::REVERSED);
 const LABEL: Style = Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -24,68 +27,45 @@ const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 /// Minimum lines of a screen that shows the tables of the host above the list.
 const MIN_HEIGHT_WITH_TABLES: u16 = 44;
 
-/// Area of the screen, written line by line.
-struct Canvas<'a> {
-    buffer: &'a mut Buffer,
-    area: Rect,
-    y: u16,
+/// A line that begins with a highlighted label.
+fn fact(text: &str) -> Line<'static> {
+    let text = clean(text).to_string();
+    let end = text.find("  ").unwrap_or(0);
+    let (label, rest) = text.split_at(end);
+    Line::from_iter([
+        Span::styled(label.to_owned(), LABEL),
+        Span::raw(rest.to_owned()),
+    ])
 }
 
-impl Canvas<'_> {
-    fn line(&mut self, text: &str, style: Style) {
-        let at = self.area.y.saturating_add(self.y);
-        if at < self.area.bottom() {
-            let width = usize::from(self.area.width);
-            self.buffer
-                .set_stringn(self.area.x, at, clean(text), width, style);
-            // Reverse video extends to the end of the line.
-            if style.add_modifier.contains(Modifier::REVERSED) {
-                self.buffer
-                    .set_style(Rect::new(self.area.x, at, self.area.width, 1), style);
-            }
-        }
-        self.y = self.y.saturating_add(1);
-    }
+/// Draws one line; its style extends to the end of the line.
+fn line(text: &str, style: Style, area: Rect, buffer: &mut Buffer) {
+    let area = Rect {
+        height: area.height.min(1),
+        ..area
+    };
+    Paragraph::new(clean(text))
+        .style(style)
+        .render(area, buffer);
+}
 
-    /// A line that begins with a highlighted label.
-    fn fact(&mut self, text: &str) {
-        let y = self.y;
-        self.line(text, PLAIN);
-        let end = text.find("  ").unwrap_or(0);
-        let width = u16::try_from(end).unwrap_or(0).min(self.area.width);
-        if self.area.y + y < self.area.bottom() && !text.starts_with(' ') {
-            self.buffer
-                .set_style(Rect::new(self.area.x, self.area.y + y, width, 1), LABEL);
-        }
-    }
-
-    fn left(&self) -> usize {
-        usize::from(self.area.height.saturating_sub(self.y))
-    }
+/// Splits an area behind its first `lines` lines.
+fn split(area: Rect, lines: usize) -> [Rect; 2] {
+    let lines = u16::try_from(lines).unwrap_or(u16::MAX);
+    Layout::vertical([Constraint::Length(lines), Constraint::Fill(1)]).areas(area)
 }
 
 /// Draws the whole screen. Scrolls the list so that the selected line is visible.
 pub(super) fn draw(app: &mut App, buffer: &mut Buffer) {
     let area = buffer.area;
     let foot = foot(app, usize::from(area.width));
-    let lines = u16::try_from(foot.len())
-        .unwrap_or(area.height)
-        .min(area.height);
-    let above = Rect {
-        height: area.height - lines,
-        ..area
-    };
-    let mut canvas = Canvas {
-        buffer,
-        area: above,
-        y: 0,
-    };
+    let [above, below] = split(area, usize::from(area.height).saturating_sub(foot.len()));
     match &app.page {
-        Page::List => list(app, &mut canvas),
-        Page::Host => host_page(app, &mut canvas),
+        Page::List => list(app, above, buffer),
+        Page::Host => host_page(app, above, buffer),
         Page::Help => {
             let lines = HELP.lines().map(str::to_owned);
-            text(&mut canvas, lines.collect(), &mut app.scroll);
+            text(lines.collect(), &mut app.scroll, above, buffer);
         }
         Page::Detail(process, details) => {
             let name = format!("{} {}", process.pid, process.name);
@@ -94,22 +74,12 @@ pub(super) fn draw(app: &mut App, buffer: &mut Buffer) {
                 Some(Err(error)) => vec![name, error.clone()],
                 Some(Ok(details)) => detail(details, usize::from(area.width)),
             };
-            text(&mut canvas, lines, &mut app.scroll);
+            text(lines, &mut app.scroll, above, buffer);
         }
     }
-    let below = Rect {
-        y: area.y + above.height,
-        height: lines,
-        ..area
-    };
-    let mut canvas = Canvas {
-        buffer,
-        area: below,
-        y: 0,
-    };
     let last = foot.len().saturating_sub(1);
-    for (index, line) in foot.iter().enumerate() {
-        canvas.line(line, if index == last { TITLE } else { BOLD });
+    for (row, (index, text)) in below.rows().zip(foot.iter().enumerate()) {
+        line(text, if index == last { TITLE } else { BOLD }, row, buffer);
     }
 }
 
@@ -137,14 +107,20 @@ fn foot(app: &App, width: usize) -> Vec<String> {
 const KEYS: &str = "? help  / filter  <> sort  t tree  Enter detail  p promote  u undo  q quit";
 
 /// Draws scrollable lines of text; the first is the title.
-fn text(canvas: &mut Canvas<'_>, lines: Vec<String>, scroll: &mut usize) {
-    let mut lines = lines.into_iter();
-    canvas.line(&lines.next().unwrap_or_default(), TITLE);
-    let lines: Vec<_> = lines.collect();
-    *scroll = (*scroll).min(lines.len().saturating_sub(canvas.left()));
-    for line in lines.iter().skip(*scroll) {
-        canvas.fact(line);
-    }
+fn text(lines: Vec<String>, scroll: &mut usize, area: Rect, buffer: &mut Buffer) {
+    let [title, rest] = split(area, 1);
+    let (first, lines) = lines.split_first().unzip();
+    line(first.map_or("", String::as_str), TITLE, title, buffer);
+    let lines: Vec<_> = lines
+        .unwrap_or_default()
+        .iter()
+        .map(|text| fact(text))
+        .collect();
+    *scroll = (*scroll).min(lines.len().saturating_sub(rest.height.into()));
+    let offset = u16::try_from(*scroll).unwrap_or(u16::MAX);
+    Paragraph::new(lines)
+        .scroll((offset, 0))
+        .render(rest, buffer);
 }
 
 /// Columns of a screen of this width. A tree needs no column for the group.
@@ -163,42 +139,44 @@ fn tail(text: &str, size: usize) -> String {
     }
 }
 
-fn list(app: &mut App, canvas: &mut Canvas<'_>) {
-    let width = usize::from(canvas.area.width);
+fn list(app: &mut App, area: Rect, buffer: &mut Buffer) {
+    let width = usize::from(area.width);
     let Some(sample) = &app.sample else {
-        canvas.line("jumbo top: reading ...", TITLE);
-        return;
+        return line("jumbo top: reading ...", TITLE, area, buffer);
     };
-    canvas.line(&title(app, sample, width), BOLD);
-    for line in summary(&sample.host) {
-        canvas.fact(&line);
+    let mut head = vec![Line::styled(
+        clean(&title(app, sample, width)).to_string(),
+        BOLD,
+    )];
+    head.extend(summary(&sample.host).iter().map(|text| fact(text)));
+    if area.height >= MIN_HEIGHT_WITH_TABLES {
+        head.extend(tables(&sample.host).iter().map(|text| fact(text)));
     }
-    if canvas.area.height >= MIN_HEIGHT_WITH_TABLES {
-        tables(&sample.host)
-            .iter()
-            .for_each(|line| canvas.fact(line));
-    }
+    let [above, area] = split(area, head.len());
+    Paragraph::new(head).render(above, buffer);
+
     let columns = columns(width, app.options.tree);
     let fixed: usize = columns.iter().map(|column| column.layout().1 + 1).sum();
     let room = (width + 1).saturating_sub(fixed);
-    let has_commands = columns.contains(&Column::Command);
-    let name = match (has_commands, app.options.tree) {
+    let name = match (columns.contains(&Column::Command), app.options.tree) {
         (false, _) => room,
         // The tree needs wide names; the command line gets the other half.
         (true, true) => room / 2,
         (true, false) => 5,
     };
-    let cell = |column: Column, text: &str| {
-        let size = match column {
-            Column::Name => Column::Name.layout().1 + name,
-            column => column.layout().1,
-        };
-        match column {
-            Column::Command => text.to_owned(),
-            Column::Group => format!("{:<size$}", tail(text, size)),
-            _ if column.is_text() => format!("{text:<size$.size$}"),
-            _ => format!("{text:>size$.size$}"),
-        }
+    let widths = columns
+        .iter()
+        .map(|column| match (column, column.layout().1) {
+            (Column::Command, _) => Constraint::Fill(1),
+            (Column::Name, size) => {
+                Constraint::Length(u16::try_from(size + name).unwrap_or(u16::MAX))
+            }
+            (_, size) => Constraint::Length(u16::try_from(size).unwrap_or(u16::MAX)),
+        });
+    let cell = |column: Column, text: String| match column {
+        Column::Group => Line::raw(tail(&text, column.layout().1)),
+        _ if column.is_text() => Line::raw(text),
+        _ => Line::raw(text).right_aligned(),
     };
     let titles = columns.iter().map(|column| {
         let text = column.layout().0;
@@ -207,35 +185,28 @@ fn list(app: &mut App, canvas: &mut Canvas<'_>) {
             (true, false) => format!("[{text}]"),
             (true, true) => format!("[{text}^]"),
         };
-        cell(*column, &text)
+        cell(*column, text)
     });
-    canvas.line(&titles.collect::<Vec<_>>().join(" "), TITLE);
-    app.rows = canvas.left().max(1);
-    let selected = app.selected();
-    app.top = app
-        .top
-        .min(selected)
-        .max((selected + 1).saturating_sub(app.rows));
-    for (index, line) in app.lines.iter().enumerate().skip(app.top).take(app.rows) {
-        let cells: Vec<_> = columns
-            .iter()
-            .map(|column| cell(*column, &clean(&line.cell(*column))))
-            .collect();
-        let style = match line.subject {
-            _ if index == selected => TITLE,
+    let rows = app.lines.iter().map(|line| {
+        let cells = columns.iter();
+        let cells = cells.map(|column| cell(*column, clean(&line.cell(*column)).to_string()));
+        Row::new(cells).style(match line.subject {
             Subject::Group(_) => BOLD,
-            Subject::Process(_) => PLAIN,
-        };
-        canvas.line(&cells.join(" "), style);
-    }
+            Subject::Process(_) => Style::new(),
+        })
+    });
+    let table = Table::new(rows, widths).header(Row::new(titles).style(TITLE));
+    let selected = app.selected();
+    let state = TableState::new().with_offset(app.top);
+    let mut state = state.with_selected(selected);
+    let table = table.row_highlight_style(TITLE);
+    StatefulWidget::render(table, area, buffer, &mut state);
+    let [_, below] = split(area, 1);
+    (app.top, app.rows) = (state.offset(), usize::from(below.height).max(1));
     if app.lines.is_empty() {
-        canvas.line(
-            &format!(
-                "  no process matches `{}`: / changes the filter",
-                app.options.filter
-            ),
-            PLAIN,
-        );
+        let filter = &app.options.filter;
+        let none = format!("  no process matches `{filter}`: / changes the filter");
+        line(&none, Style::new(), below, buffer);
     }
 }
 
@@ -400,7 +371,7 @@ fn tables(host: &HostSample) -> Vec<String> {
     lines
 }
 
-fn host_page(app: &mut App, canvas: &mut Canvas<'_>) {
+fn host_page(app: &mut App, area: Rect, buffer: &mut Buffer) {
     let Some(sample) = &app.sample else {
         return;
     };
@@ -424,7 +395,7 @@ fn host_page(app: &mut App, canvas: &mut Canvas<'_>) {
         .chain(tables(host))
         .chain(zones)
         .chain(missing);
-    text(canvas, lines.collect(), &mut app.scroll);
+    text(lines.collect(), &mut app.scroll, area, buffer);
 }
 
 /// Details of a process: the plan of `jumbo promote`, and the page of `jumbo status -p`.

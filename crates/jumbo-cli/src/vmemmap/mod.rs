@@ -20,7 +20,7 @@ use crate::knobs::{BareOptions, ChangeOptions, help, undo};
 #[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = help!("Examples:
   jumbo vmemmap                      # is HVO on, and what does it save
-  jumbo vmemmap on --persist
+  jumbo vmemmap on --print-boot
   jumbo vmemmap on --convert --dry-run     # existing pages, too
   jumbo vmemmap --undo"))]
 pub(crate) struct Args {

@@ -29,7 +29,7 @@ struct VmemmapPage {
 }
 
 pub(super) fn main(root: &Root, json: bool) -> anyhow::Result<ExitCode> {
-    view::page(json, &read(root), |view, page| show(view, root, page))
+    view::page(json, &read(root), show)
 }
 
 /// Reads page metadata and the memory that HVO saves, or could save.
@@ -57,7 +57,7 @@ fn read(root: &Root) -> VmemmapPage {
     }
 }
 
-fn show(view: &mut View, root: &Root, page: &VmemmapPage) -> io::Result<()> {
+fn show(view: &mut View, page: &VmemmapPage) -> io::Result<()> {
     let savings = &page.savings;
     view.fact("HVO", hvo::in_words(page.hvo))?;
     if let Some(metadata) = page.metadata {
@@ -86,7 +86,7 @@ fn show(view: &mut View, root: &Root, page: &VmemmapPage) -> io::Result<()> {
             pools.iter().map(row),
         )?,
     }
-    page.kept.show(view, root)?;
+    page.kept.show(view)?;
     view::missing(view, "Not shown", &page.missing)
 }
 

@@ -7,11 +7,11 @@ use jumbo::units::{NodeId, PageSize, Pages, counted};
 use jumbo_host::host_pools::is_gigantic;
 use jumbo_host::kernel::hugetlb::{self, Pool};
 use jumbo_host::kernel::{Root, hvo};
-use jumbo_host::knobs::{Boot, Group, Knob, Plan, Step, boot};
+use jumbo_host::knobs::{Group, Knob, Plan, Step};
 
 use super::show::savings;
 use crate::knobs::change::{self, Change};
-use crate::knobs::{ChangeOptions, failed, undo};
+use crate::knobs::{ChangeOptions, boot, failed, undo};
 
 /// Free most of the metadata of new hugetlb pages
 ///
@@ -40,12 +40,22 @@ pub(super) fn switch(
     if options.undo {
         return undo::main(root, &[group], &options.mode, false);
     }
+    let values = [(Knob::hvo(), u64::from(on).into())];
+    if options.print_boot {
+        let argument = format!("hugetlb_free_vmemmap={}", if on { "on" } else { "off" });
+        let why =
+            "For pages that the kernel makes at boot, as those of 1 GiB mostly are.".to_owned();
+        return boot::print(
+            root,
+            &group,
+            &values,
+            Some((argument, why)),
+            options.mode.json,
+        );
+    }
     change::change(root, &options.mode, || {
-        let values = [(Knob::hvo(), u64::from(on).into())];
         let mut plan = Plan::of(root, group.clone(), values.clone()).map_err(failed)?;
         let mut notes = Vec::new();
-        let forget = || Ok(boot::forget(root, &group, None)?);
-        let boot = options.boot(|| at_boot(root, on, &group), forget)?;
         let pools = hugetlb::pools(root)?.unwrap_or_default();
         let slow = on && hvo::waits_for_rcu(root);
         if slow && let Some(pool) = pools.iter().find(|pool| pool.overcommit.0 > 0) {
@@ -70,7 +80,7 @@ pub(super) fn switch(
             }
             None => {}
         }
-        let mut change = Change::new(plan, boot, notes);
+        let mut change = Change::new(plan, notes);
         change.needs_force = needs_force;
         Ok(change)
     })
@@ -86,18 +96,6 @@ fn existing_pages_note(on: bool) -> &'static str {
              without it the page stays in the pool as surplus"
         }
     }
-}
-
-/// Settings of the next boot: a file, and an argument for pages that the kernel allocates at boot.
-fn at_boot(root: &Root, on: bool, group: &Group) -> anyhow::Result<Boot> {
-    let values = [(hvo::FILE.to_owned(), u64::from(on).into())];
-    let mut boot = boot::persist(root, group, &values, &[])?;
-    let word = if on { "on" } else { "off" };
-    boot.command_line = Some(format!("hugetlb_free_vmemmap={word}"));
-    boot.notes.push(
-        "the kernel argument is for pages that the kernel makes at boot, as those of 1 GiB mostly are".to_owned(),
-    );
-    Ok(boot)
 }
 
 /// Plans to free the unused pages of `pools` and to allocate as many with HVO. Returns the reason

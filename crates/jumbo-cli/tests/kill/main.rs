@@ -1,6 +1,6 @@
 //! Tests of `jumbo kill`.
 //!
-//! - [`gain`]: release of memory from two sides, and processes for which it is not allowed.
+//! - [`gain`]: release of memory beside the kernel, and processes for which it is not allowed.
 //! - [`alive`]: targets that survive, and interrupted commands: the target is unchanged.
 //! - [`refuse`]: processes that jumbo refuses to end.
 

@@ -26,15 +26,12 @@ fn a_dry_run_writes_nothing() {
         "1G",
         "--overcommit",
         "8",
-        "--persist",
         "--dry-run",
     ]);
     for expected in [
         "persistent 2M pages: 0 -> 512",
         "overcommit of 2M pages: 0 -> 8",
         "512 pages (1 GiB) made of free memory",
-        "hugepages-2048kB/nr_hugepages - - - - 512",
-        "hugepages-2048kB/nr_overcommit_hugepages - - - - 8",
     ] {
         assert!(plan.contains(expected), "{expected}: {plan}");
     }
@@ -206,19 +203,14 @@ fn compaction_comes_first_and_its_lack_is_no_failure() {
 }
 
 #[test]
-fn gigantic_pages_are_told_the_command_line() {
+fn a_shortage_of_gigantic_pages_is_explained() {
     let fake = Fake::new();
     fake.pool(1 << 20, [2, 2, 0, 2, 2]);
     let zone = "Node 0, zone Movable 9 9 9 9 9 9 9 9 9 9 900\n";
     fake.write("proc/buddyinfo", zone);
-    let persisted = fake.jumbo(&["set", "1G", "--persistent", "4", "--persist"]);
-    assert_eq!(persisted.status.code(), Some(3));
-    assert!(
-        stdout(&persisted).contains("hugepagesz=1G hugepages=4"),
-        "{}",
-        stdout(&persisted)
-    );
-    let text = stderr(&persisted);
+    let grown = fake.jumbo(&["set", "1G", "--persistent", "4"]);
+    assert_eq!(grown.status.code(), Some(3));
+    let text = stderr(&grown);
     assert!(
         text.contains("ZONE_MOVABLE") && text.contains("1G page takes 1 GiB"),
         "{text}"
@@ -226,47 +218,49 @@ fn gigantic_pages_are_told_the_command_line() {
 }
 
 #[test]
-fn what_is_persisted_is_forgotten_and_both_are_undone() {
-    const DEFAULT: &str = "etc/tmpfiles.d/jumbo-pool-2M.conf";
-    const SMALL: &str = "etc/tmpfiles.d/jumbo-pool-64K.conf";
+fn the_lines_for_a_boot_are_printed_and_nothing_is_written() {
     let fake = Fake::new();
     fake.pool(64, [0; 5]);
+    fake.pool(1 << 20, [2, 2, 0, 2, 2]);
     fake.node(0, 2048, [0; 4]);
-    fake.ok(&["set", "2M", "--persistent", "7", "--persist"]);
-    fake.ok(&["set", "64K", "--persistent", "3", "--persist"]);
-    let text = fake.text(DEFAULT).unwrap();
-    assert!(text.contains("hugepages-2048kB/nr_hugepages - - - - 7\n"));
-    assert!(
-        fake.text(SMALL)
-            .unwrap()
-            .contains("hugepages-64kB/nr_hugepages - - - - 3\n")
-    );
-    assert_eq!(
-        fake.json(&["show", "--json"])["at_boot"]
-            .as_array()
-            .unwrap()
-            .len(),
-        2
-    );
-
-    let dry = fake.ok(&["set", "2M", "--forget", "--dry-run"]);
-    assert!(
-        dry.contains("remove") && fake.text(DEFAULT).is_some(),
-        "{dry}"
-    );
-    fake.ok(&["set", "2M", "--forget"]);
-    assert_eq!(fake.text(DEFAULT), None);
-    fake.ok(&["set", "2M", "--undo"]);
-    assert!(fake.text(DEFAULT).is_some());
-    fake.ok(&["set", "2M", "--undo"]);
-    assert_eq!(
+    let before = fake.everything();
+    for (arguments, file, line) in [
         (
-            fake.text(DEFAULT),
-            fake.text(&format!("{POOL}/nr_hugepages")).unwrap()
+            &["2M", "--persistent", "7"][..],
+            "sysctl.d/60-jumbo-pool-2M.conf",
+            "vm.nr_hugepages = 7",
         ),
-        (None, "0".to_owned())
-    );
-    assert!(fake.text(SMALL).is_some());
+        (
+            &["2M", "--overcommit", "9"],
+            "sysctl.d",
+            "vm.nr_overcommit_hugepages = 9",
+        ),
+        (&["2M"], "sysctl.d", "vm.nr_hugepages = 0"),
+        (
+            &["2M", "--persistent", "7", "--node", "0"],
+            "tmpfiles.d",
+            "nr_hugepages - - - - 7",
+        ),
+        (
+            &["64K", "--persistent", "3"],
+            "tmpfiles.d",
+            "hugepages-64kB/nr_hugepages - - - - 3",
+        ),
+        (
+            &["1G", "--persistent", "4"],
+            "grub.d",
+            "hugepagesz=1G hugepages=4",
+        ),
+    ] {
+        let printed = fake.ok(&[&["set", "--print-boot"], arguments].concat());
+        assert!(
+            printed.contains(file) && printed.contains(line),
+            "{arguments:?}: {printed}"
+        );
+    }
+    let more = fake.ok(&["grow", "2M", "5", "--print-boot"]);
+    assert!(more.contains("vm.nr_hugepages = 5"), "{more}");
+    assert_eq!(fake.everything(), before);
 }
 
 #[test]
@@ -284,12 +278,12 @@ fn other_base_pages_have_other_pools() {
         "proc/buddyinfo",
         "Node 0, zone Normal 0 0 0 0 0 0 0 0 0 0 0 0 0 3\n",
     );
-    let plan = fake.ok(&["set", "512M", "--persistent", "2", "--persist", "--dry-run"]);
+    let plan = fake.ok(&["set", "512M", "--persistent", "2", "--print-boot"]);
     assert!(
-        plan.contains("2 pages (1 GiB)") && !plan.contains("hugepagesz"),
+        plan.contains("hugepages-524288kB/nr_hugepages - - - - 2") && !plan.contains("hugepagesz"),
         "{plan}"
     );
-    let plan = fake.ok(&["set", "16G", "--persistent", "1", "--persist", "--dry-run"]);
+    let plan = fake.ok(&["set", "16G", "--persistent", "1", "--print-boot"]);
     assert!(plan.contains("hugepagesz=16G hugepages=1"), "{plan}");
     let page = fake.ok(&[]);
     assert!(page.contains("512M") && page.contains("16G"), "{page}");
@@ -344,7 +338,6 @@ fn what_makes_no_sense_is_wrong_usage() {
         &["set", "3M", "--persistent", "1"],
         &["set", "2M", "--persistent", "1.5G"],
         &["grow", "2M"],
-        &["set", "2M", "--persistent", "1", "--persist", "--forget"],
         &["shrink", "2M", "1", "--force"],
         &["set", "2M", "--overcommit", "1", "--force"],
         &["watch", "2M", "--interval", "0"],
@@ -563,8 +556,7 @@ fn an_undo_takes_nothing_that_it_would_not_heed() {
     for arguments in [
         &["set", "2M", "--undo", "--persistent", "5"][..],
         &["set", "2M", "--undo", "--overcommit", "5"],
-        &["set", "2M", "--undo", "--forget"],
-        &["set", "2M", "--undo", "--persist"],
+        &["set", "2M", "--undo", "--print-boot"],
         &["grow", "2M", "5", "--undo"],
         &["shrink", "2M", "--undo", "--node", "0"],
     ] {

@@ -48,20 +48,12 @@ pub(crate) fn assert_ratios(table: &Value, names: &[&str]) {
 }
 
 /// Ratios that need no privilege.
-const UNPRIVILEGED_RATIOS: [&str; 15] = [
+const UNPRIVILEGED_RATIOS: [&str; 7] = [
     "stream_aa",
-    "stream_small_aa",
-    "static",
-    "static_small",
-    "start_static",
-    "faults_static",
     "preallocated_vs_baseline_thp",
-    "preallocated_vs_baseline_thp_small",
     "dynamic_vs_preallocated_thp",
-    "dynamic_vs_preallocated_thp_small",
     "held_vs_surplus_thp",
     "take_give_vs_mmap_thp",
-    "take_give_zeroed_vs_mmap_thp_2_threads",
     "heap_aa",
     "heap_pool_vs_plain_thp",
 ];
@@ -83,11 +75,7 @@ fn every_ratio_is_measured_and_the_pool_is_as_it_was() {
         &table,
         &[
             "preallocated_vs_baseline",
-            "preallocated_vs_baseline_small",
             "dynamic_vs_preallocated",
-            "dynamic_vs_preallocated_small",
-            "triad_preallocated",
-            "triad_dynamic_small",
             "start_dynamic",
             "faults_dynamic",
             "first_use_aa",
@@ -95,14 +83,11 @@ fn every_ratio_is_measured_and_the_pool_is_as_it_was() {
             "held_vs_surplus",
             "mmap_aa",
             "take_give_vs_mmap",
-            "take_give_vs_mmap_2_threads",
-            "take_give_vs_mmap_touched",
-            "take_give_zeroed_vs_mmap",
             "heap_pool_vs_plain",
         ],
     );
     // These are counts, independent of time.
-    for name in ["faults_dynamic", "faults_dynamic_thp", "faults_static"] {
+    for name in ["faults_dynamic", "faults_dynamic_thp"] {
         let fewer = table["ratios"][name]["min"].as_f64().unwrap();
         assert!(fewer > 10.0, "{name}: {table:#}");
     }

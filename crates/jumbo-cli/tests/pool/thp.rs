@@ -66,27 +66,19 @@ fn a_dry_run_writes_nothing() {
         "set",
         "enabled=madvise",
         "64K.shmem=advise",
-        "--persist",
         "--dry-run",
     ]);
     for expected in [
         "enabled: never -> madvise",
         "shmem_enabled of 64K: never -> advise",
-        "hugepages-64kB/shmem_enabled - - - - advise",
     ] {
         assert!(plan.contains(expected), "{expected}: {plan}");
     }
-    let plan = fake.any_ok(&["vmemmap", "on", "--persist", "--dry-run"]);
-    assert!(
-        plan.contains("/vm/hugetlb_optimize_vmemmap - - - - 1"),
-        "{plan}"
-    );
     assert_eq!(fake.everything(), before);
 }
 
 #[test]
-fn tables_are_set_read_back_kept_and_undone() {
-    const BOOT: &str = "etc/tmpfiles.d/jumbo-thp.conf";
+fn tables_are_set_read_back_and_undone() {
     let fake = fake();
     fake.any_ok(&[
         "thp",
@@ -94,7 +86,6 @@ fn tables_are_set_read_back_kept_and_undone() {
         "64K=madvise",
         "64K.shmem=advise",
         "max_ptes_none=64",
-        "--persist",
     ]);
     let set = [
         "hugepages-64kB/enabled",
@@ -105,19 +96,12 @@ fn tables_are_set_read_back_kept_and_undone() {
         set.map(|name| text(&fake, name)),
         ["madvise", "advise", "64"]
     );
-    assert_eq!(fake.text(BOOT).unwrap().lines().count(), 4);
     let page: serde_json::Value = serde_json::from_str(&fake.any_ok(&["thp", "--json"])).unwrap();
-    assert_eq!(page["at_boot"].as_array().unwrap().len(), 3, "{page:#}");
     assert_eq!(page["changes"][0]["group"]["id"], "thp", "{page:#}");
     let shown = fake.any_ok(&["thp", "show"]);
     assert!(shown.contains("What --undo would put back"), "{shown}");
 
-    fake.any_ok(&["thp", "set", "--forget"]);
-    assert_eq!(fake.text(BOOT), None);
     fake.any_ok(&["thp", "set", "--undo"]);
-    assert!(fake.text(BOOT).is_some());
-    fake.any_ok(&["thp", "--undo"]);
-    assert_eq!(fake.text(BOOT), None);
     assert_eq!(set.map(|name| text(&fake, name)), ["never", "never", "511"]);
     let nothing = fake.any_command(&["thp", "--undo"]).output().unwrap();
     assert!(stderr(&nothing).contains("no change of the THP tables is recorded"));
@@ -162,103 +146,47 @@ fn force_comes_after_the_sizes_and_goes_before_them() {
 }
 
 #[test]
-fn tables_are_saved_and_restored_as_one_change() {
-    const BOOT: &str = "etc/tmpfiles.d/jumbo-thp.conf";
+fn the_lines_for_a_boot_are_printed_and_nothing_is_written() {
     let fake = fake();
-    let (all, shared) = (fake.path("all.json"), fake.path("shared.json"));
-    let [all, shared] = [&all, &shared].map(|path| path.to_str().unwrap());
-    fake.any_ok(&["thp", "save", all]);
-    fake.any_ok(&["thp", "save", "--shmem", shared]);
-    let saved: serde_json::Value =
-        serde_json::from_str(&fake.text("shared.json").unwrap()).unwrap();
-    assert_eq!(saved["version"], 1);
-    let values = saved["values"].as_object().unwrap();
-    assert_eq!(
-        values.keys().collect::<Vec<_>>(),
-        ["2M.shmem", "64K.shmem", "shmem"]
-    );
-    let again = fake.any_command(&["thp", "save", all]).output().unwrap();
-    assert_eq!(again.status.code(), Some(1));
-    assert!(stderr(&again).contains("is there already"));
-
-    fake.any_ok(&[
-        "thp",
-        "set",
-        "enabled=always",
-        "shmem=advise",
-        "64K.shmem=always",
-    ]);
-    let tops = || {
-        word(&fake, "hugepages-64kB/shmem_enabled");
-        [word(&fake, "enabled"), word(&fake, "shmem_enabled")]
-    };
-    assert_eq!(tops(), ["always", "advise"]);
     let before = fake.everything();
-    let plan = fake.any_ok(&["thp", "restore", all, "--dry-run"]);
-    assert_eq!(plan.matches(" -> never").count(), 3, "{plan}");
+    let w = |file: &str| format!("\nw /{THP}/{file} - - - - ");
+    let print = |words: &[&str]| fake.any_ok(&[words, &["--print-boot"]].concat());
+    let some = print(&["thp", "set", "64K=madvise", "64K.shmem=advise"]);
+    assert!(
+        some.starts_with("# /etc/tmpfiles.d/60-jumbo-thp.conf\n"),
+        "{some}"
+    );
+    assert!(
+        some.contains(&(w("hugepages-64kB/enabled") + "madvise\n")),
+        "{some}"
+    );
+    assert!(
+        some.contains(&(w("hugepages-64kB/shmem_enabled") + "advise\n")),
+        "{some}"
+    );
+    assert_eq!(some.matches("\nw /").count(), 2, "{some}");
+    assert!(some.contains("thp_shmem=64K:advise"), "{some}");
+    let shared = print(&["thp", "set", "--shmem"]);
+    assert_eq!(shared.matches("\nw /").count(), 3, "{shared}");
+    let wrong = fake
+        .any_command(&["thp", "set", "enabled=allways", "--print-boot"])
+        .output();
+    assert_eq!(wrong.unwrap().status.code(), Some(2));
+
+    let hvo = print(&["vmemmap", "on"]);
+    assert!(
+        hvo.starts_with("# /etc/sysctl.d/60-jumbo-hvo.conf\n"),
+        "{hvo}"
+    );
+    assert!(hvo.contains("\nvm.hugetlb_optimize_vmemmap = 1\n"), "{hvo}");
+    assert!(hvo.contains("hugetlb_free_vmemmap=on"), "{hvo}");
+    let json: serde_json::Value =
+        serde_json::from_str(&print(&["vmemmap", "off", "--json"])).unwrap();
+    assert_eq!(
+        json["files"][0]["lines"][0]["line"],
+        "vm.hugetlb_optimize_vmemmap = 0"
+    );
     assert_eq!(fake.everything(), before);
-    fake.any_ok(&["thp", "restore", all, "--shmem"]);
-
-    assert_eq!(tops(), ["always", "never"]);
-    fake.any_ok(&["thp", "--undo"]);
-    assert_eq!(tops(), ["always", "advise"]);
-    fake.any_ok(&["thp", "restore", shared]);
-    assert_eq!(tops(), ["always", "never"]);
-    let done = fake.any_ok(&["thp", "restore", shared]);
-    assert!(done.contains("already as asked"), "{done}");
-
-    let kept = fake.any_ok(&["thp", "save", "--persist", "--anon"]);
-    assert!(kept.contains("transparent_hugepage=always"), "{kept}");
-    assert_eq!(fake.text(BOOT).unwrap().lines().count(), 4, "{kept}");
-    fake.any_ok(&["thp", "--undo"]);
-    assert_eq!(fake.text(BOOT), None);
-
-    for (text, expected) in [
-        ("{}", "is no table of THP"),
-        (
-            r#"{"version": 2, "kernel": "", "values": {"64K": "never"}}"#,
-            "up to version 1",
-        ),
-        (
-            r#"{"version": 1, "kernel": "", "values": {"64Q": "never"}}"#,
-            "which is no knob",
-        ),
-        (
-            r#"{"version": 1, "kernel": "", "values": {"64K": 1}}"#,
-            "no value of it",
-        ),
-        (
-            r#"{"version": 1, "kernel": "", "values": {"64K": "never", "65536": "always"}}"#,
-            "is given twice",
-        ),
-        (
-            r#"{"version": 1, "kernel": "", "values": {"32K": "never"}}"#,
-            "No such file",
-        ),
-    ] {
-        fake.write("bad.json", text);
-        let before = fake.everything();
-        let bad = fake.path("bad.json");
-        let bad = fake
-            .any_command(&["thp", "restore", bad.to_str().unwrap()])
-            .output()
-            .unwrap();
-        assert_eq!(bad.status.code(), Some(1), "{text}");
-        assert!(stderr(&bad).contains(expected), "{text}: {}", stderr(&bad));
-        assert_eq!(fake.everything(), before);
-    }
-    fake.write("long.json", &" ".repeat((1 << 20) + 1));
-    for (file, expected) in [
-        ("long.json", "more than 1 MiB"),
-        ("etc", "no regular file"),
-        ("none.json", "No such file"),
-    ] {
-        let file = fake.path(file);
-        let mut bad = fake.any_command(&["thp", "restore", file.to_str().unwrap()]);
-        let message = stderr(&bad.output().unwrap());
-        assert!(message.contains(expected), "{message}");
-        assert!(message.contains("hint: `jumbo thp save`"), "{message}");
-    }
 }
 
 #[test]
@@ -302,25 +230,17 @@ fn what_is_of_shared_memory_alone_and_what_no_table_rules_is_said() {
 }
 
 #[test]
-fn hvo_is_switched_kept_and_undone_as_a_pool_is() {
-    const BOOT: &str = "etc/tmpfiles.d/jumbo-hvo.conf";
+fn hvo_is_switched_and_undone_as_a_pool_is() {
     let fake = fake();
     fake.pool(2048, [3, 3, 0, 0, 0]);
-    let on = fake.any_ok(&["vmemmap", "on", "--persist"]);
+    let on = fake.any_ok(&["vmemmap", "on"]);
     assert!(on.contains("stay as they are"), "{on}");
-    assert!(on.contains("hugetlb_free_vmemmap=on"), "{on}");
     assert_eq!(fake.text(HVO).unwrap(), "1");
     let page: serde_json::Value =
         serde_json::from_str(&fake.any_ok(&["vmemmap", "--json"])).unwrap();
-    assert_eq!(
-        (&page["hvo"], &page["at_boot"][0]["value"]),
-        (&true.into(), &"1".into())
-    );
+    assert_eq!(page["hvo"], true, "{page:#}");
     fake.any_ok(&["vmemmap", "--undo"]);
-    assert_eq!(
-        (fake.text(HVO).unwrap(), fake.text(BOOT)),
-        ("0".to_owned(), None)
-    );
+    assert_eq!(fake.text(HVO).unwrap(), "0");
     fs::remove_file(fake.path(HVO)).unwrap();
     let none = fake.any_command(&["vmemmap", "on"]).output().unwrap();
     assert_eq!(none.status.code(), Some(1));
@@ -363,7 +283,7 @@ fn what_makes_no_sense_is_wrong_usage() {
         (&["set", "enable=always"], "the nearest is enabled;"),
         (&["set", "max_ptes_none=few"], "a whole number"),
         (&["set"], "required"),
-        (&["set", "--persist"], "required"),
+        (&["set", "--print-boot", "--undo"], "cannot be used with"),
         (&["set", "64K=never", "--undo"], "cannot be used with"),
         (&["--force"], "--undo"),
     ] {

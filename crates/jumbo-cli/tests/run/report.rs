@@ -36,7 +36,7 @@ fn the_report_has_what_is_documented() {
     assert!(heap["bytes"].as_u64().unwrap() > 90_000_000, "{heap}");
     assert!(heap["huge_share"].is_f64(), "{heap}");
     for kind in ["heap", "text", "data", "shared", "stack", "file"] {
-        for key in ["bytes", "huge", "mapped", "folios", "unknown"] {
+        for key in ["bytes", "huge", "mapped", "folios", "unknown", "narrow"] {
             assert!(!report["peak"][kind][key].is_null(), "{kind} {key}");
         }
     }

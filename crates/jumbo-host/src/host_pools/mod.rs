@@ -5,7 +5,7 @@
 //!
 //! - [`plan`]: changes and plans, pure; [`steer`] for many writes.
 //! - [`obstacles()`]: obstacles to growth; [`shortage`]: reasons for missing pages.
-//! - [`boot`]: the settings for the next boot.
+//! - [`boot`]: the values for the next boot.
 //! - [`holders`]: processes and files that hold the pages.
 //!
 //! Invariant: only [`knobs`](crate::knobs) writes a knob, under a record.

@@ -197,7 +197,7 @@ impl Shortage {
         hints.push(if gigantic {
             format!("memory is in one piece at boot: `hugepagesz={size} hugepages=N` on the kernel command line")
         } else {
-            "memory is in one piece after a boot: `--persist` sets the pool up then".to_owned()
+            "memory is in one piece after a boot: `--print-boot` has the lines that set the pool up then".to_owned()
         });
         (self.reasons, self.hints) = (reasons, hints);
     }

@@ -129,7 +129,7 @@ pub(crate) fn smaps(root: &Root, pid: u32) -> Result<Smaps, FileError> {
 }
 
 /// Reads maps of any process.
-pub(crate) fn maps(root: &Root, pid: u32) -> Result<Smaps, FileError> {
+pub fn maps(root: &Root, pid: u32) -> Result<Smaps, FileError> {
     text(root, pid, "maps").map(Smaps::of)
 }
 

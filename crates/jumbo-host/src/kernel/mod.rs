@@ -38,6 +38,7 @@ pub(crate) mod sys;
 pub mod task;
 pub mod zones;
 
+pub use aside::maps;
 pub use jumbo::kernel::{FileError, Root, base_page, folios, memory, smaps, thp};
 pub use probe::{Probe, probe};
 

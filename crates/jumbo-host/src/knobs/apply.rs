@@ -17,7 +17,6 @@ use super::knob::{Knob, Value};
 use super::plan::{Plan, Saved, Step};
 use crate::kernel::process::Interruptible;
 use crate::kernel::{FileError, Root};
-use crate::whole_file;
 
 /// Interval between calls of the watcher while the kernel works.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -63,8 +62,6 @@ pub struct Applied {
 pub struct Undone {
     /// The writes; knobs that had their value already are left out.
     pub steps: Vec<Step>,
-    /// The restored files.
-    pub files: Vec<String>,
     /// Everything is restored, and the record removed.
     pub complete: bool,
 }
@@ -72,10 +69,10 @@ pub struct Undone {
 /// Errors of planning, applying and undoing.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// A knob or file is unusable; nothing was changed.
+    /// A knob is unusable; nothing was changed.
     #[error(transparent)]
     Refused(#[from] FileError),
-    /// A knob, a file or the record failed midway.
+    /// A knob or the record failed midway.
     #[error("{error}; {outcome}")]
     Failed {
         /// The failure.
@@ -98,7 +95,7 @@ pub enum ApplyError {
     /// The record could not be written, or removed.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// The plan has no step and no file.
+    /// The plan has no step.
     #[error("there is nothing to do")]
     Nothing,
     /// A knob has changed since the plan was made; nothing was written.
@@ -114,7 +111,7 @@ pub enum ApplyError {
     /// A value has changed since it was written.
     #[error("{what}: {now} now, where the change left {left}: it was set by others since")]
     Changed {
-        /// The knob or file, in words.
+        /// The knob, in words.
         what: String,
         /// The value that was written.
         left: String,
@@ -266,20 +263,6 @@ pub fn check_unchanged(root: &Root, record: &Record) -> Result<(), ApplyError> {
             });
         }
     }
-    for file in &record.files {
-        let now = root.read(&file.file).ok();
-        if now != file.after {
-            let in_words = |text: &Option<String>| match text {
-                Some(text) => format!("`{}`", text.trim_end()),
-                None => "no file".to_owned(),
-            };
-            return Err(ApplyError::Changed {
-                what: root.path(&file.file).display().to_string(),
-                left: in_words(&file.after),
-                now: in_words(&now),
-            });
-        }
-    }
     Ok(())
 }
 
@@ -322,12 +305,6 @@ impl<'a> Work<'a> {
             }
             self.step(step)?;
         }
-        for file in &record.files {
-            if self.asked_to_stop(&Activity::Nothing) {
-                return Ok(());
-            }
-            file.put(self.root, file.after.as_deref())?;
-        }
         self.asked_to_stop(&Activity::Nothing);
         Ok(())
     }
@@ -353,14 +330,6 @@ impl<'a> Work<'a> {
                 self.step(&mut step)?;
             }
             undone.steps.push(step);
-        }
-        for file in &record.files {
-            // A killed process may have left a temporary file.
-            whole_file::clear(&self.root.path(&file.file));
-            if self.root.read(&file.file).ok() != file.before {
-                file.put(self.root, file.before.as_deref())?;
-                undone.files.push(file.file.clone());
-            }
         }
         let is_back = |step: &Step| step.after.as_ref() == Some(&step.to);
         undone.complete = undone.steps.iter().all(is_back);

@@ -21,7 +21,6 @@ use rustix::fs::OFlags;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::boot::FileChange;
 use super::knob::Form;
 use super::known::Group;
 use super::plan::{Plan, Saved, Step};
@@ -72,9 +71,6 @@ pub struct Record {
     pub steps: Vec<Step>,
     /// The values that restore the knobs.
     pub saved: Vec<Saved>,
-    /// The changed files, with their content before.
-    #[serde(default)]
-    pub files: Vec<FileChange>,
 }
 
 /// Errors of the journal.
@@ -112,7 +108,6 @@ impl Record {
             finished: false,
             steps: plan.steps.clone(),
             saved: plan.saved.clone(),
-            files: plan.files.clone(),
         }
     }
 
@@ -132,12 +127,6 @@ impl Record {
                 self.saved.push(saved);
             }
         }
-        for file in later.files {
-            match self.files.iter_mut().find(|own| own.file == file.file) {
-                Some(own) => own.after = file.after,
-                None => self.files.push(file),
-            }
-        }
         if !self.command.ends_with(FOLLOWED) {
             self.command.push_str(FOLLOWED);
         }
@@ -145,7 +134,7 @@ impl Record {
     }
 }
 
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Suffix of the command of a merged record.
 const FOLLOWED: &str = ", and what followed";
@@ -395,11 +384,6 @@ mod tests {
     }
 
     fn plan(from: u64, to: u64) -> Plan {
-        let file = FileChange {
-            file: "etc/some.conf".to_owned(),
-            before: (from > 0).then(|| format!("{from}\n")),
-            after: Some(format!("a \"{to}\"\n'''c'''\n")),
-        };
         let mut plan = Plan::new(Group::pool(SIZE));
         let mut step = Step::new(Knob::persistent(SIZE, None), from, to);
         step.after = Some(to.into());
@@ -408,7 +392,6 @@ mod tests {
             knob: Knob::persistent(SIZE, Some(NodeId(3))),
             value: from.into(),
         });
-        plan.files.push(file);
         plan
     }
 
@@ -463,8 +446,6 @@ mod tests {
         );
         assert_eq!((first.saved.len(), first.steps.len()), (1, 1));
         assert_eq!(first.command, "jumbo, and what followed");
-        assert_eq!(first.files[0].before, None);
-        assert!(first.files[0].after.as_ref().unwrap().contains('7'));
     }
 
     #[test]

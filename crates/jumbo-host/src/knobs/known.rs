@@ -6,7 +6,7 @@ use super::knob::{Form, Knob};
 use crate::kernel::{hugetlb, hvo, thp};
 use crate::units::{NodeId, PageSize};
 
-/// Knobs that share a lock, a list of records, and a file for the next boot.
+/// Knobs that share a lock and a list of records.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
     /// Part of file names: `pool-2M`.

@@ -3,13 +3,13 @@
 //! A [`Knob`] has the file, format and values of a setting. A [`Plan`] has the new value of each
 //! knob, and the values that restore the current state. [`apply()`] adds a [`Record`] to the
 //! [`Journal`], writes each knob once, and reads it back; [`undo()`] restores the values of a
-//! record. [`boot`] repeats the settings at boot; plan and undo include its files.
+//! record.
 //!
 //! - [`knob`]: knobs and values. [`known`]: the existing knobs and their [`Group`]s.
-//! - [`thp`]: the THP tables as a whole, to save and restore.
+//! - [`thp`]: the THP tables as a whole.
 //! - [`plan`]: the writes. [`journal`]: the values before.
 //! - [`mod@apply`]: writes, reads back, restores. [`steering`]: many writes under one record.
-//! - [`boot`]: the settings for the next boot.
+//! - [`boot`]: names of the knobs in files for the next boot.
 //!
 //! ```no_run
 //! use jumbo_host::kernel::Root;
@@ -42,7 +42,6 @@ pub mod steering;
 pub mod thp;
 
 pub use apply::{Activity, Applied, ApplyError, Undone, Watcher, apply, undo};
-pub use boot::{Boot, FileChange};
 pub use journal::{Journal, JournalError, Locked, Record};
 pub use knob::{Form, Knob, Value};
 pub use known::Group;

@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use super::apply::ApplyError;
-use super::boot::FileChange;
 use super::knob::{Form, Knob, Value};
 use super::known::Group;
 use crate::kernel::{FileError, Root};
@@ -42,8 +41,6 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// The values that restore the current state.
     pub saved: Vec<Saved>,
-    /// Files for the next boot.
-    pub files: Vec<FileChange>,
 }
 
 impl Step {
@@ -100,7 +97,6 @@ impl Plan {
             group,
             steps: Vec::new(),
             saved: Vec::new(),
-            files: Vec::new(),
         }
     }
 
@@ -143,7 +139,7 @@ impl Plan {
 
     /// Reports whether nothing has to be changed.
     pub fn is_empty(&self) -> bool {
-        self.steps.is_empty() && self.files.is_empty()
+        self.steps.is_empty()
     }
 
     /// Checks the permission to write all knobs, before the first write.

@@ -1,18 +1,15 @@
-//! The THP tables as a whole: short names of their knobs, a [`Table`] to save and restore, and the
+//! The THP tables as a whole: short names of their knobs, a [`Table`] of their values, and the
 //! equivalent arguments of the kernel's command line.
 //!
 //! The short names, as in `jumbo thp set`: `enabled`, `64K`, `shmem`, `64K.shmem`, `defrag`.
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::knob::{Knob, Value};
 use crate::kernel::thp::Thp;
 use crate::units::PageSize;
-
-/// Version of [`Table`] that is written, and the newest that is read.
-const VERSION: u32 = 1;
 
 /// Kind of memory that a control concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,37 +20,9 @@ pub enum Side {
     Shmem,
 }
 
-/// Values of the tables by the names of their knobs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Table {
-    /// Version of this format.
-    pub version: u32,
-    /// Release of the kernel that had these values.
-    pub kernel: String,
-    /// Values by short name.
-    pub values: BTreeMap<String, Value>,
-}
-
-/// Reasons why a saved table cannot be restored.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TableError {
-    /// Written by a later jumbo.
-    #[error("the table is of version {0}, and this jumbo reads up to version {VERSION}")]
-    Version(u32),
-    /// Unknown name.
-    #[error("the table sets `{0}`, which is no knob")]
-    Name(String),
-    /// A word where the knob takes a number, or vice versa.
-    #[error("the table sets {0} to {1}, which is no value of it")]
-    Value(String, Value),
-    /// A knob that is set twice, possibly under two names (`64K`, `65536`).
-    #[error("{0} is given twice")]
-    Twice(Knob),
-    /// No value for the requested kind of memory.
-    #[error("the table has no value for that memory")]
-    Nothing,
-}
+/// Values of the tables by the short names of their knobs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table(BTreeMap<String, Value>);
 
 /// One argument of the kernel's command line (Documentation/admin-guide/kernel-parameters.txt).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -95,22 +64,16 @@ impl Knob {
     }
 }
 
-/// Checks that each knob has one value.
-///
-/// # Errors
-/// [`TableError::Twice`].
-pub fn once(values: &[(Knob, Value)]) -> Result<(), TableError> {
-    for (index, (knob, _)) in values.iter().enumerate() {
-        if values[..index].iter().any(|(other, _)| other == knob) {
-            return Err(TableError::Twice(knob.clone()));
-        }
-    }
-    Ok(())
+/// Finds a knob that is set twice, possibly under two names (`64K`, `65536`).
+pub fn twice(values: &[(Knob, Value)]) -> Option<&Knob> {
+    let known = |index: usize, knob| values[..index].iter().any(|(other, _)| other == knob);
+    let mut knobs = values.iter().enumerate();
+    knobs.find_map(|(index, (knob, _))| known(index, knob).then_some(knob))
 }
 
 impl Table {
-    /// Returns the values of `thp`, of a kernel of that release; with `side`, of that memory.
-    pub fn of(thp: &Thp, kernel: &str, side: Option<Side>) -> Self {
+    /// Returns the values of `thp`; with `side`, of that memory.
+    pub fn of(thp: &Thp, side: Option<Side>) -> Self {
         let word = |choice: &crate::kernel::thp::Choice| Value::Word(choice.current.clone());
         let flag = |flag: bool| Value::Number(flag.into());
         let mut values = BTreeMap::new();
@@ -134,42 +97,18 @@ impl Table {
             let shared = control.shmem_enabled.as_ref().map(word);
             add(format!("{size}.shmem"), shared);
         }
-        let (version, kernel) = (VERSION, kernel.to_owned());
-        Self {
-            version,
-            kernel,
-            values,
-        }
+        Self(values)
     }
 
-    /// Returns the knobs with their values; with `side`, those of that memory.
-    ///
-    /// # Errors
-    /// [`TableError`] where any part is invalid.
-    pub fn knobs(&self, side: Option<Side>) -> Result<Vec<(Knob, Value)>, TableError> {
-        if self.version > VERSION {
-            return Err(TableError::Version(self.version));
-        }
-        let mut knobs = Vec::new();
-        for (name, value) in &self.values {
-            let knob = Knob::thp_named(name).ok_or_else(|| TableError::Name(name.clone()))?;
-            if knob.takes_word() != value.number().is_none() {
-                return Err(TableError::Value(name.clone(), value.clone()));
-            }
-            if side.is_none() || side == Side::of(name) {
-                knobs.push((knob, value.clone()));
-            }
-        }
-        once(&knobs)?;
-        match knobs.is_empty() {
-            true => Err(TableError::Nothing),
-            false => Ok(knobs),
-        }
+    /// Returns the knobs with their values.
+    pub fn knobs(&self) -> Vec<(Knob, Value)> {
+        let knob = |(name, value): (&String, &Value)| Some((Knob::thp_named(name)?, value.clone()));
+        self.0.iter().filter_map(knob).collect()
     }
 
     /// Replaces the values of knobs that the table has.
     pub fn with(mut self, values: &[(Knob, Value)]) -> Self {
-        for (name, value) in &mut self.values {
+        for (name, value) in &mut self.0 {
             let knob = Knob::thp_named(name);
             if let Some((_, to)) = values
                 .iter()
@@ -188,7 +127,7 @@ impl Table {
     /// `inherit`, so it is named where all sizes are `never`. The command line has nothing for
     /// `deny` and `force` ([`Table::lost_at_boot`]), nor for values outside the tables.
     pub fn arguments(&self, tmpfs: Option<&str>) -> Vec<Argument> {
-        let word = |name: &str| match self.values.get(name) {
+        let word = |name: &str| match self.0.get(name) {
             Some(Value::Word(word)) => Some(word.as_str()),
             _ => None,
         };
@@ -200,7 +139,7 @@ impl Table {
             let mut by_value: BTreeMap<&str, Vec<PageSize>> = BTreeMap::new();
             // The kernel has controls up to the PMD size.
             let mut largest = None;
-            for (name, value) in &self.values {
+            for (name, value) in &self.0 {
                 let size = name.trim_end_matches(".shmem").parse();
                 if let (Ok(size), Some(of), Value::Word(word)) = (size, Side::of(name), value)
                     && of == side
@@ -240,7 +179,7 @@ impl Table {
     /// Returns the top value of shared memory that no argument sets: `deny` or `force`. The kernel
     /// boots with `never` then.
     pub fn lost_at_boot(&self) -> Option<&str> {
-        match self.values.get("shmem") {
+        match self.0.get("shmem") {
             Some(Value::Word(word)) if ["deny", "force"].contains(&word.as_str()) => Some(word),
             _ => None,
         }
@@ -272,52 +211,28 @@ mod tests {
             .map(|(file, text)| (file.as_str(), *text))
             .collect();
         let (_folder, root) = host(&files);
-        Table::of(&Thp::read(&root).unwrap().unwrap(), "6.18.0", side)
+        Table::of(&Thp::read(&root).unwrap().unwrap(), side)
     }
 
     #[test]
-    fn table_survives_serialization() {
-        let all = table(None);
-        assert_eq!(all.values.len(), 9, "{all:?}");
-        let text = serde_json::to_string(&all).unwrap();
-        let again: Table = serde_json::from_str(&text).unwrap();
-        assert_eq!(again, all);
-        assert_eq!(again.knobs(None).unwrap().len(), 9);
-        assert_eq!(again.knobs(Some(Side::Anon)).unwrap().len(), 3);
+    fn a_table_has_the_knobs_of_its_side() {
+        let count = |side| table(side).knobs().len();
         assert_eq!(
-            table(Some(Side::Shmem))
-                .knobs(Some(Side::Shmem))
-                .unwrap()
-                .len(),
-            4
-        );
-        assert_eq!(
-            table(Some(Side::Shmem)).knobs(Some(Side::Anon)),
-            Err(TableError::Nothing)
+            (
+                count(None),
+                count(Some(Side::Anon)),
+                count(Some(Side::Shmem))
+            ),
+            (9, 3, 4)
         );
     }
 
     #[test]
-    fn invalid_tables_are_rejected() {
-        let with = |name: &str, value: Value| {
-            let mut table = table(None);
-            table.values.insert(name.to_owned(), value);
-            table.knobs(None).unwrap_err()
-        };
-        assert_eq!(
-            with("63K", "never".into()),
-            TableError::Name("63K".to_owned())
-        );
-        let number = Value::Number(1);
-        assert_eq!(
-            with("64K", number.clone()),
-            TableError::Value("64K".to_owned(), number)
-        );
-        let twice = TableError::Twice(Knob::thp_named("64K").unwrap());
-        assert_eq!(with("65536", "never".into()), twice);
-        let mut later = table(None);
-        later.version = 2;
-        assert_eq!(later.knobs(None), Err(TableError::Version(2)));
+    fn a_knob_that_is_set_twice_is_found() {
+        let value = |name| (Knob::thp_named(name).unwrap(), Value::from("never"));
+        assert_eq!(twice(&["64K", "64K.shmem"].map(value)), None);
+        let values = ["64K", "enabled", "65536"].map(value);
+        assert_eq!(twice(&values), Some(&values[0].0));
     }
 
     #[test]

@@ -66,17 +66,18 @@ impl Access {
     pub fn find(target: &Target, stop_threads: bool) -> Result<Self, Refusal> {
         // An empty range suffices: the kernel checks the advice and the permission first.
         let probed = target.calls().collapse(0, 0, false);
-        let errno = match probed.map_err(|error| target.unread("reach", error))? {
-            Ok(()) => {
-                return Ok(Self {
-                    method: Method::ProcessMadvise,
-                    fallback: None,
-                });
-            }
-            Err(Errno::INVAL | Errno::NOSYS) => return Err(Refusal::NoCollapse),
-            Err(Errno::SRCH) => return Err(Refusal::Gone),
-            Err(errno) => errno,
-        };
+        let errno =
+            match probed.map_err(|error| target.unreadable(target.unread("reach", error)))? {
+                Ok(()) => {
+                    return Ok(Self {
+                        method: Method::ProcessMadvise,
+                        fallback: None,
+                    });
+                }
+                Err(Errno::INVAL | Errno::NOSYS) => return Err(Refusal::NoCollapse),
+                Err(Errno::SRCH) => return Err(Refusal::Gone),
+                Err(errno) => errno,
+            };
         let advise = explain_madvise(errno);
         match ptrace_obstacle(target) {
             None if stop_threads => Ok(Self {

@@ -8,11 +8,11 @@ use rustix::process::Pid;
 
 use super::Refusal;
 use crate::kernel::aside::MapCalls;
+use crate::kernel::process::Process;
 use crate::kernel::process::ProcessState;
 use crate::kernel::remote::Renewed;
 use crate::kernel::{FileError, Root, task};
 use crate::status::is_reaper;
-use crate::teardown::Process;
 
 /// A process by descriptor, which stays valid when its ID is reused.
 #[derive(Debug)]

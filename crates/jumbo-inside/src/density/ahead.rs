@@ -43,14 +43,11 @@ pub(super) fn request_scan() {
         // The limit holds for any number of requests: a scan visits all blocks.
         let next = Duration::from_millis(NEXT_SCAN_MILLIS.load(Ordering::Relaxed));
         watch::begin(&JOB, next.saturating_sub(crate::sync::now()).max(FILL_WAIT));
-    } else {
-        credit::ignore_room();
     }
 }
 
 /// Leaves waiting blocks on base pages where no thread can scan; without a bound advises them.
 fn without_thread(_why: Without) {
-    credit::ignore_room();
     if super::is_bounded() || !sandbox::allows_advice() {
         return;
     }

@@ -4,20 +4,29 @@
 //! advice, [`adjust`] returns the touched part. The limit is a percentage of the resident memory
 //! (`--max-waste`), at least [`FLOOR_BYTES`]. `--max-waste=0` has no floor.
 //!
-//! In a memory cgroup with a limit the floor is also the maximum. The waste never exceeds a part of
-//! the available memory of the cgroup ([`GROUP_DIVISOR`]) and of the host ([`HOST_DIVISOR`]).
+//! In a memory cgroup with a limit the floor is also the maximum. All programs of a group, and of the
+//! host, have a credit. So the floor is at most the available memory divided by the tasks there
+//! ([`GROUP_PARTS`]), and the waste never exceeds a part of the host's ([`HOST_DIVISOR`]). Memory that
+//! cannot be read counts as none.
 //!
 //! Blocks are charged only while the host has free huge pages. Without them the page fault would
 //! wait for compaction, for milliseconds; such a block is collapsed later.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::PMD_BYTES;
-use crate::headroom::{Needed, free_in_pieces, headroom, host_memory};
+use crate::headroom::{Parts, free_in_pieces, group_share, host_memory, host_room};
 
-/// Parts of the available memory that the waste never exceeds. At the limit of a cgroup a touch
-/// kills, and all programs of the group have a credit.
-const GROUP_DIVISOR: usize = 64;
+/// Parts of the available memory of a cgroup, one of which is the floor. At its limit a touch kills.
+const GROUP_PARTS: Parts = Parts {
+    least: 64,
+    per_task: 4,
+};
+/// Parts of the host's available memory: one of the first is the floor, one of the second the maximum.
+const HOST_PARTS: Parts = Parts {
+    least: HOST_DIVISOR,
+    per_task: 1,
+};
 const HOST_DIVISOR: usize = 4;
 
 /// Minimum credit of a program of any size.
@@ -32,11 +41,12 @@ crate::one_page! {
 }
 /// Resident memory at the last scan.
 static RESIDENT_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Memory available in the cgroups of this process; `usize::MAX`: no limit. Room for one huge page
-/// until the thread has read it.
-static GROUP_ROOM_BYTES: AtomicUsize = AtomicUsize::new(UNREAD_ROOM_BYTES);
-const UNREAD_ROOM_BYTES: usize = GROUP_DIVISOR << 21;
-/// Memory available on the host; the floor until the thread has read it.
+/// Part of the memory available in the cgroups and on the host that the floor never exceeds;
+/// `usize::MAX`: no limit. One huge page until it was read.
+static SHARE_BYTES: AtomicUsize = AtomicUsize::new(2 << 20);
+/// A cgroup of this process has a limit.
+static IS_LIMITED: AtomicBool = AtomicBool::new(true);
+/// Memory available on the host; the floor until it was read.
 static HOST_ROOM_BYTES: AtomicUsize = AtomicUsize::new(FLOOR_BYTES);
 
 /// Free memory of the host in whole blocks, less the charges since it was read.
@@ -60,18 +70,16 @@ pub(super) fn limit() -> usize {
         .load(Ordering::Relaxed)
         .saturating_sub(CHARGED_BYTES.load(Ordering::Relaxed));
     let resident = RESIDENT_BYTES.load(Ordering::Relaxed).max(proven);
-    let share = (resident / 100).saturating_mul(percent).max(FLOOR_BYTES);
-    let group = GROUP_ROOM_BYTES.load(Ordering::Relaxed);
-    let max = match group {
-        usize::MAX => share,
-        _ => floor(),
+    let max = match IS_LIMITED.load(Ordering::Relaxed) {
+        true => floor(),
+        false => (resident / 100).saturating_mul(percent).max(floor()),
     };
     max.min(HOST_ROOM_BYTES.load(Ordering::Relaxed) / HOST_DIVISOR)
 }
 
 /// Returns the least limit, in bytes, of a program of any size: less in a tight memory cgroup.
 pub(crate) fn floor() -> usize {
-    FLOOR_BYTES.min(GROUP_ROOM_BYTES.load(Ordering::Relaxed) / GROUP_DIVISOR)
+    FLOOR_BYTES.min(SHARE_BYTES.load(Ordering::Relaxed))
 }
 
 /// Returns the bytes that can still be charged.
@@ -142,24 +150,12 @@ pub(super) fn set_resident(resident: usize) {
     RESIDENT_BYTES.store(resident, Ordering::Relaxed);
 }
 
-/// Lifts the bounds by the available memory where no thread can read it.
-pub(super) fn ignore_room() {
-    if GROUP_ROOM_BYTES.load(Ordering::Relaxed) == UNREAD_ROOM_BYTES {
-        GROUP_ROOM_BYTES.store(usize::MAX, Ordering::Relaxed);
-    }
-    if HOST_ROOM_BYTES.load(Ordering::Relaxed) == FLOOR_BYTES {
-        HOST_ROOM_BYTES.store(usize::MAX, Ordering::Relaxed);
-    }
-}
-
 pub(super) fn read_room() {
-    let all = Needed {
-        host: usize::MAX,
-        group: usize::MAX,
-    };
     // An unknown amount counts as none.
-    let (group, host) = headroom(all).map_or((0, 0), |room| (room.group, room.host));
-    GROUP_ROOM_BYTES.store(group, Ordering::Relaxed);
+    let group = group_share(GROUP_PARTS).unwrap_or(0);
+    let (host, share) = host_room(HOST_PARTS).unwrap_or((0, 0));
+    IS_LIMITED.store(group != usize::MAX, Ordering::Relaxed);
+    SHARE_BYTES.store(group.min(share), Ordering::Relaxed);
     HOST_ROOM_BYTES.store(host, Ordering::Relaxed);
     let free = free_in_pieces(PMD_BYTES.load(Ordering::Relaxed));
     // Charged memory will still be taken from it.

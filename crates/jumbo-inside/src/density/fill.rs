@@ -13,22 +13,23 @@ use core::time::Duration;
 
 use super::ahead::request_scan;
 use super::blocks::{self, BlockState};
+use super::credit;
 use super::measure::Touched;
 use super::table::PAGE_BYTES;
 use super::tracked::{
     BLOCKS, RUN_COUNT, charge, count_run, is_crowded, is_huge, may_measure, measure_block, pmd,
     release, update, withdraw_advice,
 };
-use super::credit;
 use crate::headroom;
 use crate::ledger::stats;
 use crate::sync::millis;
-use crate::sys;
+use crate::{sandbox, sys, watch};
 
 /// Maximum age of the available memory that was read.
 const MAX_ROOM_AGE: Duration = Duration::from_millis(100);
 const MAX_MEASURED_BLOCKS: usize = 16;
 static HAS_READ_ROOM: AtomicBool = AtomicBool::new(false);
+static READ_MILLIS: AtomicU64 = AtomicU64::new(0);
 /// Ring of the blocks advised last, for [`measure_recent`].
 static RECENT_BLOCKS: [AtomicUsize; RECENT_COUNT] = [const { AtomicUsize::new(0) }; RECENT_COUNT];
 const RECENT_COUNT: usize = 256;
@@ -66,49 +67,33 @@ fn track(block: usize, state: BlockState) -> bool {
     }
 }
 
-/// Reads the available memory, unless it was read a moment ago.
-pub(super) fn read_room() {
-    static READ_MILLIS: AtomicU64 = AtomicU64::new(0);
+/// Reports whether the available memory was not read a moment ago, so that the caller reads it.
+fn has_to_read() -> bool {
     let now = millis(crate::sync::now());
     let read = READ_MILLIS.load(Ordering::Relaxed);
-    if Duration::from_millis(now.saturating_sub(read)) > MAX_ROOM_AGE {
+    let is_old = Duration::from_millis(now.saturating_sub(read)) > MAX_ROOM_AGE;
+    if is_old {
         READ_MILLIS.store(now, Ordering::Relaxed);
+    }
+    is_old
+}
+
+/// Reads the available memory, in a scan.
+pub(super) fn read_room() {
+    if has_to_read() {
         credit::read_room();
     }
 }
 
-/// Address near the start of the first thread's stack.
-static FIRST_STACK: AtomicUsize = AtomicUsize::new(0);
-
-/// Records the calling thread as the first one.
-pub(super) fn start() {
-    let here = 0u8;
-    FIRST_STACK.store((&raw const here).addr(), Ordering::Relaxed);
-}
-
-/// Reports whether the caller is the first thread, on its own stack and at a small depth: reading
-/// the available memory takes 7 KiB of stack.
-#[expect(unsafe_code, reason = "a system call that writes to the stack")]
-fn has_large_stack() -> bool {
-    const MAX_DEPTH_BYTES: usize = 1 << 20;
-    // main() has its frame above that of jumbo's constructor.
-    const MARGIN_BYTES: usize = 64 << 10;
-    let mut alternate = core::mem::MaybeUninit::<libc::stack_t>::zeroed();
-    let here = alternate.as_ptr().addr();
-    let depth = FIRST_STACK
-        .load(Ordering::Relaxed)
-        .saturating_add(MARGIN_BYTES)
-        .checked_sub(here);
-    let arguments = [0, alternate.as_mut_ptr().expose_provenance(), 0, 0, 0, 0];
-    if depth.is_none_or(|depth| depth > MAX_DEPTH_BYTES) {
-        return false;
+/// Reads the available memory where files may be read: the scanner may have no thread.
+pub(super) fn read_room_now() {
+    if sandbox::is_entered_later() || super::has_left() {
+        return;
     }
-    // SAFETY: sigaltstack(2) writes a stack_t, for which zeroes are valid.
-    let (answer, alternate) = unsafe {
-        let answer = sys::request(libc::SYS_sigaltstack, arguments);
-        (answer, alternate.assume_init())
-    };
-    answer.is_ok() && alternate.ss_flags & libc::SS_ONSTACK == 0
+    HAS_READ_ROOM.store(true, Ordering::Relaxed);
+    if has_to_read() {
+        sys::apart(credit::read_room);
+    }
 }
 
 /// Tracks the blocks of new memory. Returns the part to advise, at its start; the rest waits.
@@ -120,12 +105,9 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     if indexes.is_empty() || may_measure() && sys::is_without_thp() {
         return first..first;
     }
-    if may_measure() && (!HAS_READ_ROOM.swap(true, Ordering::Relaxed) || credit::is_scarce()) {
-        match has_large_stack() {
-            true => read_room(),
-            // The thread reads it.
-            false => request_scan(),
-        }
+    let is_first = !HAS_READ_ROOM.load(Ordering::Relaxed);
+    if is_first || may_measure() && (credit::is_scarce() || !watch::is_watched()) {
+        read_room_now();
     }
     let wanted = indexes.len() * pmd();
     if credit::remaining() < wanted {
@@ -394,6 +376,9 @@ fn measure_recent() {
 
 /// Counts the charges anew in the child of a fork, before any other use.
 pub(super) fn forked() {
+    // There is one more process to share it.
+    HAS_READ_ROOM.store(false, Ordering::Relaxed);
+    READ_MILLIS.store(0, Ordering::Relaxed);
     let (mut charged, mut huge) = (0, 0);
     let mut indexes = blocks::ALL;
     while blocks::HAS_BLOCKS.load(Ordering::Acquire)

@@ -123,9 +123,16 @@ impl RangeNote {
     }
 }
 
+impl table::Note for RangeNote {
+    fn copy(&self, from: &Self) {
+        self.begin(from.is_lax.load(Ordering::Relaxed));
+        self.owner.copy(&from.owner);
+    }
+}
+
 crate::one_page::table! {
     /// Shared ranges that are scanned.
-    static RANGES: RangeTable<RangeNote, 128> = RangeTable::new([const { RangeNote::new() }; 128]);
+    static RANGES: RangeTable<RangeNote, 512> = RangeTable::new([const { RangeNote::new() }; 512]);
 }
 crate::one_page! {
     /// Set with the first shared range.
@@ -148,7 +155,6 @@ pub(crate) fn start(pmd: usize, max_waste: MaxWaste) {
     let missing = missing.saturating_mul(PAGE_BYTES).min(pmd);
     MISSING_BYTES.store(missing, Ordering::Relaxed);
     credit::start(percent);
-    fill::start();
     PMD_BYTES.store(pmd, Ordering::Release);
 }
 
@@ -358,6 +364,12 @@ impl Mechanism for Events {
 
     fn punching() {
         owners::punched();
+    }
+
+    fn before_confinement() {
+        if is_bounded() && PMD_BYTES.load(Ordering::Relaxed) != 0 {
+            fill::read_room_now();
+        }
     }
 
     fn about_to_fork() {

@@ -61,6 +61,11 @@ impl Owner {
         self.0.store(word, Ordering::Relaxed);
     }
 
+    pub(super) fn copy(&self, from: &Self) {
+        self.0
+            .store(from.0.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
     pub(super) fn clear(&self) {
         self.0.store(0, Ordering::Relaxed);
     }

@@ -30,7 +30,12 @@ pub(super) fn check() {
     }
     let now = current();
     let relaxed = Ordering::Relaxed;
-    if now == 0 || now == known || BREAK.compare_exchange(known, now, relaxed, relaxed).is_err() {
+    if now == 0
+        || now == known
+        || BREAK
+            .compare_exchange(known, now, relaxed, relaxed)
+            .is_err()
+    {
         return;
     }
     match now > known {

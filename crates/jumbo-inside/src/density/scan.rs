@@ -73,7 +73,8 @@ fn is_sharing() -> bool {
 }
 
 /// Adds a shared mapping to the scan. `is_lax`: allows missing pages in a block that is collapsed.
-pub(crate) fn share(range: &Range<usize>, is_lax: bool) {
+/// `is_piece`: a piece of a file, which may continue another piece.
+pub(crate) fn share(range: &Range<usize>, is_lax: bool, is_piece: bool) {
     if !IS_SHARING.load(Ordering::Acquire) || watch::is_foreign() {
         return;
     }
@@ -90,10 +91,32 @@ pub(crate) fn share(range: &Range<usize>, is_lax: bool) {
         part.is_some_and(|part| RANGES.add(&part, prepare))
     };
     HAS_RANGES.store(true, Ordering::Release);
-    if !owners::has_page() || !range.clone().step_by(MAX_BYTES).all(add) {
+    let has_page = owners::has_page();
+    if has_page && is_piece && extend(range) {
+        return request_scan(MIN_SHARED_AGE);
+    }
+    if !has_page || !range.clone().step_by(MAX_BYTES).all(add) {
         return record_reason(reason::TOO_MANY);
     }
     request_scan(MIN_SHARED_AGE);
+}
+
+/// Extends a range by a piece that continues it. A heap that grows in pieces (ZGC) would need more
+/// ranges than there are.
+fn extend(piece: &Range<usize>) -> bool {
+    let is_whole = |at: usize| at.is_multiple_of(PMD_BYTES.load(Ordering::Relaxed));
+    RANGES.each().any(|(slot, before)| {
+        let Range { start, end } = before.range();
+        let both = match (end == piece.start, piece.end == start) {
+            (true, _) if is_whole(end) => start..piece.end,
+            (_, true) if is_whole(start) => piece.start..end,
+            _ => return false,
+        };
+        // A child of a fork may own the range, and does not have the piece.
+        !slot.note.is_lax.load(Ordering::Relaxed)
+            && slot.note.owner.claim()
+            && Span::new(&both).is_some_and(|after| slot.replace(&before, &after))
+    })
 }
 
 /// Ends scans and collapses, since the program handles page faults itself from now on
@@ -293,11 +316,10 @@ impl<'s> RangeScan<'s> {
             }
         }
         let found = note.found_bytes.load(Ordering::Relaxed);
-        if is_refused {
+        // One of several blocks may be unmapped by now.
+        if is_refused && found == 0 && self.count(&blocks, Pages::Huge) == 0 {
             record_reason(reason::NOT_ALLOWED);
-            if found == 0 && self.count(&blocks, Pages::Huge) == 0 {
-                slot.end(span, |note| note.owner.release());
-            }
+            slot.end(span, |note| note.owner.release());
         }
         false
     }

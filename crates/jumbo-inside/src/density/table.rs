@@ -40,6 +40,16 @@ impl Word64 for AtomicU64 {
     }
 }
 
+/// Note of a range, which threads may read while it is written.
+pub(crate) trait Note {
+    /// Makes this note equal to another one.
+    fn copy(&self, from: &Self);
+}
+
+impl Note for () {
+    fn copy(&self, (): &Self) {}
+}
+
 /// Range of base pages, never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
@@ -80,17 +90,15 @@ impl Span {
         first..(end & !(size - 1)).max(first)
     }
 
-    /// Returns the larger end of the rest without `gone`.
-    fn without(&self, gone: &Self) -> Option<Self> {
+    /// Returns the rest without `gone`: its larger and its smaller end.
+    fn without(&self, gone: &Self) -> (Option<Self>, Option<Self>) {
         let Range { start, end } = self.pages;
         let before = start..gone.pages.start.clamp(start, end);
         let after = gone.pages.end.clamp(start, end)..end;
-        let larger = if before.len() >= after.len() {
-            before
-        } else {
-            after
-        };
-        Self::of_pages(larger)
+        match before.len() >= after.len() {
+            true => (Self::of_pages(before), Self::of_pages(after)),
+            false => (Self::of_pages(after), Self::of_pages(before)),
+        }
     }
 }
 
@@ -139,7 +147,7 @@ impl<N, const COUNT: usize> RangeTable<N, COUNT> {
     }
 }
 
-impl<N, const COUNT: usize, W: Word64> RangeTable<N, COUNT, W> {
+impl<N: Note, const COUNT: usize, W: Word64> RangeTable<N, COUNT, W> {
     /// Returns all slots, used or not.
     pub(crate) fn slots(&self) -> impl Iterator<Item = RangeSlot<'_, N, W>> {
         let slots = self.words.iter().zip(&self.notes);
@@ -153,25 +161,36 @@ impl<N, const COUNT: usize, W: Word64> RangeTable<N, COUNT, W> {
 
     /// Adds a range, after `prepare` has written its note; false if no slot is free.
     pub(crate) fn add(&self, span: &Span, prepare: impl FnOnce(&N)) -> bool {
-        let Some(slot) = self.slots().find(|slot| slot.word.replace(0, CLAIMED)) else {
-            return false;
-        };
-        prepare(slot.note);
-        slot.word.replace(CLAIMED, span.word())
+        self.put(span, prepare).is_some()
     }
 
-    /// Removes pages from all ranges. A range cut in the middle keeps its larger end. `ended`
-    /// receives the notes of removed ranges.
+    fn put(&self, span: &Span, prepare: impl FnOnce(&N)) -> Option<RangeSlot<'_, N, W>> {
+        let slot = self.slots().find(|slot| slot.word.replace(0, CLAIMED))?;
+        prepare(slot.note);
+        slot.word.replace(CLAIMED, span.word()).then_some(slot)
+    }
+
+    /// Removes pages from all ranges. A range cut in the middle keeps its larger end; the smaller one
+    /// takes another slot, if one is free. `ended` receives the notes of removed ranges.
     pub(crate) fn cut(&self, gone: &Span, ended: impl Fn(&N)) {
         for slot in self.slots() {
             while let Some(before) = slot.span() {
-                let is_done = match before.without(gone) {
-                    Some(left) if left == before => true,
-                    Some(left) => slot.replace(&before, &left),
+                let (larger, smaller) = before.without(gone);
+                // Added first: another thread's cut finds it here or there.
+                let other = smaller
+                    .as_ref()
+                    .and_then(|span| self.put(span, |note| note.copy(slot.note)));
+                let is_done = match &larger {
+                    Some(left) if *left == before => true,
+                    Some(left) => slot.replace(&before, left),
                     None => slot.end(&before, &ended),
                 };
                 if is_done {
                     break;
+                }
+                // Another thread has changed the range.
+                if let (Some(other), Some(span)) = (other, smaller) {
+                    other.end(&span, |_| {});
                 }
             }
         }
@@ -240,12 +259,14 @@ mod tests {
             gone in 1usize..50,
         ) {
             let (all, gone) = (span(start..start + length), span(from..from + gone));
-            let left = all.without(&gone).map_or(0..0, |left| left.pages);
-            let is_inside = all.pages.start <= left.start && left.end <= all.pages.end;
-            prop_assert!(left.is_empty() || is_inside);
-            prop_assert!(left.clone().all(|page| !gone.pages.contains(&page)));
-            let rest = all.pages.clone().filter(|page| !gone.pages.contains(page)).count();
-            prop_assert!(left.len() * 2 >= rest, "{all:?} without {gone:?}: {left:?}");
+            let (larger, smaller) = all.without(&gone);
+            let pages = |span: Option<Span>| span.map_or(0..0, |span| span.pages);
+            let (larger, smaller) = (pages(larger), pages(smaller));
+            prop_assert!(larger.len() >= smaller.len());
+            let is_left = |page: &usize| larger.contains(page) || smaller.contains(page);
+            let left = all.pages.clone().filter(|page| !gone.pages.contains(page));
+            prop_assert_eq!(left.clone().filter(is_left).count(), left.count());
+            prop_assert!(!gone.pages.clone().any(|page| is_left(&page)));
         }
 
         #[test]
@@ -293,6 +314,31 @@ mod tests {
         let pmd = 2 << 20;
         assert_eq!(span(511..1537).blocks(pmd), pmd..3 * pmd);
         assert!(span(513..1023).blocks(pmd).is_empty());
+    }
+
+    /// Both ends of a range that is cut in the middle stay in a table with room, with its note.
+    #[test]
+    fn a_range_cut_in_the_middle_is_two() {
+        let table = RangeTable::<AtomicU64, 3>::new([const { AtomicU64::new(0) }; 3]);
+        assert!(table.add(&span(0..10), |note| note.store(7, Ordering::Relaxed)));
+        for gone in [6..7, 2..3, 8..9] {
+            table.cut(&span(gone), |_| panic!("no range is gone"));
+        }
+        let mut left: Vec<_> = table.each().map(|(_, span)| span.pages.clone()).collect();
+        left.sort_by_key(|pages| pages.start);
+        // No slot was left for 9..10.
+        assert_eq!(left, [0..2, 3..6, 7..8]);
+        assert!(
+            table
+                .each()
+                .all(|(slot, _)| slot.note.load(Ordering::Relaxed) == 7)
+        );
+    }
+
+    impl Note for AtomicU64 {
+        fn copy(&self, from: &Self) {
+            self.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
     }
 
     type Model = RangeTable<AtomicU64, 3, shuttle::sync::atomic::AtomicU64>;

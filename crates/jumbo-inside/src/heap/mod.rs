@@ -637,8 +637,7 @@ impl Mechanism for Events {
     #[inline(always)]
     unsafe fn unlock_after_fork(_side: Side) {
         let bits = HELD.give_back();
-        let [heap, maps, pool, staging, queue] =
-            core::array::from_fn(|at| bits >> at & 1 != 0);
+        let [heap, maps, pool, staging, queue] = core::array::from_fn(|at| bits >> at & 1 != 0);
         // SAFETY: the caller's promise: this thread holds the locks in `bits`.
         unsafe {
             gather::after_fork([staging, queue]);

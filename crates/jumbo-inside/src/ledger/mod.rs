@@ -68,7 +68,7 @@ counters! {
     refused_errno: AtomicU64 as u64, last;
     /// Advised anonymous mappings of the program.
     maps_advised: AtomicU64 as u64, sum;
-    /// Anonymous mappings not advised: no whole huge page fits, or huge pages do not help.
+    /// Anonymous mappings of at least a huge page that are left as the program asked for them.
     maps_left: AtomicU64 as u64, sum;
     /// Advised thread arenas of glibc.
     arenas_advised: AtomicU64 as u64, sum;

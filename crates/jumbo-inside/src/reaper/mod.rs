@@ -17,7 +17,7 @@
 //!   /proc.
 //! - [`State`]: the outcome and its reason.
 //!
-//! For a process without a reaper, `jumbo_host::teardown` (`jumbo kill`) frees memory from outside.
+//! For a process without a reaper, `jumbo kill` frees memory from outside.
 //!
 //! The program never waits for the reaper: an intermediate parent ends at once, so init adopts it.
 //! There is none if init waits only for its own children (`init`), or if the program or an ancestor

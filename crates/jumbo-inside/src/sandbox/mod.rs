@@ -35,6 +35,9 @@ crate::one_page! {
     /// Reasons to assume a filter.
     static FILTER_COUNT: AtomicU32 = AtomicU32::new(0);
 
+    /// Filters among them that let a thread block signals and change its alternate stack.
+    static LETTING_COUNT: AtomicU32 = AtomicU32::new(0);
+
     /// 1 if a filter was found at the start.
     static START_COUNT: AtomicU32 = AtomicU32::new(0);
 }
@@ -48,6 +51,11 @@ pub fn is_entered_later() -> bool {
 /// Reports whether a filter is in force or being installed.
 pub fn is_entered() -> bool {
     FILTER_COUNT.load(Ordering::Acquire) != 0
+}
+
+/// Reports whether a thread may block its signals and change its alternate signal stack.
+pub fn allows_signals() -> bool {
+    FILTER_COUNT.load(Ordering::Acquire) == LETTING_COUNT.load(Ordering::Acquire)
 }
 
 /// Reports whether jumbo's usual advice is harmless, as far as known; [`sys::allows`] reports it of
@@ -74,6 +82,24 @@ impl Entering {
     pub fn refused(self) {
         FILTER_COUNT.fetch_sub(1, Ordering::AcqRel);
         sys::unblock();
+    }
+
+    /// Records whether the filter, which the kernel accepted, lets signals be blocked. Without this
+    /// [`allows_signals`] is false.
+    pub fn accepted(&self, filter: &[libc::sock_filter]) {
+        let calls = [
+            (libc::SYS_rt_sigprocmask, libc::SIG_BLOCK),
+            (libc::SYS_rt_sigprocmask, libc::SIG_SETMASK),
+            (libc::SYS_sigaltstack, 1 << 12),
+        ];
+        let lets = |(number, first): (libc::c_long, c_int)| {
+            let here = lets as *const () as usize;
+            let arguments = [first.cast_unsigned() as usize, 1 << 12, 1 << 12, 8, 0, 0];
+            bpf::passes(filter, &Call::new(number, here, arguments))
+        };
+        if calls.into_iter().all(lets) {
+            LETTING_COUNT.fetch_add(1, Ordering::AcqRel);
+        }
     }
 
     /// Records that the kernel accepted the filter. `None`: unknown, or the strict mode.

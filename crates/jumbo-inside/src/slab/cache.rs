@@ -163,7 +163,10 @@ impl Caches {
         self.first = cache;
         self.count += 1;
         let share = density::allowance() / ALLOWANCE_DIVISOR / self.count;
-        BUDGET.store(share.clamp(MIN_ROOM_BYTES, MAX_ROOM_BYTES), Ordering::Relaxed);
+        BUDGET.store(
+            share.clamp(MIN_ROOM_BYTES, MAX_ROOM_BYTES),
+            Ordering::Relaxed,
+        );
         Some(cache)
     }
 }

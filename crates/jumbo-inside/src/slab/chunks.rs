@@ -21,6 +21,9 @@ use crate::sys;
 /// Lists of chunks by their free units: the first for chunks without any, then by the power of two
 /// below the number.
 const LISTS: usize = UNITS.ilog2() as usize + 2;
+/// Units of a chunk.
+const CHUNK_UNITS: u32 = 64;
+const _: () = assert!(CHUNK_UNITS as usize == UNITS);
 /// Chunks of a list that a request looks at.
 const MAX_LOOKS: usize = 16;
 /// Chunks at the start that are on base pages until they are dense: a small program has no more.
@@ -72,9 +75,7 @@ fn mask(units: usize) -> u64 {
 /// Takes `units` adjacent units: returns the number of the first. Their headers are the caller's to
 /// write, except for the pages that are gone. `None` if no chunk has them.
 pub(super) fn take(units: usize) -> Option<u32> {
-    CHUNKS
-        .with(|chunks| chunks.find(units))
-        .flatten()
+    CHUNKS.with(|chunks| chunks.find(units)).flatten()
 }
 
 /// Maps a chunk for a slab of a class, unless there is one; false without memory.
@@ -139,12 +140,12 @@ impl Chunks {
     /// # Safety
     /// The chunk exists.
     unsafe fn change(&mut self, number: u32, change: impl FnOnce(u64, u32) -> u64) {
-        let (chunk, bit) = (number & !(UNITS as u32 - 1), number % UNITS as u32);
+        let (chunk, bit) = (number & !(CHUNK_UNITS - 1), number % CHUNK_UNITS);
         let header = unit::header(chunk);
         // SAFETY: the caller's promise; the lock is held.
         unsafe {
             (*header).free = change((*header).free, bit);
-            let list = list_of((*header).free) as u8;
+            let list = u8::try_from(list_of((*header).free)).unwrap_or(0);
             if (*header).chunk_list != list {
                 self.unlist(header);
                 self.enlist(chunk, header, list);
@@ -210,7 +211,7 @@ impl Chunks {
                 Err(Errno::EXIST) => true,
                 Err(_) => return None,
             };
-            for number in chunk..chunk + UNITS as u32 {
+            for number in chunk..chunk + CHUNK_UNITS {
                 // SAFETY: mapped above, for this chunk.
                 unsafe {
                     unit::header(number).write(Unit {
@@ -239,7 +240,7 @@ impl Chunks {
             }
             MAPPED_BYTES.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
             let range = address..address + CHUNK_BYTES;
-            match chunk < UNADVISED_CHUNKS * UNITS as u32 {
+            match chunk < UNADVISED_CHUNKS * CHUNK_UNITS {
                 true => density::begin_on_base_pages(&range),
                 false => drop(density::advise(&range, Policy::Heap)),
             }

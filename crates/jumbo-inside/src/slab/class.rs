@@ -39,7 +39,7 @@ const MAX_CACHED_SIZE: usize = 64 << 10;
 #[inline(always)]
 pub(super) const fn of(size: usize) -> usize {
     if size <= MAX_EXACT_BYTES {
-        let class = (size + GRAIN - 1) / GRAIN;
+        let class = size.div_ceil(GRAIN);
         return class + (class == 0) as usize;
     }
     let below = size - 1;

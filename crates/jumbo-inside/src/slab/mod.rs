@@ -1,9 +1,9 @@
 //! Heap of blocks below 128 KiB: slabs of one size, with their records apart.
 //!
-//! - [`class`] has the sizes; [`unit`] the headers, by address; [`chunks`] the memory.
-//! - [`central`] has the slabs, [`cache`] the blocks at hand of each thread.
-//! - [`sweep`] returns base pages without blocks; [`run`] has blocks between smaller ones.
-//! - [`meta`] has the memory of the records.
+//! - `class` has the sizes; `unit` the headers, by address; `chunks` the memory.
+//! - `central` has the slabs, `cache` the blocks at hand of each thread.
+//! - `sweep` returns base pages without blocks; `run` has blocks between smaller ones.
+//! - `meta` has the memory of the records.
 //!
 //! Nothing of the allocator is in free memory. Each block has a byte of state in the records of its
 //! slab, which only its holder writes: the program's thread, a cache, or the slab under its lock.
@@ -11,7 +11,10 @@
 //! steer malloc(3), and a second free(3) is found.
 //!
 //! The locks are taken in this order: caches, slabs, chunks, records.
-#![expect(unsafe_code, reason = "blocks, headers and states are reached by address")]
+#![expect(
+    unsafe_code,
+    reason = "blocks, headers and states are reached by address"
+)]
 
 mod cache;
 mod central;
@@ -309,7 +312,9 @@ pub fn room(address: usize) -> Option<usize> {
     // SAFETY: the address is in a chunk.
     unsafe {
         match find(address) {
-            Some((state, _, size)) if state.load(Ordering::Relaxed) & !state::DIRTY == state::LIVE => {
+            Some((state, _, size))
+                if state.load(Ordering::Relaxed) & !state::DIRTY == state::LIVE =>
+            {
                 Some(size)
             }
             _ => run::is_live(address).then(|| run::room(address)),

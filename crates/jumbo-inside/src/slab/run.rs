@@ -94,7 +94,10 @@ unsafe fn take_of(
                     let last = (at + bytes).div_ceil(BASE_BYTES);
                     if (at / BASE_BYTES..last).all(|page| slab.is_gone(page)) {
                         // The next page may be resident.
-                        at = place_after((last * BASE_BYTES).saturating_sub(bytes).max(at + 16), size);
+                        at = place_after(
+                            (last * BASE_BYTES).saturating_sub(bytes).max(at + 16),
+                            size,
+                        );
                         next = next.max(at / size);
                         continue;
                     }
@@ -103,7 +106,8 @@ unsafe fn take_of(
                     let kind = state::CACHED | state::RUN | place << state::PLACE_SHIFT;
                     if begin < next {
                         // The block in which the last piece ends.
-                        slab.state(begin).store(kind | state::DIRTY, Ordering::Relaxed);
+                        slab.state(begin)
+                            .store(kind | state::DIRTY, Ordering::Relaxed);
                     }
                     for block in begin.max(next)..piece_end {
                         let tail = state::LIVE | state::TAIL;

@@ -7,10 +7,10 @@
 
 use core::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 
+use super::central;
 use super::chunks::CHUNKS;
 use super::class::{CHUNK_BYTES, CLASSES, UNIT_BYTES, UNITS};
 use super::unit::{self, Unit};
-use super::central;
 use crate::density;
 use crate::{sandbox, sys};
 

@@ -15,7 +15,9 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 fn start() -> MutexGuard<'static, ()> {
     static STARTED: Once = Once::new();
-    let held = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let held = ALONE
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
     STARTED.call_once(|| {
         density::start(class::CHUNK_BYTES, MaxWaste::Percent(5));
         super::start(12345);
@@ -34,9 +36,8 @@ impl Heap {
     fn allocate(&mut self, size: usize) -> Block {
         loop {
             // SAFETY: the cache is this thread's.
-            let block = unsafe {
-                super::allocate(self.0, size).or_else(|| refill(&mut self.0, size))
-            };
+            let block =
+                unsafe { super::allocate(self.0, size).or_else(|| refill(&mut self.0, size)) };
             if let Some(sweep) = due_sweep() {
                 sweep();
             }
@@ -78,7 +79,10 @@ impl Model {
         let room = room(address).unwrap();
         assert!(room >= size);
         if let Some((before, (length, _))) = self.0.range(..=address).next_back() {
-            assert!(before + length <= address, "a block overlaps the one before");
+            assert!(
+                before + length <= address,
+                "a block overlaps the one before"
+            );
         }
         if let Some((after, _)) = self.0.range(address..).next() {
             assert!(address + room <= *after, "a block overlaps the next one");
@@ -213,7 +217,10 @@ fn sparse_memory_serves_other_sizes() {
         let block = heap.allocate(size);
         model.add(block, size, 9);
     }
-    assert!(super::mapped() <= mapped + (2 << 20), "sparse memory was not used");
+    assert!(
+        super::mapped() <= mapped + (2 << 20),
+        "sparse memory was not used"
+    );
     assert!(central::idle() < idle);
     for address in &small {
         assert!(bytes(*address, 32).iter().all(|byte| *byte == 7));
@@ -228,10 +235,16 @@ fn sparse_memory_serves_other_sizes() {
     while let Some(address) = model.remove(0) {
         assert_eq!(heap.free(address), Freed::Done);
     }
-    small.into_iter().for_each(|address| assert_eq!(heap.free(address), Freed::Done));
+    small
+        .into_iter()
+        .for_each(|address| assert_eq!(heap.free(address), Freed::Done));
     // SAFETY: the cache is this thread's.
     unsafe { trim(heap.0) };
-    assert!(central::idle() < 4 << 20, "{} bytes are idle", central::idle());
+    assert!(
+        central::idle() < 4 << 20,
+        "{} bytes are idle",
+        central::idle()
+    );
 }
 
 #[test]
@@ -242,7 +255,8 @@ fn dropped_pages_are_zero_again() {
     for address in &all {
         bytes(*address, 60_000).fill(1);
     }
-    all.iter().for_each(|address| assert_eq!(heap.free(*address), Freed::Done));
+    all.iter()
+        .for_each(|address| assert_eq!(heap.free(*address), Freed::Done));
     // SAFETY: the cache is this thread's.
     unsafe { trim(heap.0) };
     let mut model = Model::default();

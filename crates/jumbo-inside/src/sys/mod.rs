@@ -10,7 +10,7 @@
 //!   [`map_own`]: jumbo's own. [`move_mapping`], [`move_units`]: mremap(2). [`insist`]: a call that must succeed.
 //! - [`copy_words`], [`copy_bytes`], [`copy_scattered`]: memory read without a fault.
 //!   [`is_mapped`].
-//! - [`Blocked`]: a guard that blocks signals.
+//! - [`Blocked`]: a guard that blocks signals. [`Apart`]: a stack with room.
 //! - [`Thread`], [`clone3`]: tasks unknown to the C library; [`call`], [`wait`], [`wake`]: their
 //!   system calls. [`stand_back`], [`stay_prompt`], [`leave_descriptors`]: their setup.
 //! - [`has_one_thread`]: whether the program has made none. [`process`]: the caller's ID.
@@ -19,6 +19,7 @@
 //! The module uses `one_page` alone. Invariant: no call here changes errno.
 
 mod advice;
+mod apart;
 mod batch;
 mod collapse;
 mod copy;
@@ -31,6 +32,8 @@ mod task;
 mod vma;
 
 pub use advice::{USUAL, advise, allows, allows_usual, block, discard, forbid_unless, unblock};
+pub(crate) use apart::apart;
+pub use apart::{Apart, Perform, use_apart};
 pub use batch::{stand_back, stay_prompt};
 pub use collapse::{collapse, collapse_in, cool_in, has_collapse, has_populate};
 pub use copy::{copy_bytes, copy_scattered, copy_words};

@@ -11,7 +11,8 @@
 //!
 //! The thread restarts only after a fork: when the program next maps memory ([`resume`]), less
 //! often the more it forks, or when a job begins again. Its descriptors are its own. A change of
-//! user or namespaces by a bare system call is noticed at the next scan (`crate::standing`).
+//! user or namespaces by a bare system call is noticed at the next scan (`crate::standing`), within a
+//! second where the thread has privilege.
 #![expect(unsafe_code, reason = "makes a thread on a stack of its own")]
 
 use core::cell::UnsafeCell;
@@ -41,8 +42,15 @@ pub(crate) const MAX_WAIT: Duration = Duration::from_mins(1);
 /// Maximum delay of a fork, an exec or an exit by a job. Reading text from a disk reaches it, and
 /// compaction may.
 const MAX_FORK_DELAY: Duration = Duration::from_millis(200);
+/// Time after which a process that has to end is killed: it may hold a lock of the heap, which the
+/// program needs, unless that leaves its memory.
+const MAX_END_DELAY: Duration = Duration::from_secs(5);
+const MAX_LEAVE_DELAY: Duration = Duration::from_secs(1);
 /// Minimum time between two comparisons with the program, which take up to a tenth of a millisecond.
 const COMPARE_INTERVAL: Duration = Duration::from_millis(10);
+/// Maximum time between two comparisons of a caller with privilege, which the program may have dropped
+/// by a bare system call.
+const MAX_PRIVILEGED_WAIT: Duration = Duration::from_secs(1);
 /// Minimum process limit of a user who gets a thread: the number of present processes is unknown.
 const MIN_PROCESSES: u64 = 1024;
 
@@ -274,6 +282,11 @@ fn make() {
     if limit.is_some_and(|limit| limit < MIN_PROCESSES) {
         return report_absence(Without::Room);
     }
+    // The list of mappings may be read.
+    sys::apart(make_apart);
+}
+
+fn make_apart() {
     // A signal handler must not find it busy; a thread inherits the signal mask.
     let _blocked = Blocked::all();
     if IS_CHANGING.swap(true, Ordering::SeqCst) {
@@ -343,9 +356,9 @@ pub fn end() {
     if is_watched() {
         report_absence(Without::Ended);
         notify(Some(&STOP_NOW));
-        while THREAD.is_alive() {
-            sibling::keep_going();
-            THREAD.join_for(Duration::from_secs(1));
+        match sibling::exists() {
+            true => sibling::finish(MAX_END_DELAY),
+            false => THREAD.join(),
         }
     }
     sibling::reap();
@@ -369,16 +382,35 @@ fn interrupt_sibling() {
     }
 }
 
+/// Ends the process without exception.
+fn finish_sibling(patience: Duration) {
+    interrupt_sibling();
+    if sibling::exists() && is_makers() {
+        sibling::finish(patience);
+        sibling::reap();
+    }
+}
+
 /// The program is about to exec.
 pub fn about_to_exec() {
-    interrupt_sibling();
+    finish_sibling(MAX_LEAVE_DELAY);
+}
+
+/// The program is about to wait for a child of any kind, by which it would find the process. So a
+/// thread runs the jobs from now on.
+#[cold]
+pub fn about_to_wait() {
+    if is_makers() {
+        sibling::refuse();
+        finish_sibling(MAX_END_DELAY);
+    }
 }
 
 /// The program is about to exit.
 pub fn about_to_exit() {
     if sibling::exists() && is_makers() {
         IS_DISABLED.store(true, Ordering::SeqCst);
-        interrupt();
+        finish_sibling(MAX_LEAVE_DELAY);
     }
 }
 
@@ -432,6 +464,10 @@ fn run() {
         return IS_RESTARTING.store(true, Ordering::Release);
     }
     let stop = Stop::at(&STOP_NOW, &STOP_SOON);
+    let most = match standing::is_privileged() {
+        true => MAX_PRIVILEGED_WAIT,
+        false => MAX_WAIT,
+    };
     let mut compared = None;
     loop {
         let before = WAKE_WORD.load(Ordering::Acquire);
@@ -449,7 +485,7 @@ fn run() {
             // The program waits for an ended process when it next maps memory.
             return IS_RESTARTING.store(is_beside, Ordering::Release);
         };
-        let time = soonest.min(MAX_WAIT);
+        let time = soonest.min(most);
         if !is_beside {
             wait(&WAKE_WORD, before, time);
         } else if !sibling::pause(before, time) {

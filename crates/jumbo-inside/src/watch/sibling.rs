@@ -4,11 +4,12 @@
 //! It shares the memory and nothing else, so the program's task directory, `Threads:` in its
 //! status, unshare(CLONE_NEWUSER) and setns(2) are as without jumbo. ADR 8 has the alternatives.
 //!
-//! - It is a child without exit signal: only a wait with __WALL or __WCLONE finds it. [`reap`] waits
-//!   for it.
+//! - It is a child without exit signal: only a wait with __WALL or __WCLONE finds it. It ends before
+//!   such a wait for any child. [`reap`] waits for it.
 //! - A resource that is bound to the memory (a SysV segment, a lock of a mapped file) would stay until
 //!   it has ended: where there is one, a thread runs the jobs.
-//! - It has a session of its own, no descriptors, and `/` as its working directory ([`begin`]).
+//! - It has a session of its own, no descriptors, and `/` as its working directory ([`begin`]). It
+//!   dumps no core: a debugger's breakpoint in the shared text kills it.
 //! - The kernel kills it at the end of the program's first thread (PR_SET_PDEATHSIG). After an exec
 //!   it shares the memory with no process, and ends ([`pause`]).
 #![expect(unsafe_code, reason = "system calls that rustix lacks")]
@@ -16,10 +17,11 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
-use rustix::process::{Pid, Signal, getppid, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, kill_process, setrlimit};
 
 use super::{MAKER_PROCESS, OUTLIVES, Outlives, THREAD, WAKE_WORD};
 use crate::proc::{children_change_namespace, is_alone};
+use crate::sync::now;
 use crate::sys::{
     Thread, Wait, has_one_thread, process, request, tid_word, wait, wait_either, wake, word_at,
 };
@@ -89,6 +91,12 @@ pub(super) fn refuse() {
 pub(super) fn begin() -> bool {
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir(c"/");
+    // A byte: with 0 the kernel still passes a core to a program (core(5)).
+    let none = Rlimit {
+        current: Some(1),
+        maximum: Some(1),
+    };
+    let _ = setrlimit(Resource::Core, none);
     let killed = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
     killed.is_ok() && parent == MAKER_PROCESS.load(Ordering::Relaxed)
@@ -127,10 +135,21 @@ pub(super) fn reap() {
     THREAD.forget_number();
 }
 
-/// Continues the process, which another one may have stopped.
-pub(super) fn keep_going() {
-    let process = i32::try_from(THREAD.number()).ok().and_then(Pid::from_raw);
-    if let Some(process) = process {
-        let _ = kill_process(process, Signal::CONT);
+/// Waits for the end of the process, which has been told to. Another one may have stopped it, so it
+/// is continued, and killed after `patience`. A process that is frozen then ends once it is thawed, and
+/// runs no instruction before.
+pub(super) fn finish(patience: Duration) {
+    let send = |signal| {
+        let process = i32::try_from(THREAD.number()).ok().and_then(Pid::from_raw);
+        process.map(|process| kill_process(process, signal))
+    };
+    let start = now();
+    while THREAD.is_alive() && now().saturating_sub(start) < patience {
+        send(Signal::CONT);
+        THREAD.join_for(Duration::from_secs(1));
+    }
+    if THREAD.is_alive() {
+        send(Signal::KILL);
+        THREAD.join_for(Duration::from_secs(1));
     }
 }

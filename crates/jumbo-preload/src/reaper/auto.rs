@@ -15,10 +15,9 @@ use rustix::fd::BorrowedFd;
 
 use jumbo_inside::events::Mapping;
 use jumbo_inside::heap;
-use jumbo_inside::slab;
 use jumbo_inside::reaper::{self, State, Survey};
+use jumbo_inside::slab;
 use jumbo_inside::{sandbox, watch};
-
 
 /// Minimum private memory for a reaper.
 const MIN_PRIVATE_BYTES: u64 = 1 << 30;

@@ -185,6 +185,10 @@ impl Observer {
         let (hugetlb, pmd_mapped) = (mapping.hugetlb(), mapping.pmd_mapped());
         entry.mapped += mapping.size();
         entry.bytes += mapping.rss + hugetlb;
+        let first = self.pmd.align_up(mapping.start);
+        if first.is_none_or(|first| first + self.pmd.bytes() > mapping.end) {
+            entry.narrow += Bytes(mapping.rss.0.saturating_sub(pmd_mapped.0));
+        }
 
         let mut add = |size: PageSize, bytes: Bytes| {
             if bytes > Bytes(0) {

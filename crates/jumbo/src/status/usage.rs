@@ -60,6 +60,8 @@ pub struct KindUsage {
     /// Resident, not mapped by PMD, of unknown folio size: /proc/kpageflags needs CAP_SYS_ADMIN,
     /// and time.
     pub unknown: Bytes,
+    /// Resident on base pages in mappings without a whole aligned block of the PMD size.
+    pub narrow: Bytes,
 }
 
 /// The memory of a process, or the sum of several.
@@ -79,6 +81,7 @@ impl KindUsage {
         self.bytes += other.bytes;
         self.huge += other.huge;
         self.unknown += other.unknown;
+        self.narrow += other.narrow;
         for (size, bytes) in &other.folios {
             *self.folios.entry(*size).or_default() += *bytes;
         }

@@ -6,7 +6,7 @@
 //! - [`Signals`]: the signals of this process, read from a signalfd.
 //! - [`Interruptible`]: work in a thread, in a system call that a signal interrupts.
 //! - [`tree`]: the processes of a program.
-//! - [`ProcessState`]: a process according to /proc/PID/status. [`Stop`]: stop of a traced thread.
+//! - [`Process`]: a process by descriptor. [`ProcessState`]: a process according to /proc/PID/status. [`Stop`]: stop of a traced thread.
 //! - [`release`]: frees the memory of a dying process.
 //! - [`Beside`]: a process that manages a program from outside.
 //! - [`Child`]: a program as a child, with the signals, descriptors and dispositions that this
@@ -16,6 +16,7 @@
 
 mod beside;
 mod child;
+mod handle;
 mod image;
 mod interruptible;
 mod signals;
@@ -33,6 +34,7 @@ pub use super::sys::release;
 pub use beside::Beside;
 pub(super) use child::fork;
 pub use child::{Change, Child, ResourceUsage, SpawnError};
+pub use handle::Process;
 pub use image::{ProgramImage, inherited_environment};
 pub use interruptible::Interruptible;
 pub use signals::{Signal, Signals, die_by};

@@ -15,14 +15,10 @@ pub struct ProcessState {
     pub parent: u32,
     /// Thread ID of the tracer; 0: none.
     pub tracer: u32,
-    /// Number of threads, including an ended first one.
-    pub threads: u32,
     /// False for kernel threads and zombies.
     pub has_memory: bool,
     /// True during a core dump (4.15).
     pub is_dumping: bool,
-    /// Signals pending for this thread.
-    pub pending: u64,
     /// Signals with a handler.
     pub caught: u64,
     /// Ignored signals.
@@ -43,10 +39,8 @@ impl ProcessState {
             process: number("Tgid"),
             parent: number("PPid"),
             tracer: number("TracerPid"),
-            threads: number("Threads"),
             has_memory: status.get("VmSize").is_some(),
             is_dumping: value("CoreDumping") == "1",
-            pending: set("SigPnd"),
             caught: set("SigCgt"),
             ignored: set("SigIgn"),
             blocked: set("SigBlk"),
@@ -67,7 +61,7 @@ mod tests {
     fn this_process_is_read() {
         let own = ProcessState::read(&Root::host(), std::process::id()).unwrap();
         assert_eq!(own.process, std::process::id());
-        assert!(own.has_memory && own.threads > 0 && own.parent > 0);
+        assert!(own.has_memory && own.parent > 0);
         assert!(!own.is_dumping && !own.is_zombie());
     }
 

@@ -15,8 +15,6 @@ pub enum Stop {
     Group(i32),
     /// Stop by PTRACE_INTERRUPT, or at the end of a group stop.
     Trap,
-    /// Stop before the exit, with the memory still there.
-    Exit,
     /// Stop at the entry or exit of a system call (PTRACE_SYSCALL).
     Call,
 }
@@ -24,7 +22,6 @@ pub enum Stop {
 impl Stop {
     /// SIGTRAP with the bit of PTRACE_O_TRACESYSGOOD.
     const SYSCALL_TRAP: i32 = libc::SIGTRAP | 0x80;
-    const PTRACE_EVENT_EXIT: i32 = 6;
     const PTRACE_EVENT_STOP: i32 = 128;
 
     /// The stop in a wait status; `None` if the status is an end.
@@ -37,7 +34,6 @@ impl Stop {
         Some(match status >> 16 {
             0 if signal == Self::SYSCALL_TRAP => Self::Call,
             0 => Self::Signal(signal),
-            Self::PTRACE_EVENT_EXIT => Self::Exit,
             Self::PTRACE_EVENT_STOP if stops.contains(&signal) => Self::Group(signal),
             _ => Self::Trap,
         })
@@ -48,7 +44,7 @@ impl Stop {
         match self {
             Self::Signal(signal) => ptrace::resume(thread, signal),
             Self::Group(_) => ptrace::listen(thread),
-            Self::Trap | Self::Exit | Self::Call => ptrace::resume(thread, 0),
+            Self::Trap | Self::Call => ptrace::resume(thread, 0),
         }
     }
 
@@ -56,7 +52,7 @@ impl Stop {
     pub fn detach(self, thread: Pid) -> Result<()> {
         match self {
             Self::Signal(signal) => ptrace::detach(thread, signal),
-            Self::Group(_) | Self::Trap | Self::Exit | Self::Call => ptrace::detach(thread, 0),
+            Self::Group(_) | Self::Trap | Self::Call => ptrace::detach(thread, 0),
         }
     }
 }
@@ -73,7 +69,6 @@ mod tests {
         assert_eq!(Stop::of(stopped(19, 128)), Some(Stop::Group(19)));
         assert_eq!(Stop::of(stopped(20, 128)), Some(Stop::Group(20)));
         assert_eq!(Stop::of(stopped(5, 128)), Some(Stop::Trap));
-        assert_eq!(Stop::of(stopped(5, 6)), Some(Stop::Exit));
         assert_eq!(Stop::of(stopped(5 | 0x80, 0)), Some(Stop::Call));
         for ended in [0, 7 << 8, 9, 6 | 0x80] {
             assert_eq!(Stop::of(ended), None);

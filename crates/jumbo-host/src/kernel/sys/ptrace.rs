@@ -25,8 +25,6 @@ const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_long = 0x420f;
 const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_long = 0x4211;
 /// Marks stops at system calls, so that they differ from those for SIGTRAP.
 pub(crate) const PTRACE_O_TRACESYSGOOD: usize = 0x01;
-/// Stops the thread at its exit, before it gives up its memory.
-pub(crate) const PTRACE_O_TRACEEXIT: usize = 0x40;
 /// General registers (include/uapi/linux/elf.h).
 const NT_PRSTATUS: usize = 1;
 
@@ -159,28 +157,6 @@ pub(crate) fn peek(thread: Pid, address: usize) -> Result<usize> {
     let destination = (&raw mut word).expose_provenance();
     request(PTRACE_PEEKDATA, thread, address, destination)?;
     Ok(word)
-}
-
-/// Address of the list of the robust futexes that `thread` holds; 0: it has none.
-///
-/// # References
-/// get_robust_list(2); Linux 2.6.17.
-///
-/// # Errors
-/// EPERM: not allowed; ESRCH: gone; ENOSYS: a kernel without futexes.
-#[expect(unsafe_code, reason = "a system call that rustix lacks")]
-pub(crate) fn robust_list(thread: Pid) -> Result<usize> {
-    let (mut head, mut length) = (0usize, 0usize);
-    // SAFETY: both words are ours and outlive the call, which fills them in.
-    let returned = unsafe {
-        libc::syscall(
-            libc::SYS_get_robust_list,
-            thread.as_raw_nonzero().get(),
-            &raw mut head,
-            &raw mut length,
-        )
-    };
-    result(returned).map(|_| head)
 }
 
 /// Next wait status of a traced `thread`; `None` while there is no news. Reaps an ended thread.

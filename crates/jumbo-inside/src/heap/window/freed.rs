@@ -130,9 +130,7 @@ impl BlockWindow {
     }
 
     fn is_by_demand(&self) -> bool {
-        self.site.backing == Backing::Advised
-            && self.keep.is_none()
-            && demand::is_on()
+        self.site.backing == Backing::Advised && self.keep.is_none() && demand::is_on()
     }
 
     /// Records an allocation of `bytes` that no free memory served.

@@ -1,4 +1,4 @@
-//! [`Process`]: a process that will end, by descriptor.
+//! [`Process`]: a process by descriptor.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::io::Result;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::kernel::process::is_ready;
+use super::is_ready;
 use crate::kernel::{Root, sys};
 
 /// A process by pidfd, which stays valid when its ID is reused. Clones share the descriptor. It is
@@ -55,36 +55,10 @@ impl Process {
         is_ready(&*self.fd, Duration::ZERO).unwrap_or(false)
     }
 
-    pub(super) fn root(&self) -> &Root {
+    /// Returns the root of its files in /proc.
+    pub fn root(&self) -> &Root {
         &self.root
     }
-
-    /// Returns the threads, the first thread of the process first.
-    pub(super) fn threads(&self) -> Vec<Pid> {
-        let names = self.root.list(format!("proc/{}/task", self.pid));
-        let names = names.unwrap_or_default().into_iter();
-        let threads = names.filter_map(|name| Pid::from_raw(name.parse().ok()?));
-        let mut threads: Vec<Pid> = threads.collect();
-        threads.sort_unstable_by_key(|thread| (id(*thread) != self.pid, id(*thread)));
-        threads
-    }
-
-    /// Reports whether `thread` currently belongs to the process.
-    pub(super) fn has(&self, thread: Pid) -> bool {
-        let path = format!("proc/{}/task/{thread}", self.pid);
-        self.root.path(path).exists() && !self.is_gone()
-    }
-
-    /// Returns the CPU time of `thread`; `None` without CONFIG_SCHED_INFO, or once it is reaped.
-    pub(super) fn cpu_time(&self, thread: Pid) -> Option<Duration> {
-        let text = self.root.read(format!("proc/{thread}/schedstat")).ok()?;
-        let nanoseconds = text.split_ascii_whitespace().next()?.parse().ok()?;
-        Some(Duration::from_nanos(nanoseconds))
-    }
-}
-
-pub(super) fn id(thread: Pid) -> u32 {
-    thread.as_raw_nonzero().get().unsigned_abs()
 }
 
 impl AsFd for Process {

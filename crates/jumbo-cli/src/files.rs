@@ -7,15 +7,17 @@
 //! a name has no value. `{?NAME}` prints nothing and only tests for a value. A name without a value
 //! in the path omits the whole file.
 
+use std::io::{self, Write as _};
+
 use clap::ValueEnum as _;
 use serde::Serialize;
 
-use crate::view::{WIDTH, filled};
+use crate::view::{Stdout, WIDTH, filled};
 
 /// The part of a system that reads a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum ConfigReader {
+pub(crate) enum ConfigReader {
     /// sysctl.d(5): settings below /proc/sys
     Sysctl,
     /// tmpfiles.d(5): pools by node, THP
@@ -32,22 +34,22 @@ pub(super) enum ConfigReader {
 
 /// A line and its reason; a line without a reason belongs to the line above it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct FileLine {
-    pub(super) line: String,
+pub(crate) struct FileLine {
+    pub(crate) line: String,
     #[serde(skip_serializing_if = "str::is_empty")]
-    pub(super) why: String,
+    pub(crate) why: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct PlannedFile {
-    pub(super) path: String,
-    pub(super) reader: ConfigReader,
-    pub(super) lines: Vec<FileLine>,
+pub(crate) struct PlannedFile {
+    pub(crate) path: String,
+    pub(crate) reader: ConfigReader,
+    pub(crate) lines: Vec<FileLine>,
 }
 
 impl PlannedFile {
     /// Text of the file, with its path and the reasons as comments.
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let is_xml = self.path.ends_with(".xml");
         let comment = |indent: &str, text: &str| {
             let (open, close) = if is_xml {
@@ -80,16 +82,22 @@ impl PlannedFile {
     }
 }
 
+/// Prints the files, ready to be copied.
+pub(crate) fn print<'a>(files: impl IntoIterator<Item = &'a PlannedFile>) -> io::Result<()> {
+    let texts: Vec<_> = files.into_iter().map(PlannedFile::text).collect();
+    Stdout::lock().write_all(texts.join("\n").as_bytes())
+}
+
 /// Values of each name in templates.
-pub(super) type Values = Vec<(&'static str, Vec<String>)>;
+pub(crate) type Values = Vec<(&'static str, Vec<String>)>;
 
 /// Converts an array, an option or a range into the values of a name.
-pub(super) fn all<T: ToString>(values: impl IntoIterator<Item = T>) -> Vec<String> {
+pub(crate) fn all<T: ToString>(values: impl IntoIterator<Item = T>) -> Vec<String> {
     values.into_iter().map(|value| value.to_string()).collect()
 }
 
 /// Fills a template. Files without lines are omitted.
-pub(super) fn fill(template: &str, values: &Values) -> Vec<PlannedFile> {
+pub(crate) fn fill(template: &str, values: &Values) -> Vec<PlannedFile> {
     let mut files = Vec::new();
     for text in template.split("== ").skip(1) {
         let (head, body) = text.split_once('\n').unwrap_or_default();
