@@ -201,13 +201,10 @@ fn an_allocator_that_the_user_preloads_is_kept() {
     report.read(&running.wait().ok());
 }
 
-/// A write into a freed object ends the program or has no effect; it never determines a result of
-/// `malloc`.
+/// A write into a freed object has no effect: nothing of the heap is in there.
 #[test]
 fn a_write_into_a_freed_object_does_not_choose_what_malloc_returns() {
     let files = compile(&[Source::C("overwritten", &[])]);
-    let ran = Program::new(files.path("overwritten")).jumbo();
-    let aborted = 128 + rustix::process::Signal::ABORT.as_raw();
-    assert_eq!(ran.shell_status(), aborted, "{ran:?}");
-    assert!(ran.stderr.contains("corrupted free list"), "{ran:?}");
+    let ran = Program::new(files.path("overwritten")).jumbo().ok();
+    assert_eq!(ran.stdout, "no such address\n", "{ran:?}");
 }

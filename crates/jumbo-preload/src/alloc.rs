@@ -392,12 +392,13 @@ pub extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
 /// `out` points to memory for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
-    if align.is_power_of_two() && align.is_multiple_of(size_of::<*mut c_void>()) {
-        if let Some(block) = own(size, align, false) {
-            // SAFETY: the caller's promise.
-            unsafe { out.write(block) };
-            return 0;
-        }
+    if align.is_power_of_two()
+        && align.is_multiple_of(size_of::<*mut c_void>())
+        && let Some(block) = own(size, align, false)
+    {
+        // SAFETY: the caller's promise.
+        unsafe { out.write(block) };
+        return 0;
     }
     // SAFETY: the same call.
     let allocate = || unsafe { (next::posix_memalign.get())(out, align, size) };
@@ -421,7 +422,8 @@ pub extern "C" fn valloc(size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub extern "C" fn pvalloc(size: usize) -> *mut c_void {
     let page = rustix::param::page_size();
-    let rounded = size.checked_next_multiple_of(page).unwrap_or(0);
+    // The C library refuses an overflow.
+    let rounded = size.checked_next_multiple_of(page).unwrap_or(size);
     // SAFETY: the same call.
     block(rounded, page, false, || unsafe {
         (next::pvalloc.get())(size)

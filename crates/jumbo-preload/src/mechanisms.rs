@@ -54,8 +54,8 @@ impl Mechanism for Slabs {
         small::before_fork();
     }
 
-    unsafe fn unlock_after_fork(_side: Side) {
-        small::after_fork();
+    unsafe fn unlock_after_fork(side: Side) {
+        small::after_fork(side);
     }
 }
 

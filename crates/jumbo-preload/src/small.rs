@@ -8,6 +8,7 @@ use core::ffi::c_void;
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use jumbo_inside::events::Side;
 use jumbo_inside::heap;
 use jumbo_inside::slab::{self, Block, Cache, Freed};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -229,7 +230,10 @@ pub(crate) fn before_fork() {
 }
 
 /// Releases the locks after fork(2), in both processes.
-pub(crate) fn after_fork() {
+pub(crate) fn after_fork(side: Side) {
+    if side == Side::Child {
+        slab::forked();
+    }
     if HOLDS.swap(0, Ordering::Relaxed) != 0 {
         // SAFETY: `before_fork` acquired them, in this thread or its original.
         unsafe { slab::unlock() };

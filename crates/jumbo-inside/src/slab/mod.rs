@@ -360,6 +360,11 @@ pub fn close() {
     chunks::close();
 }
 
+/// Forgets what other threads did, in the child of a fork.
+pub fn forked() {
+    sweep::forked();
+}
+
 /// Acquires all locks for fork(2).
 pub fn lock() {
     cache::lock();

@@ -124,6 +124,11 @@ pub(super) fn sweep(max: isize, kind: Sweep) -> bool {
     central::idle() < before
 }
 
+/// Forgets the sweep of a thread that the child of a fork does not have.
+pub(super) fn forked() {
+    IS_SWEEPING.store(false, Ordering::Relaxed);
+}
+
 fn sweep_free(max: isize) {
     CHUNKS.with(|chunks| {
         chunks.each_with_free(|chunk, header| {
