@@ -139,6 +139,7 @@ pub(crate) fn allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
 
 /// Fills the thread's cache, and returns a block besides.
 #[cold]
+#[inline(never)]
 fn refill(size: usize) -> Option<Block> {
     // SAFETY: the thread's own variable.
     let block = growing(size, || unsafe { slab::refill(&mut *place(), size) });
@@ -149,6 +150,7 @@ fn refill(size: usize) -> Option<Block> {
 }
 
 /// Allocates a block, after the heap has grown where it must.
+#[inline(always)]
 fn growing(size: usize, allocate: impl Fn() -> Option<Block>) -> Option<Block> {
     /// Other threads may take what the heap has grown by.
     const MAX_TRIES: usize = 4;
@@ -164,6 +166,7 @@ fn growing(size: usize, allocate: impl Fn() -> Option<Block>) -> Option<Block> {
 }
 
 #[cold]
+#[inline(never)]
 fn grow(size: usize) -> bool {
     let has_grown = slab::grow(size);
     let mapped = slab::mapped();

@@ -44,6 +44,7 @@ fn place_after(offset: usize, size: usize) -> usize {
 ///
 /// # Safety
 /// `to` has room for so many addresses.
+#[inline(never)]
 pub(super) unsafe fn take(class: usize, to: *mut usize, wanted: usize) -> usize {
     if shape_of(class).size as usize > MAX_BYTES || !sweep::is_sparse() {
         return 0;
