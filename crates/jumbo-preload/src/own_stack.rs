@@ -1,4 +1,4 @@
-//! Stacks of this library's own: [`on`] runs deep work on one, [`run`] the start of glibc's malloc.
+//! Stacks of this library's own: [`on`] runs deep work on one.
 //!
 //! The caller's stack may have a few KiB: that of a coroutine, or of a signal handler. So the
 //! interposed functions take at most 512 bytes of it beyond the C library's own, and call what needs
@@ -167,6 +167,19 @@ pub(crate) fn alternate(stack: *const stack_t, call: impl FnOnce() -> c_int) -> 
 /// for the program nor calls it, and leaves by its end alone.
 #[inline(always)]
 pub(crate) fn on<R>(work: impl FnOnce() -> R) -> R {
+    run_if(is_ample(), work)
+}
+
+/// Runs work as [`on`] does, also where the present stack seems to have room: an array of a function
+/// of the first thread may be a coroutine's.
+#[inline(always)]
+pub(crate) fn away<R>(work: impl FnOnce() -> R) -> R {
+    run_if(is_own(here()), work)
+}
+
+/// Runs work on the present stack if that is ample, or on one of this library.
+#[inline(always)]
+fn run_if<R>(is_ample: bool, work: impl FnOnce() -> R) -> R {
     let mut job = Job {
         work: MaybeUninit::new(work),
         result: MaybeUninit::uninit(),
@@ -175,7 +188,7 @@ pub(crate) fn on<R>(work: impl FnOnce() -> R) -> R {
     let at = (&raw mut job).cast();
     // SAFETY: the function is that of this job, and runs once.
     unsafe {
-        match is_ample() {
+        match is_ample {
             true => perform(at),
             false => aside(at, perform),
         }
@@ -183,7 +196,7 @@ pub(crate) fn on<R>(work: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Performs work on a stack of this library, also where the present one seems to have room.
+/// Performs work as [`away`] does.
 ///
 /// # Safety
 /// As for the function.

@@ -16,7 +16,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use crate::alloc::ALIGN;
 use crate::end::invalid;
 use crate::next;
-use crate::own_stack::on;
+use crate::own_stack::{away, on};
 use crate::reaper::auto;
 
 // A thread-local pointer, in the block that each C library allocates for the libraries loaded at
@@ -158,7 +158,7 @@ fn growing(size: usize, allocate: impl Fn() -> Option<Block>) -> Option<Block> {
         if let Some(block) = allocate() {
             return Some(block);
         }
-        if !slab::is_on() || !on(|| grow(size)) {
+        if !slab::is_on() || !away(|| grow(size)) {
             break;
         }
     }
