@@ -39,6 +39,8 @@ pub struct Cache {
     next: AtomicPtr<Cache>,
     /// Bytes for which all magazines have room.
     room_bytes: usize,
+    /// Class whose magazine is the next to give its room to another one.
+    victim: usize,
 }
 
 /// Initial number of slots of a magazine.
@@ -159,6 +161,7 @@ impl Caches {
             (&raw mut (*cache).thread).write(AtomicI32::new(0));
             (&raw mut (*cache).next).write(AtomicPtr::new(self.first));
             (&raw mut (*cache).room_bytes).write(0);
+            (&raw mut (*cache).victim).write(0);
         }
         self.first = cache;
         self.count += 1;
@@ -198,7 +201,7 @@ impl Opened {
         }
     }
 
-    /// Gives the magazine more room: twice as much, within the budget.
+    /// Gives the magazine more room: twice as much, within the budget, from the others in turn.
     unsafe fn grow(&mut self, cache: *mut Cache, class: usize) {
         let shape = shape_of(class);
         let max = usize::from(shape.cached);
@@ -206,7 +209,7 @@ impl Opened {
         let more = room.saturating_sub(self.room) * shape.size as usize;
         // SAFETY: the caller's promise.
         unsafe {
-            if more == 0 || (*cache).room_bytes + more > BUDGET.load(Ordering::Relaxed) {
+            if more == 0 || !has_budget(cache, class, more) {
                 return;
             }
             let Some(slots) = meta::take(room * size_of::<usize>()) else {
@@ -240,6 +243,39 @@ impl Opened {
             (&raw mut (*self.magazine).room).write_volatile(room);
         }
     }
+}
+
+/// Reports whether the magazines may have room for `more` bytes, after others than that of `class`
+/// have lost theirs.
+///
+/// # Safety
+/// The cache is the calling thread's.
+#[inline(never)]
+unsafe fn has_budget(cache: *mut Cache, class: usize, more: usize) -> bool {
+    let budget = BUDGET.load(Ordering::Relaxed);
+    for _ in 0..CLASSES {
+        // SAFETY: the caller's promise; the slots are the magazine's, of its room.
+        unsafe {
+            if (*cache).room_bytes + more <= budget {
+                return true;
+            }
+            let victim = ((*cache).victim + 1) % CLASSES;
+            (*cache).victim = victim;
+            if victim == class {
+                continue;
+            }
+            let mut opened = Opened::new(cache, victim);
+            if opened.room > 0 {
+                central::put(victim, opened.slots(), opened.count);
+                meta::give(opened.slots().cast(), opened.room * size_of::<usize>());
+                (*cache).room_bytes -= opened.room * shape_of(victim).size as usize;
+                (opened.count, opened.room) = (0, 0);
+                (*opened.magazine).slots = null_mut();
+            }
+            opened.close();
+        }
+    }
+    false
 }
 
 /// Takes blocks of slabs that exist, then runs where freed memory is sparse, then of new slabs.
