@@ -111,7 +111,7 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     }
     let wanted = indexes.len() * pmd();
     if credit::remaining() < wanted {
-        measure_recent();
+        sys::apart(measure_recent);
     }
     // One allocation never takes all credit, since it may stay sparse.
     let left = credit::remaining();

@@ -22,7 +22,7 @@ const ALLOWANCE_DIVISOR: usize = 2;
 const KEPT_DIVISOR: isize = 4;
 
 /// Idle memory at which a sweep is never due.
-const MIN_IDLE_BYTES: isize = 1 << 20;
+const MIN_IDLE_BYTES: isize = 256 << 10;
 
 /// Idle memory at which the next sweep of each kind is due: more than the last one has left.
 static NEXT_BYTES: AtomicIsize = AtomicIsize::new(0);

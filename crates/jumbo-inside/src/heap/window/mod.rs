@@ -200,10 +200,8 @@ impl BlockWindow {
         };
         self.count(pages, 0);
         let length = pages as usize * BASE_PAGE;
-        if self.site.backing == Backing::Advised {
-            if length <= MAX_KEPT_BYTES {
-                self.largest_freed = self.largest_freed.max(length);
-            }
+        if self.site.backing == Backing::Advised && length <= MAX_KEPT_BYTES {
+            self.largest_freed = self.largest_freed.max(length);
         }
         // SAFETY: the caller's promise.
         let unmap = || unsafe { self.site.backing.unmap(address, length, None) };
