@@ -88,7 +88,10 @@ fn block(
     zeroed: bool,
     allocate: impl Fn() -> *mut c_void,
 ) -> *mut c_void {
-    own(size, align, zeroed).unwrap_or_else(|| drained(&allocate))
+    own(size, align, zeroed).unwrap_or_else(|| {
+        small::passed(size);
+        drained(&allocate)
+    })
 }
 
 /// Allocates a block of the slabs or of the heap.
@@ -221,6 +224,7 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
         // realloc(3) frees the block and returns null.
         return resize();
     }
+    small::passed(size);
     drained(&resize)
 }
 

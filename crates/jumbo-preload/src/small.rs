@@ -6,8 +6,9 @@
 use core::arch::{asm, global_asm};
 use core::ffi::c_void;
 use core::ptr::{null_mut, with_exposed_provenance_mut};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use jumbo_inside::density::program_break;
 use jumbo_inside::events::Side;
 use jumbo_inside::heap;
 use jumbo_inside::slab::{self, Block, Cache, Freed};
@@ -19,7 +20,7 @@ use crate::next;
 use crate::own_stack::{away, on};
 use crate::reaper::auto;
 
-// A thread-local pointer, in the block that each C library allocates for the libraries loaded at
+// A thread-local pointer and a number, in the block that each C library allocates for the libraries loaded at
 // the start. Rust's own thread-locals would need the standard library.
 #[cfg(target_arch = "x86_64")]
 global_asm!(
@@ -27,10 +28,10 @@ global_asm!(
     ".globl jumbo_cache",
     ".hidden jumbo_cache",
     ".type jumbo_cache, @object",
-    ".size jumbo_cache, 8",
+    ".size jumbo_cache, 16",
     ".balign 8",
     "jumbo_cache:",
-    ".zero 8",
+    ".zero 16",
     ".text"
 );
 #[cfg(target_arch = "aarch64")]
@@ -39,10 +40,10 @@ global_asm!(
     ".globl jumbo_cache",
     ".hidden jumbo_cache",
     ".type jumbo_cache, %object",
-    ".size jumbo_cache, 8",
+    ".size jumbo_cache, 16",
     ".balign 8",
     "jumbo_cache:",
-    ".zero 8",
+    ".zero 16",
     ".text"
 );
 
@@ -82,6 +83,35 @@ fn place() -> *mut *mut Cache {
 fn cache() -> *mut Cache {
     // SAFETY: the thread's own variable.
     unsafe { *place() }
+}
+
+/// Makes [`passed`] count.
+static COUNTS: AtomicBool = AtomicBool::new(false);
+
+/// Follows the heap of the C library, which serves all sizes.
+pub(crate) fn follow() {
+    program_break::follow();
+    COUNTS.store(true, Ordering::Release);
+}
+
+/// Counts a request that the C library serves; looks at its heap after a number of bytes.
+#[inline(always)]
+pub(crate) fn passed(size: usize) {
+    if COUNTS.load(Ordering::Relaxed) {
+        count(size);
+    }
+}
+
+#[inline(never)]
+fn count(size: usize) {
+    const STEP_BYTES: usize = 1 << 20;
+    // SAFETY: the second word of the thread's own variable.
+    let counted = unsafe { &mut *place().add(1).cast::<usize>() };
+    *counted = counted.saturating_add(size);
+    if *counted >= STEP_BYTES {
+        *counted = 0;
+        on(program_break::check);
+    }
 }
 
 /// Bytes of the heap at the last report to [`auto`].

@@ -101,6 +101,8 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
         alloc::divert();
         if has_slabs && flags & flag::NO_WINDOW == 0 {
             small::start();
+        } else {
+            small::follow();
         }
     }
     if orders.maps {

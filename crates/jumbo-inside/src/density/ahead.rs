@@ -61,9 +61,6 @@ fn without_thread(_why: Without) {
     }
 }
 
-/// Wait between two looks at the break.
-const BREAK_WAIT: Duration = Duration::from_millis(20);
-
 /// Scans all blocks that wait or are charged, on the thread.
 fn scan(stop: &Stop) -> Option<Duration> {
     if !may_measure() {
@@ -110,7 +107,7 @@ fn scan(stop: &Stop) -> Option<Duration> {
         dense::request(scan.has_filled);
     }
     if !scan.is_waiting {
-        return program_break::is_followed().then_some(BREAK_WAIT);
+        return None;
     }
     let micros = u64::try_from(wait.as_micros()).unwrap_or(u64::MAX);
     WAIT_MICROS.store(micros, Ordering::Relaxed);

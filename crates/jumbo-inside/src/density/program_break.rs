@@ -1,12 +1,12 @@
 //! The C library's own heap below the program break, which it grows unseen: [`follow`].
 //!
-//! Where the program's blocks come from that heap, the scanner looks at the break, and tracks new
-//! blocks of it as memory on base pages, which it collapses once they are dense.
+//! Where the program's blocks come from that heap, [`check`] looks at the break, and tracks new blocks
+//! of it as memory on base pages, which are collapsed once they are dense.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::fill;
-use crate::sys;
+use crate::{sandbox, sys};
 
 /// Last known break; 0: it is not followed.
 static BREAK: AtomicUsize = AtomicUsize::new(0);
@@ -14,18 +14,12 @@ static BREAK: AtomicUsize = AtomicUsize::new(0);
 /// Begins to follow the break.
 pub fn follow() {
     BREAK.store(current(), Ordering::Relaxed);
-    super::ahead::request_scan();
-}
-
-/// Reports whether the break is followed.
-pub(super) fn is_followed() -> bool {
-    BREAK.load(Ordering::Relaxed) != 0
 }
 
 /// Tracks what the C library has added to its heap, and forgets what it has returned.
-pub(super) fn check() {
+pub fn check() {
     let known = BREAK.load(Ordering::Relaxed);
-    if known == 0 {
+    if known == 0 || sandbox::is_entered() {
         return;
     }
     let now = current();
