@@ -201,6 +201,14 @@ fn an_allocator_that_the_user_preloads_is_kept() {
     report.read(&running.wait().ok());
 }
 
+#[test]
+fn the_statistics_of_malloc_count_the_blocks_of_the_library() {
+    let (_files, program) = program("family");
+    let ran = program.arg("stats").jumbo().ok();
+    assert!(ran.stderr.contains("Total (incl. mmap)"), "{ran:?}");
+    assert!(ran.stderr.contains("jumbo:\nsystem bytes"), "{ran:?}");
+}
+
 /// A write into a freed object has no effect: nothing of the heap is in there.
 #[test]
 fn a_write_into_a_freed_object_does_not_choose_what_malloc_returns() {

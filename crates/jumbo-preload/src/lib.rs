@@ -28,6 +28,7 @@ mod doors;
 mod end;
 mod environment;
 mod glibc;
+mod info;
 mod leave;
 mod maps;
 mod mechanisms;

@@ -108,6 +108,32 @@ impl<F: Copy> Deferred for Next<F> {
     }
 }
 
+/// Figures of a C library without these functions, or with none.
+const NO_INFO: libc::mallinfo = libc::mallinfo {
+    arena: 0,
+    ordblks: 0,
+    smblks: 0,
+    hblks: 0,
+    hblkhd: 0,
+    usmblks: 0,
+    fsmblks: 0,
+    uordblks: 0,
+    fordblks: 0,
+    keepcost: 0,
+};
+const NO_INFO2: libc::mallinfo2 = libc::mallinfo2 {
+    arena: 0,
+    ordblks: 0,
+    smblks: 0,
+    hblks: 0,
+    hblkhd: 0,
+    usmblks: 0,
+    fsmblks: 0,
+    uordblks: 0,
+    fordblks: 0,
+    keepcost: 0,
+};
+
 /// thrd_error of glibc's <threads.h>.
 const THRD_ERROR: c_int = 2;
 
@@ -156,6 +182,9 @@ next! {
     pvalloc: fn(size: usize) -> *mut c_void, else no_memory();
     malloc_usable_size: fn(_pointer: *mut c_void) -> usize, else 0;
     malloc_trim: fn(_pad: usize) -> c_int, else 0;
+    malloc_stats: fn(), else nothing();
+    mallinfo: fn() -> libc::mallinfo, else NO_INFO;
+    mallinfo2: fn() -> libc::mallinfo2, else NO_INFO2;
     mallopt: fn(_parameter: c_int, _value: c_int) -> c_int, else 0;
     mmap: fn(addr: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, off: libc::off_t)
         -> *mut c_void, else failed_map();

@@ -350,6 +350,25 @@ pub unsafe fn trim(cache: *mut Cache) -> bool {
     is_on() && sweep::sweep(0, sweep::Sweep::Between)
 }
 
+/// Bytes of the heap: [`totals`].
+#[derive(Clone, Copy, Debug)]
+pub struct Totals {
+    /// Addresses that the heap has mapped.
+    pub mapped: usize,
+    /// Blocks that the program or a cache has.
+    pub taken: usize,
+}
+
+/// Returns the bytes of the heap.
+pub fn totals() -> Totals {
+    let taken = central::resident() - central::idle();
+    let mapped = chunks::mapped();
+    Totals {
+        mapped,
+        taken: usize::try_from(taken).unwrap_or(0).min(mapped),
+    }
+}
+
 /// Returns the bytes of addresses that the heap has mapped.
 pub fn mapped() -> usize {
     chunks::mapped()
