@@ -24,10 +24,9 @@ pub struct Way {
 /// Mode of `jumbo run` without options.
 const DEFAULT_MODE: &str = "default";
 
-const MODES: [(&str, &str); 6] = [
+const MODES: [(&str, &str); 5] = [
     (DEFAULT_MODE, ""),
     ("glibc", "--heap=glibc"),
-    ("mimalloc", "--heap=mimalloc --pool"),
     ("pool", POOL_OPTION),
     ("text", "--text=shared"),
     ("background", "--free=background"),
@@ -184,7 +183,7 @@ mod tests {
             Way::mode("fast")
                 .unwrap_err()
                 .to_string()
-                .contains("mimalloc")
+                .contains("background")
         );
         assert!(Way::peer("fast").is_err());
         assert_eq!(Way::peer("tunable").unwrap().name, "hugetlb=1");

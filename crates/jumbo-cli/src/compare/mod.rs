@@ -56,11 +56,10 @@ pub(crate) struct Args {
         allow_negative_numbers = true)]
     runs: Option<NonZeroUsize>,
 
-    /// Modes of jumbo: default, glibc, mimalloc, pool, text, background; or its options
+    /// Modes of jumbo: default, glibc, pool, text, background; or its options
     ///
     /// Several are separated by commas; a word that begins with `-` has options of `jumbo run`.
-    /// `pool` and `mimalloc` have a pool as large as the program needs; with `mimalloc` all
-    /// allocations come from it. May be given several times.
+    /// `pool` has a pool as large as the program needs. May be given several times.
     #[arg(long, value_name = "MODE,...", value_parser = modes, default_value = "default",
         allow_hyphen_values = true)]
     modes: Vec<Modes>,
