@@ -44,7 +44,7 @@ impl Way {
         Self::of(PLAIN, Launch::Plain)
     }
 
-    fn of(key: &str, launch: Launch) -> Self {
+    pub(crate) fn of(key: &str, launch: Launch) -> Self {
         Self {
             key: key.to_owned(),
             name: launch.name(),
@@ -84,11 +84,8 @@ impl Way {
     /// # Errors
     /// [`Error::Way`]: unknown, or not installed.
     pub fn peer(name: &str) -> Result<Self, Error> {
-        let launch = match name {
-            "tunable" => Launch::Tunable,
-            name => Launch::Preload(Peer::find(name).map_err(Error::Way)?),
-        };
-        // The prefix is needed: one of our modes has the name of an allocator.
+        let launch = Launch::Preload(Peer::find(name).map_err(Error::Way)?);
+        // The prefix tells it from a mode.
         Ok(Self::of(&format!("peer_{name}"), launch))
     }
 
@@ -110,7 +107,7 @@ impl Way {
 
     /// Names of the peers.
     pub fn peers() -> impl Iterator<Item = &'static str> {
-        std::iter::once("tunable").chain(Peer::names())
+        Peer::names()
     }
 
     /// Name of its row.
@@ -186,6 +183,5 @@ mod tests {
                 .contains("background")
         );
         assert!(Way::peer("fast").is_err());
-        assert_eq!(Way::peer("tunable").unwrap().name, "hugetlb=1");
     }
 }

@@ -41,7 +41,7 @@ const DIFFERS: u8 = 3;
 #[command(override_usage = "jumbo compare [OPTIONS] [--] PROGRAM [ARG]...")]
 #[command(after_help = "Examples:
   jumbo compare -- python3 script.py
-  jumbo compare --modes default,pool --peers tunable -- ./program
+  jumbo compare --modes default,pool --peers jemalloc -- ./program
   jumbo compare --modes '--heap=glibc --text=shared' -- ./program
   jumbo compare --prepare 'rm -rf out' -- make -s
   jumbo compare --html page.html -- ./program
@@ -64,11 +64,10 @@ pub(crate) struct Args {
         allow_hyphen_values = true)]
     modes: Vec<Modes>,
 
-    /// Compare with these too: tunable, jemalloc, tcmalloc, mimalloc
+    /// Compare with these too: jemalloc, tcmalloc, mimalloc
     ///
-    /// `tunable` is glibc's own setting for huge pages; the others are allocators by LD_PRELOAD,
-    /// each with its setting for huge pages if it has one. The output lists those that are not
-    /// installed.
+    /// Allocators by LD_PRELOAD, each with its setting for huge pages if it has one. The output
+    /// lists those that are not installed.
     #[arg(long, value_name = "PEER,...", value_delimiter = ',', hide_possible_values = true,
         value_parser = PossibleValuesParser::new(Way::peers()))]
     peers: Vec<String>,
