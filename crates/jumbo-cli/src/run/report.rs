@@ -143,7 +143,6 @@ fn counts_json(of: &Counts, run_pool_peak: Option<Bytes>) -> Value {
         "refused": of.refused,
         "maps_advised": of.maps_advised,
         "maps_left": of.maps_left,
-        "arenas_advised": of.arenas_advised,
         "collapsed": of.collapsed,
         "free": {
             "gathered": of.free_gathered,
