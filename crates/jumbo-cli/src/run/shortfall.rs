@@ -77,9 +77,13 @@ pub(super) fn find(
         let reason = "a process has THP switched off for itself (PR_SET_THP_DISABLE)";
         add("huge pages", String::from(reason));
     }
-    if orders.heap == HeapMode::On && has(counts, flag::MALLOC) && !has(counts, flag::SLABS) {
-        let reason = "the C library serves all of them: MALLOC_ variables, glibc.malloc tunables or a limit (ulimit -v) \
-                      are set";
+    if orders.heap == HeapMode::On
+        && has(counts, flag::MALLOC)
+        && !has(counts, flag::SLABS)
+        && !has(counts, flag::NO_WINDOW)
+    {
+        let reason =
+            "the C library serves all of them: MALLOC_ variables or glibc.malloc tunables are set";
         add("small allocations", reason.to_owned());
     }
     if has(counts, flag::SANITIZER) {
@@ -99,7 +103,7 @@ pub(super) fn find(
     }
     if has(counts, flag::NO_WINDOW) {
         let reason = "the addresses for it are taken or out of bounds (ulimit -v)";
-        add("large allocations", format!("no window: {reason}"));
+        add("allocations", format!("no window: {reason}"));
     }
     if counts.large_fallback > 0 {
         add(

@@ -127,7 +127,7 @@ impl RunPlan {
         let maps = format!("mmap, aligned and advised where a whole huge page fits; {wasted}");
         vec![
             advised(LARGE_ALLOCATIONS, heap, "--heap", self.large()),
-            advised(SMALL_ALLOCATIONS, heap, "--heap", self.small()),
+            advised(SMALL_ALLOCATIONS, heap, "--heap", self.small().to_owned()),
             advised(MAPPINGS, self.orders.maps, "--maps", maps),
             match &general {
                 Some(reason) => MemoryPlan::left("text", reason),
@@ -223,15 +223,13 @@ impl RunPlan {
     }
 
     /// Describes the source of small allocations.
-    fn small(&self) -> String {
-        let how = match self.orders.heap {
+    fn small(&self) -> &'static str {
+        match self.orders.heap {
             HeapMode::Glibc => "the C library's heap, advised",
             _ => {
-                "below 128K in jumbo's slabs; where MALLOC_ variables, glibc.malloc tunables or a limit (ulimit -v) are set, \
-                 in the C library's heap, advised"
+                "below 128K in jumbo's slabs, advised; with MALLOC_ variables or glibc.malloc tunables in the C library's heap"
             }
-        };
-        how.to_owned()
+        }
     }
 
     fn large(&self) -> String {
