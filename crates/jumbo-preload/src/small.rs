@@ -198,7 +198,8 @@ fn growing(size: usize, allocate: impl Fn() -> Option<Block>) -> Option<Block> {
 #[cold]
 #[inline(never)]
 fn grow(size: usize) -> bool {
-    let has_grown = slab::grow(size);
+    // A mapping would be resident, and count towards the limit on locked memory.
+    let has_grown = !heap::locks_future() && slab::grow(size);
     let mapped = slab::mapped();
     if REPORTED.load(Ordering::Relaxed) != mapped {
         heap::about_to_fill(mapped.saturating_sub(REPORTED.swap(mapped, Ordering::Relaxed)));
@@ -257,7 +258,6 @@ pub(crate) fn trim() -> bool {
 /// Acquires the locks for fork(2).
 pub(crate) fn before_fork() {
     if slab::is_on() && !next::is_single_threaded() {
-        HOLDS.store(1, Ordering::Relaxed);
         slab::lock();
     }
 }
@@ -267,13 +267,6 @@ pub(crate) fn after_fork(side: Side) {
     if side == Side::Child {
         slab::forked();
     }
-    if HOLDS.swap(0, Ordering::Relaxed) != 0 {
-        // SAFETY: `before_fork` acquired them, in this thread or its original.
-        unsafe { slab::unlock() };
-    }
-}
-
-jumbo_inside::one_page! {
-    /// Not 0 while a fork holds the locks.
-    static HOLDS: AtomicUsize = AtomicUsize::new(0);
+    // SAFETY: after `before_fork`, in its thread or the original's.
+    unsafe { slab::unlock() };
 }

@@ -48,7 +48,7 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
     let orders = Orders::decode(text);
     configure(&orders, &environment);
     if !orders.follow {
-        environment::leave(orders.tunable, &environment);
+        environment::leave(&environment);
     }
     next::set_errno(errno);
 }
@@ -75,11 +75,6 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
         return;
     }
     let mut flags = if is_libcs { 0 } else { flag::FOREIGN_MALLOC };
-    let tunables = environment.value(b"GLIBC_TUNABLES").unwrap_or_default();
-    let hugetlb = tunables
-        .split(|byte| *byte == b':')
-        .filter_map(|entry| entry.strip_prefix(b"glibc.malloc.hugetlb=".as_slice()))
-        .next_back();
     let ours = is_libcs && orders.heap != HeapMode::Off;
     let has_slabs = ours && orders.heap == HeapMode::On && !is_tuned(environment);
     let settings = HeapSettings {
@@ -101,6 +96,7 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
         alloc::divert();
         if has_slabs && flags & flag::NO_WINDOW == 0 {
             small::start();
+            flags |= flag::SLABS;
         } else {
             small::follow();
         }
@@ -126,9 +122,6 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
     }
     if heap::thp_disabled() {
         flags |= flag::THP_DISABLED;
-    }
-    if hugetlb.is_some_and(|value| value != b"0") {
-        flags |= flag::TUNABLE;
     }
     heap::add_flags(flags);
     // SAFETY: the constructor runs once.
@@ -184,7 +177,7 @@ fn has_sanitizer() -> bool {
 }
 
 /// Reports whether the user tunes glibc's malloc: by the variables of mallopt(3), or by tunables
-/// (glibc's manual, "Memory Allocation Tunables") other than the one that jumbo sets.
+/// (glibc's manual, "Memory Allocation Tunables") other than `hugetlb=1`, which asks for huge pages.
 fn is_tuned(environment: &Environment) -> bool {
     const VARIABLES: [&[u8]; 8] = [
         b"MALLOC_CHECK_",

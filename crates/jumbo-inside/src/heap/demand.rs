@@ -118,13 +118,6 @@ pub(super) fn about_to_thread() {
     return_memory(|window, leaving| window.make_room_for_now(STACK_BYTES, leaving));
 }
 
-/// Frees memory beyond the bound, which the growth of glibc's main heap has lowered.
-pub fn give_back() {
-    return_memory(|window, leaving| {
-        window.purge(window.keep(), Some(leaving));
-    });
-}
-
 /// Runs `work`, which unmaps memory in a call that allocates. A later filter of the program may
 /// forbid munmap(2).
 fn return_memory(work: impl FnOnce(&mut BlockWindow, &mut PendingFree)) {

@@ -39,7 +39,7 @@ use crate::orders::{MaxWaste, PoolOrder};
 use crate::sync::{Apart, Lock};
 use crate::{sandbox, sys, watch};
 use backing::Backing;
-pub use demand::{about_to_fill, end as about_to_populate, give_back};
+pub use demand::{about_to_fill, end as about_to_populate};
 use memory::Deferred;
 use supply::{Before, SUPPLY};
 use window::{BlockWindow, Site};
@@ -68,9 +68,6 @@ const TABLE_BASE: usize = MAPS_END;
 const POOL_TABLE: usize = TABLE_BASE + (256 << 30);
 /// End of the records, and start of jumbo's other tables.
 const TABLE_END: usize = sys::OWN.start;
-/// Memory of the slabs ([`crate::slab`]), and their headers.
-pub(crate) const RESERVED_BASE: usize = 0x3000_0000_0000;
-pub(crate) const RESERVED_END: usize = 0x3800_0000_0000;
 
 /// Configuration of the heap; see [`crate::orders::Orders`].
 #[derive(Clone, Copy, Debug)]
@@ -228,7 +225,7 @@ pub fn count_in(ledger: &'static Ledger, pid: u32) {
 }
 
 /// Reports whether future mappings are locked, and resident at once.
-pub(crate) fn locks_future() -> bool {
+pub fn locks_future() -> bool {
     LOCKS_FUTURE.load(Ordering::Relaxed)
 }
 
@@ -246,7 +243,7 @@ pub const fn is_ours(address: usize) -> bool {
 /// Reports whether `address` lies in an address range of blocks, of mappings, or of the slabs.
 #[inline(always)]
 pub const fn may_hold(address: usize) -> bool {
-    address.wrapping_sub(HEAP_BASE) < RESERVED_END - HEAP_BASE
+    address.wrapping_sub(HEAP_BASE) < sys::SLABS.end - HEAP_BASE
 }
 
 /// Allocates `size` bytes at a multiple of `align` (a power of two), zeroed on request. `None`: the

@@ -76,8 +76,8 @@ static CACHES: Lock<Caches, Apart> = Lock::on(
         probe: null_mut(),
     },
 );
-/// Bytes that the cache of each thread may hold.
-static BUDGET: AtomicUsize = AtomicUsize::new(MAX_ROOM_BYTES);
+/// Number of all caches.
+static COUNT: AtomicUsize = AtomicUsize::new(1);
 
 /// Returns a cache for the calling thread. Null without memory, and in a handler that interrupted
 /// the holder of the lock.
@@ -165,11 +165,7 @@ impl Caches {
         }
         self.first = cache;
         self.count += 1;
-        let share = density::allowance() / ALLOWANCE_DIVISOR / self.count;
-        BUDGET.store(
-            share.clamp(MIN_ROOM_BYTES, MAX_ROOM_BYTES),
-            Ordering::Relaxed,
-        );
+        COUNT.store(self.count, Ordering::Relaxed);
         Some(cache)
     }
 }
@@ -252,7 +248,8 @@ impl Opened {
 /// The cache is the calling thread's.
 #[inline(never)]
 unsafe fn has_budget(cache: *mut Cache, class: usize, more: usize) -> bool {
-    let budget = BUDGET.load(Ordering::Relaxed);
+    let share = density::allowance() / ALLOWANCE_DIVISOR / COUNT.load(Ordering::Relaxed).max(1);
+    let budget = share.clamp(MIN_ROOM_BYTES, MAX_ROOM_BYTES);
     for _ in 0..CLASSES {
         // SAFETY: the caller's promise; the slots are the magazine's, of its room.
         unsafe {
@@ -334,11 +331,11 @@ pub(super) unsafe fn refill(cache: *mut Cache, class: usize) -> Option<usize> {
 ///
 /// # Safety
 /// The cache is the calling thread's, or null; the block is of the class and has no user.
-pub(super) unsafe fn flush(cache: *mut Cache, class: usize, block: usize) {
+pub(super) unsafe fn flush(cache: *mut Cache, class: usize, mut block: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         if cache.is_null() || shape_of(class).cached == 0 {
-            return central::put(class, &raw const block, 1);
+            return central::put(class, &raw mut block, 1);
         }
         let mut opened = Opened::new(cache, class);
         if opened.count == opened.room {
@@ -346,7 +343,7 @@ pub(super) unsafe fn flush(cache: *mut Cache, class: usize, block: usize) {
         }
         if opened.room == 0 {
             opened.close();
-            return central::put(class, &raw const block, 1);
+            return central::put(class, &raw mut block, 1);
         }
         if opened.count == opened.room {
             let half = opened.count.div_ceil(2);
@@ -383,15 +380,15 @@ pub(super) unsafe fn drain(cache: *mut Cache) {
     }
 }
 
-/// Acquires the lock for fork(2).
-pub(super) fn lock() {
-    CACHES.acquire();
+/// Acquires the lock for fork(2); false if this thread holds it.
+pub(super) fn lock() -> bool {
+    CACHES.acquire()
 }
 
 /// Releases the lock after fork(2).
 ///
 /// # Safety
-/// [`lock`] preceded it in this thread, or in its original.
+/// [`lock`] acquired it, in this thread or in its original.
 pub(super) unsafe fn unlock() {
     // SAFETY: the caller's promise.
     unsafe { CACHES.release() };

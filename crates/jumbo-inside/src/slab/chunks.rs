@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "headers are reached by address")]
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -13,7 +13,6 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::class::{CHUNK_BYTES, UNITS};
 use super::unit::{self, NONE, UNLISTED, Unit};
 use crate::density::{self, Policy};
-use crate::heap;
 use crate::sandbox;
 use crate::sync::{Apart, Lock};
 use crate::sys;
@@ -26,8 +25,8 @@ const CHUNK_UNITS: u32 = 64;
 const _: () = assert!(CHUNK_UNITS as usize == UNITS);
 /// Chunks of a list that a request looks at.
 const MAX_LOOKS: usize = 16;
-/// Chunks at the start that are on base pages until they are dense: a small program has no more.
-const UNADVISED_CHUNKS: u32 = 2;
+/// Memory at the start that is on base pages until it is dense: a small program has no more.
+const UNADVISED_BYTES: usize = 2 * CHUNK_BYTES;
 /// Chunks' worth of addresses tried where the program has mapped some.
 const MAX_DETOURS: usize = 8;
 
@@ -39,8 +38,6 @@ pub(super) struct Chunks {
 
 crate::one_page! {
     static WORD: AtomicU32 = AtomicU32::new(0);
-    /// Set while the heap may take no more memory.
-    static IS_CLOSED: AtomicBool = AtomicBool::new(false);
 }
 pub(super) static CHUNKS: Lock<Chunks, Apart> = Lock::on(
     &WORD,
@@ -193,11 +190,7 @@ impl Chunks {
 
     /// Maps the next chunk.
     fn grow(&mut self) -> Option<()> {
-        if IS_CLOSED.load(Ordering::Relaxed)
-            || heap::locks_future()
-            || sandbox::is_entered_later()
-            || sandbox::is_entered()
-        {
+        if sandbox::is_entered_later() || sandbox::is_entered() {
             return None;
         }
         for _ in 0..MAX_DETOURS {
@@ -240,7 +233,7 @@ impl Chunks {
             }
             MAPPED_BYTES.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
             let range = address..address + CHUNK_BYTES;
-            match chunk < UNADVISED_CHUNKS * CHUNK_UNITS {
+            match MAPPED_BYTES.load(Ordering::Relaxed) <= UNADVISED_BYTES {
                 true => density::begin_on_base_pages(&range),
                 false => drop(density::advise(&range, Policy::Heap)),
             }
@@ -268,9 +261,4 @@ impl Chunks {
 /// Returns the bytes of all chunks.
 pub(super) fn mapped() -> usize {
     MAPPED_BYTES.load(Ordering::Relaxed)
-}
-
-/// Takes no more memory from now on.
-pub(super) fn close() {
-    IS_CLOSED.store(true, Ordering::Relaxed);
 }
