@@ -118,7 +118,7 @@ pub(super) fn about_to_thread() {
     return_memory(|window, leaving| window.make_room_for_now(STACK_BYTES, leaving));
 }
 
-/// Frees memory beyond the bound, which the growth of glibc's main heap has lowered.
+/// Frees memory beyond the bound.
 pub fn give_back() {
     return_memory(|window, leaving| {
         window.purge(window.keep(), Some(leaving));

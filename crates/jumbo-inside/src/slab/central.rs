@@ -680,7 +680,7 @@ pub(super) unsafe fn put(class: usize, from: *const usize, count: usize) {
                 }
             }
         }
-        // A handler interrupted the holder of the lock: the next sweep finds them.
+        // A handler interrupted the holder of the lock: they are not used again.
         None => {
             for number in 0..count {
                 // SAFETY: the caller's promise.
