@@ -6,18 +6,18 @@
 //! - [`doors`]: one table of system calls, by name and by number. Handlers: [`maps`], [`sharing`],
 //!   [`sandbox`].
 //! - [`mechanisms`]: the receivers of events, in order; the handlers around fork(2).
-//! - [`alloc`]: the `malloc` family; [`small`]: blocks of the slabs. [`threads`]: the end of the first
-//!   thread; [`leave`]: that of the program. [`dlopen`]: loaded libraries.
+//! - [`alloc`]: the `malloc` family; [`small`]: blocks of the slabs. [`threads`]: the end of the
+//!   first thread; [`leave`]: that of the program. [`dlopen`]: loaded libraries.
 //! - [`next`]: the interposed definitions, found by [`symbols`]. [`own_stack`]: stacks for deep work,
 //!   since the caller's may have a few KiB. [`start`]: the constructor. [`environment`]: the
 //!   variables that it reads and that children inherit. [`reaper`]: start and end of the reaper
-//!   process. [`glibc`]: the thread's identity. [`slot`]:
-//!   the symbol by which other processes find the counters.
+//!   process. [`glibc`]: the thread's identity. [`slot`]: the symbol by which other processes find the
+//!   counters.
 //!
-//! Rules of this crate: no allocation, no thread-local but one pointer ([`small`]), no panic, no lock held over a re-entrant
-//! call; a call that succeeds leaves errno unchanged; at most 512 bytes of the caller's stack beyond
-//! the C library's own ([`own_stack`]). A call that concerns no mechanism costs a few comparisons and
-//! a jump.
+//! Rules of this crate: no allocation, no thread-local but two words ([`small`]), no panic, no lock
+//! held over a re-entrant call; a call that succeeds leaves errno unchanged; at most 512 bytes of the
+//! caller's stack beyond the C library's own ([`own_stack`]). A call that concerns no mechanism costs
+//! a few comparisons and a jump.
 
 #![no_std]
 

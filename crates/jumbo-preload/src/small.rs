@@ -1,7 +1,8 @@
 //! Blocks below 128 KiB: [`jumbo_inside::slab`], with the cache of each thread.
 //!
-//! The C library's allocator serves what the slabs do not: other sizes, all under `--heap=glibc`,
-//! and growth under a seccomp filter of the program.
+//! The C library's allocator serves what the slabs do not: all under `--heap=glibc`, blocks aligned
+//! to more than a base page, and what the slabs would have to grow for under a seccomp filter of the
+//! program, locked future mappings or a limit.
 
 use core::arch::{asm, global_asm};
 use core::ffi::c_void;
@@ -20,8 +21,8 @@ use crate::next;
 use crate::own_stack::{away, on};
 use crate::reaper::auto;
 
-// A thread-local pointer and a number, in the block that each C library allocates for the libraries loaded at
-// the start. Rust's own thread-locals would need the standard library.
+// A thread-local pointer and a number, in the block that each C library allocates for the libraries
+// loaded at the start. Rust's own thread-locals would need the standard library.
 #[cfg(target_arch = "x86_64")]
 global_asm!(
     ".section .tbss.jumbo_cache,\"awT\",@nobits",

@@ -2,7 +2,7 @@
 //!
 //! Allocations of at least [`LARGE_BLOCK_BYTES`] live in a window: an address range that the kernel
 //! never chooses by itself. So `free` detects its pointers by one comparison ([`is_ours`]).
-//! mimalloc or the program's allocator serves smaller ones.
+//! [`crate::slab`] or the program's allocator serves smaller ones.
 //!
 //! The window is mapped on demand and not reserved: `ulimit -v`, mlockall(2), core dumps and the
 //! commit limit count the same memory as without jumbo.

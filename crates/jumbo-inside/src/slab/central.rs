@@ -684,7 +684,7 @@ pub(super) unsafe fn put(class: usize, from: *mut usize, count: usize) {
         let bytes = (count - pieces) * shape_of(class).size as usize;
         return add_idle(bytes.cast_signed());
     }
-    // A handler interrupted the holder of the lock.
+    // A handler interrupted the holder of the lock: they are not used again.
     for address in blocks() {
         // SAFETY: the caller's promise.
         unsafe {

@@ -1,13 +1,13 @@
 //! `--reaper=auto`: a reaper once the process has allocated much private memory, as long as no
 //! resource bound to the memory would outlive the program.
 //!
-//! Allocations are counted, since no event reports a touch: live blocks of the heap, memory
-//! of the slabs, private writable mappings. Past
-//! [`MIN_PRIVATE_BYTES`] the kernel's list of mappings decides; a background thread has read its
-//! slow list of locks by then. A resource that would outlive the program rules out a reaper for
-//! good. One acquired later ends it: shmat(2), io_setup(2), a mapping of a device or a socket, a
-//! mapping of a file that is locked or open for writing, a lock or lease of a mapped file. A lock
-//! that another process takes later on a shared open file is not detected.
+//! Allocations are counted, since no event reports a touch: live blocks of the heap, memory of the
+//! slabs, private writable mappings. Past [`MIN_PRIVATE_BYTES`] the kernel's list of mappings
+//! decides; a background thread has read its slow list of locks by then. A resource that would
+//! outlive the program rules out a reaper for good. One acquired later ends it: shmat(2),
+//! io_setup(2), a mapping of a device or a socket, a mapping of a file that is locked or open for
+//! writing, a lock or lease of a mapped file. A lock that another process takes later on a shared
+//! open file is not detected.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
