@@ -83,11 +83,7 @@ fn a_child_of_a_fork_beside_threads_that_take_memory_over_frees_it() {
 fn a_fork_beside_threads_that_flush_and_read_goes_on() {
     let (_files, program) = program("list_lock");
     let plain = program.plain();
-    for options in [
-        &[][..],
-        &["--heap=glibc"],
-        &["--heap=mimalloc", "--pool=256M"],
-    ] {
+    for options in [&[][..], &["--heap=glibc"], &["--heap=glibc", "--pool=256M"]] {
         crate::support::program::assert_alike(
             &plain,
             &program.jumbo_with(options),
@@ -114,7 +110,7 @@ fn a_handler_may_allocate_large_blocks_within_a_call() {
 const HEAPS: [&[&str]; 4] = [
     &[],
     &["--heap=glibc"],
-    &["--heap=mimalloc", "--pool=64M"],
+    &["--heap=glibc", "--pool=64M"],
     &["--heap=off"],
 ];
 

@@ -221,9 +221,6 @@ next! {
     mlock2: fn(_addr: *const c_void, _len: usize, _flags: c_uint) -> c_int, else failed();
     madvise: fn(_addr: *mut c_void, _len: usize, _advice: c_int) -> c_int, else failed();
     munlockall: fn() -> c_int, else failed();
-    setrlimit: fn(_resource: c_uint, _limit: *const libc::rlimit) -> c_int, else failed();
-    prlimit: fn(_pid: libc::pid_t, _resource: c_uint, _limit: *const libc::rlimit, _before: *mut libc::rlimit)
-        -> c_int, else failed();
     pthread_create: fn(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
         start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int, else libc::EAGAIN;
     thrd_create: fn(thread: *mut libc::pthread_t, start: extern "C" fn(*mut c_void) -> c_int,
@@ -264,9 +261,6 @@ next! {
     pthread_atfork: fn(prepare: unsafe extern "C" fn(), parent: unsafe extern "C" fn(), child: unsafe extern "C" fn())
         -> c_int, else libc::ENOMEM;
     pthread_getcpuclockid: fn(thread: libc::pthread_t, clock: *mut libc::clockid_t) -> c_int, else libc::ENOENT;
-    pthread_key_create: fn(key: *mut libc::pthread_key_t, done: unsafe extern "C" fn(*mut c_void))
-        -> c_int, else libc::EAGAIN;
-    pthread_setspecific: fn(key: libc::pthread_key_t, value: *const c_void) -> c_int, else libc::ENOMEM;
 }
 
 /// `__libc_single_threaded` of glibc 2.32 and later; null elsewhere.

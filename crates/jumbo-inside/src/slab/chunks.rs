@@ -4,6 +4,7 @@
 //! their memory can go back.
 #![expect(unsafe_code, reason = "headers are reached by address")]
 
+use core::ops::Range;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -25,7 +26,8 @@ const CHUNK_UNITS: u32 = 64;
 const _: () = assert!(CHUNK_UNITS as usize == UNITS);
 /// Chunks of a list that a request looks at.
 const MAX_LOOKS: usize = 16;
-/// Memory at the start that is on base pages until it is dense: a small program has no more.
+/// Memory at the start that is on base pages, at least until there is more: all of a small program,
+/// which is not scanned.
 const UNADVISED_BYTES: usize = 2 * CHUNK_BYTES;
 /// Chunks' worth of addresses tried where the program has mapped some.
 const MAX_DETOURS: usize = 8;
@@ -99,6 +101,26 @@ pub(super) unsafe fn give(first: u32, units: usize) {
         // SAFETY: as above.
         unsafe { chunks.change(first, |free, bit| free | mask(units) << bit) };
     });
+}
+
+/// Counts a new chunk, and has it on huge pages.
+fn advise(chunk: Range<usize>) {
+    /// Address of the first chunk.
+    static FIRST: AtomicUsize = AtomicUsize::new(0);
+    let before = MAPPED_BYTES.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
+    if before == 0 {
+        FIRST.store(chunk.start, Ordering::Relaxed);
+    }
+    if before < UNADVISED_BYTES {
+        return;
+    }
+    let first = FIRST.load(Ordering::Relaxed);
+    // Unless memory of the program lies between them.
+    if before == UNADVISED_BYTES && chunk.start == first + UNADVISED_BYTES {
+        density::begin_on_base_pages(&(first..chunk.start));
+    }
+    // Without advice it is on base pages.
+    let _ = density::advise(&chunk, Policy::Heap);
 }
 
 impl Chunks {
@@ -231,12 +253,7 @@ impl Chunks {
             if is_taken {
                 continue;
             }
-            MAPPED_BYTES.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
-            let range = address..address + CHUNK_BYTES;
-            match MAPPED_BYTES.load(Ordering::Relaxed) <= UNADVISED_BYTES {
-                true => density::begin_on_base_pages(&range),
-                false => drop(density::advise(&range, Policy::Heap)),
-            }
+            advise(address..address + CHUNK_BYTES);
             // SAFETY: the chunk exists.
             unsafe { self.change(chunk, |_, _| u64::MAX) };
             return Some(());
