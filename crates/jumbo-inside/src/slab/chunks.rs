@@ -28,7 +28,7 @@ const _: () = assert!(CHUNK_UNITS as usize == UNITS);
 const MAX_LOOKS: usize = 16;
 /// Memory at the start that is on base pages, at least until there is more: all of a small program,
 /// which is not scanned.
-const UNADVISED_BYTES: usize = 2 * CHUNK_BYTES;
+const UNADVISED_BYTES: usize = CHUNK_BYTES;
 /// Chunks' worth of addresses tried where the program has mapped some.
 const MAX_DETOURS: usize = 8;
 
