@@ -54,7 +54,7 @@ pub extern "C" fn mallinfo() -> libc::mallinfo {
 /// Adds this library's blocks to the figures of the C library.
 fn with_ours(libcs: libc::mallinfo2) -> libc::mallinfo2 {
     let small = slab::totals();
-    let large = usize::try_from(heap::live()).unwrap_or(0);
+    let large = on(heap::allocated);
     libc::mallinfo2 {
         arena: libcs.arena.wrapping_add(small.mapped),
         hblkhd: libcs.hblkhd.wrapping_add(large),
@@ -70,7 +70,7 @@ pub extern "C" fn malloc_stats() {
     // SAFETY: the same call.
     unsafe { (next::malloc_stats.get())() };
     on(|| {
-        let (small, large) = (slab::totals(), heap::live());
+        let (small, large) = (slab::totals(), heap::allocated());
         let _ = writeln!(
             Stderr,
             "jumbo:\nsystem bytes     = {:>10}\nin use bytes     = {:>10}\nlarge blocks     = {large:>10}",

@@ -404,6 +404,14 @@ pub fn live() -> u64 {
     stats::slot().large_live.load(Ordering::Relaxed)
 }
 
+/// Returns the bytes in live blocks, those of the pool included. It takes the locks.
+pub fn allocated() -> usize {
+    let windows = [&HEAP, &POOL].into_iter();
+    windows.fold(0, |sum, window| {
+        sum + window.with(|it, _| it.live()).unwrap_or(0)
+    })
+}
+
 /// Returns all free memory to the kernel, for malloc_trim(3); reports whether there was any.
 pub fn trim() -> bool {
     let pool =

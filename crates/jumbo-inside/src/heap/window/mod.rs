@@ -308,6 +308,11 @@ impl BlockWindow {
     }
 
     /// Counts a block of `old` pages that has `new` pages now.
+    /// Returns the bytes of live blocks.
+    pub(super) fn live(&self) -> usize {
+        self.live
+    }
+
     fn count(&mut self, old: u32, new: u32) {
         self.live = self.live + new as usize * BASE_PAGE - old as usize * BASE_PAGE;
         self.peak_live = self.peak_live.max(self.live);
