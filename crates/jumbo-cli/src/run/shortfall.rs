@@ -146,7 +146,9 @@ pub(super) fn find(
         let text = match errno.map(Errno::from_raw_os_error) {
             // madvise never returns EPERM: the library records it for a filter.
             Some(Errno::PERM) => {
-                format!("{refused} were not advised: a seccomp filter refuses that, or may end who asks")
+                format!(
+                    "{refused} were not advised: a seccomp filter refuses that, or may end who asks"
+                )
             }
             Some(error) => format!("madvise refused {refused}: {error}"),
             None => format!("madvise refused {refused}"),

@@ -172,7 +172,7 @@ fn drop_free(chunk: u32, header: *mut Unit) -> usize {
 /// Discards base pages without blocks, whose huge pages must be earned again. False if they stay:
 /// behind a filter, or locked.
 fn discard(address: usize, length: usize) -> bool {
-    if !sandbox::allows_advice() || sandbox::is_entered_later() || sandbox::is_entered() {
+    if !sandbox::allows_advice() || sandbox::is_entered_later() {
         return false;
     }
     let (start, end) = (
