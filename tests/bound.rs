@@ -18,9 +18,9 @@ pub(crate) const MIN_WASTE_BYTES: u64 = 16 * MIB;
 const OVERHEAD_BYTES: u64 = 4 * MIB;
 /// Memory limit above the plain peak with which a program must survive.
 const HEADROOM_BYTES: u64 = 4 * MIB;
-/// The same for a program that leaves small blocks everywhere: mimalloc's pages hold one size each.
+/// The same for programs that leave small blocks of many sizes everywhere: slabs hold one size each.
 const MIXED_HEADROOM_BYTES: u64 = 24 * MIB;
-const MIXED: [&str; 1] = ["small-phases"];
+const MIXED: [&str; 3] = ["small-phases", "strings", "cache"];
 /// Maximum number of runs of a program.
 const MAX_RUNS: usize = 5;
 /// Programs that run at the same time: most of them sleep, and the largest take some GiB without a

@@ -51,7 +51,7 @@ fn a_program_of_another_c_library_runs_as_it_is() {
     for program in [direct, child] {
         let plain = program.plain();
         assert_eq!(plain.stdout, "from a child\n", "{plain:?}");
-        for options in [&[][..], &["--heap=mimalloc", "--pool=64M"], &["--heap=off"]] {
+        for options in [&[][..], &["--pool=64M"], &["--heap=off"]] {
             assert_alike(&plain, &program.jumbo_with(options), &options.join(" "));
         }
     }
@@ -286,14 +286,8 @@ fn the_environment_is_kept() {
     // The user's value comes first.
     assert!(lines[0].starts_with(early.to_str().unwrap()), "{ran:?}");
     assert!(lines[0].ends_with("libjumbo_preload.so"), "{ran:?}");
-    assert_eq!(lines[1], "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1");
+    assert_eq!(lines[1], "glibc.malloc.arena_max=2");
     assert_eq!(lines[2], "as it was");
-    // A tunable that the user has set takes precedence.
-    let ran = Program::shell("echo $GLIBC_TUNABLES")
-        .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
-        .jumbo()
-        .ok();
-    assert_eq!(ran.stdout, "glibc.malloc.hugetlb=0\n");
 }
 
 #[test]
@@ -389,31 +383,4 @@ fn the_launcher_makes_few_system_calls() {
         Program::shell("kill -s PIPE $$").jumbo().shell_status(),
         141
     );
-}
-
-/// malloc of glibc 2.43 advises its heap where the library cannot follow. The loader has the version
-/// of its library: here a copy that says so.
-#[test]
-fn no_tunable_is_set_for_a_library_that_is_too_new_or_unknown() {
-    let folder = tempfile::tempdir().unwrap();
-    let sh = std::fs::read("/proc/self/exe").unwrap();
-    let loader = jumbo_host::policy::elf::Executable::read(&sh[..]).unwrap();
-    let loader = std::fs::read(loader.loader.unwrap()).unwrap();
-    let marker = b" release version 2.";
-    let at = loader.windows(marker.len()).position(|some| some == marker);
-    let at = at.expect("glibc 2.33 or later") + marker.len();
-    for (digits, is_set) in [(None, true), (Some(b"43"), false), (Some(b"xx"), false)] {
-        let mut copy = loader.clone();
-        copy[at..at + 2].copy_from_slice(digits.unwrap_or(&[loader[at], loader[at + 1]]));
-        let path = folder.path().join("ld-linux-copy.so");
-        std::fs::write(&path, copy).unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(&path, mode).unwrap();
-        let flag: &str = format!("-Wl,--dynamic-linker={}", path.display()).leak();
-        let files = compile(&[Source::C("sparse_blocks", vec![flag].leak())]);
-        let ran = Program::new(files.path("sparse_blocks")).jumbo().ok();
-        assert_eq!(ran.number("tunables") == 1, is_set, "{digits:?}: {ran:?}");
-        // Of 500 MiB, one page in 16 is touched.
-        assert!(ran.number("peak") < 80 * MIB, "{digits:?}: {ran:?}");
-    }
 }

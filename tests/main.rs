@@ -15,7 +15,7 @@
 //! - [`guest`]: what a program must not notice of the library at its start.
 //! - [`hostile`]: programs that attack a command that inspects them.
 //! - [`mappings`]: `mmap` and related calls.
-//! - [`pool`]: pages reserved for the heap, and mimalloc on them.
+//! - [`pool`]: pages reserved for the heap.
 //! - [`promote`]: running programs.
 //! - [`page`]: HTML reports of measurements, in a browser.
 //! - [`memory`]: memory is huge, and no more of it is resident than the program requested.

@@ -42,7 +42,7 @@ fn a_thread_has_the_room_below_its_growing_stack() {
         let plain = program.plain().ok();
         for options in [
             &[][..],
-            &["--heap=mimalloc", "--pool=64M"],
+            &["--pool=64M"],
             &["--heap=glibc"],
             &["--free=background"],
         ] {

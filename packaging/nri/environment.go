@@ -29,27 +29,8 @@ func merge(adjust *api.ContainerAdjustment, env []string, entry string, ours []s
 	set("LD_PRELOAD", join(theirs, entry))
 	for _, added := range ours {
 		name, value, _ := strings.Cut(added, "=")
-		if name == "GLIBC_TUNABLES" {
-			theirs, _ := variable(env, name)
-			value = tunables(theirs, value)
-		}
 		set(name, value)
 	}
-}
-
-// Returns theirs with the entries of ours whose tunable theirs does not name.
-func tunables(theirs, ours string) string {
-	named := map[string]bool{}
-	for entry := range strings.SplitSeq(theirs, ":") {
-		name, _, _ := strings.Cut(entry, "=")
-		named[name] = true
-	}
-	for entry := range strings.SplitSeq(ours, ":") {
-		if name, _, _ := strings.Cut(entry, "="); !named[name] {
-			theirs = join(theirs, entry)
-		}
-	}
-	return theirs
 }
 
 func join(theirs, ours string) string {

@@ -7,8 +7,8 @@ import (
 	"github.com/containerd/nri/pkg/api"
 )
 
-// True where a seccomp filter can kill a program for madvise(2): by its default, or by an entry for it. glibc's tunable
-// calls it before a library runs.
+// True where a seccomp filter can kill a program for madvise(2): by its default, or by an entry for it. The library could
+// do nothing there.
 func kills(filter *api.LinuxSeccomp) bool {
 	for _, entry := range filter.GetSyscalls() {
 		if isKilling(entry.GetAction()) && slices.Contains(entry.GetNames(), "madvise") {

@@ -15,7 +15,7 @@ func specify(t testing.TB, folder string) string {
 	put(t, filepath.Join(library, "ld.so.preload"), "/opt/other.so\n/usr/lib/jumbo/1.0/$LIB/libjumbo_preload.so\n")
 	path := filepath.Join(folder, "jumbo.json")
 	put(t, path, fmt.Sprintf(`{"cdiVersion": "0.5.0", "kind": "jumbo.dev/memory", "devices": [
-		{"name": "default", "containerEdits": {"env": ["JUMBO_ORDERS=heap=1", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"]}},
+		{"name": "default", "containerEdits": {"env": ["JUMBO_ORDERS=heap=1"]}},
 		{"name": "node", "containerEdits": {"env": ["JUMBO_ORDERS=text=file"]}}
 	], "containerEdits": {"mounts": [
 		{"hostPath": "%[1]s", "containerPath": "/usr/lib/jumbo/1.0", "options": ["ro", "bind"]},

@@ -271,15 +271,9 @@ static void drop(spank_t sp, char **environment, const char *name, const char *e
 /* Takes out what jumbo set in a batch script of another node, whose srun hands its environment on. */
 static void uncover(spank_t sp, char **environment)
 {
-	const char *orders = value(environment, "JUMBO_ORDERS");
-	int has_tunable = strstr(orders, "tunable=1") != NULL;
-
-	if (!*orders)
+	if (!*value(environment, "JUMBO_ORDERS"))
 		return;
 	drop(sp, environment, "LD_PRELOAD", "/libjumbo_preload.so");
-	spank_get_item(sp, S_JOB_ENV, &environment);
-	if (has_tunable)
-		drop(sp, environment, "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
 	spank_unsetenv(sp, "JUMBO_ORDERS");
 }
 

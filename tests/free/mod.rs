@@ -102,19 +102,6 @@ fn nothing_is_freed_later_where_the_kernel_promises_no_more_than_there_is() {
     assert!(report.says("vm.overcommit_memory is 2"), "{report:?}");
 }
 
-#[test]
-fn what_mimalloc_gives_back_is_freed_by_threads_too() {
-    let files = compiled("free_again");
-    let program = Program::new(files.path("free_again")).args(["160", "2"]);
-    let (ran, report) =
-        program.reported_with(&["--heap=mimalloc", "--pool=2M", "--free-workers=2"]);
-    ran.ok();
-    // Two mappings and two blocks of 168 MB each. A worker that the kernel schedules late misses
-    // one of the four.
-    let gathered = report.number("/obtained/ledger/free/gathered");
-    assert!(gathered > 500e6, "{report:?}");
-}
-
 /// Runs the program plain and with jumbo in both modes; checks that the results are the same.
 #[track_caller]
 fn assert_same_in_both_modes(program: &Program) {

@@ -19,10 +19,9 @@ import (
 )
 
 const (
-	label   = "jumbo.dev/memory"
-	note    = "jumbo.dev/note"
-	volume  = "jumbo-library"
-	tunable = "glibc.malloc.hugetlb=1"
+	label  = "jumbo.dev/memory"
+	note   = "jumbo.dev/note"
+	volume = "jumbo-library"
 )
 
 // Folder and library of the version that packaging/kubernetes/generate wrote into the chart.
@@ -121,9 +120,6 @@ func checkCovered(t *testing.T, pod *core.Pod, name string, env []core.EnvVar, m
 	if !strings.HasSuffix(found["LD_PRELOAD"], library) || strings.Count(found["LD_PRELOAD"], library) != 1 {
 		t.Errorf("%s: LD_PRELOAD is %q", name, found["LD_PRELOAD"])
 	}
-	if !strings.HasSuffix(found["GLIBC_TUNABLES"], tunable) || strings.Count(found["GLIBC_TUNABLES"], tunable) != 1 {
-		t.Errorf("%s: GLIBC_TUNABLES is %q", name, found["GLIBC_TUNABLES"])
-	}
 	if !strings.Contains(found["JUMBO_ORDERS"], "container=1") {
 		t.Errorf("%s: JUMBO_ORDERS is %q", name, found["JUMBO_ORDERS"])
 	}
@@ -213,15 +209,7 @@ func TestVariablesOfAPodAreMerged(t *testing.T) {
 		},
 		"GLIBC_TUNABLES": {
 			env:    []core.EnvVar{variable("GLIBC_TUNABLES", "glibc.malloc.arena_max=2")},
-			expect: map[string]string{"GLIBC_TUNABLES": "glibc.malloc.arena_max=2:" + tunable},
-		},
-		"the same tunable": {
-			env:    []core.EnvVar{variable("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")},
-			expect: map[string]string{"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0", "LD_PRELOAD": library},
-		},
-		"tunables from elsewhere": {
-			env:    []core.EnvVar{fromField("GLIBC_TUNABLES")},
-			expect: map[string]string{"GLIBC_TUNABLES": "", "LD_PRELOAD": library},
+			expect: map[string]string{"GLIBC_TUNABLES": "glibc.malloc.arena_max=2", "LD_PRELOAD": library},
 		},
 		"JUMBO_ORDERS": {
 			env:    []core.EnvVar{variable("JUMBO_ORDERS", "heap=0")},
@@ -230,11 +218,11 @@ func TestVariablesOfAPodAreMerged(t *testing.T) {
 		"envFrom, and LD_PRELOAD said": {
 			env:     []core.EnvVar{variable("LD_PRELOAD", "")},
 			envFrom: []core.EnvFromSource{fromMap("")},
-			expect:  map[string]string{"LD_PRELOAD": library, "GLIBC_TUNABLES": ""},
+			expect:  map[string]string{"LD_PRELOAD": library},
 		},
 		"envFrom with a prefix": {
 			envFrom: []core.EnvFromSource{fromMap("APP_")},
-			expect:  map[string]string{"LD_PRELOAD": library, "GLIBC_TUNABLES": tunable},
+			expect:  map[string]string{"LD_PRELOAD": library},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

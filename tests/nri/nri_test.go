@@ -85,7 +85,7 @@ func TestPods(t *testing.T) {
 		if !slices.Contains(found.Libraries, "own.so") || !strings.HasPrefix(found.Env["LD_PRELOAD"], "/opt/own.so:/usr/lib/jumbo/") {
 			n.Errorf("the image's library is gone: %+v", found)
 		}
-		if found.Env["GLIBC_TUNABLES"] != "glibc.malloc.arena_max=4:glibc.malloc.hugetlb=1" {
+		if found.Env["GLIBC_TUNABLES"] != "glibc.pthread.mutex_spin_count=4" {
 			n.Errorf("the image's tunable is gone: %+v", found)
 		}
 	})

@@ -1,4 +1,4 @@
-//! Tests of `jumbo run --pool`, `--overcommit`, `--warm` and `--heap=mimalloc`.
+//! Tests of `jumbo run --pool`, `--overcommit` and `--warm`.
 //!
 //! The program's smaps show the hugetlb memory. The tests set the size of the kernel's pool and
 //! restore it.
@@ -12,10 +12,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::support::host::Knob;
-use crate::support::{MIB, Program, Ran, Source, assert_same, compile, host, wait};
+use crate::support::{MIB, Program, Ran, Source, compile, host, wait};
 
 const NR_HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
-const HEAPS: [&str; 2] = ["--heap=on", "--heap=mimalloc"];
 
 fn pooled() -> (crate::support::build::Compiled, Program) {
     let compiled = compile(&[Source::C("pooled", &[])]);
@@ -68,24 +67,18 @@ fn thp(ran: &Ran, when: &str) -> u64 {
 fn a_pool_takes_hugetlb_pages_then_thps_then_what_malloc_gives() {
     let (_files, program) = pooled();
     let Some(_pool) = kernel_pool(50) else { return };
-    for heap in HEAPS {
-        // 300 MiB requested: 100 of the kernel's pool, 100 of THPs, and the rest beyond.
-        let program = program.clone().args(["15", "free"]);
-        let options = [heap, "--pool=200M", "--max-waste=unbounded"];
-        let (ran, report) = program.reported_with(&options);
-        let ran = ran.ok();
-        assert_eq!(hugetlb(&ran, "full"), 100, "{heap}: {ran:?}");
-        assert!(thp(&ran, "full") >= 180, "{heap}: {ran:?}");
-        let pool = |field: &str| report.number(&format!("/obtained/ledger/pool/{field}"));
-        assert_eq!(pool("hugetlb"), f64::from(100 << 20), "{heap}: {report:?}");
-        // mimalloc places at most one such block in each 32 MiB, and leaves the rest to smaller
-        // ones.
-        let least = if heap == HEAPS[0] { 100 } else { 40 };
-        assert!(pool("thp") >= f64::from(least << 20), "{heap}: {report:?}");
-        assert!(pool("thp") <= f64::from(100 << 20), "{heap}: {report:?}");
-        assert!(pool("beyond") >= f64::from(100 << 20), "{heap}: {report:?}");
-        assert!(report.says("had no free page"), "{heap}: {report:?}");
-    }
+    // 300 MiB requested: 100 of the kernel's pool, 100 of THPs, and the rest beyond.
+    let program = program.args(["15", "free"]);
+    let options = ["--pool=200M", "--max-waste=unbounded"];
+    let (ran, report) = program.reported_with(&options);
+    let ran = ran.ok();
+    assert_eq!(hugetlb(&ran, "full"), 100, "{ran:?}");
+    assert!(thp(&ran, "full") >= 180, "{ran:?}");
+    let pool = |field: &str| report.number(&format!("/obtained/ledger/pool/{field}"));
+    assert_eq!(pool("hugetlb"), f64::from(100 << 20), "{report:?}");
+    assert_eq!(pool("thp"), f64::from(100 << 20), "{report:?}");
+    assert!(pool("beyond") >= f64::from(100 << 20), "{report:?}");
+    assert!(report.says("had no free page"), "{report:?}");
     assert_eq!(free_pages(), 50);
 }
 
@@ -99,34 +92,32 @@ fn a_pool_bounds_the_run_or_each_process() {
         return;
     };
     const LOAD: &str = "a = [b'x' * (31 << 20) for _ in range(2)]; import time; time.sleep(WAIT)";
-    let run = |heap: &str, pool: &str, wait: &str, line: &str| {
+    let run = |pool: &str, wait: &str, line: &str| {
         let script = line.replace(
             "LOAD",
             &format!("python3 -c \"{}\"", LOAD.replace("WAIT", wait)),
         );
-        let (ran, report) = Program::shell(&script).reported_with(&[heap, pool]);
+        let (ran, report) = Program::shell(&script).reported_with(&[pool]);
         ran.ok();
         report
     };
     let in_turn = "for i in 1 2 3 4; do LOAD || exit; done";
     let at_once = "for i in 1 2 3 4; do LOAD & done; wait";
-    for heap in HEAPS {
-        let bound = f64::from(64 << 20);
-        for (wait, line) in [("0", in_turn), ("1", at_once)] {
-            let report = run(heap, "--pool=64M", wait, line);
-            let had = report.number("/obtained/ledger/pool/run");
-            assert!((1.0..=bound).contains(&had), "{heap}, {line}: {report:?}");
-        }
-        let report = run(heap, "--pool=64M", "1", at_once);
-        let shortfalls = report.at("/shortfalls").to_string();
-        assert!(shortfalls.contains("used up"), "{heap}: {report:?}");
-        assert!(
-            report.number("/obtained/ledger/pool/beyond") > bound,
-            "{heap}: {report:?}"
-        );
+    let bound = f64::from(64 << 20);
+    for (wait, line) in [("0", in_turn), ("1", at_once)] {
+        let report = run("--pool=64M", wait, line);
+        let had = report.number("/obtained/ledger/pool/run");
+        assert!((1.0..=bound).contains(&had), "{line}: {report:?}");
     }
+    let report = run("--pool=64M", "1", at_once);
+    let shortfalls = report.at("/shortfalls").to_string();
+    assert!(shortfalls.contains("used up"), "{report:?}");
+    assert!(
+        report.number("/obtained/ledger/pool/beyond") > bound,
+        "{report:?}"
+    );
     // 62 MiB for each: none exceeds its pool.
-    let report = run(HEAPS[0], "--pool=64M,each", "1", at_once);
+    let report = run("--pool=64M,each", "1", at_once);
     assert_eq!(
         report.number("/obtained/ledger/pool/beyond"),
         0.0,
@@ -137,7 +128,7 @@ fn a_pool_bounds_the_run_or_each_process() {
         "{report:?}"
     );
     // The pages of an ended process are available again.
-    let report = run(HEAPS[0], "--pool=64M", "0", in_turn);
+    let report = run("--pool=64M", "0", in_turn);
     assert_eq!(
         report.number("/obtained/ledger/pool/beyond"),
         0.0,
@@ -155,14 +146,12 @@ fn a_control_groups_limit_on_hugetlb_kills_no_process() {
     let Some(group) = Group::new(60 << 20) else {
         return;
     };
-    for heap in HEAPS {
-        let program = program.clone().args(["10", "fork"]).around(group.enter());
-        let (ran, report) = program.reported_with(&[heap, "--pool=400M"]);
-        let ran = ran.ok();
-        assert_eq!(hugetlb(&ran, "full"), 60, "{heap}: {ran:?}");
-        assert_eq!(hugetlb(&ran, "then"), 0, "{heap}: {ran:?}");
-        assert!(report.says("hugetlb limit"), "{heap}: {report:?}");
-    }
+    let program = program.args(["10", "fork"]).around(group.enter());
+    let (ran, report) = program.reported_with(&["--pool=400M"]);
+    let ran = ran.ok();
+    assert_eq!(hugetlb(&ran, "full"), 60, "{ran:?}");
+    assert_eq!(hugetlb(&ran, "then"), 0, "{ran:?}");
+    assert!(report.says("hugetlb limit"), "{report:?}");
     assert_eq!(free_pages(), 100);
 }
 
@@ -171,11 +160,9 @@ fn a_control_groups_limit_on_hugetlb_kills_no_process() {
 fn a_program_may_drop_what_a_part_of_a_block_holds() {
     let (_files, program) = pooled();
     let Some(_pool) = kernel_pool(40) else { return };
-    for heap in HEAPS {
-        let program = program.clone().args(["6", "drop"]);
-        let ran = program.jumbo_with(&[heap, "--pool=400M"]).ok();
-        assert_eq!(hugetlb(&ran, "then"), 80, "{heap}: {ran:?}");
-    }
+    let program = program.args(["6", "drop"]);
+    let ran = program.jumbo_with(&["--pool=400M"]).ok();
+    assert_eq!(hugetlb(&ran, "then"), 80, "{ran:?}");
 }
 
 /// A server that forks a process for each client; the children do not fork and use the pool.
@@ -185,13 +172,11 @@ fn a_child_has_hugetlb_pages_of_its_own() {
     let Some(_pool) = kernel_pool(100) else {
         return;
     };
-    for heap in HEAPS {
-        let program = program.clone().args(["4", "serve"]);
-        let ran = program.jumbo_with(&[heap, "--pool=400M"]).ok();
-        assert!(hugetlb(&ran, "full") >= 80, "{heap}: {ran:?}");
-        assert!(hugetlb(&ran, "child") >= 100, "{heap}: {ran:?}");
-        assert_eq!(hugetlb(&ran, "then"), 0, "{heap}: {ran:?}");
-    }
+    let program = program.args(["4", "serve"]);
+    let ran = program.jumbo_with(&["--pool=400M"]).ok();
+    assert!(hugetlb(&ran, "full") >= 80, "{ran:?}");
+    assert!(hugetlb(&ran, "child") >= 100, "{ran:?}");
+    assert_eq!(hugetlb(&ran, "then"), 0, "{ran:?}");
     assert_eq!(free_pages(), 100);
 }
 
@@ -240,14 +225,12 @@ fn a_fork_with_an_empty_pool_kills_no_process() {
     let Some(_pool) = kernel_pool(100) else {
         return;
     };
-    for heap in HEAPS {
-        let program = program.clone().args(["10", "fork"]);
-        let (ran, report) = program.reported_with(&[heap, "--pool=400M"]);
-        let ran = ran.ok();
-        assert_eq!(hugetlb(&ran, "full"), 200, "{heap}: {ran:?}");
-        assert_eq!(hugetlb(&ran, "then"), 0, "{heap}: {ran:?}");
-        assert!(report.says("a program that forks"), "{heap}: {report:?}");
-    }
+    let program = program.args(["10", "fork"]);
+    let (ran, report) = program.reported_with(&["--pool=400M"]);
+    let ran = ran.ok();
+    assert_eq!(hugetlb(&ran, "full"), 200, "{ran:?}");
+    assert_eq!(hugetlb(&ran, "then"), 0, "{ran:?}");
+    assert!(report.says("a program that forks"), "{report:?}");
 }
 
 /// Hugetlb pages are not charged to a memory cgroup, but their copies are: there might be no room.
@@ -255,25 +238,23 @@ fn a_fork_with_an_empty_pool_kills_no_process() {
 fn a_fork_in_a_memory_cgroup_kills_no_process() {
     let (_files, program) = pooled();
     let Some(_pool) = kernel_pool(32) else { return };
-    for heap in HEAPS {
-        let program = program.clone().args(["2", "fork"]);
-        for (options, limit) in [("--pool=400M", 200), ("--pool=400M,nofork", 200)] {
-            let Some(group) = Group::of_memory(limit << 20) else {
-                return;
-            };
-            let program = program.clone().around(group.enter());
-            let (ran, report) = program.reported_with(&[heap, options]);
-            let ran = ran.ok();
-            let promised = options.ends_with("nofork");
-            let full = hugetlb(&ran, "full");
-            assert_eq!(full >= 40, promised, "{heap}, {options}: {ran:?}");
-            assert!(full == 0 || promised, "{heap}, {options}: {ran:?}");
-            assert_eq!(hugetlb(&ran, "then"), 0, "{heap}, {options}: {ran:?}");
-            assert!(
-                promised || report.says("a memory cgroup's limit"),
-                "{heap}: {report:?}"
-            );
-        }
+    let program = program.clone().args(["2", "fork"]);
+    for (options, limit) in [("--pool=400M", 200), ("--pool=400M,nofork", 200)] {
+        let Some(group) = Group::of_memory(limit << 20) else {
+            return;
+        };
+        let program = program.clone().around(group.enter());
+        let (ran, report) = program.reported_with(&[options]);
+        let ran = ran.ok();
+        let promised = options.ends_with("nofork");
+        let full = hugetlb(&ran, "full");
+        assert_eq!(full >= 40, promised, "{options}: {ran:?}");
+        assert!(full == 0 || promised, "{options}: {ran:?}");
+        assert_eq!(hugetlb(&ran, "then"), 0, "{options}: {ran:?}");
+        assert!(
+            promised || report.says("a memory cgroup's limit"),
+            "{report:?}"
+        );
     }
     assert_eq!(free_pages(), 32);
 }
@@ -306,16 +287,14 @@ fn a_fork_of_a_confined_program_kills_no_process() {
     let Some(_pool) = kernel_pool(32) else { return };
     let root = tempfile::tempdir().unwrap();
     let root = root.path().to_str().unwrap();
-    for heap in HEAPS {
-        for how in ["filter-fork", "root-fork", "crowded-fork"] {
-            let program = program.clone().args(["2", how, root]);
-            for options in ["--pool=400M", "--pool=400M,nofork"] {
-                let (ran, report) = program.reported_with(&[heap, options]);
-                let ran = ran.ok();
-                assert!(hugetlb(&ran, "full") >= 40, "{heap}, {how}: {ran:?}");
-                let stuck = report.number("/obtained/ledger/pool/stuck");
-                assert_eq!(stuck, 0.0, "{heap}, {how}, {options}: {report:?}");
-            }
+    for how in ["filter-fork", "root-fork", "crowded-fork"] {
+        let program = program.clone().args(["2", how, root]);
+        for options in ["--pool=400M", "--pool=400M,nofork"] {
+            let (ran, report) = program.reported_with(&[options]);
+            let ran = ran.ok();
+            assert!(hugetlb(&ran, "full") >= 40, "{how}: {ran:?}");
+            let stuck = report.number("/obtained/ledger/pool/stuck");
+            assert_eq!(stuck, 0.0, "{how}, {options}: {report:?}");
         }
     }
     assert_eq!(free_pages(), 32);
@@ -328,10 +307,8 @@ fn pages_of_blocks_aligned_to_pages_can_be_protected() {
     let Some(_pool) = kernel_pool(100) else {
         return;
     };
-    for heap in HEAPS {
-        let ran = program.clone().args(["1", "pages"]);
-        ran.jumbo_with(&[heap, "--pool=200M"]).ok();
-    }
+    let ran = program.args(["1", "pages"]);
+    ran.jumbo_with(&["--pool=200M"]).ok();
 }
 
 #[test]
@@ -340,16 +317,13 @@ fn threads_move_to_thps_unless_the_program_promises_not_to_fork() {
     let Some(_pool) = kernel_pool(100) else {
         return;
     };
-    for (heap, how) in HEAPS
-        .into_iter()
-        .flat_map(|heap| [(heap, "thread"), (heap, "c11")])
-    {
+    for how in ["thread", "c11"] {
         let program = program.clone().args(["10", how]);
-        let ran = program.jumbo_with(&[heap, "--pool=400M"]).ok();
-        assert_eq!(hugetlb(&ran, "full"), 200, "{heap}, {how}: {ran:?}");
-        assert_eq!(hugetlb(&ran, "then"), 0, "{heap}, {how}: {ran:?}");
-        let ran = program.jumbo_with(&[heap, "--pool=400M,nofork"]).ok();
-        assert_eq!(hugetlb(&ran, "then"), 200, "{heap}, {how}: {ran:?}");
+        let ran = program.jumbo_with(&["--pool=400M"]).ok();
+        assert_eq!(hugetlb(&ran, "full"), 200, "{how}: {ran:?}");
+        assert_eq!(hugetlb(&ran, "then"), 0, "{how}: {ran:?}");
+        let ran = program.jumbo_with(&["--pool=400M,nofork"]).ok();
+        assert_eq!(hugetlb(&ran, "then"), 200, "{how}: {ran:?}");
     }
 }
 
@@ -360,19 +334,17 @@ fn a_user_without_privilege_has_a_pool_of_thps() {
         return;
     };
     let (_files, program) = pooled();
-    for heap in HEAPS {
-        let program = program.clone().args(["10", "stay"]).unprivileged();
-        let (ran, report) = program.reported_with(&[heap, "--pool=1G"]);
-        let ran = ran.ok();
-        assert!(thp(&ran, "full") >= 200, "{heap}: {ran:?}");
-        let thp = report.number("/obtained/ledger/pool/thp");
-        assert!(thp >= f64::from(200 << 20), "{heap}: {report:?}");
-        assert_eq!(
-            report.number("/obtained/ledger/pool/beyond"),
-            0.0,
-            "{heap}: {report:?}"
-        );
-    }
+    let program = program.args(["10", "stay"]).unprivileged();
+    let (ran, report) = program.reported_with(&["--pool=1G"]);
+    let ran = ran.ok();
+    assert!(thp(&ran, "full") >= 200, "{ran:?}");
+    let thp = report.number("/obtained/ledger/pool/thp");
+    assert!(thp >= f64::from(200 << 20), "{report:?}");
+    assert_eq!(
+        report.number("/obtained/ledger/pool/beyond"),
+        0.0,
+        "{report:?}"
+    );
 }
 
 /// Like V8's mappings. The pool ignores what a program does to its own memory.
@@ -393,32 +365,30 @@ fn a_signal_ends_the_warming() {
         return;
     };
     const POOL: u64 = 6 << 30;
-    for heap in HEAPS {
-        let program = Program::new("echo").arg("started");
-        let running = program.start_jumbo(&[heap, "--pool=6G,each", "--warm"]);
-        let resident = || {
-            let statm =
-                std::fs::read_to_string(format!("/proc/{}/statm", running.pid().as_raw_nonzero()));
-            let pages = statm.ok()?.split_whitespace().nth(1)?.parse::<u64>().ok()?;
-            Some(pages * 4096)
-        };
-        wait::until("a part of the pool", Duration::from_secs(60), || {
-            assert!(!running.has_ended(), "{heap}");
-            resident().filter(|bytes| *bytes > POOL / 64)
-        });
-        running.signal(Signal::TERM);
-        // However late the signal came.
-        let before = resident().unwrap_or(0);
-        let mut most = 0;
-        while !running.has_ended() {
-            most = most.max(resident().unwrap_or(0));
-        }
-        let ran = running.wait();
-        assert_eq!(ran.shell_status(), 128 + 15, "{heap}: {ran:?}");
-        assert_eq!(ran.stdout, "", "{heap}");
-        let more = most.saturating_sub(before);
-        assert!(more < POOL / 16, "{heap}: {} MiB more", more / MIB);
+    let program = Program::new("echo").arg("started");
+    let running = program.start_jumbo(&["--pool=6G,each", "--warm"]);
+    let resident = || {
+        let statm =
+            std::fs::read_to_string(format!("/proc/{}/statm", running.pid().as_raw_nonzero()));
+        let pages = statm.ok()?.split_whitespace().nth(1)?.parse::<u64>().ok()?;
+        Some(pages * 4096)
+    };
+    wait::until("a part of the pool", Duration::from_secs(60), || {
+        assert!(!running.has_ended());
+        resident().filter(|bytes| *bytes > POOL / 64)
+    });
+    running.signal(Signal::TERM);
+    // However late the signal came.
+    let before = resident().unwrap_or(0);
+    let mut most = 0;
+    while !running.has_ended() {
+        most = most.max(resident().unwrap_or(0));
     }
+    let ran = running.wait();
+    assert_eq!(ran.shell_status(), 128 + 15, "{ran:?}");
+    assert_eq!(ran.stdout, "");
+    let more = most.saturating_sub(before);
+    assert!(more < POOL / 16, "{} MiB more", more / MIB);
 }
 
 #[test]
@@ -427,14 +397,11 @@ fn a_warm_pool_is_there_before_the_program_and_only_in_it() {
         return;
     };
     let (_files, program) = pooled();
-    for heap in HEAPS {
-        let ran = program
-            .clone()
-            .args(["0", "go"])
-            .jumbo_with(&[heap, "--pool=128M", "--warm"])
-            .ok();
-        assert!(thp(&ran, "full") >= 128, "{heap}: {ran:?}");
-    }
+    let ran = program
+        .args(["0", "go"])
+        .jumbo_with(&["--pool=128M", "--warm"])
+        .ok();
+    assert!(thp(&ran, "full") >= 128, "{ran:?}");
     // A child has a pool, too, but a cold one.
     let (files, _) = pooled();
     let script = format!("{} 0 go; true", files.path("pooled").display());
@@ -506,25 +473,15 @@ fn what_makes_no_sense_is_refused_with_a_hint() {
 fn a_dry_run_says_what_the_pool_would_be() {
     let program = Program::new("true");
     let ran = program
-        .jumbo_with(&[
-            "--dry-run",
-            "--pool=64M",
-            "--overcommit=2M",
-            "--heap=mimalloc",
-        ])
+        .jumbo_with(&["--dry-run", "--pool=64M", "--overcommit=2M"])
         .ok();
-    for words in [
-        "mimalloc",
-        "a pool of 64 MiB",
-        "2 MiB more on demand",
-        "hugetlb",
-    ] {
+    for words in ["a pool of 64 MiB", "2 MiB more on demand", "hugetlb"] {
         assert!(ran.stdout.contains(words), "{words}: {ran:?}");
     }
 }
 
 #[test]
-fn mimalloc_keeps_the_promises_of_the_family() {
+fn programs_are_the_same_on_a_pool() {
     // Other tests may count the pages of the kernel's pool.
     let Some(_held) = host::with_thp() else {
         return;
@@ -537,27 +494,6 @@ fn mimalloc_keeps_the_promises_of_the_family() {
             _ => program,
         };
         let plain = program.plain();
-        for options in [&["--heap=on"][..], &["--heap=mimalloc", "--pool=64M"]] {
-            let ran = program.jumbo_with(options);
-            crate::support::program::assert_alike(&plain, &ran, &options.join(" "));
-        }
+        crate::support::program::assert_alike(&plain, &program.jumbo_with(&["--pool=64M"]), name);
     }
-}
-
-#[test]
-fn python_is_the_same_on_mimalloc_and_a_pool() {
-    // Other tests may count the pages of the kernel's pool.
-    let Some(_held) = host::with_thp() else {
-        return;
-    };
-    let Some(python) = host::command("python3") else {
-        return;
-    };
-    let script = "import subprocess, json\n\
-        d = {i: str(i) * 3 for i in range(200000)}\n\
-        print(len(json.dumps(d)), subprocess.run(['echo', 'x'], capture_output=True).stdout)\n";
-    let program = Program::new(python).args(["-c", script]);
-    let (plain, _) = assert_same(&program);
-    let ran = program.jumbo_with(&["--heap=mimalloc", "--pool=128M"]);
-    crate::support::program::assert_alike(&plain, &ran, "on mimalloc");
 }

@@ -172,8 +172,21 @@ static void tuned(void)
     malloc_trim(0);
     CHECK(mallopt(M_MMAP_THRESHOLD, 64 * KIB) == 1);
     void *other = malloc(80 * KIB);
+    static void *small[1000];
+    struct mallinfo2 before = mallinfo2();
+    for (int at = 0; at < 1000; at++)
+        CHECK((small[at] = malloc(1000)) != NULL);
+    void *volatile large = malloc(5 * MIB);
     struct mallinfo2 info = mallinfo2();
-    CHECK(info.arena > 0);
+    struct mallinfo wrapped = mallinfo();
+    CHECK(info.arena > 0 && (unsigned)wrapped.arena == (unsigned)info.arena);
+    CHECK(info.uordblks + info.fordblks <= info.arena);
+    CHECK(info.uordblks + info.hblkhd >= before.uordblks + before.hblkhd + 5 * MIB + 900 * 1000);
+    free(large);
+    for (int at = 0; at < 1000; at++)
+        free(small[at]);
+    malloc_trim(0);
+    CHECK(mallinfo2().uordblks < info.uordblks - 900 * 1000);
     free(other);
     free(memory);
     FILE *null = fopen("/dev/null", "w");
@@ -182,8 +195,12 @@ static void tuned(void)
     puts("tuned");
 }
 
-int main(void)
+int main(int count, char **words)
 {
+    if (count > 1 && strcmp(words[1], "stats") == 0) {
+        malloc_stats();
+        return 0;
+    }
     plain_malloc();
     zeroed();
     resized();

@@ -7,7 +7,6 @@ static void *objects[COUNT];
 
 int main(void)
 {
-    /* Enough small objects that mimalloc serves this thread. */
     for (size_t at = 0; at < COUNT; at++)
         CHECK((objects[at] = malloc(40)) != NULL);
     void *volatile freed = objects[COUNT / 2];

@@ -164,6 +164,8 @@ static void tiny(void) { EACH(blocks[at] = malloc(24)); }
     X(pvalloc, nothing(), EACH(blocks[at] = pvalloc(sizes[at])), give_back()) \
     X(malloc_usable_size, allocate(), EACH(result = malloc_usable_size(blocks[at])), give_back()) \
     X(malloc_trim, allocate(); give_back(), result = malloc_trim(0), nothing()) \
+    X(mallinfo, allocate(), result = mallinfo().arena, give_back()) \
+    X(mallinfo2, allocate(), result = mallinfo2().arena, give_back()) \
     X(mallopt, nothing(), result = mallopt(M_MMAP_THRESHOLD, 128 << 10), nothing()) \
     X(mmap, nothing(), EACH(blocks[at] = mmap(NULL, sizes[at], PROT_READ | PROT_WRITE, \
         MAP_ANONYMOUS | (round_at % 2 ? MAP_SHARED : MAP_PRIVATE) | (round_at % 5 == 4 ? MAP_POPULATE : 0), -1, 0)), unmap()) \

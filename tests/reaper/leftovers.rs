@@ -90,15 +90,14 @@ fn a_small_program_gets_none() {
 }
 
 #[test]
-fn what_is_asked_of_mimalloc_counts() {
+fn what_is_asked_in_any_size_counts() {
     let files = compile(&[Source::C("asks", &[])]);
     // In one block; in large blocks; in blocks that share a page.
     for kib in ["1228800", "1000", "48"] {
         let program = Program::new(files.path("asks"));
         let reaper = |mib: &str| {
             let program = program.clone().args([mib, kib]);
-            let (ran, report) =
-                program.reported_with(&["--heap=mimalloc", "--pool=2M", "--reaper=auto"]);
+            let (ran, report) = program.reported_with(&["--reaper=auto"]);
             ran.ok();
             states(&report)[0].clone()
         };

@@ -12,7 +12,7 @@ use super::build;
 use super::report::Report;
 use super::running::Running;
 
-/// Variable with further options of every `jumbo run`, such as `--heap=mimalloc`, to test another
+/// Variable with further options of every `jumbo run`, such as `--heap=glibc`, to test another
 /// mode.
 const MORE_OPTIONS: &str = "JUMBO_TEST_OPTIONS";
 /// Default timeout of one run.

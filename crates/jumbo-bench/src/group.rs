@@ -46,7 +46,6 @@ struct SidePlan<'a> {
     name: String,
     /// Unmeasured step before a sample; returns the memory that the sample takes.
     prepare: Rc<dyn Fn() -> Result<Bytes, Error> + 'a>,
-    tries: usize,
     measure: Rc<dyn Fn() -> Result<Figures, Error> + 'a>,
     needs: Needs,
     /// Second measurement of the same side, for A/A rows.
@@ -67,9 +66,6 @@ pub(crate) type Compare = fn(Quantity, [Samples; 2]) -> Row;
 
 /// Figures of a side, per lap; or the reason why there are none.
 type Sampled = Result<Vec<Figures>, String>;
-
-/// Maximum number of attempts at a disturbed sample.
-const MAX_ATTEMPTS: usize = 3;
 
 /// Adds rows to a group, each as `NAME => MEASURE, FIGURE, SIDES, PUBLISHED;`. The sides are
 /// `baseline / candidate` for a ratio, `candidate - baseline` for a difference, `side / side` or
@@ -136,7 +132,6 @@ impl<'a> Group<'a> {
         self.sides.push(SidePlan {
             name: name.into(),
             prepare: Rc::new(prepare),
-            tries: MAX_ATTEMPTS,
             measure: Rc::new(measure),
             needs: Needs::default(),
             again: None,
@@ -170,11 +165,6 @@ impl<'a> Group<'a> {
     pub(crate) fn needs(&mut self, side: usize, needs: Needs) -> usize {
         self.sides[side].needs = needs;
         side
-    }
-
-    /// Sets the number of attempts for samples that do not meet the claims of `side`.
-    pub(crate) fn tries(&mut self, side: usize, tries: usize) {
-        self.sides[side].tries = tries;
     }
 
     /// Second measurement of `side`.
@@ -260,13 +250,12 @@ impl<'a> Group<'a> {
                 if !self.is_even {
                     least[at] = f64::INFINITY;
                 }
-                let limits = (&*side.prepare, side.tries);
                 let measure = || {
                     self.kernel
                         .map_or(Ok(0.0), |kernel| kernel.provide(&side.needs))?;
                     (side.measure)()
                 };
-                let figures = sample(limits, (&mut least[at], hit), &measure)
+                let figures = sample(&*side.prepare, (&mut least[at], hit), &measure)
                     .map_err(|error| error.of_side(&side.name));
                 match figures {
                     Ok(figures) if lap > 0 => laps.push(figures),

@@ -96,11 +96,7 @@ fn group_of(settings: &Settings, size: Bytes, pieces: Option<Bytes>) -> Group<'_
         group.prepared(name, prepare, move || worker.sample(settings, &claims))
     };
     let plain = side(Launch::Plain);
-    let others = [
-        ("tunable", Launch::Tunable),
-        ("jumbo", Launch::JUMBO),
-        ("unbounded", Launch::at_once("")),
-    ];
+    let others = [("jumbo", Launch::JUMBO), ("unbounded", Launch::at_once(""))];
     let others = others.map(|(key, launch)| (key, side(launch)));
     for figure in FIGURES {
         let part = figure.trim_end_matches("_us");

@@ -9,8 +9,6 @@ use std::process::Command;
 pub(crate) enum Launch {
     /// Unchanged.
     Plain,
-    /// With glibc's tunable for huge pages.
-    Tunable,
     /// With `jumbo run` and these options.
     Jumbo(String),
     /// With another allocator through LD_PRELOAD.
@@ -44,7 +42,6 @@ impl Launch {
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Plain => "plain".to_owned(),
-            Self::Tunable => "hugetlb=1".to_owned(),
             Self::Preload(peer) => peer.name.to_owned(),
             Self::Jumbo(options) => format!("jumbo run {options}").trim_end().to_owned(),
         }
@@ -83,7 +80,6 @@ impl Launch {
         }
         match self {
             Self::Plain | Self::Jumbo(_) => &mut command,
-            Self::Tunable => command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
             Self::Preload(peer) => command
                 .env("LD_PRELOAD", &peer.library)
                 .envs(peer.set.iter().copied()),
@@ -210,14 +206,10 @@ mod tests {
         );
         assert_eq!(options.name(), "jumbo run --heap=glibc --pool=64M");
         assert_eq!(Launch::JUMBO.name(), "jumbo run");
-        for launch in [Launch::Plain, Launch::Tunable, Launch::JUMBO] {
+        for launch in [Launch::Plain, Launch::JUMBO] {
             let command = launch.command(jumbo, OsStr::new("/p"));
             assert!(line(&command).ends_with("/p"));
-            let set: Vec<_> = command
-                .get_envs()
-                .filter(|(_, value)| value.is_some())
-                .collect();
-            assert_eq!(set.len(), usize::from(launch == Launch::Tunable));
+            assert!(command.get_envs().all(|(_, value)| value.is_none()));
         }
     }
 }

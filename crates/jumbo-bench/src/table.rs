@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jumbo_host::kernel::Root;
 use serde::Serialize;
 
-use crate::launch::{Launch, Peer};
+use crate::launch::Peer;
 use crate::machine::Machine;
 use crate::memory::Retakes;
 use crate::published::{self, Citation};
@@ -130,7 +130,7 @@ impl Row {
     /// Reports whether the row is about jumbo: neither an A/A row nor one of a peer alone.
     pub fn is_of_jumbo(&self) -> bool {
         let name = &self.candidate.name;
-        let is_peer = *name == Launch::Tunable.name() || Peer::names().any(|peer| peer == name);
+        let is_peer = Peer::names().any(|peer| peer == name);
         !self.is_aa() && !is_peer
     }
 
@@ -304,7 +304,7 @@ mod tests {
     fn only_rows_about_jumbo_have_a_verdict_on_it() {
         let mut it = row(Row::ratio, "same", &[2.0, 2.1, 2.0], &[4.0, 4.2, 4.1]);
         assert!(it.is_of_jumbo() && it.verdict_text() == "BEHIND");
-        it.candidate.name = Launch::Tunable.name();
+        it.candidate.name = "jemalloc".to_owned();
         assert!(!it.is_of_jumbo());
         it.candidate.name = "plain again".to_owned();
         it.what.measure += ", A/A";

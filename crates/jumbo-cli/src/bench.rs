@@ -49,8 +49,7 @@ enum Command {
 
 #[derive(Debug, Subcommand)]
 enum Table {
-    /// Allocate, pointer-chase and free: plain, glibc's hugetlb tunable, `jumbo run`; and what
-    /// jumbo costs
+    /// Allocate, pointer-chase and free: plain, and `jumbo run`; and what jumbo costs
     #[command(mut_arg("size", |size| size.help("Bytes of objects to allocate; 2G, or 256M with --quick")))]
     Heap(Sized<{ heap::MIN_SIZE.0 }, { 2 << 30 }, { 256 << 20 }>),
     /// Free a large block: by one thread, by several, in the background; and what must not become
@@ -74,12 +73,10 @@ enum Table {
     Vmemmap(Common),
     /// Fork a large process: how long the call takes, and the first writes after it
     Fork(Fork),
-    /// Touch new allocations, one by one: plain, glibc's hugetlb tunable, `jumbo run`; in the
-    /// median and at worst
+    /// Touch new allocations, one by one: plain, and `jumbo run`; in the median and at worst
     #[command(mut_arg("size", |size| size.help("Bytes of all allocations, each of 1 MiB; 3G, or 256M with --quick")))]
     Latency(Sized<{ latency::MIN_SIZE.0 }, { 3 << 30 }, { 256 << 20 }>),
-    /// Run real programs: plain, `jumbo run` in its modes, glibc's tunable, jemalloc, tcmalloc,
-    /// mimalloc
+    /// Run real programs: plain, `jumbo run` in its modes, jemalloc, tcmalloc, mimalloc
     Programs(programs::Args),
 }
 

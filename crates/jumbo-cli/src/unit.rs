@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, bail};
 use jumbo_host::kernel::{Root, task};
+use jumbo_host::policy::Orders;
 use jumbo_host::status::LIBRARY;
 
 use crate::run::{StandingOptions, preload, standing};
@@ -174,8 +175,10 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
              hint: install jumbo for all users"
         ));
     }
-    let mut variables = vec![("LD_PRELOAD", library.to_owned())];
-    variables.extend(standing(&options, None, false)?);
+    let variables = [
+        ("LD_PRELOAD", library),
+        (Orders::VARIABLE, &standing(&options, false)?),
+    ];
     let sandbox = look_up(&args.name).map(|shown| Sandbox::of(&shown, Path::new(library)));
     let sandbox = sandbox.unwrap_or_default();
     for note in &sandbox.notes {
@@ -189,7 +192,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         env!("CARGO_PKG_VERSION")
     );
     for (name, value) in variables {
-        text += &format!("Environment=\"{name}={}\"\n", escaped(&value));
+        text += &format!("Environment=\"{name}={}\"\n", escaped(value));
     }
     text += &sandbox.lines;
     Stdout::lock().write_all(text.as_bytes())?;

@@ -6,6 +6,10 @@
     reason = "a command that cannot be run fails its test"
 )]
 
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "../../../tests/support/needs.rs"]
+mod needs;
+
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -143,10 +147,13 @@ fn output_or_a_status_that_differs_with_jumbo_is_told() {
 
 #[test]
 fn what_differs_with_a_peer_alone_is_told_and_no_fault_of_jumbo() {
-    let script = "test -n \"$JUMBO_ORDERS\" || echo $GLIBC_TUNABLES";
+    if let Err(why) = jumbo_bench::program::Way::peer("jemalloc") {
+        return needs::skip(&why.to_string());
+    }
+    let script = "test -n \"$JUMBO_ORDERS\" || echo $LD_PRELOAD";
     // The jumbo run prints the text that the plain run prints.
     let script = format!("{script}; test -z \"$JUMBO_ORDERS\" || echo");
-    let options = ["--peers", "tunable", "--", "sh", "-c", &script];
+    let options = ["--peers", "jemalloc", "--", "sh", "-c", &script];
     let (code, it) = json(&options);
     let [ours, peer] = [&it["ways"][0], &it["ways"][1]];
     assert_eq!(
@@ -160,7 +167,7 @@ fn what_differs_with_a_peer_alone_is_told_and_no_fault_of_jumbo() {
     assert_eq!(code, Some(0), "{it:#}");
     let (_, text, _) = run(&options);
     assert!(
-        text.contains("WARNING: hugetlb=1 printed something else"),
+        text.contains("WARNING: jemalloc printed something else"),
         "{text}"
     );
 }

@@ -27,16 +27,16 @@ const INSIDE: Table = &[
         ],
     ),
     (
-        "slab",
-        &[
-            "density", "heap", "one_page", "orders", "sandbox", "sync", "sys",
-        ],
-    ),
-    (
         "heap",
         &[
             "density", "events", "gather", "headroom", "keep", "ledger", "one_page", "orders",
-            "pool", "proc", "sandbox", "sync", "sys", "watch",
+            "pool", "proc", "sandbox", "slab", "sync", "sys", "watch",
+        ],
+    ),
+    (
+        "slab",
+        &[
+            "density", "events", "one_page", "orders", "sandbox", "sync", "sys",
         ],
     ),
     (

@@ -5,7 +5,7 @@
 //!
 //! - [`events`]: the calls of the program that mechanisms hear, and their order.
 //! - [`heap`]: large allocations in an address range of their own, and the program's mappings.
-//! - [`slab`]: blocks below 128 KiB, with their records apart (not in use by the library yet).
+//! - [`slab`]: blocks below 128 KiB, with their records apart.
 //! - [`keep`]: bound of the freed memory that stays for later allocations.
 //! - [`gather`]: memory freed by several threads, or in the background.
 //! - [`reaper`]: memory freed after the program's end, by a reaper process.

@@ -105,9 +105,6 @@ orders! {
     /// Cover child processes (`--follow`); otherwise the library removes itself from the
     /// environment.
     follow: bool = true, flag;
-    /// The launcher added `glibc.malloc.hugetlb=1` to GLIBC_TUNABLES, so the library removes it
-    /// again if children are not covered.
-    tunable: bool = false, flag;
     /// Mode of large frees (`--free`).
     free: FreeMode = FreeMode::Sync, mode;
     /// Maximum number of threads that free at once, the caller included (`--free-workers`); 0: the
@@ -238,13 +235,10 @@ macro_rules! modes {
 modes! {
     /// Allocator behind `malloc`.
     HeapMode {
-        /// The window for large allocations, mimalloc for small ones of threads that allocate much,
-        /// and glibc for the rest, with its heap and arenas advised.
+        /// jumbo's heap: slabs below 128 KiB, the window above.
         On "on" = "1",
-        /// Same as `On`, without mimalloc.
+        /// The C library's allocator below 128 KiB, the window above.
         Glibc "glibc",
-        /// Same as `On`; with a pool, mimalloc serves all allocations from the pool.
-        Mimalloc "mimalloc",
         /// The program's own allocator.
         Off "off" = "0",
     }
@@ -459,7 +453,7 @@ mod tests {
     proptest! {
         #[test]
         fn decoding_inverts_encoding(
-            heap in 0usize..3, maps: bool, follow: bool, tunable: bool, percent in of(0u32..101),
+            heap in 0usize..3, maps: bool, follow: bool, percent in of(0u32..101),
             pages in of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>())),
             nofork: bool, each: bool, shift in 16u32..30, free_least: Option<usize>,
             small_pages: bool, orphans: bool, kept in of((any::<bool>(), 0usize..101)),
@@ -486,7 +480,7 @@ mod tests {
             });
             let max_waste = percent.map_or(MaxWaste::Unbounded, MaxWaste::Percent);
             let orders = Orders {
-                heap, pool, maps, max_waste, keep, follow, tunable, free, free_workers, free_least,
+                heap, pool, maps, max_waste, keep, follow, free, free_workers, free_least,
                 small_pages, reaper, orphans, filters, launched_under, container, text, data, shm,
                 shm_sizes, libs: libs.as_deref(), pmd: 1 << shift, ledger: ledger.as_deref(),
             };

@@ -20,13 +20,10 @@ fn start() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let settings = HeapSettings {
-            glibc: true,
             pmd: PMD,
             max_waste: MaxWaste::Percent(5),
             keep: None,
-            arenas: false,
             pool: None,
-            managed: false,
         };
         // SAFETY: once, before the first allocation.
         assert!(unsafe { heap::start(settings) })

@@ -14,12 +14,12 @@ use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use jumbo_inside::events::Mechanism as _;
 use jumbo_inside::reaper::Ids;
 use jumbo_inside::watch;
-use libc::{gid_t, off_t, pid_t, rlimit, stack_t, uid_t};
+use libc::{gid_t, off_t, stack_t, uid_t};
 
 use crate::mechanisms::All;
 use crate::own_stack::on;
 use crate::sharing::LOCKS;
-use crate::{leave, limits, maps, next, own_stack, sandbox, sharing};
+use crate::{leave, maps, next, own_stack, sandbox, sharing};
 
 /// Register value of an argument or result of a system call.
 trait Word {
@@ -191,12 +191,9 @@ doors! {
     setgroups(count: usize, groups: *const gid_t) -> c_int,
         SYS_setgroups => sharing::privileged[];
     capset(header: *mut c_void, data: *const c_void) -> c_int, SYS_capset => sharing::privileged[];
-    setrlimit(resource: c_uint, limit: *const rlimit) -> c_int, SYS_setrlimit: limits::set;
-    prlimit(pid: pid_t, resource: c_uint, limit: *const rlimit, before: *mut rlimit) -> c_int,
-        SYS_prlimit64: limits::exchange;
 }
 
-// off_t and rlim_t have 64 bits. Programs built with large-file support (CPython among them) import
+// off_t has 64 bits. Programs built with large-file support (CPython among them) import
 // the names that end in 64.
 names! {
     // By its number some options return 64 bits. Linux's calling conventions allow to declare all
@@ -208,9 +205,6 @@ names! {
     fallocate64(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int,
         as fallocate => after[on(|| sharing::allocating(fd, mode))];
     fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int, as fcntl => sharing::locked[fd, LOCKS.contains(&command)];
-    setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int, as setrlimit: limits::set;
-    prlimit64(pid: pid_t, resource: c_uint, limit: *const rlimit, before: *mut rlimit) -> c_int,
-        as prlimit: limits::exchange;
     seteuid(id: uid_t) -> c_int, as seteuid => sharing::identified[Ids::User, &[id]];
     setegid(id: gid_t) -> c_int, as setegid => sharing::identified[Ids::Group, &[id]];
     initgroups(user: *const c_char, group: gid_t) -> c_int, as initgroups => sharing::privileged[];

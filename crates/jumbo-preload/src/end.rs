@@ -9,7 +9,7 @@ use core::panic::PanicInfo;
 use rustix::fd::BorrowedFd;
 
 /// Unbuffered standard error: the program's own stream may be broken.
-struct Stderr;
+pub(crate) struct Stderr;
 
 impl Write for Stderr {
     fn write_str(&mut self, text: &str) -> fmt::Result {

@@ -13,8 +13,6 @@ use crate::glibc;
 
 /// End of this library's entry in LD_PRELOAD.
 const LIBRARY: &[u8] = b"libjumbo_preload.so";
-/// Entry of the launcher in GLIBC_TUNABLES.
-const TUNABLE: &[u8] = b"glibc.malloc.hugetlb=1";
 
 unsafe extern "C" {
     static mut environ: *mut *mut c_char;
@@ -49,8 +47,7 @@ const START_CALLS: &[c_long] = &[
 ];
 
 /// Adapts the environment to a new seccomp filter, which executed programs inherit: counts a filter
-/// that allows all calls of a start, and removes glibc's tunable under one that forbids advice,
-/// since glibc reads it before this library runs. `None`: an unknown filter.
+/// that allows advice and all calls of a start. `None`: an unknown filter.
 pub(crate) fn entered(filter: Option<&[libc::sock_filter]>) {
     let environment = Environment::current();
     let name = Orders::VARIABLE.as_bytes();
@@ -67,11 +64,8 @@ pub(crate) fn entered(filter: Option<&[libc::sock_filter]>) {
         let mut calls = START_CALLS.iter();
         calls.all(|call| bpf::allows(filter, &Call::new(*call, here, [thp, 0, 0, 0, 0, 0])))
     };
-    if !sandbox::allows_advice() {
-        if orders.tunable {
-            environment.leave_tunable();
-        }
-    } else if let Some(digits) = Orders::launched_digits(text)
+    if sandbox::allows_advice()
+        && let Some(digits) = Orders::launched_digits(text)
         && filter.is_some_and(allows_start)
     {
         let known = orders.launched_under.saturating_add(1);
@@ -81,15 +75,12 @@ pub(crate) fn entered(filter: Option<&[libc::sock_filter]>) {
 
 /// Removes the launcher's entries, so that children run without jumbo. Shortens the strings in
 /// place.
-pub(crate) fn leave(tunable: bool, environment: &Environment) {
+pub(crate) fn leave(environment: &Environment) {
     environment.cut(
         b"LD_PRELOAD",
         |entry| entry.ends_with(LIBRARY),
         |byte| byte == b':' || byte == b' ',
     );
-    if tunable {
-        environment.leave_tunable();
-    }
     environment.remove(Orders::VARIABLE.as_bytes());
 }
 
@@ -104,18 +95,16 @@ pub(crate) fn rooted() {
         return;
     }
     let environment = Environment::current();
-    let text = environment.value(Orders::VARIABLE.as_bytes());
-    let Some(text) = text.and_then(|value| core::str::from_utf8(value).ok()) else {
+    if environment.value(Orders::VARIABLE.as_bytes()).is_none() {
         return;
-    };
-    let tunable = Orders::decode(text).tunable;
+    }
     let preloaded = environment.value(b"LD_PRELOAD").unwrap_or_default();
     let mut entries = preloaded.split(|byte| *byte == b':' || *byte == b' ');
     let Some(ours) = entries.find(|entry| entry.ends_with(LIBRARY)) else {
         return;
     };
     if rustix::fs::access(ours, Access::READ_OK) == Err(Errno::NOENT) {
-        leave(tunable, &environment);
+        leave(&environment);
     }
 }
 
@@ -237,14 +226,6 @@ impl Environment {
         if to == 0 {
             self.remove(name);
         }
-    }
-
-    fn leave_tunable(&self) {
-        self.cut(
-            b"GLIBC_TUNABLES",
-            |entry| entry == TUNABLE,
-            |byte| byte == b':',
-        );
     }
 
     fn remove(&self, name: &[u8]) {

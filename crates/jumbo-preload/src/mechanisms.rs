@@ -1,10 +1,9 @@
 //! The list of mechanisms, in the order in which they receive events: [`All`].
 //!
 //! The mechanisms of this crate are below, the others in [`jumbo_inside`]. The order is that of the
-//! locks that a fork holds: glibc's streams, mimalloc, the heap, pending frees.
+//! locks that a fork holds: glibc's streams, the slabs, the heap, pending frees.
 //! [`jumbo_inside::events`] has the protocol.
 
-use core::ffi::c_int;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo_inside::events::{self, Mapping, Mechanism, Side};
@@ -13,12 +12,12 @@ use jumbo_inside::{density, gather, segments, watch};
 
 use crate::own_stack::{self, on};
 use crate::reaper::auto;
-use crate::{alloc, environment, glibc, mimalloc, next, streams};
+use crate::{alloc, environment, glibc, next, small, streams};
 
 /// List of all mechanisms.
 pub(crate) type All = jumbo_inside::events::list![
     Streams,
-    Mimalloc,
+    Slabs,
     watch::Events,
     Mappings,
     segments::Events,
@@ -47,38 +46,16 @@ impl Mechanism for Streams {
     }
 }
 
-/// Allocator of small objects.
-pub(crate) struct Mimalloc;
+/// Slabs of small blocks.
+pub(crate) struct Slabs;
 
-impl Mechanism for Mimalloc {
-    fn locking_all() {
-        mimalloc::give_up_addresses();
-    }
-
-    fn before_thread() {
-        mimalloc::before_thread();
-    }
-
-    fn confining(_is_first: bool) {
-        mimalloc::confine();
-    }
-
-    fn confined(is_installed: bool) {
-        if !is_installed {
-            mimalloc::unconfine();
-        }
-    }
-
+impl Mechanism for Slabs {
     fn lock_for_fork() {
-        mimalloc::before_fork();
+        small::before_fork();
     }
 
-    unsafe fn unlock_after_fork(_side: Side) {
-        mimalloc::after_fork();
-    }
-
-    unsafe fn is_forked(_pid: u32) {
-        mimalloc::forked();
+    unsafe fn unlock_after_fork(side: Side) {
+        small::after_fork(side);
     }
 }
 
@@ -123,14 +100,9 @@ pub(crate) struct Glibc;
 
 impl Mechanism for Glibc {
     fn confining(_is_first: bool) {
-        glibc::follow();
         if alloc::is_diverted() {
             next::start_malloc();
         }
-    }
-
-    fn confined(_is_installed: bool) {
-        glibc::follow();
     }
 }
 
@@ -152,6 +124,7 @@ pub(crate) type Trace = ();
 #[cfg(debug_assertions)]
 mod trace {
     use super::*;
+    use core::ffi::c_int;
     use core::sync::atomic::AtomicU32;
 
     pub(crate) struct Trace;

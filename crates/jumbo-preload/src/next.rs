@@ -13,8 +13,8 @@
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
+use crate::own_stack;
 use crate::symbols::{self, Object};
-use crate::{glibc, own_stack};
 
 /// Next definition of a function of type `F`. The address is the first field, for jumps of machine
 /// code.
@@ -108,6 +108,32 @@ impl<F: Copy> Deferred for Next<F> {
     }
 }
 
+/// Figures of a C library without these functions, or with none.
+const NO_INFO: libc::mallinfo = libc::mallinfo {
+    arena: 0,
+    ordblks: 0,
+    smblks: 0,
+    hblks: 0,
+    hblkhd: 0,
+    usmblks: 0,
+    fsmblks: 0,
+    uordblks: 0,
+    fordblks: 0,
+    keepcost: 0,
+};
+const NO_INFO2: libc::mallinfo2 = libc::mallinfo2 {
+    arena: 0,
+    ordblks: 0,
+    smblks: 0,
+    hblks: 0,
+    hblkhd: 0,
+    usmblks: 0,
+    fsmblks: 0,
+    uordblks: 0,
+    fordblks: 0,
+    keepcost: 0,
+};
+
 /// thrd_error of glibc's <threads.h>.
 const THRD_ERROR: c_int = 2;
 
@@ -156,6 +182,9 @@ next! {
     pvalloc: fn(size: usize) -> *mut c_void, else no_memory();
     malloc_usable_size: fn(_pointer: *mut c_void) -> usize, else 0;
     malloc_trim: fn(_pad: usize) -> c_int, else 0;
+    malloc_stats: fn(), else nothing();
+    mallinfo: fn() -> libc::mallinfo, else NO_INFO;
+    mallinfo2: fn() -> libc::mallinfo2, else NO_INFO2;
     mallopt: fn(_parameter: c_int, _value: c_int) -> c_int, else 0;
     mmap: fn(addr: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, off: libc::off_t)
         -> *mut c_void, else failed_map();
@@ -192,9 +221,6 @@ next! {
     mlock2: fn(_addr: *const c_void, _len: usize, _flags: c_uint) -> c_int, else failed();
     madvise: fn(_addr: *mut c_void, _len: usize, _advice: c_int) -> c_int, else failed();
     munlockall: fn() -> c_int, else failed();
-    setrlimit: fn(_resource: c_uint, _limit: *const libc::rlimit) -> c_int, else failed();
-    prlimit: fn(_pid: libc::pid_t, _resource: c_uint, _limit: *const libc::rlimit, _before: *mut libc::rlimit)
-        -> c_int, else failed();
     pthread_create: fn(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
         start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int, else libc::EAGAIN;
     thrd_create: fn(thread: *mut libc::pthread_t, start: extern "C" fn(*mut c_void) -> c_int,
@@ -235,9 +261,6 @@ next! {
     pthread_atfork: fn(prepare: unsafe extern "C" fn(), parent: unsafe extern "C" fn(), child: unsafe extern "C" fn())
         -> c_int, else libc::ENOMEM;
     pthread_getcpuclockid: fn(thread: libc::pthread_t, clock: *mut libc::clockid_t) -> c_int, else libc::ENOENT;
-    pthread_key_create: fn(key: *mut libc::pthread_key_t, done: unsafe extern "C" fn(*mut c_void))
-        -> c_int, else libc::EAGAIN;
-    pthread_setspecific: fn(key: libc::pthread_key_t, value: *const c_void) -> c_int, else libc::ENOMEM;
 }
 
 /// `__libc_single_threaded` of glibc 2.32 and later; null elsewhere.
@@ -307,35 +330,21 @@ static ALLOCATING: [&(dyn Deferred + Sync); 8] = [
 pub(crate) fn start_malloc() {
     if malloc.is_deferred() {
         begin();
-        own_stack::run(allocate_once);
+        own_stack::on(allocate_once);
     }
 }
 
-/// Initialises glibc's malloc before its first call, on a stack of zeroes.
-///
-/// glibc (2.36, sysdeps/unix/sysv/linux/malloc-hugepages.c, `__malloc_thp_mode`) reads 23 bytes of
-/// /sys/kernel/mm/transparent_hugepage/enabled into an uninitialised array of 24, and compares them
-/// as a string: `hugetlb=1` works only if the next byte happens to be zero. It mostly is in a plain
-/// program; with the stack of this library's lookup, it was in half of the runs. The caller's stack
-/// may be a coroutine's of a few KiB, so nothing is zeroed there.
+/// Initialises glibc's malloc before its first call, without an allocation: mallopt(3) of a parameter
+/// that it does not know.
 #[cold]
 fn begin() {
     ALLOCATING.iter().for_each(|next| next.publish());
-    own_stack::run(initialise);
-    if glibc::must_not_advise() {
-        glibc::follow();
-    }
-}
-
-/// Initialises glibc's malloc without an allocation: mallopt(3) of a parameter that it does not
-/// know. The program break does not move.
-unsafe extern "C" fn initialise(_: *mut c_void) {
-    // SAFETY: the call changes no parameter.
+    // SAFETY: the call changes no parameter. The program break does not move.
     unsafe { (mallopt.get())(0, 0) };
 }
 
 /// Allocates a block, so that later allocations need no initialisation.
-unsafe extern "C" fn allocate_once(_: *mut c_void) {
+fn allocate_once() {
     // SAFETY: the next definitions, looked up; the block is not used.
     unsafe { (free.get())((malloc.get())(1)) };
 }

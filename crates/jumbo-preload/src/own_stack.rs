@@ -1,4 +1,4 @@
-//! Stacks of this library's own: [`on`] runs deep work on one, [`run`] the start of glibc's malloc.
+//! Stacks of this library's own: [`on`] runs deep work on one.
 //!
 //! The caller's stack may have a few KiB: that of a coroutine, or of a signal handler. So the
 //! interposed functions take at most 512 bytes of it beyond the C library's own, and call what needs
@@ -6,7 +6,6 @@
 //! `docs/design/heap.md` has the figures.
 
 use core::arch::naked_asm;
-use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -19,20 +18,12 @@ use libc::stack_t;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
-use crate::{glibc, system};
+use crate::system;
 
 /// Size of a stack, with a guard page at its start.
 const STACK_BYTES: usize = 36 << 10;
 /// Number of stacks: one bit each of [`CLAIMED`]. Together less than a huge page.
 const STACKS: usize = u32::BITS as usize;
-
-/// Stack of zeroes, without a page until its first use.
-#[repr(C, align(4096))]
-struct Stack(UnsafeCell<[u8; STACK_BYTES]>);
-// SAFETY: only the holder of `IS_USED` runs on it.
-unsafe impl Sync for Stack {}
-static STACK: Stack = Stack(UnsafeCell::new([0; STACK_BYTES]));
-static IS_USED: AtomicBool = AtomicBool::new(false);
 
 /// Start and length of the addresses of a stack that has room: all until [`start`], then those of
 /// the first thread's stack, except the last part.
@@ -79,7 +70,6 @@ struct Job<F, R> {
 
 /// Learns the bounds of the first thread's stack, in that thread.
 pub(crate) fn start() {
-    glibc::start();
     static APART: Apart = Apart(apart);
     sys::use_apart(&APART);
     // More is no more ample, and the limit counts from the end of the stack.
@@ -134,7 +124,7 @@ fn is_in_further(address: usize) -> bool {
 #[inline(always)]
 fn is_ample() -> bool {
     let here = here();
-    is_ample_in_first_thread(here) || is_own(here) || is_ample_in_thread(here)
+    is_ample_in_first_thread(here) || is_own(here)
 }
 
 #[inline(always)]
@@ -173,17 +163,23 @@ pub(crate) fn alternate(stack: *const stack_t, call: impl FnOnce() -> c_int) -> 
     answer
 }
 
-/// Reports whether an address is in the upper part of the stack with which this thread began.
-#[cold]
-#[inline(never)]
-fn is_ample_in_thread(here: usize) -> bool {
-    glibc::stack().is_some_and(|stack| here > stack.start + ROOM_BYTES && here < stack.end)
-}
-
 /// Runs work on a stack with room: the present one, or one of this library. The work neither waits
 /// for the program nor calls it, and leaves by its end alone.
 #[inline(always)]
 pub(crate) fn on<R>(work: impl FnOnce() -> R) -> R {
+    run_if(is_ample(), work)
+}
+
+/// Runs work as [`on`] does, also where the present stack seems to have room: an array of a function
+/// of the first thread may be a coroutine's.
+#[inline(always)]
+pub(crate) fn away<R>(work: impl FnOnce() -> R) -> R {
+    run_if(is_own(here()), work)
+}
+
+/// Runs work on the present stack if that is ample, or on one of this library.
+#[inline(always)]
+fn run_if<R>(is_ample: bool, work: impl FnOnce() -> R) -> R {
     let mut job = Job {
         work: MaybeUninit::new(work),
         result: MaybeUninit::uninit(),
@@ -192,7 +188,7 @@ pub(crate) fn on<R>(work: impl FnOnce() -> R) -> R {
     let at = (&raw mut job).cast();
     // SAFETY: the function is that of this job, and runs once.
     unsafe {
-        match is_ample() {
+        match is_ample {
             true => perform(at),
             false => aside(at, perform),
         }
@@ -200,23 +196,7 @@ pub(crate) fn on<R>(work: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Reports whether the present stack has room, to mimalloc.
-#[unsafe(no_mangle)]
-extern "C" fn jumbo_mimalloc_has_room() -> bool {
-    is_ample()
-}
-
-/// Performs a job of mimalloc on a stack of this library.
-///
-/// # Safety
-/// As for the function.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn jumbo_mimalloc_aside(job: *mut c_void, perform: Perform) {
-    // SAFETY: the caller's promise.
-    unsafe { aside(job, perform) };
-}
-
-/// Performs work on a stack of this library, also where the present one seems to have room.
+/// Performs work as [`away`] does.
 ///
 /// # Safety
 /// As for the function.
@@ -491,21 +471,4 @@ unsafe extern "C" fn switch(job: *mut c_void, perform: Perform, top: usize) {
         "ret",
         ".cfi_endproc",
     );
-}
-
-/// Calls `work` on a stack of zeroes, or on the caller's if another thread uses it. All signals are
-/// blocked meanwhile.
-pub(crate) fn run(work: unsafe extern "C" fn(*mut c_void)) {
-    // A filter of the program may forbid the call.
-    let _blocked = (!sandbox::is_entered()).then(Blocked::all);
-    // SAFETY: the work takes no argument. The stack is this thread's until the store below, and
-    // aligned as a call requires.
-    unsafe {
-        if IS_USED.swap(true, Ordering::Acquire) {
-            return work(ptr::null_mut());
-        }
-        let top = STACK.0.get().expose_provenance() + STACK_BYTES;
-        switch(ptr::null_mut(), work, top);
-    }
-    IS_USED.store(false, Ordering::Release);
 }

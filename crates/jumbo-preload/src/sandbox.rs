@@ -8,9 +8,9 @@ use core::ffi::{c_int, c_long, c_uint, c_ulong};
 use jumbo_inside::events::Mechanism as _;
 use jumbo_inside::{reaper, sandbox};
 
+use crate::environment;
 use crate::mechanisms::All;
 use crate::own_stack::{self, on};
-use crate::{environment, mimalloc};
 
 /// Options of prctl(2) that drop a privilege of one thread: jumbo's threads would keep it.
 const PRIVILEGE_OPTIONS: [c_int; 4] = [
@@ -39,10 +39,6 @@ pub(crate) fn control<T: From<c_int> + PartialEq>(
     }
     if PRIVILEGE_OPTIONS.contains(&option) {
         on(All::changing_privilege);
-    }
-    if option == libc::PR_SET_TSC {
-        // mimalloc reads a clock when it frees memory.
-        on(mimalloc::without_clock);
     }
     let answer = call();
     let is_subreaper = option == libc::PR_SET_CHILD_SUBREAPER && first != 0;

@@ -3,20 +3,16 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr;
 
-use jumbo_inside::density::program_break;
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, HeapSettings};
 use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, MaxWaste, Orders, PoolOrder};
 use jumbo_inside::{orders, sandbox, shmem, sys, watch};
 use rustix::fs::{CWD, Mode, OFlags};
-use rustix::process::{Resource, getrlimit};
 
 use crate::environment::{self, Environment};
 use crate::mechanisms::{after_fork, after_fork_child, before_fork};
-use crate::{
-    alloc, glibc, maps, mimalloc, morecore, next, own_stack, reaper, symbols, system, text,
-};
+use crate::{alloc, glibc, maps, next, own_stack, reaper, small, symbols, system, text};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -52,7 +48,7 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
     let orders = Orders::decode(text);
     configure(&orders, &environment);
     if !orders.follow {
-        environment::leave(orders.tunable, &environment);
+        environment::leave(&environment);
     }
     next::set_errno(errno);
 }
@@ -67,9 +63,6 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
         orders.container || environment.value(sandbox::CONTAINER.as_bytes()).is_some();
     sandbox::detect(orders.filters, orders.launched_under, is_container);
     let is_libcs = next::malloc_is_libcs();
-    if orders.tunable {
-        glibc::watch(orders.pmd);
-    }
     // The filter may not allow the system calls below either.
     if !sandbox::allows_advice() {
         return;
@@ -82,24 +75,8 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
         return;
     }
     let mut flags = if is_libcs { 0 } else { flag::FOREIGN_MALLOC };
-    let tunables = environment.value(b"GLIBC_TUNABLES").unwrap_or_default();
-    let hugetlb = tunables
-        .split(|byte| *byte == b':')
-        .filter_map(|entry| entry.strip_prefix(b"glibc.malloc.hugetlb=".as_slice()))
-        .next_back();
     let ours = is_libcs && orders.heap != HeapMode::Off;
-    let small = match orders.heap {
-        HeapMode::Mimalloc if orders.pool.is_some() => mimalloc::IS_THERE,
-        HeapMode::On | HeapMode::Mimalloc => {
-            mimalloc::IS_THERE && !is_tuned(environment) && !is_bounded()
-        }
-        HeapMode::Glibc | HeapMode::Off => false,
-    };
-    let mimalloc = ours && small;
-    // The pool serves all blocks of mimalloc, small and large.
-    let managed = orders
-        .pool
-        .filter(|_| mimalloc && orders.heap == HeapMode::Mimalloc);
+    let has_slabs = ours && orders.heap == HeapMode::On && !is_tuned(environment);
     let settings = HeapSettings {
         pmd: orders.pmd,
         // Without huge pages there is no waste, and no advice that splits mappings.
@@ -108,35 +85,21 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
             false => orders.max_waste,
         },
         keep: orders.keep,
-        glibc: next::is_glibc() && !is_tuned(environment),
-        // With hugetlb=2 arenas have another size; under a limit on data a whole arena would count.
-        arenas: ours
-            && next::is_glibc()
-            && managed.is_none()
-            && hugetlb.is_none_or(|value| value == b"0" || value == b"1")
-            && getrlimit(Resource::Data).current.is_none(),
         pool: orders.pool.filter(|_| ours),
-        managed: managed.is_some(),
     };
     // SAFETY: the constructor runs once, and nothing is diverted yet.
     if !unsafe { heap::start(settings) } {
         flags |= flag::NO_WINDOW;
     }
-    let mimalloc = mimalloc && mimalloc::divert(managed);
-    if mimalloc {
-        flags |= flag::MIMALLOC;
-    }
     if ours {
         flags |= flag::MALLOC;
-        if !mimalloc || managed.is_none() {
-            alloc::divert();
+        alloc::divert();
+        if has_slabs && flags & flag::NO_WINDOW == 0 {
+            small::start();
+            flags |= flag::SLABS;
+        } else {
+            small::follow();
         }
-    }
-    if !next::is_glibc() {
-        // musl's malloc maps its blocks.
-        program_break::is_followed_otherwise();
-    } else if ours && orders.tunable {
-        morecore::start(orders.pmd);
     }
     if orders.maps {
         maps::cover(orders.pmd);
@@ -159,9 +122,6 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
     }
     if heap::thp_disabled() {
         flags |= flag::THP_DISABLED;
-    }
-    if hugetlb.is_some_and(|value| value != b"0") {
-        flags |= flag::TUNABLE;
     }
     heap::add_flags(flags);
     // SAFETY: the constructor runs once.
@@ -217,7 +177,7 @@ fn has_sanitizer() -> bool {
 }
 
 /// Reports whether the user tunes glibc's malloc: by the variables of mallopt(3), or by tunables
-/// (glibc's manual, "Memory Allocation Tunables") other than the one that jumbo sets.
+/// (glibc's manual, "Memory Allocation Tunables") other than `hugetlb=1`, which asks for huge pages.
 fn is_tuned(environment: &Environment) -> bool {
     const VARIABLES: [&[u8]; 8] = [
         b"MALLOC_CHECK_",
@@ -236,14 +196,6 @@ fn is_tuned(environment: &Environment) -> bool {
         .iter()
         .any(|name| environment.value(name).is_some())
         || tunables.split(|byte| *byte == b':').any(is_of_malloc)
-}
-
-/// Reports whether unused addresses count towards a limit.
-fn is_bounded() -> bool {
-    [Resource::As, Resource::Data]
-        .map(getrlimit)
-        .iter()
-        .any(|limit| limit.current.is_some())
 }
 
 /// Reports whether this process warms the pool: the first one that calls this, also after an exec.

@@ -113,13 +113,6 @@ impl<'a> Object<'a> {
         starts.min().unwrap_or(0)..ends.max().unwrap_or(0)
     }
 
-    /// Returns the addresses of the first writable segment.
-    pub(crate) fn data(&self) -> Option<Range<usize>> {
-        let mut segments = self.segments();
-        let writable = segments.find(|segment| segment.p_flags & libc::PF_W != 0);
-        writable.map(|segment| self.range(segment))
-    }
-
     /// Returns the address of the symbol's default version, and whether the object defines it: an
     /// executable at fixed addresses has a stub for each function whose address it takes.
     pub(crate) fn symbol(&self, name: &CStr) -> Option<(*mut c_void, bool)> {

@@ -1,5 +1,4 @@
-//! Hidden definitions of sysconf(3), dlsym(3) and getauxval(3) for this library, rustix and
-//! mimalloc.
+//! Hidden definitions of sysconf(3), dlsym(3) and getauxval(3) for this library and rustix.
 //!
 //! The thread of [`jumbo_inside::watch`] has no thread pointer of the C library, and musl's
 //! sysconf(3) may read it (stack protector). dlsym(3) is not in every C library. A sanitizer may

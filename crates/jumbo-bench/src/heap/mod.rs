@@ -1,7 +1,7 @@
 //! `jumbo bench heap`: gains of the heap, and costs of the launcher and of the wrapped `free`.
 //!
-//! One load (`load`) on four sides: plain glibc, plain again (the A/A row), glibc's tunable for
-//! huge pages, and `jumbo run`. A sample without the huge pages that its side claims, or with some
+//! One load (`load`) on three sides: plain glibc, plain again (the A/A row), and `jumbo run`. A
+//! sample without the huge pages that its side claims, or with some
 //! where it claims none, is an error.
 
 mod load;
@@ -31,11 +31,6 @@ pub const MIN_SIZE: Bytes = Bytes(32 << 20);
 const STARTS_PER_ROUND: usize = 40;
 const FREES_PER_ROUND: usize = 5;
 
-/// Maximum attempts with the tunable. glibc 2.36 ignores it in some starts (it compares an
-/// unterminated string); such a run is plain. If every second start ignores it, one measurement in
-/// a thousand fails.
-const MAX_TUNABLE_ATTEMPTS: usize = 15;
-
 /// Measures the table, with a load of `size` bytes.
 pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
     // The bookkeeping, and waste by alignment, included.
@@ -49,22 +44,15 @@ fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
     let mut group = Group::new(settings, "load");
     let mut side = |launch, claims| group.work(launch, Task::Load(size), size, claims);
     let plain = side(Launch::Plain, claim::no_huge());
-    let tunable = side(Launch::Tunable, claim::half_huge());
     let jumbo = side(Launch::JUMBO, claim::half_huge());
-    group.tries(tunable, MAX_TUNABLE_ATTEMPTS);
     let (all, peers) = ("all phases", "mimalloc 1.75, tcmalloc 1.73, jemalloc 1.54");
     let [write, chase, free] = ["allocate and write", "link and chase", "free"];
     rows! { group;
         "heap_aa" => all, TOTAL_MS, plain / plain;
-        "heap_tunable" => all, TOTAL_MS, plain / tunable, "1.77";
         "heap_total" => all, TOTAL_MS, plain / jumbo, peers;
-        "heap_vs_tunable" => all, TOTAL_MS, tunable / jumbo;
         "heap_alloc" => write, "alloc_ms", plain / jumbo;
-        "heap_alloc_vs_tunable" => write, "alloc_ms", tunable / jumbo;
         "heap_chase" => chase, "chase_ms", plain / jumbo;
-        "heap_chase_vs_tunable" => chase, "chase_ms", tunable / jumbo;
         "heap_free" => free, "free_ms", plain / jumbo;
-        "heap_free_vs_tunable" => free, "free_ms", tunable / jumbo;
         "rss" => "resident memory", "resident_bytes", plain / jumbo;
     }
     group

@@ -18,7 +18,7 @@ use crate::Error;
 use crate::figures::cpu_ms;
 use crate::task::AllocCall;
 
-/// Maximum number of attempts at a sample that waits for the host.
+/// Maximum number of attempts at a sample that is disturbed, or waits for the host.
 const MAX_ATTEMPTS: usize = 3;
 
 /// Ratio to the minimum system time of a side above which a sample waited for the host.
@@ -39,14 +39,14 @@ pub struct Retakes {
 }
 
 /// Takes a sample by `measure`, which waits for its processes, after it touched as many bytes as
-/// `prepare` returns. A disturbed sample is repeated, `attempts` in total. `min_system_ms` is the
+/// `prepare` returns. A disturbed sample is repeated. `min_system_ms` is the
 /// minimum system time of the side so far.
 pub(crate) fn sample<S>(
-    (prepare, mut attempts): (&dyn Fn() -> Result<Bytes, Error>, usize),
+    prepare: &dyn Fn() -> Result<Bytes, Error>,
     (min_system_ms, retakes): (&mut f64, &mut Retakes),
     measure: &dyn Fn() -> Result<S, Error>,
 ) -> Result<S, Error> {
-    let mut waits = Vec::new();
+    let (mut waits, mut attempts) = (Vec::new(), MAX_ATTEMPTS);
     loop {
         warm(prepare()?)?;
         let before = system_ms()?;
@@ -119,7 +119,7 @@ mod tests {
             calls.set(0);
             let (mut min_system_ms, mut retakes) = (f64::INFINITY, Retakes::default());
             let state = (&mut min_system_ms, &mut retakes);
-            let sample = sample((&|| Ok(Bytes(0)), 3), state, &|| {
+            let sample = sample(&|| Ok(Bytes(0)), state, &|| {
                 calls.set(calls.get() + 1);
                 let fails = calls.get() <= times;
                 if fails { Err(error()) } else { Ok(()) }
@@ -138,7 +138,7 @@ mod tests {
         let mut take = |busy: &[bool]| {
             let nth = Cell::new(0);
             let state = (&mut min_system_ms, &mut retakes);
-            sample((&|| Ok(Bytes(0)), 3), state, &|| {
+            sample(&|| Ok(Bytes(0)), state, &|| {
                 let busy = busy.get(nth.replace(nth.get() + 1)) == Some(&true);
                 let count = if busy { "count=8000" } else { "count=0" };
                 let words = [

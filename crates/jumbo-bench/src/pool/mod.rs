@@ -6,7 +6,6 @@
 //!   --pool`; another program has its arrays in a region of a THP pool.
 //! - First use of a surplus page and of a persistent one.
 //! - `take` and `give`, compared with `mmap` and `munmap`.
-//! - A whole heap on a pool (mimalloc), compared with the plain heap.
 //!
 //! All for both kinds of pool that the host has; a missing kind is reported with its reason.
 //! *Preallocated* and *dynamic* apply to our pool and to the kernel's behind it: the dynamic side
@@ -27,7 +26,6 @@ use jumbo_host::kernel::Root;
 
 use crate::claim;
 use crate::group::{self, Group, rows};
-use crate::heap::TOTAL_MS;
 use crate::keeper::{Keeper, KernelKnobs, PAGE_2M};
 use crate::launch::Launch;
 use crate::machine::cpus;
@@ -91,7 +89,6 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         bench.streams(size, max_threads),
         bench.first_uses(),
         bench.exchanges(),
-        bench.loads(size),
     ];
     let table = group::measure(settings, table, groups)?;
     kernel.give_back()?;
@@ -129,7 +126,7 @@ impl<'a> PoolBench<'a> {
                 let (name, launch, taken, claims) = match kind {
                     PoolKind::Hugetlb => (
                         format!("jumbo run --pool, {pool}"),
-                        on_pool(size, ""),
+                        on_pool(size),
                         pool_of(size),
                         config.claims_of_heap(size),
                     ),
@@ -210,33 +207,13 @@ impl<'a> PoolBench<'a> {
         }
         group
     }
-
-    /// The load of the heap's table: plain, plain again, and on each kind of pool.
-    fn loads(&self, size: Bytes) -> Group<'a> {
-        let mut group = self.group("heap");
-        let plain = group.work(Launch::Plain, Task::Load(size), size, claim::no_huge());
-        let what = "objects allocated, chased, freed";
-        rows! { group; "heap_aa" => what, TOTAL_MS, plain / plain; }
-        for &kind in &self.kinds {
-            let name = format!("jumbo run --heap=mimalloc --pool, {}", kind.name());
-            // Waste by alignment included.
-            let max_size = Bytes(size.0 / 4 * 5);
-            let worker = Worker::new(on_pool(max_size, "--heap=mimalloc"), Task::Load(size));
-            let pooled = group.worker(name, worker, size, kind.claims(size));
-            let held = pool_of(max_size).whole_pages(PAGE_2M);
-            group.needs(pooled, PoolConfig(kind, Provision::Held).needs(held));
-            let name = format!("heap_pool_vs_plain{}", suffix(kind));
-            rows! { group; name => what, TOTAL_MS, plain / pooled; }
-        }
-        group
-    }
 }
 
 /// `jumbo run --pool` for a program that allocates `size` bytes.
-fn on_pool(size: Bytes, heap: &str) -> Launch {
+fn on_pool(size: Bytes) -> Launch {
     // No reaper: the pages must be free when the next sample begins.
     let mib = pool_of(size).0 >> 20;
-    Launch::Jumbo(format!("--reaper=off {heap} --pool={mib}M,each,nofork"))
+    Launch::Jumbo(format!("--reaper=off --pool={mib}M,each,nofork"))
 }
 
 /// Size for `--pool`: the program's allocations and the overhead of its allocator.

@@ -24,10 +24,9 @@ pub struct Way {
 /// Mode of `jumbo run` without options.
 const DEFAULT_MODE: &str = "default";
 
-const MODES: [(&str, &str); 6] = [
+const MODES: [(&str, &str); 5] = [
     (DEFAULT_MODE, ""),
     ("glibc", "--heap=glibc"),
-    ("mimalloc", "--heap=mimalloc --pool"),
     ("pool", POOL_OPTION),
     ("text", "--text=shared"),
     ("background", "--free=background"),
@@ -45,7 +44,7 @@ impl Way {
         Self::of(PLAIN, Launch::Plain)
     }
 
-    fn of(key: &str, launch: Launch) -> Self {
+    pub(crate) fn of(key: &str, launch: Launch) -> Self {
         Self {
             key: key.to_owned(),
             name: launch.name(),
@@ -85,11 +84,8 @@ impl Way {
     /// # Errors
     /// [`Error::Way`]: unknown, or not installed.
     pub fn peer(name: &str) -> Result<Self, Error> {
-        let launch = match name {
-            "tunable" => Launch::Tunable,
-            name => Launch::Preload(Peer::find(name).map_err(Error::Way)?),
-        };
-        // The prefix is needed: one of our modes has the name of an allocator.
+        let launch = Launch::Preload(Peer::find(name).map_err(Error::Way)?);
+        // The prefix tells it from a mode.
         Ok(Self::of(&format!("peer_{name}"), launch))
     }
 
@@ -111,7 +107,7 @@ impl Way {
 
     /// Names of the peers.
     pub fn peers() -> impl Iterator<Item = &'static str> {
-        std::iter::once("tunable").chain(Peer::names())
+        Peer::names()
     }
 
     /// Name of its row.
@@ -184,9 +180,8 @@ mod tests {
             Way::mode("fast")
                 .unwrap_err()
                 .to_string()
-                .contains("mimalloc")
+                .contains("background")
         );
         assert!(Way::peer("fast").is_err());
-        assert_eq!(Way::peer("tunable").unwrap().name, "hugetlb=1");
     }
 }

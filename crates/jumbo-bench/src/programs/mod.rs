@@ -223,6 +223,7 @@ fn folder() -> Result<TempDir, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch::{Launch, Peer};
     use crate::table::Missing;
 
     #[test]
@@ -238,8 +239,13 @@ mod tests {
     #[test]
     fn a_failing_way_is_missing_with_its_reason() {
         let (settings, observations) = (Settings::for_tests(), Observations::default());
-        let ways = [Way::peer("tunable").unwrap()];
-        let script = "echo no such luck >&2; test -z \"$GLIBC_TUNABLES\"";
+        let peer = Peer {
+            name: "fails",
+            library: std::path::PathBuf::new(),
+            set: &[("FAILS", "1")],
+        };
+        let ways = [Way::of("peer_fails", Launch::Preload(peer))];
+        let script = "echo no such luck >&2; test -z \"$FAILS\"";
         let program = Program {
             words: ["sh", "-c", script].map(Into::into).to_vec(),
             must_succeed: true,
@@ -252,7 +258,7 @@ mod tests {
         assert!(table.ratio_of(&ways[0].row("x")).is_none());
         let Missing { what, why } = &table.missing[0];
         assert_eq!(*what, "x");
-        for part in ["hugetlb=1: ", "exit status: 1", "no such luck"] {
+        for part in ["fails: ", "exit status: 1", "no such luck"] {
             assert!(why.contains(part), "{why}");
         }
     }

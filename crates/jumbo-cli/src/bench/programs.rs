@@ -21,13 +21,11 @@ use crate::view::{View, duration};
 pub(super) struct Args {
     #[command(flatten)]
     pub(super) common: Common,
-    /// Modes of jumbo, as `jumbo compare` has them [default: default,glibc,mimalloc; default with
-    /// --quick]
+    /// Modes of jumbo, as `jumbo compare` has them [default: default,glibc; default with --quick]
     #[arg(long, value_name = "MODE,...", value_delimiter = ',', hide_possible_values = true,
         value_parser = PossibleValuesParser::new(Way::modes()))]
     modes: Vec<String>,
-    /// Alternatives to jumbo: tunable, jemalloc, tcmalloc, mimalloc [default: all; none with
-    /// --quick]
+    /// Alternatives to jumbo: jemalloc, tcmalloc, mimalloc [default: all; none with --quick]
     #[arg(long, value_name = "PEER,...", value_delimiter = ',', hide_possible_values = true,
         value_parser = PossibleValuesParser::new(Way::peers()))]
     peers: Vec<String>,
@@ -76,7 +74,7 @@ impl Args {
             (false, _) => Way::modes()
                 .filter(|name| self.modes.iter().any(|asked| asked == name))
                 .collect(),
-            (true, false) => vec!["default", "glibc", "mimalloc"],
+            (true, false) => vec!["default", "glibc"],
             (true, true) => vec!["default"],
         };
         let (peers, missing) = match (self.peers.is_empty(), self.common.quick) {

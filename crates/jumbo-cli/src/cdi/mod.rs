@@ -84,12 +84,6 @@ struct GenerateArgs {
     #[arg(long, value_name = "LIB", value_parser = preload)]
     preload: Vec<String>,
 
-    /// GLIBC_TUNABLES of the images, to be kept
-    ///
-    /// CDI replaces the variable; glibc's malloc needs jumbo's entry.
-    #[arg(long, value_name = "TUNABLES")]
-    tunables: Option<String>,
-
     /// Print the specification and write nothing
     #[arg(long)]
     dry_run: bool,
@@ -121,7 +115,7 @@ fn generate(dir: &Path, args: &GenerateArgs) -> anyhow::Result<ExitCode> {
         None => dir.with_file_name("jumbo-cdi"),
     };
     let files = Files::of_this_version(library);
-    let new = Specification::new(&files, args.tunables.as_deref())?;
+    let new = Specification::new(&files)?;
     if args.dry_run {
         view::json(&new)?;
         return Ok(ExitCode::SUCCESS);

@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
+use jumbo_host::policy::Orders;
 use serde::{Deserialize, Serialize};
 
 use super::files::Files;
@@ -66,17 +67,11 @@ impl Mount {
 }
 
 impl Device {
-    fn new(
-        name: &str,
-        options: &StandingOptions<'_>,
-        tunables: Option<&str>,
-    ) -> anyhow::Result<Self> {
-        let variables = standing(options, tunables, true)?.into_iter();
-        let env = variables.map(|(name, value)| format!("{name}={value}"));
-        let env = env.collect();
+    fn new(name: &str, options: &StandingOptions<'_>) -> anyhow::Result<Self> {
+        let orders = format!("{}={}", Orders::VARIABLE, standing(options, true)?);
         Ok(Self {
             name: name.to_owned(),
-            container_edits: Environment { env },
+            container_edits: Environment { env: vec![orders] },
         })
     }
 
@@ -93,21 +88,17 @@ impl Device {
 
 impl Specification {
     /// Makes a device for each profile, on this host.
-    pub(super) fn new(files: &Files, tunables: Option<&str>) -> anyhow::Result<Self> {
+    pub(super) fn new(files: &Files) -> anyhow::Result<Self> {
         let mut devices = Vec::new();
         let known: Vec<_> = profiles()
             .into_iter()
             .filter(|name| is_device_name(name))
             .collect();
         if !known.iter().any(|name| name == DEFAULT_DEVICE) {
-            devices.push(Device::new(
-                DEFAULT_DEVICE,
-                &StandingOptions::Default,
-                tunables,
-            )?);
+            devices.push(Device::new(DEFAULT_DEVICE, &StandingOptions::Default)?);
         }
         for name in &known {
-            devices.push(Device::new(name, &StandingOptions::Known(name), tunables)?);
+            devices.push(Device::new(name, &StandingOptions::Known(name))?);
         }
         let mounts = vec![
             Mount::new(files.folder(), Files::IN_CONTAINERS),

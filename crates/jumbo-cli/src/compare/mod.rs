@@ -41,7 +41,7 @@ const DIFFERS: u8 = 3;
 #[command(override_usage = "jumbo compare [OPTIONS] [--] PROGRAM [ARG]...")]
 #[command(after_help = "Examples:
   jumbo compare -- python3 script.py
-  jumbo compare --modes default,pool --peers tunable -- ./program
+  jumbo compare --modes default,pool --peers jemalloc -- ./program
   jumbo compare --modes '--heap=glibc --text=shared' -- ./program
   jumbo compare --prepare 'rm -rf out' -- make -s
   jumbo compare --html page.html -- ./program
@@ -56,20 +56,18 @@ pub(crate) struct Args {
         allow_negative_numbers = true)]
     runs: Option<NonZeroUsize>,
 
-    /// Modes of jumbo: default, glibc, mimalloc, pool, text, background; or its options
+    /// Modes of jumbo: default, glibc, pool, text, background; or its options
     ///
     /// Several are separated by commas; a word that begins with `-` has options of `jumbo run`.
-    /// `pool` and `mimalloc` have a pool as large as the program needs; with `mimalloc` all
-    /// allocations come from it. May be given several times.
+    /// `pool` has a pool as large as the program needs. May be given several times.
     #[arg(long, value_name = "MODE,...", value_parser = modes, default_value = "default",
         allow_hyphen_values = true)]
     modes: Vec<Modes>,
 
-    /// Compare with these too: tunable, jemalloc, tcmalloc, mimalloc
+    /// Compare with these too: jemalloc, tcmalloc, mimalloc
     ///
-    /// `tunable` is glibc's own setting for huge pages; the others are allocators by LD_PRELOAD,
-    /// each with its setting for huge pages if it has one. The output lists those that are not
-    /// installed.
+    /// Allocators by LD_PRELOAD, each with its setting for huge pages if it has one. The output
+    /// lists those that are not installed.
     #[arg(long, value_name = "PEER,...", value_delimiter = ',', hide_possible_values = true,
         value_parser = PossibleValuesParser::new(Way::peers()))]
     peers: Vec<String>,

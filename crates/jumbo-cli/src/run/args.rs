@@ -240,12 +240,11 @@ fn usage(message: impl Into<String>) -> Failure {
     }
 }
 
-/// Rejects `--keep` with another heap than jumbo's.
+/// Rejects `--keep` without jumbo's heap.
 fn check_keep(options: &Options) -> Result<(), Failure> {
-    let is_mimalloc = options.heap == Some(HeapMode::Mimalloc) && options.pool.is_some();
-    match options.keep.is_some() && (is_mimalloc || options.heap == Some(HeapMode::Off)) {
+    match options.keep.is_some() && options.heap == Some(HeapMode::Off) {
         true => Err(usage(
-            "--keep goes neither with --heap=off nor with --heap=mimalloc and --pool; hint: drop one of them",
+            "--keep does not go with --heap=off; hint: drop one of them",
         )),
         false => Ok(()),
     }

@@ -5,7 +5,6 @@ use std::io::{self, Write as _};
 use jumbo::units::{Bytes, PageSize};
 use jumbo_host::kernel::thp::Thp;
 use jumbo_host::kernel::{Root, hugetlb};
-use jumbo_host::policy::Tunable;
 use serde_json::json;
 
 use super::Failure;
@@ -38,10 +37,7 @@ pub(super) fn print(
     written(if settings.json {
         let environment: serde_json::Map<_, _> = changes
             .iter()
-            .map(|(name, value)| {
-                let value = value.as_deref().map(String::from_utf8_lossy);
-                ((*name).to_owned(), json!(value))
-            })
+            .map(|(name, value)| ((*name).to_owned(), json!(String::from_utf8_lossy(value))))
             .collect();
         let command = settings.command.iter().map(|arg| arg.to_string_lossy());
         let plan = json!({
@@ -153,17 +149,7 @@ fn describe(
     view.fact("Started", started)?;
     view.heading("Environment")?;
     for (name, value) in changes {
-        view.line(match value {
-            Some(value) => format!("  {name}={}", String::from_utf8_lossy(value)),
-            None => format!("  without {name}"),
-        })?;
-    }
-    match &launch.plan.tunable {
-        Tunable::Set(_) => {}
-        Tunable::Kept(value) => {
-            view.line(format!("  your glibc.malloc.hugetlb={value} stays"))?;
-        }
-        Tunable::Left(reason) => view.line(format!("  GLIBC_TUNABLES as it is: {reason}"))?,
+        view.line(format!("  {name}={}", String::from_utf8_lossy(value)))?;
     }
     if let Some(pool) = launch.plan.orders.pool {
         view.heading("Pool")?;

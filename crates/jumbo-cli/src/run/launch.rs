@@ -9,7 +9,7 @@ use jumbo_host::kernel::process::{
     Child, ProgramImage, Signals, SpawnError, inherited_environment,
 };
 use jumbo_host::kernel::{Root, hugetlb, thp};
-use jumbo_host::policy::{FreeMode, HostSupport, Orders, RunPlan, Tunable, variables};
+use jumbo_host::policy::{FreeMode, HostSupport, Orders, RunPlan, variables};
 use jumbo_inside::headroom;
 use jumbo_inside::sandbox::{self, Answer};
 
@@ -27,15 +27,13 @@ pub(super) struct Launch<'a> {
     libs: Option<&'a str>,
     /// `None` if nothing is preloaded.
     library: Option<PathBuf>,
-    /// GLIBC_TUNABLES without the tunable of an outer `jumbo run`, if that is to be removed.
-    outer_tunable: Option<Vec<u8>>,
     pub(super) outside: Outside,
     /// Background frees were requested, and vm.overcommit_memory is 2.
     is_promise_strict: bool,
 }
 
-/// A variable and its new value; `None` removes it.
-pub(super) type Change = (&'static str, Option<Vec<u8>>);
+/// A variable and its new value.
+pub(super) type Change = (&'static str, Vec<u8>);
 
 impl<'a> Launch<'a> {
     pub(super) fn prepare(
@@ -44,23 +42,12 @@ impl<'a> Launch<'a> {
         program: &'a Program,
     ) -> Result<Self, Failure> {
         let host = host(root, settings)?;
-        let tunables = inherited("GLIBC_TUNABLES");
-        // A tunable of an outer `jumbo run` is not the user's.
-        let outer = inherited(Orders::VARIABLE).and_then(|text| String::from_utf8(text).ok());
-        let outer = outer.is_some_and(|text| Orders::decode(&text).tunable);
-        let without = tunables.as_deref().filter(|_| outer);
-        let without = without.and_then(variables::without_tunable);
-        let users = without.as_deref().or(tunables.as_deref());
         let mut plan = RunPlan::new(
             settings.requested.clone(),
             settings.pool,
             host,
             &program.reach,
-            users,
         );
-        if let Some(why) = program.no_tunable {
-            plan.leave_tunable(why);
-        }
         let library = match plan.preload.then(library::find).transpose() {
             // Only children of the program would load it.
             Err(_) if !program.reach.is_reached() => {
@@ -86,7 +73,6 @@ impl<'a> Launch<'a> {
                 && settings.requested.free == FreeMode::Background
                 && headroom::is_promise_strict(),
             library,
-            outer_tunable: without,
         })
     }
 
@@ -105,7 +91,7 @@ impl<'a> Launch<'a> {
             let current = inherited("LD_PRELOAD");
             let library = library.as_os_str().as_bytes();
             if let Some(value) = variables::preload(current.as_deref(), library) {
-                changes.push(("LD_PRELOAD", Some(value)));
+                changes.push(("LD_PRELOAD", value));
             }
             let mut orders = Orders {
                 ledger,
@@ -116,21 +102,13 @@ impl<'a> Launch<'a> {
             if let (None, Some(pool)) = (ledger, &mut orders.pool) {
                 pool.each = true;
             }
-            changes.push((Orders::VARIABLE, Some(orders.to_string().into_bytes())));
-        }
-        match (&self.plan.tunable, &self.outer_tunable) {
-            (Tunable::Set(value), _) => changes.push(("GLIBC_TUNABLES", Some(value.clone()))),
-            (_, Some(value)) => {
-                let value = Some(value.clone()).filter(|value| !value.is_empty());
-                changes.push(("GLIBC_TUNABLES", value));
-            }
-            (_, None) => {}
+            changes.push((Orders::VARIABLE, orders.to_string().into_bytes()));
         }
         changes
     }
 
     /// Variables for a program that another command starts.
-    pub(super) fn variables(&self) -> Vec<(&'static str, Vec<u8>)> {
+    pub(super) fn variables(&self) -> Vec<Change> {
         let mut variables = Vec::new();
         let changes = self.changes(None);
         // An LD_PRELOAD that already has the library is unchanged, but is printed all the same.
@@ -138,9 +116,7 @@ impl<'a> Launch<'a> {
             self.library.is_some() && changes.iter().all(|(name, _)| *name != "LD_PRELOAD")
         });
         variables.extend(kept.map(|value| ("LD_PRELOAD", value)));
-        // For each of these variables empty means the same as unset.
-        let changes = changes.into_iter();
-        variables.extend(changes.map(|(name, value)| (name, value.unwrap_or_default())));
+        variables.extend(changes);
         variables
     }
 
@@ -216,16 +192,10 @@ fn merge(mut environment: Vec<CString>, changes: &[Change]) -> std::io::Result<V
         let index = environment
             .iter()
             .rposition(|entry| value_of(entry, name).is_some());
-        let entry = value
-            .as_ref()
-            .map(|value| CString::new([name.as_bytes(), b"=", value].concat()));
-        match (index, entry.transpose()?) {
-            (Some(index), Some(entry)) => environment[index] = entry,
-            (None, Some(entry)) => environment.push(entry),
-            (Some(index), None) => {
-                environment.remove(index);
-            }
-            (None, None) => {}
+        let entry = CString::new([name.as_bytes(), b"=", value].concat())?;
+        match index {
+            Some(index) => environment[index] = entry,
+            None => environment.push(entry),
         }
     }
     Ok(environment)

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ValueEnum};
 use jumbo::units::{Bytes, PageSize};
 use jumbo_host::policy::{
@@ -48,11 +48,10 @@ pub(super) fn arranged(arg: Arg) -> Arg {
 /// Options of the command line, or of a profile under the same names.
 #[derive(Debug, Default, PartialEq, clap::Args)]
 pub(super) struct Options {
-    /// Allocations on huge pages: on, glibc, mimalloc or off [default: on]
+    /// Allocations on huge pages: on, glibc or off [default: on]
     ///
-    /// `glibc`: small objects come from glibc alone. `mimalloc`: with --pool, all allocations come
-    /// from mimalloc. See docs/run.md
-    #[arg(long, value_name = "MODE", value_parser = mode::<HeapMode>())]
+    /// `glibc`: blocks below 128K come from the C library. See docs/run.md
+    #[arg(long, value_name = "MODE", value_parser = heap())]
     pub(super) heap: Option<HeapMode>,
 
     /// Pool of SIZE for the heap, in pages of PAGESIZE (a PMD's, 2M)
@@ -210,9 +209,24 @@ impl Options {
 }
 
 fn mode<M: Mode + Send + Sync>() -> impl TypedValueParser<Value = M> {
-    PossibleValuesParser::new(M::ALL.iter().map(|(name, _)| *name)).try_map(|typed| {
+    mode_besides(None, "no such mode")
+}
+
+fn heap() -> impl TypedValueParser<Value = HeapMode> {
+    let why = "there is no such heap any more; hint: drop the option, since jumbo's own heap serves all sizes";
+    mode_besides(Some("mimalloc"), why)
+}
+
+/// A parser of modes that refuses the name `gone` for that reason.
+fn mode_besides<M: Mode + Send + Sync>(
+    gone: Option<&'static str>,
+    why: &'static str,
+) -> impl TypedValueParser<Value = M> {
+    let names = M::ALL.iter().map(|(name, _)| PossibleValue::new(*name));
+    let gone = gone.map(|name| PossibleValue::new(name).hide(true));
+    PossibleValuesParser::new(names.chain(gone)).try_map(move |typed| {
         let named = M::ALL.iter().find(|(name, _)| *name == typed);
-        named.map(|(_, mode)| *mode).ok_or("no such mode")
+        named.map(|(_, mode)| *mode).ok_or(why)
     })
 }
 

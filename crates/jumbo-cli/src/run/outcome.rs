@@ -222,12 +222,6 @@ impl<'a> Report<'a> {
         let (pool, order) = (self.settings.pool?, self.launch.plan.orders.pool);
         Some(order.map_or(pool, |order| pool.rounded(order)))
     }
-
-    /// The tunable that jumbo put into GLIBC_TUNABLES.
-    pub(super) fn tunable(&self) -> Option<&'static str> {
-        let is_set = self.launch.plan.orders.tunable;
-        is_set.then_some("glibc.malloc.hugetlb=1")
-    }
 }
 
 /// Exit code of the program, or the signal that ended it.

@@ -3,14 +3,14 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::ErrorKind::{IsADirectory, NotFound, PermissionDenied};
-use std::io::{self, Read, Seek as _};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use jumbo_host::kernel::{Root, base_page};
+use jumbo_host::policy::Reach;
 use jumbo_host::policy::elf::{Executable, Machine};
-use jumbo_host::policy::{Reach, variables};
 use jumbo_inside::sandbox::{self, Answer};
 use object::read::ReadCache;
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags, accessat};
@@ -29,8 +29,6 @@ pub(super) struct Program {
     /// The binary that the kernel loads: the file, or the interpreter of its `#!` line.
     pub(super) binary: PathBuf,
     pub(super) reach: Reach,
-    /// Reason of the program's C library against malloc's huge page tunable.
-    pub(super) no_tunable: Option<&'static str>,
     /// Effect of inherited seccomp filters on jumbo's calls; harmless without filters.
     pub(super) filter: Answer,
 }
@@ -43,14 +41,10 @@ impl Program {
         let path = name.map_or_else(|| Ok(PathBuf::new()), |name| search(name))?;
         let host = || Reach::on_base_pages(base_page(&Root::host()));
         let none = super::is_off().then_some(Reach::Off).or_else(host);
-        let mut no_tunable = None;
         let (binary, mut reach) = match none {
             Some(reach) => (path.clone(), reach),
-            None if name.is_none() => {
-                no_tunable = why_no_tunable_here();
-                (path.clone(), Reach::Reached)
-            }
-            None => examine(&path, &mut no_tunable),
+            None if name.is_none() => (path.clone(), Reach::Reached),
+            None => examine(&path),
         };
         let is_container = || std::env::var_os(sandbox::CONTAINER).is_some();
         let filter = match reach.is_reached() && sandbox::inherited() != Some(0) {
@@ -64,39 +58,9 @@ impl Program {
             path,
             binary,
             reach,
-            no_tunable,
             filter,
         })
     }
-}
-
-/// Returns the reason against malloc's huge page tunable in a program with this loader.
-fn why_no_tunable(loader: &Path) -> Option<&'static str> {
-    /// Loaders have some 200 KiB. One read saves calls, and a vector that grows would call mremap(2),
-    /// for which a filter may kill.
-    const MAX_LOADER_BYTES: usize = 1 << 20;
-    let mut bytes = vec![0; MAX_LOADER_BYTES];
-    // An unreadable loader has an unknown version.
-    let length = File::open(loader).and_then(|mut file| file.read(&mut bytes));
-    bytes.truncate(length.unwrap_or(0));
-    variables::why_no_tunable(glibc_minor(&bytes))
-}
-
-/// Returns N of glibc 2.N, by its loader: both are of one build, and the loader has the version for
-/// its `--version` since glibc 2.33.
-fn glibc_minor(loader: &[u8]) -> Option<u32> {
-    let marker = b" release version 2.";
-    let at = memchr::memmem::find(loader, marker)? + marker.len();
-    let rest = loader.get(at..)?;
-    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    std::str::from_utf8(rest.get(..digits)?).ok()?.parse().ok()
-}
-
-/// Returns the reason against the tunable for programs that are not known yet: that of the shell.
-pub(super) fn why_no_tunable_here() -> Option<&'static str> {
-    let mut found = None;
-    examine(Path::new("/bin/sh"), &mut found);
-    found
 }
 
 /// Reason why LD_PRELOAD does not reach the program of `command`, and whether it is promoted from
@@ -172,10 +136,10 @@ fn can_execute(path: &Path) -> io::Result<()> {
 }
 
 /// The binary of `path` and whether LD_PRELOAD reaches it.
-fn examine(path: &Path, no_tunable: &mut Option<&'static str>) -> (PathBuf, Reach) {
+fn examine(path: &Path) -> (PathBuf, Reach) {
     let mut binary = path.to_owned();
     for _ in 0..=MAX_INTERPRETERS {
-        match examine_file(&binary, no_tunable) {
+        match examine_file(&binary) {
             Ok(FileType::Script(interpreter)) => binary = interpreter,
             Ok(FileType::Binary(reach)) => return (binary, reach),
             Err(error) => {
@@ -197,12 +161,12 @@ enum FileType {
     Binary(Reach),
 }
 
-fn examine_file(path: &Path, no_tunable: &mut Option<&'static str>) -> io::Result<FileType> {
+fn examine_file(path: &Path) -> io::Result<FileType> {
     // Opening a pipe would wait for its writer.
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is no regular file"));
     }
-    let mut file = File::open(path)?;
+    let file = File::open(path)?;
     let mut start = Vec::with_capacity(BINPRM_BUF_SIZE);
     (&file)
         .take(BINPRM_BUF_SIZE as u64)
@@ -220,19 +184,12 @@ fn examine_file(path: &Path, no_tunable: &mut Option<&'static str>) -> io::Resul
     }
     let privilege = privilege(&file)?;
     let executable = Executable::read(&ReadCache::new(&file));
-    let known = executable.as_ref().ok();
-    let loader = known.and_then(|executable| executable.loader.as_deref());
-    *no_tunable = loader.and_then(|loader| why_no_tunable(Path::new(loader)));
-    let reach = Reach::of(
-        executable.as_ref().map_err(String::clone),
+    let executable = executable.as_ref().map_err(String::clone);
+    Ok(FileType::Binary(Reach::of(
+        executable,
         Machine::OWN,
         privilege,
-        || {
-            // An unreadable file is taken for glibc: then nothing is set, which is safe.
-            mentions(&mut file, b"GLIBC_TUNABLES").unwrap_or(true)
-        },
-    );
-    Ok(FileType::Binary(reach))
+    )))
 }
 
 /// Reason why the loader ignores LD_PRELOAD: privileges of the file that take effect on its mount.
@@ -259,41 +216,4 @@ fn privilege(file: &File) -> io::Result<Option<&'static str>> {
     };
     // Last, because a seccomp filter may kill the caller of prctl(2).
     Ok((!rustix::thread::no_new_privs()? && !nosuid()).then_some(found))
-}
-
-/// Reports whether the file contains `needle`.
-fn mentions(file: &mut File, needle: &[u8]) -> io::Result<bool> {
-    file.rewind()?;
-    let finder = memchr::memmem::Finder::new(needle);
-    let mut window = Vec::new();
-    loop {
-        let keep = window.len().min(needle.len() - 1);
-        window.drain(..window.len() - keep);
-        let read = (&mut *file).take(1 << 20).read_to_end(&mut window)?;
-        if finder.find(&window).is_some() {
-            return Ok(true);
-        }
-        if read == 0 {
-            return Ok(false);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_loader_tells_the_version_of_its_library() {
-        let minor = |version: &str| {
-            glibc_minor(
-                format!("\0ld.so (Debian GLIBC 9.9) stable release version {version}.\n")
-                    .as_bytes(),
-            )
-        };
-        assert_eq!((minor("2.35"), minor("2.143")), (Some(35), Some(143)));
-        for version in ["2.99999999999", "3.1", "2.", ""] {
-            assert_eq!(minor(version), None, "{version}");
-        }
-    }
 }

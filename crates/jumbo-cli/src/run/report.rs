@@ -71,7 +71,6 @@ impl Report<'_> {
             // Requests to jumbo, and of jumbo to the kernel.
             "requested": {
                 "heap": requested.heap != HeapMode::Off,
-                "mimalloc": matches!(requested.heap, HeapMode::On | HeapMode::Mimalloc),
                 "pool": pool,
                 "overcommit": pool.map_or(Bytes(0), |pool| pool.overcommit),
                 "warm": pool.is_some_and(|pool| pool.warm),
@@ -87,7 +86,6 @@ impl Report<'_> {
                 "follow": requested.follow,
                 "free": requested.free,
                 "reaper": requested.reaper,
-                "tunable": self.tunable(),
                 "advised": total.advised,
                 "large_calls": total.large_calls,
             },
@@ -135,7 +133,7 @@ fn counts_json(of: &Counts, run_pool_peak: Option<Bytes>) -> Value {
     pool["reasons"] = json!(pool_reasons(of));
     json!({
         "malloc_diverted": has(of, flag::MALLOC),
-        "mimalloc_serves": has(of, flag::MIMALLOC),
+        "slabs_serve": has(of, flag::SLABS),
         "maps_covered": has(of, flag::MAPS),
         "large_peak": of.large_peak,
         "large_calls": of.large_calls,
@@ -145,7 +143,6 @@ fn counts_json(of: &Counts, run_pool_peak: Option<Bytes>) -> Value {
         "refused": of.refused,
         "maps_advised": of.maps_advised,
         "maps_left": of.maps_left,
-        "arenas_advised": of.arenas_advised,
         "collapsed": of.collapsed,
         "free": {
             "gathered": of.free_gathered,

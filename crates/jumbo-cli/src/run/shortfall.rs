@@ -2,7 +2,7 @@
 
 use jumbo::units::{self, Bytes};
 use jumbo_host::kernel::thp::Thp;
-use jumbo_host::policy::{HeapMode, MaxWaste, MemoryPlan, Tunable, variables::HUGETLB_TUNABLE};
+use jumbo_host::policy::{HeapMode, MaxWaste, MemoryPlan};
 use jumbo_inside::ledger::{MAX_SLOTS, flag, pool_reason};
 use jumbo_inside::sandbox;
 use jumbo_inside::sys::has_collapse;
@@ -77,17 +77,13 @@ pub(super) fn find(
         let reason = "a process has THP switched off for itself (PR_SET_THP_DISABLE)";
         add("huge pages", String::from(reason));
     }
-    match &launch.plan.tunable {
-        Tunable::Kept(value) if value == "0" => add(
-            "small allocations",
-            format!("your GLIBC_TUNABLES says {HUGETLB_TUNABLE}=0"),
-        ),
-        _ => {}
-    }
-    let asks_mimalloc = matches!(orders.heap, HeapMode::On | HeapMode::Mimalloc);
-    if asks_mimalloc && has(counts, flag::MALLOC) && !has(counts, flag::MIMALLOC) {
-        let reason = "glibc serves all of them: MALLOC_ variables, glibc.malloc tunables or a limit (ulimit -v, -d) are set, \
-                      or there is no pool";
+    if orders.heap == HeapMode::On
+        && has(counts, flag::MALLOC)
+        && !has(counts, flag::SLABS)
+        && !has(counts, flag::NO_WINDOW)
+    {
+        let reason =
+            "the C library serves all of them: MALLOC_ variables or glibc.malloc tunables are set";
         add("small allocations", reason.to_owned());
     }
     if has(counts, flag::SANITIZER) {
@@ -107,7 +103,7 @@ pub(super) fn find(
     }
     if has(counts, flag::NO_WINDOW) {
         let reason = "the addresses for it are taken or out of bounds (ulimit -v)";
-        add("large allocations", format!("no window: {reason}"));
+        add("allocations", format!("no window: {reason}"));
     }
     if counts.large_fallback > 0 {
         add(
@@ -150,7 +146,9 @@ pub(super) fn find(
         let text = match errno.map(Errno::from_raw_os_error) {
             // madvise never returns EPERM: the library records it for a filter.
             Some(Errno::PERM) => {
-                format!("{refused} were not advised: a seccomp filter may end who asks")
+                format!(
+                    "{refused} were not advised: a seccomp filter refuses that, or may end who asks"
+                )
             }
             Some(error) => format!("madvise refused {refused}: {error}"),
             None => format!("madvise refused {refused}"),

@@ -8,13 +8,12 @@ use std::path::Path;
 use anyhow::{anyhow, bail};
 use clap::{Args as _, FromArgMatches as _};
 use jumbo_host::kernel::{Root, base_page};
-use jumbo_host::policy::{Orders, Reach, RunPlan, Tunable};
+use jumbo_host::policy::{Orders, Reach, RunPlan};
 
 use super::args::RunSettings;
 use super::launch::host;
 use super::options::Options;
 use super::profile::{self, FileOption};
-use super::program::why_no_tunable_here;
 use super::{Failure, library};
 
 /// Source of the options for [`standing()`].
@@ -27,13 +26,8 @@ pub(crate) enum StandingOptions<'a> {
     Typed(&'a Path),
 }
 
-/// Values of JUMBO_ORDERS, and of GLIBC_TUNABLES if needed; `tunables` has the existing ones.
-/// `container`: an engine starts the program in a container.
-pub(crate) fn standing(
-    options: &StandingOptions<'_>,
-    tunables: Option<&str>,
-    container: bool,
-) -> anyhow::Result<Vec<(&'static str, String)>> {
+/// Value of [`Orders::VARIABLE`]. `container`: an engine starts the program in a container.
+pub(crate) fn standing(options: &StandingOptions<'_>, container: bool) -> anyhow::Result<String> {
     let failed = |failure: Failure| anyhow!(failure.message);
     let entries = match options {
         StandingOptions::Default => Ok(Vec::new()),
@@ -50,33 +44,13 @@ pub(crate) fn standing(
         bail!("jumbo does nothing on this host: {reason}");
     }
     let host = host(&root, &settings).map_err(failed)?;
-    let tunables = tunables.map(str::as_bytes);
-    let mut plan = RunPlan::new(
-        settings.requested,
-        settings.pool,
-        host,
-        &Reach::Reached,
-        tunables,
-    );
-    // The C library of an image is known only inside the container.
-    if let Some(why) = why_no_tunable_here().filter(|_| !container) {
-        plan.leave_tunable(why);
-    }
+    let plan = RunPlan::new(settings.requested, settings.pool, host, &Reach::Reached);
     let orders = Orders {
         libs: settings.libs.as_deref(),
         container,
         ..plan.orders
     };
-    let mut variables = vec![(Orders::VARIABLE, orders.to_string())];
-    if let Tunable::Set(value) = plan.tunable {
-        variables.push(("GLIBC_TUNABLES", String::from_utf8(value)?));
-    } else if let Some(value) = tunables {
-        variables.push((
-            "GLIBC_TUNABLES",
-            String::from_utf8_lossy(value).into_owned(),
-        ));
-    }
-    Ok(variables)
+    Ok(orders.to_string())
 }
 
 fn settings(entries: Vec<FileOption>) -> Result<RunSettings, Failure> {

@@ -172,17 +172,13 @@ fn write(out: &mut ReportText, report: &Report<'_>) {
     let faults = &outcome.end.faults;
     let faults = format!("{} minor and {} major", faults.minor, faults.major);
     out.line("page faults", &faults);
-    let mut requested = format!(
+    let requested = format!(
         "{} advised in {} ({} of it mappings); {}",
         Bytes(ledger.advised),
         units::counted(counted.images.into(), "program"),
         Bytes(ledger.maps_advised),
         units::counted(ledger.large_calls, "large allocation"),
     );
-    // Only glibc reads it.
-    if let Some(tunable) = report.tunable().filter(|_| report.reached) {
-        requested += &format!("; {tunable}");
-    }
     out.line("requested", &requested);
     let obtained = match outcome.heap() {
         None => format!("unknown: {}", trouble(&outcome.sampled)),

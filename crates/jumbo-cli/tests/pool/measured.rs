@@ -48,14 +48,12 @@ pub(crate) fn assert_ratios(table: &Value, names: &[&str]) {
 }
 
 /// Ratios that need no privilege.
-const UNPRIVILEGED_RATIOS: [&str; 7] = [
+const UNPRIVILEGED_RATIOS: [&str; 5] = [
     "stream_aa",
     "preallocated_vs_baseline_thp",
     "dynamic_vs_preallocated_thp",
     "held_vs_surplus_thp",
     "take_give_vs_mmap_thp",
-    "heap_aa",
-    "heap_pool_vs_plain_thp",
 ];
 
 #[test]
@@ -83,7 +81,6 @@ fn every_ratio_is_measured_and_the_pool_is_as_it_was() {
             "held_vs_surplus",
             "mmap_aa",
             "take_give_vs_mmap",
-            "heap_pool_vs_plain",
         ],
     );
     // These are counts, independent of time.
@@ -177,11 +174,7 @@ fn without_the_right_to_set_the_pool_the_rest_is_measured() {
         "{table:#}"
     );
     assert_ratios(&table, &UNPRIVILEGED_RATIOS);
-    for name in [
-        "dynamic_vs_preallocated",
-        "take_give_vs_mmap",
-        "heap_pool_vs_plain",
-    ] {
+    for name in ["dynamic_vs_preallocated", "take_give_vs_mmap"] {
         assert!(table["ratios"][name].is_null(), "{name}: {table:#}");
     }
 }

@@ -271,8 +271,7 @@ print(sum('VmFlags' in line and ' hg' in line for line in open('/proc/self/smaps
     let advised = |off: &str| {
         let program = ["env", off, "/usr/bin/python3", "-c", script];
         let mut jumbo = jumbo();
-        // glibc's tunable would stay in effect.
-        stdout(jumbo.args(["run", "--quiet", "--heap=off"]).args(program))
+        stdout(jumbo.args(["run", "--quiet"]).args(program))
     };
     assert_ne!(advised("JUMBO=on"), "0\n");
     for off in ["JUMBO=off", "JUMBO=OFF", "JUMBO=0"] {

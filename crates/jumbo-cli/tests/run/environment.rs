@@ -22,10 +22,6 @@ fn the_environment_is_kept_and_added_to() {
     for mode in MODES {
         let mut with = environment(run(mode).env("LINES_OF", "one\ntwo").env("EMPTY", ""));
         assert_eq!(with.remove("LD_PRELOAD").as_deref(), Some(library));
-        assert_eq!(
-            with.remove("GLIBC_TUNABLES").as_deref(),
-            Some("glibc.malloc.hugetlb=1")
-        );
         let orders = with.remove("JUMBO_ORDERS").unwrap();
         assert!(
             orders.contains("heap=1") && orders.contains("follow=1"),
@@ -51,13 +47,7 @@ fn what_the_user_set_stays() {
     );
     let expected = format!("{users}:{}", library().display());
     assert_eq!(with["LD_PRELOAD"], expected);
-    assert_eq!(
-        with["GLIBC_TUNABLES"],
-        "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"
-    );
-
-    let with = environment(run(Mode::Exec).env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0"));
-    assert_eq!(with["GLIBC_TUNABLES"], "glibc.malloc.hugetlb=0");
+    assert_eq!(with["GLIBC_TUNABLES"], "glibc.malloc.arena_max=2");
 }
 
 #[test]
@@ -66,7 +56,6 @@ fn print_env_has_the_variables_that_the_program_gets() {
         stdout(
             jumbo
                 .env("LD_PRELOAD", "/lib/x86_64-linux-gnu/libc.so.6")
-                .env("GLIBC_TUNABLES", "glibc.malloc.arena_max=2")
                 .args(["run", "--max-waste=7"])
                 .args(word),
         )
@@ -78,7 +67,7 @@ fn print_env_has_the_variables_that_the_program_gets() {
     }
     let names = printed.lines().map(|line| line.split('=').next().unwrap());
     let names: Vec<_> = names.collect();
-    assert_eq!(names, ["LD_PRELOAD", "JUMBO_ORDERS", "GLIBC_TUNABLES"]);
+    assert_eq!(names, ["LD_PRELOAD", "JUMBO_ORDERS"]);
 
     let print = || {
         let mut print = jumbo();
@@ -114,25 +103,7 @@ fn jumbo_under_jumbo_is_loaded_once() {
     let jumbo = env!("CARGO_BIN_EXE_jumbo");
     let with = environment(run(Mode::Exec).args([jumbo, "run", "--max-waste=9", "--"]));
     assert_eq!(with["LD_PRELOAD"], library().to_str().unwrap());
-    assert_eq!(with["GLIBC_TUNABLES"], "glibc.malloc.hugetlb=1");
     assert!(with["JUMBO_ORDERS"].contains("max_waste=9"));
-}
-
-#[test]
-fn the_tunable_of_an_outer_jumbo_is_not_the_user_s() {
-    let jumbo = env!("CARGO_BIN_EXE_jumbo");
-    let outer = |inner: &str, users: &str| {
-        let mut command = run(Mode::Exec);
-        command.env("GLIBC_TUNABLES", users);
-        environment(command.args([jumbo, "run", inner, "--"]))
-    };
-    let users = "glibc.malloc.check=3";
-    assert_eq!(outer("--heap=off", users)["GLIBC_TUNABLES"], users);
-    assert!(!outer("--heap=off", "").contains_key("GLIBC_TUNABLES"));
-    // The library removes the parts that jumbo added.
-    assert_eq!(outer("--no-follow", users)["GLIBC_TUNABLES"], users);
-    let users = "glibc.malloc.hugetlb=1";
-    assert_eq!(outer("--heap=off", users)["GLIBC_TUNABLES"], users);
 }
 
 #[test]
@@ -171,10 +142,18 @@ fn a_folder_is_no_profile_and_one_that_cannot_be_read_is_an_error() {
 }
 
 #[test]
-fn heap_off_sets_no_tunable() {
-    let with = environment(jumbo().args(["run", "--heap=off", "--quiet"]));
-    assert!(!with.contains_key("GLIBC_TUNABLES"));
-    assert!(with["JUMBO_ORDERS"].contains("heap=0"));
+fn a_heap_is_named_and_one_that_is_gone_has_a_hint() {
+    for (heap, order) in [("on", "heap=1"), ("glibc", "heap=glibc"), ("off", "heap=0")] {
+        let with = environment(jumbo().args(["run", "--quiet", "--heap", heap]));
+        assert!(with["JUMBO_ORDERS"].contains(order), "{heap}");
+    }
+    let output = crate::support::output(jumbo().args(["run", "--heap=mimalloc", "true"]));
+    let message = crate::support::stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(
+        message.contains("hint: ") && message.contains("jumbo's own heap serves all sizes"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -95,7 +95,6 @@ fn the_options_are_what_is_requested() {
     assert_eq!(requested["heap"], false);
     assert_eq!(requested["follow"], false);
     assert_eq!(requested["max_waste"], 2);
-    assert_eq!(requested["tunable"], Value::Null);
     assert_eq!(requested["keep"], Value::Null);
     let kept = report(&["--keep=64M"], &["true"]);
     assert_eq!(kept["requested"]["keep"], "67108864");

@@ -16,6 +16,6 @@ pub use jumbo_inside::orders::{
     DataMode, FreeMode, HeapMode, Keep, KeepError, MAX_FREE_WORKERS, MAX_POOL, MaxWaste,
     MaxWasteError, Mode, Orders, PoolOrder, ReaperMode, ShmMode, TextMode,
 };
-pub use plan::{HostSupport, MemoryPlan, RunPlan, Tunable};
+pub use plan::{HostSupport, MemoryPlan, RunPlan};
 pub use pool::{PoolError, PoolRequest};
 pub use reach::Reach;

@@ -2,9 +2,7 @@
 
 use serde::Serialize;
 
-use super::{
-    DataMode, HeapMode, MaxWaste, Orders, PoolRequest, Reach, ShmMode, TextMode, variables,
-};
+use super::{DataMode, HeapMode, MaxWaste, Orders, PoolRequest, Reach, ShmMode, TextMode};
 use crate::kernel::thp::Thp;
 use crate::units::{Bytes, PageSize};
 
@@ -19,17 +17,6 @@ pub struct HostSupport {
     pub has_pages: bool,
 }
 
-/// Treatment of glibc's tunable.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Tunable {
-    /// Set by this value of GLIBC_TUNABLES.
-    Set(Vec<u8>),
-    /// The user's own value, which stays.
-    Kept(String),
-    /// Reason for leaving it unset.
-    Left(&'static str),
-}
-
 /// Plan for one program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunPlan {
@@ -37,8 +24,6 @@ pub struct RunPlan {
     pub orders: Orders<'static>,
     /// LD_PRELOAD and JUMBO_ORDERS go into the environment.
     pub preload: bool,
-    /// GLIBC_TUNABLES.
-    pub tunable: Tunable,
     /// Requested page size that the kernel's pool lacks: the pool uses smaller pages instead.
     pub no_pages: Option<PageSize>,
     /// The kernel has THP, as far as can be known.
@@ -57,30 +42,18 @@ pub struct MemoryPlan {
 }
 
 impl RunPlan {
-    /// Returns the plan for one program. `tunables` is the user's GLIBC_TUNABLES.
+    /// Returns the plan for one program.
     pub fn new(
         requested: Orders<'static>,
         pool: Option<PoolRequest>,
         host: HostSupport,
         reach: &Reach,
-        tunables: Option<&[u8]>,
     ) -> Self {
         let thp = host.pmd.is_some();
         let pmd = host.pmd.and_then(|size| usize::try_from(size.bytes()).ok());
         // A program that is out of reach may start others that are not.
         let useful = reach.is_reached() || requested.follow;
         let preload = useful && reach.tolerates_preload();
-        let tunable = if requested.heap == HeapMode::Off {
-            Tunable::Left("--heap=off")
-        } else if requested.heap == HeapMode::Mimalloc && pool.is_some() {
-            Tunable::Left("--heap=mimalloc: glibc's malloc is not used")
-        } else if !thp {
-            Tunable::Left("this kernel has no transparent huge pages")
-        } else if !useful || !reach.tolerates_tunables() {
-            Tunable::Left("the program is to run untouched")
-        } else {
-            variables::tunables(tunables).map_or_else(Tunable::Kept, Tunable::Set)
-        };
         let mut request = pool;
         let mut no_pages = None;
         // THPs are of the PMD size.
@@ -96,7 +69,6 @@ impl RunPlan {
             text: if thp { requested.text } else { TextMode::Off },
             data: if thp { requested.data } else { DataMode::Off },
             shm: if thp { requested.shm } else { ShmMode::Off },
-            tunable: matches!(tunable, Tunable::Set(_)),
             small_pages: host.thp_never,
             pmd: pmd.unwrap_or(requested.pmd),
             ..requested
@@ -104,17 +76,8 @@ impl RunPlan {
         Self {
             orders,
             preload,
-            tunable,
             no_pages,
             thp,
-        }
-    }
-
-    /// Leaves the tunable unset, for a reason that the program's C library has.
-    pub fn leave_tunable(&mut self, why: &'static str) {
-        if matches!(self.tunable, Tunable::Set(_)) {
-            self.tunable = Tunable::Left(why);
-            self.orders.tunable = false;
         }
     }
 
@@ -157,23 +120,6 @@ impl RunPlan {
             },
         };
         let heap = self.orders.heap != HeapMode::Off;
-        let tunable = variables::HUGETLB_TUNABLE;
-        let how = match &self.tunable {
-            _ if self.is_all_mimalloc() => Ok(format!("mimalloc, {}", self.arenas())),
-            Tunable::Set(_) => Ok(self.small(&format!("{tunable}=1"))),
-            Tunable::Kept(value) if value == "1" => {
-                Ok(self.small(&format!("your own {tunable}=1")))
-            }
-            Tunable::Kept(value) if value != "0" => {
-                Ok(format!("glibc's heap, by your own {tunable}={value}"))
-            }
-            Tunable::Kept(value) => Err(format!("your GLIBC_TUNABLES says {tunable}={value}")),
-            Tunable::Left(reason) => Err(general.clone().unwrap_or((*reason).to_owned())),
-        };
-        let small = match how {
-            Ok(how) => advised(SMALL_ALLOCATIONS, heap, "--heap", how),
-            Err(why) => MemoryPlan::left(SMALL_ALLOCATIONS, why),
-        };
         let wasted = match self.orders.max_waste {
             MaxWaste::Percent(percent) => format!("at most {percent} % wasted"),
             MaxWaste::Unbounded => String::from("whatever is touched of it"),
@@ -181,7 +127,7 @@ impl RunPlan {
         let maps = format!("mmap, aligned and advised where a whole huge page fits; {wasted}");
         vec![
             advised(LARGE_ALLOCATIONS, heap, "--heap", self.large()),
-            small,
+            advised(SMALL_ALLOCATIONS, heap, "--heap", self.small().to_owned()),
             advised(MAPPINGS, self.orders.maps, "--maps", maps),
             match &general {
                 Some(reason) => MemoryPlan::left("text", reason),
@@ -276,38 +222,21 @@ impl RunPlan {
         }
     }
 
-    /// Describes the source of small allocations; `tunable` advises glibc's heap.
-    fn small(&self, tunable: &str) -> String {
-        let glibc = format!("glibc's heap, by {tunable}");
+    /// Describes the source of small allocations.
+    fn small(&self) -> &'static str {
         match self.orders.heap {
-            HeapMode::Glibc => glibc,
-            _ => format!(
-                "up to 1024 bytes in mimalloc's arenas, advised, but where MALLOC_ variables, glibc.malloc tunables or a limit \
-                 (ulimit -v, -d) are set; others in {glibc}"
-            ),
+            HeapMode::Glibc => "the C library's heap, advised",
+            _ => {
+                "below 128K in jumbo's slabs, advised; with MALLOC_ variables or glibc.malloc tunables in the C library's heap"
+            }
         }
     }
 
     fn large(&self) -> String {
-        if self.is_all_mimalloc() {
-            return format!("mimalloc, {}", self.arenas());
-        }
         let window = "in an aligned window of their own";
         match self.pool() {
             Some(pool) => format!("malloc and its family, from {pool}; beyond it {window}"),
             None => format!("malloc and its family, {window}"),
-        }
-    }
-
-    /// Reports whether mimalloc has all allocations, on the pool.
-    fn is_all_mimalloc(&self) -> bool {
-        self.orders.heap == HeapMode::Mimalloc && self.orders.pool.is_some()
-    }
-
-    fn arenas(&self) -> String {
-        match self.pool() {
-            Some(pool) => format!("from {pool}; beyond it in advised arenas"),
-            None => String::from("in advised arenas"),
         }
     }
 
@@ -365,15 +294,7 @@ mod tests {
     };
 
     fn plan(reach: &Reach) -> RunPlan {
-        RunPlan::new(Orders::default(), None, HOST, reach, None)
-    }
-
-    #[test]
-    fn a_tunable_is_left_for_the_sake_of_the_c_library() {
-        let mut plan = RunPlan::new(Orders::default(), None, HOST, &Reach::Reached, None);
-        assert!(plan.orders.tunable);
-        plan.leave_tunable("too new");
-        assert!(!plan.orders.tunable && plan.tunable == Tunable::Left("too new"));
+        RunPlan::new(Orders::default(), None, HOST, reach)
     }
 
     #[test]
@@ -385,10 +306,6 @@ mod tests {
                 && plan.orders.maps
                 && plan.orders.follow
         );
-        assert_eq!(
-            plan.tunable,
-            Tunable::Set(b"glibc.malloc.hugetlb=1".to_vec())
-        );
     }
 
     #[test]
@@ -398,10 +315,8 @@ mod tests {
             None,
             HostSupport { pmd: None, ..HOST },
             &Reach::Reached,
-            None,
         );
         assert!(plan.orders.heap == HeapMode::Off && !plan.orders.maps);
-        assert!(matches!(plan.tunable, Tunable::Left(_)));
         for memory in plan.memory(&Reach::Reached, None, false) {
             assert!(memory.sizes.is_empty(), "{memory:?}");
         }
@@ -421,7 +336,7 @@ mod tests {
         let pool = "2G:1G".parse().ok();
         for (has_pages, page) in [(true, 1 << 30), (false, 2 << 20)] {
             let host = HostSupport { has_pages, ..HOST };
-            let plan = RunPlan::new(Orders::default(), pool, host, &Reach::Reached, None);
+            let plan = RunPlan::new(Orders::default(), pool, host, &Reach::Reached);
             let pool = plan.orders.pool.unwrap();
             assert_eq!((pool.page, pool.size), (page, 2 << 30));
             assert_eq!(plan.why_other_pages().is_some(), !has_pages);
@@ -429,27 +344,13 @@ mod tests {
     }
 
     #[test]
-    fn heap_off_leaves_the_tunable_alone() {
-        let requested = Orders {
-            heap: HeapMode::Off,
-            ..Orders::default()
-        };
-        let plan = RunPlan::new(requested, None, HOST, &Reach::Reached, None);
-        assert!(plan.orders.heap == HeapMode::Off && plan.orders.maps);
-        assert_eq!(plan.tunable, Tunable::Left("--heap=off"));
-    }
-
-    #[test]
     fn static_program_gets_preload_only_for_its_children() {
-        let reach = Reach::Static { glibc: true };
-        let followed = plan(&reach);
-        assert!(followed.preload && matches!(followed.tunable, Tunable::Left(_)));
+        assert!(plan(&Reach::Static).preload);
         let alone = Orders {
             follow: false,
             ..Orders::default()
         };
-        let alone = RunPlan::new(alone, None, HOST, &reach, None);
-        assert!(!alone.preload && matches!(alone.tunable, Tunable::Left(_)));
+        assert!(!RunPlan::new(alone, None, HOST, &Reach::Static).preload);
     }
 
     #[test]

@@ -9,10 +9,7 @@ pub enum Reach {
     /// No obstacle in the file.
     Reached,
     /// Statically linked: no loader.
-    Static {
-        /// The glibc linked into it acts on GLIBC_TUNABLES.
-        glibc: bool,
-    },
+    Static,
     /// Go program.
     Go,
     /// Built for another machine than libjumbo_preload.so.
@@ -38,7 +35,6 @@ impl Reach {
         executable: Result<&Executable, String>,
         own: Machine,
         privilege: Option<&'static str>,
-        is_static_glibc: impl FnOnce() -> bool,
     ) -> Self {
         let executable = match executable {
             Ok(executable) => executable,
@@ -49,9 +45,7 @@ impl Reach {
         }
         match (&executable.loader, privilege) {
             _ if executable.go => Self::Go,
-            (None, _) => Self::Static {
-                glibc: is_static_glibc(),
-            },
+            (None, _) => Self::Static,
             (Some(loader), _) if !executable.has_known_loader() => Self::Loader(loader.clone()),
             (Some(_), Some(privilege)) => Self::Privileged(privilege),
             (Some(_), None) => Self::Reached,
@@ -72,7 +66,7 @@ impl Reach {
     pub fn is_outside(&self) -> bool {
         matches!(
             self,
-            Self::Static { .. } | Self::Go | Self::Machine(_) | Self::Loader(_)
+            Self::Static | Self::Go | Self::Machine(_) | Self::Loader(_)
         )
     }
 
@@ -80,7 +74,7 @@ impl Reach {
     pub fn reason(&self) -> Option<String> {
         Some(match self {
             Self::Reached => return None,
-            Self::Static { .. } => {
+            Self::Static => {
                 "it is statically linked: there is no loader to read LD_PRELOAD".to_owned()
             }
             Self::Go => {
@@ -116,18 +110,6 @@ impl Reach {
             Self::Machine(_) | Self::Loader(_) | Self::Filtered | Self::BasePage(_) | Self::Off
         )
     }
-
-    /// Reports whether GLIBC_TUNABLES has no effect on a program that must run untouched.
-    pub fn tolerates_tunables(&self) -> bool {
-        !matches!(
-            self,
-            Self::Machine(_)
-                | Self::Static { glibc: true }
-                | Self::Filtered
-                | Self::BasePage(_)
-                | Self::Off
-        )
-    }
 }
 
 #[cfg(test)]
@@ -156,41 +138,36 @@ mod tests {
             machine: Machine { bits: 32, ..OWN },
             ..executable(GLIBC, true)
         };
-        // Reason, and tolerance of LD_PRELOAD and GLIBC_TUNABLES.
+        // Reason, and tolerance of LD_PRELOAD.
         for (executable, reason, tolerates) in [
-            (executable(GLIBC, false), None, (true, true)),
+            (executable(GLIBC, false), None, true),
             (
                 executable(Some("/lib/ld-musl-x86_64.so.1"), false),
                 None,
-                (true, true),
+                true,
             ),
-            (executable(None, false), Some("statically"), (true, false)),
-            (executable(None, true), Some("Go"), (true, true)),
-            (executable(GLIBC, true), Some("Go"), (true, true)),
+            (executable(None, false), Some("statically"), true),
+            (executable(None, true), Some("Go"), true),
+            (executable(GLIBC, true), Some("Go"), true),
             (
                 executable(Some("/system/bin/linker64"), false),
                 Some("linker64"),
-                (false, true),
+                false,
             ),
-            (x32, Some("x32"), (false, false)),
+            (x32, Some("x32"), false),
         ] {
-            let reach = Reach::of(Ok(&executable), OWN, None, || true);
+            let reach = Reach::of(Ok(&executable), OWN, None);
             assert_eq!(reach.is_reached(), reason.is_none());
             let text = reach.reason().unwrap_or_default();
             assert!(text.contains(reason.unwrap_or_default()), "{text}");
-            assert_eq!(
-                (reach.tolerates_preload(), reach.tolerates_tunables()),
-                tolerates,
-                "{text}"
-            );
+            assert_eq!(reach.tolerates_preload(), tolerates, "{text}");
         }
     }
 
     #[test]
     fn privilege_matters_to_a_loader_only() {
-        let privileged = |executable: &Executable| {
-            Reach::of(Ok(executable), OWN, Some("it is set-user-ID"), || false)
-        };
+        let privileged =
+            |executable: &Executable| Reach::of(Ok(executable), OWN, Some("it is set-user-ID"));
         let reason = privileged(&executable(GLIBC, false)).reason();
         assert!(reason.unwrap().contains("set-user-ID"));
         let reason = privileged(&executable(None, false)).reason();
@@ -202,7 +179,7 @@ mod tests {
         assert_eq!(Reach::on_base_pages(PageSize::SIZE_4K), None);
         let reach = Reach::on_base_pages(PageSize::new(16 << 10).unwrap()).unwrap();
         assert!(reach.reason().unwrap().contains("of 16K, "));
-        assert!(!reach.tolerates_preload() && !reach.tolerates_tunables());
+        assert!(!reach.tolerates_preload());
     }
 
     #[test]
@@ -213,7 +190,7 @@ mod tests {
             executable.has_known_loader() && !executable.go,
             "{executable:?}"
         );
-        assert!(Reach::of(Ok(&executable), executable.machine, None, || false).is_reached());
+        assert!(Reach::of(Ok(&executable), executable.machine, None).is_reached());
     }
 
     #[test]

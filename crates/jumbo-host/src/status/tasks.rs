@@ -205,7 +205,7 @@ fn unreached(root: &Root, pid: u32) -> Option<String> {
     let executable = read(format!("proc/{pid}/exe"))?;
     let own = read("proc/self/exe".to_owned()).map_or(executable.machine, |own| own.machine);
     // The C library of a static program is irrelevant here.
-    Reach::of(Ok(&executable), own, None, || true).reason()
+    Reach::of(Ok(&executable), own, None).reason()
 }
 
 fn brief(root: &Root, pid: u32) -> Option<Task> {

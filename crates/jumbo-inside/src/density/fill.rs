@@ -13,13 +13,13 @@ use core::time::Duration;
 
 use super::ahead::request_scan;
 use super::blocks::{self, BlockState};
+use super::credit;
 use super::measure::Touched;
 use super::table::PAGE_BYTES;
 use super::tracked::{
     BLOCKS, RUN_COUNT, charge, count_run, is_crowded, is_huge, may_measure, measure_block, pmd,
     release, update, withdraw_advice,
 };
-use super::{credit, program_break};
 use crate::headroom;
 use crate::ledger::stats;
 use crate::sync::millis;
@@ -51,11 +51,9 @@ fn indexes(range: &Range<usize>, is_part: bool) -> Range<usize> {
     first..(range.end >> shift).max(first)
 }
 
-/// Returns the start of the first whole block at or after an address.
-pub(super) fn next_block(address: usize) -> usize {
-    address
-        .checked_next_multiple_of(pmd())
-        .unwrap_or(usize::MAX)
+/// Returns the size of a block.
+pub(super) fn block_bytes() -> usize {
+    pmd().max(1)
 }
 
 /// Tracks a block that waits, or that is advised and charged; false if that is impossible.
@@ -113,7 +111,7 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     }
     let wanted = indexes.len() * pmd();
     if credit::remaining() < wanted {
-        measure_recent();
+        sys::apart(measure_recent);
     }
     // One allocation never takes all credit, since it may stay sparse.
     let left = credit::remaining();
@@ -156,52 +154,6 @@ fn remember(block: usize) {
     if let Some(recent) = RECENT_BLOCKS.get(place % RECENT_COUNT) {
         recent.store(block, Ordering::Relaxed);
     }
-}
-
-/// Maximum blocks of a step of glibc's heap.
-const MAX_STEP_BLOCKS: usize = 2;
-
-/// Charges a block for the next step of the break, which glibc will advise.
-pub(super) fn charge_next_step() -> bool {
-    if credit::remaining() < pmd() {
-        measure_recent();
-    }
-    credit::charge_block()
-}
-
-/// Removes the charge for the next step.
-pub(super) fn uncharge_next_step() {
-    credit::remove_block(pmd(), pmd());
-}
-
-/// Tracks a step that glibc has advised; its first block is charged. False if no whole block is
-/// advised: glibc advises no smaller step, and not the part of a block in an earlier step.
-pub(super) fn track_charged_step(range: &Range<usize>) -> bool {
-    let is_advised = range.len() >= pmd();
-    let (all, whole) = (indexes(range, true), indexes(range, false));
-    let indexes = if is_advised { whole } else { all.end..all.end };
-    track_waiting(all.start..indexes.start);
-    // glibc grows by a block or two; the program requested the rest itself (sbrk(2)).
-    let last = indexes
-        .end
-        .saturating_sub(MAX_STEP_BLOCKS)
-        .max(indexes.start);
-    track_waiting(indexes.start..last);
-    for block in last..indexes.end {
-        if block > last {
-            credit::charge_unchecked(pmd(), pmd());
-        }
-        if track(block, BlockState::ADVISED) {
-            remember(block);
-        } else {
-            credit::remove_block(pmd(), pmd());
-        }
-    }
-    !indexes.is_empty()
-}
-
-pub(super) fn track_step(range: &Range<usize>) {
-    track_waiting(indexes(range, true));
 }
 
 /// Reports whether the block in front of an address is huge.
@@ -427,8 +379,7 @@ pub(super) fn forked() {
     // There is one more process to share it.
     HAS_READ_ROOM.store(false, Ordering::Relaxed);
     READ_MILLIS.store(0, Ordering::Relaxed);
-    let ahead = program_break::charged_ahead();
-    let (mut charged, mut huge) = (ahead, ahead);
+    let (mut charged, mut huge) = (0, 0);
     let mut indexes = blocks::ALL;
     while blocks::HAS_BLOCKS.load(Ordering::Acquire)
         && let Some(block) = BLOCKS.next(indexes.clone(), |_| true)

@@ -10,7 +10,7 @@
 //! - `ahead` advises blocks before the program fills them, on a thread;
 //! - `dense` collapses the full ones there;
 //! - `missing` makes untouched pages missing again, before the program handles their faults;
-//! - [`program_break`] applies the same to glibc's own heap.
+//! - [`program_break`] follows the C library's own heap.
 //!
 //! Shared memory has the folio sizes of the kernel's controls. Its ranges are in a `table`, which
 //! the thread of [`crate::watch`] scans (`scan`). One of the sharing processes scans it (`owners`).
@@ -57,7 +57,7 @@ pub(crate) use scan::{has_left, share, start_sharing};
 /// Kind of memory, for the decision on huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
-    /// The heap and arenas. The partial block at the start of a range belongs to the heap too.
+    /// The heap. The partial block at the start of a range belongs to the heap too.
     Heap,
     /// Private mapping or step of the break, from its first whole block.
     Mapping,
@@ -156,9 +156,6 @@ pub(crate) fn start(pmd: usize, max_waste: MaxWaste) {
     MISSING_BYTES.store(missing, Ordering::Relaxed);
     credit::start(percent);
     PMD_BYTES.store(pmd, Ordering::Release);
-    if max_waste != MaxWaste::Unbounded {
-        program_break::start();
-    }
 }
 
 /// Returns the maximum memory, in bytes, that the heap may hold beyond its live blocks: the limit

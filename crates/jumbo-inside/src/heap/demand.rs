@@ -81,17 +81,8 @@ pub fn end() {
 /// Frees retained memory where the program is about to fill `bytes` of other memory, faster than
 /// the scans may see it.
 pub fn about_to_fill(bytes: usize) {
+    crate::slab::about_to_fill(bytes);
     return_memory(|window, leaving| window.make_room(bytes, Some(leaving)));
-}
-
-/// Variant of [`about_to_fill`] for a caller that holds locks of mimalloc: it starts no thread, and
-/// hands nothing over.
-pub(super) fn about_to_fill_in_mimalloc(bytes: usize) {
-    if !sandbox::is_entered_later() {
-        // A handler that interrupted a holder may wait for mimalloc's locks.
-        HEAP.window
-            .with_soon(|window| window.make_room(bytes, None));
-    }
 }
 
 /// Notes a writable mapping of the program. Small ones are added up.
@@ -125,13 +116,6 @@ pub(super) fn made_writable(address: usize, length: usize) {
 /// Frees retained memory where a new thread may fill its stack. The next scan measures it.
 pub(super) fn about_to_thread() {
     return_memory(|window, leaving| window.make_room_for_now(STACK_BYTES, leaving));
-}
-
-/// Frees memory beyond the bound, which the growth of glibc's main heap has lowered.
-pub fn give_back() {
-    return_memory(|window, leaving| {
-        window.purge(window.keep(), Some(leaving));
-    });
 }
 
 /// Runs `work`, which unmaps memory in a call that allocates. A later filter of the program may

@@ -12,7 +12,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use rustix::io::Result;
-use rustix::mm::{self, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
+use rustix::mm::{self, MapFlags, MremapFlags, ProtFlags};
 
 use super::BASE_PAGE;
 use super::extents::{PageRecord, Records};
@@ -36,21 +36,6 @@ pub(super) fn map(address: usize, length: usize) -> Result<()> {
 /// Advises huge pages for a range of the heap, as far as [`density`] allows.
 pub(super) fn advise(address: usize, length: usize) -> Result<()> {
     density::advise(&(address..address + length), Policy::Heap)
-}
-
-/// Makes a range readable and writable.
-///
-/// # Safety
-/// No code relies on a fault in the range.
-pub(super) unsafe fn unprotect(address: usize, length: usize) -> Result<()> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        mm::mprotect(
-            at(address),
-            length,
-            MprotectFlags::READ | MprotectFlags::WRITE,
-        )
-    }
 }
 
 /// Maps zeroed hugetlb pages of `page` bytes, reserved and resident: a later touch cannot fail. On
@@ -280,23 +265,4 @@ impl Deferred {
             head = next;
         }
     }
-}
-
-/// Reads the header of a chunk of glibc's malloc: its size with three flag bits.
-///
-/// # Safety
-/// `pointer` was returned by glibc's malloc and is still allocated.
-pub(super) unsafe fn chunk_header(pointer: usize) -> usize {
-    // SAFETY: glibc has `mchunk_size` in the word before the returned memory (malloc/malloc.c,
-    // "Vital statistics": unchanged since glibc 2.3).
-    unsafe { word_at(pointer - size_of::<usize>()) }
-}
-
-/// Reads a word of glibc's malloc, which other threads may change.
-///
-/// # Safety
-/// The word is readable.
-pub(super) unsafe fn word_at(address: usize) -> usize {
-    // SAFETY: the caller's promise.
-    unsafe { at(address).cast::<usize>().read_volatile() }
 }

@@ -2,7 +2,7 @@
 //!
 //! Allocations of at least [`LARGE_BLOCK_BYTES`] live in a window: an address range that the kernel
 //! never chooses by itself. So `free` detects its pointers by one comparison ([`is_ours`]).
-//! mimalloc or the program's allocator serves smaller ones.
+//! [`crate::slab`] or the program's allocator serves smaller ones.
 //!
 //! The window is mapped on demand and not reserved: `ulimit -v`, mlockall(2), core dumps and the
 //! commit limit count the same memory as without jumbo.
@@ -10,9 +10,7 @@
 //! - `window` has the blocks, `extents` indexes and `frontier` grows them, `backing` is their
 //!   source.
 //! - `supply` has the pages of a pool (`--pool`); `warm` makes them resident in advance.
-//! - [`managed`] has addresses for mimalloc, and the pool's pages if they are for it.
 //! - [`maps`] places and advises the program's own anonymous mappings.
-//! - [`main_heap`] selects large blocks for glibc, [`arena`] advises glibc's thread arenas.
 //! - `demand` frees memory that was retained for the program's next allocations.
 //! - `memory` is the one leaf that touches memory.
 //!
@@ -20,13 +18,10 @@
 //! panic. Where it fails, the program's allocator serves the request.
 
 mod advised;
-pub mod arena;
 mod backing;
 mod demand;
 mod extents;
 mod frontier;
-pub mod main_heap;
-pub mod managed;
 pub mod maps;
 mod memory;
 pub mod supply;
@@ -44,7 +39,7 @@ use crate::orders::{MaxWaste, PoolOrder};
 use crate::sync::{Apart, Lock};
 use crate::{sandbox, sys, watch};
 use backing::Backing;
-pub use demand::{about_to_fill, end as about_to_populate, give_back};
+pub use demand::{about_to_fill, end as about_to_populate};
 use memory::Deferred;
 use supply::{Before, SUPPLY};
 use window::{BlockWindow, Site};
@@ -73,11 +68,6 @@ const TABLE_BASE: usize = MAPS_END;
 const POOL_TABLE: usize = TABLE_BASE + (256 << 30);
 /// End of the records, and start of jumbo's other tables.
 const TABLE_END: usize = sys::OWN.start;
-/// Memory of an allocator that manages its own addresses: pages of the pool, then reserved
-/// addresses.
-const MANAGED_BASE: usize = sys::OWN.end;
-pub(crate) const RESERVED_BASE: usize = 0x3000_0000_0000;
-pub(crate) const RESERVED_END: usize = 0x3800_0000_0000;
 
 /// Configuration of the heap; see [`crate::orders::Orders`].
 #[derive(Clone, Copy, Debug)]
@@ -88,14 +78,8 @@ pub struct HeapSettings {
     pub max_waste: MaxWaste,
     /// Bound on freed memory that stays resident, if the user set one.
     pub keep: Option<Keep>,
-    /// The program's malloc is glibc's, with glibc's defaults.
-    pub glibc: bool,
-    /// glibc's thread arenas have the layout that [`arena`] expects.
-    pub arenas: bool,
     /// Pool of huge pages (`--pool`).
     pub pool: Option<PoolOrder>,
-    /// The pool is for [`managed`] instead of large allocations.
-    pub managed: bool,
 }
 
 /// Result of a request to resize a block.
@@ -159,8 +143,6 @@ crate::one_page! {
 }
 /// The program locked or advised memory in blocks, which outlives them: freed blocks are unmapped.
 static HAS_STICKY_PAGES: AtomicBool = AtomicBool::new(false);
-/// glibc's thread arenas are advised.
-static ADVISES_ARENAS: AtomicBool = AtomicBool::new(false);
 static PMD: AtomicUsize = AtomicUsize::new(0);
 
 /// Places the window; false if the host's page sizes are not supported.
@@ -189,13 +171,8 @@ pub unsafe fn start(settings: HeapSettings) -> bool {
     HEAP.window
         .with(|window| window.place(pmd, max_waste, keep, random, table));
     maps::place(settings, random >> 32);
-    managed::place(pmd, random >> 16);
     density::start(pmd, settings.max_waste);
-    if settings.glibc && keep.is_none() && settings.pool.is_none() && density::is_bounded() {
-        main_heap::start();
-    }
     PMD.store(pmd, Ordering::Relaxed);
-    ADVISES_ARENAS.store(settings.arenas, Ordering::Relaxed);
     IS_PLACED.store(true, Ordering::Release);
     if let Some(order) = settings.pool {
         start_pool(order, settings, random, pool_table);
@@ -204,10 +181,6 @@ pub unsafe fn start(settings: HeapSettings) -> bool {
 }
 
 fn start_pool(order: PoolOrder, settings: HeapSettings, random: usize, table: usize) {
-    if settings.managed {
-        let _ = SUPPLY.start(order, settings.pmd, MANAGED_BASE);
-        return;
-    }
     POOL.window
         .with(|pool| pool.place(order.page, usize::MAX, None, random, table));
     let is_started = SUPPLY.start(order, settings.pmd, POOL_BASE);
@@ -217,7 +190,7 @@ fn start_pool(order: PoolOrder, settings: HeapSettings, random: usize, table: us
 /// Makes the pool resident (`--warm`), as far as it has pages. Called before the program starts.
 pub fn warm(order: PoolOrder) {
     if !POOL_IS_WINDOW.load(Ordering::Acquire) {
-        return managed::warm(order);
+        return;
     }
     SUPPLY.in_parallel(|| {
         POOL.with(|pool, leaving| {
@@ -252,7 +225,7 @@ pub fn count_in(ledger: &'static Ledger, pid: u32) {
 }
 
 /// Reports whether future mappings are locked, and resident at once.
-pub(crate) fn locks_future() -> bool {
+pub fn locks_future() -> bool {
     LOCKS_FUTURE.load(Ordering::Relaxed)
 }
 
@@ -267,10 +240,10 @@ pub const fn is_ours(address: usize) -> bool {
     address.wrapping_sub(HEAP_BASE) < HEAP_END - HEAP_BASE
 }
 
-/// Reports whether `address` lies in an address range of blocks, of mappings, or of [`managed`].
+/// Reports whether `address` lies in an address range of blocks, of mappings, or of the slabs.
 #[inline(always)]
 pub const fn may_hold(address: usize) -> bool {
-    address.wrapping_sub(HEAP_BASE) < RESERVED_END - HEAP_BASE
+    address.wrapping_sub(HEAP_BASE) < sys::SLABS.end - HEAP_BASE
 }
 
 /// Allocates `size` bytes at a multiple of `align` (a power of two), zeroed on request. `None`: the
@@ -431,6 +404,14 @@ pub fn live() -> u64 {
     stats::slot().large_live.load(Ordering::Relaxed)
 }
 
+/// Returns the bytes in live blocks, those of the pool included. It takes the locks.
+pub fn allocated() -> usize {
+    let windows = [&HEAP, &POOL].into_iter();
+    windows.fold(0, |sum, window| {
+        sum + window.with(|it, _| it.live()).unwrap_or(0)
+    })
+}
+
 /// Returns all free memory to the kernel, for malloc_trim(3); reports whether there was any.
 pub fn trim() -> bool {
     let pool =
@@ -467,11 +448,7 @@ fn prepare_move(before: Before) {
     }
     gather::end_workers();
     watch::end();
-    if POOL_IS_WINDOW.load(Ordering::Acquire) {
-        POOL.with(BlockWindow::purge_all);
-    } else {
-        managed::unmap_unused();
-    }
+    POOL.with(BlockWindow::purge_all);
 }
 
 fn evacuate(before: Before) {
@@ -481,12 +458,12 @@ fn evacuate(before: Before) {
     prepare_move(before);
     // Refused in a handler that interrupted a holder: no thread should be created there, and no
     // page can move any more.
-    let _ = (POOL.window).with(|_| managed::LOCK.with(|()| SUPPLY.evacuate(before)));
+    let _ = (POOL.window).with(|_| SUPPLY.evacuate(before));
 }
 
 crate::one_page! {
-    /// Locks that a fork holds, one bit each, in lock order: heap, mappings, pool, mimalloc's
-    /// arenas, and the two of [`crate::gather`].
+    /// Locks that a fork holds, one bit each, in lock order: heap, mappings, pool, and the
+    /// two of [`crate::gather`].
     static HELD: Held = Held::new();
 }
 
@@ -647,13 +624,13 @@ impl Mechanism for Events {
         // The lock order. Refused if a signal handler forks that interrupted a holder: the
         // interrupted call continues in both processes, and each releases the lock.
         let (heap, maps) = (HEAP.window.acquire(), maps::PACK.acquire());
-        let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
+        let pool = POOL.window.acquire();
         let [staging, queue] = gather::before_fork();
         // Refused: pages of the pool are being mapped, and their state is unknown.
-        if pool && managed {
+        if pool {
             SUPPLY.evacuate(Before::Fork);
         }
-        let held = [heap, maps, pool, managed, staging, queue];
+        let held = [heap, maps, pool, staging, queue];
         let bits = held
             .iter()
             .rev()
@@ -665,14 +642,10 @@ impl Mechanism for Events {
     #[inline(always)]
     unsafe fn unlock_after_fork(_side: Side) {
         let bits = HELD.give_back();
-        let [heap, maps, pool, managed, staging, queue] =
-            core::array::from_fn(|at| bits >> at & 1 != 0);
+        let [heap, maps, pool, staging, queue] = core::array::from_fn(|at| bits >> at & 1 != 0);
         // SAFETY: the caller's promise: this thread holds the locks in `bits`.
         unsafe {
             gather::after_fork([staging, queue]);
-            if managed {
-                managed::LOCK.release();
-            }
             if pool {
                 POOL.window.release();
             }

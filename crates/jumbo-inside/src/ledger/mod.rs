@@ -70,8 +70,6 @@ counters! {
     maps_advised: AtomicU64 as u64, sum;
     /// Anonymous mappings of at least a huge page that are left as the program asked for them.
     maps_left: AtomicU64 as u64, sum;
-    /// Advised thread arenas of glibc.
-    arenas_advised: AtomicU64 as u64, sum;
     /// Bytes collapsed by MADV_COLLAPSE.
     collapsed: AtomicU64 as u64, sum;
     /// Freed by several threads at once.
@@ -247,12 +245,10 @@ pub mod flag {
     pub const NO_WINDOW: u32 = 1 << 3;
     /// THP is disabled for the process (PR_SET_THP_DISABLE).
     pub const THP_DISABLED: u32 = 1 << 4;
-    /// glibc's own heap advises THP: the tunable glibc.malloc.hugetlb is 1 or more.
-    pub const TUNABLE: u32 = 1 << 5;
-    /// mimalloc serves the small blocks of threads that allocate many, or all blocks from a pool.
-    pub const MIMALLOC: u32 = 1 << 6;
+    /// jumbo's slabs serve the small blocks.
+    pub const SLABS: u32 = 1 << 5;
     /// The program has a sanitizer that fixes the layout of the address space: nothing is covered.
-    pub const SANITIZER: u32 = 1 << 7;
+    pub const SANITIZER: u32 = 1 << 6;
 }
 
 impl Ledger {

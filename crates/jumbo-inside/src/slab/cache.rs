@@ -39,6 +39,8 @@ pub struct Cache {
     next: AtomicPtr<Cache>,
     /// Bytes for which all magazines have room.
     room_bytes: usize,
+    /// Class whose magazine is the next to give its room to another one.
+    victim: usize,
 }
 
 /// Initial number of slots of a magazine.
@@ -74,8 +76,8 @@ static CACHES: Lock<Caches, Apart> = Lock::on(
         probe: null_mut(),
     },
 );
-/// Bytes that the cache of each thread may hold.
-static BUDGET: AtomicUsize = AtomicUsize::new(MAX_ROOM_BYTES);
+/// Number of all caches.
+static COUNT: AtomicUsize = AtomicUsize::new(1);
 
 /// Returns a cache for the calling thread. Null without memory, and in a handler that interrupted
 /// the holder of the lock.
@@ -159,14 +161,11 @@ impl Caches {
             (&raw mut (*cache).thread).write(AtomicI32::new(0));
             (&raw mut (*cache).next).write(AtomicPtr::new(self.first));
             (&raw mut (*cache).room_bytes).write(0);
+            (&raw mut (*cache).victim).write(0);
         }
         self.first = cache;
         self.count += 1;
-        let share = density::allowance() / ALLOWANCE_DIVISOR / self.count;
-        BUDGET.store(
-            share.clamp(MIN_ROOM_BYTES, MAX_ROOM_BYTES),
-            Ordering::Relaxed,
-        );
+        COUNT.store(self.count, Ordering::Relaxed);
         Some(cache)
     }
 }
@@ -198,7 +197,7 @@ impl Opened {
         }
     }
 
-    /// Gives the magazine more room: twice as much, within the budget.
+    /// Gives the magazine more room: twice as much, within the budget, from the others in turn.
     unsafe fn grow(&mut self, cache: *mut Cache, class: usize) {
         let shape = shape_of(class);
         let max = usize::from(shape.cached);
@@ -206,7 +205,7 @@ impl Opened {
         let more = room.saturating_sub(self.room) * shape.size as usize;
         // SAFETY: the caller's promise.
         unsafe {
-            if more == 0 || (*cache).room_bytes + more > BUDGET.load(Ordering::Relaxed) {
+            if more == 0 || !has_budget(cache, class, more) {
                 return;
             }
             let Some(slots) = meta::take(room * size_of::<usize>()) else {
@@ -240,6 +239,40 @@ impl Opened {
             (&raw mut (*self.magazine).room).write_volatile(room);
         }
     }
+}
+
+/// Reports whether the magazines may have room for `more` bytes, after others than that of `class`
+/// have lost theirs.
+///
+/// # Safety
+/// The cache is the calling thread's.
+#[inline(never)]
+unsafe fn has_budget(cache: *mut Cache, class: usize, more: usize) -> bool {
+    let share = density::allowance() / ALLOWANCE_DIVISOR / COUNT.load(Ordering::Relaxed).max(1);
+    let budget = share.clamp(MIN_ROOM_BYTES, MAX_ROOM_BYTES);
+    for _ in 0..CLASSES {
+        // SAFETY: the caller's promise; the slots are the magazine's, of its room.
+        unsafe {
+            if (*cache).room_bytes + more <= budget {
+                return true;
+            }
+            let victim = ((*cache).victim + 1) % CLASSES;
+            (*cache).victim = victim;
+            if victim == class {
+                continue;
+            }
+            let mut opened = Opened::new(cache, victim);
+            if opened.room > 0 {
+                central::put(victim, opened.slots(), opened.count);
+                meta::give(opened.slots().cast(), opened.room * size_of::<usize>());
+                (*cache).room_bytes -= opened.room * shape_of(victim).size as usize;
+                (opened.count, opened.room) = (0, 0);
+                (*opened.magazine).slots = null_mut();
+            }
+            opened.close();
+        }
+    }
+    false
 }
 
 /// Takes blocks of slabs that exist, then runs where freed memory is sparse, then of new slabs.
@@ -298,11 +331,11 @@ pub(super) unsafe fn refill(cache: *mut Cache, class: usize) -> Option<usize> {
 ///
 /// # Safety
 /// The cache is the calling thread's, or null; the block is of the class and has no user.
-pub(super) unsafe fn flush(cache: *mut Cache, class: usize, block: usize) {
+pub(super) unsafe fn flush(cache: *mut Cache, class: usize, mut block: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         if cache.is_null() || shape_of(class).cached == 0 {
-            return central::put(class, &raw const block, 1);
+            return central::put(class, &raw mut block, 1);
         }
         let mut opened = Opened::new(cache, class);
         if opened.count == opened.room {
@@ -310,7 +343,7 @@ pub(super) unsafe fn flush(cache: *mut Cache, class: usize, block: usize) {
         }
         if opened.room == 0 {
             opened.close();
-            return central::put(class, &raw const block, 1);
+            return central::put(class, &raw mut block, 1);
         }
         if opened.count == opened.room {
             let half = opened.count.div_ceil(2);
@@ -347,15 +380,15 @@ pub(super) unsafe fn drain(cache: *mut Cache) {
     }
 }
 
-/// Acquires the lock for fork(2).
-pub(super) fn lock() {
-    CACHES.acquire();
+/// Acquires the lock for fork(2); false if this thread holds it.
+pub(super) fn lock() -> bool {
+    CACHES.acquire()
 }
 
 /// Releases the lock after fork(2).
 ///
 /// # Safety
-/// [`lock`] preceded it in this thread, or in its original.
+/// [`lock`] acquired it, in this thread or in its original.
 pub(super) unsafe fn unlock() {
     // SAFETY: the caller's promise.
     unsafe { CACHES.release() };

@@ -6,7 +6,7 @@
 
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicIsize, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicIsize, AtomicU8, AtomicUsize, Ordering};
 
 use super::class::{CLASSES, UNIT_BYTES, shape_of};
 use super::unit::{self, NONE, UNLISTED, Unit};
@@ -14,7 +14,7 @@ use super::{chunks, meta, state};
 use crate::sync::Lock;
 
 /// Locks of all classes: the number of a class selects one.
-const BANKS: usize = 32;
+const BANKS: usize = u32::BITS as usize;
 /// Lists of slabs by occupancy, in quarters, after the list of those without runs ([`super::run`]).
 const LISTS: usize = 1 + QUARTERS;
 const QUARTERS: usize = 4;
@@ -112,21 +112,24 @@ pub(super) fn with<R>(class: usize, work: impl FnOnce(&mut Slabs) -> R) -> Optio
         .flatten()
 }
 
-/// Acquires all locks for fork(2).
-pub(super) fn lock() {
-    for lock in &LOCKS {
-        lock.acquire();
-    }
+/// Acquires the locks for fork(2). Returns a bit for each; none for those that this thread holds.
+pub(super) fn lock() -> u32 {
+    let locks = LOCKS.iter().enumerate();
+    locks.fold(0, |taken, (number, lock)| {
+        taken | u32::from(lock.acquire()) << number
+    })
 }
 
-/// Releases all locks after fork(2).
+/// Releases locks after fork(2).
 ///
 /// # Safety
-/// [`lock`] preceded it in this thread, or in its original.
-pub(super) unsafe fn unlock() {
-    for lock in &LOCKS {
-        // SAFETY: the caller's promise.
-        unsafe { lock.release() };
+/// [`lock`] returned these, in this thread or in its original.
+pub(super) unsafe fn unlock(locks: u32) {
+    for (number, lock) in LOCKS.iter().enumerate() {
+        if locks & 1 << number != 0 {
+            // SAFETY: the caller's promise.
+            unsafe { lock.release() };
+        }
     }
 }
 
@@ -645,57 +648,50 @@ pub(super) unsafe fn take(class: usize, to: *mut usize, wanted: usize, makes: bo
 /// Puts blocks of a class back.
 ///
 /// # Safety
-/// `from` has `count` addresses of blocks of the class, which the caller has and no one uses.
-pub(super) unsafe fn put(class: usize, from: *const usize, count: usize) {
-    let mut runs = 0;
+/// `from` has `count` addresses of blocks of the class, which the caller has and no one uses. They
+/// may change.
+pub(super) unsafe fn put(class: usize, from: *mut usize, count: usize) {
+    // Pieces first, whose slabs are of smaller classes and have other locks: a slab that has become
+    // empty below may be one of another class by then.
+    let mut pieces = 0;
+    for number in 0..count {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let place = from.add(number);
+            let (header, _) = unit::slab_at(place.read());
+            if usize::from((*header).class) != class {
+                super::run::put(place.read());
+                place.write(0);
+                pieces += 1;
+            }
+        }
+    }
+    // SAFETY: as above.
+    let blocks = || (0..count).map(|number| unsafe { from.add(number).read() });
+    let blocks = || blocks().filter(|address| *address != 0);
     let done = with(class, |slabs| {
-        for number in 0..count {
+        for address in blocks() {
             // SAFETY: the caller's promise.
             unsafe {
-                let address = from.add(number).read();
                 let (header, first) = unit::slab_at(address);
-                if usize::from((*header).class) != class {
-                    runs += 1;
-                    continue;
-                }
                 let slab = Slab { first, header };
                 slab.free(slab.number_of(address), 1);
                 slabs.settle(slab);
             }
         }
     });
-    match done {
-        Some(()) => {
-            let bytes = (count - runs) * shape_of(class).size as usize;
-            add_idle(bytes.cast_signed());
-            // Runs of a smaller class, whose lock it is.
-            for number in 0..if runs > 0 { count } else { 0 } {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let address = from.add(number).read();
-                    let (header, _) = unit::slab_at(address);
-                    if usize::from((*header).class) != class {
-                        super::run::put(address);
-                    }
-                }
-            }
-        }
-        // A handler interrupted the holder of the lock: the next sweep finds them.
-        None => {
-            for number in 0..count {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let address = from.add(number).read();
-                    let (header, first) = unit::slab_at(address);
-                    let slab = Slab { first, header };
-                    let block = slab.number_of(address);
-                    slab.state(block).store(state::LOST, Ordering::Relaxed);
-                }
-            }
-            LOST.fetch_add(1, Ordering::Relaxed);
+    if done.is_some() {
+        let bytes = (count - pieces) * shape_of(class).size as usize;
+        return add_idle(bytes.cast_signed());
+    }
+    // A handler interrupted the holder of the lock: they are not used again.
+    for address in blocks() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (header, first) = unit::slab_at(address);
+            let slab = Slab { first, header };
+            let state = slab.state(slab.number_of(address));
+            state.store(state::LOST, Ordering::Relaxed);
         }
     }
 }
-
-/// Number of calls of [`put`] that could not put their blocks back.
-static LOST: AtomicU64 = AtomicU64::new(0);

@@ -4,8 +4,9 @@
 //! their memory can go back.
 #![expect(unsafe_code, reason = "headers are reached by address")]
 
+use core::ops::Range;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -13,7 +14,6 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::class::{CHUNK_BYTES, UNITS};
 use super::unit::{self, NONE, UNLISTED, Unit};
 use crate::density::{self, Policy};
-use crate::heap;
 use crate::sandbox;
 use crate::sync::{Apart, Lock};
 use crate::sys;
@@ -26,8 +26,9 @@ const CHUNK_UNITS: u32 = 64;
 const _: () = assert!(CHUNK_UNITS as usize == UNITS);
 /// Chunks of a list that a request looks at.
 const MAX_LOOKS: usize = 16;
-/// Chunks at the start that are on base pages until they are dense: a small program has no more.
-const UNADVISED_CHUNKS: u32 = 2;
+/// Memory at the start that is on base pages, at least until there is more: all of a small program,
+/// which is not scanned.
+const UNADVISED_BYTES: usize = CHUNK_BYTES;
 /// Chunks' worth of addresses tried where the program has mapped some.
 const MAX_DETOURS: usize = 8;
 
@@ -39,8 +40,6 @@ pub(super) struct Chunks {
 
 crate::one_page! {
     static WORD: AtomicU32 = AtomicU32::new(0);
-    /// Set while the heap may take no more memory.
-    static IS_CLOSED: AtomicBool = AtomicBool::new(false);
 }
 pub(super) static CHUNKS: Lock<Chunks, Apart> = Lock::on(
     &WORD,
@@ -102,6 +101,26 @@ pub(super) unsafe fn give(first: u32, units: usize) {
         // SAFETY: as above.
         unsafe { chunks.change(first, |free, bit| free | mask(units) << bit) };
     });
+}
+
+/// Counts a new chunk, and has it on huge pages.
+fn advise(chunk: Range<usize>) {
+    /// Address of the first chunk.
+    static FIRST: AtomicUsize = AtomicUsize::new(0);
+    let before = MAPPED_BYTES.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
+    if before == 0 {
+        FIRST.store(chunk.start, Ordering::Relaxed);
+    }
+    if before < UNADVISED_BYTES {
+        return;
+    }
+    let first = FIRST.load(Ordering::Relaxed);
+    // Unless memory of the program lies between them.
+    if before == UNADVISED_BYTES && chunk.start == first + UNADVISED_BYTES {
+        density::begin_on_base_pages(&(first..chunk.start));
+    }
+    // Without advice it is on base pages.
+    let _ = density::advise(&chunk, Policy::Heap);
 }
 
 impl Chunks {
@@ -193,11 +212,7 @@ impl Chunks {
 
     /// Maps the next chunk.
     fn grow(&mut self) -> Option<()> {
-        if IS_CLOSED.load(Ordering::Relaxed)
-            || heap::locks_future()
-            || sandbox::is_entered_later()
-            || sandbox::is_entered()
-        {
+        if sandbox::is_entered_later() {
             return None;
         }
         for _ in 0..MAX_DETOURS {
@@ -238,12 +253,7 @@ impl Chunks {
             if is_taken {
                 continue;
             }
-            MAPPED_BYTES.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
-            let range = address..address + CHUNK_BYTES;
-            match chunk < UNADVISED_CHUNKS * CHUNK_UNITS {
-                true => density::begin_on_base_pages(&range),
-                false => drop(density::advise(&range, Policy::Heap)),
-            }
+            advise(address..address + CHUNK_BYTES);
             // SAFETY: the chunk exists.
             unsafe { self.change(chunk, |_, _| u64::MAX) };
             return Some(());
@@ -268,9 +278,4 @@ impl Chunks {
 /// Returns the bytes of all chunks.
 pub(super) fn mapped() -> usize {
     MAPPED_BYTES.load(Ordering::Relaxed)
-}
-
-/// Takes no more memory from now on.
-pub(super) fn close() {
-    IS_CLOSED.store(true, Ordering::Relaxed);
 }

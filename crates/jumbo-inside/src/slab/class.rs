@@ -28,7 +28,7 @@ pub(super) const CLASSES: usize = 1 + EXACT + DOUBLINGS * STEPS;
 /// Largest number of units of a slab.
 const MAX_UNITS: usize = 16;
 /// Part of a slab that may be too short for a block.
-const MAX_REST_DIVISOR: usize = 32;
+const MAX_REST_DIVISOR: usize = 128;
 /// Bytes of one class in the cache of a thread, and its largest number of blocks.
 const CACHED_BYTES: usize = 64 << 10;
 const MAX_CACHED: usize = 256;

@@ -101,15 +101,15 @@ pub(super) unsafe fn give(piece: *mut u8, bytes: usize) {
     });
 }
 
-/// Acquires the lock for fork(2).
-pub(super) fn lock() {
-    PIECES.acquire();
+/// Acquires the lock for fork(2); false if this thread holds it.
+pub(super) fn lock() -> bool {
+    PIECES.acquire()
 }
 
 /// Releases the lock after fork(2).
 ///
 /// # Safety
-/// [`lock`] preceded it in this thread, or in its original.
+/// [`lock`] acquired it, in this thread or in its original.
 pub(super) unsafe fn unlock() {
     // SAFETY: the caller's promise.
     unsafe { PIECES.release() };

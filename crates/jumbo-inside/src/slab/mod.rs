@@ -34,6 +34,8 @@ use cache::Magazine;
 use class::UNIT_BYTES;
 use unit::Unit;
 
+use crate::events::Held;
+
 #[cfg(test)]
 use crate::density;
 
@@ -326,7 +328,7 @@ pub fn room(address: usize) -> Option<usize> {
 /// of at most a base page; `None` if there is no such size.
 pub fn aligned(size: usize, align: usize) -> Option<usize> {
     let size = size.max(1).checked_next_multiple_of(align)?;
-    if size > MAX_BYTES || align > crate::heap::BASE_PAGE {
+    if size > MAX_BYTES || align > central::BASE_BYTES {
         return None;
     }
     let mut class = class::of(size);
@@ -350,34 +352,68 @@ pub unsafe fn trim(cache: *mut Cache) -> bool {
     is_on() && sweep::sweep(0, sweep::Sweep::Between)
 }
 
+/// Bytes of the heap: [`totals`].
+#[derive(Clone, Copy, Debug)]
+pub struct Totals {
+    /// Addresses that the heap has mapped.
+    pub mapped: usize,
+    /// Blocks that the program or a cache has.
+    pub taken: usize,
+}
+
+/// Returns the bytes of the heap.
+pub fn totals() -> Totals {
+    let taken = central::resident() - central::idle();
+    let mapped = chunks::mapped();
+    Totals {
+        mapped,
+        taken: usize::try_from(taken).unwrap_or(0).min(mapped),
+    }
+}
+
 /// Returns the bytes of addresses that the heap has mapped.
 pub fn mapped() -> usize {
     chunks::mapped()
 }
 
-/// Takes no more memory from now on.
-pub fn close() {
-    chunks::close();
+/// Forgets what other threads did, in the child of a fork.
+pub fn forked() {
+    sweep::forked();
 }
 
-/// Acquires all locks for fork(2).
+/// Acquires all locks for fork(2) that this thread does not hold.
 pub fn lock() {
-    cache::lock();
-    central::lock();
-    chunks::CHUNKS.acquire();
-    meta::lock();
+    let caches = u32::from(cache::lock());
+    let slabs = central::lock();
+    let chunks = u32::from(chunks::CHUNKS.acquire());
+    let records = u32::from(meta::lock());
+    HELD.took(caches | chunks << 1 | records << 2);
+    HELD_SLABS.took(slabs);
 }
 
-/// Releases all locks after fork(2).
+/// Releases the locks after fork(2) that [`lock`] has acquired, if any.
 ///
 /// # Safety
-/// [`lock`] preceded it in this thread, or in its original.
+/// The thread is that of [`lock`], or the one of its original's child.
 pub unsafe fn unlock() {
+    let (slabs, others) = (HELD_SLABS.give_back(), HELD.give_back());
     // SAFETY: the caller's promise.
     unsafe {
-        meta::unlock();
-        chunks::CHUNKS.release();
-        central::unlock();
-        cache::unlock();
+        if others & 4 != 0 {
+            meta::unlock();
+        }
+        if others & 2 != 0 {
+            chunks::CHUNKS.release();
+        }
+        central::unlock(slabs);
+        if others & 1 != 0 {
+            cache::unlock();
+        }
     }
+}
+
+crate::one_page! {
+    /// Locks that a fork holds: caches, chunks, records; and those of slabs.
+    static HELD: Held = Held::new();
+    static HELD_SLABS: Held = Held::new();
 }

@@ -44,6 +44,7 @@ fn place_after(offset: usize, size: usize) -> usize {
 ///
 /// # Safety
 /// `to` has room for so many addresses.
+#[inline(never)]
 pub(super) unsafe fn take(class: usize, to: *mut usize, wanted: usize) -> usize {
     if shape_of(class).size as usize > MAX_BYTES || !sweep::is_sparse() {
         return 0;
@@ -224,7 +225,8 @@ pub(super) unsafe fn put(address: usize) {
         central::with(class, |slabs| {
             let (begin, end) = (piece.begin(), piece.end());
             // The piece before may end in the block in which this one begins.
-            let is_shared = !piece.at.is_multiple_of(size)
+            let is_shared = begin > 0
+                && !piece.at.is_multiple_of(size)
                 && piece.state(begin - 1) & (state::RUN | state::TAIL) != 0;
             let first = match is_shared {
                 true => {

@@ -22,7 +22,7 @@ const ALLOWANCE_DIVISOR: usize = 2;
 const KEPT_DIVISOR: isize = 4;
 
 /// Idle memory at which a sweep is never due.
-const MIN_IDLE_BYTES: isize = 1 << 20;
+const MIN_IDLE_BYTES: isize = 256 << 10;
 
 /// Idle memory at which the next sweep of each kind is due: more than the last one has left.
 static NEXT_BYTES: AtomicIsize = AtomicIsize::new(0);
@@ -124,6 +124,11 @@ pub(super) fn sweep(max: isize, kind: Sweep) -> bool {
     central::idle() < before
 }
 
+/// Forgets the sweep of a thread that the child of a fork does not have.
+pub(super) fn forked() {
+    IS_SWEEPING.store(false, Ordering::Relaxed);
+}
+
 fn sweep_free(max: isize) {
     CHUNKS.with(|chunks| {
         chunks.each_with_free(|chunk, header| {
@@ -167,7 +172,7 @@ fn drop_free(chunk: u32, header: *mut Unit) -> usize {
 /// Discards base pages without blocks, whose huge pages must be earned again. False if they stay:
 /// behind a filter, or locked.
 fn discard(address: usize, length: usize) -> bool {
-    if !sandbox::allows_advice() || sandbox::is_entered_later() || sandbox::is_entered() {
+    if !sandbox::allows_advice() || sandbox::is_entered_later() {
         return false;
     }
     let (start, end) = (

@@ -12,8 +12,7 @@ use rustix::io::Result;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::class::{CHUNK_BYTES, UNIT_BYTES, UNITS};
-use crate::heap::{RESERVED_BASE, RESERVED_END};
-use crate::sys;
+use crate::sys::{self, SLABS};
 
 /// End of a list of units.
 pub(super) const NONE: u32 = u32::MAX;
@@ -59,9 +58,9 @@ const _: () = assert!(size_of::<Unit>() == 64 && size_of::<Unit>() * UNITS == 40
 
 /// End of the chunks' addresses, and start of the headers'. Both are fixed, so that the header of an
 /// address is found without a load; the first chunk is at a random place.
-const CHUNKS_END: usize = RESERVED_END - (32 << 30);
+const CHUNKS_END: usize = SLABS.end - (32 << 30);
 const HEADERS: usize = CHUNKS_END;
-const _: () = assert!((CHUNKS_END - RESERVED_BASE) / UNIT_BYTES * size_of::<Unit>() <= 32 << 30);
+const _: () = assert!((CHUNKS_END - SLABS.start) / UNIT_BYTES * size_of::<Unit>() <= 32 << 30);
 /// Step in which headers are mapped: those of 16 chunks.
 const HEADER_STEP_BYTES: usize = 64 << 10;
 
@@ -74,9 +73,9 @@ static HEADER_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Places the chunks by a random number.
 pub(super) fn place(random: usize) {
     // Headers are mapped in steps from that of the first chunk.
-    let chunks = (CHUNKS_END - RESERVED_BASE) / 2 / CHUNK_BYTES;
+    let chunks = (CHUNKS_END - SLABS.start) / 2 / CHUNK_BYTES;
     START.store(
-        RESERVED_BASE + random % chunks * CHUNK_BYTES,
+        SLABS.start + random % chunks * CHUNK_BYTES,
         Ordering::Relaxed,
     );
 }
@@ -84,7 +83,7 @@ pub(super) fn place(random: usize) {
 /// Reports whether an address is among those of chunks.
 #[inline(always)]
 pub(super) const fn is_in_chunk(address: usize) -> bool {
-    address.wrapping_sub(RESERVED_BASE) < CHUNKS_END - RESERVED_BASE
+    address.wrapping_sub(SLABS.start) < CHUNKS_END - SLABS.start
 }
 
 /// Returns the number of the unit at an address of a chunk.
@@ -94,12 +93,12 @@ pub(super) const fn is_in_chunk(address: usize) -> bool {
     reason = "the addresses have fewer units"
 )]
 pub(super) const fn number_of(address: usize) -> u32 {
-    (address.wrapping_sub(RESERVED_BASE) / UNIT_BYTES) as u32
+    (address.wrapping_sub(SLABS.start) / UNIT_BYTES) as u32
 }
 
 /// Returns the address of a unit.
 pub(super) const fn address_of(number: u32) -> usize {
-    RESERVED_BASE + number as usize * UNIT_BYTES
+    SLABS.start + number as usize * UNIT_BYTES
 }
 
 /// Returns the header of a unit of a chunk.

@@ -39,7 +39,9 @@ pub use collapse::{collapse, collapse_in, cool_in, has_collapse, has_populate};
 pub use copy::{copy_bytes, copy_scattered, copy_words};
 pub use destination::prepare_huge_page;
 pub use pagemap::{PageState, Pagemap, Pages};
-pub use place::{OWN, map_anew, map_at, map_own, place_own, reserve, reserve_anywhere, unmap};
+pub use place::{
+    OWN, SLABS, map_anew, map_at, map_own, place_own, reserve, reserve_anywhere, unmap,
+};
 pub use remap::{insist, is_mapped, move_mapping, move_units};
 pub use signals::Blocked;
 pub use task::{

@@ -1,13 +1,13 @@
 //! `--reaper=auto`: a reaper once the process has allocated much private memory, as long as no
 //! resource bound to the memory would outlive the program.
 //!
-//! Allocations are counted, since no event reports a touch: live blocks of the heap, regions that
-//! glibc's heaps grew into, memory of mimalloc, private writable mappings. Past
-//! [`MIN_PRIVATE_BYTES`] the kernel's list of mappings decides; a background thread has read its
-//! slow list of locks by then. A resource that would outlive the program rules out a reaper for
-//! good. One acquired later ends it: shmat(2), io_setup(2), a mapping of a device or a socket, a
-//! mapping of a file that is locked or open for writing, a lock or lease of a mapped file. A lock
-//! that another process takes later on a shared open file is not detected.
+//! Allocations are counted, since no event reports a touch: live blocks of the heap, memory of the
+//! slabs, private writable mappings. Past [`MIN_PRIVATE_BYTES`] the kernel's list of mappings
+//! decides; a background thread has read its slow list of locks by then. A resource that would
+//! outlive the program rules out a reaper for good. One acquired later ends it: shmat(2),
+//! io_setup(2), a mapping of a device or a socket, a mapping of a file that is locked or open for
+//! writing, a lock or lease of a mapped file. A lock that another process takes later on a shared
+//! open file is not detected.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -16,9 +16,8 @@ use rustix::fd::BorrowedFd;
 use jumbo_inside::events::Mapping;
 use jumbo_inside::heap;
 use jumbo_inside::reaper::{self, State, Survey};
+use jumbo_inside::slab;
 use jumbo_inside::{sandbox, watch};
-
-use crate::mimalloc;
 
 /// Minimum private memory for a reaper.
 const MIN_PRIVATE_BYTES: u64 = 1 << 30;
@@ -39,9 +38,9 @@ jumbo_inside::one_page! {
 static ACQUIRED: AtomicU32 = AtomicU32::new(0);
 
 jumbo_inside::one_page! {
-    /// Bytes in blocks of the heap and of mimalloc at the time of the fork.
+    /// Bytes in blocks of the heap and of the slabs at the time of the fork.
     static INHERITED: AtomicU64 = AtomicU64::new(0);
-    /// Bytes in private writable mappings, and in regions that glibc's heaps grew into.
+    /// Bytes in private writable mappings.
     static MAPPED: AtomicU64 = AtomicU64::new(0);
     /// Allocated bytes at which the next check is due.
     static NEXT_CHECK: AtomicU64 = AtomicU64::new(MIN_PRIVATE_BYTES - AHEAD_BYTES);
@@ -69,9 +68,9 @@ pub(super) fn watch() {
     WATCHING.store(true, Ordering::Release);
 }
 
-/// Returns the bytes in blocks of the heap and of mimalloc.
+/// Returns the bytes in blocks of the heap and of the slabs.
 fn blocks() -> u64 {
-    heap::live().saturating_add(mimalloc::taken() as u64)
+    heap::live().saturating_add(slab::mapped() as u64)
 }
 
 /// Reports whether a reaper that ended for a call starts again.
@@ -85,11 +84,6 @@ pub(crate) fn allocated() {
     if WATCHING.load(Ordering::Relaxed) {
         check();
     }
-}
-
-/// Counts a region that glibc's malloc grew into.
-pub(crate) fn region() {
-    add(heap::arena::HEAP_MAX_BYTES);
 }
 
 /// Counts an anonymous mapping, unless it failed.

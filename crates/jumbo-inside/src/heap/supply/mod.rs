@@ -142,14 +142,6 @@ impl PageSupply {
         pages.is_some_and(|pages| pages.iter().all(is_absent))
     }
 
-    /// Returns the addresses of the present pages.
-    pub(super) fn present(&self) -> impl Iterator<Item = usize> {
-        let (base, page) = (self.base.load(Ordering::Relaxed), self.page());
-        let all = self.entries().iter().enumerate();
-        all.filter(|(_, source)| source.load(Ordering::Relaxed) != ABSENT)
-            .map(move |(at, _)| base + at * page)
-    }
-
     /// Returns the page counts.
     pub fn counts(&self) -> PageCounts {
         self.counts.with(|(counts, _)| *counts).unwrap_or_default()

@@ -10,12 +10,11 @@ use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
 use crate::heap::demand;
 use crate::heap::extents::State;
-use crate::heap::main_heap;
 use crate::heap::supply::SUPPLY;
 use crate::sync::{millis, now};
 
-/// Freed memory that is kept while glibc's main heap is in use.
-const KEEP_BESIDE_MAIN_HEAP_BYTES: usize = 4 << 20;
+/// Freed memory that is kept while the program fills other memory.
+const KEEP_BESIDE_FILL_BYTES: usize = 4 << 20;
 /// Growth of other memory from which as little is kept.
 const MIN_FILL_BYTES: usize = 32 << 20;
 /// Maximum of freed bytes between two checks whether the program fills its blocks.
@@ -131,10 +130,7 @@ impl BlockWindow {
     }
 
     fn is_by_demand(&self) -> bool {
-        self.site.backing == Backing::Advised
-            && self.keep.is_none()
-            && demand::is_on()
-            && !main_heap::is_used()
+        self.site.backing == Backing::Advised && self.keep.is_none() && demand::is_on()
     }
 
     /// Records an allocation of `bytes` that no free memory served.
@@ -194,7 +190,7 @@ impl BlockWindow {
         }
         self.demand.lower(bytes, self.live + self.dirty);
         let keep = match is_much {
-            true => self.keep().min(KEEP_BESIDE_MAIN_HEAP_BYTES),
+            true => self.keep().min(KEEP_BESIDE_FILL_BYTES),
             false => self.keep(),
         };
         self.purge(keep, leaving);
@@ -272,12 +268,8 @@ impl BlockWindow {
         match (self.site.backing, self.keep) {
             (Backing::Pool, _) => self.dirty.saturating_sub(SUPPLY.surplus()),
             (Backing::Advised, Some(keep)) => keep.of(self.peak_live),
-            // glibc's heap has free memory of its own then, and glibc unmaps larger blocks at once.
-            (Backing::Advised, None) if main_heap::is_used() => {
-                KEEP_BESIDE_MAIN_HEAP_BYTES.min(density::floor())
-            }
             (Backing::Advised, None) => {
-                (main_heap::largest() * 2).max(density::floor()) + self.allowed(0)
+                (self.largest_freed * 2).max(density::floor()) + self.allowed(0)
             }
         }
     }

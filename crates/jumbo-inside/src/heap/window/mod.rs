@@ -27,7 +27,6 @@ use demand::Demand;
 use super::backing::Backing;
 use super::extents::{Alignment, Extents, PageRecord, State};
 use super::frontier::Frontier;
-use super::main_heap;
 use super::memory::{self, RecordTable};
 use super::{BASE_PAGE, Resize};
 use crate::density;
@@ -38,6 +37,8 @@ use crate::sys;
 
 /// Larger alignments are left to the program's allocator, which trims the excess.
 const MAX_ALIGN_BYTES: usize = 1 << 30;
+/// Largest freed block that glibc would keep: its maximum M_MMAP_THRESHOLD.
+const MAX_KEPT_BYTES: usize = 32 << 20;
 
 /// Address range of a window, and the source of its memory.
 #[derive(Debug)]
@@ -73,6 +74,8 @@ pub(super) struct BlockWindow {
     /// Allocated bytes, now and at their peak.
     live: usize,
     peak_live: usize,
+    /// Largest freed block that glibc would keep at the end of its heap, in bytes.
+    largest_freed: usize,
     /// Bytes in `Dirty` and in `Clean` extents.
     dirty: usize,
     clean: usize,
@@ -111,6 +114,7 @@ impl BlockWindow {
             is_confined: false,
             live: 0,
             peak_live: 0,
+            largest_freed: 0,
             dirty: 0,
             clean: 0,
             demand: Demand::new(),
@@ -196,8 +200,8 @@ impl BlockWindow {
         };
         self.count(pages, 0);
         let length = pages as usize * BASE_PAGE;
-        if self.site.backing == Backing::Advised {
-            main_heap::freed(length);
+        if self.site.backing == Backing::Advised && length <= MAX_KEPT_BYTES {
+            self.largest_freed = self.largest_freed.max(length);
         }
         // SAFETY: the caller's promise.
         let unmap = || unsafe { self.site.backing.unmap(address, length, None) };
@@ -304,6 +308,11 @@ impl BlockWindow {
     }
 
     /// Counts a block of `old` pages that has `new` pages now.
+    /// Returns the bytes of live blocks.
+    pub(super) fn live(&self) -> usize {
+        self.live
+    }
+
     fn count(&mut self, old: u32, new: u32) {
         self.live = self.live + new as usize * BASE_PAGE - old as usize * BASE_PAGE;
         self.peak_live = self.peak_live.max(self.live);
