@@ -16,7 +16,7 @@ pub struct Apart(pub unsafe fn(*mut c_void, Perform));
 
 static APART: AtomicPtr<Apart> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Has [`apart`] use a function. Without one it uses the caller's stack.
+/// Has `apart` use a function. Without one it uses the caller's stack.
 pub fn use_apart(apart: &'static Apart) {
     APART.store(core::ptr::from_ref(apart).cast_mut(), Ordering::Release);
 }
