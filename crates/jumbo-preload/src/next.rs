@@ -108,31 +108,11 @@ impl<F: Copy> Deferred for Next<F> {
     }
 }
 
-/// Figures of a C library without these functions, or with none.
-const NO_INFO: libc::mallinfo = libc::mallinfo {
-    arena: 0,
-    ordblks: 0,
-    smblks: 0,
-    hblks: 0,
-    hblkhd: 0,
-    usmblks: 0,
-    fsmblks: 0,
-    uordblks: 0,
-    fordblks: 0,
-    keepcost: 0,
-};
-const NO_INFO2: libc::mallinfo2 = libc::mallinfo2 {
-    arena: 0,
-    ordblks: 0,
-    smblks: 0,
-    hblks: 0,
-    hblkhd: 0,
-    usmblks: 0,
-    fsmblks: 0,
-    uordblks: 0,
-    fordblks: 0,
-    keepcost: 0,
-};
+/// Figures of a C library without these functions.
+// SAFETY: numbers alone, for which zero is valid.
+const NO_INFO: libc::mallinfo = unsafe { core::mem::zeroed() };
+// SAFETY: as above.
+const NO_INFO2: libc::mallinfo2 = unsafe { core::mem::zeroed() };
 
 /// thrd_error of glibc's <threads.h>.
 const THRD_ERROR: c_int = 2;

@@ -149,7 +149,7 @@ pub(crate) fn allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
             None => return null_mut(),
         },
     };
-    if size > slab::MAX_BYTES {
+    if size > slab::MAX_BYTES || !slab::is_on() {
         return null_mut();
     }
     let block = match align <= ALIGN {
@@ -189,7 +189,7 @@ fn growing(size: usize, allocate: impl Fn() -> Option<Block>) -> Option<Block> {
         if let Some(block) = allocate() {
             return Some(block);
         }
-        if !slab::is_on() || !away(|| grow(size)) {
+        if !away(|| grow(size)) {
             break;
         }
     }

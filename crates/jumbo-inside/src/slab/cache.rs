@@ -58,7 +58,6 @@ const _: () = assert!(size_of::<Cache>() <= 4096);
 /// List of all caches.
 struct Caches {
     first: *mut Cache,
-    count: usize,
     /// Next cache to look at for a dead thread.
     probe: *mut Cache,
 }
@@ -72,12 +71,11 @@ static CACHES: Lock<Caches, Apart> = Lock::on(
     &WORD,
     Caches {
         first: null_mut(),
-        count: 0,
         probe: null_mut(),
     },
 );
 /// Number of all caches.
-static COUNT: AtomicUsize = AtomicUsize::new(1);
+static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns a cache for the calling thread. Null without memory, and in a handler that interrupted
 /// the holder of the lock.
@@ -123,7 +121,7 @@ impl Caches {
         if sandbox::is_entered() || sandbox::is_entered_later() {
             return None;
         }
-        for _ in 0..MAX_PROBES.min(self.count) {
+        for _ in 0..MAX_PROBES.min(COUNT.load(Ordering::Relaxed)) {
             let cache = match self.probe.is_null() {
                 true => self.first,
                 false => self.probe,
@@ -164,8 +162,7 @@ impl Caches {
             (&raw mut (*cache).victim).write(0);
         }
         self.first = cache;
-        self.count += 1;
-        COUNT.store(self.count, Ordering::Relaxed);
+        COUNT.fetch_add(1, Ordering::Relaxed);
         Some(cache)
     }
 }
