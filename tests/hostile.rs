@@ -110,17 +110,16 @@ fn who_looks_like_a_reaper_is_not_waited_for_and_can_be_killed() {
     for user in users {
         let hostile = Hostile::start(REAPER_COMM, &[], *user);
         let impostor = hostile.impostor.to_string();
-        let (_, printed) = hostile.jumbo(&["wait", "--json", "--timeout=0"]);
-        assert!(!printed.contains(&impostor), "{printed}");
-        let page = hostile.jumbo(&["status", "--json"]).1;
-        let page: serde_json::Value = serde_json::from_str(&page).unwrap();
-        let reapers = page["tasks"]["siblings"].as_array().unwrap();
-        assert!(
-            reapers
-                .iter()
-                .all(|row| row["pid"] != hostile.impostor.as_raw_nonzero().get()),
-            "{reapers:?}"
-        );
+        for (command, list) in [
+            (&["wait", "--json", "--timeout=0"][..], "/waited_for"),
+            (&["status", "--json"], "/tasks/siblings"),
+        ] {
+            let page = hostile.jumbo(command).1;
+            let page: serde_json::Value = serde_json::from_str(&page).unwrap();
+            let reapers = page.pointer(list).unwrap().as_array().unwrap();
+            let pid = hostile.impostor.as_raw_nonzero().get();
+            assert!(reapers.iter().all(|row| row["pid"] != pid), "{reapers:?}");
+        }
         let (status, printed) = hostile.jumbo(&["kill", "--signal=KILL", &impostor]);
         assert_eq!(status, Some(0), "{printed}");
         wait::until("the impostor's end", wait::TIMEOUT, || {
