@@ -203,7 +203,7 @@ fn grow(size: usize) -> bool {
     let has_grown = !heap::locks_future() && slab::grow(size);
     let mapped = slab::mapped();
     if REPORTED.load(Ordering::Relaxed) != mapped {
-        heap::about_to_fill(mapped.saturating_sub(REPORTED.swap(mapped, Ordering::Relaxed)));
+        heap::make_room(mapped.saturating_sub(REPORTED.swap(mapped, Ordering::Relaxed)));
         auto::allocated();
     }
     has_grown

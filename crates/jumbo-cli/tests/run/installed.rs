@@ -14,7 +14,9 @@ fn install(root: &Path) -> PathBuf {
     let built = env!("CARGO_BIN_EXE_jumbo");
     if fs::hard_link(built, &command).is_err() {
         // Not fs::copy: what another test starts just then has the file open for writing, too.
-        let copied = Command::new("cp").args([built.as_ref(), &*command]).status();
+        let copied = Command::new("cp")
+            .args([built.as_ref(), &*command])
+            .status();
         assert!(copied.unwrap().success());
     }
     command

@@ -82,6 +82,11 @@ pub fn end() {
 /// the scans may see it.
 pub fn about_to_fill(bytes: usize) {
     crate::slab::about_to_fill(bytes);
+    make_room(bytes);
+}
+
+/// Frees retained memory of the window before the slabs grow by `bytes`.
+pub fn make_room(bytes: usize) {
     return_memory(|window, leaving| window.make_room(bytes, Some(leaving)));
 }
 

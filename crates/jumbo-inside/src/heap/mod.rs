@@ -39,7 +39,7 @@ use crate::orders::{MaxWaste, PoolOrder};
 use crate::sync::{Apart, Lock};
 use crate::{sandbox, sys, watch};
 use backing::Backing;
-pub use demand::{about_to_fill, end as about_to_populate};
+pub use demand::{about_to_fill, end as about_to_populate, make_room};
 use memory::Deferred;
 use supply::{Before, SUPPLY};
 use window::{BlockWindow, Site};

@@ -9,12 +9,14 @@
 #![expect(unsafe_code, reason = "magazines are reached by address")]
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence};
+use core::sync::atomic::{
+    AtomicI32, AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence,
+};
 
 use rustix::io::Errno;
 
 use super::class::{CLASSES, shape_of};
-use super::{central, meta, run};
+use super::{central, meta, run, sweep};
 use crate::sync::{Apart, Lock, thread_pointer};
 use crate::{density, sandbox, sys};
 
@@ -37,19 +39,30 @@ pub struct Cache {
     thread: AtomicI32,
     /// Next of all caches.
     next: AtomicPtr<Cache>,
+    /// Number of the cache, from 1 on.
+    number: u32,
+    /// Bytes by which memory became idle since they were added to the heap's.
+    idle_bytes: AtomicIsize,
     /// Bytes for which all magazines have room.
     room_bytes: usize,
     /// Class whose magazine is the next to give its room to another one.
     victim: usize,
+    /// Misses for which there was no room.
+    denied: usize,
 }
 
 /// Initial number of slots of a magazine.
 const MIN_SLOTS: usize = 8;
 /// Bounds of the bytes that the cache of a thread holds.
-const MAX_ROOM_BYTES: usize = 1 << 20;
+const MAX_ROOM_BYTES: usize = 4 << 20;
 const MIN_ROOM_BYTES: usize = 32 << 10;
 /// Part of the memory that the heap may hold which all caches may hold.
-const ALLOWANCE_DIVISOR: usize = 4;
+const ALLOWANCE_DIVISOR: usize = 2;
+/// Misses without room after which one magazine loses its own. Where all classes are in use, the
+/// change costs more than the misses.
+const DENIED_PER_VICTIM: usize = 64;
+/// Memory for which slabs of its own may cost a cache.
+const OWN_BYTES: usize = 256 << 10;
 /// Caches whose threads are looked for by a new thread.
 const MAX_PROBES: usize = 4;
 
@@ -76,6 +89,42 @@ static CACHES: Lock<Caches, Apart> = Lock::on(
 );
 /// Number of all caches.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Bytes for which all caches have room.
+static ROOM_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Idle memory that a cache counts by itself: the heap's count has a cache line that all threads use.
+const IDLE_STEP_BYTES: isize = 64 << 10;
+
+/// Notes by how much more memory is idle.
+///
+/// # Safety
+/// The cache is the calling thread's, or null.
+unsafe fn note(cache: *mut Cache, idle: isize) {
+    if cache.is_null() {
+        return central::add_idle(idle);
+    }
+    // SAFETY: the caller's promise.
+    let counted = unsafe { &(*cache).idle_bytes };
+    let before = counted.fetch_add(idle, Ordering::Relaxed);
+    if (before + idle).abs() >= IDLE_STEP_BYTES {
+        central::add_idle(counted.swap(0, Ordering::Relaxed));
+    }
+}
+
+/// Returns the heap's idle memory with what the caches count by themselves.
+pub(super) fn idle() -> isize {
+    let mut idle = central::idle();
+    CACHES.with(|caches| {
+        let mut cache = caches.first;
+        while !cache.is_null() {
+            // SAFETY: caches are never unmapped.
+            unsafe {
+                idle += (*cache).idle_bytes.load(Ordering::Relaxed);
+                cache = (*cache).next.load(Ordering::Relaxed);
+            }
+        }
+    });
+    idle
+}
 
 /// Returns a cache for the calling thread. Null without memory, and in a handler that interrupted
 /// the holder of the lock.
@@ -158,8 +207,12 @@ impl Caches {
             (&raw mut (*cache).owner).write(AtomicUsize::new(0));
             (&raw mut (*cache).thread).write(AtomicI32::new(0));
             (&raw mut (*cache).next).write(AtomicPtr::new(self.first));
+            (&raw mut (*cache).number)
+                .write(u32::try_from(COUNT.load(Ordering::Relaxed) + 1).ok()?);
+            (&raw mut (*cache).idle_bytes).write(AtomicIsize::new(0));
             (&raw mut (*cache).room_bytes).write(0);
             (&raw mut (*cache).victim).write(0);
+            (&raw mut (*cache).denied).write(0);
         }
         self.first = cache;
         COUNT.fetch_add(1, Ordering::Relaxed);
@@ -216,6 +269,7 @@ impl Opened {
             }
             (*self.magazine).slots = slots;
             (*cache).room_bytes += more;
+            ROOM_BYTES.fetch_add(more, Ordering::Relaxed);
         }
         self.room = room;
     }
@@ -238,56 +292,104 @@ impl Opened {
     }
 }
 
-/// Reports whether the magazines may have room for `more` bytes, after others than that of `class`
-/// have lost theirs.
+/// Reports whether the magazines may have room for `more` bytes: a share of what all caches may
+/// have, and what others leave of theirs. Now and then another magazine than that of `class` loses
+/// its room for it.
 ///
 /// # Safety
 /// The cache is the calling thread's.
 #[inline(never)]
 unsafe fn has_budget(cache: *mut Cache, class: usize, more: usize) -> bool {
-    let share = density::allowance() / ALLOWANCE_DIVISOR / COUNT.load(Ordering::Relaxed).max(1);
-    let budget = share.clamp(MIN_ROOM_BYTES, MAX_ROOM_BYTES);
+    let all = density::allowance() / ALLOWANCE_DIVISOR;
+    let share = all / COUNT.load(Ordering::Relaxed).max(1);
+    let left = all.saturating_sub(ROOM_BYTES.load(Ordering::Relaxed));
+    // SAFETY: the caller's promise.
+    unsafe {
+        let budget = share.max((*cache).room_bytes.saturating_add(left));
+        let budget = budget.clamp(MIN_ROOM_BYTES, MAX_ROOM_BYTES);
+        if (*cache).room_bytes + more <= budget {
+            return true;
+        }
+        (*cache).denied += 1;
+        if (*cache).room_bytes <= budget && !(*cache).denied.is_multiple_of(DENIED_PER_VICTIM) {
+            return false;
+        }
+        take_room(cache, class);
+        (*cache).room_bytes + more <= budget
+    }
+}
+
+/// Takes the room of the next magazine that has any, except that of `class`.
+unsafe fn take_room(cache: *mut Cache, class: usize) {
     for _ in 0..CLASSES {
         // SAFETY: the caller's promise; the slots are the magazine's, of its room.
         unsafe {
-            if (*cache).room_bytes + more <= budget {
-                return true;
-            }
             let victim = ((*cache).victim + 1) % CLASSES;
             (*cache).victim = victim;
             if victim == class {
                 continue;
             }
             let mut opened = Opened::new(cache, victim);
-            if opened.room > 0 {
-                central::put(victim, opened.slots(), opened.count);
+            let has_room = opened.room > 0;
+            if has_room {
+                note(cache, central::put(victim, opened.slots(), opened.count));
                 meta::give(opened.slots().cast(), opened.room * size_of::<usize>());
-                (*cache).room_bytes -= opened.room * shape_of(victim).size as usize;
+                let bytes = opened.room * shape_of(victim).size as usize;
+                (*cache).room_bytes -= bytes;
+                ROOM_BYTES.fetch_sub(bytes, Ordering::Relaxed);
                 (opened.count, opened.room) = (0, 0);
                 (*opened.magazine).slots = null_mut();
             }
             opened.close();
+            if has_room {
+                return;
+            }
         }
     }
-    false
 }
 
 /// Takes blocks of slabs that exist, then runs where freed memory is sparse, then of new slabs.
 ///
+/// While there is memory for it, each cache takes blocks of slabs of its own: threads that change the
+/// states of neighbours wait for each other's cache lines.
+///
 /// # Safety
-/// `to` has room for so many addresses.
-unsafe fn take(class: usize, to: *mut usize, wanted: usize) -> usize {
+/// The cache is the calling thread's, or null; `to` has room for so many addresses.
+unsafe fn take(cache: *mut Cache, class: usize, to: *mut usize, wanted: usize) -> usize {
+    let caches = COUNT.load(Ordering::Relaxed);
+    let has_own = caches > 1 && !cache.is_null() && sweep::has_room_for(caches * OWN_BYTES);
     // SAFETY: the caller's promise.
     unsafe {
-        let mut taken = central::take(class, to, wanted, false);
-        if taken == 0 {
-            taken = run::take(class, to, wanted);
+        if has_own {
+            let (taken, idle) = central::take(class, to, wanted, (*cache).number, true);
+            if taken > 0 {
+                note(cache, idle);
+                return taken;
+            }
         }
-        if taken == 0 {
-            taken = central::take(class, to, wanted, true);
+        for makes in [false, true] {
+            let (taken, idle) = central::take(class, to, wanted, central::ANYONE, makes);
+            if taken > 0 {
+                note(cache, idle);
+                return taken;
+            }
+            if !makes {
+                let taken = run::take(class, to, wanted);
+                if taken > 0 {
+                    return taken;
+                }
+            }
         }
-        taken
+        0
     }
+}
+
+/// Takes a block of a slab, past the caches.
+pub(super) fn take_one(class: usize, to: &mut usize) -> bool {
+    // SAFETY: there is room for one address.
+    let (taken, idle) = unsafe { central::take(class, to, 1, central::ANYONE, true) };
+    central::add_idle(idle);
+    taken == 1
 }
 
 /// Fills a magazine, and returns a block besides; `None` without memory.
@@ -299,7 +401,7 @@ pub(super) unsafe fn refill(cache: *mut Cache, class: usize) -> Option<usize> {
     // SAFETY: the caller's promise; the slots have that room.
     unsafe {
         if cache.is_null() || shape_of(class).cached == 0 {
-            return (take(class, &raw mut one, 1) == 1).then_some(one);
+            return (take(cache, class, &raw mut one, 1) == 1).then_some(one);
         }
         let mut opened = Opened::new(cache, class);
         // A handler may have filled it.
@@ -308,11 +410,11 @@ pub(super) unsafe fn refill(cache: *mut Cache, class: usize) -> Option<usize> {
             let wanted = (opened.room / 2).max(1);
             opened.count = match opened.room {
                 0 => 0,
-                _ => take(class, opened.slots(), wanted),
+                _ => take(cache, class, opened.slots(), wanted),
             };
             if opened.count == 0 {
                 opened.close();
-                return (take(class, &raw mut one, 1) == 1).then_some(one);
+                return (take(cache, class, &raw mut one, 1) == 1).then_some(one);
             }
             // In descending order, so that blocks are taken in the order of their addresses.
             core::slice::from_raw_parts_mut(opened.slots(), opened.count).reverse();
@@ -332,7 +434,7 @@ pub(super) unsafe fn flush(cache: *mut Cache, class: usize, mut block: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         if cache.is_null() || shape_of(class).cached == 0 {
-            return central::put(class, &raw mut block, 1);
+            return note(cache, central::put(class, &raw mut block, 1));
         }
         let mut opened = Opened::new(cache, class);
         if opened.count == opened.room {
@@ -340,11 +442,11 @@ pub(super) unsafe fn flush(cache: *mut Cache, class: usize, mut block: usize) {
         }
         if opened.room == 0 {
             opened.close();
-            return central::put(class, &raw mut block, 1);
+            return note(cache, central::put(class, &raw mut block, 1));
         }
         if opened.count == opened.room {
             let half = opened.count.div_ceil(2);
-            central::put(class, opened.slots(), half);
+            note(cache, central::put(class, opened.slots(), half));
             opened
                 .slots()
                 .copy_from(opened.slots().add(half), opened.count - half);
@@ -369,7 +471,7 @@ pub(super) unsafe fn drain(cache: *mut Cache) {
         unsafe {
             let mut opened = Opened::new(cache, class);
             if opened.count > 0 {
-                central::put(class, opened.slots(), opened.count);
+                note(cache, central::put(class, opened.slots(), opened.count));
                 opened.count = 0;
             }
             opened.close();

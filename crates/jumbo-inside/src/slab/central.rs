@@ -6,7 +6,7 @@
 
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicIsize, AtomicU8, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicIsize, AtomicU8, Ordering};
 
 use super::class::{CLASSES, UNIT_BYTES, shape_of};
 use super::unit::{self, NONE, UNLISTED, Unit};
@@ -23,6 +23,11 @@ pub(super) const BASE_BYTES: usize = 4096;
 /// Base pages of a unit.
 const BASES: usize = UNIT_BYTES / BASE_BYTES;
 
+/// No owner of a slab: [`take`].
+pub(super) const ANYONE: u32 = 0;
+/// Slabs that a request looks at for one of its own.
+const MAX_LOOKS: usize = 8;
+
 /// Slabs of a class.
 #[derive(Debug)]
 pub(super) struct Slabs {
@@ -35,8 +40,12 @@ struct Table(UnsafeCell<[Slabs; CLASSES]>);
 // SAFETY: only the holder of a class's lock uses its entry.
 unsafe impl Sync for Table {}
 
+/// Lock on a cache line of its own.
+#[repr(align(64))]
+struct Bank(Lock<()>);
+
 crate::one_page! {
-    static LOCKS: [Lock<()>; BANKS] = [const { Lock::new(()) }; BANKS];
+    static LOCKS: [Bank; BANKS] = [const { Bank(Lock::new(())) }; BANKS];
 }
 static SLABS: Table = Table(UnsafeCell::new(
     [const {
@@ -51,27 +60,31 @@ static SLABS: Table = Table(UnsafeCell::new(
 /// count as resident once a block in them was taken.
 static IDLE_BYTES: AtomicIsize = AtomicIsize::new(0);
 
-/// Bytes that became resident since the last check of the growth.
-static GROWN_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Growth at which the heap checks what it holds.
-const GROWTH_STEP_BYTES: usize = 1 << 20;
+/// Resident memory of the heap, in bytes, by the same count; and the largest so far.
+static RESIDENT_BYTES: AtomicIsize = AtomicIsize::new(0);
+static PEAK_BYTES: AtomicIsize = AtomicIsize::new(0);
+/// Bytes by which that peak, and other memory of the program, have grown since the last sweep.
+static GROWN_BYTES: AtomicIsize = AtomicIsize::new(0);
 
-/// Reports whether the heap has grown since the last such report.
-pub(super) fn has_grown() -> bool {
-    let has_grown = GROWN_BYTES.load(Ordering::Relaxed) >= GROWTH_STEP_BYTES;
+/// Reports whether the heap has grown beyond its peak, or other memory has, by at least `step` bytes
+/// since the last such report.
+pub(super) fn has_grown(step: isize) -> bool {
+    let has_grown = GROWN_BYTES.load(Ordering::Relaxed) >= step;
     if has_grown {
         GROWN_BYTES.store(0, Ordering::Relaxed);
     }
     has_grown
 }
 
+/// Notes growth.
+pub(super) fn grew(bytes: usize) {
+    GROWN_BYTES.fetch_add(bytes.cast_signed(), Ordering::Relaxed);
+}
+
 /// Returns the resident memory of the heap beyond the blocks of caches and of the program.
 pub(super) fn idle() -> isize {
     IDLE_BYTES.load(Ordering::Relaxed)
 }
-
-/// Resident memory of the heap, in bytes, by the same count.
-static RESIDENT_BYTES: AtomicIsize = AtomicIsize::new(0);
 
 /// Returns the resident memory of the heap.
 pub(super) fn resident() -> isize {
@@ -84,16 +97,18 @@ pub(super) fn drop_resident(bytes: usize) {
     add_idle(-bytes.cast_signed());
 }
 
-/// Notes that blocks were taken, and what has become resident.
-pub(super) fn took(bytes: usize, touched: usize) {
-    grew(touched);
-    RESIDENT_BYTES.fetch_add(touched.cast_signed(), Ordering::Relaxed);
-    add_idle(touched.cast_signed() - bytes.cast_signed());
-}
-
-/// Notes growth of the heap, or of other memory.
-pub(super) fn grew(bytes: usize) {
-    GROWN_BYTES.fetch_add(bytes, Ordering::Relaxed);
+/// Notes memory that has become resident.
+pub(super) fn touched(bytes: usize) {
+    if bytes == 0 {
+        return;
+    }
+    let bytes = bytes.cast_signed();
+    let resident = RESIDENT_BYTES.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    let peak = PEAK_BYTES.load(Ordering::Relaxed);
+    if resident > peak {
+        PEAK_BYTES.store(resident, Ordering::Relaxed);
+        grew((resident - peak).unsigned_abs());
+    }
 }
 
 pub(super) fn add_idle(bytes: isize) {
@@ -104,6 +119,7 @@ pub(super) fn add_idle(bytes: isize) {
 pub(super) fn with<R>(class: usize, work: impl FnOnce(&mut Slabs) -> R) -> Option<R> {
     LOCKS
         .get(class % BANKS)?
+        .0
         .with(|()| {
             let slabs = SLABS.0.get().cast::<Slabs>();
             // SAFETY: the lock of the class is held; the number is that of a class.
@@ -116,7 +132,7 @@ pub(super) fn with<R>(class: usize, work: impl FnOnce(&mut Slabs) -> R) -> Optio
 pub(super) fn lock() -> u32 {
     let locks = LOCKS.iter().enumerate();
     locks.fold(0, |taken, (number, lock)| {
-        taken | u32::from(lock.acquire()) << number
+        taken | u32::from(lock.0.acquire()) << number
     })
 }
 
@@ -128,7 +144,7 @@ pub(super) unsafe fn unlock(locks: u32) {
     for (number, lock) in LOCKS.iter().enumerate() {
         if locks & 1 << number != 0 {
             // SAFETY: the caller's promise.
-            unsafe { lock.release() };
+            unsafe { lock.0.release() };
         }
     }
 }
@@ -171,8 +187,10 @@ impl Slab {
     }
 
     /// Returns the number of the block at an address.
-    pub(super) fn number_of(self, address: usize) -> usize {
-        (address - unit::address_of(self.first)) / self.size()
+    fn number_of(self, address: usize) -> usize {
+        let offset = (address - unit::address_of(self.first)) as u64;
+        // SAFETY: `new`.
+        ((offset * u64::from(unsafe { (*self.header).factor })) >> 32) as usize
     }
 
     pub(super) fn size(self) -> usize {
@@ -208,21 +226,49 @@ impl Slab {
         }
     }
 
-    /// Calls `each` with the free blocks from the first, until it returns false.
-    fn each_free(self, from: usize, mut each: impl FnMut(usize) -> bool) {
-        let mut number = from / 64;
-        while number < words(self.blocks()) {
-            // SAFETY: within the bitmap; the lock is held.
-            let mut bits = unsafe { *self.word(number) };
-            while bits != 0 {
-                let block = number * 64 + bits.trailing_zeros() as usize;
-                if !each(block) {
-                    return;
+    /// Takes at most `wanted` free blocks from the first: writes their addresses. Returns their
+    /// number, and the bytes that become resident.
+    ///
+    /// # Safety
+    /// `to` has room for so many addresses.
+    unsafe fn take(self, to: *mut usize, wanted: usize) -> (usize, usize) {
+        let (start, size) = (unit::address_of(self.first), self.size());
+        // SAFETY: `new`; the bitmap has bits of blocks alone; the caller's promise.
+        unsafe {
+            let (hint, words) = (usize::from((*self.header).hint), words(self.blocks()));
+            let is_resident = self.is_resident();
+            let (mut number, mut taken, mut resident) = (hint / 64, 0, 0);
+            while taken < wanted && number < words {
+                let word = self.word(number);
+                let mut bits = *word;
+                while bits != 0 && taken < wanted {
+                    let block = number * 64 + bits.trailing_zeros() as usize;
+                    bits &= bits - 1;
+                    let state = self.state(block);
+                    let dirty = state.load(Ordering::Relaxed) & state::DIRTY;
+                    state.store(state::CACHED | dirty, Ordering::Relaxed);
+                    if !is_resident {
+                        resident += self.touch(block);
+                    }
+                    to.add(taken).write(start + block * size);
+                    taken += 1;
                 }
-                bits &= bits - 1;
+                *word = bits;
+                if taken < wanted {
+                    number += 1;
+                }
             }
-            number += 1;
+            (*self.header).hint = u16::try_from(number * 64).unwrap_or(0);
+            (*self.header).out += u16::try_from(taken).unwrap_or(0);
+            (taken, resident)
         }
+    }
+
+    /// Reports whether all base pages count as resident.
+    fn is_resident(self) -> bool {
+        let units = usize::from(shape_of(self.class()).units);
+        // SAFETY: the units are the slab's.
+        (0..units).all(|unit| unsafe { (*self.header.add(unit)).gone } == 0)
     }
 
     /// Frees adjacent blocks.
@@ -382,11 +428,26 @@ impl Slabs {
         }
     }
 
-    /// Returns the first slab of the fullest list.
-    fn fullest(&self) -> Option<Slab> {
-        let first = self.lists.iter().rev().find(|list| **list != NONE)?;
-        // SAFETY: a listed slab; the caller holds the lock.
-        Some(unsafe { Slab::new(*first) })
+    /// Returns a slab of the fullest list; with an owner the first of its own among a few.
+    fn fullest(&self, owner: u32) -> Option<Slab> {
+        let mut looks = 0;
+        for list in self.lists.iter().rev() {
+            let mut first = *list;
+            while first != NONE {
+                // SAFETY: a listed slab; the caller holds the lock.
+                let slab = unsafe { Slab::new(first) };
+                // SAFETY: as above.
+                let (of, next) = unsafe { ((*slab.header).owner, (*slab.header).next) };
+                if owner == ANYONE || of == owner {
+                    return Some(slab);
+                }
+                (first, looks) = (next, looks + 1);
+                if looks == MAX_LOOKS {
+                    return None;
+                }
+            }
+        }
+        None
     }
 
     /// Moves a slab to the list for its occupancy.
@@ -599,99 +660,97 @@ impl Slabs {
     }
 }
 
-/// Takes at most `wanted` blocks of a class, of new slabs if it `makes` them: writes their addresses,
-/// and returns their number. 0 without memory, and in a handler that interrupted the holder of the
-/// lock.
+/// Takes at most `wanted` blocks of a class, of slabs of an owner, and of new slabs if it `makes`
+/// them: writes their addresses, and returns their number, and by how much more memory is idle. 0
+/// without memory, and in a handler that interrupted the holder of the lock.
 ///
 /// # Safety
 /// `to` has room for so many addresses.
-pub(super) unsafe fn take(class: usize, to: *mut usize, wanted: usize, makes: bool) -> usize {
-    let (mut taken, mut touched) = (0, 0);
+pub(super) unsafe fn take(
+    class: usize,
+    to: *mut usize,
+    wanted: usize,
+    owner: u32,
+    makes: bool,
+) -> (usize, isize) {
+    let (mut taken, mut resident) = (0, 0);
     with(class, |slabs| {
         while taken < wanted {
-            let mut slab = slabs.fullest();
+            let mut slab = slabs.fullest(owner);
             if slab.is_none() && makes {
                 slab = slabs.make(class);
             }
             let Some(slab) = slab else {
                 break;
             };
-            let (start, size) = (unit::address_of(slab.first), slab.size());
-            let before = taken;
             // SAFETY: the slab is of this class; the caller's promise.
             unsafe {
-                let mut last = usize::from((*slab.header).hint);
-                slab.each_free(last, |block| {
-                    if taken == wanted {
-                        return false;
-                    }
-                    last = block;
-                    let state = slab.state(block);
-                    let dirty = state.load(Ordering::Relaxed) & state::DIRTY;
-                    state.store(state::CACHED | dirty, Ordering::Relaxed);
-                    slab.set_free(block, false);
-                    touched += slab.touch(block);
-                    to.add(taken).write(start + block * size);
-                    taken += 1;
-                    true
-                });
-                (*slab.header).hint = u16::try_from(last).unwrap_or(0);
-                (*slab.header).out += u16::try_from(taken - before).unwrap_or(0);
+                let (more, touched) = slab.take(to.add(taken), wanted - taken);
+                (taken, resident) = (taken + more, resident + touched);
+                (*slab.header).serves = true;
+                (*slab.header).owner = owner;
                 slabs.relist(slab);
             }
         }
     });
-    took(taken * shape_of(class).size as usize, touched);
-    taken
+    touched(resident);
+    let bytes = taken * shape_of(class).size as usize;
+    (taken, resident.cast_signed() - bytes.cast_signed())
 }
 
-/// Puts blocks of a class back.
+/// Puts blocks of a class back, some of which may be pieces of slabs of other classes. Returns by how
+/// much more memory is idle.
 ///
 /// # Safety
 /// `from` has `count` addresses of blocks of the class, which the caller has and no one uses. They
 /// may change.
-pub(super) unsafe fn put(class: usize, from: *mut usize, count: usize) {
-    // Pieces first, whose slabs are of smaller classes and have other locks: a slab that has become
-    // empty below may be one of another class by then.
-    let mut pieces = 0;
-    for number in 0..count {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let place = from.add(number);
-            let (header, _) = unit::slab_at(place.read());
-            if usize::from((*header).class) != class {
-                super::run::put(place.read());
-                place.write(0);
-                pieces += 1;
+pub(super) unsafe fn put(class: usize, from: *mut usize, count: usize) -> isize {
+    let (mut pieces, mut lost) = (0, 0);
+    // Calls `each` with the blocks that are no pieces. A slab keeps its class until the last of them.
+    let mut sort = |each: &mut dyn FnMut(Slab, usize)| {
+        for number in 0..count {
+            // SAFETY: the caller's promise; what was read may change.
+            unsafe {
+                let address = from.add(number).read();
+                let (header, first) = unit::slab_at(address);
+                if usize::from((*header).class) == class {
+                    each(Slab { first, header }, address);
+                } else {
+                    from.add(pieces).write(address);
+                    pieces += 1;
+                }
             }
         }
-    }
-    // SAFETY: as above.
-    let blocks = || (0..count).map(|number| unsafe { from.add(number).read() });
-    let blocks = || blocks().filter(|address| *address != 0);
+    };
     let done = with(class, |slabs| {
-        for address in blocks() {
-            // SAFETY: the caller's promise.
+        let mut last: Option<Slab> = None;
+        sort(&mut |slab, address| {
+            // SAFETY: the caller's promise; a slab of this class.
             unsafe {
-                let (header, first) = unit::slab_at(address);
-                let slab = Slab { first, header };
+                if let Some(last) = last.filter(|last| last.first != slab.first) {
+                    slabs.settle(last);
+                }
                 slab.free(slab.number_of(address), 1);
-                slabs.settle(slab);
             }
+            last = Some(slab);
+        });
+        if let Some(last) = last {
+            // SAFETY: as above.
+            unsafe { slabs.settle(last) };
         }
     });
-    if done.is_some() {
-        let bytes = (count - pieces) * shape_of(class).size as usize;
-        return add_idle(bytes.cast_signed());
-    }
-    // A handler interrupted the holder of the lock: they are not used again.
-    for address in blocks() {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let (header, first) = unit::slab_at(address);
-            let slab = Slab { first, header };
+    if done.is_none() {
+        // A handler interrupted the holder of the lock: they are not used again.
+        sort(&mut |slab, address| {
             let state = slab.state(slab.number_of(address));
             state.store(state::LOST, Ordering::Relaxed);
-        }
+            lost += 1;
+        });
     }
+    for number in 0..pieces {
+        // SAFETY: the caller's promise. Slabs of pieces have other locks.
+        unsafe { super::run::put(from.add(number).read()) };
+    }
+    let bytes = (count - pieces - lost) * shape_of(class).size as usize;
+    bytes.cast_signed()
 }

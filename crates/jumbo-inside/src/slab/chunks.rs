@@ -243,6 +243,8 @@ impl Chunks {
                         out: 0,
                         hint: 0,
                         chunk_list: UNLISTED,
+                        serves: false,
+                        owner: 0,
                         free: 0,
                         next_chunk: NONE,
                         chunk_before: NONE,

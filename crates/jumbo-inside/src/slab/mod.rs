@@ -263,11 +263,9 @@ pub unsafe fn free(cache: *mut Cache, address: usize) -> Freed {
 /// without memory: the caller calls [`grow`].
 pub fn allocate_aligned(size: usize) -> Option<Block> {
     let mut block = 0;
-    // SAFETY: there is room for one address; the block is in no cache.
-    unsafe {
-        let is_taken = is_on() && central::take(class::of(size), &raw mut block, 1, true) == 1;
-        is_taken.then(|| hand_out(block)).flatten()
-    }
+    let is_taken = is_on() && cache::take_one(class::of(size), &mut block);
+    // SAFETY: the block is in no cache.
+    is_taken.then(|| unsafe { hand_out(block) }).flatten()
 }
 
 /// Frees a block for which the cache has no room.
@@ -349,7 +347,7 @@ pub fn aligned(size: usize, align: usize) -> Option<usize> {
 pub unsafe fn trim(cache: *mut Cache) -> bool {
     // SAFETY: the caller's promise.
     unsafe { cache::drain(cache) };
-    is_on() && sweep::sweep(0, sweep::Sweep::Between)
+    is_on() && sweep::sweep(0, sweep::Sweep::All)
 }
 
 /// Bytes of the heap: [`totals`].
@@ -363,7 +361,7 @@ pub struct Totals {
 
 /// Returns the bytes of the heap.
 pub fn totals() -> Totals {
-    let taken = central::resident() - central::idle();
+    let taken = central::resident() - cache::idle();
     let mapped = chunks::mapped();
     Totals {
         mapped,

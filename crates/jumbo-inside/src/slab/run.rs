@@ -78,7 +78,7 @@ unsafe fn take_of(
     wanted: usize,
     looks: &mut usize,
 ) -> usize {
-    let (mut taken, mut used, mut touched) = (0, 0, 0);
+    let (mut taken, mut used, mut resident) = (0, 0, 0);
     central::with(class, |slabs| {
         while taken < wanted && *looks < MAX_LOOKS {
             let Some(slab) = slabs.sparsest() else { return };
@@ -112,7 +112,7 @@ unsafe fn take_of(
                     }
                     for block in begin.max(next)..piece_end {
                         let tail = state::LIVE | state::TAIL;
-                        touched += slab.mark(block, if block == begin { kind } else { tail });
+                        resident += slab.mark(block, if block == begin { kind } else { tail });
                         used += size;
                     }
                     next = piece_end;
@@ -131,7 +131,8 @@ unsafe fn take_of(
             }
         }
     });
-    central::took(used, touched);
+    central::touched(resident);
+    central::add_idle(resident.cast_signed() - used.cast_signed());
     taken
 }
 

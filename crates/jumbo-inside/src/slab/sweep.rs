@@ -1,10 +1,12 @@
 //! Base pages without blocks go back to the kernel: [`sweep`].
 //!
-//! The heap may hold a part of the allowance of [`density`] beyond the blocks that are taken, and a
-//! part of its size while it does not grow. Where it holds more, a sweep drops the free units; where
-//! no [`run`] fits between the blocks either, also the base pages there.
+//! The heap may hold a part of the allowance of [`density`] beyond the blocks that are taken, and
+//! what it has held before. Once it grows beyond that, or other memory of the program grows, a sweep
+//! drops the free units; where no [`run`] fits between the blocks either, also the base pages there,
+//! of slabs that have not served since the last sweep: the next blocks would need them again.
 #![expect(unsafe_code, reason = "drops memory by address")]
 
+use core::mem::replace;
 use core::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 
 use super::central;
@@ -18,15 +20,16 @@ const BASE_BYTES: usize = 4096;
 /// Part of the allowance that the heap may hold.
 const ALLOWANCE_DIVISOR: usize = 2;
 
-/// Part of its resident memory that the heap keeps while it does not grow.
+/// Part of its resident memory that the heap keeps while nothing grows.
 const KEPT_DIVISOR: isize = 4;
-
 /// Idle memory at which a sweep is never due.
 const MIN_IDLE_BYTES: isize = 256 << 10;
+/// Growth at which the heap checks what it holds, and part of what it may hold.
+const GROWTH_STEP_BYTES: isize = 1 << 20;
+const GROWTH_STEP_DIVISOR: isize = 8;
 
-/// Idle memory at which the next sweep of each kind is due: more than the last one has left.
+/// Idle memory at which the next sweep without growth is due: more than the last one has left.
 static NEXT_BYTES: AtomicIsize = AtomicIsize::new(0);
-static NEXT_BETWEEN_BYTES: AtomicIsize = AtomicIsize::new(0);
 
 crate::one_page! {
     static IS_SWEEPING: AtomicBool = AtomicBool::new(false);
@@ -43,57 +46,48 @@ pub(super) fn is_sparse() -> bool {
     central::idle() > max() / 2
 }
 
-/// Sweep of free units, or also of the base pages between blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sweep {
-    Free,
-    Between,
+/// Reports whether the heap may hold `bytes` more before it reuses what it holds.
+pub(super) fn has_room_for(bytes: usize) -> bool {
+    central::idle().saturating_add_unsigned(bytes) <= max() / 2
 }
 
-impl Sweep {
-    const fn next(self) -> &'static AtomicIsize {
-        match self {
-            Self::Free => &NEXT_BYTES,
-            Self::Between => &NEXT_BETWEEN_BYTES,
-        }
-    }
+/// Memory that a sweep drops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sweep {
+    /// Free units.
+    Free,
+    /// Also base pages between blocks, of slabs that do not serve.
+    Idle,
+    /// Also those of the others.
+    All,
 }
 
 /// Returns the sweep that is due: the heap holds more than it may.
 pub(super) fn due() -> Option<Sweep> {
-    let idle = central::idle();
-    if idle < MIN_IDLE_BYTES {
+    let (idle, max) = (central::idle(), max());
+    let has_grown = central::has_grown(GROWTH_STEP_BYTES.max(max / GROWTH_STEP_DIVISOR));
+    if idle <= max.max(MIN_IDLE_BYTES) {
         return None;
     }
-    let max = max();
-    let is_more = |sweep: Sweep| {
-        let next = sweep.next().load(Ordering::Relaxed);
-        if idle + max / 2 < next {
-            sweep.next().store(idle + max / 2, Ordering::Relaxed);
-        }
-        idle > max.max(next)
-    };
-    let (free, between) = (is_more(Sweep::Free), is_more(Sweep::Between));
-    if !free && !between {
-        return None;
+    if has_grown {
+        return Some(Sweep::Idle);
     }
-    // What the heap has is kept while it does not grow, but for a part.
-    match central::has_grown() {
-        true if between => Some(Sweep::Between),
-        true => free.then_some(Sweep::Free),
-        false => (free && idle > central::resident() / KEPT_DIVISOR).then_some(Sweep::Free),
+    let next = NEXT_BYTES.load(Ordering::Relaxed);
+    if idle + max / 2 < next {
+        NEXT_BYTES.store(idle + max / 2, Ordering::Relaxed);
     }
+    (idle > next.max(central::resident() / KEPT_DIVISOR)).then_some(Sweep::Free)
 }
 
 /// Does a sweep that is [`due`].
 pub(super) fn do_due(due: Sweep) {
     let max = max();
-    sweep(max / 2, due);
-    let next = central::idle() + max / 2;
-    NEXT_BYTES.store(next, Ordering::Relaxed);
-    if due == Sweep::Between {
-        NEXT_BETWEEN_BYTES.store(next, Ordering::Relaxed);
-    }
+    let left = match due {
+        Sweep::Free => max.max(central::resident() / KEPT_DIVISOR) / 2,
+        _ => max / 2,
+    };
+    sweep(left, due);
+    NEXT_BYTES.store(central::idle() + max / 2, Ordering::Relaxed);
 }
 
 /// Drops base pages of free units, and those between blocks, until at most `max` bytes are idle.
@@ -113,7 +107,9 @@ pub(super) fn sweep(max: isize, kind: Sweep) -> bool {
         }
         central::with(class, |slabs| {
             slabs.each(|slab| {
-                if central::idle() > max {
+                // SAFETY: a slab of the class, whose lock is held.
+                let serves = unsafe { replace(&mut (*slab.header).serves, false) };
+                if central::idle() > max && (!serves || kind == Sweep::All) {
                     let dropped = slab.drop_pages(discard);
                     central::drop_resident(dropped);
                 }

@@ -44,6 +44,10 @@ pub(super) struct Unit {
     pub(super) hint: u16,
     /// List of chunks that the chunk is in. First unit of a chunk.
     pub(super) chunk_list: u8,
+    /// A block of the slab was taken since the last sweep. First unit of a slab.
+    pub(super) serves: bool,
+    /// Number of the cache that takes blocks of the slab. First unit of a slab.
+    pub(super) owner: u32,
     /// Units of the chunk that are in no slab: a bit each. First unit of a chunk.
     pub(super) free: u64,
     /// Neighbours in the list of chunks. First unit of a chunk.
