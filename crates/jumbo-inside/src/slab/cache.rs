@@ -252,7 +252,7 @@ impl Opened {
         let shape = shape_of(class);
         let max = usize::from(shape.cached);
         let room = (self.room * 2).max(MIN_SLOTS).min(max);
-        let more = room.saturating_sub(self.room) * shape.size as usize;
+        let more = room_bytes(class, room.saturating_sub(self.room));
         // SAFETY: the caller's promise.
         unsafe {
             if more == 0 || !has_budget(cache, class, more) {
@@ -283,13 +283,18 @@ impl Opened {
     fn close(self) {
         // SAFETY: as above. A handler sees no room until the count is right.
         unsafe {
-            #[expect(clippy::cast_possible_truncation, reason = "at most 256 slots")]
+            #[expect(clippy::cast_possible_truncation, reason = "at most 1024 slots")]
             let (count, room) = (self.count as u32, self.room as u32);
             (&raw mut (*self.magazine).count).write_volatile(count);
             compiler_fence(Ordering::SeqCst);
             (&raw mut (*self.magazine).room).write_volatile(room);
         }
     }
+}
+
+/// Returns the bytes of `room` blocks of a class, and of their slots.
+fn room_bytes(class: usize, room: usize) -> usize {
+    room * (shape_of(class).size as usize + size_of::<usize>())
 }
 
 /// Reports whether the magazines may have room for `more` bytes: a share of what all caches may
@@ -334,7 +339,7 @@ unsafe fn take_room(cache: *mut Cache, class: usize) {
             if has_room {
                 note(cache, central::put(victim, opened.slots(), opened.count));
                 meta::give(opened.slots().cast(), opened.room * size_of::<usize>());
-                let bytes = opened.room * shape_of(victim).size as usize;
+                let bytes = room_bytes(victim, opened.room);
                 (*cache).room_bytes -= bytes;
                 ROOM_BYTES.fetch_sub(bytes, Ordering::Relaxed);
                 (opened.count, opened.room) = (0, 0);

@@ -31,7 +31,7 @@ const MAX_UNITS: usize = 16;
 const MAX_REST_DIVISOR: usize = 128;
 /// Bytes of one class in the cache of a thread, and its largest number of blocks.
 const CACHED_BYTES: usize = 64 << 10;
-const MAX_CACHED: usize = 256;
+const MAX_CACHED: usize = 1024;
 /// Largest block in the cache of a thread.
 const MAX_CACHED_SIZE: usize = 64 << 10;
 
