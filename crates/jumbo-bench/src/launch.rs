@@ -120,7 +120,14 @@ const ARCHITECTURE: &str = "x86-64";
 const ARCHITECTURE: &str = "AArch64";
 
 /// Names of allocators, their libraries, Debian packages, and settings for huge pages.
-const KNOWN_PEERS: [(&str, &str, &str, &[Setting]); 3] = [
+const KNOWN_PEERS: [(&str, &str, &str, &[Setting]); 4] = [
+    // glibc's own: that the program loads its C library first changes nothing.
+    (
+        "tunable",
+        "libc.so.6",
+        "libc6",
+        &[("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")],
+    ),
     (
         "jemalloc",
         "libjemalloc.so",

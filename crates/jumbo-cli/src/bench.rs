@@ -76,7 +76,7 @@ enum Table {
     /// Touch new allocations, one by one: plain, and `jumbo run`; in the median and at worst
     #[command(mut_arg("size", |size| size.help("Bytes of all allocations, each of 1 MiB; 3G, or 256M with --quick")))]
     Latency(Sized<{ latency::MIN_SIZE.0 }, { 3 << 30 }, { 256 << 20 }>),
-    /// Run real programs: plain, `jumbo run` in its modes, jemalloc, tcmalloc, mimalloc
+    /// Run real programs: plain, `jumbo run` in its modes, glibc's tunable, jemalloc, tcmalloc, mimalloc
     Programs(programs::Args),
 }
 

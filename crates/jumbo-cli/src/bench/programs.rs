@@ -25,7 +25,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "MODE,...", value_delimiter = ',', hide_possible_values = true,
         value_parser = PossibleValuesParser::new(Way::modes()))]
     modes: Vec<String>,
-    /// Alternatives to jumbo: jemalloc, tcmalloc, mimalloc [default: all; none with --quick]
+    /// Alternatives to jumbo: tunable (glibc's hugetlb=1), jemalloc, tcmalloc, mimalloc [default: all; none with --quick]
     #[arg(long, value_name = "PEER,...", value_delimiter = ',', hide_possible_values = true,
         value_parser = PossibleValuesParser::new(Way::peers()))]
     peers: Vec<String>,

@@ -64,9 +64,9 @@ pub(crate) struct Args {
         allow_hyphen_values = true)]
     modes: Vec<Modes>,
 
-    /// Compare with these too: jemalloc, tcmalloc, mimalloc
+    /// Compare with these too: tunable, jemalloc, tcmalloc, mimalloc
     ///
-    /// Allocators by LD_PRELOAD, each with its setting for huge pages if it has one. The output
+    /// glibc with `hugetlb=1`, and allocators by LD_PRELOAD, each with its setting for huge pages if it has one. The output
     /// lists those that are not installed.
     #[arg(long, value_name = "PEER,...", value_delimiter = ',', hide_possible_values = true,
         value_parser = PossibleValuesParser::new(Way::peers()))]

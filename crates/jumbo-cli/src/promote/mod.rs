@@ -52,7 +52,7 @@ pub(crate) struct Args {
     #[arg(long)]
     heap: bool,
 
-    /// Program text, where the kernel collapses it (CONFIG_READ_ONLY_THP_FOR_FS)
+    /// Program text: with CONFIG_READ_ONLY_THP_FOR_FS, or from Linux 7.0 on if the file system has huge folios
     #[arg(long)]
     text: bool,
 

@@ -44,6 +44,9 @@ pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
     view::missing(view, "Not shown", host.missing.iter().chain(&tasks.missing))
 }
 
+/// Hint of the [`summary`] where no program gets huge pages.
+pub(crate) const DOCTOR_HINT: &str = "; hint: jumbo doctor";
+
 /// Summary in two or three lines: huge memory, THP and pools, and memory for more huge pages.
 pub(crate) fn summary(host: &Host) -> Vec<String> {
     let mut lines = Vec::new();
@@ -60,7 +63,7 @@ pub(crate) fn summary(host: &Host) -> Vec<String> {
     let thp = match anon.map(|choice| choice.current.as_str()) {
         Some("always") => "all programs get them (THP always)",
         Some("madvise") => "programs that ask get them, as under jumbo run (THP madvise)",
-        Some("never") => "no program gets them (THP never); hint: jumbo doctor",
+        Some("never") => &*format!("no program gets them (THP never){DOCTOR_HINT}"),
         _ => "the THP controls are unknown",
     };
     let pools = host.pools.iter().flatten();

@@ -61,7 +61,7 @@ fn show(view: &mut View, page: &VmemmapPage) -> io::Result<()> {
     let savings = &page.savings;
     view.fact("HVO", hvo::in_words(page.hvo))?;
     if let Some(metadata) = page.metadata {
-        view.fact("VmemmapPage metadata", metadata.bytes.to_string())?;
+        view.fact("Page metadata", metadata.bytes.to_string())?;
     }
     let now = match (savings.now, &savings.unknown) {
         (Some(now), _) => now.to_string(),

@@ -17,7 +17,7 @@ use crate::knobs::{ChangeOptions, boot, failed, undo};
 ///
 /// Of the metadata of each page the kernel then keeps one base page: 4 of 32 KiB for a 2 MiB page,
 /// 4 KiB of 16 MiB for one of 1 GiB. Existing pages stay unchanged; --convert frees and reallocates
-/// the unused ones. Before Linux 7.3 each surplus page waits milliseconds for HVO.
+/// the unused ones. Before Linux 7.1 each surplus page waits milliseconds for HVO.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("force", |force| force.help("With --convert: free pages that may not come again; with --undo: restore \
     even what another program changed since")))]

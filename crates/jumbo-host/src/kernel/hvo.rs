@@ -40,11 +40,11 @@ pub fn in_words(is_on: Option<bool>) -> &'static str {
     }
 }
 
-/// Reports whether each page that HVO optimises waits for an RCU grace period: Linux before 7.3, or
+/// Reports whether each page that HVO optimises waits for an RCU grace period: Linux before 7.1, or
 /// an unknown version.
 pub fn waits_for_rcu(root: &Root) -> bool {
     let release = root.read("proc/sys/kernel/osrelease").unwrap_or_default();
-    super::version(&release).is_none_or(|release| release < (7, 3))
+    super::version(&release).is_none_or(|release| release < (7, 1))
 }
 
 /// Reports whether each surplus page waits for an RCU grace period of some milliseconds.

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use jumbo_inside::sys::{ThpDisable, thp_disable};
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
@@ -244,7 +245,12 @@ fn thp_for_process(root: &Root, thp: &Result<Option<Thp>, FileError>) -> Feature
         (Ok(Some(_)), Ok(Some(false))) => {
             Feature::no("PR_SET_THP_DISABLE is set: THP_enabled is 0 in /proc/self/status")
         }
-        (Ok(Some(_)), Ok(_)) => Feature::yes("PR_SET_THP_DISABLE is not set"),
+        (Ok(Some(_)), Ok(_)) => match thp_disable() {
+            ThpDisable::No => Feature::yes("PR_SET_THP_DISABLE is not set"),
+            _ => Feature::limited(
+                "advised memory alone: PR_SET_THP_DISABLE is set with PR_THP_DISABLE_EXCEPT_ADVISED",
+            ),
+        },
         (Err(error), _) | (_, Err(error)) => Feature::no(error.to_string()),
     }
 }
@@ -256,7 +262,11 @@ fn collapse(pmd: PageSize) -> Feature {
     match try_collapse(pmd, MapFlags::PRIVATE) {
         Ok(()) => Feature::yes(format!("collapsed {pmd} of anonymous memory")),
         Err(errno @ Errno::INVAL) => {
-            Feature::refused("no MADV_COLLAPSE (Linux 6.1) or no THP", errno)
+            let why = match thp_disable() {
+                ThpDisable::Completely => "PR_SET_THP_DISABLE is set",
+                _ => "no MADV_COLLAPSE (Linux 6.1) or no THP",
+            };
+            Feature::refused(why, errno)
         }
         Err(errno) => {
             let reason = format!("MADV_COLLAPSE of {pmd} of anonymous memory failed");

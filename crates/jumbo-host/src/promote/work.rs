@@ -124,7 +124,8 @@ fn in_words(errno: Errno) -> (&'static str, &'static str) {
         Errno::INVAL => (
             "EINVAL",
             "the kernel collapses no such memory: pages under userfaultfd, a mapping with special pages, shared \
-             memory whose THP control is `never`, a file without CONFIG_READ_ONLY_THP_FOR_FS or open for writing",
+             memory whose THP control is `deny`, a file whose file system has no huge folios, or before Linux 7.0 \
+             without CONFIG_READ_ONLY_THP_FOR_FS or open for writing",
         ),
         Errno::PERM | Errno::ACCESS => ("EPERM", "the process has changed its user or its rights"),
         _ => ("other", "an errno that madvise(2) does not have"),

@@ -68,18 +68,36 @@ pub unsafe fn request(number: libc::c_long, arguments: [usize; 6]) -> Result<usi
     })
 }
 
-/// Reports whether THP is disabled for this process, advised memory included (without
-/// PR_THP_DISABLE_EXCEPT_ADVISED of Linux 6.18).
+/// How THP is disabled for a process: [`thp_disable`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThpDisable {
+    /// Not at all.
+    No,
+    /// Except for advised memory: PR_THP_DISABLE_EXCEPT_ADVISED of Linux 6.18.
+    ExceptAdvised,
+    /// Advised memory included.
+    Completely,
+}
+
+/// Returns how THP is disabled for this process.
 ///
 /// # References
 /// PR_GET_THP_DISABLE in prctl(2); Linux 3.15.
-pub fn is_without_thp() -> bool {
-    const COMPLETELY: usize = 1;
+pub fn thp_disable() -> ThpDisable {
     let option = libc::PR_GET_THP_DISABLE.cast_unsigned() as usize;
     #[expect(unsafe_code, reason = "a system call")]
     // SAFETY: the option changes nothing.
     let disabled = unsafe { request(libc::SYS_prctl, [option, 0, 0, 0, 0, 0]) };
-    disabled == Ok(COMPLETELY)
+    match disabled {
+        Ok(1) => ThpDisable::Completely,
+        Ok(3) => ThpDisable::ExceptAdvised,
+        _ => ThpDisable::No,
+    }
+}
+
+/// Reports whether THP is disabled for this process, advised memory included.
+pub fn is_without_thp() -> bool {
+    thp_disable() == ThpDisable::Completely
 }
 
 /// getpid(2).

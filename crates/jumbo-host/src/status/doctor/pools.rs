@@ -206,10 +206,10 @@ fn described(snapshot: &Snapshot) -> Option<Finding> {
     })
 }
 
-/// Surplus pages with HVO before Linux 7.3. Each allocation and free waits for an RCU grace period
+/// Surplus pages with HVO before Linux 7.1. Each allocation and free waits for an RCU grace period
 /// of some milliseconds.
 fn slow_surplus(snapshot: &Snapshot) -> Option<Finding> {
-    if snapshot.host.optimize_vmemmap != Some(true) || version(&snapshot.host.kernel)? >= (7, 3) {
+    if snapshot.host.optimize_vmemmap != Some(true) || version(&snapshot.host.kernel)? >= (7, 1) {
         return None;
     }
     let pool = snapshot.pools().find(|pool| pool.overcommit.0 > 0)?;
