@@ -18,7 +18,7 @@ use crate::{sandbox, sys};
 
 const BASE_BYTES: usize = 4096;
 /// Part of the allowance that the heap may hold.
-const ALLOWANCE_DIVISOR: usize = 2;
+const ALLOWANCE_DIVISOR: usize = 4;
 
 /// Part of its resident memory that the heap keeps while nothing grows.
 const KEPT_DIVISOR: isize = 4;
