@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # mimalloc: MIMALLOC_ALLOW_THP=0 turns THP off for the whole process, and for all programs that it starts.
 #
-# Versions: libmimalloc3 3.6.0 (Debian sid's build of July to November 2026), libc6 2.43.
+# Versions: libmimalloc3 3.6.0 (Debian sid), libc6 2.43.
 # Expected: an option of an allocator concerns the allocator's memory: it would not be advised, or
 #   MADV_NOHUGEPAGE. Programs that the process starts without mimalloc are as before.
 # Happens: mimalloc calls prctl(PR_SET_THP_DISABLE). All memory of the process has base pages, and
