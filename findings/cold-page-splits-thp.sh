@@ -8,7 +8,7 @@
 #   MADV_FREE does. MADV_PAGEOUT frees nothing. MADV_WILLNEED and MADV_POPULATE_WRITE of the same base page
 #   leave it whole.
 # Matters: a daemon that hints cold memory by process_madvise(2) in ranges of base pages takes the huge pages apart on
-#   a host without swap, for no gain. It is also the one call that splits a THP without changing its data.
+#   a host without swap, for no gain. It is also a way to split a THP without any change of its data.
 # Source: seen; madvise(2) of man-pages 6.03 does not mention it.
 set -euo pipefail
 
@@ -22,6 +22,7 @@ skip() {
 
 need() {
     local program
+    [ "$(uname -m)" = x86_64 ] || skip "this host is not x86-64"
     for program; do command -v "$program" >/dev/null || skip "there is no $program"; done
 }
 

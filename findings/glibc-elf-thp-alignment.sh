@@ -21,6 +21,7 @@ skip() {
 
 need() {
     local program
+    [ "$(uname -m)" = x86_64 ] || skip "this host is not x86-64"
     for program; do command -v "$program" >/dev/null || skip "there is no $program"; done
 }
 
@@ -47,7 +48,6 @@ fetch() {
 
 need apt-get dpkg-deb gcc
 [[ $(cat /sys/kernel/mm/transparent_hugepage/enabled) != *'[never]'* ]] || skip "the THP mode of this host is never"
-[ "$(uname -m)" = x86_64 ] || skip "this host is not x86-64"
 
 cat >"$folder/text.S" <<'ASSEMBLY'
 .text

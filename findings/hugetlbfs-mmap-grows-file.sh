@@ -23,6 +23,7 @@ skip() {
 
 need() {
     local program
+    [ "$(uname -m)" = x86_64 ] || skip "this host is not x86-64"
     for program; do command -v "$program" >/dev/null || skip "there is no $program"; done
 }
 
