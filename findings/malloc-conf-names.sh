@@ -12,19 +12,8 @@
 # Source: jemalloc's INSTALL, --with-jemalloc-prefix; seen.
 set -euo pipefail
 
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-
-skip() {
-    echo "SKIP: $*"
-    exit 77
-}
-
-need() {
-    local program
-    [ "$(uname -m)" = x86_64 ] || skip "this host is not x86-64"
-    for program; do command -v "$program" >/dev/null || skip "there is no $program"; done
-}
+# shellcheck source=findings/common
+. "$(dirname "${BASH_SOURCE[0]}")/common"
 
 need python3
 python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || skip "python3 is not 3.11"

@@ -13,40 +13,8 @@
 # Source: prctl(2), PR_SET_THP_DISABLE ("inherited by a child created via fork(2) and preserved across execve(2)").
 set -euo pipefail
 
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-
-skip() {
-    echo "SKIP: $*"
-    exit 77
-}
-
-need() {
-    local program
-    [ "$(uname -m)" = x86_64 ] || skip "this host is not x86-64"
-    for program; do command -v "$program" >/dev/null || skip "there is no $program"; done
-}
-
-# Unpacks NAME=VERSION of a suite of Debian in $folder/SUITE, with an apt of its own.
-fetch() {
-    local suite=$1 root=$folder/apt-$1 mirror file apt
-    shift
-    # shellcheck disable=SC2016
-    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | sed -n 1p)
-    [ -n "$mirror" ] || skip "the host's apt knows no archive of Debian"
-    mkdir -p "$root"/{lists,cache,deb} "$folder/$suite"
-    : >"$root/status"
-    echo "deb $mirror $suite main" >"$root/sources"
-    apt=(-qq -o "Dir::Etc::sourcelist=$root/sources" -o Dir::Etc::sourceparts=/dev/null
-        -o "Dir::State::lists=$root/lists" -o "Dir::State::status=$root/status" -o "Dir::Cache=$root/cache"
-        -o APT::Sandbox::User=root -o APT::Architecture=amd64 -o APT::Architectures=amd64)
-    apt-get "${apt[@]}" update || skip "the lists of $suite cannot be fetched"
-    (cd "$root/deb" && apt-get "${apt[@]}" download "$@") || skip "$suite does not hold all of: $*"
-    for file in "$root"/deb/*.deb; do
-        dpkg-deb --fsys-tarfile "$file" | tar -x -C "$folder/$suite"
-    done
-    rm -rf "$root"
-}
+# shellcheck source=findings/common
+. "$(dirname "${BASH_SOURCE[0]}")/common"
 
 need apt-get dpkg-deb gcc
 [[ $(cat /sys/kernel/mm/transparent_hugepage/enabled) != *'[never]'* ]] || skip "the THP mode of this host is never"

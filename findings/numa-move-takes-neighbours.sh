@@ -12,53 +12,8 @@
 # Source: move_pages(2) and mbind(2) of man-pages 6.03 do not mention huge pages in this; seen.
 set -euo pipefail
 
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-
-skip() {
-    echo "SKIP: $*"
-    exit 77
-}
-
-need() {
-    local program
-    [ "$(uname -m)" = x86_64 ] || skip "this host is not x86-64"
-    for program; do command -v "$program" >/dev/null || skip "there is no $program"; done
-}
-
-# Unpacks NAME=VERSION of a suite of Debian in $folder/SUITE, with an apt of its own.
-fetch() {
-    local suite=$1 root=$folder/apt-$1 mirror file apt
-    shift
-    # shellcheck disable=SC2016
-    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | sed -n 1p)
-    [ -n "$mirror" ] || skip "the host's apt knows no archive of Debian"
-    mkdir -p "$root"/{lists,cache,deb} "$folder/$suite"
-    : >"$root/status"
-    echo "deb $mirror $suite main" >"$root/sources"
-    apt=(-qq -o "Dir::Etc::sourcelist=$root/sources" -o Dir::Etc::sourceparts=/dev/null
-        -o "Dir::State::lists=$root/lists" -o "Dir::State::status=$root/status" -o "Dir::Cache=$root/cache"
-        -o APT::Sandbox::User=root -o APT::Architecture=amd64 -o APT::Architectures=amd64)
-    apt-get "${apt[@]}" update || skip "the lists of $suite cannot be fetched"
-    (cd "$root/deb" && apt-get "${apt[@]}" download "$@") || skip "$suite does not hold all of: $*"
-    for file in "$root"/deb/*.deb; do
-        dpkg-deb --fsys-tarfile "$file" | tar -x -C "$folder/$suite" --wildcards ${only:+"$only"}
-    done
-    rm -rf "$root"
-}
-
-# Boots the kernel NAME=VERSION of a suite under qemu, with "$folder/init" as its only program.
-# Prints the lines of that program that begin with @.
-machine=()
-boot() {
-    local only='*/vmlinuz*'
-    fetch "$1" "$2"
-    (cd "$folder" && echo init | cpio -oH newc --quiet >initrd)
-    timeout 50 qemu-system-x86_64 -accel tcg -cpu max -m 768 "${machine[@]}" -nodefaults -no-reboot -display none -serial stdio \
-        -kernel "$(find "$folder/$1" -name 'vmlinuz*' -type f)" -initrd "$folder/initrd" \
-        -append 'console=ttyS0 quiet panic=-1' </dev/null 2>&1 | tr -d '\r' | sed -n 's/^@//p' ||
-        skip "$2 does not come to its end in 50 s"
-}
+# shellcheck source=findings/common
+. "$(dirname "${BASH_SOURCE[0]}")/common"
 
 need apt-get cpio dpkg-deb gcc qemu-system-x86_64
 

@@ -11,19 +11,8 @@
 # Source: numpy.org, "Global state" (NUMPY_MADVISE_HUGEPAGE); seen.
 set -euo pipefail
 
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-
-skip() {
-    echo "SKIP: $*"
-    exit 77
-}
-
-need() {
-    local program
-    [ "$(uname -m)" = x86_64 ] || skip "this host is not x86-64"
-    for program; do command -v "$program" >/dev/null || skip "there is no $program"; done
-}
+# shellcheck source=findings/common
+. "$(dirname "${BASH_SOURCE[0]}")/common"
 
 need python3
 [[ $(cat /sys/kernel/mm/transparent_hugepage/enabled) == *'[madvise]'* ]] || skip "the THP mode of this host is not madvise"
@@ -35,7 +24,6 @@ import numpy
 
 MANY = 16 << 20
 kept = []
-
 
 def advised(array):
     """Tells whether the mapping in the middle of an array is advised, and has huge pages."""
@@ -49,12 +37,10 @@ def advised(array):
         elif inside and line.startswith("VmFlags:"):
             return ("advised" if " hg" in line else "not advised") + (", huge" if huge else ", no huge pages")
 
-
 def show(name, array):
     array[:] = 1
     kept.append(array)  # freed memory would be used again, with the advice it has
     print(numpy.__version__, name, advised(array))
-
 
 show("empty", numpy.empty(MANY, "u1"))
 show("zeros", numpy.zeros(MANY, "u1"))

@@ -80,9 +80,12 @@ impl Launch {
         }
         match self {
             Self::Plain | Self::Jumbo(_) => &mut command,
-            Self::Preload(peer) => command
-                .env("LD_PRELOAD", &peer.library)
-                .envs(peer.set.iter().copied()),
+            Self::Preload(peer) => {
+                let library = Some(&peer.library).filter(|path| !path.as_os_str().is_empty());
+                command
+                    .envs(library.map(|path| ("LD_PRELOAD", path)))
+                    .envs(peer.set.iter().copied())
+            }
         };
         command
     }
@@ -109,6 +112,7 @@ type Setting = (&'static str, &'static str);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) name: &'static str,
+    /// Empty: none.
     pub(crate) library: PathBuf,
     pub(crate) set: &'static [Setting],
 }
@@ -121,11 +125,11 @@ const ARCHITECTURE: &str = "AArch64";
 
 /// Names of allocators, their libraries, Debian packages, and settings for huge pages.
 const KNOWN_PEERS: [(&str, &str, &str, &[Setting]); 4] = [
-    // glibc's own: that the program loads its C library first changes nothing.
+    // glibc's own, which needs no library.
     (
         "tunable",
-        "libc.so.6",
-        "libc6",
+        "",
+        "",
         &[("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")],
     ),
     (
@@ -172,6 +176,10 @@ impl Peer {
         let Some((name, files, package, set)) = known.find(|(known, ..)| *known == name) else {
             return Err(format!("there is no peer `{name}`"));
         };
+        if files.is_empty() {
+            let library = PathBuf::new();
+            return Ok(Self { name, library, set });
+        }
         let library = files.split(' ').find_map(|start| {
             let mut lines = cache.lines().map(str::trim);
             lines.find_map(|line| {
@@ -199,6 +207,7 @@ mod tests {
         assert_eq!(found("tcmalloc"), Ok("/l/libtcmalloc.so.4".into()));
         assert_eq!(found("jemalloc"), Ok("/l/libjemalloc.so.2".into()));
         assert!(found("mimalloc").unwrap_err().contains("libmimalloc"));
+        assert_eq!(found("tunable"), Ok(PathBuf::new()));
         assert!(found("nedmalloc").unwrap_err().contains("no peer"));
     }
 

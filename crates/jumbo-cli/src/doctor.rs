@@ -11,7 +11,7 @@ use jumbo_host::status::doctor::{Cost, Finding, Snapshot, Touch, examine};
 use serde::Serialize;
 
 use crate::bench::bar;
-use crate::status::host::{DOCTOR_HINT, summary};
+use crate::status::host::summary;
 use crate::value::whole;
 use crate::view::{self, View, duration, wrapped};
 
@@ -121,10 +121,7 @@ fn show(view: &mut View, page: &DoctorPage<'_>, snapshot: &Snapshot) -> std::io:
             true => "nothing to mend",
             false => "no finding in what could be examined",
         })?;
-        // The findings have what the hint of the summary refers to.
-        let lines = summary(host);
-        let lines = lines.iter().take(2);
-        view.lines(lines.map(|line| line.replace(DOCTOR_HINT, "")))?;
+        view.lines(summary(host, "").iter().take(2))?;
     }
     for (index, finding) in findings.iter().enumerate() {
         let mut title = wrapped(&format!("{}. ", index + 1), &finding.title);

@@ -13,7 +13,7 @@ use crate::{pool, thp};
 
 pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
     let HostPage { host, probe, tasks } = page;
-    view.lines(summary(host))?;
+    view.lines(summary(host, "; hint: jumbo doctor"))?;
     view.line("")?;
     show_facts(view, host)?;
     show_pools(view, host)?;
@@ -44,11 +44,9 @@ pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
     view::missing(view, "Not shown", host.missing.iter().chain(&tasks.missing))
 }
 
-/// Hint of the [`summary`] where no program gets huge pages.
-pub(crate) const DOCTOR_HINT: &str = "; hint: jumbo doctor";
-
-/// Summary in two or three lines: huge memory, THP and pools, and memory for more huge pages.
-pub(crate) fn summary(host: &Host) -> Vec<String> {
+/// Summary in two or three lines: huge memory, THP and pools, and memory for more huge pages. `hint`
+/// follows where no program gets them.
+pub(crate) fn summary(host: &Host, hint: &str) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(memory) = &host.memory {
         let huge = memory.anon_huge + memory.shmem_huge;
@@ -63,7 +61,7 @@ pub(crate) fn summary(host: &Host) -> Vec<String> {
     let thp = match anon.map(|choice| choice.current.as_str()) {
         Some("always") => "all programs get them (THP always)",
         Some("madvise") => "programs that ask get them, as under jumbo run (THP madvise)",
-        Some("never") => &*format!("no program gets them (THP never){DOCTOR_HINT}"),
+        Some("never") => &*format!("no program gets them (THP never){hint}"),
         _ => "the THP controls are unknown",
     };
     let pools = host.pools.iter().flatten();

@@ -1,7 +1,7 @@
 //! Heap of blocks below 128 KiB: slabs of one size, with their records apart.
 //!
 //! - `class` has the sizes; `unit` the headers, by address; `chunks` the memory.
-//! - `central` has the slabs, `cache` the blocks at hand of each thread.
+//! - `blocks` has one slab, `central` all of a class, `cache` the blocks at hand of each thread.
 //! - `sweep` returns base pages without blocks; `run` has blocks between smaller ones.
 //! - `meta` has the memory of the records.
 //!
@@ -16,6 +16,7 @@
     reason = "blocks, headers and states are reached by address"
 )]
 
+mod blocks;
 mod cache;
 mod central;
 mod chunks;
@@ -326,7 +327,7 @@ pub fn room(address: usize) -> Option<usize> {
 /// of at most a base page; `None` if there is no such size.
 pub fn aligned(size: usize, align: usize) -> Option<usize> {
     let size = size.max(1).checked_next_multiple_of(align)?;
-    if size > MAX_BYTES || align > central::BASE_BYTES {
+    if size > MAX_BYTES || align > blocks::BASE_BYTES {
         return None;
     }
     let mut class = class::of(size);

@@ -11,7 +11,8 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use super::central::{self, BASE_BYTES, Slab};
+use super::blocks::{BASE_BYTES, Slab};
+use super::central;
 use super::class::shape_of;
 use super::{state, sweep, unit};
 

@@ -9,6 +9,7 @@
 use core::mem::replace;
 use core::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 
+use super::blocks::BASE_BYTES;
 use super::central;
 use super::chunks::CHUNKS;
 use super::class::{CHUNK_BYTES, CLASSES, UNIT_BYTES, UNITS};
@@ -16,7 +17,6 @@ use super::unit::{self, Unit};
 use crate::density;
 use crate::{sandbox, sys};
 
-const BASE_BYTES: usize = 4096;
 /// Part of the allowance that the heap may hold.
 const ALLOWANCE_DIVISOR: usize = 4;
 
