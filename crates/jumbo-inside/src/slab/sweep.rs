@@ -46,9 +46,9 @@ pub(super) fn is_sparse() -> bool {
     central::idle() > max() / 2
 }
 
-/// Reports whether the heap may hold `bytes` more before it reuses what it holds.
+/// Reports whether the heap may hold `bytes` more.
 pub(super) fn has_room_for(bytes: usize) -> bool {
-    central::idle().saturating_add_unsigned(bytes) <= max() / 2
+    central::idle().saturating_add_unsigned(bytes) <= max()
 }
 
 /// Memory that a sweep drops.
