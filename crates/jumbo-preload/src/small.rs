@@ -174,10 +174,16 @@ pub(crate) fn allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
 fn refill(size: usize) -> Option<Block> {
     // SAFETY: the thread's own variable.
     let block = growing(size, || unsafe { slab::refill(&mut *place(), size) });
+    sweep();
+    block
+}
+
+/// Sweeps if that is due. Not inlined, as [`grow_away`]: the caller's frame is to be small.
+#[inline(never)]
+fn sweep() {
     if let Some(sweep) = slab::due_sweep() {
         on(sweep);
     }
-    block
 }
 
 /// Allocates a block, after the heap has grown where it must.
@@ -189,7 +195,7 @@ fn growing(size: usize, allocate: impl Fn() -> Option<Block>) -> Option<Block> {
         if let Some(block) = allocate() {
             return Some(block);
         }
-        if !away(|| grow(size)) {
+        if !grow_away(size) {
             break;
         }
     }
@@ -198,6 +204,10 @@ fn growing(size: usize, allocate: impl Fn() -> Option<Block>) -> Option<Block> {
 
 #[cold]
 #[inline(never)]
+fn grow_away(size: usize) -> bool {
+    away(|| grow(size))
+}
+
 fn grow(size: usize) -> bool {
     // A mapping would be resident, and count towards the limit on locked memory.
     let has_grown = !heap::locks_future() && slab::grow(size);

@@ -365,34 +365,40 @@ unsafe fn take(cache: *mut Cache, class: usize, to: *mut usize, wanted: usize) -
     let has_own = caches > 1 && !cache.is_null() && sweep::has_room_for(caches * OWN_BYTES);
     // SAFETY: the caller's promise.
     unsafe {
-        if has_own {
-            let (taken, idle) = central::take(class, to, wanted, (*cache).number, true);
+        let owner = match has_own {
+            true => (*cache).number,
+            false => central::ANYONE,
+        };
+        let (mut taken, mut idle) = central::take(class, to, wanted, owner);
+        if taken == 0 && has_own {
+            (taken, idle) = central::make(class, to, wanted, owner);
+            // Without memory, of slabs of others.
+            if taken == 0 {
+                (taken, idle) = central::take(class, to, wanted, central::ANYONE);
+            }
+        }
+        if taken == 0 {
+            let taken = run::take(class, to, wanted);
             if taken > 0 {
-                note(cache, idle);
                 return taken;
             }
         }
-        for makes in [false, true] {
-            let (taken, idle) = central::take(class, to, wanted, central::ANYONE, makes);
-            if taken > 0 {
-                note(cache, idle);
-                return taken;
-            }
-            if !makes {
-                let taken = run::take(class, to, wanted);
-                if taken > 0 {
-                    return taken;
-                }
-            }
+        if taken == 0 {
+            (taken, idle) = central::make(class, to, wanted, central::ANYONE);
         }
-        0
+        note(cache, idle);
+        taken
     }
 }
 
 /// Takes a block of a slab, past the caches.
 pub(super) fn take_one(class: usize, to: &mut usize) -> bool {
     // SAFETY: there is room for one address.
-    let (taken, idle) = unsafe { central::take(class, to, 1, central::ANYONE, true) };
+    let (mut taken, mut idle) = unsafe { central::take(class, to, 1, central::ANYONE) };
+    if taken == 0 {
+        // SAFETY: as above.
+        (taken, idle) = unsafe { central::make(class, to, 1, central::ANYONE) };
+    }
     central::add_idle(idle);
     taken == 1
 }

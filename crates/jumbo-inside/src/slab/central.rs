@@ -13,6 +13,7 @@ use super::class::{CLASSES, shape_of};
 use super::unit::{self, NONE, UNLISTED};
 use super::{chunks, meta, state};
 use crate::sync::Lock;
+use crate::sys;
 
 /// Locks of all classes: the number of a class selects one.
 const BANKS: usize = u32::BITS as usize;
@@ -235,6 +236,28 @@ impl Slabs {
         *head = slab.first;
     }
 
+    /// Takes at most `wanted` blocks of a slab for an owner. Returns their number, and the bytes that
+    /// have become resident.
+    ///
+    /// # Safety
+    /// The slab is of this class; `to` has room for so many addresses.
+    unsafe fn hand(
+        &mut self,
+        slab: Slab,
+        to: *mut usize,
+        wanted: usize,
+        owner: u32,
+    ) -> (usize, usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let taken = slab.take(to, wanted);
+            (*slab.header).serves = true;
+            (*slab.header).owner = owner;
+            self.relist(slab);
+            taken
+        }
+    }
+
     /// Makes a slab. `None` without memory.
     fn make(&mut self, class: usize) -> Option<Slab> {
         let shape = shape_of(class);
@@ -391,39 +414,59 @@ impl Slabs {
     }
 }
 
-/// Takes at most `wanted` blocks of a class, of slabs of an owner, and of new slabs if it `makes`
-/// them: writes their addresses, and returns their number, and by how much more memory is idle. 0
-/// without memory, and in a handler that interrupted the holder of the lock.
+/// Takes at most `wanted` blocks of a class, of slabs of an owner: writes their addresses, and returns
+/// their number, and by how much more memory is idle. 0 without such slabs, and in a handler that
+/// interrupted the holder of the lock.
 ///
 /// # Safety
 /// `to` has room for so many addresses.
+#[inline(never)]
 pub(super) unsafe fn take(
     class: usize,
     to: *mut usize,
     wanted: usize,
     owner: u32,
-    makes: bool,
 ) -> (usize, isize) {
     let (mut taken, mut resident) = (0, 0);
     with(class, |slabs| {
-        while taken < wanted {
-            let mut slab = slabs.fullest(owner);
-            if slab.is_none() && makes {
-                slab = slabs.make(class);
-            }
-            let Some(slab) = slab else {
-                break;
-            };
+        while taken < wanted
+            && let Some(slab) = slabs.fullest(owner)
+        {
             // SAFETY: the slab is of this class; the caller's promise.
-            unsafe {
-                let (more, touched) = slab.take(to.add(taken), wanted - taken);
-                (taken, resident) = (taken + more, resident + touched);
-                (*slab.header).serves = true;
-                (*slab.header).owner = owner;
-                slabs.relist(slab);
-            }
+            let (more, touched) = unsafe { slabs.hand(slab, to.add(taken), wanted - taken, owner) };
+            (taken, resident) = (taken + more, resident + touched);
         }
     });
+    account(class, taken, resident)
+}
+
+/// Takes blocks as [`take`] does, of a new slab. 0 without memory.
+///
+/// # Safety
+/// As for [`take`].
+#[cold]
+#[inline(never)]
+pub(super) unsafe fn make(
+    class: usize,
+    to: *mut usize,
+    wanted: usize,
+    owner: u32,
+) -> (usize, isize) {
+    // Deeper than the caller's stack may be.
+    let made = sys::apart(|| {
+        let made = with(class, |slabs| {
+            let slab = slabs.make(class)?;
+            // SAFETY: the slab is of this class; the caller's promise.
+            Some(unsafe { slabs.hand(slab, to, wanted, owner) })
+        });
+        let (taken, resident) = made.flatten().unwrap_or((0, 0));
+        account(class, taken, resident)
+    });
+    made.unwrap_or((0, 0))
+}
+
+/// Counts blocks that were taken; returns them, and by how much more memory is idle.
+fn account(class: usize, taken: usize, resident: usize) -> (usize, isize) {
     touched(resident);
     let bytes = taken * shape_of(class).size as usize;
     (taken, resident.cast_signed() - bytes.cast_signed())

@@ -15,6 +15,7 @@ use super::blocks::{BASE_BYTES, Slab};
 use super::central;
 use super::class::shape_of;
 use super::{state, sweep, unit};
+use crate::sys;
 
 /// Largest block that is a piece of others.
 const MAX_BYTES: usize = 8 << 10;
@@ -55,6 +56,12 @@ pub(super) unsafe fn take(class: usize, to: *mut usize, wanted: usize) -> usize 
         PAUSE.store(pause - 1, Ordering::Relaxed);
         return 0;
     }
+    // Deeper than the caller's stack may be. SAFETY: the caller's promise.
+    sys::apart(|| unsafe { search(class, to, wanted) }).unwrap_or(0)
+}
+
+/// Takes pieces between the blocks of smaller classes.
+unsafe fn search(class: usize, to: *mut usize, wanted: usize) -> usize {
     let (first, mut looks) = (NEXT_CLASS.load(Ordering::Relaxed).min(class), 0);
     for of in (first..class).chain(1..first) {
         // SAFETY: the caller's promise.
