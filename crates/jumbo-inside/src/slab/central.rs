@@ -9,9 +9,10 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicIsize, AtomicU8, Ordering};
 
 use super::blocks::{Slab, record_bytes, words};
+use super::chunks::{self, Kind};
 use super::class::{CLASSES, shape_of};
 use super::unit::{self, NONE, UNLISTED};
-use super::{chunks, meta, state};
+use super::{meta, state};
 use crate::sync::Lock;
 use crate::sys;
 
@@ -33,6 +34,8 @@ pub(super) struct Slabs {
     lists: [u32; LISTS],
     /// States of former slabs, linked.
     records: *mut u8,
+    /// Number of slabs.
+    count: usize,
 }
 
 struct Table(UnsafeCell<[Slabs; CLASSES]>);
@@ -51,6 +54,7 @@ static SLABS: Table = Table(UnsafeCell::new(
         Slabs {
             lists: [NONE; LISTS],
             records: null_mut(),
+            count: 0,
         }
     }; CLASSES],
 ));
@@ -271,10 +275,11 @@ impl Slabs {
                 record
             }
         };
-        let Some(first) = chunks::take(units) else {
+        let Some(first) = chunks::take(units, Kind::of(self.count == 0)) else {
             self.keep(record);
             return None;
         };
+        self.count += 1;
         let header = unit::header(first);
         // SAFETY: the units are this slab's, and the record has room for bitmap and states.
         unsafe {
@@ -373,6 +378,7 @@ impl Slabs {
             let record = slab.word(0).cast::<u8>();
             let units = usize::from(shape_of(slab.class()).units);
             chunks::give(slab.first, units);
+            self.count -= 1;
             self.keep(record);
         }
     }
@@ -438,6 +444,13 @@ pub(super) unsafe fn take(
         }
     });
     account(class, taken, resident)
+}
+
+/// Maps memory for a slab of a class, unless there is some; false without memory.
+pub(super) fn grow(class: usize) -> bool {
+    let units = usize::from(shape_of(class).units);
+    let is_first = with(class, |slabs| slabs.count == 0).unwrap_or(true);
+    chunks::grow(units, Kind::of(is_first))
 }
 
 /// Takes blocks as [`take`] does, of a new slab. 0 without memory.

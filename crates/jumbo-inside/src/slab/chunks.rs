@@ -1,12 +1,16 @@
 //! Chunks: huge pages of addresses, cut into units. [`take`] and [`give`] units of a slab.
 //!
-//! A request takes units of the fullest chunk that has them, so that empty chunks stay whole and
-//! their memory can go back.
+//! The first slab of a class may stay nearly empty, so it is in a chunk on base pages: in advised ones a
+//! hundred classes of a few blocks each would use up what may be huge and untouched, before the program
+//! fills its memory. Further slabs are in advised chunks, which they fill.
+//!
+//! A request takes units of the fullest chunk of its [`Kind`] that has them, so that empty chunks stay
+//! whole and their memory can go back.
 #![expect(unsafe_code, reason = "headers are reached by address")]
 
 use core::ops::Range;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -26,16 +30,35 @@ const CHUNK_UNITS: u32 = 64;
 const _: () = assert!(CHUNK_UNITS as usize == UNITS);
 /// Chunks of a list that a request looks at.
 const MAX_LOOKS: usize = 16;
-/// Memory at the start that is on base pages, at least until there is more: all of a small program,
-/// which is not scanned.
-const UNADVISED_BYTES: usize = CHUNK_BYTES;
+/// Units of slabs from which chunks are advised: a small program is on base pages, and not scanned.
+const UNADVISED_UNITS: usize = UNITS;
 /// Chunks' worth of addresses tried where the program has mapped some.
 const MAX_DETOURS: usize = 8;
+
+/// Kind of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// On base pages until it is dense.
+    Base = 0,
+    /// Advised when it is mapped.
+    Advised = 1,
+}
+
+impl Kind {
+    /// Returns the kind for the next slab of a class.
+    pub(super) fn of(is_first: bool) -> Self {
+        match !is_first && TAKEN_UNITS.load(Ordering::Relaxed) >= UNADVISED_UNITS {
+            true => Self::Advised,
+            false => Self::Base,
+        }
+    }
+}
 
 /// All chunks.
 #[derive(Debug)]
 pub(super) struct Chunks {
-    lists: [u32; LISTS],
+    /// The lists of each kind.
+    lists: [u32; 2 * LISTS],
 }
 
 crate::one_page! {
@@ -44,18 +67,24 @@ crate::one_page! {
 pub(super) static CHUNKS: Lock<Chunks, Apart> = Lock::on(
     &WORD,
     Chunks {
-        lists: [NONE; LISTS],
+        lists: [NONE; 2 * LISTS],
     },
 );
-/// Bytes of all chunks.
+/// Bytes of all chunks, and units in slabs.
 static MAPPED_BYTES: AtomicUsize = AtomicUsize::new(0);
+static TAKEN_UNITS: AtomicUsize = AtomicUsize::new(0);
+/// There is an advised chunk, so those on base pages are scanned.
+static IS_ADVISING: AtomicBool = AtomicBool::new(false);
+/// No chunk could be mapped: slabs take units of both kinds.
+static IS_SHORT: AtomicBool = AtomicBool::new(false);
 
-/// Returns the list of a chunk with that many free units.
-const fn list_of(free: u64) -> usize {
-    match free.count_ones() {
+/// Returns the list of a chunk of a kind with these free units.
+const fn list_of(kind: Kind, free: u64) -> usize {
+    let list = match free.count_ones() {
         0 => 0,
         count => count.ilog2() as usize + 1,
-    }
+    };
+    kind as usize * LISTS + list
 }
 
 /// Returns the bit of the first of `units` adjacent free units.
@@ -73,14 +102,17 @@ fn mask(units: usize) -> u64 {
 
 /// Takes `units` adjacent units: returns the number of the first. Their headers are the caller's to
 /// write, except for the pages that are gone. `None` if no chunk has them.
-pub(super) fn take(units: usize) -> Option<u32> {
-    CHUNKS.with(|chunks| chunks.find(units)).flatten()
+pub(super) fn take(units: usize, kind: Kind) -> Option<u32> {
+    CHUNKS.with(|chunks| chunks.find(units, kind)).flatten()
 }
 
-/// Maps a chunk for a slab of a class, unless there is one; false without memory.
-pub(super) fn grow(class: usize) -> bool {
-    let units = usize::from(super::class::shape_of(class).units);
-    let has_room = |chunks: &mut Chunks| chunks.look(units).is_some() || chunks.grow().is_some();
+/// Maps a chunk for a slab of `units`, unless there is one; false without memory.
+pub(super) fn grow(units: usize, kind: Kind) -> bool {
+    let has_room = |chunks: &mut Chunks| {
+        chunks.look(units, kind).is_some()
+            || chunks.grow(kind).is_some()
+            || !IS_SHORT.swap(true, Ordering::Relaxed) && chunks.look(units, kind).is_some()
+    };
     CHUNKS.with(has_room) == Some(true)
 }
 
@@ -100,41 +132,34 @@ pub(super) unsafe fn give(first: u32, units: usize) {
         }
         // SAFETY: as above.
         unsafe { chunks.change(first, |free, bit| free | mask(units) << bit) };
+        TAKEN_UNITS.fetch_sub(units, Ordering::Relaxed);
     });
-}
-
-/// Counts a new chunk, and has it on huge pages.
-fn advise(chunk: Range<usize>) {
-    /// Address of the first chunk.
-    static FIRST: AtomicUsize = AtomicUsize::new(0);
-    let before = MAPPED_BYTES.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
-    if before == 0 {
-        FIRST.store(chunk.start, Ordering::Relaxed);
-    }
-    if before < UNADVISED_BYTES {
-        return;
-    }
-    let first = FIRST.load(Ordering::Relaxed);
-    // Unless memory of the program lies between them.
-    if before == UNADVISED_BYTES && chunk.start == first + UNADVISED_BYTES {
-        density::begin_on_base_pages(&(first..chunk.start));
-    }
-    // Without advice it is on base pages.
-    let _ = density::advise(&chunk, Policy::Heap);
 }
 
 impl Chunks {
     /// Takes units.
-    fn find(&mut self, units: usize) -> Option<u32> {
-        let first = self.look(units)?;
+    fn find(&mut self, units: usize, kind: Kind) -> Option<u32> {
+        let first = self.look(units, kind)?;
         // SAFETY: the units are free, and the lock is held.
         unsafe { self.change(first, |free, bit| free & !(mask(units) << bit)) };
+        TAKEN_UNITS.fetch_add(units, Ordering::Relaxed);
         Some(first)
     }
 
-    /// Looks for free units.
-    fn look(&self, units: usize) -> Option<u32> {
-        for list in self.lists.get(list_of(mask(units))..)? {
+    /// Looks for free units, of both kinds where there will be no other chunk.
+    fn look(&self, units: usize, kind: Kind) -> Option<u32> {
+        let other = match kind {
+            Kind::Base => Kind::Advised,
+            Kind::Advised => Kind::Base,
+        };
+        let is_last = || IS_SHORT.load(Ordering::Relaxed) || sandbox::is_entered_later();
+        let found = self.look_in(units, kind);
+        found.or_else(|| is_last().then(|| self.look_in(units, other))?)
+    }
+
+    fn look_in(&self, units: usize, kind: Kind) -> Option<u32> {
+        let (first, end) = (list_of(kind, mask(units)), list_of(kind, u64::MAX));
+        for list in self.lists.get(first..=end)? {
             let mut chunk = *list;
             for _ in 0..MAX_LOOKS {
                 if chunk == NONE {
@@ -164,7 +189,11 @@ impl Chunks {
         // SAFETY: the caller's promise; the lock is held.
         unsafe {
             (*header).free = change((*header).free, bit);
-            let list = u8::try_from(list_of((*header).free)).unwrap_or(0);
+            let kind = match usize::from((*header).chunk_list) < LISTS {
+                true => Kind::Base,
+                false => Kind::Advised,
+            };
+            let list = u8::try_from(list_of(kind, (*header).free)).unwrap_or(0);
             if (*header).chunk_list != list {
                 self.unlist(header);
                 self.enlist(chunk, header, list);
@@ -210,8 +239,30 @@ impl Chunks {
         *head = chunk;
     }
 
+    /// Has a new chunk on huge pages, at once or when it is dense.
+    fn advise(&self, kind: Kind, chunk: Range<usize>) {
+        let is_first = kind == Kind::Advised && !IS_ADVISING.swap(true, Ordering::Relaxed);
+        if is_first {
+            let base = self.lists.iter().take(LISTS);
+            base.for_each(|list| {
+                Self::each_of(*list, |number, _| {
+                    let start = unit::address_of(number);
+                    density::begin_on_base_pages(&(start..start + CHUNK_BYTES));
+                });
+            });
+        }
+        match kind {
+            // Without advice it is on base pages.
+            Kind::Advised => drop(density::advise(&chunk, Policy::Heap)),
+            Kind::Base if IS_ADVISING.load(Ordering::Relaxed) => {
+                density::begin_on_base_pages(&chunk);
+            }
+            Kind::Base => {}
+        }
+    }
+
     /// Maps the next chunk.
-    fn grow(&mut self) -> Option<()> {
+    fn grow(&mut self, kind: Kind) -> Option<()> {
         if sandbox::is_entered_later() {
             return None;
         }
@@ -255,9 +306,15 @@ impl Chunks {
             if is_taken {
                 continue;
             }
-            advise(address..address + CHUNK_BYTES);
+            MAPPED_BYTES.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
+            self.advise(kind, address..address + CHUNK_BYTES);
+            let list = u8::try_from(list_of(kind, u64::MAX)).unwrap_or(0);
             // SAFETY: the chunk exists.
-            unsafe { self.change(chunk, |_, _| u64::MAX) };
+            unsafe {
+                let header = unit::header(chunk);
+                (*header).free = u64::MAX;
+                self.enlist(chunk, header, list);
+            }
             return Some(());
         }
         None
@@ -265,14 +322,21 @@ impl Chunks {
 
     /// Calls `each` with the first unit of every chunk that has free units.
     pub(super) fn each_with_free(&self, mut each: impl FnMut(u32, *mut Unit)) {
-        for list in self.lists.iter().skip(1) {
-            let mut chunk = *list;
-            while chunk != NONE {
-                let header = unit::header(chunk);
-                each(chunk, header);
-                // SAFETY: a listed chunk has headers, and the lock is held.
-                chunk = unsafe { (*header).next_chunk };
+        for (number, list) in self.lists.iter().enumerate() {
+            if !number.is_multiple_of(LISTS) {
+                Self::each_of(*list, &mut each);
             }
+        }
+    }
+
+    /// Calls `each` with the first unit of every chunk of a list.
+    fn each_of(list: u32, mut each: impl FnMut(u32, *mut Unit)) {
+        let mut chunk = list;
+        while chunk != NONE {
+            let header = unit::header(chunk);
+            each(chunk, header);
+            // SAFETY: a listed chunk has headers, and the lock is held.
+            chunk = unsafe { (*header).next_chunk };
         }
     }
 }

@@ -304,7 +304,7 @@ pub fn about_to_fill(bytes: usize) {
 
 /// Takes more memory, for a block of that size; false without memory.
 pub fn grow(size: usize) -> bool {
-    size <= MAX_BYTES && is_on() && chunks::grow(class::of(size))
+    size <= MAX_BYTES && is_on() && central::grow(class::of(size))
 }
 
 /// Returns the room of the block at an address of the heap's memory; `None` if no block begins
