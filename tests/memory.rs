@@ -77,6 +77,28 @@ fn a_later_fill_is_as_huge_as_the_first() {
     }
 }
 
+/// What a program fills in order is huge at its first touch, although it began with a few blocks of each
+/// of many sizes, as an interpreter does. Without a bound all of it is.
+#[test]
+fn a_fill_in_order_is_believed_at_once() {
+    const MIB: u64 = 128;
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("in_order", &[])]);
+    for size in ["64", "1000", "30000", "100000", "300000", "3000000"] {
+        let program = Program::new(files.path("in_order")).args([&MIB.to_string(), size]);
+        let faults =
+            |options: &[&str]| -> u64 { program.jumbo_with(options).ok().number("faults") };
+        let (bounded, unbounded) = (faults(&[]), faults(&["--max-waste=unbounded"]));
+        let pages = (MIB << 20) / 4096;
+        assert!(
+            bounded <= unbounded + pages / 50,
+            "{size} bytes: {bounded} faults, {unbounded} without a bound"
+        );
+    }
+}
+
 /// Short-lived blocks often have new addresses; records about old ones must not accumulate. glibc's
 /// heap accumulates in plain, too.
 #[test]

@@ -28,6 +28,8 @@ use crate::{sandbox, sys, watch};
 /// Maximum age of the available memory that was read.
 const MAX_ROOM_AGE: Duration = Duration::from_millis(100);
 const MAX_MEASURED_BLOCKS: usize = 16;
+/// Sixteenths of a block whose credit [`measure_recent`] does not return.
+const MAX_REST: usize = 2;
 static HAS_READ_ROOM: AtomicBool = AtomicBool::new(false);
 static READ_MILLIS: AtomicU64 = AtomicU64::new(0);
 /// Ring of the blocks advised last, for [`measure_recent`].
@@ -350,12 +352,16 @@ fn measure_recent() {
             break;
         };
         let block = recent.load(Ordering::Relaxed);
-        if BLOCKS.seen(block).state().charge() > 0 {
+        let charge = || BLOCKS.seen(block).state().charge();
+        let charged = charge();
+        if charged > MAX_REST {
             measure_block(block);
             measured += 1;
         }
-        // The first block that is still filling is measured again next time.
-        let is_settled = BLOCKS.seen(block).state().charge() == 0;
+        // The first block that is still filling is measured again next time. One of which a part stays
+        // untouched is left to the thread, or such blocks would soon be all that are measured.
+        let is_untouched = charge() == usize::from(blocks::SIXTEENTHS);
+        let is_settled = charge() <= MAX_REST || !is_untouched && charge() == charged;
         if is_settled && MEASURED_COUNT.load(Ordering::Relaxed) == place {
             MEASURED_COUNT.store(place + 1, Ordering::Relaxed);
         }
