@@ -15,6 +15,12 @@ fn what_the_kernel_refuses_to_grow_stays_as_it_is() {
 }
 
 #[test]
+fn a_mapping_with_advice_of_the_program_still_grows_and_moves() {
+    let files = compile(&[Source::C("forbidden", &[])]);
+    assert_same(&Program::new(files.path("forbidden")));
+}
+
+#[test]
 fn a_thread_that_is_suspended_keeps_no_other_from_mapping() {
     let files = compile(&[Source::C("suspended", &[])]);
     assert_same(&Program::new(files.path("suspended")));

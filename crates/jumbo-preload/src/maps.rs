@@ -316,6 +316,7 @@ pub(crate) unsafe fn remap(
     }
     let pmd = PMD.load(Ordering::Relaxed);
     let grows = pmd != 0 && maps::is_placed(addr.addr()) && new > old;
+    let is_forbidden = grows && maps::is_forbidden(addr.addr(), old);
     let mut moved = MAP_FAILED;
     if grows && flags == MREMAP_MAYMOVE {
         moved = remap(0);
@@ -362,7 +363,7 @@ pub(crate) unsafe fn remap(
         }
     }
     if moved != MAP_FAILED {
-        if grows {
+        if grows && !is_forbidden {
             maps::advise_mapping(moved.addr() + old, new - old, true);
         }
         next::set_errno(saved);

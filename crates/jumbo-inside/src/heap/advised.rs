@@ -75,22 +75,41 @@ pub(super) fn forget(range: &Range<usize>) {
     }
 }
 
-/// Moves what is known of `length` bytes.
-pub(super) fn moved(from: usize, to: usize, length: usize) {
-    let old = from..from.saturating_add(length);
-    if from == to || !HAS_RANGES.load(Ordering::Relaxed) {
+/// Moves what is known of `old` bytes, of which `new` are left or which have grown to `new`. Growth has
+/// the advice of the end.
+pub(super) fn moved(from: usize, old: usize, to: usize, new: usize) {
+    if !HAS_RANGES.load(Ordering::Relaxed) {
         return;
     }
-    for (_, span) in RANGES.each() {
-        let (start, end) = (
-            span.range().start.max(old.start),
-            span.range().end.min(old.end),
-        );
-        if start < end {
-            add(&(start - from + to..end - from + to));
+    let (end, grown) = (from.saturating_add(old), new.saturating_sub(old));
+    let kept = from..from.saturating_add(old.min(new));
+    for (slot, span) in RANGES.each() {
+        let known = span.range();
+        let part = known.start.max(kept.start)..known.end.min(kept.end);
+        if part.is_empty() || from == to && (grown == 0 || known.end != end) {
+            continue;
         }
+        let grown = if part.end == end { grown } else { 0 };
+        let place = match from == to {
+            true => {
+                slot.end(&span, |()| ());
+                known.start
+            }
+            false => part.start - from + to,
+        };
+        add(&(place..(part.end - from + to).saturating_add(grown)));
     }
-    forget(&old);
+    let gone = if from == to { kept.end } else { from };
+    forget(&(gone..end));
+}
+
+/// Reports whether advice of the program covers a range.
+pub(super) fn covers(range: &Range<usize>) -> bool {
+    HAS_RANGES.load(Ordering::Relaxed)
+        && RANGES.each().any(|(_, span)| {
+            let known = span.range();
+            known.start <= range.start && range.end <= known.end
+        })
 }
 
 /// Reports whether advice of the program begins or ends within a range.
@@ -126,10 +145,20 @@ mod tests {
         assert!(advise(10, 10, libc::MADV_DONTFORK));
         assert!(!advise(10, 10, libc::MADV_DOFORK), "as before");
         assert!(advise(90, 10, libc::MADV_DONTDUMP));
-        moved(at, at + 1000 * page, 100 * page);
+        moved(at, 100 * page, at + 1000 * page, 100 * page);
         assert!(!splits(&range));
         assert!(splits(&(at + 1000 * page..at + 1100 * page)));
         forget(&(at..at + 2000 * page));
         assert!(!splits(&(at + 1000 * page..at + 1100 * page)));
+        // Growth has the advice of the end, also in place.
+        let pages = |first: usize, count: usize| at + first * page..at + (first + count) * page;
+        record(at, 100 * page, libc::MADV_NOHUGEPAGE);
+        moved(at, 100 * page, at, 200 * page);
+        assert!(covers(&pages(0, 200)) && !splits(&pages(0, 200)));
+        moved(at, 200 * page, at + 1000 * page, 300 * page);
+        assert!(covers(&pages(1000, 300)) && !covers(&pages(0, 1)));
+        moved(at + 1000 * page, 300 * page, at + 1000 * page, 50 * page);
+        assert!(covers(&pages(1000, 50)) && !covers(&pages(1000, 51)));
+        forget(&(at..at + 2000 * page));
     }
 }

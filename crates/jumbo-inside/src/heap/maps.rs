@@ -184,13 +184,13 @@ pub fn is_split(address: usize, length: usize) -> bool {
     let Some(end) = address.checked_add(length).filter(|_| length > 0) else {
         return false;
     };
-    let is_packed =
-        || address >= MAPS_BASE && end <= PACK_END && length < PMD.load(Ordering::Relaxed);
     if advised::splits(&(address..end)) {
         return false;
     }
+    // Advice of the program ends what is known of the parts, not that they are parts. So the kernel is
+    // asked of each mapping that may have been cut.
     let is_cut = density::is_cut(&(address..end));
-    if sandbox::is_entered_later() || !is_cut && !is_packed() {
+    if sandbox::is_entered_later() || !is_cut && !is_placed(address) {
         return is_cut;
     }
     let mut is_plain = gather::is_whole_and_unlocked(address, length).is_ok();
@@ -201,6 +201,13 @@ pub fn is_split(address: usize, length: usize) -> bool {
         line.start >= end
     });
     is_plain && looked.is_ok()
+}
+
+/// Reports whether the program has forbidden huge pages for a mapping: what it grows by stays on base
+/// pages, too.
+pub fn is_forbidden(address: usize, length: usize) -> bool {
+    let range = address..address.saturating_add(length);
+    advised::covers(&range) && !density::is_cut(&range)
 }
 
 /// Returns a good address for a mapping of `length` bytes, as a hint for mmap(2); `None` if it is

@@ -560,9 +560,7 @@ impl Mechanism for Events {
     fn moving(_address: usize, _old: usize, _new: usize) {}
 
     fn moved(address: usize, old: usize, to: usize, new: usize) {
-        let kept = old.min(new);
-        advised::moved(address, to, kept);
-        advised::forget(&(address.saturating_add(kept)..address.saturating_add(old)));
+        advised::moved(address, old, to, new);
     }
 
     fn protected(address: usize, length: usize, protection: i32) {
