@@ -194,20 +194,23 @@ pub fn is_split(address: usize, length: usize) -> bool {
         return is_cut;
     }
     let mut is_plain = gather::is_whole_and_unlocked(address, length).is_ok();
+    let mut parts = 0;
     let looked = proc::each_mapping(|line| {
         if line.start < end && address < line.end {
+            parts += 1;
             is_plain &= line.writable && !line.executable && line.is_private_anonymous();
         }
         line.start >= end
     });
-    is_plain && looked.is_ok()
+    is_plain && looked.is_ok() && (is_cut || parts > 1)
 }
 
-/// Reports whether the program has forbidden huge pages for a mapping: what it grows by stays on base
-/// pages, too.
+/// Reports whether the program has forbidden huge pages for a mapping with a whole one: what it grows
+/// by stays on base pages, too. Any other advice leaves the blocks tracked.
 pub fn is_forbidden(address: usize, length: usize) -> bool {
     let range = address..address.saturating_add(length);
-    advised::covers(&range) && !density::is_cut(&range)
+    let has_block = length >= 2 * PMD.load(Ordering::Relaxed);
+    has_block && advised::covers(&range) && !density::is_cut(&range)
 }
 
 /// Returns a good address for a mapping of `length` bytes, as a hint for mmap(2); `None` if it is

@@ -209,9 +209,6 @@ impl Chunks {
                 (*header).next_chunk,
                 (*header).chunk_before,
             );
-            if list == UNLISTED {
-                return;
-            }
             if next != NONE {
                 (*unit::header(next)).chunk_before = before;
             }
