@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::pool::group::Group;
-use crate::support::{MIB, Program, Source, assert_same, build, compile, host, wait};
+use crate::support::{MIB, Program, Ran, Source, assert_same, build, compile, host, wait};
 
 /// glibc's malloc is initialised on a stack of the library, and what needs much stack runs on one.
 #[test]
@@ -138,12 +138,8 @@ fn a_function_that_the_program_defines_waits_for_its_start() {
 /// ThreadSanitizer ends a program that has memory at an address of jumbo's choice.
 #[test]
 fn a_program_with_a_sanitizer_runs_as_it_is() {
-    let tsan = Command::new("gcc")
-        .arg("-print-file-name=libtsan.so")
-        .output();
-    // gcc prints the bare name of a file that it does not have.
-    if !tsan.is_ok_and(|found| found.stdout.starts_with(b"/")) {
-        return host::skip("gcc has no libtsan");
+    if !gcc_has("libtsan.so") {
+        return;
     }
     const STATIC: &[&str] = &["-fsanitize=thread", "-DPLAIN", "-static-libtsan"];
     for options in [&STATIC[..2], STATIC] {
@@ -152,6 +148,45 @@ fn a_program_with_a_sanitizer_runs_as_it_is() {
         let (_, report) = assert_same(&program);
         assert!(report.says("ThreadSanitizer"), "{options:?}: {report:?}");
     }
+}
+
+/// AddressSanitizer demands to be the first library, and its stacks begin with the program's frames.
+#[test]
+fn a_program_with_a_shared_address_sanitizer_reports_as_it_is() {
+    if !gcc_has("libasan.so") {
+        return;
+    }
+    let files = compile(&[Source::C("sanitized", &["-g", "-fsanitize=address"])]);
+    let program = Program::new(files.path("sanitized"));
+    // Frames without their addresses, which are random.
+    let stacks = |ran: &Ran| -> Vec<String> {
+        let frames = ran.stderr.lines().filter(|line| line.contains('#'));
+        let words = frames.map(|line| {
+            line.split_whitespace()
+                .skip(2)
+                .collect::<Vec<_>>()
+                .join(" ")
+        });
+        words.collect()
+    };
+    let (plain, jumbo) = (program.plain(), program.jumbo());
+    assert_eq!(plain.stdout, "leaked\n", "{plain:?}");
+    assert_eq!(plain.stdout, jumbo.stdout, "{jumbo:?}");
+    assert_eq!(plain.shell_status(), jumbo.shell_status(), "{jumbo:?}");
+    assert!(stacks(&plain).len() > 7, "{plain:?}");
+    assert_eq!(stacks(&plain), stacks(&jumbo));
+}
+
+/// Reports whether gcc has a library of its own; says that the test is skipped if not.
+fn gcc_has(library: &str) -> bool {
+    let argument = format!("-print-file-name={library}");
+    let found = Command::new("gcc").arg(argument).output();
+    // gcc prints the bare name of a file that it does not have.
+    let has = found.is_ok_and(|found| found.stdout.starts_with(b"/"));
+    if !has {
+        host::skip(&format!("gcc has no {library}"));
+    }
+    has
 }
 
 /// A process beside the program scans its memory, as long as it has one thread.

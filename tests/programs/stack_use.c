@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 #include <grp.h>
+#include <link.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -148,6 +149,14 @@ static void join_c(void) { thrd_join(c_thread, NULL); }
 static void tiny(void) { EACH(blocks[at] = malloc(24)); }
 
 /* One line for each function: its name, the work before, the call, and the work after. */
+static int pass_over(struct dl_phdr_info *object, size_t size, void *nothing)
+{
+    (void)object;
+    (void)size;
+    (void)nothing;
+    return 0;
+}
+
 #define ENTRIES(X) \
     X(malloc, nothing(), EACH(blocks[at] = malloc(sizes[at])), give_back()) \
     X(calloc, nothing(), EACH(blocks[at] = calloc(1, sizes[at])), give_back()) \
@@ -221,6 +230,7 @@ static void tiny(void) { EACH(blocks[at] = malloc(24)); }
     X(fork, nothing(), start_child(), await_child()) \
     X(dlopen, nothing(), blocks[0] = dlopen("libm.so.6", RTLD_NOW | RTLD_DEEPBIND), dlclose(blocks[0])) \
     X(dlclose, blocks[0] = dlopen("libm.so.6", RTLD_NOW), result = dlclose(blocks[0]), nothing()) \
+    X(dl_iterate_phdr, nothing(), result = dl_iterate_phdr(pass_over, NULL), nothing()) \
     X(fflush, open_stream(), result = fflush(NULL), close_stream()) \
     X(fread, open_stream(), result = fread(to, 1, 1, stream), close_stream()) \
     X(fwrite, open_stream(), result = fwrite(to, 1, 1, stream), close_stream()) \

@@ -6,7 +6,7 @@
 
 use core::ffi::{c_int, c_void};
 use core::ptr::{self, with_exposed_provenance_mut};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, Resize};
@@ -20,6 +20,25 @@ use crate::small;
 
 /// Minimum size of a block of the heap; the maximum value disables it.
 static MIN_LARGE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// The allocator of the program is the C library's, so that this library may serve in its place.
+static SERVES: AtomicBool = AtomicBool::new(false);
+
+/// Makes this library answer in place of the C library's allocator.
+pub(crate) fn serve() {
+    SERVES.store(true, Ordering::Release);
+}
+
+/// Hands a call on to the next definition where this library does not serve: as the first statement it
+/// is a jump, so that the stack traces of a sanitizer or a profiler begin with the caller.
+macro_rules! pass_on {
+    ($name:ident($($argument:expr),*)) => {
+        if !SERVES.load(Ordering::Relaxed) {
+            // SAFETY: the same call.
+            return unsafe { (next::$name.get())($($argument),*) };
+        }
+    };
+}
 
 /// glibc's MALLOC_ALIGNMENT, which every block has.
 pub(crate) const ALIGN: usize = 16;
@@ -122,6 +141,7 @@ pub extern "C" fn malloc(size: usize) -> *mut c_void {
 /// malloc(3) of a size that the cache of the thread does not have.
 #[inline(never)]
 fn other(size: usize) -> *mut c_void {
+    pass_on!(malloc(size));
     // SAFETY: malloc(3).
     block(size, ALIGN, false, || unsafe { (next::malloc.get())(size) })
 }
@@ -129,6 +149,7 @@ fn other(size: usize) -> *mut c_void {
 /// calloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    pass_on!(calloc(count, size));
     // The allocator refuses an overflow.
     let bytes = count.saturating_mul(size);
     // SAFETY: the same call.
@@ -203,6 +224,7 @@ unsafe fn release(pointer: *mut c_void) {
 /// `pointer` is null or was allocated and not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_void {
+    pass_on!(realloc(pointer, size));
     if pointer.is_null() {
         return malloc(size);
     }
@@ -375,6 +397,7 @@ pub unsafe extern "C" fn reallocarray(
 /// memalign(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+    pass_on!(memalign(align, size));
     // SAFETY: the same call.
     block(size, align, false, || unsafe {
         (next::memalign.get())(align, size)
@@ -384,6 +407,7 @@ pub extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
 /// aligned_alloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    pass_on!(aligned_alloc(align, size));
     // SAFETY: the same call.
     block(size, align, false, || unsafe {
         (next::aligned_alloc.get())(align, size)
@@ -396,6 +420,7 @@ pub extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
 /// `out` points to memory for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
+    pass_on!(posix_memalign(out, align, size));
     if align.is_power_of_two()
         && align.is_multiple_of(size_of::<*mut c_void>())
         && let Some(block) = own(size, align, false)
@@ -416,6 +441,7 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
 /// valloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn valloc(size: usize) -> *mut c_void {
+    pass_on!(valloc(size));
     // SAFETY: the same call.
     block(size, rustix::param::page_size(), false, || unsafe {
         (next::valloc.get())(size)
@@ -425,6 +451,7 @@ pub extern "C" fn valloc(size: usize) -> *mut c_void {
 /// pvalloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn pvalloc(size: usize) -> *mut c_void {
+    pass_on!(pvalloc(size));
     let page = rustix::param::page_size();
     // The C library refuses an overflow.
     let rounded = size.checked_next_multiple_of(page).unwrap_or(size);
@@ -440,6 +467,7 @@ pub extern "C" fn pvalloc(size: usize) -> *mut c_void {
 /// `pointer` is null or was allocated and not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
+    pass_on!(malloc_usable_size(pointer));
     if heap::is_ours(pointer.addr()) {
         // SAFETY: the caller's promise.
         return on(|| unsafe { heap::room(pointer.addr()) }).unwrap_or(0);

@@ -33,6 +33,7 @@ mod leave;
 mod maps;
 mod mechanisms;
 mod next;
+mod objects;
 mod own_stack;
 mod reaper;
 mod sandbox;

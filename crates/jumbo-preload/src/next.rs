@@ -14,7 +14,7 @@ use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use crate::own_stack;
-use crate::symbols::{self, Object};
+use crate::symbols::{self, Object, Visit};
 
 /// Next definition of a function of type `F`. The address is the first field, for jumps of machine
 /// code.
@@ -193,6 +193,7 @@ next! {
     dlclose: fn(_handle: *mut c_void) -> c_int, else failed();
     dlopen: fn(_path: *const c_char, _flags: c_int) -> *mut c_void, else no_memory();
     dlmopen: fn(_space: c_long, _path: *const c_char, _flags: c_int) -> *mut c_void, else no_memory();
+    dl_iterate_phdr: fn(_visit: Visit, _argument: *mut c_void) -> c_int, else 0;
     munmap: fn(_addr: *mut c_void, _len: usize) -> c_int, else failed();
     sbrk: fn(increment: isize) -> *mut c_void, else failed_map();
     brk: fn(_addr: *mut c_void) -> c_int, else failed();

@@ -74,7 +74,11 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
         heap::add_flags(flag::SANITIZER);
         return;
     }
-    let mut flags = if is_libcs { 0 } else { flag::FOREIGN_MALLOC };
+    let mut flags = 0;
+    match is_libcs {
+        true => alloc::serve(),
+        false => flags |= flag::FOREIGN_MALLOC,
+    }
     let ours = is_libcs && orders.heap != HeapMode::Off;
     let has_slabs = ours && orders.heap == HeapMode::On && !is_tuned(environment);
     let settings = HeapSettings {

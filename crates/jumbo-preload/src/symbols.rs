@@ -36,7 +36,7 @@ pub(crate) struct Object<'a> {
 impl<'a> Object<'a> {
     /// # Safety
     /// dl_iterate_phdr(3) passed `found`, and the object stays loaded during `'a`.
-    unsafe fn new(found: &'a libc::dl_phdr_info) -> Self {
+    pub(crate) unsafe fn new(found: &'a libc::dl_phdr_info) -> Self {
         let base = address(found.dlpi_addr);
         // SAFETY: the table has `dlpi_phnum` entries.
         let headers =
@@ -210,56 +210,71 @@ struct LoaderDebug {
     first: *const LinkMap,
 }
 
-/// Returns `_r_debug` of <link.h>: null where the C library has no such symbol (musl).
+/// Gives the address of a variable of the dynamic loader: null where it has none of that name.
+macro_rules! loaders_variable {
+    ($name:literal) => {{
+        let found: *const c_void;
+        // SAFETY: reads the address of a weak symbol from the global offset table.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            core::arch::asm!(
+                concat!(".weak ", $name),
+                concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"),
+                out(reg) found,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        unsafe {
+            core::arch::asm!(
+                concat!(".weak ", $name),
+                concat!("adrp {0}, :got:", $name),
+                concat!("ldr {0}, [{0}, :got_lo12:", $name, "]"),
+                out(reg) found,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+        found
+    }};
+}
+
+/// Returns what the dynamic loader keeps for debuggers: `_r_debug` of <link.h> in glibc, and what
+/// `_dl_debug_addr` points to in musl.
 fn loader_debug() -> *const LoaderDebug {
-    let found: *const LoaderDebug;
-    // SAFETY: reads the address of a weak symbol from the global offset table.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        core::arch::asm!(
-            ".weak _r_debug",
-            "mov {}, qword ptr [rip + _r_debug@GOTPCREL]",
-            out(reg) found,
-            options(nostack, readonly, preserves_flags),
-        );
+    let variable = loaders_variable!("_r_debug");
+    if !variable.is_null() {
+        return variable.cast();
     }
-    // SAFETY: as above.
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        core::arch::asm!(
-            ".weak _r_debug",
-            "adrp {0}, :got:_r_debug",
-            "ldr {0}, [{0}, :got_lo12:_r_debug]",
-            out(reg) found,
-            options(nostack, readonly, preserves_flags),
-        );
-    }
-    found
+    let pointer = loaders_variable!("_dl_debug_addr").cast::<*const LoaderDebug>();
+    // SAFETY: null, or a pointer of the loader's that it never changes.
+    unsafe { pointer.as_ref() }.map_or(core::ptr::null(), |debug| *debug)
 }
 
 /// Reports whether the dynamic loader is glibc's.
 pub(crate) fn is_glibcs_loader() -> bool {
-    !loader_debug().is_null()
+    !loaders_variable!("_r_debug").is_null()
 }
 
-type Iterate = unsafe extern "C" fn(
-    Option<unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int>,
-    *mut c_void,
-) -> c_int;
+/// Callback of dl_iterate_phdr(3): object, size of its description, and the caller's argument.
+pub(crate) type Visit = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
+
+type Iterate = unsafe extern "C" fn(Option<Visit>, *mut c_void) -> c_int;
 
 /// Returns dl_iterate_phdr(3) of the C library itself.
 ///
 /// A program or a sanitizer's library may define that function, and need not be ready for a call
-/// before its own start. So the loader's list for debuggers leads to the C library's definition.
-fn iterate() -> Iterate {
+/// before its own start; this library [defines it](crate::objects), too. So the loader's list for
+/// debuggers leads to the C library's definition.
+fn iterate() -> Option<Iterate> {
     static FOUND: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
     let mut function = FOUND.load(Ordering::Relaxed);
     if function.is_null() {
-        function = libcs_iterate().unwrap_or(libc::dl_iterate_phdr as *mut c_void);
+        function = libcs_iterate()?;
         FOUND.store(function, Ordering::Relaxed);
     }
     // SAFETY: a definition of dl_iterate_phdr(3).
-    unsafe { core::mem::transmute::<*mut c_void, Iterate>(function) }
+    Some(unsafe { core::mem::transmute::<*mut c_void, Iterate>(function) })
 }
 
 fn libcs_iterate() -> Option<*mut c_void> {
@@ -293,8 +308,10 @@ pub(crate) fn each(mut visit: &mut dyn FnMut(&Object<'_>) -> bool) {
             c_int::from(visit(&Object::new(&*object)))
         }
     }
-    // SAFETY: `visit` outlives the call.
-    unsafe { iterate()(Some(show), (&raw mut visit).cast()) };
+    if let Some(iterate) = iterate() {
+        // SAFETY: `visit` outlives the call.
+        unsafe { iterate(Some(show), (&raw mut visit).cast()) };
+    }
 }
 
 /// Variant of [`each`] for the objects after this library, which dlsym(3) searches with RTLD_NEXT.
