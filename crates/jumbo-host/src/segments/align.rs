@@ -227,6 +227,7 @@ fn inherit(
 
 #[cfg(test)]
 mod tests {
+    use super::super::elf::Header;
     use super::super::fake::{file, segment};
     use super::*;
     use crate::units::PageSize;
@@ -352,6 +353,20 @@ mod tests {
     fn refused_bytes(bytes: &[u8]) -> String {
         let result = aligned(bytes, Options::default());
         result.map(|_| ()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_section_behind_the_end_of_the_file_is_refused() {
+        let mut bytes = file(DYN, &[segment("RE", 0, 0, 0x20000, 0x20000, 0x1000)]);
+        let sections = Header::parse(bytes.as_slice()).unwrap().e_shoff(LE);
+        // sh_size of the second: its lowest seven bytes are 1 << 55.
+        let size = usize::try_from(sections).unwrap() + 64 + 0x20;
+        bytes[size + 6] = 0x80;
+        let refused = refused_bytes(&bytes);
+        assert!(
+            refused.contains("ends behind the end of the file"),
+            "{refused}"
+        );
     }
 
     proptest! {

@@ -35,10 +35,19 @@ pub(super) struct Layout {
 impl Headers {
     pub(super) fn read<'data, R: ReadRef<'data>>(data: R) -> Result<Self, Error> {
         let file = Header::parse(data)?;
+        let length = data.len().unwrap_or_default();
+        let sections = file.section_headers(LE, data)?.to_vec();
+        // Each is compared in the copy, byte by byte.
+        for (offset, size) in sections.iter().filter_map(|it| it.file_range(LE)) {
+            if offset.checked_add(size).is_none_or(|end| end > length) {
+                let why = format!("the section at {offset:#x} ends behind the end of the file");
+                return Err(Error::NotElf(why));
+            }
+        }
         Ok(Self {
             file: *file,
             programs: file.program_headers(LE, data)?.to_vec(),
-            sections: file.section_headers(LE, data)?.to_vec(),
+            sections,
         })
     }
 
