@@ -2,7 +2,7 @@
 //!
 //! stdout is data; messages go to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage. Others:
 //! - `run`: those of the program, and 125, 126 and 127 of jumbo itself.
-//! - `pool`, `thp`, `vmemmap`, `promote`, `text prime`, `text images`: 3 when only a part of the request was done.
+//! - `pool`, `thp`, `vmemmap`, `promote`, `files prime`, `text images`: 3 when only a part of the request was done.
 //! - `compare`: 3 when the output or exit status differed.
 //! - `pool wait`, `wait`: 124 when the wait timed out.
 
@@ -20,6 +20,7 @@ mod knobs;
 mod manual;
 mod page;
 mod plan;
+mod planned;
 mod pool;
 mod promote;
 mod rehearse;
@@ -68,6 +69,7 @@ enum Command {
     Pool(pool::Args),
     Thp(thp::Args),
     Vmemmap(vmemmap::Args),
+    Files(files::Args),
     Text(text::Args),
     Cdi(cdi::Args),
     Unit(unit::Args),
@@ -130,6 +132,7 @@ fn command() -> ExitCode {
         Command::Pool(args) => pool::main(args),
         Command::Thp(args) => thp::main(&args),
         Command::Vmemmap(args) => vmemmap::main(&args),
+        Command::Files(args) => files::main(&args),
         Command::Text(args) => text::main(&args),
         Command::Cdi(args) => cdi::main(&args),
         Command::Unit(args) => unit::main(&args),

@@ -114,7 +114,7 @@ fn no_table_and_no_line_is_wider() {
         ("pool show", "hugetlb pools"),
         ("thp show", "Folio sizes"),
         ("vmemmap show", "HVO"),
-        (&format!("text inspect {JUMBO}"), "Huge page"),
+        (&format!("files show {JUMBO}"), "Huge page"),
         ("text images", ""),
         ("bench", "jumbo bench heap"),
         ("run --report -- true", "says more"),

@@ -74,7 +74,7 @@ impl TextProgram {
         let root = Root::host();
         let running = Running::read(&root)?;
         let primed = prime(&root, &self.path(), &running, false, &mut |_, _| {})?;
-        if primed.huge.0 * 2 < primed.text.0 {
+        if primed.huge.0 * 2 < primed.whole.0 {
             let why = primed.why_not.unwrap_or_default();
             return Err(Error::claim(why, NO_HUGE_FOLIOS_HINT));
         }

@@ -6,7 +6,7 @@ use jumbo_host::kernel::Root;
 use jumbo_host::knobs::{Group, Knob, Value, boot};
 use serde_json::json;
 
-use crate::files::{self, all, fill};
+use crate::planned::{self, all, fill};
 use crate::view;
 
 /// Prints files with these values: of sysctl.d where the knob has a name there, else of tmpfiles.d.
@@ -45,7 +45,7 @@ pub(crate) fn print(
     let files = fill(include_str!("boot.txt"), &values);
     match json {
         true => view::json(&json!({"files": files}))?,
-        false => files::print(&files)?,
+        false => planned::print(&files)?,
     }
     Ok(ExitCode::SUCCESS)
 }

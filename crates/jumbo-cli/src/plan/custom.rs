@@ -3,7 +3,7 @@
 use jumbo::units::{Bytes, PageSize};
 
 use super::sizing::{PageKind, PlannedMapping, Workload};
-use crate::files::all;
+use crate::planned::all;
 
 /// Plan memory of a given size
 ///

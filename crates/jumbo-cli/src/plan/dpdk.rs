@@ -6,7 +6,7 @@ use crate::value::size_with_unit;
 
 use super::qemu::large;
 use super::sizing::{PageKind, PlannedMapping, Workload};
-use crate::files::all;
+use crate::planned::all;
 
 /// Plan the memory of a DPDK application
 ///

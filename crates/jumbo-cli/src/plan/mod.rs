@@ -3,7 +3,7 @@
 //!
 //! - [`sizing`]: [`Workload`] and the arithmetic. One module per workload makes it from arguments,
 //!   [`process`] from a running program.
-//! - `crate::files`: files with a reason for each line. [`show`]: the text output.
+//! - `crate::planned`: files with a reason for each line. [`show`]: the text output.
 //!
 //! Invariant: it writes nothing but its output.
 
@@ -29,8 +29,8 @@ use jumbo_host::kernel::smaps::kib;
 use jumbo_host::kernel::{Root, base_page, hugetlb, hvo};
 use serde::Serialize;
 
-use crate::files::{ConfigReader, FileLine, PlannedFile, Values, all, fill};
 use crate::knobs::usage;
+use crate::planned::{ConfigReader, FileLine, PlannedFile, Values, all, fill};
 use crate::value::{one_process, positive, size_with_unit, whole};
 use crate::view;
 

@@ -5,7 +5,7 @@ use jumbo::units::{Bytes, PageSize, Pages};
 use crate::value::size_with_unit;
 
 use super::sizing::{PageKind, PlannedMapping, Workload};
-use crate::files::all;
+use crate::planned::all;
 
 /// Plan the buffer pool of MariaDB or MySQL
 ///

@@ -12,7 +12,7 @@ use jumbo::units::{Bytes, PageSize};
 use crate::value::size_with_unit;
 
 use super::sizing::{PageKind, PlannedMapping, Workload};
-use crate::files::all;
+use crate::planned::all;
 
 /// Plan the shared memory of PostgreSQL
 ///

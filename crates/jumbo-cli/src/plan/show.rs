@@ -8,7 +8,7 @@ use jumbo::units::{Bytes, Pages, counted};
 
 use super::HugePagePlan;
 use super::sizing::{PageKind, PlannedMapping};
-use crate::files::{ConfigReader, FileLine};
+use crate::planned::{ConfigReader, FileLine};
 use crate::view::{NONE, View};
 
 /// Maximum number of listed mappings.
@@ -108,5 +108,5 @@ pub(super) fn files(plan: &HugePagePlan, readers: &[ConfigReader]) -> anyhow::Re
             has.join(", ")
         );
     }
-    Ok(crate::files::print(of_readers)?)
+    Ok(crate::planned::print(of_readers)?)
 }

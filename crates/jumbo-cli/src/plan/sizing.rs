@@ -3,7 +3,7 @@
 use jumbo::units::{Bytes, NodeId, PageSize, Pages};
 use serde::Serialize;
 
-use crate::files::Values;
+use crate::planned::Values;
 
 /// Kind of huge pages that a program maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use super::outcome::{self, Meaning, Report, meanings};
 use super::text::ReportText;
 
-const NO_SEGMENT: &str = "no segment of it holds a whole huge page; hint: jumbo text inspect";
+const NO_SEGMENT: &str = "no segment of it holds a whole huge page; hint: jumbo files show";
 
 const TEXT_REASONS: Meaning = meanings! { reason;
     NOT_CONGRUENT => "its addresses do not fit its place in the file; hint: jumbo text align";
-    SMALL_FOLIOS => "the page cache has it in small folios; hint: jumbo text prime";
+    SMALL_FOLIOS => "the page cache has it in small folios; hint: jumbo files prime";
     CHANGED =>
         "pages of it were changed since it was loaded (text relocations, breakpoints, a probe)";
     UNKNOWN => "how it is mapped cannot be asked: Linux 6.7 and /proc are needed";
@@ -109,4 +109,4 @@ pub(super) fn write(out: &mut ReportText, report: &Report<'_>) {
     }
 }
 
-const AUTO_COPY: &str = "a copy is made when 32 MiB of it were touched and it pays; hint: jumbo text prime, or --text=shared";
+const AUTO_COPY: &str = "a copy is made when 32 MiB of it were touched and it pays; hint: jumbo files prime, or --text=shared";

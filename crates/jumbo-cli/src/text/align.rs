@@ -26,7 +26,7 @@ use crate::view::{self, View};
   jumbo text align /usr/bin/python3 -o /opt/python3
   jumbo text align libbig.so -o aligned/libbig.so --force
 
-Priming the copy (`jumbo text prime`) then brings it in huge folios. A position-independent program is loaded at \
+Priming the copy (`jumbo files prime`) then brings it in huge folios. A position-independent program is loaded at \
 multiples of the huge page size: its addresses are less random, by 9 bits where that is 2 MiB.")]
 pub(crate) struct Args {
     /// The executable or shared library
@@ -68,7 +68,7 @@ fn refused(args: &Args, error: Error) -> anyhow::Error {
         {
             "`--force` replaces it"
         }
-        Error::Layout(_) => "link it anew: `jumbo text inspect` has the flags",
+        Error::Layout(_) => "link it anew: `jumbo files show` has the flags",
         _ => return anyhow!(error).context(format!("cannot align {}", args.file.display())),
     };
     anyhow!(

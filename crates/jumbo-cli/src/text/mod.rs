@@ -2,27 +2,23 @@
 
 mod align;
 mod images;
-mod inspect;
-mod prime;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use jumbo_host::kernel::Root;
 
-/// See and prepare the text of programs for huge pages
+/// Prepare the text of programs for huge pages
 ///
 /// Two conditions let all processes map a program's text by PMD. Its file offset equals its address
 /// modulo the huge page size (`align` makes such a copy), and the page cache has it in huge folios
-/// (`prime` reads it so). The program itself then runs without jumbo. `inspect` shows what a file
-/// lacks.
+/// (`jumbo files prime` reads it so). The program itself then runs without jumbo. `jumbo files show`
+/// tells what a file lacks.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  jumbo text inspect /usr/bin/node
-  jumbo text inspect $(pidof postgres)     # what its processes have now
-  jumbo text prime /usr/bin/node
   jumbo text align /usr/bin/python3 -o /opt/python3
-  jumbo text prime /opt/python3")]
+  jumbo files prime /opt/python3
+  jumbo text images            # the shared copies that `jumbo run` made")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -38,8 +34,6 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    Inspect(inspect::Args),
-    Prime(prime::Args),
     Align(align::Args),
     Images(images::Args),
 }
@@ -47,8 +41,6 @@ enum Command {
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let (root, json) = (Root::at(&args.root), args.json);
     match &args.command {
-        Command::Inspect(args) => inspect::main(&root, args, json),
-        Command::Prime(args) => prime::main(&root, args, json),
         Command::Align(args) => align::main(&root, args, json),
         Command::Images(args) => images::main(&root, args, json),
     }

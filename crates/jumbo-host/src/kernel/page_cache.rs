@@ -14,6 +14,7 @@
     reason = "files are mapped in a window that no other code knows"
 )]
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
@@ -23,9 +24,10 @@ use jumbo::kernel::{Reserved, at};
 use rustix::fs::fadvise;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
 
+use super::folios::Folios;
 use super::smaps::Smaps;
 use super::{Root, base_page};
-use crate::units::PageSize;
+use crate::units::{Bytes, PageSize};
 
 /// State of one PMD range of a file in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,16 +79,45 @@ impl<'f> PageCache<'f> {
     /// The errno of mmap(2), mincore(2) or madvise(2).
     pub fn look(&self, offset: u64) -> io::Result<Cached> {
         self.map(offset)?;
+        match self.resident()?.iter().position(|page| *page) {
+            None => Ok(Cached::Absent),
+            Some(page) => self.touch(page),
+        }
+    }
+
+    /// Returns the cached bytes of the PMD range at `offset` by folio size, as far as `folios` may
+    /// still look. For whom [`PageCache::look`] reads nothing from disk, this does not, either.
+    ///
+    /// # Errors
+    /// The errno of mmap(2), mincore(2) or madvise(2), or an error of [`Folios::sizes`].
+    pub fn folios(
+        &self,
+        offset: u64,
+        folios: &mut Folios,
+    ) -> io::Result<BTreeMap<PageSize, Bytes>> {
+        self.map(offset)?;
+        let mut start = self.reserved.address;
+        for run in self.resident()?.chunk_by(|a, b| a == b) {
+            let length = run.len() * self.base;
+            if run.first() == Some(&true) {
+                // SAFETY: as in `touch`.
+                unsafe { madvise(at(start), length, Advice::LinuxPopulateRead)? };
+            }
+            start += length;
+        }
+        let window = self.reserved.address as u64;
+        let sizes = folios.sizes(std::process::id(), window, window + self.pmd as u64);
+        sizes.map_err(io::Error::other)
+    }
+
+    /// Reports for each base page of the window whether it is cached.
+    fn resident(&self) -> io::Result<Vec<bool>> {
         let mut pages = vec![0u8; self.pmd / self.base];
         // SAFETY: the range is the window's mapping, and the vector has a byte for each of its
         // pages.
         match unsafe { libc::mincore(self.window(), self.pmd, pages.as_mut_ptr()) } {
-            0 => {}
-            _ => return Err(io::Error::last_os_error()),
-        }
-        match pages.iter().position(|page| page & 1 != 0) {
-            None => Ok(Cached::Absent),
-            Some(page) => self.touch(page),
+            0 => Ok(pages.iter().map(|page| page & 1 != 0).collect()),
+            _ => Err(io::Error::last_os_error()),
         }
     }
 

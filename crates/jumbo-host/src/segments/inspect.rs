@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::elf::{Linker, Object, ObjectKind, Segment};
 use super::file_system::{huge_folios, running_kernel};
-use super::prime::{self, CachedText};
+use super::prime::{self, CachedPages};
 use super::{Error, Sizes, open};
 use crate::kernel::thp::Thp;
 use crate::kernel::{FileError, Root};
@@ -37,7 +37,7 @@ pub struct SegmentReport {
     /// Address and offset are equal modulo the PMD size.
     pub congruent: bool,
     /// State in the page cache; `None` unless text and congruent.
-    pub cached: Option<CachedText>,
+    pub cached: Option<CachedPages>,
 }
 
 /// Report on a file.
@@ -58,7 +58,7 @@ pub struct Inspection {
     /// Methods, the best first.
     #[serde(rename = "rungs")]
     pub methods: Vec<TextMethod>,
-    /// Compiler flags that align the text for `jumbo text prime`; `None` where it is aligned.
+    /// Compiler flags that align the text for `jumbo files prime`; `None` where it is aligned.
     pub flags: Option<String>,
 }
 
@@ -70,7 +70,7 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
     let sizes = Sizes::read(root)?;
     let file = open(path)?;
     let object = Object::read(&ReadCache::new(&file))?;
-    let (mut segments, mut text) = (Vec::new(), CachedText::default());
+    let (mut segments, mut text) = (Vec::new(), CachedPages::default());
     for segment in &object.segments {
         let congruent = segment.is_congruent(sizes.pmd);
         let mut cached = None;
@@ -206,9 +206,9 @@ fn loader_obstacle(object: &Object) -> Option<String> {
 }
 
 /// Describes the text that the page cache lacks, and the remedy.
-fn unprimed(text: CachedText) -> Option<String> {
-    let prime = "`jumbo text prime` reads them in huge folios";
-    let CachedText {
+fn unprimed(text: CachedPages) -> Option<String> {
+    let prime = "`jumbo files prime` reads them in huge folios";
+    let CachedPages {
         huge: Pages(huge),
         small: Pages(small),
         absent: Pages(absent),

@@ -1,18 +1,21 @@
-//! The text that a process maps: [`mapped`].
+//! The text and the large data files that a process maps: [`mapped`].
 
 use serde::Serialize;
 
 use super::Sizes;
+use super::prime::Content;
 use crate::kernel::smaps::Mapping;
 use crate::kernel::{FileError, Root, aside};
-use crate::units::Bytes;
+use crate::units::{Bytes, Pages};
 
-/// Text of one file in a process.
+/// Text or data of one file in a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MappedFile {
     /// Path of the file; empty for anonymous memory, as of just-in-time compilers.
     pub path: String,
-    /// Executable mappings.
+    /// Executable mappings, or others of the file.
+    pub content: Content,
+    /// The mappings.
     pub mappings: Vec<MappedText>,
     /// Mapped memory, resident or not.
     pub size: Bytes,
@@ -22,7 +25,7 @@ pub struct MappedFile {
     pub huge: Bytes,
 }
 
-/// One executable mapping, with the kernel's field names.
+/// One mapping, with the kernel's field names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MappedText {
     /// First address.
@@ -43,7 +46,8 @@ pub struct MappedText {
     pub shmem_pmd_mapped: Bytes,
 }
 
-/// Returns the executable mappings of `pid` by file, by ascending address, without the vdso.
+/// Returns the executable mappings of `pid`, and those of at least a huge page of other files, by
+/// file, by ascending address, without the vdso.
 ///
 /// # Errors
 /// [`FileError::Io`]: no such process, or not readable by this user.
@@ -51,15 +55,22 @@ pub fn mapped(root: &Root, pid: u32) -> Result<Vec<MappedFile>, FileError> {
     let sizes = Sizes::read(root)?;
     let mut files: Vec<MappedFile> = Vec::new();
     let smaps = aside::smaps(root, pid)?;
-    for mapping in smaps.mappings().filter(|mapping| mapping.execute) {
-        if mapping.path.starts_with("[v") {
-            continue;
-        }
-        let known = files.iter().position(|file| file.path == mapping.path);
+    let huge_page = Pages(1).bytes(sizes.pmd);
+    for mapping in smaps.mappings() {
+        let is_large_file = mapping.path.starts_with('/') && mapping.size() >= huge_page;
+        let content = match mapping.execute {
+            true if mapping.path.starts_with("[v") => continue,
+            true => Content::Text,
+            false if is_large_file => Content::Data,
+            false => continue,
+        };
+        let is_same = |file: &MappedFile| file.path == mapping.path && file.content == content;
+        let known = files.iter().position(is_same);
         let at = known.unwrap_or_else(|| {
             let path = mapping.path.to_owned();
             files.push(MappedFile {
                 path,
+                content,
                 ..MappedFile::default()
             });
             files.len() - 1

@@ -1,8 +1,9 @@
-//! Program text on huge pages, inspected and prepared from outside.
+//! Program text and data files on huge pages, inspected and prepared from outside.
 //!
 //! - [`elf`]: the segments of a file. [`inspect`]: the methods for its text, and their obstacles.
-//! - [`prime`]: reads a file's text into the page cache in huge folios.
-//! - [`mapped`]: the text of a process.
+//! - [`data`]: a file of another kind in the page cache.
+//! - [`prime`]: reads text, or a data file, into the page cache in huge folios.
+//! - [`mapped`]: the files that a process maps.
 //! - [`images`]: copies of text that processes share.
 //! - [`align`]: a copy of a file, with segments aligned to huge pages.
 //! - [`file_system`]: support for huge folios. [`running`]: the processes that map a file.
@@ -12,6 +13,7 @@
 //! Invariant: only the copy is written, atomically; no page that a process maps is dropped.
 
 pub mod align;
+pub mod data;
 pub mod elf;
 #[cfg(test)]
 mod fake;

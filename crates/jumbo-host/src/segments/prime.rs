@@ -1,4 +1,4 @@
-//! Reads a file's text into the page cache in huge folios: [`prime`].
+//! Reads a program's text, or a data file, into the page cache in huge folios: [`prime`].
 //!
 //! Huge folios stay. Other pages are dropped, except mapped and dirty ones, and read again through
 //! a mapping with MADV_HUGEPAGE. Then the page cache is checked again, because the kernel does not
@@ -8,6 +8,8 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use object::read::ReadCache;
@@ -21,17 +23,19 @@ use super::{Error, Sizes, open};
 use crate::kernel::page_cache::{Cached, PageCache};
 use crate::kernel::thp::Thp;
 use crate::kernel::{FileError, Root, task};
-use crate::units::{Pages, counted};
+use crate::units::{Bytes, Pages, counted};
 
 /// Result for one file, or its forecast.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Primed {
     /// Path of the file.
     pub path: PathBuf,
-    /// Some text can be huge, by layout and file system.
+    /// The part that huge pages are of use to.
+    pub content: Content,
+    /// Some of it can be huge, by layout and file system.
     pub primable: bool,
-    /// Huge pages of text that a PMD can map.
-    pub text: Pages,
+    /// Huge pages of it that a PMD can map.
+    pub whole: Pages,
     /// Number of them that were huge folios before.
     pub before: Pages,
     /// Number of them that are huge folios now.
@@ -40,6 +44,59 @@ pub struct Primed {
     pub why_not: Option<String>,
     /// Processes whose mappings of the file are the reason.
     pub mapped_by: Vec<Mapper>,
+}
+
+/// The part of a file that huge pages are of use to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Content {
+    /// The executable segments of a program or a library.
+    Text,
+    /// All of a file of another kind, which programs map to read it.
+    #[default]
+    Data,
+}
+
+/// The huge pages of a file that [`prime`] brings.
+pub(super) struct Part {
+    pub(super) content: Content,
+    /// Their offsets in the file.
+    pub(super) offsets: Vec<u64>,
+    /// Why none can be mapped by a PMD.
+    pub(super) why_not: Option<String>,
+}
+
+impl Part {
+    /// # Errors
+    /// [`Error::File`] where the file cannot be read.
+    pub(super) fn of(file: &File, path: &Path, sizes: Sizes) -> Result<Self, Error> {
+        let read = FileError::io("read", path);
+        let pmd = sizes.pmd;
+        match Object::read(&ReadCache::new(file)) {
+            Ok(object) => {
+                let offsets: Vec<u64> =
+                    object.text().flat_map(|text| text.offsets(sizes)).collect();
+                // One aligned segment is enough.
+                let is_well = !offsets.is_empty() && is_placed(&object, sizes);
+                Ok(Self {
+                    content: Content::Text,
+                    offsets,
+                    why_not: misplaced(&object, sizes).filter(|_| !is_well),
+                })
+            }
+            Err(Error::NotElf(_) | Error::Foreign(_) | Error::NotLoaded(_)) => {
+                let size = Bytes(file.metadata().map_err(read)?.len());
+                let pages = size.whole_pages(pmd).0;
+                let small = || format!("it has {size}, and a huge page {pmd}");
+                Ok(Self {
+                    content: Content::Data,
+                    offsets: (0..pages).map(|page| page * pmd.bytes()).collect(),
+                    why_not: (pages == 0).then(small),
+                })
+            }
+            Err(error) => Err(error),
+        }
+    }
 }
 
 /// A process that maps a file.
@@ -51,15 +108,26 @@ pub struct Mapper {
     pub name: String,
 }
 
-/// State of a file's text in the page cache, in huge pages.
+/// State of a part of a file in the page cache, in huge pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct CachedText {
+pub struct CachedPages {
     /// Folios of the PMD size.
     pub huge: Pages,
     /// Smaller folios, or a part of the page.
     pub small: Pages,
     /// Uncached pages.
     pub absent: Pages,
+}
+
+impl CachedPages {
+    pub(super) fn count(&mut self, found: Cached) {
+        let kind = match found {
+            Cached::Huge => &mut self.huge,
+            Cached::Small => &mut self.small,
+            Cached::Absent => &mut self.absent,
+        };
+        kind.0 += 1;
+    }
 }
 
 impl Primed {
@@ -72,9 +140,9 @@ impl Primed {
         }
     }
 
-    /// Reports whether all of the text is huge.
+    /// Reports whether all of it is huge.
     pub fn is_whole(&self) -> bool {
-        self.huge == self.text && self.why_not.is_none()
+        self.huge == self.whole && self.why_not.is_none()
     }
 }
 
@@ -82,25 +150,20 @@ impl Primed {
 ///
 /// # Errors
 /// Errors of [`PageCache::look`].
-pub(super) fn cached(file: &File, offsets: &[u64], sizes: Sizes) -> io::Result<CachedText> {
+pub(super) fn cached(file: &File, offsets: &[u64], sizes: Sizes) -> io::Result<CachedPages> {
     let cache = PageCache::new(file, sizes.pmd)?;
-    let mut text = CachedText::default();
+    let mut pages = CachedPages::default();
     for offset in offsets {
-        let kind = match cache.look(*offset)? {
-            Cached::Huge => &mut text.huge,
-            Cached::Small => &mut text.small,
-            Cached::Absent => &mut text.absent,
-        };
-        kind.0 += 1;
+        pages.count(cache.look(*offset)?);
     }
-    Ok(text)
+    Ok(pages)
 }
 
-/// Reads the text of `path` into huge folios, and calls `progress` after each; `dry_run`: only
-/// checks.
+/// Reads the text of the program or library `path`, or all of a file of another kind, into huge
+/// folios, and calls `progress` after each; `dry_run`: only checks.
 ///
 /// # Errors
-/// [`Error`] where the file cannot be read or is not ELF.
+/// [`Error`] where the file cannot be read.
 pub fn prime(
     root: &Root,
     path: &Path,
@@ -110,19 +173,20 @@ pub fn prime(
 ) -> Result<Primed, Error> {
     let sizes = Sizes::read(root)?;
     let file = open(path)?;
-    let object = Object::read(&ReadCache::new(&file))?;
-    let offsets: Vec<u64> = object.text().flat_map(|text| text.offsets(sizes)).collect();
-    let text = Pages(offsets.len() as u64);
+    let part = Part::of(&file, path, sizes)?;
+    let whole = Pages(part.offsets.len() as u64);
     let mut primed = Primed {
         path: path.to_owned(),
-        text,
+        content: part.content,
+        whole,
         ..Primed::default()
     };
-    primed.why_not = obstacle(root).or_else(|| match text {
-        // One aligned segment is enough.
-        Pages(1..) if is_placed(&object, sizes) => huge_folios(&file, path, sizes).err(),
-        _ => misplaced(&object, sizes),
-    });
+    primed.why_not = obstacle(root)
+        .or(part.why_not)
+        .or_else(|| huge_folios(&file, path, sizes).err());
+    if part.content == Content::Data && dry_run && !tells_what_is_cached(&file) {
+        primed.why_not.get_or_insert_with(|| UNTOLD.to_owned());
+    }
     if primed.why_not.is_some() {
         return Ok(primed);
     }
@@ -133,7 +197,7 @@ pub fn prime(
         let _ = file.sync_data();
     }
     let cache = PageCache::new(&file, sizes.pmd).map_err(read)?;
-    for (offset, done) in offsets.into_iter().zip(1..) {
+    for (offset, done) in part.offsets.into_iter().zip(1..) {
         let before = cache.look(offset).map_err(read)?;
         let after = match before {
             Cached::Huge => before,
@@ -142,9 +206,9 @@ pub fn prime(
         };
         primed.before.0 += u64::from(before == Cached::Huge);
         primed.huge.0 += u64::from(after == Cached::Huge);
-        progress(Pages(done), text);
+        progress(Pages(done), whole);
     }
-    if primed.huge < text {
+    if primed.huge < whole {
         explain(root, &file, running, dry_run, &mut primed);
     }
     Ok(primed)
@@ -156,8 +220,21 @@ fn reread(cache: &PageCache<'_>, offset: u64) -> io::Result<Cached> {
     cache.bring(offset)
 }
 
-/// Describes an obstacle to huge text of any file.
-fn obstacle(root: &Root) -> Option<String> {
+/// Why the state of another user's file is not shown: to look at it would read all of it.
+pub(super) const UNTOLD: &str = "the kernel tells what is cached of it to its owner, to who may write to it, and to root \
+     (mincore(2))";
+
+/// Reports whether mincore(2) tells this user the truth about a file.
+pub(super) fn tells_what_is_cached(file: &File) -> bool {
+    let user = rustix::process::geteuid();
+    let is_owner = file.metadata().is_ok_and(|it| it.uid() == user.as_raw());
+    let own_path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let is_writable = rustix::fs::access(own_path, rustix::fs::Access::WRITE_OK).is_ok();
+    user.is_root() || is_owner || is_writable
+}
+
+/// Describes an obstacle to huge folios of any file.
+pub(super) fn obstacle(root: &Root) -> Option<String> {
     let why = match (Thp::read_controls(root), task::own_thp_enabled(root)) {
         (Ok(None), _) => "this kernel has no transparent huge pages",
         (_, Ok(Some(false))) => "THP is disabled for this process (PR_SET_THP_DISABLE)",
@@ -166,15 +243,19 @@ fn obstacle(root: &Root) -> Option<String> {
     Some(why.to_owned())
 }
 
-/// Adds the reason why some text is not huge.
-fn explain(root: &Root, file: &File, running: &Running, dry_run: bool, primed: &mut Primed) {
-    let left = counted(primed.text.0 - primed.huge.0, "huge page");
+/// Returns the other processes that map a file.
+pub(super) fn mappers(root: &Root, file: &File, running: &Running) -> Vec<Mapper> {
     let mapper = |pid| {
         let name = task::name(root, pid).unwrap_or_default();
         Mapper { pid, name }
     };
-    let mapped_by = running.mapping(file).into_iter().map(mapper);
-    primed.mapped_by = mapped_by.collect();
+    running.mapping(file).into_iter().map(mapper).collect()
+}
+
+/// Adds the reason why some of it is not huge.
+fn explain(root: &Root, file: &File, running: &Running, dry_run: bool, primed: &mut Primed) {
+    let left = counted(primed.whole.0 - primed.huge.0, "huge page");
+    primed.mapped_by = mappers(root, file, running);
     let processes = primed
         .mapped_by
         .iter()

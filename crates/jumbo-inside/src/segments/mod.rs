@@ -6,7 +6,7 @@
 //! 1. the mapping is PMD-mapped: nothing to do;
 //! 2. the file's own mapping (*file*): where addresses and file offsets are congruent, the page
 //!    cache maps its huge folios by PMDs. The mapping is advised, so an uncached file is read into
-//!    huge folios; `jumbo text prime` and `jumbo text align` do the rest. It costs no memory,
+//!    huge folios; `jumbo files prime` and `jumbo text align` do the rest. It costs no memory,
 //!    serves all processes, and tools see the file;
 //! 3. a *shared* image ([`image`]): one copy for all processes of the user that run the file;
 //! 4. unchanged.

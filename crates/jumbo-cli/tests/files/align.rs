@@ -13,13 +13,10 @@ fn assert_alike(original: &str, copy: &str) {
         let symbols = |file: &str| clean_or_none(&["nm", flag, file]);
         assert_eq!(symbols(original), symbols(copy), "{original}");
     }
-    let id = |file: &str| json(0, &["inspect", file])["files"][0]["build_id"].clone();
+    let id = |file: &str| json(0, &["show", file])["files"][0]["build_id"].clone();
     assert_eq!(id(original), id(copy));
     let text = |page: &serde_json::Value| page["files"][0]["flags"].is_null();
-    assert!(
-        text(&json(0, &["inspect", copy])),
-        "{copy} is misplaced still"
-    );
+    assert!(text(&json(0, &["show", copy])), "{copy} is misplaced still");
 }
 
 /// Output of a program that may complain about a stripped file.

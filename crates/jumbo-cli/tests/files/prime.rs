@@ -22,7 +22,7 @@ fn a_program_started_plainly_is_huge() {
         json(0, &["align", &original, "-o", &copy]);
         fs::rename(&copy, &original).unwrap();
         let plan = json(0, &["prime", &original, "--dry-run"]);
-        let text = plan["files"][0]["text"].as_u64().unwrap();
+        let text = plan["files"][0]["whole"].as_u64().unwrap();
         assert!(text > 0 && plan["files"][0]["huge"] == 0, "{plan}");
         let page = json(0, &["prime", &original]);
         assert_eq!(
@@ -33,7 +33,7 @@ fn a_program_started_plainly_is_huge() {
         assert_eq!(running.pmd_mapped(&original), text * 2048, "{flags:?}");
         // Huge folios stay while a process maps them.
         assert_eq!(json(0, &["prime", &original])["files"][0]["before"], text);
-        let page = json(0, &["inspect", &original, &running.pid()]);
+        let page = json(0, &["show", &original, &running.pid()]);
         assert!(
             page["files"][0]["rungs"][0]["why_not"]
                 .as_array()
@@ -97,5 +97,5 @@ fn files_that_cannot_be_huge_are_said_and_the_others_are() {
     };
     assert_eq!(why("copy"), "null");
     assert!(why("program").contains("p_align") && why("program").contains("text align"));
-    assert!(why("none").contains("No such file") && why("main.c").contains("no ELF"));
+    assert!(why("none").contains("No such file") && why("main.c").contains("a huge page 2M"));
 }

@@ -1,11 +1,10 @@
-//! `jumbo text prime`.
+//! `jumbo files prime`.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use indicatif::ProgressBar;
 use jumbo::units::{Pages, counted};
 use jumbo_host::kernel::Root;
 use jumbo_host::segments::Sizes;
@@ -13,25 +12,28 @@ use jumbo_host::segments::prime::{Primed, prime};
 use jumbo_host::segments::running::Running;
 use serde::Serialize;
 
-use crate::bench::bar;
+use super::show::content;
+use super::{bar, begin, expanded};
 use crate::knobs::all_or_part;
 use crate::view::{self, View};
 
-/// Read the text of files into the page cache in huge folios
+/// Read files into the page cache in huge folios
 ///
-/// Text that is cached in small folios, and that no process maps, is dropped and read again.
-/// Programs started afterwards, by any user, map their text by PMD while the page cache keeps it.
-/// The text of running processes stays unchanged: stop them, prime, and start them again.
+/// Of an executable or a library its text, of another file all of it. What is cached in small folios,
+/// and what no process maps, is dropped and read again. Programs started afterwards, by any user, map
+/// it by PMD while the page cache keeps it. What running processes map stays unchanged: stop them,
+/// prime, and start them again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  jumbo text prime /usr/bin/node
-  jumbo text prime --all-running --dry-run   # show the state only
-  systemctl enable jumbo-text-prime@usr-bin-node   # at each boot
+  jumbo files prime model.gguf
+  jumbo files prime /usr/bin/node /var/lib/index
+  jumbo files prime --all-running --dry-run   # show the state only
+  systemctl enable jumbo-files-prime@usr-bin-node   # at each boot
 
 Exit status: 0 all of it is huge; 3 a part; 1 nothing; 2 wrong usage.")]
 pub(crate) struct Args {
-    /// Executables and shared libraries
-    #[arg(value_name = "FILE", required_unless_present = "all_running")]
+    /// Files, and folders with files of at least a huge page
+    #[arg(value_name = "FILE|FOLDER", required_unless_present = "all_running")]
     files: Vec<PathBuf>,
 
     /// All files of which readable processes run text of at least a huge page
@@ -46,20 +48,27 @@ pub(crate) struct Args {
 #[derive(Default, Serialize)]
 struct PrimePage {
     dry_run: bool,
+    #[serde(skip)]
+    all_running: bool,
     files: Vec<Primed>,
     /// Number of processes that this user may not examine.
     hidden_processes: usize,
 }
 
 pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitCode> {
-    let absolute = |file: &PathBuf| std::path::absolute(file).context("cannot tell where this is");
-    let mut files: Vec<PathBuf> = args.files.iter().map(absolute).collect::<Result<_, _>>()?;
     let mut page = PrimePage {
         dry_run: args.dry_run,
+        all_running: args.all_running,
         ..PrimePage::default()
     };
     let sizes = Sizes::read(root)?;
     let running = Running::read(root)?;
+    let mut files = Vec::new();
+    for file in &args.files {
+        let file = std::path::absolute(file).context("cannot tell where this is")?;
+        let below = expanded(&file, sizes.pmd);
+        files.extend(below.with_context(|| format!("cannot list {}", file.display()))?);
+    }
     page.hidden_processes = running.hidden;
     if args.all_running {
         for (file, why_not) in running.text(root, sizes.pmd)? {
@@ -73,8 +82,10 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
     files.dedup();
     let bar = bar();
     for file in &files {
+        let mut progress = begin(&bar, file, sizes.pmd);
+        let primed = prime(root, file, &running, args.dry_run, &mut progress);
         page.files
-            .push(prime_one(root, file, &running, args.dry_run, &bar));
+            .push(primed.unwrap_or_else(|error| Primed::failed(file, error.to_string())));
     }
     bar.finish_and_clear();
     view::page(json, &page, |view, page| show(view, page, sizes))?;
@@ -87,25 +98,12 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
     })
 }
 
-fn prime_one(
-    root: &Root,
-    file: &Path,
-    running: &Running,
-    dry_run: bool,
-    bar: &ProgressBar,
-) -> Primed {
-    bar.set_message(view::clean(&file.display().to_string()).into_owned());
-    let mut progress = |done: Pages, all: Pages| {
-        bar.set_length(all.0);
-        bar.set_position(done.0);
-    };
-    prime(root, file, running, dry_run, &mut progress)
-        .unwrap_or_else(|error| Primed::failed(file, error.to_string()))
-}
-
 fn show(view: &mut View, page: &PrimePage, sizes: Sizes) -> io::Result<()> {
     if page.files.is_empty() {
-        return view.line("no process runs text of a huge page or more");
+        return view.line(match page.all_running {
+            true => "no process runs text of a huge page or more",
+            false => "no file there has a huge page or more",
+        });
     }
     let now = if page.dry_run {
         ">HUGE"
@@ -116,7 +114,8 @@ fn show(view: &mut View, page: &PrimePage, sizes: Sizes) -> io::Result<()> {
         let bytes = |pages: Pages| view::nonzero_bytes(pages.bytes(sizes.pmd));
         let mut row = vec![
             file.path.display().to_string(),
-            bytes(file.text),
+            content(file.content).to_owned(),
+            bytes(file.whole),
             bytes(file.before),
         ];
         if !page.dry_run {
@@ -124,7 +123,7 @@ fn show(view: &mut View, page: &PrimePage, sizes: Sizes) -> io::Result<()> {
         }
         row
     });
-    view.table(&format!("<FILE|>TEXT|{now}"), rows)?;
+    view.table(&format!("<FILE|<KIND|>SIZE|{now}"), rows)?;
     for file in &page.files {
         if let Some(why_not) = &file.why_not {
             view.line(format!("{}: {why_not}", file.path.display()))?;

@@ -1,12 +1,14 @@
-//! Tests of `jumbo text`: aligned copies, primed files, and reports, checked against smaps.
+//! Tests of `jumbo files` and `jumbo text`: aligned copies, primed files, and reports, checked
+//! against smaps.
 //!
 //! - [`align`]: aligned copies equal their originals. [`prime`]: text of primed programs is huge
 //!   after a plain start.
-//! - [`inspect`]: reports about files and processes.
+//! - [`show`]: reports about files and processes. [`data`]: data files.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 mod align;
-mod inspect;
+mod data;
 mod prime;
+mod show;
 mod support;

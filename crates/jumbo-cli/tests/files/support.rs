@@ -17,9 +17,13 @@ int main(void) { big(); puts("ran"); fflush(stdout); getchar(); return 0; }
 "#;
 
 pub(crate) fn jumbo(arguments: &[&str]) -> Output {
+    let group = match arguments[0] {
+        "prime" | "show" => "files",
+        _ => "text",
+    };
     let mut jumbo = Command::new(env!("CARGO_BIN_EXE_jumbo"));
     jumbo
-        .arg("text")
+        .arg(group)
         .args(arguments)
         .stdin(Stdio::null())
         .output()
@@ -168,7 +172,7 @@ impl Drop for Running {
 pub(crate) fn has_huge_folios(test: &str) -> bool {
     let folder = Folder::new();
     let file = folder.program("program", &["-no-pie"], false);
-    let page = json(0, &["inspect", &file]);
+    let page = json(0, &["show", &file]);
     let file_rung = page["files"][0]["rungs"][0].to_string();
     let lacks = file_rung.contains("file system") || file_rung.contains("no transparent");
     if lacks {
