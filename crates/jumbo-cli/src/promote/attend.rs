@@ -52,6 +52,7 @@ pub(crate) fn attend(pid: u32, max_waste: MaxWaste) -> anyhow::Result<()> {
     let wish = Selection {
         heap: true,
         text: false,
+        files: false,
         shm: false,
         max_waste,
     };

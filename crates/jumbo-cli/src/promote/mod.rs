@@ -32,8 +32,8 @@ use watch::Watch;
 /// Put processes that run already on huge pages
 ///
 /// The kernel collapses the memory of a process into huge pages while it runs, in blocks that are
-/// at least half full. Only the placement of its memory changes. Without --heap, --text and --shm
-/// it is the heap.
+/// at least half full. Only the placement of its memory changes. Without --heap, --text, --files and
+/// --shm it is the heap.
 ///
 /// It calls process_madvise, as root (CAP_SYS_NICE, and CAP_SYS_PTRACE for processes of other
 /// users). Without that privilege it does nothing, unless --stop-threads has a thread of the process
@@ -55,6 +55,10 @@ pub(crate) struct Args {
     /// Program text: with CONFIG_READ_ONLY_THP_FOR_FS, or from Linux 7.0 on if the file system has huge folios
     #[arg(long)]
     text: bool,
+
+    /// Other files that it maps, such as weights or an index: as for --text
+    #[arg(long)]
+    files: bool,
 
     /// Shared memory
     #[arg(long)]
@@ -153,10 +157,12 @@ type TypedPids = BTreeMap<u32, Option<u64>>;
 
 impl Args {
     fn wish(&self) -> Selection {
-        let none_named = !(self.heap || self.text || self.shm);
+        let none_named = !(self.heap || self.text || self.files || self.shm);
         Selection {
             heap: self.heap || none_named,
             text: self.text || self.undo && none_named,
+            // The kernel reads files in huge folios by itself.
+            files: self.files,
             shm: self.shm || self.undo && none_named,
             max_waste: self.max_waste,
         }

@@ -81,6 +81,7 @@ pub(super) fn read_details(pid: u32) -> WorkResult {
         let wish = Selection {
             heap: true,
             text: false,
+            files: false,
             shm: false,
             max_waste: MaxWaste::DEFAULT,
         };

@@ -35,6 +35,8 @@ pub struct Selection {
     pub heap: bool,
     /// Text of files.
     pub text: bool,
+    /// Other files that it maps.
+    pub files: bool,
     /// Shared memory.
     pub shm: bool,
     /// Maximum memory that fills up blocks.
@@ -50,7 +52,8 @@ impl Selection {
             Kind::Data => self.heap && mapping.inode == 0,
             Kind::Text => self.text,
             Kind::Shared => self.shm,
-            Kind::Stack | Kind::File => false,
+            Kind::File => self.files && mapping.inode != 0,
+            Kind::Stack => false,
         }
     }
 }

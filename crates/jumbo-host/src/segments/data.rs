@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::file_system::huge_folios;
+use super::file_system::{huge_folios, running_kernel};
 use super::prime::{
     CachedPages, Content, Mapper, Part, UNTOLD, mappers, obstacle, tells_what_is_cached,
 };
@@ -19,6 +19,9 @@ use crate::kernel::folios::Folios;
 use crate::kernel::page_cache::{Cached, PageCache};
 use crate::kernel::{FileError, Root};
 use crate::units::{Bytes, PageSize, Pages, counted};
+
+/// First Linux that collapses files that processes map, whatever its configuration.
+const COLLAPSING_KERNEL: (u32, u32) = (7, 0);
 
 /// Report on a data file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -114,6 +117,12 @@ fn unprimed(cached: CachedPages, mapped_by: &[Mapper], sizes: Sizes) -> Option<S
     let bytes = left.bytes(sizes.pmd);
     match (left, cached.small, mapped_by.len()) {
         (Pages(0), ..) => None,
+        (_, Pages(small), 1..) if small > 0 && running_kernel() >= COLLAPSING_KERNEL => {
+            Some(format!(
+                "{} are in small folios, in processes that map them: `jumbo promote --files` collapses them",
+                counted(small, "huge page")
+            ))
+        }
         (_, Pages(small), 1..) if small > 0 => Some(format!(
             "{} stay in small folios while the processes that map them run: stop them, and `jumbo files prime` reads \
              {bytes} from disk",
