@@ -16,7 +16,7 @@
 //!   and freed.
 //! - [`program`]: unmodified programs, as `jumbo compare` runs them.
 //!
-//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`shmem`], [`vmemmap`],
+//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`files`], [`shmem`], [`vmemmap`],
 //! [`mod@fork`], [`latency`], [`programs`].
 //!
 //! Invariants: every table also compares the baseline with itself (the A/A row), which shows the
@@ -27,6 +27,8 @@ mod elf;
 mod error;
 pub mod exit;
 mod figures;
+#[expect(unsafe_code, reason = "maps a file, and reads the mapping")]
+pub mod files;
 pub mod fork;
 pub mod free;
 mod group;

@@ -5,6 +5,8 @@ use std::ops::Range;
 use jumbo::units::{Bytes, PageSize, Pages};
 use serde::{Deserialize, Serialize};
 
+use crate::files::FileTask;
+
 /// Work of one process, as its command line has it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -25,6 +27,8 @@ pub(crate) enum Task {
     /// Free memory of so many bytes fragmented on request.
     Fragment(Bytes),
     Text(TextTask),
+    /// A file mapped and read.
+    File(FileTask),
     Touch(TouchTask),
     Describe(DescribeTask),
     /// Kernel knobs set, and restored at the end.

@@ -51,7 +51,8 @@ fn without_a_table_it_lists_them() {
     let list = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
     for table in [
-        "heap", "free", "exit", "pool", "text", "shmem", "vmemmap", "fork", "latency", "programs",
+        "heap", "free", "exit", "pool", "text", "files", "shmem", "vmemmap", "fork", "latency",
+        "programs",
     ] {
         assert!(list.contains(&format!("jumbo bench {table}")), "{list}");
     }
@@ -68,6 +69,7 @@ fn wrong_options_are_named() {
         (["exit", "--size", "1M"], "--size"),
         (["pool", "--size", "1M"], "--size"),
         (["text", "--size", "1M"], "--size"),
+        (["files", "--size", "1M"], "--size"),
         (["shmem", "--size", "1M"], "--size"),
         (["fork", "--size", "1M"], "--size"),
         (["latency", "--size", "1M"], "--size"),
@@ -81,7 +83,7 @@ fn wrong_options_are_named() {
         );
     }
     for table in [
-        "heap", "free", "exit", "pool", "text", "shmem", "fork", "latency",
+        "heap", "free", "exit", "pool", "text", "files", "shmem", "fork", "latency",
     ] {
         let output = run(&[table, "--size", "900T"]);
         let message = String::from_utf8(output.stderr).unwrap();
@@ -314,6 +316,29 @@ fn the_json_of_the_exit_table() {
     ratios.push("jumbo_kill_memory_back");
     let values: Vec<_> = values.iter().map(|value| (value.as_str(), "ms")).collect();
     assert_whole(&table, &ratios, &values);
+}
+
+#[test]
+fn the_json_of_the_files_table() {
+    if let Some(why) = unmeasurable() {
+        return eprintln!("skipped the_json_of_the_files_table: {why}");
+    }
+    let _alone = alone();
+    let output = run(&["files", "--json", "--rounds", "1", "--size", "64M"]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() && message.contains("set TMPDIR") {
+        return eprintln!("skipped the_json_of_the_files_table: {message}");
+    }
+    assert!(output.status.success(), "{output:?}");
+    let table: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for row in ["pass", "pass_aa", "faults", "gather", "gather_aa"] {
+        assert!(table["ratios"][row]["median"].is_number(), "{row}: {table}");
+    }
+    assert!(
+        table["ratios"]["faults"]["median"].as_f64().unwrap() > 4.0,
+        "{table}"
+    );
+    assert_eq!(table["values"]["prime"]["unit"], "ms");
 }
 
 #[test]

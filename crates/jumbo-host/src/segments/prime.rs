@@ -20,6 +20,7 @@ use super::file_system::huge_folios;
 use super::inspect::{is_placed, misplaced};
 use super::running::Running;
 use super::{Error, Sizes, open};
+use crate::kernel::memory::Memory;
 use crate::kernel::page_cache::{Cached, PageCache};
 use crate::kernel::thp::Thp;
 use crate::kernel::{FileError, Root, task};
@@ -183,6 +184,7 @@ pub fn prime(
     };
     primed.why_not = obstacle(root)
         .or(part.why_not)
+        .or_else(|| beyond_memory(root, whole.bytes(sizes.pmd)))
         .or_else(|| huge_folios(&file, path, sizes).err());
     if part.content == Content::Data && dry_run && !tells_what_is_cached(&file) {
         primed.why_not.get_or_insert_with(|| UNTOLD.to_owned());
@@ -218,6 +220,13 @@ pub fn prime(
 fn reread(cache: &PageCache<'_>, offset: u64) -> io::Result<Cached> {
     cache.drop_clean(offset)?;
     cache.bring(offset)
+}
+
+/// Describes why a file is not read that memory cannot hold: its end would push out its beginning.
+fn beyond_memory(root: &Root, needed: Bytes) -> Option<String> {
+    let available = Memory::read(root).ok()?.available;
+    (needed > available)
+        .then(|| format!("it has {needed} in huge pages, and {available} of memory are available"))
 }
 
 /// Why the state of another user's file is not shown: to look at it would read all of it.
