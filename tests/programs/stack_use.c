@@ -179,6 +179,7 @@ static int pass_over(struct dl_phdr_info *object, size_t size, void *nothing)
     X(mmap, nothing(), EACH(blocks[at] = mmap(NULL, sizes[at], PROT_READ | PROT_WRITE, \
         MAP_ANONYMOUS | (round_at % 2 ? MAP_SHARED : MAP_PRIVATE) | (round_at % 5 == 4 ? MAP_POPULATE : 0), -1, 0)), unmap()) \
     X(mmap_of_a_file, open_file(), blocks[0] = mmap(NULL, 16 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), close_file(); munmap(blocks[0], 16 * MIB)) \
+    X(mmap_to_read, open_file(), blocks[0] = mmap(NULL, 16 * MIB, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0), close_file(); munmap(blocks[0], 16 * MIB)) \
     X(mmap_by_number, nothing(), EACH(blocks[at] = (void *)syscall(SYS_mmap, NULL, sizes[at], PROT_READ | PROT_WRITE, MAP_ANONYMOUS | MAP_PRIVATE, -1, 0)), unmap()) \
     X(munmap, map(), EACH(result = munmap(blocks[at], sizes[at])), nothing()) \
     X(mremap, map(), EACH(void *p = mremap(blocks[at], sizes[at], 2 * sizes[at], MREMAP_MAYMOVE); if (p != MAP_FAILED) blocks[at] = mremap(p, 2 * sizes[at], sizes[at], MREMAP_MAYMOVE)), unmap()) \

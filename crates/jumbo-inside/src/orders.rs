@@ -135,6 +135,8 @@ orders! {
     text: TextMode = TextMode::Auto, mode;
     /// Method for its data and bss (`--data`).
     data: DataMode = DataMode::Auto, mode;
+    /// Data files that it maps to read (`--files`).
+    files: FilesMode = FilesMode::Auto, mode;
     /// Libraries whose text is covered too (`--libs`): patterns of file names, separated by
     /// [`Orders::LIBS_SEPARATOR`].
     libs: Option<&'a str> = None, text;
@@ -285,6 +287,16 @@ modes! {
         /// Populated hugetlb pages, for anonymous mappings of whole ones.
         Hugetlb "hugetlb",
         /// Unchanged.
+        Off "off",
+    }
+
+    /// Data files that the program maps to read and that come in by huge folios.
+    FilesMode {
+        /// Those that it populates as it maps them: it reads them whole.
+        Auto "auto",
+        /// All of at least a huge page.
+        On "on",
+        /// None.
         Off "off",
     }
 
@@ -457,8 +469,8 @@ mod tests {
             pages in of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>())),
             nofork: bool, each: bool, shift in 16u32..30, free_least: Option<usize>,
             small_pages: bool, orphans: bool, kept in of((any::<bool>(), 0usize..101)),
-            text in 0usize..4, data in 0usize..3, shm in 0usize..4, shm_sizes: usize,
-            libs in of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"), free in 0usize..3,
+            text in 0usize..4, data in 0usize..3, files in 0usize..3, shm in 0usize..4,
+            shm_sizes: usize, libs in of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"), free in 0usize..3,
             free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9,
             launched_under: u32, container: bool,
             ledger in of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
@@ -466,6 +478,7 @@ mod tests {
             let (free, reaper) = (FreeMode::ALL[free].1, ReaperMode::ALL[reaper].1);
             let (heap, text) = (HeapMode::ALL[heap].1, TextMode::ALL[text].1);
             let (data, shm) = (DataMode::ALL[data].1, ShmMode::ALL[shm].1);
+            let files = FilesMode::ALL[files].1;
             let pool = pages.map(|(size, overcommit, shift, warm)| PoolOrder {
                 size: size << shift,
                 page: 1 << shift,
@@ -481,7 +494,7 @@ mod tests {
             let max_waste = percent.map_or(MaxWaste::Unbounded, MaxWaste::Percent);
             let orders = Orders {
                 heap, pool, maps, max_waste, keep, follow, free, free_workers, free_least,
-                small_pages, reaper, orphans, filters, launched_under, container, text, data, shm,
+                small_pages, reaper, orphans, filters, launched_under, container, text, data, files, shm,
                 shm_sizes, libs: libs.as_deref(), pmd: 1 << shift, ledger: ledger.as_deref(),
             };
             let text = orders.to_string();

@@ -153,6 +153,12 @@ pub fn inspect(file: BorrowedFd<'_>, offset: usize, length: usize) -> Option<Sha
     })
 }
 
+/// Reports whether a file is neither a memfd nor on tmpfs or hugetlbfs; false under a seccomp filter,
+/// as for [`inspect`].
+pub fn is_on_disk(file: BorrowedFd<'_>) -> bool {
+    !sandbox::is_entered() && rustix::fs::fcntl_get_seals(file).is_err()
+}
+
 /// Returns an address hint for mmap(2) at which PMDs can map `length` bytes of a file at `offset`.
 pub fn address_hint(length: usize, offset: usize) -> Option<usize> {
     let past = offset & (MIN_BYTES.load(Ordering::Relaxed).checked_sub(1)?);

@@ -2,11 +2,12 @@
 
 use core::ffi::{c_int, c_long, c_void};
 use core::ptr::with_exposed_provenance_mut;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use jumbo_inside::events::{Mapping, Mechanism as _};
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, maps};
+use jumbo_inside::orders::{FilesMode, Orders};
 use jumbo_inside::{sandbox, shmem, watch};
 use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
@@ -29,6 +30,21 @@ const MAP_32BIT: c_int = 0;
 /// Flags of mappings that stay as they are: stacks grow into untouched memory, hugetlb pages are
 /// huge, 32-bit addresses are rare.
 const SPECIAL_FLAGS: c_int = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT;
+
+/// Minimum length of a mapping of a data file that is covered; 0: none is.
+static MIN_FILE_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// All such mappings are covered, not only those that are populated at once.
+static COVERS_ALL_FILES: AtomicBool = AtomicBool::new(false);
+
+/// Starts covering data files that are mapped to be read.
+pub(crate) fn cover_files(orders: &Orders<'_>) {
+    let least = match orders.files {
+        FilesMode::Off => 0,
+        FilesMode::Auto | FilesMode::On => orders.pmd,
+    };
+    COVERS_ALL_FILES.store(orders.files == FilesMode::On, Ordering::Relaxed);
+    MIN_FILE_BYTES.store(least, Ordering::Release);
+}
 
 /// Starts covering mappings.
 pub(crate) fn cover(pmd: usize) {
@@ -127,7 +143,9 @@ fn any(map: impl Fn(*mut c_void, c_int) -> *mut c_void, request: MapRequest) -> 
     let MapRequest { len, flags, .. } = request;
     let pmd = PMD.load(Ordering::Relaxed);
     let large = len >= maps::MIN_PACKED_BYTES && flags & MAP_ANONYMOUS != 0;
-    let mapped = if shmem::is_covered(len, flags) && sandbox::allows_advice() {
+    let mapped = if let Some(mapped) = data_file(&map, request) {
+        mapped
+    } else if shmem::is_covered(len, flags) && sandbox::allows_advice() {
         shared(map, request)
     } else if large && pmd != 0 && flags & libc::MAP_TYPE == MAP_PRIVATE && sandbox::allows_advice()
     {
@@ -148,6 +166,45 @@ fn any(map: impl Fn(*mut c_void, c_int) -> *mut c_void, request: MapRequest) -> 
         descriptor: request.fd,
     });
     mapped
+}
+
+/// Maps a data file that is only read, if it is to come in by huge folios; `None` for others.
+///
+/// The advice covers the whole mapping, which stays one for mremap(2). What the program populates at
+/// once it reads whole: then nothing is read that it would not have read.
+#[inline(always)]
+fn data_file(
+    map: &impl Fn(*mut c_void, c_int) -> *mut c_void,
+    request: MapRequest,
+) -> Option<*mut c_void> {
+    let MapRequest {
+        addr, len, flags, ..
+    } = request;
+    let populates = request.populates();
+    let is_wanted = request.prot == PROT_READ
+        && flags & (MAP_ANONYMOUS | SPECIAL_FLAGS) == 0
+        && (populates || COVERS_ALL_FILES.load(Ordering::Relaxed))
+        && (1..=len).contains(&MIN_FILE_BYTES.load(Ordering::Relaxed));
+    if !is_wanted || !sandbox::allows_advice() {
+        return None;
+    }
+    // SAFETY: the program's descriptor; it is queried and not kept.
+    let file = (request.fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(request.fd) })?;
+    if !shmem::is_on_disk(file) {
+        return None;
+    }
+    // mmap(2) would read it in small folios, before the advice.
+    let kept = if populates { !MAP_POPULATE } else { !0 };
+    let mapped = map(addr, flags & kept);
+    if mapped == MAP_FAILED {
+        return Some(mapped);
+    }
+    maps::advise_file(mapped.addr(), len);
+    if populates && maps::populate_file(mapped.addr(), len) == Err(Errno::INVAL) {
+        // Linux before 5.14: over the mapping just made, with the program's own flags.
+        return Some(map(mapped, flags & !MAP_FIXED_NOREPLACE | MAP_FIXED));
+    }
+    Some(mapped)
 }
 
 /// Maps shared memory.

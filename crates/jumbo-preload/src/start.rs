@@ -109,6 +109,7 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
         maps::cover(orders.pmd);
         flags |= flag::MAPS;
     }
+    maps::cover_files(orders);
     shmem::start(orders);
     let mode = match orders.free {
         FreeMode::Sync => Some(gather::Mode::Sync),

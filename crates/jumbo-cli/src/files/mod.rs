@@ -66,7 +66,10 @@ fn expanded(path: &Path, pmd: PageSize) -> io::Result<Vec<PathBuf>> {
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
-            let metadata = entry.metadata()?;
+            // It may be gone by now.
+            let Ok(metadata) = entry.metadata() else {
+                continue;
+            };
             if metadata.is_dir() && metadata.dev() == top.dev() {
                 folders.push(entry.path());
             } else if metadata.is_file() && Bytes(metadata.len()) >= Pages(1).bytes(pmd) {

@@ -44,6 +44,14 @@ struct ShowPage {
     files: Vec<Inspection>,
     data: Vec<DataReport>,
     processes: Vec<ProcessFiles>,
+    /// Files below a folder that cannot be looked at.
+    failed: Vec<Failed>,
+}
+
+#[derive(Serialize)]
+struct Failed {
+    path: PathBuf,
+    why: String,
 }
 
 #[derive(Serialize)]
@@ -64,18 +72,31 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
         }
         let cannot = |path: &Path| format!("cannot look at {}", path.display());
         for file in expanded(target, sizes.pmd).with_context(|| cannot(target))? {
-            match inspect(root, &file) {
-                Ok(report) => page.files.push(report),
+            let error = match inspect(root, &file) {
+                Ok(report) => {
+                    page.files.push(report);
+                    continue;
+                }
                 Err(Error::NotElf(_) | Error::Foreign(_) | Error::NotLoaded(_)) => {
                     let running = match &mut running {
                         Some(running) => running,
                         none => none.insert(Running::read(root)?),
                     };
-                    let report = look(root, &file, running, &mut begin(&bar, &file, sizes.pmd));
-                    page.data.push(report.with_context(|| cannot(&file))?);
+                    match look(root, &file, running, &mut begin(&bar, &file, sizes.pmd)) {
+                        Ok(report) => {
+                            page.data.push(report);
+                            continue;
+                        }
+                        Err(error) => error,
+                    }
                 }
-                Err(error) => return Err(error).with_context(|| cannot(&file)),
+                Err(error) => error,
+            };
+            if file == *target {
+                return Err(error).with_context(|| cannot(&file));
             }
+            let why = error.to_string();
+            page.failed.push(Failed { path: file, why });
         }
     }
     bar.finish_and_clear();
@@ -95,13 +116,17 @@ fn process(root: &Root, pid: u32) -> anyhow::Result<ProcessFiles> {
 }
 
 fn show(view: &mut View, page: &ShowPage, sizes: Sizes) -> io::Result<()> {
-    if page.files.is_empty() && page.data.is_empty() && page.processes.is_empty() {
+    let is_empty = page.files.is_empty() && page.data.is_empty() && page.failed.is_empty();
+    if is_empty && page.processes.is_empty() {
         return view.line("no file there has a huge page or more");
     }
     for file in &page.files {
         show_file(view, file)?;
     }
     show_data(view, &page.data, sizes)?;
+    for Failed { path, why } in &page.failed {
+        view.line(format!("{}: {why}", path.display()))?;
+    }
     for process in &page.processes {
         show_process(view, process)?;
     }

@@ -9,8 +9,8 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ValueEnum};
 use jumbo::units::{Bytes, PageSize};
 use jumbo_host::policy::{
-    DataMode, FreeMode, HeapMode, Keep, MAX_FREE_WORKERS, MaxWaste, Mode, Orders, PoolRequest,
-    ReaperMode, ShmMode, TextMode,
+    DataMode, FilesMode, FreeMode, HeapMode, Keep, MAX_FREE_WORKERS, MaxWaste, Mode, Orders,
+    PoolRequest, ReaperMode, ShmMode, TextMode,
 };
 
 /// Headings of `jumbo run --help`, each with its options.
@@ -21,7 +21,7 @@ const HEADINGS: [(&str, &str); 7] = [
     ),
     ("Memory", "heap maps max_waste keep"),
     ("Pool", "pool overcommit warm"),
-    ("Program segments", "text data libs"),
+    ("Program files", "text data libs files"),
     ("Shared memory", "shm shm_sizes"),
     ("Freed memory", "free free_workers reaper"),
     ("Report", "report report_file quiet"),
@@ -97,6 +97,13 @@ pub(super) struct Options {
     /// docs/design/segments.md
     #[arg(long, value_name = "MODE", value_parser = mode::<DataMode>())]
     pub(super) data: Option<DataMode>,
+
+    /// Mapped data files: auto, on or off [default: auto]
+    ///
+    /// Read by huge folios: `auto`: those that are populated as they are mapped; `on`: all that are
+    /// only read. See docs/run.md
+    #[arg(long, value_name = "MODE", value_parser = mode::<FilesMode>())]
+    pub(super) files: Option<FilesMode>,
 
     /// Libraries whose text comes on huge pages too
     ///
@@ -195,6 +202,7 @@ impl Options {
             maps: self.maps.unwrap_or(usual.maps),
             text: self.text.unwrap_or(usual.text),
             data: self.data.unwrap_or(usual.data),
+            files: self.files.unwrap_or(usual.files),
             shm: self.shm.unwrap_or(usual.shm),
             shm_sizes: self.shm_sizes.unwrap_or(usual.shm_sizes),
             max_waste: self.max_waste.unwrap_or(usual.max_waste),

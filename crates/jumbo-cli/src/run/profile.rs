@@ -233,7 +233,7 @@ mod tests {
     use clap::FromArgMatches as _;
     use jumbo::units::Bytes;
     use jumbo_host::policy::{
-        DataMode, FreeMode, HeapMode, Keep, MaxWaste, ReaperMode, ShmMode, TextMode,
+        DataMode, FilesMode, FreeMode, HeapMode, Keep, MaxWaste, ReaperMode, ShmMode, TextMode,
     };
 
     fn parse(text: &str) -> Result<Vec<FileOption>, String> {
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn every_option_can_be_set() {
         let profile = options(
-            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"hugetlb\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nkeep = \"10%\"\nfree = \"background\"\n\
+            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nfiles = \"on\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"hugetlb\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nkeep = \"10%\"\nfree = \"background\"\n\
              free-workers = 2\nreaper = \"off\"\nno-follow = true\n\
              report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = false\n",
         );
@@ -262,6 +262,7 @@ mod tests {
             maps: Some(true),
             text: Some(TextMode::Shared),
             data: Some(DataMode::Off),
+            files: Some(FilesMode::On),
             libs: Some(String::from("libLLVM*/libclang*")),
             shm: Some(ShmMode::Hugetlb),
             shm_sizes: Some((2 << 20) + (64 << 10)),

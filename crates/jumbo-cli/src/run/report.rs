@@ -82,6 +82,7 @@ impl Report<'_> {
                 "keep": requested.keep.map(|keep| keep.to_string()),
                 "text": requested.text,
                 "data": requested.data,
+                "files": requested.files,
                 "shm": requested.shm,
                 "follow": requested.follow,
                 "free": requested.free,
@@ -143,6 +144,7 @@ fn counts_json(of: &Counts, run_pool_peak: Option<Bytes>) -> Value {
         "refused": of.refused,
         "maps_advised": of.maps_advised,
         "maps_left": of.maps_left,
+        "files_advised": of.files_advised,
         "collapsed": of.collapsed,
         "free": {
             "gathered": of.free_gathered,

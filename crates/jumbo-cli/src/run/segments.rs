@@ -107,6 +107,11 @@ pub(super) fn write(out: &mut ReportText, report: &Report<'_>) {
         let what = format!("{moved} copied onto huge pages, {advised} of bss advised");
         out.line("data", &what);
     }
+    if counts.files_advised > 0 {
+        let files = Bytes(counts.files_advised);
+        let what = format!("{files} of data files mapped, to be read by huge folios");
+        out.line("files", &what);
+    }
 }
 
 const AUTO_COPY: &str = "a copy is made when 32 MiB of it were touched and it pays; hint: jumbo files prime, or --text=shared";

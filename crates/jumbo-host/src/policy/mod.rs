@@ -13,7 +13,7 @@ mod reach;
 pub mod variables;
 
 pub use jumbo_inside::orders::{
-    DataMode, FreeMode, HeapMode, Keep, KeepError, MAX_FREE_WORKERS, MAX_POOL, MaxWaste,
+    DataMode, FilesMode, FreeMode, HeapMode, Keep, KeepError, MAX_FREE_WORKERS, MAX_POOL, MaxWaste,
     MaxWasteError, Mode, Orders, PoolOrder, ReaperMode, ShmMode, TextMode,
 };
 pub use plan::{HostSupport, MemoryPlan, RunPlan};

@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 
-use super::{DataMode, HeapMode, MaxWaste, Orders, PoolRequest, Reach, ShmMode, TextMode};
+use super::{
+    DataMode, FilesMode, HeapMode, MaxWaste, Orders, PoolRequest, Reach, ShmMode, TextMode,
+};
 use crate::kernel::thp::Thp;
 use crate::units::{Bytes, PageSize};
 
@@ -68,6 +70,7 @@ impl RunPlan {
             maps: requested.maps && thp,
             text: if thp { requested.text } else { TextMode::Off },
             data: if thp { requested.data } else { DataMode::Off },
+            files: if thp { requested.files } else { FilesMode::Off },
             shm: if thp { requested.shm } else { ShmMode::Off },
             small_pages: host.thp_never,
             pmd: pmd.unwrap_or(requested.pmd),
@@ -142,6 +145,10 @@ impl RunPlan {
                 ),
             ),
             match &none {
+                Some(reason) => MemoryPlan::left("data files", reason),
+                None => self.files(),
+            },
+            match &none {
                 Some(reason) => MemoryPlan::left(MemoryPlan::SHARED, reason),
                 None => self.shared(),
             },
@@ -192,6 +199,22 @@ impl RunPlan {
             what: "text",
             sizes: PageSize::new(self.orders.pmd as u64).into_iter().collect(),
             how,
+        }
+    }
+
+    /// Returns the treatment of data files. Their folios depend on the file system and the page cache.
+    fn files(&self) -> MemoryPlan {
+        let how = match self.orders.files {
+            FilesMode::Off => return MemoryPlan::left("data files", "--files=off"),
+            FilesMode::Auto => {
+                "what it populates as it maps it to read (MAP_POPULATE) comes in by huge folios"
+            }
+            FilesMode::On => "what it maps to read comes in a huge page at a time",
+        };
+        MemoryPlan {
+            what: "data files",
+            sizes: PageSize::new(self.orders.pmd as u64).into_iter().collect(),
+            how: how.to_owned(),
         }
     }
 

@@ -285,6 +285,25 @@ pub fn advise_text(address: usize, length: usize) {
     let _ = density::advise(&whole(address, length), Policy::Text);
 }
 
+/// Advises a new mapping of a data file that is only read: the kernel reads uncached parts in huge
+/// folios.
+pub fn advise_file(address: usize, length: usize) {
+    if density::advise(&whole(address, length), Policy::Segment).is_ok() {
+        Slot::add(&stats::slot().files_advised, length as u64);
+    }
+}
+
+/// Reads the file of a mapping in, as MAP_POPULATE does. MADV_POPULATE_READ, Linux 5.14.
+///
+/// # Errors
+/// EINVAL: an older kernel. Others as far as MAP_POPULATE would have come.
+#[expect(unsafe_code, reason = "a system call that rustix lacks")]
+pub fn populate_file(address: usize, length: usize) -> Result<()> {
+    let length = length.next_multiple_of(BASE_PAGE);
+    // SAFETY: the kernel checks the range, and reads change no byte.
+    unsafe { sys::advise(address, length, libc::MADV_POPULATE_READ) }
+}
+
 /// Returns the whole pages of a mapping.
 const fn whole(address: usize, length: usize) -> Range<usize> {
     address..address + length.next_multiple_of(BASE_PAGE)

@@ -70,6 +70,8 @@ counters! {
     maps_advised: AtomicU64 as u64, sum;
     /// Anonymous mappings of at least a huge page that are left as the program asked for them.
     maps_left: AtomicU64 as u64, sum;
+    /// Data files mapped to read, and advised.
+    files_advised: AtomicU64 as u64, sum;
     /// Bytes collapsed by MADV_COLLAPSE.
     collapsed: AtomicU64 as u64, sum;
     /// Freed by several threads at once.
