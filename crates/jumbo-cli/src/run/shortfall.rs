@@ -53,16 +53,14 @@ pub(super) fn find(
         let reason = unreached(launch);
         add("the program", reason);
     }
-    // One entry for all kinds of private memory: the same THP controls apply to them. Shared memory
-    // has its own.
+    // One entry for allocations and private mappings: the same THP controls apply to them. Shared
+    // memory has its own, and files have none.
     let wants = requested.heap != HeapMode::Off || requested.maps;
     let ruled_out = launch.program.reach.is_reached() && wants;
     let disabled = jumbo_inside::heap::thp_disabled();
     let nothing = |thp: &Option<Thp>| {
         let memory = (launch.plan).memory(&launch.program.reach, thp.as_ref(), disabled);
-        let mut all = memory
-            .into_iter()
-            .filter(|memory| memory.what != MemoryPlan::SHARED);
+        let mut all = memory.into_iter().filter(MemoryPlan::is_heap);
         let first = all.next()?;
         (first.sizes.is_empty() && all.all(|memory| memory.sizes.is_empty())).then_some(first.how)
     };

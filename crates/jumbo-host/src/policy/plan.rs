@@ -164,7 +164,7 @@ const MAPPINGS: &str = "anonymous mappings";
 
 impl MemoryPlan {
     /// Value of [`MemoryPlan::what`] for shared memory, whose sizes differ from private memory's.
-    pub const SHARED: &str = "shared memory";
+    const SHARED: &str = "shared memory";
 
     /// True for allocations and private mappings.
     pub fn is_heap(&self) -> bool {
