@@ -9,7 +9,6 @@
 use std::cell::Cell;
 use std::io::{self, Write as _};
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
@@ -20,7 +19,6 @@ use jumbo_host::segments::prime::prime;
 use jumbo_host::segments::running::Running;
 use rustix::fs::{Advice, fadvise};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
-use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
 use crate::figures::{Figures, figures, ms, with};
@@ -28,7 +26,7 @@ use crate::group::{self, Group, rows};
 use crate::launch::Launch;
 use crate::memory::{check_available, own_usage, preload_figure};
 use crate::table::Table;
-use crate::task::Task;
+use crate::task::{FileTask, Task};
 use crate::work::Worker;
 use crate::{Error, Settings, claim};
 
@@ -40,13 +38,6 @@ const READS_PER_PAGE: u64 = 32;
 
 const BASE_PAGE: usize = 4096;
 const CHUNK: usize = 1 << 20;
-
-/// A file to map, and the reads.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct FileTask {
-    path: PathBuf,
-    reads: u64,
-}
 
 /// Measures the table, with a file of `size` bytes in the folder for temporary files.
 ///

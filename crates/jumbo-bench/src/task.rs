@@ -1,11 +1,10 @@
 //! Work of a measured process, as data: [`Task`], which [`worker`](crate::worker) executes.
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 use jumbo::units::{Bytes, PageSize, Pages};
 use serde::{Deserialize, Serialize};
-
-use crate::files::FileTask;
 
 /// Work of one process, as its command line has it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -123,6 +122,13 @@ pub(crate) struct TextTask {
     pub(crate) base: bool,
     /// The process stays until the end of its input.
     pub(crate) stays: bool,
+}
+
+/// A file that is mapped, and the number of reads at random.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileTask {
+    pub(crate) path: PathBuf,
+    pub(crate) reads: u64,
 }
 
 /// Shared memory that several threads touch.

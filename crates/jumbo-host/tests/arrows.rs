@@ -144,6 +144,7 @@ const BENCH: &[&str] = &[
     "latency",
     "shmem",
     "text",
+    "files",
     "vmemmap",
     "pool",
     "program",
