@@ -133,6 +133,13 @@ fn a_function_that_the_program_defines_waits_for_its_start() {
     let program = Program::new(files.path("own_iterate"));
     assert_same(&program);
     program.env("JUMBO", "off").jumbo().ok();
+    // A library, or the program, that wraps the program's start is not the C library.
+    let wrapper = compile(&[Source::C(
+        "own_iterate",
+        &["-DWRAPPED", "-shared", "-fPIC", "-ldl"],
+    )]);
+    let wrapped = Program::shell("echo started").env("LD_PRELOAD", wrapper.path("own_iterate"));
+    assert_same(&wrapped);
 }
 
 /// ThreadSanitizer ends a program that has memory at an address of jumbo's choice.

@@ -1,9 +1,19 @@
-/* Defines dl_iterate_phdr(3), and is ready for a call only once its own constructor has run. With
+/* With WRAPPED: a library that wraps the program's start, as tracers do. Else: defines dl_iterate_phdr(3), and is ready for a call only once its own constructor has run. With
  * PLAIN: does not define it. */
 #include "check.h"
 
+#include <dlfcn.h>
 #include <link.h>
 
+#ifdef WRAPPED
+typedef int start(int (*)(int, char **, char **), int, char **, void (*)(void), void (*)(void), void (*)(void), void *);
+
+int __libc_start_main(int (*program)(int, char **, char **), int count, char **words, void (*before)(void), void (*after)(void),
+                      void (*end)(void), void *stack)
+{
+    return ((start *)dlsym(RTLD_NEXT, "__libc_start_main"))(program, count, words, before, after, end, stack);
+}
+#else
 #ifndef PLAIN
 static int is_ready;
 
@@ -27,3 +37,4 @@ int main(void)
     puts("started");
     return 0;
 }
+#endif

@@ -280,19 +280,25 @@ fn iterate() -> Option<Iterate> {
 fn libcs_iterate() -> Option<*mut c_void> {
     // SAFETY: null or the loader's variable.
     let debug = unsafe { loader_debug().as_ref() }?;
-    let mut next = debug.first;
+    let (mut next, mut first) = (debug.first, None);
     // SAFETY: null or an entry of the loader's list. The first lookup precedes the program's start,
     // so no object is unloaded meanwhile.
     while let Some(map) = unsafe { next.as_ref() } {
         // SAFETY: the loader's description of the object.
         let object = unsafe { Object::with(map.base, &[], map.dynamic) };
-        let is_libc = |symbol: (*mut c_void, bool)| symbol.1;
-        if object.symbol(c"__libc_start_main").is_some_and(is_libc) {
-            return object.symbol(c"dl_iterate_phdr").map(|(found, _)| found);
+        let defined = |name| object.symbol(name).filter(|(_, is_defined)| *is_defined);
+        let own = crate::objects::dl_iterate_phdr as *mut c_void;
+        let found = defined(c"dl_iterate_phdr").map(|(at, _)| at);
+        if let Some(found) = found.filter(|found| *found != own) {
+            // Another object may define one of the two: a tracer wraps the program's start.
+            if defined(c"__libc_start_main").is_some() {
+                return Some(found);
+            }
+            first = first.or(Some(found));
         }
         next = map.next;
     }
-    None
+    first
 }
 
 /// Calls `visit` with each object in lookup order, until it returns true.
