@@ -7,7 +7,7 @@
 //! smaps how the file was mapped.
 
 use std::cell::Cell;
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ use crate::memory::{check_available, own_usage, preload_figure};
 use crate::table::Table;
 use crate::task::{FileTask, Task};
 use crate::work::Worker;
-use crate::{Error, Settings, claim};
+use crate::{Error, Settings, claim, interrupt};
 
 /// Minimum size: the TLB would cover a large part of a smaller file.
 pub const MIN_SIZE: Bytes = Bytes(64 << 20);
@@ -82,6 +82,12 @@ pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
     group::measure(settings, table, vec![group])
 }
 
+/// # Errors
+/// [`Error::Interrupted`]: the file is removed on the way.
+fn go_on() -> Result<(), Error> {
+    interrupt::asked().map_or(Ok(()), |signal| Err(Error::Interrupted(signal)))
+}
+
 struct DataFile {
     file: NamedTempFile,
     size: Bytes,
@@ -96,6 +102,7 @@ impl DataFile {
         let mut file = NamedTempFile::new().map_err(failed)?;
         let mut chunk = vec![0; CHUNK];
         for _ in 0..size.0 / CHUNK as u64 {
+            go_on()?;
             fastrand::fill(&mut chunk);
             file.write_all(&chunk).map_err(failed)?;
         }
@@ -105,9 +112,10 @@ impl DataFile {
     }
 
     /// Reads all of it with calls of so many bytes.
-    fn read(&self, bytes: usize) -> io::Result<()> {
+    fn read(&self, bytes: usize) -> Result<(), Error> {
         let mut buffer = vec![0; bytes];
         for at in (0..self.size.0).step_by(bytes) {
+            go_on()?;
             self.file.as_file().read_exact_at(&mut buffer, at)?;
         }
         Ok(())

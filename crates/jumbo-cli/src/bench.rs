@@ -166,7 +166,8 @@ impl Table {
     fn run(&self) -> anyhow::Result<ExitCode> {
         let common = self.common();
         let settings = common.settings(bar())?;
-        if matches!(self, Self::Programs(_)) {
+        // They leave servers, or a file, behind.
+        if matches!(self, Self::Programs(_) | Self::Files(_)) {
             interrupt::watch();
         }
         let table = self.measure(&settings);

@@ -5,7 +5,6 @@ mod prime;
 mod show;
 
 use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,6 +12,7 @@ use std::process::ExitCode;
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::units::{Bytes, PageSize, Pages};
 use jumbo_host::kernel::Root;
+use serde::Serialize;
 
 use crate::view;
 
@@ -55,22 +55,45 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// A path that cannot be looked at, with the reason.
+#[derive(Serialize)]
+struct Failed {
+    #[serde(serialize_with = "in_text")]
+    path: PathBuf,
+    why: String,
+}
+
+/// Writes a path for JSON, whose text is UTF-8; other bytes are replaced.
+fn in_text<S: serde::Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&path.to_string_lossy())
+}
+
 /// Replaces a folder by the regular files of at least a huge page below it, on its file system. Other
-/// paths stay. Symbolic links below it are not followed.
-fn expanded(path: &Path, pmd: PageSize) -> io::Result<Vec<PathBuf>> {
+/// paths stay. Symbolic links below it are not followed; folders that cannot be listed go to `failed`.
+fn expanded(path: &Path, pmd: PageSize, failed: &mut Vec<Failed>) -> Vec<PathBuf> {
     let top = fs::metadata(path);
     let Some(top) = top.ok().filter(fs::Metadata::is_dir) else {
-        return Ok(vec![path.to_owned()]);
+        return vec![path.to_owned()];
     };
     let (mut found, mut folders) = (Vec::new(), vec![path.to_owned()]);
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder)? {
-            let entry = entry?;
+        let entries = match fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) => {
+                let why = format!("cannot list it: {error}");
+                failed.push(Failed { path: folder, why });
+                continue;
+            }
+        };
+        for entry in entries.flatten() {
             // It may be gone by now.
             let Ok(metadata) = entry.metadata() else {
                 continue;
             };
-            if metadata.is_dir() && metadata.dev() == top.dev() {
+            if metadata.dev() != top.dev() {
+                continue;
+            }
+            if metadata.is_dir() {
                 folders.push(entry.path());
             } else if metadata.is_file() && Bytes(metadata.len()) >= Pages(1).bytes(pmd) {
                 found.push(entry.path());
@@ -78,7 +101,7 @@ fn expanded(path: &Path, pmd: PageSize) -> io::Result<Vec<PathBuf>> {
         }
     }
     found.sort();
-    Ok(found)
+    found
 }
 
 /// Makes a progress bar on stderr for bytes of a file, with their rate; hidden in a pipe.

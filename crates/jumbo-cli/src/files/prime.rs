@@ -66,8 +66,11 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
     let mut files = Vec::new();
     for file in &args.files {
         let file = std::path::absolute(file).context("cannot tell where this is")?;
-        let below = expanded(&file, sizes.pmd);
-        files.extend(below.with_context(|| format!("cannot list {}", file.display()))?);
+        let mut failed = Vec::new();
+        files.extend(expanded(&file, sizes.pmd, &mut failed));
+        let failed = failed.into_iter();
+        page.files
+            .extend(failed.map(|it| Primed::failed(&it.path, it.why)));
     }
     page.hidden_processes = running.hidden;
     if args.all_running {

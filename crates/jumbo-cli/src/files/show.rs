@@ -15,7 +15,7 @@ use jumbo_host::segments::running::Running;
 use jumbo_host::segments::{Error, Sizes};
 use serde::Serialize;
 
-use super::{bar, begin, expanded};
+use super::{Failed, bar, begin, expanded};
 use crate::view::{self, NONE, View, percent};
 
 /// Show what keeps a file, or the files of a process, off huge pages
@@ -31,7 +31,9 @@ use crate::view::{self, NONE, View, percent};
   jumbo files show /usr/bin/node
   jumbo files show /var/lib/index    # its files of at least a huge page
   jumbo files show $$ --json
-  jumbo files show ./1234            # a file whose name is a number")]
+  jumbo files show ./1234            # a file whose name is a number
+
+Exit status: 0 done; 1 something could not be looked at; 2 wrong usage.")]
 pub(crate) struct Args {
     /// A file, a folder, or a PID
     #[arg(value_name = "FILE|FOLDER|PID", required = true)]
@@ -44,14 +46,8 @@ struct ShowPage {
     files: Vec<Inspection>,
     data: Vec<DataReport>,
     processes: Vec<ProcessFiles>,
-    /// Files below a folder that cannot be looked at.
+    /// Files and folders that cannot be looked at.
     failed: Vec<Failed>,
-}
-
-#[derive(Serialize)]
-struct Failed {
-    path: PathBuf,
-    why: String,
 }
 
 #[derive(Serialize)]
@@ -71,7 +67,7 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
             continue;
         }
         let cannot = |path: &Path| format!("cannot look at {}", path.display());
-        for file in expanded(target, sizes.pmd).with_context(|| cannot(target))? {
+        for file in expanded(target, sizes.pmd, &mut page.failed) {
             let error = match inspect(root, &file) {
                 Ok(report) => {
                     page.files.push(report);
@@ -92,7 +88,7 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
                 }
                 Err(error) => error,
             };
-            if file == *target {
+            if args.targets.len() == 1 && file == *target {
                 return Err(error).with_context(|| cannot(&file));
             }
             let why = error.to_string();
@@ -100,7 +96,11 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
         }
     }
     bar.finish_and_clear();
-    view::page(json, &page, |view, page| show(view, page, sizes))
+    view::page(json, &page, |view, page| show(view, page, sizes))?;
+    Ok(match page.failed.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
 }
 
 fn process(root: &Root, pid: u32) -> anyhow::Result<ProcessFiles> {

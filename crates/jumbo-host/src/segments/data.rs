@@ -16,6 +16,7 @@ use super::prime::{
 use super::running::Running;
 use super::{Error, Sizes, open};
 use crate::kernel::folios::Folios;
+use crate::kernel::memory::Memory;
 use crate::kernel::page_cache::{Cached, PageCache};
 use crate::kernel::{FileError, Root};
 use crate::units::{Bytes, PageSize, Pages, counted};
@@ -23,10 +24,14 @@ use crate::units::{Bytes, PageSize, Pages, counted};
 /// First Linux that collapses files that processes map, whatever its configuration.
 const COLLAPSING_KERNEL: (u32, u32) = (7, 0);
 
+/// Largest file that is looked at, as a multiple of the memory: the rest of it cannot be cached.
+const MAX_MEMORIES: u64 = 64;
+
 /// Report on a data file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DataReport {
     /// Path of the file.
+    #[serde(serialize_with = "super::in_text")]
     pub path: PathBuf,
     /// Size of the file.
     pub size: Bytes,
@@ -70,7 +75,7 @@ pub fn look(
     let read = |error| FileError::io("read", path)(error);
     let part = Part::of(&file, path, sizes)?;
     debug_assert_eq!(part.content, Content::Data);
-    let whole = Pages(part.offsets.len() as u64);
+    let whole = part.whole;
     let mut report = DataReport {
         path: path.to_owned(),
         size: Bytes(file.metadata().map_err(read)?.len()),
@@ -88,10 +93,19 @@ pub fn look(
         report.why_not.push(UNTOLD.to_owned());
         return Ok(report);
     }
+    let memory = Memory::read(root)?.total;
+    if report.size.0 / MAX_MEMORIES > memory.0 {
+        let why = format!(
+            "to look at {} takes too long with {memory} of memory",
+            report.size
+        );
+        report.why_not.push(why);
+        return Ok(report);
+    }
     let cache = PageCache::new(&file, sizes.pmd).map_err(read)?;
     let mut folios = Folios::open(root, sizes.base, sizes.pmd).ok();
     let (mut cached, mut by_size) = (CachedPages::default(), BTreeMap::new());
-    for (offset, done) in part.offsets.into_iter().zip(1..) {
+    for (offset, done) in part.offsets.zip(1..) {
         let found = cache.look(offset).map_err(read)?;
         cached.count(found);
         if let Some(folios) = folios.as_mut().filter(|_| found != Cached::Absent) {

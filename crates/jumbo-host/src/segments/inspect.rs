@@ -44,6 +44,7 @@ pub struct SegmentReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Inspection {
     /// Path of the file.
+    #[serde(serialize_with = "super::in_text")]
     pub path: PathBuf,
     /// Kind of the file.
     pub kind: ObjectKind,

@@ -29,8 +29,10 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
+
+use rustix::fs::OFlags;
 
 use crate::kernel::{FileError, Root, base_page, thp};
 use crate::units::PageSize;
@@ -99,7 +101,7 @@ fn open(path: &Path) -> Result<File, FileError> {
 }
 
 fn open_regular(path: &Path) -> io::Result<File> {
-    use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
+    use rustix::fs::{AtFlags, CWD, FileType, Mode, StatxFlags};
     let file = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = rustix::fs::statx(&file, c"", flags, StatxFlags::TYPE)?;
@@ -116,9 +118,16 @@ fn open_regular(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Opens the file of a descriptor made with O_PATH for reading.
+/// Opens the file of a descriptor made with O_PATH for reading; EAGAIN where another process has a lease.
 fn reopen(file: &OwnedFd) -> io::Result<File> {
-    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    File::options().read(true).custom_flags(flags).open(path)
+}
+
+/// Writes a path for JSON, whose text is UTF-8; other bytes are replaced.
+fn in_text<S: serde::Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&path.to_string_lossy())
 }
 
 /// Compares `size` bytes of two files, from an offset in each. Bytes past the end of a file are

@@ -30,6 +30,7 @@ use crate::units::{Bytes, Pages, counted};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Primed {
     /// Path of the file.
+    #[serde(serialize_with = "super::in_text")]
     pub path: PathBuf,
     /// The part that huge pages are of use to.
     pub content: Content,
@@ -61,8 +62,10 @@ pub enum Content {
 /// The huge pages of a file that [`prime`] brings.
 pub(super) struct Part {
     pub(super) content: Content,
-    /// Their offsets in the file.
-    pub(super) offsets: Vec<u64>,
+    /// Number of them.
+    pub(super) whole: Pages,
+    /// Their offsets in the file, not stored: a sparse file may have any size.
+    pub(super) offsets: Box<dyn Iterator<Item = u64>>,
     /// Why none can be mapped by a PMD.
     pub(super) why_not: Option<String>,
 }
@@ -81,7 +84,8 @@ impl Part {
                 let is_well = !offsets.is_empty() && is_placed(&object, sizes);
                 Ok(Self {
                     content: Content::Text,
-                    offsets,
+                    whole: Pages(offsets.len() as u64),
+                    offsets: Box::new(offsets.into_iter()),
                     why_not: misplaced(&object, sizes).filter(|_| !is_well),
                 })
             }
@@ -91,7 +95,8 @@ impl Part {
                 let small = || format!("it has {size}, and a huge page {pmd}");
                 Ok(Self {
                     content: Content::Data,
-                    offsets: (0..pages).map(|page| page * pmd.bytes()).collect(),
+                    whole: Pages(pages),
+                    offsets: Box::new((0..pages).map(move |page| page * pmd.bytes())),
                     why_not: (pages == 0).then(small),
                 })
             }
@@ -175,7 +180,7 @@ pub fn prime(
     let sizes = Sizes::read(root)?;
     let file = open(path)?;
     let part = Part::of(&file, path, sizes)?;
-    let whole = Pages(part.offsets.len() as u64);
+    let whole = part.whole;
     let mut primed = Primed {
         path: path.to_owned(),
         content: part.content,
@@ -199,7 +204,7 @@ pub fn prime(
         let _ = file.sync_data();
     }
     let cache = PageCache::new(&file, sizes.pmd).map_err(read)?;
-    for (offset, done) in part.offsets.into_iter().zip(1..) {
+    for (offset, done) in part.offsets.zip(1..) {
         let before = cache.look(offset).map_err(read)?;
         let after = match before {
             Cached::Huge => before,
@@ -239,7 +244,10 @@ pub(super) fn tells_what_is_cached(file: &File) -> bool {
     let is_owner = file.metadata().is_ok_and(|it| it.uid() == user.as_raw());
     let own_path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let is_writable = rustix::fs::access(own_path, rustix::fs::Access::WRITE_OK).is_ok();
-    user.is_root() || is_owner || is_writable
+    // Root of a user namespace is not the owner's.
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let is_host = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    user.is_root() && is_host || is_owner || is_writable
 }
 
 /// Describes an obstacle to huge folios of any file.
