@@ -9,6 +9,7 @@
 //! - [`bound`]: memory of sparse programs.
 //! - [`doors`]: calls by name and by number.
 //! - [`export`]: metrics, read by promtool and by Prometheus.
+//! - [`files`]: data files that a program maps.
 //! - [`filters`]: programs that install a seccomp filter.
 //! - [`fleet`]: two arms of a fleet, in Prometheus and in a CSV.
 //! - [`free`]: large frees, by several threads and in the background.
@@ -35,6 +36,7 @@ mod allocator;
 mod bound;
 mod doors;
 mod export;
+mod files;
 mod filters;
 mod fleet;
 mod free;

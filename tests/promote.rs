@@ -361,44 +361,6 @@ sys.stdin.read()
     assert!(split["after"] == 0 || split["left"].is_string(), "{undone}");
 }
 
-/// A file that a program maps and reads: planned, and collapsed where the kernel can (Linux 7.0, or
-/// CONFIG_READ_ONLY_THP_FOR_FS).
-#[test]
-fn files_are_promoted_or_the_answer_of_the_kernel_is_said() {
-    if !host::root() {
-        return;
-    }
-    let Some(_held) = host::with_thp() else {
-        return;
-    };
-    let files = compile(&[Source::C("reader", &[])]);
-    let data = files.path("data");
-    let file = std::fs::File::create(&data).unwrap();
-    for at in 0..8 * MIB / 4096 {
-        std::os::unix::fs::FileExt::write_all_at(&file, &[at.to_le_bytes()[0]; 4096], at * 4096)
-            .unwrap();
-    }
-    file.sync_all().unwrap();
-    drop(file);
-    let reader = Program::new(files.path("reader")).arg(&data).start_plain();
-    reader.wait_for_line("ready");
-    let done = As::Root.json(&["--files", &id(&reader)]);
-    let file = &done["plan"]["kinds"]["file"];
-    let planned = number(&done["outcome"]["planned"]);
-    assert!(
-        planned == 8 * MIB || number(&file["huge"]) >= 8 * MIB,
-        "{done}"
-    );
-    let refused = done["outcome"]["failures"][0]["errno"] == "EINVAL";
-    assert!(
-        refused || number(&done["outcome"]["obtained"]) == planned,
-        "{done}"
-    );
-    // Without the option files stay as they are.
-    let heap = As::Root.json(&["--dry-run", &id(&reader)]);
-    assert!(heap["plan"]["kinds"]["file"].is_null(), "{heap}");
-}
-
 /// Checks that one process was refused: status 1 and no standard output.
 #[track_caller]
 fn assert_refused(ran: &Ran, why: &str) {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::process::Pid;
 
-use crate::support::{MIB, Program, Ran, Running, Source, compile, host};
+use crate::support::{Program, Running, Source, compile, host};
 
 /// Text large enough for a move on request; the same at fixed addresses, so that processes can
 /// share it; and enough text that `auto` scans it.
@@ -453,62 +453,4 @@ fn a_limit_on_the_size_of_files_ends_no_program() {
         program.plain().ok().stdout,
         program.jumbo_with(&["--text=shared"]).ok().stdout
     );
-}
-
-/// Writes a file on the file system of the temporary folders, on disk and not cached.
-fn cold_file(path: &Path, bytes: u64) {
-    let chunk: Vec<u8> = (0..1 << 20)
-        .map(|at: u32| (at / 7).to_le_bytes()[0])
-        .collect();
-    let file = fs::File::create(path).unwrap();
-    for at in (0..bytes).step_by(1 << 20) {
-        file.write_all_at(&chunk, at).unwrap();
-    }
-    file.sync_all().unwrap();
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
-}
-
-/// A data file has the same bytes, ends and signals; where the file system can, it is huge.
-#[test]
-fn a_data_file_that_is_mapped_to_be_read_is_huge_and_the_same() {
-    let Some(_held) = host::with_thp() else {
-        return;
-    };
-    let files = compile(&[Source::C("maps_file", &[])]);
-    let data = files.path("data");
-    let program = |how: &str, what: &str| {
-        cold_file(&data, 16 * MIB);
-        Program::new(files.path("maps_file"))
-            .arg(&data)
-            .arg(how)
-            .arg(what)
-    };
-    let words = |ran: &Ran| -> Vec<u64> {
-        let words = ran.stdout.split_whitespace();
-        words.map(|word| word.parse().unwrap()).collect()
-    };
-    for what in ["whole", "truncate", "behind"] {
-        for how in ["populate", "touch"] {
-            for option in ["--files=auto", "--files=on", "--files=off"] {
-                let plain = program(how, what).plain();
-                let (jumbo, report) = program(how, what).reported_with(&[option]);
-                assert_eq!(
-                    plain.shell_status(),
-                    jumbo.shell_status(),
-                    "{what} {how} {option}: {jumbo:?}"
-                );
-                let (before, after) = (words(&plain), words(&jumbo));
-                assert_eq!(before[0], after[0], "{what} {how} {option}");
-                let advised = report.at("/obtained/ledger/files_advised").as_u64();
-                let is_advised =
-                    option == "--files=on" || option == "--files=auto" && how == "populate";
-                let mapped = if what == "behind" { 20 * MIB } else { 16 * MIB };
-                assert_eq!(
-                    advised,
-                    Some(if is_advised { mapped } else { 0 }),
-                    "{what} {how} {option}"
-                );
-            }
-        }
-    }
 }

@@ -32,7 +32,7 @@ pub unsafe extern "C" fn dl_iterate_phdr(visit: Visit, argument: *mut c_void) ->
     unsafe {
         let ended = (next::dl_iterate_phdr.get())(pass_on, (&raw mut walk).cast());
         match walk.held {
-            // Nothing is behind it: without the C library no object has a walk.
+            // It was the last of the list.
             Some((mut own, size)) if ended == 0 => visit(&raw mut own, size, argument),
             _ => ended,
         }

@@ -58,14 +58,9 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
 /// A path that cannot be looked at, with the reason.
 #[derive(Serialize)]
 struct Failed {
-    #[serde(serialize_with = "in_text")]
+    #[serde(serialize_with = "jumbo_host::segments::in_text")]
     path: PathBuf,
     why: String,
-}
-
-/// Writes a path for JSON, whose text is UTF-8; other bytes are replaced.
-fn in_text<S: serde::Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_str(&path.to_string_lossy())
 }
 
 /// Replaces a folder by the regular files of at least a huge page below it, on its file system. Other

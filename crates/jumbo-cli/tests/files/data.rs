@@ -32,31 +32,11 @@ fn drop_cache(path: &str) {
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
 
-const READER: &str = r#"
-#include <fcntl.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-int main(int count, char **words)
-{
-    int fd = open(words[1], O_RDONLY);
-    struct stat stat;
-    fstat(fd, &stat);
-    volatile const char *at = mmap(NULL, stat.st_size, PROT_READ, MAP_SHARED, fd, 0);
-    for (long i = 0; i < stat.st_size; i += 4096)
-        (void)at[i];
-    puts("ran");
-    fflush(stdout);
-    getchar();
-    return count == 0;
-}
-"#;
-
 /// KiB of the file that a program which maps and reads it has by PMD; calls `then` meanwhile.
 fn mapped_by_pmd(folder: &Folder, file: &str, then: impl FnOnce(&str)) -> u64 {
-    let (source, reader) = (folder.path("reader.c"), folder.path("reader"));
-    fs::write(&source, READER).unwrap();
-    crate::support::clean("gcc", &["-o", &reader, &source]);
+    let reader = folder.path("reader");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/programs/reader.c");
+    crate::support::clean("gcc", &["-o", &reader, source]);
     let mut child = Command::new(&reader)
         .arg(file)
         .stdin(Stdio::piped())
@@ -66,7 +46,7 @@ fn mapped_by_pmd(folder: &Folder, file: &str, then: impl FnOnce(&str)) -> u64 {
     let mut line = String::new();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     output.read_line(&mut line).unwrap();
-    assert_eq!(line, "ran\n");
+    assert_eq!(line, "ready\n");
     let pid = child.id().to_string();
     let page = json(0, &["show", &pid]);
     then(&pid);

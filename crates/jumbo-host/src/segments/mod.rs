@@ -126,7 +126,10 @@ fn reopen(file: &OwnedFd) -> io::Result<File> {
 }
 
 /// Writes a path for JSON, whose text is UTF-8; other bytes are replaced.
-fn in_text<S: serde::Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+///
+/// # Errors
+/// Those of the serializer.
+pub fn in_text<S: serde::Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(&path.to_string_lossy())
 }
 
