@@ -277,6 +277,16 @@ fn iterate() -> Option<Iterate> {
     Some(unsafe { core::mem::transmute::<*mut c_void, Iterate>(function) })
 }
 
+/// Returns the dynamic section of this library. The linker defines the symbol for each object itself; that
+/// of an exported function may lead to another object's.
+fn own_dynamic() -> *const Dynamic {
+    unsafe extern "C" {
+        #[link_name = "_DYNAMIC"]
+        static OWN: Dynamic;
+    }
+    &raw const OWN
+}
+
 fn libcs_iterate() -> Option<*mut c_void> {
     // SAFETY: null or the loader's variable.
     let debug = unsafe { loader_debug().as_ref() }?;
@@ -287,9 +297,8 @@ fn libcs_iterate() -> Option<*mut c_void> {
         // SAFETY: the loader's description of the object.
         let object = unsafe { Object::with(map.base, &[], map.dynamic) };
         let defined = |name| object.symbol(name).filter(|(_, is_defined)| *is_defined);
-        let own = crate::objects::dl_iterate_phdr as *mut c_void;
         let found = defined(c"dl_iterate_phdr").map(|(at, _)| at);
-        if let Some(found) = found.filter(|found| *found != own) {
+        if let Some(found) = found.filter(|_| map.dynamic != own_dynamic()) {
             // Another object may define one of the two: a tracer wraps the program's start.
             if defined(c"__libc_start_main").is_some() {
                 return Some(found);
