@@ -48,6 +48,7 @@ mod mappings;
 mod memory;
 mod page;
 mod pool;
+mod populate;
 mod promote;
 mod real_programs;
 mod reaper;

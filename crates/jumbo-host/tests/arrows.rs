@@ -53,6 +53,13 @@ const INSIDE: Table = &[
         ],
     ),
     (
+        "populate",
+        &[
+            "density", "events", "gather", "ledger", "one_page", "orders", "pool", "proc",
+            "sandbox", "sync", "sys",
+        ],
+    ),
+    (
         "gather",
         &[
             "events", "headroom", "ledger", "one_page", "sandbox", "sync", "sys", "units",
@@ -96,6 +103,7 @@ const PROGRAM: Table = &[
     ("vmemmap", &["kernel", "units"]),
     ("status", &["kernel", "units"]),
     ("gather", &["units"]),
+    ("populate", &[]),
     ("kernel", &["units"]),
     ("units", &[]),
 ];
@@ -119,6 +127,7 @@ const PROGRAM_TO_INSIDE: Table = &[
     ("pool", &["pool", "sys"]),
     ("shmem", &["pool", "sys"]),
     ("vmemmap", &["pool"]),
+    ("populate", &["populate"]),
     ("gather", &["gather"]),
     ("kernel", &["sys"]),
     ("units", &["units"]),

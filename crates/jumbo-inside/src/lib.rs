@@ -8,6 +8,7 @@
 //! - [`slab`]: blocks below 128 KiB, with their records apart.
 //! - [`keep`]: bound of the freed memory that stays for later allocations.
 //! - [`gather`]: memory freed by several threads, or in the background.
+//! - [`populate`]: memory made resident by several threads.
 //! - [`reaper`]: memory freed after the program's end, by a reaper process.
 //! - [`segments`]: text and data of the program, moved to huge pages.
 //! - [`density`]: decides whether memory may have huge pages now, and scans it.
@@ -36,6 +37,7 @@ pub mod ledger;
 mod one_page;
 pub mod orders;
 pub mod pool;
+pub mod populate;
 mod proc;
 #[cfg(doctest)]
 mod promises;

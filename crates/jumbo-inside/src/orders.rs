@@ -110,6 +110,9 @@ orders! {
     /// Maximum number of threads that free at once, the caller included (`--free-workers`); 0: the
     /// CPUs of the process, at most 4.
     free_workers: u32 = 0, number;
+    /// Maximum number of threads that make memory resident at once, the caller included
+    /// (`--populate-workers`); 0: the CPUs of the process, at most 4.
+    populate_workers: u32 = 0, number;
     /// Mode of the reaper process, which frees memory after the program's end (`--reaper`).
     reaper: ReaperMode = ReaperMode::Auto, mode;
     /// A subreaper adopts the program's orphans: see [`Orders::ORPHANS_KEY`].
@@ -151,6 +154,8 @@ orders! {
 
 /// Maximum of `--free-workers`.
 pub const MAX_FREE_WORKERS: u32 = 64;
+/// Maximum of `--populate-workers`.
+pub const MAX_POPULATE_WORKERS: u32 = 64;
 
 /// Maximum memory that is huge and untouched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -471,7 +476,7 @@ mod tests {
             small_pages: bool, orphans: bool, kept in of((any::<bool>(), 0usize..101)),
             text in 0usize..4, data in 0usize..3, files in 0usize..3, shm in 0usize..4,
             shm_sizes: usize, libs in of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"), free in 0usize..3,
-            free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9,
+            free_workers in 0u32..300, populate_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9,
             launched_under: u32, container: bool,
             ledger in of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
@@ -493,7 +498,7 @@ mod tests {
             });
             let max_waste = percent.map_or(MaxWaste::Unbounded, MaxWaste::Percent);
             let orders = Orders {
-                heap, pool, maps, max_waste, keep, follow, free, free_workers, free_least,
+                heap, pool, maps, max_waste, keep, follow, free, free_workers, populate_workers, free_least,
                 small_pages, reaper, orphans, filters, launched_under, container, text, data, files, shm,
                 shm_sizes, libs: libs.as_deref(), pmd: 1 << shift, ledger: ledger.as_deref(),
             };

@@ -162,8 +162,10 @@ doors! {
         -> *mut c_void, SYS_mremap: maps::remap;
     mprotect(addr: *mut c_void, len: usize, prot: c_int) -> c_int, SYS_mprotect => maps::protect[addr, len, prot];
     madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int, SYS_madvise: maps::advise;
-    mlock(addr: *const c_void, len: usize) -> c_int, SYS_mlock => after[on(|| All::locking(addr.addr(), len))];
-    mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int, SYS_mlock2 => after[on(|| All::locking(addr.addr(), len))];
+    mlock(addr: *const c_void, len: usize) -> c_int, SYS_mlock => maps::lock[addr, len, 0];
+    mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int, SYS_mlock2 => maps::lock[addr, len, flags];
+    io_uring_register(ring: c_uint, operation: c_uint, argument: *const c_void, count: c_uint) -> c_int,
+        SYS_io_uring_register => maps::register[operation, argument, count];
     mlockall(flags: c_int) -> c_int, SYS_mlockall => maps::lock_all[flags];
     munlockall() -> c_int, SYS_munlockall => maps::unlock_all[];
     shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void, SYS_shmat: sharing::attach;
@@ -213,6 +215,9 @@ names! {
     pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
         start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int,
         as pthread_create => after[on(All::before_thread)];
+    // liburing's, which makes its calls in machine code.
+    io_uring_register_buffers(ring: *mut c_void, vectors: *const c_void, count: c_uint) -> c_int,
+        as io_uring_register_buffers => maps::register[maps::REGISTER_BUFFERS, vectors, count];
     thrd_create(thread: *mut libc::pthread_t, start: extern "C" fn(*mut c_void) -> c_int,
         argument: *mut c_void) -> c_int, as thrd_create => after[on(All::before_thread)];
 }

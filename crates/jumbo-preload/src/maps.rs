@@ -1,6 +1,6 @@
 //! Handlers of the `mmap` family: mmap(2), mremap(2), brk(2), mlockall(2), madvise(2).
 
-use core::ffi::{c_int, c_long, c_void};
+use core::ffi::{c_int, c_long, c_uint, c_void};
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -8,7 +8,7 @@ use jumbo_inside::events::{Mapping, Mechanism as _};
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, maps};
 use jumbo_inside::orders::{FilesMode, Orders};
-use jumbo_inside::{sandbox, shmem, watch};
+use jumbo_inside::{populate, sandbox, shmem, watch};
 use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
     MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MAP_STACK,
@@ -107,7 +107,7 @@ pub(crate) unsafe fn map(
         fd,
         off,
     };
-    let map = || any(|addr, flags| call(addr, len, prot, flags, fd, off), request);
+    let map = || locked(|addr, flags| call(addr, len, prot, flags, fd, off), request);
     if flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) != 0 {
         All::mapping_at(addr.addr(), len);
         return All::around_change(|| drained(map, request));
@@ -135,6 +135,38 @@ fn retried<T: PartialEq>(call: impl Fn() -> T, failed: T) -> T {
         return call();
     }
     answer
+}
+
+/// Maps memory; locks it afterwards where mmap(2) would populate base pages on one thread.
+#[inline(always)]
+fn locked(map: impl Fn(*mut c_void, c_int) -> *mut c_void, request: MapRequest) -> *mut c_void {
+    let is_locked = request.flags & (MAP_LOCKED | MAP_ANONYMOUS) == MAP_LOCKED | MAP_ANONYMOUS;
+    if is_locked
+        && request.is_anywhere()
+        && request.is_writable()
+        && !request.is_special()
+        && populate::concerns(request.len)
+    {
+        return locked_later(map, request);
+    }
+    any(map, request)
+}
+
+#[cold]
+fn locked_later(
+    map: impl Fn(*mut c_void, c_int) -> *mut c_void,
+    request: MapRequest,
+) -> *mut c_void {
+    let flags = request.flags & !(MAP_LOCKED | MAP_POPULATE);
+    let mapped = any(&map, MapRequest { flags, ..request });
+    if mapped == MAP_FAILED || populate::lock_mapping(mapped.addr(), request.len) {
+        return mapped;
+    }
+    All::unmapping(mapped.addr(), request.len);
+    // SAFETY: mapped above, and not returned.
+    unsafe { (next::munmap.get())(mapped, request.len) };
+    // The kernel's own error.
+    any(map, request)
 }
 
 #[inline(always)]
@@ -253,7 +285,7 @@ fn shared(map: impl Fn(*mut c_void, c_int) -> *mut c_void, request: MapRequest) 
     if mapped != MAP_FAILED {
         shmem::mapped(mapped.addr(), len, known);
         if populate {
-            maps::populate(mapped.addr(), len);
+            populate::mapping(mapped.addr(), len);
         }
     }
     mapped
@@ -333,7 +365,7 @@ fn anonymous(
             maps::advise_mapping(mapped.addr(), len, prot != PROT_NONE);
         }
         if populate {
-            maps::populate(mapped.addr(), len);
+            populate::mapping(mapped.addr(), len);
         }
     }
     mapped
@@ -532,11 +564,43 @@ fn grown(old: usize, increment: isize) {
     }
 }
 
+/// mlock(2) and mlock2(2).
+pub(crate) fn lock(
+    addr: *const c_void,
+    len: usize,
+    flags: c_uint,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    on(|| {
+        All::locking(addr.addr(), len);
+        match flags {
+            0 => populate::lock(addr.addr(), len, call),
+            _ => call(),
+        }
+    })
+}
+
+/// io_uring_register(2), and liburing's function for buffers.
+pub(crate) fn register(
+    operation: c_uint,
+    vectors: *const c_void,
+    count: c_uint,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    match operation {
+        REGISTER_BUFFERS => on(|| populate::register(vectors.addr(), count as usize, call)),
+        _ => call(),
+    }
+}
+
+/// IORING_REGISTER_BUFFERS (linux/io_uring.h), Linux 5.1.
+pub(crate) const REGISTER_BUFFERS: c_uint = 0;
+
 /// mlockall(2): later mappings may become resident at once.
 pub(crate) fn lock_all(flags: c_int, call: impl FnOnce() -> c_int) -> c_int {
     on(|| {
         All::locking_all();
-        let answer = call();
+        let answer = populate::lock_all(flags, call);
         if answer == 0 {
             All::locked_all(flags & libc::MCL_FUTURE != 0);
         }

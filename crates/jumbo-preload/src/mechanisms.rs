@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo_inside::events::{self, Mapping, Mechanism, Side};
 use jumbo_inside::heap::{self, maps};
-use jumbo_inside::{density, gather, segments, watch};
+use jumbo_inside::{density, gather, populate, segments, watch};
 
 use crate::own_stack::{self, on};
 use crate::reaper::auto;
@@ -23,6 +23,7 @@ pub(crate) type All = jumbo_inside::events::list![
     segments::Events,
     heap::Events,
     gather::Events,
+    populate::Events,
     density::Events,
     Reaper,
     Glibc,

@@ -197,6 +197,8 @@ next! {
     munmap: fn(_addr: *mut c_void, _len: usize) -> c_int, else failed();
     sbrk: fn(increment: isize) -> *mut c_void, else failed_map();
     brk: fn(_addr: *mut c_void) -> c_int, else failed();
+    io_uring_register: fn(_ring: c_uint, _operation: c_uint, _argument: *const c_void, _count: c_uint) -> c_int, else failed();
+    io_uring_register_buffers: fn(_ring: *mut c_void, _vectors: *const c_void, _count: c_uint) -> c_int, else failed();
     mlockall: fn(_flags: c_int) -> c_int, else failed();
     mlock: fn(_addr: *const c_void, _len: usize) -> c_int, else failed();
     mlock2: fn(_addr: *const c_void, _len: usize, _flags: c_uint) -> c_int, else failed();

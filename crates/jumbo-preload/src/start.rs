@@ -7,7 +7,7 @@ use jumbo_inside::gather;
 use jumbo_inside::heap::{self, HeapSettings};
 use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, MaxWaste, Orders, PoolOrder};
-use jumbo_inside::{orders, sandbox, shmem, sys, watch};
+use jumbo_inside::{orders, populate, sandbox, shmem, sys, watch};
 use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::environment::{self, Environment};
@@ -125,6 +125,10 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
             small_pages: orders.small_pages,
         });
     }
+    populate::start(
+        orders.populate_workers,
+        orders.free_least.unwrap_or(populate::MIN_BYTES),
+    );
     if heap::thp_disabled() {
         flags |= flag::THP_DISABLED;
     }

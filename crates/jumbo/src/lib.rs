@@ -4,6 +4,7 @@
 //! - [`vmemmap`]: page descriptors that cost nothing for huge pages.
 //! - [`shmem`]: anonymous shared memory on huge pages.
 //! - [`gather`]: frees by several threads, or in the background.
+//! - [`populate`](mod@populate): memory made resident by several threads.
 //! - [`status`]: this process's memory by page size.
 //! - [`units`]: the types of sizes, which all modules use.
 //!
@@ -54,6 +55,7 @@ pub mod gather;
 #[doc(hidden)]
 pub mod kernel;
 pub mod pool;
+pub mod populate;
 #[cfg(doctest)]
 mod promises;
 pub mod shmem;

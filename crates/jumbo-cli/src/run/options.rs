@@ -9,8 +9,8 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ValueEnum};
 use jumbo::units::{Bytes, PageSize};
 use jumbo_host::policy::{
-    DataMode, FilesMode, FreeMode, HeapMode, Keep, MAX_FREE_WORKERS, MaxWaste, Mode, Orders,
-    PoolRequest, ReaperMode, ShmMode, TextMode,
+    DataMode, FilesMode, FreeMode, HeapMode, Keep, MAX_FREE_WORKERS, MAX_POPULATE_WORKERS,
+    MaxWaste, Mode, Orders, PoolRequest, ReaperMode, ShmMode, TextMode,
 };
 
 /// Headings of `jumbo run --help`, each with its options.
@@ -19,7 +19,7 @@ const HEADINGS: [(&str, &str); 7] = [
         "Run",
         "profile show_config no_config dry_run print_env json no_follow",
     ),
-    ("Memory", "heap maps max_waste keep"),
+    ("Memory", "heap maps max_waste keep populate_workers"),
     ("Pool", "pool overcommit warm"),
     ("Program files", "text data libs files"),
     ("Shared memory", "shm shm_sizes"),
@@ -151,6 +151,14 @@ pub(super) struct Options {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FREE_WORKERS)))]
     pub(super) free_workers: Option<u32>,
 
+    /// Threads that make memory resident at once [default: the CPUs, at most 4]
+    ///
+    /// For MAP_POPULATE, mlock(2) and the like, the caller included. See
+    /// docs/design/populate.md
+    #[arg(long, value_name = "N", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_POPULATE_WORKERS)))]
+    pub(super) populate_workers: Option<u32>,
+
     /// Free memory after the program's end: auto, on or off [default: auto]
     ///
     /// `auto`: for programs that requested more than 1 GiB. The reaper process has their command
@@ -210,6 +218,7 @@ impl Options {
             follow: !self.no_follow,
             free: self.free.unwrap_or(usual.free),
             free_workers: self.free_workers.unwrap_or(usual.free_workers),
+            populate_workers: self.populate_workers.unwrap_or(usual.populate_workers),
             reaper: self.reaper.unwrap_or(usual.reaper),
             ..usual
         }

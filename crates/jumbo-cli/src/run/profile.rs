@@ -251,7 +251,7 @@ mod tests {
     fn every_option_can_be_set() {
         let profile = options(
             "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nfiles = \"on\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"hugetlb\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nkeep = \"10%\"\nfree = \"background\"\n\
-             free-workers = 2\nreaper = \"off\"\nno-follow = true\n\
+             free-workers = 2\npopulate-workers = 3\nreaper = \"off\"\nno-follow = true\n\
              report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = false\n",
         );
         let expected = Options {
@@ -270,6 +270,7 @@ mod tests {
             keep: Some(Keep::Percent(10)),
             free: Some(FreeMode::Background),
             free_workers: Some(2),
+            populate_workers: Some(3),
             reaper: Some(ReaperMode::Off),
             no_follow: true,
             report: Some(ReportFormat::Json),

@@ -153,6 +153,7 @@ fn counts_json(of: &Counts, run_pool_peak: Option<Bytes>) -> Value {
             "workers": of.free_workers,
             "waits": of.free_waits,
         },
+        "populate": { "bytes": of.populated, "workers": of.populate_workers },
         "pool": pool,
     })
 }

@@ -220,6 +220,14 @@ fn write(out: &mut ReportText, report: &Report<'_>) {
         );
         out.line("freed", &freed);
     }
+    if ledger.populated > 0 {
+        let populated = format!(
+            "{} by up to {} at once",
+            Bytes(ledger.populated),
+            units::counted(ledger.populate_workers, "thread"),
+        );
+        out.line("populated", &populated);
+    }
     // The other states tell a user nothing.
     let silent = [State::Waiting, State::Uncounted];
     let reapers = counted.reapers.iter();

@@ -13,8 +13,9 @@ mod reach;
 pub mod variables;
 
 pub use jumbo_inside::orders::{
-    DataMode, FilesMode, FreeMode, HeapMode, Keep, KeepError, MAX_FREE_WORKERS, MAX_POOL, MaxWaste,
-    MaxWasteError, Mode, Orders, PoolOrder, ReaperMode, ShmMode, TextMode,
+    DataMode, FilesMode, FreeMode, HeapMode, Keep, KeepError, MAX_FREE_WORKERS, MAX_POOL,
+    MAX_POPULATE_WORKERS, MaxWaste, MaxWasteError, Mode, Orders, PoolOrder, ReaperMode, ShmMode,
+    TextMode,
 };
 pub use plan::{HostSupport, MemoryPlan, RunPlan};
 pub use pool::{PoolError, PoolRequest};

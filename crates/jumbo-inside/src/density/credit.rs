@@ -117,6 +117,23 @@ pub(super) fn charge_block() -> bool {
     !is_scarce() && charge(block, block)
 }
 
+/// Counts a block that is about to be full, without a charge; false if huge pages are scarce.
+pub(super) fn add_full_block(block: usize) -> bool {
+    let reduced = |free: usize| match free {
+        usize::MAX => Some(free),
+        _ => free.checked_sub(block),
+    };
+    let relaxed = Ordering::Relaxed;
+    let has_free = !is_scarce()
+        && FREE_BLOCK_BYTES
+            .fetch_update(relaxed, relaxed, reduced)
+            .is_ok();
+    if has_free {
+        HUGE_BYTES.fetch_add(block, relaxed);
+    }
+    has_free
+}
+
 /// Reports whether the host has few free huge pages.
 pub(super) fn is_scarce() -> bool {
     FREE_BLOCK_BYTES.load(Ordering::Relaxed) < MIN_FREE_BYTES.load(Ordering::Relaxed)

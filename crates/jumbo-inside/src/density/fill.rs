@@ -44,7 +44,7 @@ static NEXT_SKIPS: AtomicUsize = AtomicUsize::new(0);
 const MAX_SKIPS: usize = 1024;
 
 /// Returns the indexes of whole blocks in a range; `is_part` adds the partial one at its start.
-fn indexes(range: &Range<usize>, is_part: bool) -> Range<usize> {
+pub(super) fn indexes(range: &Range<usize>, is_part: bool) -> Range<usize> {
     let shift = pmd().trailing_zeros();
     let first = match is_part {
         true => range.start >> shift,
@@ -53,8 +53,8 @@ fn indexes(range: &Range<usize>, is_part: bool) -> Range<usize> {
     first..(range.end >> shift).max(first)
 }
 
-/// Returns the size of a block.
-pub(super) fn block_bytes() -> usize {
+/// Returns the size of a block in bytes; 1 before the start.
+pub(crate) fn block_bytes() -> usize {
     pmd().max(1)
 }
 

@@ -7,6 +7,7 @@
 //! - `tracked` has the table of all blocks, and changes their charges and advice;
 //! - `measure` finds the touched part of a block;
 //! - `fill` advises blocks within the credit;
+//! - `filling` advises blocks that a call populates;
 //! - `ahead` advises blocks before the program fills them, on a thread;
 //! - `dense` collapses the full ones there;
 //! - `missing` makes untouched pages missing again, before the program handles their faults;
@@ -23,6 +24,7 @@ mod blocks;
 mod credit;
 mod dense;
 mod fill;
+mod filling;
 mod measure;
 mod missing;
 mod owners;
@@ -46,9 +48,10 @@ use table::{PAGE_BYTES, RangeSlot, RangeTable, Span};
 
 pub(crate) use credit::floor;
 pub(crate) use fill::{
-    dropped, dropped_by_sparse, forget as forget_private, grown, is_cut, moved, moving, opened,
-    resident_memory,
+    block_bytes, dropped, dropped_by_sparse, forget as forget_private, grown, is_cut, moved,
+    moving, opened, resident_memory,
 };
+pub(crate) use filling::{begin_filling, end_filling};
 pub(crate) use measure::{hash, is_filled, is_resident};
 pub use missing::make_missing;
 pub use scan::leave;

@@ -122,7 +122,7 @@ fn set_owner(process: i32) {
 ///
 /// A copy is recognized by its cleared word, because it may have the same ID (1, in a PID namespace
 /// of its own). A process that shares the memory is recognized by its ID.
-fn is_own() -> bool {
+pub(crate) fn is_own() -> bool {
     let owner = OWNER_PROCESS.load(Ordering::Relaxed);
     if IS_UNMARKED.load(Ordering::Relaxed) && owner == process() {
         memory::mark(&COPY_MARK);
@@ -133,7 +133,7 @@ fn is_own() -> bool {
 }
 
 /// Returns the CPUs of this thread, at most 4.
-fn default_threads() -> u32 {
+pub(crate) fn default_threads() -> u32 {
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count());
     cpus.clamp(1, 4)
 }

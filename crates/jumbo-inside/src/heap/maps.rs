@@ -309,12 +309,6 @@ const fn whole(address: usize, length: usize) -> Range<usize> {
     address..address + length.next_multiple_of(BASE_PAGE)
 }
 
-/// Makes a mapping resident, as MAP_POPULATE does: as far as possible. MADV_POPULATE_WRITE, 5.14.
-pub fn populate(address: usize, length: usize) {
-    let huge = PMD.load(Ordering::Relaxed);
-    let _ = memory::populate(address, length.next_multiple_of(BASE_PAGE), huge);
-}
-
 /// Counts a mapping that stays as the program made it.
 pub fn count_unmodified(length: usize) {
     Slot::add(&stats::slot().maps_left, length as u64);

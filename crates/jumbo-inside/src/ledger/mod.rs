@@ -86,6 +86,10 @@ counters! {
     free_workers: AtomicU64 as u64, most;
     /// Number of allocations that waited for a background free.
     free_waits: AtomicU64 as u64, sum;
+    /// Made resident by several threads at once.
+    populated: AtomicU64 as u64, sum;
+    /// Maximum number of threads that made memory resident at once.
+    populate_workers: AtomicU64 as u64, most;
     /// Hugetlb pages of the pool, currently held.
     pool_hugetlb: AtomicU64 as u64, sum;
     /// Peak of `pool_hugetlb`.

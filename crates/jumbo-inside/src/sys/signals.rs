@@ -57,6 +57,19 @@ impl Blocked {
         Self::block(BLOCKED_BY_NEW & !faults)
     }
 
+    /// Reports whether a signal waits for this thread that was not blocked before.
+    ///
+    /// # References
+    /// rt_sigpending(2); Linux 2.2.
+    pub fn has_pending(&self) -> bool {
+        let mut pending: Set = 0;
+        let to = (&raw mut pending).expose_provenance();
+        // SAFETY: the call writes one set.
+        let answer =
+            unsafe { request(libc::SYS_rt_sigpending, [to, size_of::<Set>(), 0, 0, 0, 0]) };
+        answer.is_ok() && self.before.is_some_and(|before| pending & !before != 0)
+    }
+
     fn block(signals: Set) -> Self {
         let mut before: Set = 0;
         let masked = mask(libc::SIG_BLOCK, &signals, &raw mut before);

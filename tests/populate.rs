@@ -1,0 +1,73 @@
+//! Tests of memory that a program makes resident at once: several threads do it.
+
+use crate::support::program::assert_alike;
+use crate::support::{Program, Source, compile, host};
+
+const WAYS: [&str; 8] = [
+    "populate", "shared", "locked", "mlock", "mlock2", "mlockall", "write", "uring",
+];
+
+/// Runs the program in both ways, and returns how many bytes several threads made resident.
+#[track_caller]
+fn compare(program: &Program, how: &str) -> f64 {
+    let (ran, report) = program.reported_with(&["--populate-workers=2"]);
+    assert_alike(&program.plain(), &ran, how);
+    report.number("/obtained/ledger/populate/bytes")
+}
+
+/// Without a limit or a signal in the way, all of it is populated by two threads.
+#[test]
+fn memory_is_populated_by_several_threads_and_looks_the_same() {
+    let files = compile(&[Source::C("populates", &["-pthread"])]);
+    for how in WAYS {
+        let program = Program::new(files.path("populates")).arg(how);
+        let populated = compare(&program, how);
+        assert!(populated >= f64::from(128 << 20), "{how}: {populated}");
+        for what in ["fork", "user", "timer"] {
+            compare(
+                &Program::new(files.path("populates")).args([how, what]),
+                &format!("{how} {what}"),
+            );
+        }
+    }
+    for what in ["touched", "hole"] {
+        for how in ["mlock", "mlockall", "write", "uring"] {
+            let program = Program::new(files.path("populates")).args([how, what]);
+            compare(&program, &format!("{how} {what}"));
+        }
+    }
+    let alone = Program::new(files.path("populates")).args(["populate"]);
+    let (_, report) = alone.reported_with(&["--populate-workers=1"]);
+    assert_eq!(report.number("/obtained/ledger/populate/bytes"), 0.0);
+}
+
+/// What a call populates whole needs no credit to be huge.
+#[test]
+fn populated_memory_is_huge() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("populates", &["-pthread"])]);
+    for how in WAYS.into_iter().filter(|how| *how != "shared") {
+        for workers in ["--populate-workers=1", "--populate-workers=2"] {
+            let program = Program::new(files.path("populates")).args([how, "huge"]);
+            let ran = program.jumbo_with(&[workers]).ok();
+            // The mapping may begin and end within a block.
+            assert!(ran.number("huge") >= 120, "{how} {workers}: {ran:?}");
+        }
+    }
+}
+
+/// A refused lock populates nothing, and the error is the kernel's.
+#[test]
+fn a_limit_of_locked_memory_holds() {
+    if !host::root() {
+        return;
+    }
+    let files = compile(&[Source::C("populates", &["-pthread"])]);
+    for how in ["locked", "mlock", "mlock2", "mlockall"] {
+        let program = Program::new(files.path("populates")).args([how, "limit"]);
+        let populated = compare(&program.unprivileged(), how);
+        assert_eq!(populated, 0.0, "{how}");
+    }
+}
