@@ -151,7 +151,7 @@ pub(super) struct Options {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FREE_WORKERS)))]
     pub(super) free_workers: Option<u32>,
 
-    /// Threads that make memory resident at once [default: the CPUs, at most 4]
+    /// Threads that populate memory at once [default: the CPUs, at most 4]
     ///
     /// For MAP_POPULATE, mlock(2) and the like, the caller included. See
     /// docs/design/populate.md
