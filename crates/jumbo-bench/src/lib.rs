@@ -16,7 +16,7 @@
 //!   and freed.
 //! - [`program`]: unmodified programs, as `jumbo compare` runs them.
 //!
-//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`files`], [`shmem`], [`vmemmap`],
+//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`files`], [`mod@populate`], [`shmem`], [`vmemmap`],
 //! [`mod@fork`], [`latency`], [`programs`].
 //!
 //! Invariants: every table also compares the baseline with itself (the A/A row), which shows the
@@ -44,6 +44,7 @@ mod life;
 pub mod machine;
 pub mod memory;
 pub mod pool;
+pub mod populate;
 pub mod program;
 pub mod programs;
 pub mod published;

@@ -28,6 +28,8 @@ pub(crate) enum Task {
     Text(TextTask),
     /// A file mapped and read.
     File(FileTask),
+    /// A block made resident by a call, in these pages.
+    Populate(PopulateCall, PopulatePages, Bytes),
     Touch(TouchTask),
     Describe(DescribeTask),
     /// Kernel knobs set, and restored at the end.
@@ -52,6 +54,30 @@ pub(crate) enum AllocCall {
     Map,
     /// Aligned, and advised to be huge.
     MapHuge,
+}
+
+/// Call that makes a block resident.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum PopulateCall {
+    /// mmap(2) with MAP_POPULATE.
+    Map,
+    /// MADV_POPULATE_WRITE.
+    Advise,
+    /// mlock(2).
+    Lock,
+    /// io_uring_register(2).
+    Register,
+}
+
+/// Pages of a populated block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum PopulatePages {
+    /// Base pages only.
+    Base,
+    /// Advised by the process.
+    Advised,
+    /// As `jumbo run` has them.
+    Obtained,
 }
 
 /// Action after the first touch.

@@ -5,7 +5,7 @@ use std::io;
 use crate::figures::Figures;
 use crate::json_child::{die_with_parent, send};
 use crate::task::{Action, MemoryTask, Task};
-use crate::{Error, files, heap, keeper, latency, life, pool, shmem, text, vmemmap};
+use crate::{Error, files, heap, keeper, latency, life, pool, populate, shmem, text, vmemmap};
 
 /// Executes a task, a JSON text, and prints the figures as JSON.
 pub fn run(task: &str) -> Result<(), Error> {
@@ -44,6 +44,7 @@ fn figures(task: &Task) -> Result<Figures, Error> {
         Task::Latency(size) => latency::latency(*size),
         Task::Text(text) => text::text(text),
         Task::File(file) => files::read(file),
+        Task::Populate(call, pages, size) => populate::run(*call, *pages, *size),
         Task::Touch(touch) => shmem::touch(touch),
         Task::Describe(huge) => vmemmap::describe(*huge),
         Task::Keep(_) | Task::Fragment(_) => Ok(Figures::new()),

@@ -13,8 +13,8 @@ use clap::{Args as _, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::units::Bytes;
 use jumbo_bench::{
-    Error, Settings, exit, files, fork, free, heap, interrupt, latency, pool, shmem, table, text,
-    vmemmap, worker,
+    Error, Settings, exit, files, fork, free, heap, interrupt, latency, pool, populate, shmem,
+    table, text, vmemmap, worker,
 };
 use jumbo_host::policy::MAX_FREE_WORKERS;
 
@@ -69,6 +69,9 @@ enum Table {
     /// Read a data file that a program maps: in 4 KiB pages of the page cache, and primed
     #[command(mut_arg("size", |size| size.help("Bytes of the file; 2G, or 128M with --quick")))]
     Files(Sized<{ files::MIN_SIZE.0 }, { 2 << 30 }, { 128 << 20 }>),
+    /// Make memory resident by one call: in 4 KiB pages, in huge ones by one thread, by `jumbo run`
+    #[command(mut_arg("size", |size| size.help("Bytes of memory; 4G, or 256M with --quick")))]
+    Populate(Sized<{ populate::MIN_SIZE.0 }, { 4 << 30 }, { 256 << 20 }>),
     /// Touch shared memory: in 4 KiB pages, in folios of each size, on hugetlb pages
     #[command(mut_arg("size", |size| size.help("Bytes of shared memory; 1G, or 64M with --quick")))]
     Shmem(Sized<{ shmem::MIN_SIZE.0 }, { 1 << 30 }, { 64 << 20 }>),
@@ -190,6 +193,7 @@ impl Table {
             | Self::Pool(Sized { common, .. })
             | Self::Text(Sized { common, .. })
             | Self::Files(Sized { common, .. })
+            | Self::Populate(Sized { common, .. })
             | Self::Shmem(Sized { common, .. })
             | Self::Vmemmap(common)
             | Self::Fork(Fork { common, .. })
@@ -207,6 +211,7 @@ impl Table {
             Self::Pool(it) => pool::measure(settings, it.size(), quick),
             Self::Text(it) => text::measure(settings, it.size(), quick),
             Self::Files(it) => files::measure(settings, it.size()),
+            Self::Populate(it) => populate::measure(settings, it.size()),
             Self::Shmem(it) => shmem::measure(settings, it.size()),
             Self::Vmemmap(_) => vmemmap::measure(settings, quick),
             Self::Fork(it) => fork::measure(settings, &it.size),

@@ -154,6 +154,7 @@ const BENCH: &[&str] = &[
     "shmem",
     "text",
     "files",
+    "populate",
     "vmemmap",
     "pool",
     "program",

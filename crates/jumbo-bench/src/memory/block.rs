@@ -63,6 +63,11 @@ impl RawBlock {
         }
     }
 
+    /// Maps private memory with MAP_POPULATE.
+    pub(crate) fn populated(size: Bytes) -> Result<Self, Error> {
+        Self::map(size.0, libc::MAP_PRIVATE | libc::MAP_POPULATE)
+    }
+
     /// Maps one page of the kernel's pool of that page size.
     pub(crate) fn hugetlb(size: PageSize) -> Result<Self, Error> {
         let log2 = size.bytes().trailing_zeros().cast_signed();
@@ -115,6 +120,44 @@ impl RawBlock {
         let address = self.start.as_ptr().cast();
         // SAFETY: the memory is ours, and the advice does not change its content.
         done(unsafe { libc::madvise(address, self.length, advice) })
+    }
+
+    /// Locks the block, which makes it resident.
+    pub(crate) fn lock(&self) -> Result<(), Error> {
+        // SAFETY: a lock changes no byte.
+        done(unsafe { libc::mlock(self.start.as_ptr().cast(), self.length) })
+    }
+
+    /// Registers the block as the buffers of an io_uring, which makes it resident. A buffer has at
+    /// most 1 GiB. io_uring_register(2), Linux 5.1.
+    pub(crate) fn register(&self) -> Result<(), Error> {
+        const MAX_BYTES: usize = 1 << 30;
+        const REGISTER_BUFFERS: libc::c_long = 0;
+        /// Size of `struct io_uring_params` (linux/io_uring.h) in words.
+        const PARAMETER_WORDS: usize = 30;
+        let mut parameters = [0_u32; PARAMETER_WORDS];
+        // SAFETY: the kernel reads and writes the parameters, which outlive the call.
+        let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) };
+        if ring < 0 {
+            return Err(last_error());
+        }
+        let parts = (0..self.length).step_by(MAX_BYTES);
+        let buffers: Vec<_> = parts
+            .map(|at| libc::iovec {
+                // SAFETY: within the block.
+                iov_base: unsafe { self.start.as_ptr().add(at) }.cast(),
+                iov_len: (self.length - at).min(MAX_BYTES),
+            })
+            .collect();
+        let (number, count) = (libc::SYS_io_uring_register, buffers.len());
+        // SAFETY: the block is never freed while the ring is open, and nothing is read into it.
+        let answer =
+            unsafe { libc::syscall(number, ring, REGISTER_BUFFERS, buffers.as_ptr(), count) };
+        if answer < 0 {
+            Err(last_error())
+        } else {
+            Ok(())
+        }
     }
 
     /// Frees a part of a mapping, which then reads as zeroes.
