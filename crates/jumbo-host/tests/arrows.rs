@@ -98,6 +98,7 @@ const INSIDE: Table = &[
 
 /// Modules of the Rust library. `kernel` uses no mechanism.
 const PROGRAM: Table = &[
+    ("file", &["gather", "kernel", "units"]),
     ("shmem", &["kernel", "units"]),
     ("pool", &["kernel", "units", "vmemmap"]),
     ("vmemmap", &["kernel", "units"]),
@@ -128,6 +129,7 @@ const PROGRAM_TO_INSIDE: Table = &[
     ("shmem", &["pool", "sys"]),
     ("vmemmap", &["pool"]),
     ("populate", &["populate"]),
+    ("file", &["orders", "populate"]),
     ("gather", &["gather"]),
     ("kernel", &["sys"]),
     ("units", &["units"]),

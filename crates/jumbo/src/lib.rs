@@ -5,6 +5,7 @@
 //! - [`shmem`]: anonymous shared memory on huge pages.
 //! - [`gather`]: frees by several threads, or in the background.
 //! - [`populate`](mod@populate): memory made resident by several threads.
+//! - [`mod@file`]: a file in memory, read-only, on huge pages.
 //! - [`status`]: this process's memory by page size.
 //! - [`units`]: the types of sizes, which all modules use.
 //!
@@ -47,10 +48,11 @@
 //! # }
 //! ```
 //!
-//! The examples `buffer_pool`, `gather`, `shared_buffers` and `status` are complete programs. Only
-//! `Gather::add` and `shmem::Region::file` are `unsafe`: a program that forbids `unsafe` can use
-//! all the rest.
+//! The examples `buffer_pool`, `gather`, `shared_buffers`, `status` and `sum_file` are complete
+//! programs. Only `Gather::add`, `shmem::Region::file` and `file::Map::open` are `unsafe`: a program
+//! that forbids `unsafe` can use all the rest.
 
+pub mod file;
 pub mod gather;
 #[doc(hidden)]
 pub mod kernel;

@@ -14,6 +14,10 @@ mod host;
 
 /// Returns the output of an example, built with the profile of this test.
 fn run(example: &str) -> String {
+    run_with(example, &[])
+}
+
+fn run_with(example: &str, arguments: &[&Path]) -> String {
     let test = std::env::current_exe().unwrap();
     let profile = test.ancestors().nth(2).unwrap();
     let built = match profile.file_name().and_then(|name| name.to_str()) {
@@ -25,6 +29,8 @@ fn run(example: &str) -> String {
         .args(["run", "--quiet", "--offline", "--package", "jumbo"])
         .args(["--profile", built, "--example", example, "--target-dir"])
         .arg(target)
+        .arg("--")
+        .args(arguments)
         .output()
         .unwrap();
     let complained = String::from_utf8_lossy(&output.stderr);
@@ -101,4 +107,19 @@ fn a_process_sees_what_of_it_is_huge() {
     if thp.is_ok_and(|thp| !thp.contains("[never]")) {
         assert!(heap(after).contains("64 MiB huge"), "{printed}");
     }
+}
+
+#[test]
+fn an_array_file_is_summed_on_huge_pages_or_as_a_copy() {
+    let numbers: Vec<u8> = (0..1_000_000)
+        .flat_map(|at| f64::from(at).to_le_bytes())
+        .collect();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), numbers).unwrap();
+    let printed = run_with("sum_file", &[file.path()]);
+    assert!(
+        printed.contains("7.6 MiB mapped") || printed.contains("7.6 MiB copied"),
+        "{printed}"
+    );
+    assert!(printed.contains("sum 499999500000\n"), "{printed}");
 }
