@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::support::{MIB, Program, Ran, Source, compile, host};
+use crate::support::{MIB, Program, Ran, Source, compile, host, skip};
 
 /// Writes a file in small folios, on disk.
 fn small_file(path: &Path, bytes: u64) {
@@ -80,6 +80,49 @@ fn a_data_file_that_is_mapped_to_be_read_is_huge_and_the_same() {
                 );
             }
         }
+    }
+}
+
+/// overlayfs, the file system of containers, chooses an address at which no PMD fits.
+#[test]
+fn a_primed_file_is_mapped_by_huge_folios_on_overlayfs() {
+    if !host::root() {
+        return;
+    }
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("maps_file", &[])]);
+    for folder in ["lower", "upper", "work", "merged"] {
+        std::fs::create_dir(files.path(folder)).unwrap();
+    }
+    let data = files.path("upper").join("data");
+    cold_file(&data, 16 * MIB);
+    let prime = ["files", "prime", data.to_str().unwrap()];
+    let primed = Program::new("true").jumbo_itself(&prime);
+    if primed.shell_status() != 0 {
+        return skip(&format!("the file system here: {primed:?}"));
+    }
+    let root = files.path("");
+    let root = root.to_str().unwrap();
+    let script = format!(
+        "cd {root} && mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work none merged \
+         || exit 77; exec \"$@\""
+    );
+    let program = Program::new(files.path("maps_file"))
+        .arg(files.path("merged").join("data"))
+        .args(["touch", "whole"])
+        .around(["unshare", "--mount", "sh", "-c", &script, "sh"]);
+    let huge = |ran: &Ran| -> u64 {
+        let word = ran.stdout.split_whitespace().nth(1);
+        word.unwrap_or_else(|| panic!("{ran:?}")).parse().unwrap()
+    };
+    for option in ["--files=auto", "--files=on"] {
+        let ran = program.jumbo_with(&[option]);
+        if ran.shell_status() == 77 {
+            return skip("overlayfs cannot be mounted here");
+        }
+        assert_eq!(huge(&ran), 16 << 10, "{option}");
     }
 }
 

@@ -21,6 +21,7 @@ pub(crate) mod smaps;
 pub(crate) mod wait;
 
 pub(crate) use build::{Compiled, Source, compile};
+pub(crate) use needs::skip;
 pub(crate) use program::{Program, Ran, assert_same};
 pub(crate) use report::Report;
 pub(crate) use running::Running;

@@ -31,9 +31,9 @@ const MAP_32BIT: c_int = 0;
 /// huge, 32-bit addresses are rare.
 const SPECIAL_FLAGS: c_int = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT;
 
-/// Minimum length of a mapping of a data file that is covered; 0: none is.
+/// Minimum length of a mapping of a data file that is placed; 0: none is.
 static MIN_FILE_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// All such mappings are covered, not only those that are populated at once.
+/// All such mappings are advised, not only those that are populated at once.
 static COVERS_ALL_FILES: AtomicBool = AtomicBool::new(false);
 
 /// Starts covering data files that are mapped to be read.
@@ -200,10 +200,12 @@ fn any(map: impl Fn(*mut c_void, c_int) -> *mut c_void, request: MapRequest) -> 
     mapped
 }
 
-/// Maps a data file that is only read, if it is to come in by huge folios; `None` for others.
+/// Maps a data file that is only read, at an address where PMDs can map huge folios of it; `None` for
+/// others. Not every file system chooses such an address (overlayfs).
 ///
-/// The advice covers the whole mapping, which stays one for mremap(2). What the program populates at
-/// once it reads whole: then nothing is read that it would not have read.
+/// If it is to come in by huge folios, the advice covers the whole mapping, which stays one for
+/// mremap(2). What the program populates at once it reads whole: then nothing is read that it would
+/// not have read.
 #[inline(always)]
 fn data_file(
     map: &impl Fn(*mut c_void, c_int) -> *mut c_void,
@@ -212,10 +214,8 @@ fn data_file(
     let MapRequest {
         addr, len, flags, ..
     } = request;
-    let populates = request.populates();
     let is_wanted = request.prot == PROT_READ
         && flags & (MAP_ANONYMOUS | SPECIAL_FLAGS) == 0
-        && (populates || COVERS_ALL_FILES.load(Ordering::Relaxed))
         && (1..=len).contains(&MIN_FILE_BYTES.load(Ordering::Relaxed));
     if !is_wanted || !sandbox::allows_advice() {
         return None;
@@ -225,10 +225,16 @@ fn data_file(
     if !shmem::is_on_disk(file) {
         return None;
     }
+    let offset = usize::try_from(request.off).ok();
+    let place = offset.filter(|_| request.is_anywhere());
+    let place = place.and_then(|offset| maps::place_file(len, offset));
+    let addr = place.map_or(addr, with_exposed_provenance_mut);
+    let populates = request.populates();
     // mmap(2) would read it in small folios, before the advice.
     let kept = if populates { !MAP_POPULATE } else { !0 };
     let mapped = map(addr, flags & kept);
-    if mapped == MAP_FAILED {
+    let is_advised = populates || COVERS_ALL_FILES.load(Ordering::Relaxed);
+    if mapped == MAP_FAILED || !is_advised {
         return Some(mapped);
     }
     maps::advise_file(mapped.addr(), len);

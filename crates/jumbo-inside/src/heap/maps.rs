@@ -224,6 +224,12 @@ pub fn place_shared(length: usize) -> Option<usize> {
     SHARED_CURSOR.take(length, (MAPS_END - LARGE_END) / 2)
 }
 
+/// Returns a good address for a file that is mapped from an offset on.
+pub fn place_file(length: usize, offset: usize) -> Option<usize> {
+    let offset = offset & (PMD.load(Ordering::Relaxed).max(1) - 1);
+    place_shared(length.checked_add(offset)?).map(|place| place + offset)
+}
+
 /// Maps private read-write memory for a mapping too small to be huge alone; `None` if not packed.
 pub fn take_small(length: usize) -> Option<usize> {
     let pmd = PMD.load(Ordering::Relaxed);
