@@ -274,6 +274,9 @@ fn shared(range: &Range<usize>, access: Access) -> bool {
         return false;
     }
     let answer = share(range, access, threads);
+    if answer == Err(Errno::INVAL) && !sys::has_populate() {
+        MAX_THREADS.store(1, Ordering::Relaxed);
+    }
     if let Ok(threads) = answer {
         let slot = stats::slot();
         Slot::add(&slot.populated, range.len() as u64);

@@ -8,7 +8,7 @@ use jumbo_inside::events::{Mapping, Mechanism as _};
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, maps};
 use jumbo_inside::orders::{FilesMode, Orders};
-use jumbo_inside::{populate, sandbox, shmem, watch};
+use jumbo_inside::{populate, sandbox, shmem, sys, watch};
 use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
     MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MAP_STACK,
@@ -285,7 +285,7 @@ fn shared(map: impl Fn(*mut c_void, c_int) -> *mut c_void, request: MapRequest) 
         .filter(|_| anywhere)
         .and_then(|offset| shmem::address_hint(len, offset));
     // mmap(2) would populate base pages, before the advice.
-    let populate = anonymous && writable && request.populates();
+    let populate = anonymous && writable && request.populates() && sys::has_populate();
     let kept = if populate { !MAP_POPULATE } else { !0 };
     let mapped = map(hint.map_or(addr, with_exposed_provenance_mut), flags & kept);
     if mapped != MAP_FAILED {
@@ -360,7 +360,7 @@ fn anonymous(
     }
     let hint = anywhere.then(|| maps::place_large(len)).flatten();
     // mmap(2) would populate base pages, before the advice.
-    let populate = writable && request.populates();
+    let populate = writable && request.populates() && sys::has_populate();
     let kept = if populate { !MAP_POPULATE } else { !0 };
     let mapped = map(hint.map_or(addr, with_exposed_provenance_mut), flags & kept);
     if mapped != MAP_FAILED {
