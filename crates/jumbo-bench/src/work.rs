@@ -5,7 +5,7 @@
 //! and the address space has changed.
 
 use std::ffi::OsStr;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -128,20 +128,9 @@ pub(crate) fn ns_per_call(
 }
 
 /// Runs `program` to its end and returns its milliseconds.
-pub(crate) fn time(
-    launch: &Launch,
-    settings: &Settings,
-    program: &str,
-    arguments: &[&str],
-    input: &str,
-) -> Result<f64, Error> {
-    let mut command = launch.command(&settings.jumbo, OsStr::new(program));
-    command.args(arguments);
+pub(crate) fn time(launch: &Launch, settings: &Settings, program: &str) -> Result<f64, Error> {
+    let command = launch.command(&settings.jumbo, OsStr::new(program));
     let clock = Instant::now();
-    let mut child = JsonChild::start(command, Stdio::piped())?;
-    if let Some(mut stdin) = child.process.stdin.take() {
-        stdin.write_all(input.as_bytes())?;
-    }
-    child.wait()?;
+    JsonChild::start(command, Stdio::piped())?.wait()?;
     Ok(ms(clock.elapsed()))
 }

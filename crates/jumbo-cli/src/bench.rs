@@ -62,8 +62,7 @@ enum Table {
     /// Use pages that a pool has, pages that it gets on demand, and pages without a pool
     #[command(mut_arg("size", |size| size.help("Bytes of STREAM's three arrays; 1536M, or 48M with --quick")))]
     Pool(Sized<{ pool::MIN_SIZE.0 }, { 1536 << 20 }, { 48 << 20 }>),
-    /// Call functions of a program with much text: on 4 KiB pages, and on huge ones of each kind;
-    /// and real programs
+    /// Call functions of a program with much text: on 4 KiB pages, and on huge ones of each kind
     #[command(mut_arg("size", |size| size.help("Bytes of text; 256M, or 64M with --quick")))]
     Text(Sized<{ text::MIN_SIZE.0 }, { 256 << 20 }, { 64 << 20 }>),
     /// Read a data file that a program maps: in 4 KiB pages of the page cache, and primed

@@ -353,36 +353,21 @@ fn the_json_of_the_text_table() {
     assert_eq!(table["table"], "text");
     let missing = table["missing"].as_array().unwrap();
     let is_missing = |what: &str| missing.iter().any(|missing| missing["what"] == what);
-    // Methods that this kernel or file system lacks, and real programs, are absent.
+    // Methods that this kernel or file system lacks are absent.
     let (mut ratios, mut values) = (vec!["faults_aa", "time_aa", "cold_start_aa"], vec![]);
     values.push(("cold_start_plain_ms", "ms"));
     let rungs = ["file, primed", "shared image"].map(|rung| !is_missing(rung));
     if rungs[0] {
-        ratios.extend([
-            "faults",
-            "time",
-            "time_with_setup",
-            "cold_start",
-            "memory_16_file_vs_base",
-        ]);
+        ratios.extend(["faults", "time", "cold_start", "memory_16_file_vs_base"]);
         values.push(("cold_start_ms", "ms"));
     }
     if rungs[1] {
-        ratios.extend(["faults_shared", "time_shared", "time_shared_with_setup"]);
-        values.push(("setup_ms_per_100mib", "ms"));
-        ratios.extend(["memory_16_shared_vs_base", "memory_16_aa", "setup_aa"]);
+        ratios.extend(["faults_shared", "time_shared"]);
+        ratios.extend(["memory_16_shared_vs_base", "memory_16_aa"]);
         // With one copy per process the ratio would be 1/16.
         let name = "memory_16_shared_vs_base";
         let share = table["ratios"][name]["median"].as_f64().unwrap();
         assert!(share > 0.9, "{table:#}");
-    }
-    if !is_missing("real programs") {
-        ratios.extend([
-            "short_time",
-            "short_time_aa",
-            "short_time_vs_plain",
-            "short_time_jumbo_run",
-        ]);
     }
     assert_whole(&table, &ratios, &values);
     for misses in ["itlb_misses", "dtlb_misses"] {

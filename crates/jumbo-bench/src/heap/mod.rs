@@ -62,7 +62,7 @@ fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
 fn starts(settings: &Settings) -> Group<'_> {
     let time = |launch: Launch| {
         move || {
-            let time = work::time(&launch, settings, "true", &[], "")?;
+            let time = work::time(&launch, settings, "true")?;
             Ok(figures([("start_ms", time)]))
         }
     };

@@ -1,10 +1,10 @@
 //! `jumbo bench text`: gains of program text on huge pages, and their costs.
 //!
-//! First, a generated program with much text (`program`), by each method: faults, time, memory,
-//! setup, cold start. Second, real programs (`real`), which should not become slower.
+//! A generated program with much text (`program`), by each method: faults, time, memory, cold start.
+//! Real programs with much text are among the [`programs`](crate::programs).
 //!
-//! Each sample of the first kind reports how its text was mapped: none of it by PMDs on base pages,
-//! else at least half, in the kind of memory that the method claims.
+//! Each sample reports how its text was mapped: none of it by PMDs on base pages, else at least half,
+//! in the kind of memory that the method claims.
 //!
 //! No other process runs the program, so the state of its page cache is known: as readahead leaves
 //! it, in huge folios, or empty.
@@ -13,7 +13,6 @@
 mod counters;
 mod process;
 mod program;
-mod real;
 #[expect(
     unsafe_code,
     reason = "calls functions that were made when it is measured"
@@ -78,14 +77,12 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         table.without(&TlbCounters::NAMES, "TLB misses", why);
     }
     let calls = CALLS[usize::from(quick)];
-    let mut groups = vec![
+    let groups = vec![
         bench.faults(),
         bench.times(calls, counted),
         bench.cold_starts(),
-        bench.setups(),
         bench.memory(),
     ];
-    groups.extend(real::groups(settings, quick, &mut table));
     group::measure(settings, table, groups)
 }
 
@@ -142,8 +139,6 @@ impl<'a> TextBench<'a> {
             let name = format!("time{}", method.suffix);
             let published = Some(PUBLISHED_TIME).filter(|_| name == "time");
             rows! { group; &name => measure, "calls_ms", base / side, published; }
-            let whole = "the same, start and move included";
-            rows! { group; format!("{name}_with_setup") => whole, "whole_ms", base / side; }
             if counted && name == "time" {
                 for figure in TlbCounters::NAMES {
                     group.value(figure, figure, side);
@@ -167,19 +162,6 @@ impl<'a> TextBench<'a> {
             rows! { group; "cold_start" => measure, "whole_ms", base / advised; }
             group.value("cold_start_ms", "whole_ms", advised);
         }
-        group
-    }
-
-    /// Time to move 100 MiB of text, by the report.
-    fn setups(&'a self) -> Group<'a> {
-        let mut group = Group::new(self.settings, "set-up");
-        if !self.methods.contains(&TextMethod::SHARED) {
-            return group;
-        }
-        let size = self.whole[0].size;
-        let made = group.side("shared image, made", size, move || self.setup());
-        group.value("setup_ms_per_100mib", "setup_ms", made);
-        rows! { group; "setup_aa" => "set-up of 100 MiB", "setup_ms", made / made; }
         group
     }
 

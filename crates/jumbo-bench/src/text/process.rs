@@ -1,17 +1,15 @@
 //! Processes of the program with much text: `TextBench`; and the page type and origin of their
 //! text: `TextMethod`.
 
-use std::io::Read as _;
 use std::time::Instant;
 
 use jumbo::units::Bytes;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::smaps::Smaps;
-use serde_json::Value;
 
 use super::program::{CacheState, TextProgram};
 use super::worker::is_text;
-use crate::claim::{Claim, DRY_RUN_HINT, at_least_percent, exactly, nearly_all};
+use crate::claim::{Claim, at_least_percent, exactly, nearly_all};
 use crate::figures::{Figures, figures, ms, with};
 use crate::json_child::JsonChild;
 use crate::launch::Launch;
@@ -58,38 +56,6 @@ impl TextBench<'_> {
         program.cache(method.cached)?;
         let what = method.work(program, program.size, 0);
         self.run(program, method, what).map(drop)
-    }
-
-    /// Moves the text of one process onto an image that is made for it.
-    pub(super) fn setup(&self) -> Result<Figures, Error> {
-        let method = TextMethod::SHARED;
-        let program = program_of(&self.whole, method);
-        program.cache(method.cached)?;
-        let Launch::Jumbo(options) = method.launch() else {
-            return Ok(Figures::new());
-        };
-        let launch = Launch::Jumbo(format!("--report=json {options}"));
-        let what = method.work(program, program.size, 0);
-        let (mut child, figures) =
-            worker(launch, program, what).begin(self.settings, &method.claims(what.touched))?;
-        let mut report = Vec::new();
-        if let Some(stderr) = &mut child.process.stderr {
-            stderr.read_to_end(&mut report)?;
-        }
-        child.wait()?;
-        let report: Value = serde_json::from_slice(&report)
-            .map_err(|error| Error::Answer(child.command.clone(), error))?;
-        let moved = |name| {
-            report["obtained"]["text"][name]
-                .as_f64()
-                .unwrap_or_default()
-        };
-        if moved("images_made") == 0.0 {
-            return Err(Error::claim("no image was made", DRY_RUN_HINT));
-        }
-        let of_100_mib = moved("shared") / f64::from(100 << 20);
-        let took = moved("move_ns") / 1e6 / of_100_mib;
-        Ok(with(figures, [("setup_ms", took)]))
     }
 
     /// Starts a process that touches its text and stays.
