@@ -17,8 +17,6 @@ pub(crate) enum Task {
     Memory(MemoryTask),
     /// STREAM: total bytes of the arrays, threads, passes.
     Stream(Arrays, Bytes, usize, usize),
-    /// Pages of a pool, all taken, touched and given back so many times.
-    FirstUse(PoolConfig, Pages, usize),
     /// Pages of a pool of that size taken and given back one at a time.
     Exchange(PoolKind, PageCycle, Pages),
     /// Blocks of so many bytes in total, each allocated, touched and timed.
@@ -119,8 +117,6 @@ pub(crate) enum PoolKind {
 pub(crate) enum Provision {
     /// The pool holds them before the measurement.
     Held,
-    /// The kernel's pool holds them before; our pool takes them on demand.
-    Persistent,
     /// Surplus pages of our pool and of the kernel's, allocated on demand.
     Surplus,
 }
@@ -130,8 +126,6 @@ pub(crate) enum Provision {
 pub(crate) enum PageCycle {
     /// `take` and `give`, content unspecified.
     Take,
-    /// `take` and `give` of a pool that does not describe its pages.
-    TakePlain,
     /// `mmap`, a touch, and `munmap`. For THPs aligned and with MADV_HUGEPAGE.
     MapTouched,
 }
@@ -163,8 +157,6 @@ pub(crate) struct TouchTask {
     pub(crate) by: ShmemMode,
     pub(crate) size: Bytes,
     pub(crate) threads: usize,
-    /// The p99 of single first touches is measured as well.
-    pub(crate) timed: bool,
 }
 
 /// Method that backs shared memory.

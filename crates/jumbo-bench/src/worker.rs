@@ -39,7 +39,6 @@ fn figures(task: &Task) -> Result<Figures, Error> {
         Task::Stream(arrays, size, threads, passes) => {
             pool::stream(*arrays, *size, *threads, *passes)
         }
-        Task::FirstUse(supply, pages, times) => pool::first_use(*supply, *pages, *times),
         Task::Exchange(source, way, pages) => pool::exchange(*source, *way, *pages),
         Task::Latency(size) => latency::latency(*size),
         Task::Text(text) => text::text(text),

@@ -4,7 +4,6 @@
 //! - STREAM's kernels over arrays on base pages, on a preallocated pool, and on a dynamic one,
 //!   which allocates pages on demand. An unmodified program gets the kernel's pages by `jumbo run
 //!   --pool`; another program has its arrays in a region of a THP pool.
-//! - First use of a surplus page and of a persistent one.
 //! - `take` and `give`, compared with `mmap` and `munmap`.
 //!
 //! All for both kinds of pool that the host has; a missing kind is reported with its reason.
@@ -18,7 +17,7 @@ mod stream;
 mod supply;
 mod worker;
 
-pub(crate) use worker::{FOLIOS, exchange, first_use, stream};
+pub(crate) use worker::{exchange, stream};
 
 use jumbo::pool::Thp;
 use jumbo::units::{Bytes, Pages, counted};
@@ -48,9 +47,7 @@ const LARGE_ARRAYS: Bytes = Bytes(1 << 30);
 
 /// Passes over the arrays, without and with `--quick`.
 const PASSES: [usize; 2] = [6, 3];
-/// Pages of the first-use rows, repetitions, and pages of the pool of the take-and-give rows.
-const FIRST_USE_PAGES: [Pages; 2] = [Pages(128), Pages(16)];
-const FIRST_USE_REPETITIONS: usize = 5;
+/// Pages of the pool of the take-and-give rows.
 const EXCHANGE_POOL_PAGES: [Pages; 2] = [Pages(64), Pages(16)];
 
 /// Memory of a heap beyond the program's allocations.
@@ -85,11 +82,7 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
             .flatten()
             .collect(),
     };
-    let groups = vec![
-        bench.streams(size, max_threads),
-        bench.first_uses(),
-        bench.exchanges(),
-    ];
+    let groups = vec![bench.streams(size, max_threads), bench.exchanges()];
     let table = group::measure(settings, table, groups)?;
     kernel.give_back()?;
     Ok(table)
@@ -149,40 +142,9 @@ impl<'a> PoolBench<'a> {
             rows! { group;
                 name("preallocated_vs_baseline") => all, KERNELS_MS, base / held, "up to 1.444";
                 name("dynamic_vs_preallocated") => all, KERNELS_MS, held / dynamic, "0.9987";
-                name("start_preallocated") => what, "start_ms", base / held;
                 name("start_dynamic") => what, "start_ms", base / dynamic;
                 name("faults_dynamic") => "page faults", "faults", base / dynamic, "196";
             }
-        }
-        group
-    }
-
-    fn first_uses(&self) -> Group<'a> {
-        let mut group = self.group("first use");
-        let pages = FIRST_USE_PAGES[self.quick];
-        for &kind in &self.kinds {
-            let mut side = |called: &str, provision| {
-                let config = PoolConfig(kind, provision);
-                let name = format!("{called} ({})", kind.name());
-                let worker = Worker::new(
-                    Launch::Plain,
-                    Task::FirstUse(config, pages, FIRST_USE_REPETITIONS),
-                );
-                let side = group.worker(name, worker, pages.bytes(PAGE_2M), config.claims(pages));
-                group.needs(side, config.needs(pages))
-            };
-            let held = side("held", Provision::Held);
-            let surplus = side("surplus", Provision::Surplus);
-            if kind == PoolKind::Hugetlb {
-                let persistent = side("persistent", Provision::Persistent);
-                let what = "first use of a page";
-                rows! { group;
-                    "first_use_aa" => what, "page_us", persistent / persistent;
-                    "surplus_vs_persistent" => what, "page_us", persistent / surplus;
-                }
-            }
-            let name = format!("held_vs_surplus{}", suffix(kind));
-            rows! { group; name => "use of a page", "page_us", surplus / held; }
         }
         group
     }

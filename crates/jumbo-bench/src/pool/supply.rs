@@ -42,18 +42,14 @@ impl PoolConfig {
         }
     }
 
-    /// Claims of a program with `pages` pages in a pool of its own.
+    /// Claims of a program with `pages` pages in a pool of its own, by the counters of that pool.
     pub(super) fn claims(self, pages: Pages) -> Vec<Claim> {
-        let (ours, kernels) = match self.1 {
-            Provision::Held => (0, 0),
-            Provision::Persistent => (pages.0, 0),
-            Provision::Surplus => (pages.0, pages.0),
+        let surplus = match self.1 {
+            Provision::Held => 0,
+            Provision::Surplus => pages.0,
         };
         let mut claims = self.0.claims(pages.bytes(PAGE_2M));
-        claims.extend([exactly(USED, pages.0), exactly(SURPLUS, ours)]);
-        if self.0 == PoolKind::Hugetlb {
-            claims.push(exactly(KERNEL_SURPLUS, kernels));
-        }
+        claims.extend([exactly(USED, pages.0), exactly(SURPLUS, surplus)]);
         claims
     }
 
@@ -73,7 +69,7 @@ impl PoolConfig {
 impl PageCycle {
     pub(super) fn name(self, kind: PoolKind) -> String {
         let how = match (self, kind) {
-            (Self::Take | Self::TakePlain, _) => "take, give",
+            (Self::Take, _) => "take, give",
             (Self::MapTouched, PoolKind::Hugetlb) => "mmap, touch, munmap",
             (Self::MapTouched, PoolKind::Thp) => "mmap, advise, touch, munmap",
         };
@@ -83,7 +79,7 @@ impl PageCycle {
     /// Claims of a program with one page in use, from a pool of `pages` pages if it has one.
     pub(crate) fn claims(self, kind: PoolKind, pages: Pages) -> Vec<Claim> {
         match self {
-            Self::Take | Self::TakePlain => {
+            Self::Take => {
                 let mut claims = kind.claims(pages.bytes(PAGE_2M));
                 claims.extend([exactly(USED, 1), exactly(SURPLUS, 0)]);
                 claims
@@ -100,9 +96,8 @@ mod tests {
     use crate::launch::Launch;
 
     const PAGES: Pages = Pages(10);
-    const SUPPLIES: [PoolConfig; 5] = [
+    const SUPPLIES: [PoolConfig; 4] = [
         PoolConfig(PoolKind::Hugetlb, Provision::Held),
-        PoolConfig(PoolKind::Hugetlb, Provision::Persistent),
         PoolConfig(PoolKind::Hugetlb, Provision::Surplus),
         PoolConfig(PoolKind::Thp, Provision::Held),
         PoolConfig(PoolKind::Thp, Provision::Surplus),
@@ -128,20 +123,22 @@ mod tests {
     fn surplus_pages_need_overcommit_only() {
         let needs = SUPPLIES.map(|config| config.needs(PAGES));
         let needs = needs.map(|needs| (needs.persistent.0, needs.overcommit.0));
-        assert_eq!(needs, [(10, 0), (10, 0), (0, 10), (0, 0), (0, 0)]);
+        assert_eq!(needs, [(10, 0), (0, 10), (0, 0), (0, 0)]);
     }
 
     #[test]
     fn pages_of_another_origin_are_rejected() {
         for (counted, huge, right) in [
-            ([10, 0, 0], 10, [true, false, false, true, false]),
-            ([10, 10, 0], 10, [false, true, false, false, true]),
-            ([10, 10, 10], 10, [false, false, true, false, true]),
-            ([9, 0, 0], 10, [false; 5]),
-            ([10, 0, 0], 9, [false; 5]),
-            ([10, 10, 10], 9, [false; 5]),
+            ([10, 0, 0], 10, [true, false]),
+            ([10, 10, 0], 10, [false, true]),
+            ([9, 0, 0], 10, [false; 2]),
+            ([10, 0, 0], 9, [false; 2]),
+            ([10, 10, 0], 9, [false; 2]),
         ] {
-            let each = SUPPLIES.map(|s| fine(&s.claims(PAGES), [huge; 2], counted));
+            let each = [Provision::Held, Provision::Surplus].map(|provision| {
+                let claims = PoolConfig(PoolKind::Thp, provision).claims(PAGES);
+                fine(&claims, [huge; 2], counted)
+            });
             assert_eq!(each, right, "{counted:?} {huge}");
         }
     }

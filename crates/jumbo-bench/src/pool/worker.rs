@@ -6,8 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use jumbo::pool::{Hugetlb, Page, Placement, Pool, Populate, Thp};
-use jumbo::units::{Bytes, Order, Pages};
+use jumbo::pool::{Hugetlb, Placement, Pool, Populate, Thp};
+use jumbo::units::{Bytes, Pages};
 use jumbo_host::kernel::{Root, hugetlb};
 
 use super::stream as kernels;
@@ -16,7 +16,7 @@ use crate::Error;
 use crate::figures::{Figures, ms, with};
 use crate::keeper::{PAGE_2M, kernel_pool};
 use crate::memory::{RawBlock, base_pages_only, numbers, own_memory, own_memory_in, own_usage};
-use crate::stats::{median, minimum};
+use crate::stats::minimum;
 use crate::task::{AllocCall, Arrays, PageCycle, PoolConfig, PoolKind, Provision};
 use crate::work::ns_per_call;
 
@@ -25,9 +25,6 @@ use crate::work::ns_per_call;
 const INTERVALS: usize = 10;
 const INTERVAL: Duration = Duration::from_millis(5);
 const BATCH: u64 = 32;
-
-/// Figure: 1 if the pool can split a page into folios.
-pub(crate) const FOLIOS: &str = "folios_of_a_page";
 
 /// [`Task::Stream`](crate::task::Task::Stream): time of the start and of the best passes, faults.
 pub(crate) fn stream(
@@ -45,7 +42,13 @@ pub(crate) fn stream(
         Arrays::Supplied(config) if config.0 == PoolKind::Hugetlb => {
             _ballast = ballast(config)?;
         }
-        Arrays::Supplied(config) => pool = Some(supplied_pool(config, pages)?.0),
+        Arrays::Supplied(PoolConfig(kind, provision)) => {
+            let supplied = pool.insert(empty_pool(kind)?);
+            match provision {
+                Provision::Held => grow(supplied, pages)?,
+                Provision::Surplus => supplied.set_overcommit(pages),
+            }
+        }
     }
 
     let (before, clock) = (own_usage()?.ru_minflt, Instant::now());
@@ -78,32 +81,6 @@ pub(crate) fn stream(
     Ok(with(figures, taken))
 }
 
-/// [`Task::FirstUse`](crate::task::Task::FirstUse): time per page, and memory with all pages.
-pub(crate) fn first_use(config: PoolConfig, pages: Pages, times: usize) -> Result<Figures, Error> {
-    let kernel = kernel_pool()?;
-    let (pool, _ballast) = supplied_pool(config, pages)?;
-    let pool = &pool;
-    let mut taken: Vec<Page<'_>> = Vec::with_capacity(usize::try_from(pages.0).unwrap_or(0));
-    let mut costs = Vec::with_capacity(times);
-    let mut seen = Figures::new();
-    for nth in 0..times {
-        let clock = Instant::now();
-        for _ in 0..pages.0 {
-            let mut page = pool.take()?;
-            for base in page.bytes_mut().chunks_mut(rustix::param::page_size()) {
-                base[0] = 1;
-            }
-            taken.push(page);
-        }
-        costs.push(ms(clock.elapsed()) * 1e3 / pages.0 as f64);
-        if nth == 0 {
-            seen = add_origin(own_memory()?, kernel.as_ref(), Some(pool))?;
-        }
-        taken.clear();
-    }
-    Ok(with(seen, [("page_us", median(&costs))]))
-}
-
 /// [`Task::Exchange`](crate::task::Task::Exchange): time per page, and memory with one page.
 pub(crate) fn exchange(kind: PoolKind, cycle: PageCycle, pages: Pages) -> Result<Figures, Error> {
     let quickest = |once: &dyn Fn() -> Result<(), Error>| {
@@ -126,37 +103,16 @@ pub(crate) fn exchange(kind: PoolKind, cycle: PageCycle, pages: Pages) -> Result
         block.give_back()?;
         return Ok(with(figures, [("page_ns", page_ns)]));
     }
-    let pool = match cycle {
-        PageCycle::TakePlain => {
-            Pool::without_folios(Thp::at(&Root::host())?, Placement::of_thread()?)
-        }
-        _ => empty_pool(kind)?,
-    };
+    let pool = empty_pool(kind)?;
     grow(&pool, pages)?;
     let page_ns = quickest(&|| {
         pool.take()?.bytes_mut()[0] = 1;
         Ok(())
     })?;
     let kernel = kernel_pool()?;
-    let page = pool.take()?;
+    let _page = pool.take()?;
     let figures = add_origin(own_memory()?, kernel.as_ref(), Some(&pool))?;
-    drop(page);
-    let folio = pool.take_folio(Order(0));
-    let folios = folio.map_or(0, |_| pool.split().pages.0);
-    Ok(with(
-        figures,
-        [("page_ns", page_ns), (FOLIOS, folios as f64)],
-    ))
-}
-
-/// Creates a pool with `pages` pages, or with overcommit for them; and the ballast.
-fn supplied_pool(config: PoolConfig, pages: Pages) -> Result<(Pool, Option<Pool>), Error> {
-    let pool = empty_pool(config.0)?;
-    match config.1 {
-        Provision::Held => grow(&pool, pages)?,
-        Provision::Persistent | Provision::Surplus => pool.set_overcommit(pages),
-    }
-    Ok((pool, ballast(config)?))
+    Ok(with(figures, [("page_ns", page_ns)]))
 }
 
 /// Occupies unused pages of the kernel's pool, if it shall allocate surplus pages.

@@ -38,15 +38,12 @@ const LAPS_OFF: usize = 6;
 
 const FOLIOS_KIB: [u64; 4] = [16, 64, 256, 2048];
 
-/// Columns of the published table, and those added here.
-const COLUMNS: [(&str, &str); 7] = [
+/// Columns of the published table.
+const COLUMNS: [(&str, &str); 4] = [
     ("user_ms", "user_ms"),
     ("system_ms", "system_ms"),
     ("faults_per_s_per_cpu", "touch_faults/s/CPU"),
     ("faults_per_s", "touch_faults/s"),
-    ("unmap_ms", "unmap_ms"),
-    ("first_touch_p99_us", "first_touch_p99_us"),
-    ("bloat", "resident_x"),
 ];
 
 /// Measures the table, with `size` bytes of shared memory.
@@ -98,7 +95,7 @@ impl<'a> ShmemBench<'a> {
         let modes = modes.chain(self.kernel.pool.as_ref().map(|_| ShmemMode::Hugetlb));
         let mut available = Vec::new();
         for mode in modes {
-            let worker = self.worker(mode, MIN_SIZE, false);
+            let worker = self.worker(mode, MIN_SIZE);
             let result = self.kernel.provide(&mode.needs(MIN_SIZE, &self.sizes));
             let result = result.and_then(|_| worker.sample(self.settings, &mode.claims(MIN_SIZE)));
             let result = result.map_err(|error| error.of_side(&mode.to_string()));
@@ -112,18 +109,17 @@ impl<'a> ShmemBench<'a> {
         Ok(())
     }
 
-    fn worker(&self, by: ShmemMode, size: Bytes, timed: bool) -> Worker {
+    fn worker(&self, by: ShmemMode, size: Bytes) -> Worker {
         let touch = TouchTask {
             by,
             size,
             threads: cpus(),
-            timed,
         };
         Worker::new(by.launch(), Task::Touch(touch))
     }
 
-    fn side(&self, group: &mut Group<'a>, mode: ShmemMode, (size, timed): (Bytes, bool)) -> usize {
-        let worker = self.worker(mode, size, timed);
+    fn side(&self, group: &mut Group<'a>, mode: ShmemMode, size: Bytes) -> usize {
+        let worker = self.worker(mode, size);
         let side = group.worker(mode.to_string(), worker, size, mode.claims(size));
         group.needs(side, mode.needs(size, &self.sizes))
     }
@@ -135,7 +131,7 @@ impl<'a> ShmemBench<'a> {
             .laps(LAPS, minimum);
         let by = counted(cpus() as u64, "thread");
         let side = |group: &mut Group<'a>, mode: ShmemMode| {
-            let side = self.side(group, mode, (size, true));
+            let side = self.side(group, mode, size);
             for (column, figure) in COLUMNS {
                 group.value(format!("{column}_{}", mode.key()), figure, side);
             }
@@ -168,8 +164,8 @@ impl<'a> ShmemBench<'a> {
     fn off(&self, size: Bytes) -> Group<'a> {
         let mut group = Group::new(self.settings, "sizes off").on(self.kernel);
         group = group.laps(LAPS_OFF, minimum);
-        let [plain, off] = [ShmemMode::Plain, ShmemMode::Disabled]
-            .map(|mode| self.side(&mut group, mode, (size, false)));
+        let [plain, off] =
+            [ShmemMode::Plain, ShmemMode::Disabled].map(|mode| self.side(&mut group, mode, size));
         let what = &format!("touch of {size}, sizes off");
         rows! { group;
             "disabled_aa" => what, "touch_ms", plain / plain;

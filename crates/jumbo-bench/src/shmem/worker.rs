@@ -2,44 +2,32 @@
 
 use std::time::Instant;
 
-use jumbo::units::{Bytes, PageSize};
+use jumbo::units::PageSize;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::thp::Thp;
 use jumbo_inside::sys::collapse;
 
-use super::mode::{BLOAT, LARGE_FOLIO_BYTES, SIZED_FOLIO_BYTES, TOUCH_FAULTS};
+use super::mode::{LARGE_FOLIO_BYTES, SIZED_FOLIO_BYTES, TOUCH_FAULTS};
 use crate::Error;
 use crate::figures::{Figures, cpu_ms, figures, ms, with};
 use crate::keeper::PAGE_2M;
 use crate::memory::{RawBlock, base_pages_only, own_memory_in, own_usage};
-use crate::stats::quantile;
 use crate::task::{ShmemMode, TouchTask};
 use crate::work::on_threads;
 
-/// Maximum memory whose touches are timed one by one.
-const MAX_TIMED_BYTES: Bytes = Bytes(256 << 20);
-/// Memory for the bloat figure.
-const SPARSE_BYTES: Bytes = Bytes(64 << 20);
-/// Distance of the touched bytes in it.
-const SPARSE_STEP: usize = 1 << 20;
-
-/// [`Task::Touch`](crate::task::Task::Touch): times, page faults, origin of the memory, bloat.
+/// [`Task::Touch`](crate::task::Task::Touch): times, page faults, origin of the memory.
 pub(crate) fn touch(task: &TouchTask) -> Result<Figures, Error> {
     let TouchTask {
         by: mode,
         size,
         threads,
-        timed,
     } = *task;
     if mode == ShmemMode::Base {
         base_pages_only()?;
     }
-    // Collapse is called by the program, not by a touch.
-    let is_by_touch = mode != ShmemMode::Collapse;
-    let bloat = is_by_touch.then(|| bloat(mode)).transpose()?;
     let folios = FolioCounts::read()?;
     let (before, clock) = (own_usage()?, Instant::now());
-    let mut memory = map(mode, size)?;
+    let mut memory = RawBlock::shared(size, mode == ShmemMode::Collapse)?;
     touch_all(memory.bytes(), mode, threads)?;
     let touched = clock.elapsed();
     let after = own_usage()?;
@@ -62,11 +50,6 @@ pub(crate) fn touch(task: &TouchTask) -> Result<Figures, Error> {
     let clock = Instant::now();
     memory.give_back()?;
     let unmapped = clock.elapsed();
-    figures.extend(bloat.map(|bloat| (BLOAT.to_owned(), bloat)));
-    if timed && is_by_touch {
-        let part = Bytes(MAX_TIMED_BYTES.0.min(size.0));
-        figures.insert("first_touch_p99_us".to_owned(), slowest(mode, part)?);
-    }
     let taken = [
         ("touch_ms", ms(touched)),
         ("user_ms", user),
@@ -77,10 +60,6 @@ pub(crate) fn touch(task: &TouchTask) -> Result<Figures, Error> {
         ("touch_faults/s/CPU", pages / ((user + system) / 1e3)),
     ];
     Ok(with(figures, taken))
-}
-
-fn map(mode: ShmemMode, size: Bytes) -> Result<RawBlock, Error> {
-    RawBlock::shared(size, mode == ShmemMode::Collapse)
 }
 
 /// Touches each base page, in ascending order, by `threads` threads with a part each.
@@ -101,33 +80,6 @@ fn touch_all(memory: &mut [u8], mode: ShmemMode, threads: usize) -> Result<(), E
         Ok(())
     };
     on_threads(memory.chunks_mut(part), work)
-}
-
-/// p99 of the first touches of single blocks, in microseconds.
-fn slowest(mode: ShmemMode, size: Bytes) -> Result<f64, Error> {
-    let mut memory = map(mode, size)?;
-    let block = usize::try_from(mode.block().bytes()).unwrap_or(usize::MAX);
-    let time = |block: &mut [u8]| {
-        let clock = Instant::now();
-        block[0] = 1;
-        ms(clock.elapsed()) * 1e3
-    };
-    let times: Vec<_> = memory.bytes().chunks_mut(block).map(time).collect();
-    memory.give_back()?;
-    Ok(quantile(&times, 0.99))
-}
-
-/// Resident memory divided by touched memory, if one byte per step is touched.
-fn bloat(mode: ShmemMode) -> Result<f64, Error> {
-    let mut memory = map(mode, SPARSE_BYTES)?;
-    let mut touched = 0.0;
-    for step in memory.bytes().chunks_mut(SPARSE_STEP) {
-        step[0] = 1;
-        touched += rustix::param::page_size() as f64;
-    }
-    let usage = own_memory_in(&[memory.addresses()])?;
-    memory.give_back()?;
-    Ok(usage["resident_bytes"] / touched)
 }
 
 /// Kernel counters of large folios in shared memory, by size, as bytes.

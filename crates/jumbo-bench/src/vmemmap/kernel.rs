@@ -12,14 +12,11 @@ use crate::claim::{self, Claim};
 use crate::figures::{Figures, figures};
 use crate::keeper::{Keeper, KernelKnobs, Needs, PAGE_2M};
 use crate::launch::Launch;
-use crate::stats::quantile;
 use crate::task::KnobSet;
 use crate::{Error, Settings};
 
 /// Base pages of descriptors that the kernel frees, of eight per 2 MiB page.
 const FREED_PER_HUGE_PAGE: u64 = 7;
-
-const SINGLE_RESIZES: u64 = 32;
 
 const SAVED: &str = "metadata_saved_pages";
 
@@ -49,7 +46,7 @@ impl KernelPool {
         self.pages.bytes(PAGE_2M)
     }
 
-    /// Grows and shrinks the pool at once, and then page by page.
+    /// Grows and shrinks the pool.
     pub(super) fn sample(&self, on: bool) -> Result<Figures, Error> {
         let resize = |pages| {
             self.kernel.provide(&Needs {
@@ -62,20 +59,10 @@ impl KernelPool {
         let grow = resize(self.pages)?;
         let saved = before.saturating_sub(metadata()?.unwrap_or_default());
         let shrink = resize(Pages(0))?;
-        let singly = |to: &mut dyn Iterator<Item = u64>| {
-            let times = to.map(|pages| Ok(resize(Pages(pages))? * 1e3));
-            times.collect::<Result<Vec<_>, Error>>()
-        };
-        let grows = singly(&mut (1..=SINGLE_RESIZES))?;
-        let shrinks = singly(&mut (0..SINGLE_RESIZES).rev())?;
         let of_8 = saved as f64 / self.pages.0.max(1) as f64;
         let figures = figures([
             ("grow_ms", grow),
             ("shrink_ms", shrink),
-            ("grow_p50_us", quantile(&grows, 0.5)),
-            ("grow_p99_us", quantile(&grows, 0.99)),
-            ("shrink_p50_us", quantile(&shrinks, 0.5)),
-            ("shrink_p99_us", quantile(&shrinks, 0.99)),
             ("saved_of_8_pages", of_8),
             (SAVED, saved as f64),
             ("preload_libraries", 0.0),

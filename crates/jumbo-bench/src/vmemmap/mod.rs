@@ -5,7 +5,6 @@
 //! - `head_of` of random and of consecutive pages.
 //! - Pinning and unpinning ranges that start at a tail. The baseline also counts per head, and
 //!   finds the heads through the tails.
-//! - Taking and giving whole pages of a pool with and without descriptors.
 //! - Growing and shrinking the kernel's pool with its optimisation (HVO) off and on (`kernel`).
 //!
 //! The baseline (`plain`) is resident before the measurement, checks nothing and takes no lock.
@@ -16,16 +15,14 @@ mod worker;
 
 pub(crate) use worker::describe;
 
-use jumbo::units::{Bytes, PageSize, Pages, counted};
+use jumbo::units::{Bytes, Pages, counted};
 
 use crate::claim;
 use crate::group::{self, Group, rows};
 use crate::launch::Launch;
 use crate::memory::check_available;
-use crate::pool::FOLIOS;
-use crate::stats::minimum;
 use crate::table::Table;
-use crate::task::{DescribeTask, PageCycle, PoolKind, Task};
+use crate::task::{DescribeTask, Task};
 use crate::work::Worker;
 use crate::{Error, Settings};
 use kernel::KernelPool;
@@ -43,11 +40,6 @@ const KERNEL_POOL: [Pages; 2] = [Pages(4096), Pages(256)];
 
 /// Ratios of the series of 2021: allocating and freeing took 2.5 and 2.6 times as long.
 const PUBLISHED: [&str; 2] = ["0.40", "0.38"];
-
-/// Processes per sample, of which the fastest counts: half of the time is memory placement.
-const LAPS: usize = 3;
-
-const EXCHANGE_POOL_PAGES: Pages = Pages(16);
 
 const GIGANTIC_PAGES: usize = 10;
 
@@ -80,7 +72,6 @@ pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
         lives(settings, gib(GIGANTIC_PAGES), "_1g", "1 GiB"),
         pins(settings, mib(pinned_gib << 9), "", "2 MiB"),
         pins(settings, gib(pinned_gib), "_1g", "1 GiB"),
-        exchanges(settings),
     ];
     groups.extend(kernel.as_ref().map(|kernel| resizes(settings, kernel)));
     let table = group::measure(settings, table, groups)?;
@@ -115,9 +106,9 @@ fn lives<'a>(settings: &'a Settings, huge: DescribeTask, suffix: &str, of: &str)
         |what| format!("{what}, {of}"),
     );
     let published = PUBLISHED.map(|figure| Some(figure).filter(|_| suffix.is_empty()));
-    let (saved, kept) = match huge.order {
-        ORDER_2M => ("saved_of_8", "4 (2 of 8 kept)"),
-        _ => ("saved_of_4096", "2048 (2 of 4096 kept)"),
+    let kept = match huge.order {
+        ORDER_2M => "4 (2 of 8 kept)",
+        _ => "2048 (2 of 4096 kept)",
     };
     rows! { group;
         name("prepare") => what("pages prepared"), "prepare_ms", plain / ours, published[0];
@@ -126,17 +117,6 @@ fn lives<'a>(settings: &'a Settings, huge: DescribeTask, suffix: &str, of: &str)
         name("head_of_random") => what("head_of, at random"), "random_ns", plain / ours;
         name("head_of_sequential") => what("head_of, in order"), "sequential_ns", plain / ours;
         format!("prepare{suffix}_aa") => what("pages prepared"), "prepare_ms", plain / plain;
-    }
-    group.value(saved, "saved_pages", ours);
-    for figure in [
-        "prepare_p50_ns",
-        "prepare_p99_ns",
-        "release_p50_ns",
-        "release_p99_ns",
-    ] {
-        let name = figure.replacen('_', &format!("{suffix}_"), 1);
-        group.value(format!("plain_{name}"), figure, plain);
-        group.value(name, figure, ours);
     }
     group
 }
@@ -157,31 +137,6 @@ fn pins<'a>(settings: &'a Settings, huge: DescribeTask, suffix: &str, of: &str) 
     group
 }
 
-/// A pool with descriptors should give whole pages as fast as one without.
-fn exchanges(settings: &Settings) -> Group<'_> {
-    let mut group = Group::new(settings, "take and give").laps(LAPS, minimum);
-    let (kind, size) = (PoolKind::Thp, EXCHANGE_POOL_PAGES.bytes(PageSize::SIZE_2M));
-    let mut side = |name: &str, way: PageCycle, folios: u64| {
-        let mut claims = way.claims(kind, EXCHANGE_POOL_PAGES);
-        claims.push(claim::exactly(FOLIOS, folios));
-        let worker = Worker::new(
-            Launch::Plain,
-            Task::Exchange(kind, way, EXCHANGE_POOL_PAGES),
-        );
-        group.worker(name, worker, size, claims)
-    };
-    let plain = side("pool without folios", PageCycle::TakePlain, 0);
-    let ours = side("pool", PageCycle::Take, 1);
-    let what = "a page taken and given";
-    rows! { group;
-        "take_give" => what, "page_ns", plain / ours;
-        "take_give_aa" => what, "page_ns", plain / plain;
-    }
-    // The other rows do not need THP.
-    group.optional = Error::is_of_host;
-    group
-}
-
 fn resizes<'a>(settings: &'a Settings, kernel: &'a KernelPool) -> Group<'a> {
     let mut group = Group::new(settings, "the kernel's pool");
     group.optional = Error::is_of_host;
@@ -194,14 +149,5 @@ fn resizes<'a>(settings: &'a Settings, kernel: &'a KernelPool) -> Group<'a> {
         "kernel_grow_aa" => grown, "grow_ms", off / off;
     }
     group.value("kernel_saved_of_8", "saved_of_8_pages", on);
-    for figure in [
-        "grow_p50_us",
-        "grow_p99_us",
-        "shrink_p50_us",
-        "shrink_p99_us",
-    ] {
-        group.value(figure, figure, on);
-        group.value(format!("plain_{figure}"), figure, off);
-    }
     group
 }

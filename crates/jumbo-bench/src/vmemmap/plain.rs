@@ -17,8 +17,6 @@ pub(super) trait DescriptorTable {
     /// Pins pages, calls `meanwhile`, and unpins them.
     fn pinned(&self, pages: Range<usize>, meanwhile: &mut dyn FnMut()) -> Result<(), Error>;
     fn pins(&self, page: usize) -> u64;
-    /// Base pages of descriptors that one huge page saves, by the kernel's count.
-    fn saved(&self, head: usize) -> Result<f64, Error>;
 }
 
 #[derive(Debug, Default)]
@@ -98,10 +96,6 @@ impl DescriptorTable for PlainTable {
     fn pins(&self, page: usize) -> u64 {
         let head = self.head_of(page).unwrap_or(page);
         self.0[head].counts.load(Ordering::Relaxed) >> 32
-    }
-
-    fn saved(&self, _: usize) -> Result<f64, Error> {
-        Ok(0.0)
     }
 }
 

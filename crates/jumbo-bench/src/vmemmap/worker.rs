@@ -12,7 +12,6 @@ use super::plain::{DescriptorTable, PlainTable};
 use crate::Error;
 use crate::figures::{Figures, figures, ms, with};
 use crate::memory::{base_pages_only, own_memory, preload_figure};
-use crate::stats::quantile;
 use crate::task::DescribeTask;
 
 const BASE_PAGE: PageSize = PageSize::SIZE_4K;
@@ -46,18 +45,6 @@ impl DescriptorTable for Vmemmap {
 
     fn pins(&self, page: usize) -> u64 {
         self.users(address(page)).map_or(0, |users| users.pins)
-    }
-
-    fn saved(&self, head: usize) -> Result<f64, Error> {
-        let root = Root::host();
-        let pages = || {
-            let resident = self.resident(&root)?.descriptors;
-            Ok::<_, Error>(resident.whole_pages(BASE_PAGE).0 as f64)
-        };
-        self.restore(address(head))?;
-        let restored = pages()?;
-        self.optimise(address(head))?;
-        Ok(restored - pages()?)
     }
 }
 
@@ -114,39 +101,18 @@ fn timed(work: impl FnOnce() -> Result<(), Error>) -> Result<Duration, Error> {
     Ok(clock.elapsed())
 }
 
-/// Times of single calls, in nanoseconds.
-fn each(
-    mut all: impl Iterator<Item = usize>,
-    one: impl Fn(usize) -> Result<(), Error>,
-) -> Result<Vec<f64>, Error> {
-    let mut times = Vec::with_capacity(all.size_hint().0);
-    all.try_for_each(|at| {
-        times.push(timed(|| one(at))?.as_secs_f64() * 1e9);
-        Ok::<_, Error>(())
-    })?;
-    Ok(times)
-}
-
 fn life<T: DescriptorTable>(huge: DescribeTask, table: &T) -> Result<Figures, Error> {
     let prepare = |head| table.prepare(head, huge.order);
     let release = |head| table.release(head);
     // Both tables are fully touched by now, as the kernel's is from boot on.
     let [random, sequential] = looks(table, huge)?;
-    let saved = table.saved(0)?;
     let released = timed(|| heads(huge).try_for_each(release))?;
     let prepared = timed(|| heads(huge).try_for_each(prepare))?;
-    let releases = each(heads(huge), release)?;
-    let prepares = each(heads(huge), prepare)?;
     Ok(figures([
         ("prepare_ms", ms(prepared)),
         ("release_ms", ms(released)),
-        ("prepare_p50_ns", quantile(&prepares, 0.5)),
-        ("prepare_p99_ns", quantile(&prepares, 0.99)),
-        ("release_p50_ns", quantile(&releases, 0.5)),
-        ("release_p99_ns", quantile(&releases, 0.99)),
         ("random_ns", random),
         ("sequential_ns", sequential),
-        ("saved_pages", saved),
     ]))
 }
 

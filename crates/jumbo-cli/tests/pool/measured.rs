@@ -48,11 +48,10 @@ pub(crate) fn assert_ratios(table: &Value, names: &[&str]) {
 }
 
 /// Ratios that need no privilege.
-const UNPRIVILEGED_RATIOS: [&str; 5] = [
+const UNPRIVILEGED_RATIOS: [&str; 4] = [
     "stream_aa",
     "preallocated_vs_baseline_thp",
     "dynamic_vs_preallocated_thp",
-    "held_vs_surplus_thp",
     "take_give_vs_mmap_thp",
 ];
 
@@ -76,9 +75,6 @@ fn every_ratio_is_measured_and_the_pool_is_as_it_was() {
             "dynamic_vs_preallocated",
             "start_dynamic",
             "faults_dynamic",
-            "first_use_aa",
-            "surplus_vs_persistent",
-            "held_vs_surplus",
             "mmap_aa",
             "take_give_vs_mmap",
         ],
@@ -123,24 +119,11 @@ fn descriptors_are_measured_and_the_pool_and_hvo_are_as_they_were() {
         for name in names {
             assert_ratios(&table, &[&format!("{name}{suffix}")]);
         }
-        let of = ["prepare", "release", "plain_prepare", "plain_release"];
-        for name in of.map(|of| format!("{of}{suffix}_p99_ns")) {
-            let value = &table["values"][&name];
-            assert!(
-                value["median"].as_f64().is_some_and(|ns| ns > 0.0),
-                "{name}"
-            );
-            assert_eq!(value["unit"], "ns");
-        }
     }
     // These are counts, independent of time.
     let least = |of: &str, name: &str| table[of][name]["min"].as_f64().unwrap();
-    assert_eq!(least("values", "saved_of_8"), 8.0);
-    assert_eq!(least("values", "saved_of_4096"), 4096.0);
-    assert_eq!(table["values"]["saved_of_8"]["unit"], "pages");
     assert!(least("ratios", "bytes_kept") > 100.0, "{table:#}");
     assert!(least("ratios", "bytes_kept_1g") > 100.0, "{table:#}");
-    assert_ratios(&table, &["take_give", "take_give_aa"]);
     match switch {
         Some(_) => {
             assert!(table["missing"].is_null(), "{table:#}");

@@ -82,11 +82,7 @@ fn shared_memory_is_measured_in_each_way_and_all_is_as_it_was() {
                 "{name}: {table:#}"
             );
         }
-        assert!(value(&format!("first_touch_p99_us_{way}")).unwrap() > 0.0);
     }
-    let bloat = ["base", "kernel_64k", "kernel_2m", "hugetlb_2m"];
-    let bloat = bloat.map(|way| value(&format!("bloat_{way}")));
-    assert_eq!(bloat, [1.0, 16.0, 256.0, 256.0].map(Some), "{table:#}");
 }
 
 #[test]
