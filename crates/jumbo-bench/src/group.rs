@@ -252,7 +252,7 @@ impl<'a> Group<'a> {
                 }
                 let measure = || {
                     self.kernel
-                        .map_or(Ok(0.0), |kernel| kernel.provide(&side.needs))?;
+                        .map_or(Ok(()), |kernel| kernel.provide(&side.needs))?;
                     (side.measure)()
                 };
                 let figures = sample(&*side.prepare, (&mut least[at], hit), &measure)

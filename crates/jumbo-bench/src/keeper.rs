@@ -17,7 +17,6 @@ use jumbo_host::kernel::thp::Thp;
 use jumbo_host::kernel::{Root, hugetlb};
 use jumbo_host::knobs::{Group, Journal, Knob, Steering, Value};
 
-use crate::figures::ms;
 use crate::json_child::{JsonChild, send};
 use crate::launch::Launch;
 use crate::task::{KnobSet, Task};
@@ -28,8 +27,8 @@ const JOURNAL_NAME: &str = "jumbo bench";
 
 pub(crate) const PAGE_2M: PageSize = PageSize::SIZE_2M;
 
-/// Answer of the keeper: milliseconds that the kernel took, or the reason of a failure.
-type Answer = Result<f64, String>;
+/// Answer of the keeper: the reason of a failure.
+type Answer = Result<(), String>;
 
 /// Knobs, and the process that sets them.
 pub(crate) struct Keeper {
@@ -61,7 +60,6 @@ impl KnobSet {
         match self {
             Self::Pool => "the kernel's pool of 2 MiB pages",
             Self::Shmem => "the kernel's controls of shared memory",
-            Self::Hvo => "HVO",
         }
     }
 
@@ -69,7 +67,6 @@ impl KnobSet {
         let command = match self {
             Self::Pool => "pool",
             Self::Shmem => "thp",
-            Self::Hvo => "vmemmap",
         };
         format!("cannot restore all knobs; `jumbo {command} --undo` tries again")
     }
@@ -100,11 +97,11 @@ impl Keeper {
     }
 
     /// Sets the knobs and returns the milliseconds that the kernel took.
-    fn set(&self, wanted: Vec<(Knob, Value)>) -> Result<f64, Error> {
+    fn set(&self, wanted: Vec<(Knob, Value)>) -> Result<(), Error> {
         let mut new = wanted.clone();
         new.retain(|order| !self.now.borrow().contains(order));
         if new.is_empty() {
-            return Ok(0.0);
+            return Ok(());
         }
         self.now.replace(wanted);
         self.process.borrow_mut().send(&new)?;
@@ -112,7 +109,7 @@ impl Keeper {
     }
 
     /// Sets the pool to so many pages beyond its state before the measurement.
-    fn resize(&self, persistent: Pages, overcommit: Pages) -> Result<f64, Error> {
+    fn resize(&self, persistent: Pages, overcommit: Pages) -> Result<(), Error> {
         let before = self.pool.as_ref();
         let overcommit = before.map_or(0, |pool| pool.overcommit.0) + overcommit.0;
         let persistent = before.map_or(0, |pool| pool.persistent().0) + persistent.0;
@@ -122,7 +119,7 @@ impl Keeper {
         ])
     }
 
-    fn receive(&self) -> Result<f64, Error> {
+    fn receive(&self) -> Result<(), Error> {
         let answer: Answer = self.process.borrow_mut().receive()?;
         answer.map_err(|why| Error::Kernel(self.kept.name(), why))
     }
@@ -145,12 +142,12 @@ impl Needs {
 
 impl KernelKnobs {
     /// Sets the knobs; returns the milliseconds that the pool took.
-    pub(crate) fn provide(&self, needs: &Needs) -> Result<f64, Error> {
+    pub(crate) fn provide(&self, needs: &Needs) -> Result<(), Error> {
         if let Some(keeper) = &self.knobs {
             keeper.set(needs.knobs.clone())?;
         }
         let pool = self.pool.as_ref();
-        pool.map_or(Ok(0.0), |keeper| {
+        pool.map_or(Ok(()), |keeper| {
             keeper.resize(needs.persistent, needs.overcommit)
         })
     }
@@ -183,7 +180,6 @@ fn serve_knobs(
     let (group, knobs) = match (kept, &pool) {
         (KnobSet::Pool, None) => Err(format!("the kernel has no pool of {PAGE_2M} pages"))?,
         (KnobSet::Pool, _) => (Group::pool(PAGE_2M), vec![Knob::persistent(PAGE_2M, None)]),
-        (KnobSet::Hvo, _) => (Group::hvo(), vec![Knob::hvo()]),
         (KnobSet::Shmem, _) => (
             Group::thp(),
             sizes(root)?.into_iter().map(control).collect(),
@@ -200,7 +196,7 @@ fn serve_knobs(
     };
     // Any failure ends the requests only: the knobs are restored below.
     let _ = serve_requests(root, &mut steering);
-    Ok(match steering.put_back(&mut ()) {
+    Ok(match steering.put_back() {
         Ok(undone) if undone.complete => Ok(()),
         Ok(_) => Err(kept.not_back()),
         Err(error) => Err(error.to_string()),
@@ -208,29 +204,26 @@ fn serve_knobs(
 }
 
 fn serve_requests(root: &Root, steering: &mut Steering<'_>) -> Result<(), Error> {
-    send(&Answer::Ok(0.0))?;
+    send(&Answer::Ok(()))?;
     for order in io::stdin().lines() {
         let wanted: Vec<(Knob, Value)> = serde_json::from_str(&order?).map_err(io::Error::from)?;
         let mut orders = wanted.into_iter();
-        let all: Answer = orders.try_fold(0.0, |elapsed_ms, (knob, to)| {
-            Ok(elapsed_ms + set(root, steering, &knob, to)?)
-        });
+        let all: Answer = orders.try_for_each(|(knob, to)| set(root, steering, &knob, to));
         send(&all)?;
     }
     Ok(())
 }
 
 fn set(root: &Root, steering: &mut Steering<'_>, knob: &Knob, to: Value) -> Answer {
-    let written = steering.set(knob, to.clone(), &mut ());
-    let written = written.map_err(|error| error.to_string())?;
-    let (step, elapsed_ms) = (written.step, ms(written.elapsed));
+    let step = steering.set(knob, to.clone());
+    let step = step.map_err(|error| error.to_string())?;
     let after = step.after.clone().unwrap_or_else(|| step.before.clone());
     let reached = match (after.number(), to.number()) {
         (Some(after), Some(to)) => after >= to,
         _ => after == to,
     };
     if reached {
-        return Ok(elapsed_ms);
+        return Ok(());
     }
     let result = match to.number() {
         Some(to) => format!("{after} of {} obtained", counted(to, "page")),

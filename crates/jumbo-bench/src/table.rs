@@ -25,7 +25,7 @@ pub struct Table {
     pub machine: Machine,
     /// Rows, from the top.
     pub rows: Vec<Row>,
-    ratios: BTreeMap<String, Spread>,
+    pub(crate) ratios: BTreeMap<String, Spread>,
     /// `None` for a value that was not measured; `missing` has the reason.
     values: BTreeMap<String, Option<Value>>,
     /// Samples that waited for the host.
@@ -246,10 +246,6 @@ impl Table {
         let is_row = |name: &str| self.rows.iter().any(|row| row.what.name == name);
         let values = self.values.iter().filter(move |(name, _)| !is_row(name));
         values.filter_map(|(name, value)| value.map(|value| (&**name, value.spread, value.unit)))
-    }
-
-    pub(crate) fn also(&mut self, name: String, ratio: Spread) {
-        self.ratios.insert(name, ratio);
     }
 
     /// Records that these entries of `values` are not available here.

@@ -193,8 +193,6 @@ pub(crate) enum KnobSet {
     Pool,
     /// The shared-memory control of each folio size.
     Shmem,
-    /// The kernel's switch for HVO.
-    Hvo,
 }
 
 impl Task {

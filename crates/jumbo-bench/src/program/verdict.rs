@@ -107,7 +107,8 @@ mod tests {
         table.rounds = MIN_ROUNDS;
         let aa = [least, 1.0, most];
         for (name, [min, median, max]) in [("x", [min, median, max]), ("aa", aa)] {
-            table.also(name.into(), Spread { median, min, max });
+            let spread = Spread { median, min, max };
+            table.ratios.insert(name.into(), spread);
         }
         Change::of(&table, "x", "aa")
     }

@@ -22,9 +22,6 @@ use crate::table::Table;
 use crate::{Error, Settings, group};
 use list::{FILES, PROGRAMS, ProgramEntry};
 
-/// The program, and its row that compares jumbo with the best of all peers.
-const BEST_PEER_ROW: (&str, &str) = ("hashmap", "hashmap_vs_best_peer");
-
 /// Names of the programs, and their descriptions.
 pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
     PROGRAMS.iter().map(|entry| (&*entry.key, &*entry.what))
@@ -61,16 +58,7 @@ pub fn measure(
         let what = (&*ready.entry.key, &ready.program);
         group_of(settings, what, &ready.observations, ways)
     });
-    let mut table = group::measure(settings, table, groups.collect())?;
-    let (key, name) = BEST_PEER_ROW;
-    let against = ways
-        .iter()
-        .filter_map(|way| table.ratio_of(&way.peer_row(key)?));
-    let best = against.min_by(|one, other| one.median.total_cmp(&other.median));
-    if let Some(best) = best {
-        table.also(name.to_owned(), best);
-    }
-    Ok(table)
+    group::measure(settings, table, groups.collect())
 }
 
 fn group_of<'a>(

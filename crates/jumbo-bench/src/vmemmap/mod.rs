@@ -5,17 +5,15 @@
 //! - `head_of` of random and of consecutive pages.
 //! - Pinning and unpinning ranges that start at a tail. The baseline also counts per head, and
 //!   finds the heads through the tails.
-//! - Growing and shrinking the kernel's pool with its optimisation (HVO) off and on (`kernel`).
 //!
 //! The baseline (`plain`) is resident before the measurement, checks nothing and takes no lock.
 
-mod kernel;
 mod plain;
 mod worker;
 
 pub(crate) use worker::describe;
 
-use jumbo::units::{Bytes, Pages, counted};
+use jumbo::units::{Bytes, counted};
 
 use crate::claim;
 use crate::group::{self, Group, rows};
@@ -25,7 +23,6 @@ use crate::table::Table;
 use crate::task::{DescribeTask, Task};
 use crate::work::Worker;
 use crate::{Error, Settings};
-use kernel::KernelPool;
 
 /// Orders of huge pages over base pages of 4 KiB.
 const ORDER_2M: u32 = 9;
@@ -33,10 +30,9 @@ const ORDER_1G: u32 = 18;
 
 const DESCRIPTOR_BYTES: u64 = 64;
 
-/// 2 MiB pages to prepare, GiB to pin, maximum of the kernel's pool; without and with `--quick`.
+/// 2 MiB pages to prepare, and GiB to pin; without and with `--quick`.
 const PAGES: [usize; 2] = [10_240, 2_560];
 const PINNED_GIB: [usize; 2] = [16, 4];
-const KERNEL_POOL: [Pages; 2] = [Pages(4096), Pages(256)];
 
 /// Ratios of the series of 2021: allocating and freeing took 2.5 and 2.6 times as long.
 const PUBLISHED: [&str; 2] = ["0.40", "0.38"];
@@ -64,19 +60,14 @@ pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
         counted(GIGANTIC_PAGES as u64, "page"),
         pinned_gib
     );
-    let mut table = Table::new("vmemmap", what, settings)?;
-    let kernel = KernelPool::take(settings, KERNEL_POOL[quick]);
-    let kernel = table.available("the kernel's own pool with HVO", kernel)?;
-    let mut groups = vec![
+    let table = Table::new("vmemmap", what, settings)?;
+    let groups = vec![
         lives(settings, mib(pages), "", "2 MiB"),
         lives(settings, gib(GIGANTIC_PAGES), "_1g", "1 GiB"),
         pins(settings, mib(pinned_gib << 9), "", "2 MiB"),
         pins(settings, gib(pinned_gib), "_1g", "1 GiB"),
     ];
-    groups.extend(kernel.as_ref().map(|kernel| resizes(settings, kernel)));
-    let table = group::measure(settings, table, groups)?;
-    kernel.map_or(Ok(()), |pool| pool.kernel.give_back())?;
-    Ok(table)
+    group::measure(settings, table, groups)
 }
 
 /// Memory of a full table for these pages.
@@ -134,20 +125,5 @@ fn pins<'a>(settings: &'a Settings, huge: DescribeTask, suffix: &str, of: &str) 
         name("unpin") => what("unpinned"), "unpin_ms", plain / ours, "7.1";
         format!("pin{suffix}_aa") => what("pinned"), "pin_ms", plain / plain;
     }
-    group
-}
-
-fn resizes<'a>(settings: &'a Settings, kernel: &'a KernelPool) -> Group<'a> {
-    let mut group = Group::new(settings, "the kernel's pool");
-    group.optional = Error::is_of_host;
-    let [off, on] = [("HVO off", false), ("HVO on", true)]
-        .map(|(name, on)| group.side(name, kernel.bytes(), move || kernel.sample(on)));
-    let [grown, shrunk] = ["grown", "shrunk"].map(|how| format!("the kernel's pool {how}, 2 MiB"));
-    rows! { group;
-        "kernel_grow" => &grown, "grow_ms", off / on, PUBLISHED[0];
-        "kernel_shrink" => shrunk, "shrink_ms", off / on, PUBLISHED[1];
-        "kernel_grow_aa" => grown, "grow_ms", off / off;
-    }
-    group.value("kernel_saved_of_8", "saved_of_8_pages", on);
     group
 }

@@ -29,10 +29,10 @@
 //! let pool = pools.into_iter().find(|pool| pool.size == size).ok_or("no such pool")?;
 //! let mut steering = steer(&root, &locked, &pool, "my-program")?;
 //! let to = Pages(pool.persistent().0 + more.0);
-//! let written = steering.set(&Knob::persistent(size, None), to, &mut ())?;
-//! println!("{:?} pages now", written.step.after);
+//! let written = steering.set(&Knob::persistent(size, None), to)?;
+//! println!("{:?} pages now", written.after);
 //! // ... and when its own pool is dropped. After SIGKILL `jumbo pool --undo` does that.
-//! steering.put_back(&mut ())?;
+//! steering.put_back()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

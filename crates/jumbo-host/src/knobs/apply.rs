@@ -8,7 +8,7 @@
 //! the record stays, for another try.
 
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -274,9 +274,7 @@ pub(super) struct Work<'a> {
     compact: bool,
     watcher: &'a mut dyn Watcher,
     /// The watcher requested an end.
-    pub(super) stop: bool,
-    /// Duration of the last write.
-    pub(super) elapsed: Duration,
+    stop: bool,
     notes: Vec<String>,
 }
 
@@ -293,7 +291,6 @@ impl<'a> Work<'a> {
             compact,
             watcher,
             stop: false,
-            elapsed: Duration::ZERO,
             notes: Vec::new(),
         }
     }
@@ -358,12 +355,7 @@ impl<'a> Work<'a> {
         if !self.stop {
             let (root, file) = (self.root.clone(), step.knob.file.clone());
             let to = step.text();
-            let write = move || {
-                let clock = Instant::now();
-                root.write(file, &to)?;
-                Ok(clock.elapsed())
-            };
-            self.elapsed = self.run(write, &Activity::Writing(step))?;
+            self.run(move || root.write(file, &to), &Activity::Writing(step))?;
             step.after = Some(step.knob.read(self.root)?);
         }
         Ok(())

@@ -46,7 +46,7 @@ pub use journal::{Journal, JournalError, Locked, Record};
 pub use knob::{Form, Knob, Value};
 pub use known::Group;
 pub use plan::{Plan, Saved, Step};
-pub use steering::{Steering, Written};
+pub use steering::Steering;
 
 #[cfg(test)]
 pub(crate) mod fake;

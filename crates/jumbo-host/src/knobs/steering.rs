@@ -4,9 +4,7 @@
 //! follow. It stays unfinished until the steering ends: `--undo` restores the knobs of a process
 //! that was killed, whatever their values are.
 
-use std::time::Duration;
-
-use super::apply::{ApplyError, Undone, Watcher, Work, check_current};
+use super::apply::{ApplyError, Undone, Work, check_current};
 use super::journal::{Locked, Record};
 use super::knob::{Knob, Value};
 use super::plan::{Plan, Saved, Step};
@@ -21,17 +19,6 @@ pub struct Steering<'a> {
     record: Record,
     /// The restoration was tried.
     ended: bool,
-}
-
-/// Result of one write.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
-    /// The step, with the value read back if it was written.
-    pub step: Step,
-    /// The watcher requested an end.
-    pub stopped: bool,
-    /// Duration of the write.
-    pub elapsed: Duration,
 }
 
 impl<'a> Steering<'a> {
@@ -87,41 +74,30 @@ impl<'a> Steering<'a> {
     ///
     /// # Errors
     /// [`FileError`] where it cannot be written or read back.
-    pub fn set(
-        &mut self,
-        knob: &Knob,
-        to: impl Into<Value>,
-        watcher: &mut dyn Watcher,
-    ) -> Result<Written, FileError> {
+    pub fn set(&mut self, knob: &Knob, to: impl Into<Value>) -> Result<Step, FileError> {
         let mut step = Step::new(knob.clone(), knob.read(self.root)?, to);
-        let mut work = Work::new(self.root, self.locked, false, watcher);
-        work.step(&mut step)?;
-        let (stopped, elapsed) = (work.stop, work.elapsed);
-        Ok(Written {
-            step,
-            stopped,
-            elapsed,
-        })
+        Work::new(self.root, self.locked, false, &mut ()).step(&mut step)?;
+        Ok(step)
     }
 
     /// Restores the knobs.
     ///
     /// # Errors
     /// [`ApplyError`]; the record stays.
-    pub fn put_back(mut self, watcher: &mut dyn Watcher) -> Result<Undone, ApplyError> {
-        self.restore(watcher)
+    pub fn put_back(mut self) -> Result<Undone, ApplyError> {
+        self.restore()
     }
 
-    fn restore(&mut self, watcher: &mut dyn Watcher) -> Result<Undone, ApplyError> {
+    fn restore(&mut self) -> Result<Undone, ApplyError> {
         self.ended = true;
-        Work::new(self.root, self.locked, false, watcher).put_back(&self.record)
+        Work::new(self.root, self.locked, false, &mut ()).put_back(&self.record)
     }
 }
 
 impl Drop for Steering<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            let _ = self.restore(&mut ());
+            let _ = self.restore();
         }
     }
 }
@@ -135,8 +111,8 @@ mod tests {
     fn begun(fake: &Fake) -> Steering<'_> {
         let knobs = vec![Fake::knob()];
         let mut steering = Steering::of(&fake.root, &fake.locked, knobs, "test").unwrap();
-        let written = steering.set(&Fake::knob(), 2, &mut ()).unwrap();
-        assert_eq!(written.step.after, Some(2.into()));
+        let written = steering.set(&Fake::knob(), 2).unwrap();
+        assert_eq!(written.after, Some(2.into()));
         steering
     }
 

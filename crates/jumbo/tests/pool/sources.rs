@@ -154,12 +154,12 @@ fn the_kernels_pool_grows_for_one_of_ours_and_is_put_back() {
     let before = pools.iter().find(|pool| pool.size == SIZE).unwrap();
     let mut steering = steer(&root, &locked, before, "test").unwrap();
     let knob = Knob::persistent(SIZE, None);
-    let written = steering.set(&knob, Pages(8), &mut ()).unwrap();
-    assert_eq!(written.step.after, Some(Pages(8).into()));
+    let written = steering.set(&knob, Pages(8)).unwrap();
+    assert_eq!(written.after, Some(Pages(8).into()));
     assert_eq!(kernel_counters(), [8, 8, 0, 0]);
     let pool = hugetlb();
     assert_eq!(pool.resize(Pages(5)).persistent, Pages(5));
-    assert!(steering.put_back(&mut ()).unwrap().complete);
+    assert!(steering.put_back().unwrap().complete);
     // Five pages are in use, two were there before: the excess is surplus and is freed with its
     // user.
     assert_eq!(kernel_counters(), [5, 0, 0, 3]);
