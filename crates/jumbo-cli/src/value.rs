@@ -43,12 +43,18 @@ pub(crate) fn processes(root: &Root, text: &str) -> anyhow::Result<Vec<u32>> {
     }
     let mut found = status::find(root, text)?;
     found.retain(|pid| *pid != std::process::id());
-    anyhow::ensure!(
-        !found.is_empty(),
+    match found.is_empty() {
+        true => Err(no_process(text)),
+        false => Ok(found),
+    }
+}
+
+/// The error where no process has this PID or name.
+pub(crate) fn no_process(text: &str) -> anyhow::Error {
+    anyhow::anyhow!(
         "no process is `{text}`, neither by PID nor by name\n\
          hint: names are those of `ps -e`, whole: `jumbo status` lists the largest processes"
-    );
-    Ok(found)
+    )
 }
 
 /// Finds the one process by PID or name.

@@ -23,7 +23,7 @@ use crate::run::unreached;
 use crate::signal::end_by;
 use crate::value::{interval, positive};
 use crate::view;
-pub(crate) use show::percent;
+pub(crate) use show::{bytes, percent};
 
 /// Exit code: output or exit status of the program differed with jumbo.
 const DIFFERS: u8 = 3;

@@ -145,7 +145,7 @@ fn cells(it: &Comparison, key: &str, name: &str) -> [String; 7] {
     clippy::cast_sign_loss,
     reason = "a float becomes the nearest number of bytes that there can be"
 )]
-fn bytes(bytes: f64) -> String {
+pub(crate) fn bytes(bytes: f64) -> String {
     Bytes(bytes as u64).to_string()
 }
 

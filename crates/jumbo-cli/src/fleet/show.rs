@@ -2,13 +2,13 @@
 
 use std::io;
 
-use jumbo::units::{Bytes, counted};
+use jumbo::units::counted;
 
 use super::data::Figure;
 use super::simulate::ExperimentPlan;
 use super::statistics::{Difference, FleetSaving};
 use super::{FigureComparison, FleetComparison};
-use crate::compare::percent;
+use crate::compare::{bytes, percent};
 use crate::view::{NONE, View, missing};
 
 pub(super) fn comparison(view: &mut View, it: &FleetComparison) -> io::Result<()> {
@@ -69,14 +69,9 @@ pub(super) fn name(figure: Figure, per_request: bool) -> &'static str {
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a float becomes the nearest number of bytes that there can be"
-)]
 fn amount(figure: Figure, per_request: bool, value: f64) -> String {
     match figure {
-        Figure::Memory => Bytes(value as u64).to_string(),
+        Figure::Memory => bytes(value),
         Figure::Cpu if !per_request => format!("{value:.3} cores"),
         _ if value < 1e-3 => format!("{:.2} us", value * 1e6),
         _ if value < 1.0 => format!("{:.2} ms", value * 1e3),

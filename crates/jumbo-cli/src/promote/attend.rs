@@ -49,13 +49,7 @@ pub(crate) fn attend(pid: u32, max_waste: MaxWaste) -> anyhow::Result<()> {
     let root = Root::host();
     let mut watch = Watch::new()?;
     let mut promoted = Promoted::default();
-    let wish = Selection {
-        heap: true,
-        text: false,
-        files: false,
-        shm: false,
-        max_waste,
-    };
+    let wish = Selection::of_heap(max_waste);
     match Target::open(&root, pid) {
         Ok(target) => follow(&root, &target, &wish, &mut watch, &mut promoted),
         Err(refusal) => promoted.reason = Some(refusal.to_string()),

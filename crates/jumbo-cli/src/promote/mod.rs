@@ -26,6 +26,7 @@ use serde::Serialize;
 
 use crate::knobs::EXIT_PARTIAL;
 use crate::signal::end_by;
+use crate::value::no_process;
 pub(crate) use attend::{Promoted, attend};
 use watch::Watch;
 
@@ -218,10 +219,7 @@ fn named(root: &Root, args: &Args, typed: &mut TypedPids) -> anyhow::Result<Vec<
             .filter(|pid| is_number || *pid != own)
             .collect();
         if found.is_empty() && !is_number {
-            bail!(
-                "no process is `{text}`, neither by PID nor by name\n\
-                 hint: names are those of `ps -e`, whole: `jumbo status` lists the largest processes"
-            );
+            return Err(no_process(text));
         }
         // A thread ID stays, for its own error. A reused PID is dropped.
         if let Ok(pid) = text.parse() {

@@ -5,12 +5,11 @@ pub(crate) mod process;
 
 use std::process::ExitCode;
 
-use anyhow::bail;
 use jumbo_host::kernel::{self, Probe, Root};
 use jumbo_host::status::{self, Detail, Host, Inspector, Missing, Tasks, Usage};
 use serde::Serialize;
 
-use crate::value::whole;
+use crate::value::{no_process, whole};
 use crate::view;
 
 /// Show what is huge on this host or in a process, what is not, and why
@@ -81,10 +80,7 @@ fn read_processes(root: &Root, args: &Args) -> anyhow::Result<ProcessPage> {
     for text in &args.process {
         let found = status::find(root, text)?;
         if found.is_empty() {
-            bail!(
-                "no process is `{text}`, neither by PID nor by name\n\
-                 hint: names are those of `ps -e`, whole: `jumbo status` lists the largest processes"
-            );
+            return Err(no_process(text));
         }
         pids.extend(found);
     }

@@ -78,13 +78,7 @@ pub(super) fn read_details(pid: u32) -> WorkResult {
         detail.mappings.retain(|mapping| mapping.bytes > Bytes(0));
         let by_size = |mapping: &MappingDetail| (Reverse(mapping.bytes), mapping.start);
         detail.mappings.sort_by_key(by_size);
-        let wish = Selection {
-            heap: true,
-            text: false,
-            files: false,
-            shm: false,
-            max_waste: MaxWaste::DEFAULT,
-        };
+        let wish = Selection::of_heap(MaxWaste::DEFAULT);
         let plan =
             Target::open(&root, pid).and_then(|target| PromotePlan::new(&target, &wish, Bytes(0)));
         let plan = plan.map_err(|refusal| match refusal.hint() {

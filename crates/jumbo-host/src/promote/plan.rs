@@ -44,6 +44,17 @@ pub struct Selection {
 }
 
 impl Selection {
+    /// The heap alone.
+    pub fn of_heap(max_waste: MaxWaste) -> Self {
+        Self {
+            heap: true,
+            text: false,
+            files: false,
+            shm: false,
+            max_waste,
+        }
+    }
+
     /// Reports whether a mapping is selected.
     pub(super) fn takes(&self, kind: Kind, mapping: &Mapping<'_>) -> bool {
         match kind {
