@@ -164,9 +164,7 @@ pub(crate) struct TouchTask {
 pub(crate) enum ShmemMode {
     /// Base pages, whatever the kernel's controls say.
     Base,
-    /// The kernel's controls, none of which allows a size.
-    Plain,
-    /// The same under `jumbo run`.
+    /// `jumbo run`, where none of the kernel's controls allows a size.
     Disabled,
     /// Folios of this size, which the kernel's control allows to all programs.
     Kernel(PageSize),

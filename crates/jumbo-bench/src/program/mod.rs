@@ -12,7 +12,7 @@
 
 mod listens;
 mod peak;
-#[expect(unsafe_code, reason = "calls wait4, and fork instead of vfork")]
+#[expect(unsafe_code, reason = "has the standard library fork instead of vfork")]
 mod running;
 mod served;
 mod server;

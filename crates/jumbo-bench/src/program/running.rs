@@ -4,22 +4,21 @@
 use std::collections::hash_map::DefaultHasher;
 use std::hash::Hasher as _;
 use std::io::{self, Read};
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use jumbo_host::kernel::Root;
-use jumbo_host::kernel::process::Process;
-use jumbo_host::kernel::process::tree;
+use jumbo_host::kernel::process::{Process, tree, wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::served::Served;
 use crate::Error;
-use crate::figures::cpu_ms;
+use crate::figures::ms;
 use crate::interrupt;
 use crate::launch::line;
 
@@ -155,7 +154,7 @@ impl ProgramRun {
         let streams = self.streams.take();
         // Before the wait: afterwards the ID of the group may be reused.
         self.signal_group(Signal::KILL);
-        let (status, usage) = wait4(self.pid())?;
+        let (status, usage) = wait(self.pid().cast_signed())?;
         let clock = Instant::now();
         let hear = |stream: &Receiver<io::Result<Output>>| {
             let left = TERMINATION_TIMEOUT.saturating_sub(clock.elapsed()) / 10;
@@ -168,10 +167,10 @@ impl ProgramRun {
         Ok(RunResult {
             status,
             output,
-            user_ms: cpu_ms(usage.ru_utime),
-            system_ms: cpu_ms(usage.ru_stime),
-            rss_bytes: usage.ru_maxrss as f64 * 1024.0,
-            faults: usage.ru_minflt as f64,
+            user_ms: ms(usage.user),
+            system_ms: ms(usage.system),
+            rss_bytes: usage.max_rss as f64,
+            faults: usage.minor as f64,
             served: None,
         })
     }
@@ -238,7 +237,7 @@ impl Drop for ProgramRun {
         while tree.iter().any(is_left) && clock.elapsed() < TERMINATION_TIMEOUT {
             thread::sleep(Duration::from_millis(1));
         }
-        let _ = wait4(self.pid());
+        let _ = wait(self.pid().cast_signed());
     }
 }
 
@@ -294,25 +293,6 @@ fn forks(command: &mut Command) {
 /// proc_pid_clear_refs(5), Linux 4.0
 fn forget_peak() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
-}
-
-/// Waits for a child, and returns its resource usage with that of the descendants it waited for.
-///
-/// # References
-/// wait4(2)
-fn wait4(pid: u32) -> Result<(ExitStatus, libc::rusage), Error> {
-    // SAFETY: all fields are integers, for which zeroes are valid.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    let mut status = 0;
-    loop {
-        // SAFETY: the kernel writes an integer and a `rusage` to these.
-        let waited = unsafe { libc::wait4(pid.cast_signed(), &raw mut status, 0, &raw mut usage) };
-        match io::Error::last_os_error() {
-            _ if waited >= 0 => return Ok((ExitStatus::from_raw(status), usage)),
-            error if error.kind() == io::ErrorKind::Interrupted => {}
-            error => return Err(Error::Pipe(error)),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -31,10 +31,8 @@ use crate::{Error, Settings};
 /// Minimum size: each thread touches whole huge pages.
 pub const MIN_SIZE: Bytes = Bytes(64 << 20);
 
-/// Laps per sample, whose minimum counts: one touch may take 1.5 times as long as the next. More
-/// laps for the overhead of `jumbo run` without folios.
+/// Laps per sample, whose minimum counts: one touch may take 1.5 times as long as the next.
 const LAPS: usize = 3;
-const LAPS_OFF: usize = 6;
 
 const FOLIOS_KIB: [u64; 4] = [16, 64, 256, 2048];
 
@@ -65,10 +63,7 @@ pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
         modes: Vec::new(),
     };
     bench.try_out(&mut table)?;
-    let mut groups = vec![bench.touches(size)];
-    if bench.modes.contains(&ShmemMode::Disabled) {
-        groups.push(bench.off(size));
-    }
+    let groups = vec![bench.touches(size)];
     let table = group::measure(settings, table, groups)?;
     kernel.give_back()?;
     Ok(table)
@@ -149,27 +144,11 @@ impl<'a> ShmemBench<'a> {
         for &mode in &self.modes {
             let side = side(&mut group, mode);
             let (key, published) = (mode.key(), mode.published());
-            if mode != ShmemMode::Disabled {
-                rows! { group; key.as_str() => touch, "touch_ms", base / side, published; }
-            }
+            rows! { group; key.as_str() => touch, "touch_ms", base / side, published; }
             if mode == ShmemMode::Collapse {
                 let key = key.replace("collapse", "unmap");
                 rows! { group; key => unmap, "unmap_ms", base / side; }
             }
-        }
-        group
-    }
-
-    /// Overhead of `jumbo run` if no folio size is allowed.
-    fn off(&self, size: Bytes) -> Group<'a> {
-        let mut group = Group::new(self.settings, "sizes off").on(self.kernel);
-        group = group.laps(LAPS_OFF, minimum);
-        let [plain, off] =
-            [ShmemMode::Plain, ShmemMode::Disabled].map(|mode| self.side(&mut group, mode, size));
-        let what = &format!("touch of {size}, sizes off");
-        rows! { group;
-            "disabled_aa" => what, "touch_ms", plain / plain;
-            "disabled" => what, "touch_ms", plain / off, ShmemMode::Disabled.published();
         }
         group
     }

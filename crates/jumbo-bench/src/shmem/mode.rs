@@ -24,7 +24,6 @@ impl ShmemMode {
     fn names(self) -> [&'static str; 3] {
         match self {
             Self::Base => ["base", "4 KiB pages", ""],
-            Self::Plain => ["plain", "sizes off", ""],
             Self::Disabled => ["disabled", "jumbo run, sizes off", "sizes off"],
             Self::Kernel(_) => [
                 "kernel_{}",
@@ -56,7 +55,7 @@ impl ShmemMode {
     /// Size of the memory that one touch populates.
     pub(super) fn block(self) -> PageSize {
         match self {
-            Self::Base | Self::Plain | Self::Disabled => PageSize::SIZE_4K,
+            Self::Base | Self::Disabled => PageSize::SIZE_4K,
             Self::Kernel(size) => size,
             Self::Collapse | Self::Hugetlb => PAGE_2M,
         }
@@ -72,7 +71,7 @@ impl ShmemMode {
 
     pub(super) fn launch(self) -> Launch {
         let option = match self {
-            Self::Base | Self::Plain | Self::Kernel(_) | Self::Collapse => return Launch::Plain,
+            Self::Base | Self::Kernel(_) | Self::Collapse => return Launch::Plain,
             Self::Disabled => "auto".to_owned(),
             Self::Hugetlb => format!("hugetlb --shm-sizes={PAGE_2M}"),
         };
@@ -108,7 +107,7 @@ impl ShmemMode {
         );
         let small = within(LARGE_FOLIO_BYTES, 0..=size.0 / 100);
         match self {
-            Self::Base | Self::Plain | Self::Disabled => {
+            Self::Base | Self::Disabled => {
                 let mut claims = claim::base(size);
                 claims.extend([faults, small]);
                 claims

@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
+use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::smaps::{Mapping, Smaps};
@@ -52,6 +53,16 @@ impl FileId {
             .map(|mapping| Self::from(&mapping))
             .ok_or_else(|| io::Error::other("a mapping is not in /proc/self/maps"))
     }
+}
+
+/// Device of the memory of memfds, in stat(2) as in /proc/PID/maps.
+///
+/// # Errors
+/// The errno of memfd_create(2).
+pub fn memfd_device() -> io::Result<(u32, u32)> {
+    let own = rustix::fs::memfd_create(c"jumbo", MemfdFlags::CLOEXEC)?;
+    let device = rustix::fs::fstat(&own)?.st_dev;
+    Ok((rustix::fs::major(device), rustix::fs::minor(device)))
 }
 
 impl From<&Mapping<'_>> for FileId {

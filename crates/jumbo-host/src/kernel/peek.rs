@@ -12,9 +12,8 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
-use std::sync::OnceLock;
 
-use super::file_id::FileId;
+use super::file_id::memfd_device;
 use super::smaps::Smaps;
 use super::{FileError, Root, aside};
 
@@ -43,12 +42,7 @@ impl Peek {
         maps: &Smaps,
         device: (u32, u32),
     ) -> Result<Self, FileError> {
-        static MEMFDS: OnceLock<Option<(u32, u32)>> = OnceLock::new();
-        let memfds = *MEMFDS.get_or_init(|| {
-            let memfd = rustix::fs::memfd_create("jumbo", rustix::fs::MemfdFlags::CLOEXEC);
-            let id = memfd.map_err(std::io::Error::from).and_then(FileId::of);
-            id.ok().map(|memfd| memfd.device)
-        });
+        let memfds = memfd_device().ok();
         let safe = maps.mappings().filter(|mapping| {
             let is_anonymous = mapping.device == (0, 0) && mapping.inode == 0;
             is_anonymous || mapping.device == device || Some(mapping.device) == memfds

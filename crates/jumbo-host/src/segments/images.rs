@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 
 use jumbo_inside::segments::image::{DESCRIPTORS, NAME};
 use jumbo_inside::watch;
-use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use serde::Serialize;
 
 use super::running::Running;
 use super::{reopen, same_bytes};
+use crate::kernel::file_id::memfd_device;
 use crate::kernel::{FileError, Root, task};
 use crate::units::Bytes;
 
@@ -165,12 +166,6 @@ impl TextImage {
             "no process that may be looked into has it open",
         ))
     }
-}
-
-fn memfd_device() -> io::Result<(u32, u32)> {
-    let own = rustix::fs::memfd_create(c"jumbo", MemfdFlags::CLOEXEC)?;
-    let device = rustix::fs::fstat(&own)?.st_dev;
-    Ok((rustix::fs::major(device), rustix::fs::minor(device)))
 }
 
 /// Part of a file, as encoded in the name of an image.

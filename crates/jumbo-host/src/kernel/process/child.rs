@@ -2,6 +2,8 @@
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -97,7 +99,8 @@ impl Child {
     /// # Errors
     /// The errno of wait4(2).
     pub fn poll(&self) -> io::Result<Option<(Change, ResourceUsage)>> {
-        self.wait4(libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED)
+        let change = wait4(self.pid, libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED)?;
+        Ok(change.map(|(status, usage)| (Change::of(status), usage)))
     }
 
     /// Sends a signal. An ended child ignores it.
@@ -128,52 +131,65 @@ impl Child {
     /// # Errors
     /// The errno of wait4(2).
     pub fn wait(&self) -> io::Result<(Change, ResourceUsage)> {
-        loop {
-            match self.wait4(0) {
-                Ok(Some(change)) => return Ok(change),
-                Ok(None) => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
+        wait(self.pid).map(|(status, usage)| (Change::of(status), usage))
     }
+}
 
-    #[expect(
-        unsafe_code,
-        reason = "wait4 is the one call that gives the child's page faults"
-    )]
-    fn wait4(&self, options: i32) -> io::Result<Option<(Change, ResourceUsage)>> {
-        let mut status = 0;
-        // SAFETY: any bits are a valid value.
-        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        // SAFETY: both pointers are to memory of the right type that outlives the call.
-        match unsafe { libc::wait4(self.pid, &raw mut status, options, &raw mut usage) } {
-            ..0 => return Err(io::Error::last_os_error()),
-            0 => return Ok(None),
-            _ => {}
+impl Change {
+    fn of(status: ExitStatus) -> Self {
+        match (status.code(), status.signal(), status.stopped_signal()) {
+            (Some(code), ..) => Self::Exited(code),
+            (_, Some(signal), _) => Self::Killed(signal),
+            (.., Some(signal)) => Self::Stopped(signal),
+            _ => Self::Continued,
         }
-        let change = if libc::WIFEXITED(status) {
-            Change::Exited(libc::WEXITSTATUS(status))
-        } else if libc::WIFSIGNALED(status) {
-            Change::Killed(libc::WTERMSIG(status))
-        } else if libc::WIFSTOPPED(status) {
-            Change::Stopped(libc::WSTOPSIG(status))
-        } else {
-            Change::Continued
-        };
-        let time = |time: libc::timeval| {
-            let seconds = Duration::from_secs(time.tv_sec.unsigned_abs());
-            seconds + Duration::from_micros(time.tv_usec.unsigned_abs())
-        };
-        let resources = ResourceUsage {
-            minor: usage.ru_minflt.unsigned_abs(),
-            major: usage.ru_majflt.unsigned_abs(),
-            max_rss: usage.ru_maxrss.unsigned_abs() << 10,
-            user: time(usage.ru_utime),
-            system: time(usage.ru_stime),
-        };
-        Ok(Some((change, resources)))
     }
+}
+
+/// Waits for the end of a child, and returns its resource usage with that of the descendants it
+/// waited for.
+///
+/// # Errors
+/// ECHILD where it is no child.
+pub fn wait(child: libc::pid_t) -> io::Result<(ExitStatus, ResourceUsage)> {
+    loop {
+        match wait4(child, 0) {
+            Ok(Some(ended)) => return Ok(ended),
+            Ok(None) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// # References
+/// wait4(2)
+#[expect(
+    unsafe_code,
+    reason = "wait4 is the one call that gives the child's page faults"
+)]
+fn wait4(child: libc::pid_t, options: i32) -> io::Result<Option<(ExitStatus, ResourceUsage)>> {
+    let mut status = 0;
+    // SAFETY: any bits are a valid value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: both pointers are to memory of the right type that outlives the call.
+    match unsafe { libc::wait4(child, &raw mut status, options, &raw mut usage) } {
+        ..0 => return Err(io::Error::last_os_error()),
+        0 => return Ok(None),
+        _ => {}
+    }
+    let time = |time: libc::timeval| {
+        let seconds = Duration::from_secs(time.tv_sec.unsigned_abs());
+        seconds + Duration::from_micros(time.tv_usec.unsigned_abs())
+    };
+    let resources = ResourceUsage {
+        minor: usage.ru_minflt.unsigned_abs(),
+        major: usage.ru_majflt.unsigned_abs(),
+        max_rss: usage.ru_maxrss.unsigned_abs() << 10,
+        user: time(usage.ru_utime),
+        system: time(usage.ru_stime),
+    };
+    Ok(Some((ExitStatus::from_raw(status), resources)))
 }
 
 /// Forks. Returns 0 in the child.

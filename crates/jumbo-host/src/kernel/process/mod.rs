@@ -33,7 +33,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 pub use super::sys::release;
 pub use beside::Beside;
 pub(super) use child::fork;
-pub use child::{Change, Child, ResourceUsage, SpawnError};
+pub use child::{Change, Child, ResourceUsage, SpawnError, wait};
 pub use handle::Process;
 pub use image::{ProgramImage, inherited_environment};
 pub use interruptible::Interruptible;
