@@ -208,7 +208,7 @@ impl Pool {
     /// Checks that a number of pages fits the window, so that sums cannot overflow.
     pub(super) fn check_fits(&self, wanted: u64) -> Result<(), Error> {
         let capacity = self.source.window().capacity();
-        if wanted <= capacity.0 * u64::from(self.nodes().len()) {
+        if wanted <= self.capacity().0 {
             Ok(())
         } else {
             Err(Error::Window { capacity })

@@ -159,6 +159,12 @@ impl Pool {
         self.source.window().nodes()
     }
 
+    /// Returns the number of pages of all nodes for which it has addresses.
+    pub fn capacity(&self) -> Pages {
+        let window = self.source.window();
+        Pages(window.capacity().0 * u64::from(window.nodes().len()))
+    }
+
     /// Returns the default placement.
     pub fn placement(&self) -> Placement {
         self.placement

@@ -102,6 +102,20 @@ impl OwnedRange {
         populate(self.address + offset, length, page)
     }
 
+    /// Makes a part readable and writable.
+    pub(super) fn open(&self, offset: usize, length: usize) -> Result<()> {
+        let access = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: more access to the pool's own memory changes no byte.
+        unsafe { mm::mprotect(at(self.address + offset), length, access) }
+    }
+
+    /// Frees the anonymous memory of a part; its addresses stay mapped. A failure is harmless: the
+    /// end of the range frees it too.
+    pub(super) fn discard(&self, offset: usize, length: usize) {
+        // SAFETY: the caller holds the part's frames, so no reference to its bytes exists.
+        let _ = unsafe { sys::discard(self.address + offset, length) };
+    }
+
     /// Returns the bytes of a part.
     ///
     /// # Safety
@@ -232,9 +246,7 @@ impl Window {
 
     /// Makes a frame's addresses readable and writable.
     pub(super) fn open(&self, frame: &Frame) -> Result<()> {
-        let access = MprotectFlags::READ | MprotectFlags::WRITE;
-        // SAFETY: more access to the pool's own memory changes no byte.
-        unsafe { mm::mprotect(at(self.address(frame)), self.bytes, access) }
+        self.mapping.open(self.offset(frame), self.bytes)
     }
 
     /// Removes the access to the addresses of an empty frame, so that mlockall(2) does not fill

@@ -26,6 +26,30 @@ impl File {
         memfd(c"jumbo-region", hugetlb).map(Self)
     }
 
+    /// Wraps a file of shared memory. Returns its length, and its page size on hugetlbfs.
+    ///
+    /// # Errors
+    /// EINVAL: a file of another kind.
+    pub(super) fn of(file: OwnedFd) -> Result<(Self, u64, Option<PageSize>)> {
+        const TMPFS_MAGIC: u64 = 0x0102_1994;
+        const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+        let system = fs::fstatfs(&file)?;
+        let size = match u64::try_from(system.f_type) {
+            Ok(TMPFS_MAGIC) => None,
+            Ok(HUGETLBFS_MAGIC) => u64::try_from(system.f_bsize).ok(),
+            _ => return Err(Errno::INVAL),
+        };
+        let length = u64::try_from(fs::fstat(&file)?.st_size).unwrap_or(0);
+        let size = size.and_then(|size| PageSize::new(size).ok());
+        Ok((Self(file), length, size))
+    }
+
+    /// Reports whether the length is sealed; false for a file without seals.
+    pub(super) fn is_sealed(&self) -> bool {
+        let length = SealFlags::SHRINK | SealFlags::GROW;
+        fs::fcntl_get_seals(&self.0).is_ok_and(|seals| seals.contains(length))
+    }
+
     pub(super) fn set_length(&self, length: usize) -> Result<()> {
         fs::ftruncate(&self.0, length as u64)
     }

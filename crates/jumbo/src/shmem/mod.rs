@@ -7,7 +7,7 @@
 //! It is a memfd, mapped at fixed addresses. Children of fork(2) and other processes with its file
 //! share it, so its bytes are lent as atomics.
 //!
-//! - `ladder`: methods. `collapse`: touch and collapse. `file`: the memfd. `memory`: the addresses.
+//! - `attach`: the region of another process. `ladder`: methods. `collapse`: touch and collapse. `file`: the memfd. `memory`: the addresses.
 //! - [`policy`]: the sizes that the kernel's controls allow.
 //!
 //! Invariant: each byte of a region is mapped, and in the file; a byte that was not written since
@@ -27,6 +27,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod attach;
 mod builder;
 mod collapse;
 mod error;
@@ -95,6 +96,20 @@ impl Region {
         hugetlb: Option<PageSize>,
     ) -> Result<Self, Error> {
         let asked = builder.capacity.unwrap_or(builder.size);
+        let file = File::new(hugetlb).map_err(call("memfd_create", asked.0))?;
+        Self::over(file, builder, root, unit, pmd, hugetlb)
+    }
+
+    /// Reserves addresses for a file.
+    fn over(
+        file: File,
+        builder: &Builder,
+        root: &Root,
+        unit: PageSize,
+        pmd: PageSize,
+        hugetlb: Option<PageSize>,
+    ) -> Result<Self, Error> {
+        let asked = builder.capacity.unwrap_or(builder.size);
         let huge = pmd.max(unit);
         let length = |bytes: Bytes| {
             let rounded = huge.align_up(bytes.0.max(1));
@@ -103,7 +118,6 @@ impl Region {
         let failed = call("mmap of addresses", asked.0);
         let lengths = length(asked).zip(length(Bytes(huge.bytes())));
         let (capacity, align) = lengths.ok_or_else(|| failed(Errno::NOMEM))?;
-        let file = File::new(hugetlb).map_err(call("memfd_create", asked.0))?;
         Ok(Self {
             root: root.clone(),
             memory: Addresses::map(capacity, align, file.as_fd()).map_err(failed)?,
@@ -183,6 +197,11 @@ impl Region {
         self.file
             .set_length(self.whole(to))
             .map_err(call("ftruncate", to as u64))?;
+        self.back(to)
+    }
+
+    /// Backs the bytes up to `to`, which the file has.
+    fn back(&mut self, to: usize) -> Result<(), Error> {
         match self.hugetlb {
             Some(size) => {
                 let range = self.whole(self.size)..self.whole(to);

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::super::error::{SetupError, SourceError};
 use super::super::frame::Frame;
-use super::super::window::{self, Window};
+use super::super::window::{self, OwnedRange, Window};
 use super::hugetlb::{bind_parts, default_capacity, host_nodes};
 use super::{Source, failed};
 use crate::kernel::Root;
@@ -112,5 +112,40 @@ impl Source for Thp {
     fn release(&self, frame: &Frame) {
         let _ = self.window.discard(frame);
         self.window.close(frame);
+    }
+
+    /// Without MREMAP_DONTUNMAP, which valgrind lacks, the page is made anew.
+    fn place(&self, frame: &Frame, region: &OwnedRange, offset: usize) -> Result<(), SourceError> {
+        let failed = |operation| failed(frame.node(), operation, why);
+        match self.window.relocate(frame, region, offset, true) {
+            Err(Errno::INVAL) => {
+                let page = self.window.page();
+                let _claim = self.room(frame.node())?;
+                region.open(offset, page).map_err(failed("mprotect"))?;
+                make_huge(region.address + offset, page, page, collapse)
+                    .map_err(failed("MADV_POPULATE_WRITE and MADV_COLLAPSE"))
+                    .inspect_err(|_| region.discard(offset, page))?;
+                self.release(frame);
+                Ok(())
+            }
+            moved => moved.map_err(failed("mremap")),
+        }
+    }
+
+    fn unplace(
+        &self,
+        frame: &Frame,
+        region: &OwnedRange,
+        offset: usize,
+    ) -> Result<(), SourceError> {
+        match self.window.relocate(frame, region, offset, false) {
+            Err(Errno::INVAL) => {
+                region.discard(offset, self.window.page());
+                self.populate(frame)
+            }
+            moved => moved
+                .map_err(failed(frame.node(), "mremap", why))
+                .inspect_err(|_| self.release(frame)),
+        }
     }
 }
