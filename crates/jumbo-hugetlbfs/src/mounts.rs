@@ -1,0 +1,124 @@
+//! Mounts of hugetlbfs, and files there without a name.
+
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::sync::{Mutex, PoisonError};
+
+use jumbo::units::PageSize;
+use rustix::fs::{Access, MemfdFlags, Mode, OFlags, access, memfd_create, open, statfs};
+use rustix::io::{Errno, Result};
+
+use crate::environment::settings;
+
+/// Returns the page size of a path on hugetlbfs; `None` for another file system.
+///
+/// # Errors
+/// Those of statfs(2).
+pub(crate) fn page_size(path: &CStr) -> Result<Option<PageSize>> {
+    const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+    let system = statfs(path)?;
+    let is_huge = u64::try_from(system.f_type) == Ok(HUGETLBFS_MAGIC);
+    let size = u64::try_from(system.f_bsize).ok().filter(|_| is_huge);
+    Ok(size.and_then(|size| PageSize::new(size).ok()))
+}
+
+/// Returns a mount with pages of `size` that this process may use: of HUGETLB_PATH, or the first of
+/// the host's. The path stays valid.
+///
+/// # Errors
+/// ENOENT: there is none.
+pub(crate) fn find(size: PageSize) -> Result<&'static CStr> {
+    static FOUND: Mutex<BTreeSet<&'static CStr>> = Mutex::new(BTreeSet::new());
+    let candidates = match &settings().path {
+        Some(path) => path
+            .as_bytes()
+            .split(|byte| *byte == b':')
+            .map(<[u8]>::to_vec)
+            .collect(),
+        None => of_table(&fs::read("/proc/self/mounts").unwrap_or_default()),
+    };
+    let paths = candidates
+        .into_iter()
+        .filter_map(|path| CString::new(path).ok());
+    let usable = |path: &CString| {
+        page_size(path) == Ok(Some(size))
+            && access(path, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK).is_ok()
+    };
+    let path = { paths }.find(usable).ok_or(Errno::NOENT)?;
+    let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+    match found.get(path.as_c_str()) {
+        Some(path) => Ok(path),
+        None => {
+            let path: &'static CStr = Box::leak(path.into_boxed_c_str());
+            found.insert(path);
+            Ok(path)
+        }
+    }
+}
+
+/// Returns the hugetlbfs mounts of a mount table, whose lines may have any length (proc(5)).
+fn of_table(table: &[u8]) -> Vec<Vec<u8>> {
+    let lines = table.split(|byte| *byte == b'\n');
+    let mounts = lines.filter_map(|line| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        let (path, kind) = (fields.nth(1)?, fields.next()?);
+        (kind == b"hugetlbfs").then(|| unescape(path))
+    });
+    mounts.collect()
+}
+
+/// Decodes the octal escapes of blanks, tabs, newlines and backslashes.
+fn unescape(mut field: &[u8]) -> Vec<u8> {
+    let mut path = Vec::with_capacity(field.len());
+    while let [first, rest @ ..] = field {
+        let digits = rest.get(..3).filter(|_| *first == b'\\');
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                path.push(byte);
+                field = &rest[3..];
+            }
+            None => {
+                path.push(*first);
+                field = rest;
+            }
+        }
+    }
+    path
+}
+
+/// Creates a file of huge pages without a name: a memfd, which needs no mount, or with HUGETLB_PATH
+/// one there, within the limits of that mount. Children of execve(2) inherit it.
+///
+/// # Errors
+/// ENOENT for HUGETLB_PATH without such pages; those of memfd_create(2) and open(2).
+pub(crate) fn unlinked(size: PageSize) -> Result<OwnedFd> {
+    if settings().path.is_some() {
+        let mode = Mode::RUSR | Mode::WUSR;
+        return open(find(size)?, OFlags::TMPFILE | OFlags::RDWR, mode);
+    }
+    // MFD_HUGE_*: the binary logarithm of the size, from this bit on (<linux/memfd.h>).
+    const SIZE_SHIFT: u32 = 26;
+    let log2 = MemfdFlags::from_bits_retain(size.bytes().trailing_zeros() << SIZE_SHIFT);
+    memfd_create(c"libhugetlbfs", MemfdFlags::HUGETLB | log2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_after_a_long_line_is_found() {
+        let long = format!(
+            "overlay / overlay lowerdir={} 0 0\n",
+            "/layer:".repeat(20_000)
+        );
+        let table =
+            long + "none /dev/huge\\040pages hugetlbfs rw,pagesize=2M 0 0\nnone /x tmpfs rw 0 0\n";
+        assert_eq!(of_table(table.as_bytes()), [b"/dev/huge pages"]);
+        assert_eq!(unescape(b"\\134a\\"), b"\\a\\");
+    }
+}
