@@ -11,6 +11,7 @@
 mod bench;
 mod cdi;
 mod compare;
+mod compat;
 mod doctor;
 mod export;
 mod files;
@@ -118,6 +119,9 @@ fn start() -> i32 {
 }
 
 fn command() -> ExitCode {
+    if let Some(code) = compat::main() {
+        return code;
+    }
     let parse = || Cli::try_parse().unwrap_or_else(|error| view::refuse(&error));
     let result = match parse_run().unwrap_or_else(|| parse().command) {
         Command::Run(args) => run::main(args),
