@@ -23,6 +23,13 @@ static INSTALLED: LazyLock<PathBuf> = LazyLock::new(|| {
     folder
 });
 
+/// The same, or `None` after a reported skip: a script makes the manual pages.
+#[track_caller]
+fn installed() -> Option<&'static Path> {
+    needs::command("python3")?;
+    Some(&INSTALLED)
+}
+
 fn output(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {output:?}");
@@ -31,6 +38,7 @@ fn output(command: &mut Command) -> String {
 
 /// Returns a program of a source in the crate, or `None` after a reported skip.
 fn build(source: &str, flags: &[&str]) -> Option<PathBuf> {
+    installed()?;
     needs::command("pkg-config")?;
     let (compiler, standard) = match source.ends_with(".cpp") {
         true => ("c++", "-std=c++17"),
@@ -142,7 +150,11 @@ fn bad_input_is_an_error() {
 
 #[test]
 fn the_static_library_links() {
-    let Some(cc) = needs::command("cc") else {
+    let (Some(_), Some(_), Some(cc)) = (
+        installed(),
+        needs::command("pkg-config"),
+        needs::command("cc"),
+    ) else {
         return;
     };
     let program = INSTALLED.join("static");
@@ -179,7 +191,7 @@ fn declared() -> BTreeSet<String> {
 
 #[test]
 fn the_symbols_are_those_of_the_header_with_their_version() {
-    if needs::command("nm").is_none() {
+    if installed().is_none() || needs::command("nm").is_none() {
         return;
     }
     let mut command = Command::new("nm");
@@ -200,7 +212,10 @@ fn the_symbols_are_those_of_the_header_with_their_version() {
 
 #[test]
 fn each_function_has_a_manual_page() {
-    let man = INSTALLED.join("share/man/man3");
+    let Some(installed) = installed() else {
+        return;
+    };
+    let man = installed.join("share/man/man3");
     let page = std::fs::read_to_string(man.join("jumbo.3")).unwrap();
     for name in declared() {
         assert!(page.contains(&format!(".SS {name}\n")), "{name}");

@@ -310,6 +310,30 @@ static void forks(void) {
   OK(jumbo_pool_close(pool));
 }
 
+// A region of the kernel's pool: populated when made and attached, and in a hole after a fill.
+static void huge_regions(void) {
+  jumbo_region_options options = {.size = sizeof options, .source = JUMBO_HUGETLB};
+  jumbo_region region, second;
+  options.length = 2 * page;
+  if (jumbo_region_make(&options, &region) != 0) {
+    CHECK(errno == ENOMEM);
+    return;
+  }
+  OK(jumbo_region_attach(jumbo_region_fd(region), &second));
+  char *bytes = jumbo_region_address(region), *others = jumbo_region_address(second);
+  CHECK(jumbo_region_size(second) == (int64_t)options.length && others != bytes);
+  CHECK(jumbo_region_huge(second) == (int64_t)options.length);
+  bytes[page] = 5;
+  CHECK(others[page] == 5);
+  OK(jumbo_region_punch(second, page, page));
+  OK(jumbo_region_fill(second, page, page));
+  CHECK(bytes[page] == 0 && others[page] == 0);
+  FAILS(jumbo_region_grow(region, 3 * page), EINVAL);
+  OK(jumbo_region_close(region));
+  others[0] = 1;
+  OK(jumbo_region_close(second));
+}
+
 static void *user(void *of) {
   jumbo_pool pool = *(jumbo_pool *)of;
   for (int round = 0; round < 400; round++) {
@@ -348,6 +372,7 @@ int main(void) {
   regions();
   ranges();
   forks();
+  huge_regions();
   threads();
   puts("all refused");
   return 0;
