@@ -20,8 +20,8 @@
 #define JUMBO_NOEXCEPT
 #endif
 
-// Pages of the kernel's hugetlb pool if it has enough, else THPs. A pool that opens with 0 pages
-// has THPs.
+// Pages of the kernel's hugetlb pool if it has enough, else THPs, and `jumbo_error` has the reason.
+// A pool that opens with 0 pages has THPs.
 #define JUMBO_ANY 0
 
 // Transparent huge pages, without privilege (Linux 6.1).
@@ -125,8 +125,8 @@ extern "C" {
 // Returns the version of the library, as "0.1.0".
 const char *jumbo_version(void) JUMBO_NOEXCEPT;
 
-// Returns the message of the last failure in this thread; empty before the first. The text is
-// valid until the next failure in this thread.
+// Returns the message of the last failure in this thread, or of the last `JUMBO_ANY` without
+// hugetlb pages; empty before the first. The text is valid until the next one in this thread.
 const char *jumbo_error(void) JUMBO_NOEXCEPT;
 
 // Opens a pool. The caller's cpuset and memory policy have its nodes.

@@ -1,4 +1,4 @@
-//! Failures of a call: [`Failure`], its errno and message; [`call`], which every function goes
+//! Failures of a call: [`Failure`], its errno and message; [`call()`], which every function goes
 //! through.
 
 use std::cell::RefCell;
@@ -19,7 +19,7 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) errno: c_int,
-    message: String,
+    pub(crate) message: String,
 }
 
 pub(crate) type Outcome<T> = Result<T, Failure>;
@@ -43,13 +43,18 @@ pub(crate) fn call<T>(failed: T, body: impl FnOnce() -> Outcome<T>) -> T {
     };
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(panicked);
     outcome.unwrap_or_else(|failure| {
-        let message = CString::new(failure.message.replace('\0', " ")).unwrap_or_default();
-        // A thread that is ending has no message any more.
-        let _ = MESSAGE.try_with(|last| last.replace(message));
+        note(&failure.message);
         // SAFETY: the C library's errno of this thread. Last: the lines above may change it.
         unsafe { *libc::__errno_location() = failure.errno };
         failed
     })
+}
+
+/// Leaves a message for `jumbo_error`.
+pub(crate) fn note(message: &str) {
+    let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
+    // A thread that is ending has no message any more.
+    let _ = MESSAGE.try_with(|last| last.replace(message));
 }
 
 /// The same, for functions that return 0 or -1.
@@ -57,8 +62,8 @@ pub(crate) fn status(body: impl FnOnce() -> Outcome<()>) -> c_int {
     call(-1, || body().map(|()| 0))
 }
 
-/// Returns the message of the last failure in this thread; empty before the first. The text is
-/// valid until the next failure in this thread.
+/// Returns the message of the last failure in this thread, or of the last `JUMBO_ANY` without
+/// hugetlb pages; empty before the first. The text is valid until the next one in this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn jumbo_error() -> *const c_char {
     let message = MESSAGE.try_with(|message| message.borrow().as_ptr());

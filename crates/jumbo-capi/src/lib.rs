@@ -34,8 +34,8 @@ pub use status::*;
 
 use std::ffi::{CStr, c_char};
 
-/// Pages of the kernel's hugetlb pool if it has enough, else THPs. A pool that opens with 0 pages
-/// has THPs.
+/// Pages of the kernel's hugetlb pool if it has enough, else THPs, and `jumbo_error` has the reason.
+/// A pool that opens with 0 pages has THPs.
 pub const JUMBO_ANY: u32 = 0;
 /// Transparent huge pages, without privilege (Linux 6.1).
 pub const JUMBO_THP: u32 = 1;

@@ -18,7 +18,7 @@ use jumbo::pool::{Hugetlb, Page, Placement, Pool, Populate, Quota, Region, Reser
 use jumbo::units::{PageSize, Pages};
 use rustix::io::Errno;
 
-use crate::failure::{Failure, Outcome, call, status};
+use crate::failure::{Failure, Outcome, call, note, status};
 use crate::sized::{self, Plain};
 use crate::table::Table;
 use crate::{JUMBO_ANY, JUMBO_HUGETLB, JUMBO_THP};
@@ -166,7 +166,11 @@ impl Shared {
         match u32::try_from(options.source) {
             // Without persistent pages nothing shows that the kernel's pool has any.
             Ok(JUMBO_ANY) if options.pages == 0 => thp(),
-            Ok(JUMBO_ANY) => hugetlb().or_else(|_| thp()),
+            Ok(JUMBO_ANY) => hugetlb().or_else(|failure| {
+                let pool = thp()?;
+                note(&format!("THPs: {}", failure.message));
+                Ok(pool)
+            }),
             Ok(JUMBO_THP) => thp(),
             Ok(JUMBO_HUGETLB) => hugetlb(),
             _ => Err(Failure::invalid(format!("no source {}", options.source))),
@@ -181,7 +185,13 @@ impl Shared {
             return Err(Failure::new(Errno::NOMEM, message));
         }
         if let Some(error) = pool.resize(Pages(options.pages)).stopped {
-            return Err(error.into());
+            let mut failure = Failure::from(error);
+            if source == JUMBO_HUGETLB {
+                let size = pool.page_size();
+                let hint = format!("; hint: `jumbo pool set {size} --overcommit SIZE`");
+                failure.message.push_str(&hint);
+            }
+            return Err(failure);
         }
         pool.set_overcommit(Pages(options.overcommit));
         Ok(Self {

@@ -9,7 +9,7 @@ use jumbo::shmem::{Blocks, Region, Rung, Standing, Why};
 use jumbo::units::{Bytes, PageSize};
 use rustix::io::Errno;
 
-use crate::failure::{Failure, Outcome, call, status};
+use crate::failure::{Failure, Outcome, call, note, status};
 use crate::sized::{self, Plain};
 use crate::table::Table;
 use crate::{JUMBO_ANY, JUMBO_HUGETLB, JUMBO_THP};
@@ -80,13 +80,17 @@ fn make(options: &jumbo_region_options) -> Outcome<Region> {
     };
     let region = builder.up_to(rung).build()?;
     let Standing { rung, refused, .. } = region.standing();
-    if options.source == u64::from(JUMBO_HUGETLB) && *rung != Rung::Hugetlb {
-        let errno = match refused.first() {
-            Some((_, Why::NotWhole(_) | Why::Size(_))) => Errno::INVAL,
-            _ => Errno::NOMEM,
-        };
+    if *rung != Rung::Hugetlb && options.source != u64::from(JUMBO_THP) {
         let why = refused.iter().map(|(_, why)| why.to_string());
-        return Err(Failure::new(errno, why.collect::<Vec<_>>().join("; ")));
+        let why = why.collect::<Vec<_>>().join("; ");
+        if options.source == u64::from(JUMBO_HUGETLB) {
+            let errno = match refused.first() {
+                Some((_, Why::NotWhole(_) | Why::Size(_))) => Errno::INVAL,
+                _ => Errno::NOMEM,
+            };
+            return Err(Failure::new(errno, why));
+        }
+        note(&format!("no hugetlb pages: {why}"));
     }
     Ok(region)
 }

@@ -94,8 +94,21 @@ static void cannot_be_had(void) {
   large.capacity = large.pages;
   errno = 0;
   CHECK(jumbo_pool_open(&large, &pool) == -1);
+  // Valgrind has no addresses for so much.
+  CHECK(errno != ENOMEM || strstr(jumbo_error(), "hint: ") || strstr(jumbo_error(), "window"));
   // A container may hide hugetlb.
   CHECK(errno == ENOMEM || errno == ENODEV || errno == EINVAL);
+}
+
+// Pages of the kernel's pool, or THPs and the reason.
+static void either(void) {
+  jumbo_pool pool;
+  jumbo_pool_options any = {.size = sizeof any, .source = JUMBO_ANY, .pages = 1, .capacity = 64};
+  jumbo_pool_stats stats;
+  OK(jumbo_pool_open(&any, &pool));
+  OK(jumbo_pool_status(pool, &stats, sizeof stats));
+  CHECK(stats.source == JUMBO_HUGETLB || strncmp(jumbo_error(), "THPs: ", 6) == 0);
+  OK(jumbo_pool_close(pool));
 }
 
 static void pages(void) {
@@ -367,6 +380,7 @@ int main(void) {
   CHECK(jumbo_error()[0] == '\0' && jumbo_version()[0] != '\0');
   options();
   cannot_be_had();
+  either();
   pages();
   shares();
   regions();
