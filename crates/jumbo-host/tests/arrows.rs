@@ -130,6 +130,7 @@ const PROGRAM_TO_INSIDE: Table = &[
     ("vmemmap", &["pool"]),
     ("populate", &["populate"]),
     ("file", &["orders", "populate"]),
+    ("status", &["sys"]),
     ("gather", &["gather"]),
     ("kernel", &["sys"]),
     ("units", &["units"]),

@@ -49,8 +49,8 @@
 //! ```
 //!
 //! The examples `buffer_pool`, `gather`, `shared_buffers`, `status` and `sum_file` are complete
-//! programs. Only `Gather::add`, `shmem::Region::file` and `file::Map::open` are `unsafe`: a program
-//! that forbids `unsafe` can use all the rest.
+//! programs. Only `Gather::add`, `shmem::Region::file` and `attach`, and `file::Map::open` are
+//! `unsafe`: a program that forbids `unsafe` can use all the rest.
 
 pub mod file;
 pub mod gather;
