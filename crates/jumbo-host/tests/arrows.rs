@@ -99,6 +99,7 @@ const INSIDE: Table = &[
 /// Modules of the Rust library. `kernel` uses no mechanism.
 const PROGRAM: Table = &[
     ("file", &["gather", "kernel", "units"]),
+    ("heap", &["kernel"]),
     ("shmem", &["kernel", "units"]),
     ("pool", &["kernel", "units", "vmemmap"]),
     ("vmemmap", &["kernel", "units"]),
@@ -130,6 +131,12 @@ const PROGRAM_TO_INSIDE: Table = &[
     ("vmemmap", &["pool"]),
     ("populate", &["populate"]),
     ("file", &["orders", "populate"]),
+    (
+        "heap",
+        &[
+            "density", "events", "gather", "heap", "orders", "sandbox", "slab", "watch",
+        ],
+    ),
     ("status", &["sys"]),
     ("gather", &["gather"]),
     ("kernel", &["sys"]),

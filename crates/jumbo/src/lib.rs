@@ -6,6 +6,7 @@
 //! - [`gather`]: frees by several threads, or in the background.
 //! - [`populate`](mod@populate): memory made resident by several threads.
 //! - [`mod@file`]: a file in memory, read-only, on huge pages.
+//! - [`heap`]: a global allocator on huge pages.
 //! - [`status`]: this process's memory by page size.
 //! - [`units`]: the types of sizes, which all modules use.
 //!
@@ -48,12 +49,13 @@
 //! # }
 //! ```
 //!
-//! The examples `buffer_pool`, `gather`, `shared_buffers`, `status` and `sum_file` are complete
-//! programs. Only `Gather::add`, `shmem::Region::file` and `attach`, and `file::Map::open` are
+//! The examples `buffer_pool`, `gather`, `heap`, `shared_buffers`, `status` and `sum_file` are
+//! complete programs. Only `Gather::add`, `shmem::Region::file` and `attach`, and `file::Map::open` are
 //! `unsafe`: a program that forbids `unsafe` can use all the rest.
 
 pub mod file;
 pub mod gather;
+pub mod heap;
 #[doc(hidden)]
 pub mod kernel;
 pub mod pool;

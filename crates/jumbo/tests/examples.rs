@@ -123,3 +123,10 @@ fn an_array_file_is_summed_on_huge_pages_or_as_a_copy() {
     );
     assert!(printed.contains("sum 499999500000\n"), "{printed}");
 }
+
+#[test]
+fn a_program_with_the_heap_says_whose_it_is() {
+    let printed = run_with("heap", &[Path::new("1")]);
+    let has_thp = Path::new("/sys/kernel/mm/transparent_hugepage").exists();
+    assert_eq!(printed.starts_with("jumbo's heap: "), has_thp, "{printed}");
+}
