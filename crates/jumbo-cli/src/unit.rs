@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, bail};
-use jumbo_host::kernel::{Root, task};
+use jumbo_host::kernel::{Root, task, version};
 use jumbo_host::policy::Orders;
 use jumbo_host::status::LIBRARY;
 
@@ -59,7 +59,7 @@ pub(crate) fn unit(typed: &str) -> Result<String, String> {
 }
 
 /// Properties of a unit: its main process, and those that decide whether it can load the library.
-const PROPERTIES: &str = "LoadState,MainPID,NoExecPaths,ExecPaths,ProtectHome,PrivateTmp,InaccessiblePaths,RootDirectory,RootImage";
+const PROPERTIES: &str = "LoadState,MainPID,NoExecPaths,ExecPaths,ProtectHome,PrivateTmp,InaccessiblePaths,RootDirectory,RootImage,MemoryTHP";
 
 /// Asks systemd about the unit; `None` where there is none to ask.
 fn look_up(name: &str) -> Option<String> {
@@ -121,6 +121,16 @@ impl Sandbox {
             let folder = library.parent().unwrap_or(library).display();
             sandbox.lines =
                 format!("# NoExecPaths of the unit covers the library.\nExecPaths={folder}\n");
+        }
+        // systemd.exec(5), systemd 260. Where the kernel cannot spare advised memory, it is left to the
+        // host.
+        if value("MemoryTHP") == "disable" {
+            let policy = match version(&rustix::system::uname().release().to_string_lossy()) {
+                Some(kernel) if kernel >= (6, 18) => "madvise",
+                _ => "system",
+            };
+            sandbox.lines +=
+                &format!("# MemoryTHP of the unit forbids all huge pages.\nMemoryTHP={policy}\n");
         }
         sandbox
     }
@@ -232,6 +242,8 @@ mod tests {
         );
         assert!(of("/home/a/lib.so").notes[0].contains("ProtectHome"));
         assert!(of("/tmp/lib.so").notes[0].contains("PrivateTmp"));
+        let forbidding = Sandbox::of("MemoryTHP=disable\n", Path::new("/usr/lib.so"));
+        assert!(forbidding.lines.contains("\nMemoryTHP="), "{forbidding:?}");
         let none = Sandbox::of("LoadState=not-found\n", Path::new("/usr/lib.so"));
         assert!(none.notes[0].contains("no such unit"));
         assert_eq!(

@@ -121,7 +121,8 @@ fn disabled(task: &Task) -> Option<Finding> {
             };
             format!(
                 "it or a parent of it asked for that, and children inherit it: {verb}`{}` \
-                 from a shell whose /proc/self/status says `THP_enabled: 1`",
+                 from a shell whose /proc/self/status says `THP_enabled: 1`; for a service of systemd 260 or \
+                 later look at MemoryTHP=",
                 start(task, with)
             )
         };
