@@ -19,6 +19,7 @@ fn every_call_of_the_family_keeps_its_promises() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn threads_free_what_other_threads_allocated() {
     let (_files, churn) = program("churn");
     let (_, report) = assert_same(&churn.args(["64", "300"]));
@@ -27,6 +28,7 @@ fn threads_free_what_other_threads_allocated() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn children_forked_amid_allocating_threads_can_allocate() {
     let (_files, storm) = program("forkstorm");
     assert_same(&storm);
@@ -39,6 +41,7 @@ fn a_handler_that_forks_amid_malloc_goes_on() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn children_forked_beside_a_thread_that_frees_give_memory_back() {
     let (_files, program) = program("forks_while_freeing");
     assert_same(&program);
@@ -73,6 +76,7 @@ fn a_fork_faults_on_few_pages_more() {
 
 /// The child has one thread: it must not wait for threads of its parent.
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn a_child_of_a_fork_beside_threads_that_take_memory_over_frees_it() {
     let (_files, program) = program("fork_takes_over");
     assert_same(&program);
@@ -93,6 +97,7 @@ fn a_fork_beside_threads_that_flush_and_read_goes_on() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn a_handler_may_allocate_between_calls() {
     let (_files, handler) = program("handler");
     assert_same(&handler.arg("between"));

@@ -2,7 +2,7 @@
 //! allocator that kills on any other call. It must survive under jumbo in every mode.
 
 use crate::support::program::assert_alike;
-use crate::support::{Compiled, Program, Source, compile};
+use crate::support::{Compiled, Program, Source, compile, sample};
 
 const WAYS: &[&[&str]] = &[
     &[],
@@ -23,7 +23,7 @@ fn strict() -> Compiled {
 fn assert_lives(files: &Compiled, how: &[&str]) {
     let program = Program::new(files.path("strict")).args(how);
     let plain = program.plain().ok();
-    for options in WAYS {
+    for options in sample(WAYS, 3) {
         let jumbo = program.jumbo_with(options);
         assert_alike(&plain, &jumbo, &format!("{how:?} {options:?}"));
     }
@@ -72,7 +72,7 @@ fn a_filter_is_obeyed_where_the_program_wants_no_huge_pages() {
 fn what_is_executed_under_the_filter_lives_too() {
     let files = strict();
     let path = files.path("strict");
-    for first in [&["prctl"][..], &["prctl", "advice"], &["prctl", "all"]] {
+    for first in sample([&["prctl"][..], &["prctl", "advice"], &["prctl", "all"]], 3) {
         let how = [first, &["exec", path.to_str().unwrap(), "none"]].concat();
         assert_lives(&files, &how);
     }
@@ -111,7 +111,7 @@ fn advice_goes_on_where_the_filter_lets_it_pass() {
 fn a_filter_that_judges_by_the_advice_is_obeyed() {
     let files = compile(&[Source::C("judged", &[])]);
     // MADV_DONTNEED and MADV_FREE; all of jumbo's usual advice but MADV_NOHUGEPAGE.
-    for filter in ["none", "4,8", "4,8,14,23,25", "all"] {
+    for filter in sample(["none", "4,8", "4,8,14,23,25", "all"], 2) {
         let own = ["drop", "free"];
         let moves = ["grow", "fixed", "keep"];
         let own = own.iter().filter(|_| filter != "none");

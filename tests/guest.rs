@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::pool::group::Group;
-use crate::support::{MIB, Program, Ran, Source, assert_same, build, compile, host, wait};
+use crate::support::{MIB, Program, Ran, Source, assert_same, build, compile, host, sample, wait};
 
 /// glibc's malloc is initialised on a stack of the library, and what needs much stack runs on one.
 #[test]
@@ -87,7 +87,7 @@ fn no_function_takes_much_of_the_callers_stack() {
         (&filtered, &["--shm=advise"]),
         (&off, &[]),
     ];
-    for (program, options) in runs {
+    for (program, options) in sample(runs, 4) {
         let jumbo = used(&program.jumbo_with(options).ok().stdout);
         assert_eq!(jumbo.len(), plain.len());
         for ((name, jumbo), (_, plain)) in jumbo.iter().zip(&plain) {

@@ -63,6 +63,7 @@ impl Hostile {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn no_command_waits_for_a_process_that_holds_its_memory_back() {
     if !host::root() {
         return;

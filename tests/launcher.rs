@@ -384,3 +384,21 @@ fn the_launcher_makes_few_system_calls() {
         141
     );
 }
+
+/// The kernel's policy is set for the program, and a refusal ends the command before it.
+#[test]
+fn a_program_can_be_spared_huge_pages() {
+    let enabled = |mode: &str| {
+        let program =
+            Program::shell("sed -n 's/^THP_enabled:[[:space:]]*/thp=/p' /proc/self/status");
+        program.jumbo_with(&["--thp", mode])
+    };
+    let inherited = enabled("inherit").ok().number("thp");
+    assert_eq!(enabled("never").ok().number("thp"), 0);
+    let spared = enabled("madvise");
+    match spared.shell_status() {
+        0 => assert_eq!(spared.number("thp"), inherited, "{spared:?}"),
+        125 => assert!(spared.stderr.contains("takes Linux 6.18"), "{spared:?}"),
+        _ => panic!("{spared:?}"),
+    }
+}

@@ -114,6 +114,7 @@ fn assert_same_in_both_modes(program: &Program) {
 
 /// The group has room for 1.5 blocks: pending frees must not reduce it.
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn a_memory_cgroup_at_its_limit_holds_as_much_as_before() {
     let files = compiled("free_again");
     for (limit, size) in [(300, "200"), (300, "135"), (420, "140")] {
@@ -140,6 +141,7 @@ fn a_memory_cgroup_has_room_for_what_is_touched_meanwhile() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn a_limit_of_addresses_is_not_reached_by_what_was_freed() {
     let files = compiled("free_again");
     let program = Program::new(files.path("free_again")).args(["200", "2"]);

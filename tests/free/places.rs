@@ -12,6 +12,7 @@ fn a_handler_may_unmap_in_the_midst_of_malloc() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn a_handler_may_leave_by_a_jump_while_memory_is_freed() {
     let files = compiled("in_handlers");
     assert_same_in_both_modes(&Program::new(files.path("in_handlers")).args(["jump", "48"]));
@@ -79,12 +80,14 @@ fn a_copy_by_a_bare_clone_frees_by_itself() {
 
 /// The program may map at an address from which memory was moved for a pending free.
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn a_program_may_map_where_it_likes_while_memory_is_freed() {
     assert_same_in_both_modes(&Program::new(compiled("mapped_over").path("mapped_over")));
 }
 
 /// Parent and child have the same PID.
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn a_copy_that_is_the_first_of_a_namespace_as_its_parent_is_frees_by_itself() {
     if !host::root() {
         return;
@@ -95,11 +98,13 @@ fn a_copy_that_is_the_first_of_a_namespace_as_its_parent_is_frees_by_itself() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn a_copy_by_a_bare_clone_waits_for_no_thread_of_its_parent() {
     assert_children_free("busy");
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn a_clone_that_shares_memory_may_unmap_and_end() {
     assert_children_free("clone");
 }

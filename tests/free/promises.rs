@@ -23,6 +23,7 @@ fn every_kind_of_range_is_freed_as_the_kernel_frees_it() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn what_another_thread_maps_meanwhile_is_not_unmapped() {
     let files = compiled("mapped_between");
     assert_same_in_both_modes(&Program::new(files.path("mapped_between")).arg("20"));

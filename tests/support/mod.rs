@@ -26,5 +26,14 @@ pub(crate) use program::{Program, Ran, assert_same};
 pub(crate) use report::Report;
 pub(crate) use running::Running;
 
+/// Returns all cases with the feature `full`; else one of `step`, the first one among them.
+pub(crate) fn sample<T>(
+    cases: impl IntoIterator<Item = T>,
+    step: usize,
+) -> impl Iterator<Item = T> {
+    let step = if cfg!(feature = "full") { 1 } else { step };
+    cases.into_iter().step_by(step)
+}
+
 /// 1 MiB in bytes.
 pub(crate) const MIB: u64 = 1 << 20;

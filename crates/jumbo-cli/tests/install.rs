@@ -85,6 +85,7 @@ fn a_full_disk_leaves_what_was_there() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn a_wheel_has_the_command_and_a_true_record() {
     if needs::command("python3").is_none() {
         return;

@@ -128,6 +128,10 @@ fn debian(folder: &Path) -> Option<(PathBuf, PathBuf)> {
 }
 
 #[test]
+#[cfg_attr(
+    not(feature = "full"),
+    ignore = "takes long, or a network: --features full"
+)]
 fn a_program_of_debians_library_runs_with_only_the_path_changed() {
     let folder = tempfile::tempdir().unwrap();
     let Some((include, theirs)) = debian(folder.path()) else {

@@ -12,7 +12,7 @@ use jumbo_host::kernel::{Root, base_page, hugetlb, thp};
 use jumbo_host::policy::{HeapMode, Orders, PoolRequest};
 use jumbo_inside::sandbox;
 
-use super::options::{Options, ReportFormat, arranged};
+use super::options::{Options, ReportFormat, ThpMode, arranged};
 use super::profile::{FileOption, folders};
 use super::{Failure, config, is_off};
 
@@ -98,6 +98,7 @@ pub(super) struct RunSettings {
     pub(super) libs: Option<String>,
     /// `--free` was given.
     pub(super) free_given: bool,
+    pub(super) thp: Option<ThpMode>,
     pub(super) report: Option<ReportRequest>,
     pub(super) dry_run: bool,
     pub(super) print_env: bool,
@@ -223,6 +224,7 @@ impl RunSettings {
             requested: options.orders(),
             pool: pool(&options)?,
             free_given: options.free.is_some(),
+            thp: options.thp,
             libs: options.libs,
             report: match options.quiet {
                 true => None,

@@ -40,9 +40,11 @@ use anyhow::Context as _;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::process::start;
 use jumbo_inside::orders;
+use jumbo_inside::sys::{ThpDisable, disable_thp};
 
 pub(crate) use args::Args;
 use args::RunSettings;
+use options::ThpMode;
 pub(crate) use profile::known as profiles;
 pub(crate) use program::unreached;
 pub(crate) use standing::{StandingOptions, preload, standing};
@@ -98,6 +100,25 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     }))
 }
 
+/// Applies `--thp` to this process, of which the program is a child or becomes the image.
+fn spare(mode: ThpMode) -> Result<(), Failure> {
+    let (how, since) = match mode {
+        ThpMode::Inherit => return Ok(()),
+        ThpMode::Madvise => (ThpDisable::ExceptAdvised, "6.18"),
+        ThpMode::Never => (ThpDisable::Completely, "3.15"),
+    };
+    disable_thp(how).map_err(|error| {
+        Failure::own(format!(
+            "cannot keep huge pages from the program: {error}; hint: --thp={} takes Linux {since}",
+            if mode == ThpMode::Never {
+                "never"
+            } else {
+                "madvise"
+            }
+        ))
+    })
+}
+
 fn run(args: Args) -> Result<ExitCode, Failure> {
     if args.show_config {
         return match config::show(&args, &args.entries()?) {
@@ -114,6 +135,9 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
         settings.is_parent() || settings.free_given,
     );
     let program = program.map_err(|failure| settings.explain(failure))?;
+    if let Some(mode) = settings.thp {
+        spare(mode)?;
+    }
     let launch = launch::Launch::prepare(&root, &settings, &program)?;
     if settings.dry_run {
         dry_run::print(&root, &settings, &launch)?;

@@ -19,7 +19,7 @@ const HEADINGS: [(&str, &str); 7] = [
         "Run",
         "profile show_config no_config dry_run print_env json no_follow",
     ),
-    ("Memory", "heap maps max_waste keep populate_workers"),
+    ("Memory", "heap maps max_waste keep populate_workers thp"),
     ("Pool", "pool overcommit warm"),
     ("Program files", "text data libs files"),
     ("Shared memory", "shm shm_sizes"),
@@ -151,6 +151,12 @@ pub(super) struct Options {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FREE_WORKERS)))]
     pub(super) free_workers: Option<u32>,
 
+    /// THP of the program: inherit, madvise or never [default: inherit]
+    ///
+    /// To spare it and its children; `madvise` leaves advised memory (Linux 6.18). See docs/run.md
+    #[arg(long, value_name = "MODE", hide_possible_values = true)]
+    pub(super) thp: Option<ThpMode>,
+
     /// Threads that populate memory at once [default: the CPUs, at most 4]
     ///
     /// For MAP_POPULATE, mlock(2) and the like, the caller included. See
@@ -191,6 +197,14 @@ pub(super) struct Options {
     /// jumbo becomes the program, with the same process ID. See docs/report.md
     #[arg(long, short, overrides_with_all = ["report", "report_file"])]
     pub(super) quiet: bool,
+}
+
+/// Policy of the kernel for a process, [`disable_thp`](jumbo_inside::sys::disable_thp).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum ThpMode {
+    Inherit,
+    Madvise,
+    Never,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

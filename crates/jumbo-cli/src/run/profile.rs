@@ -229,7 +229,7 @@ fn word(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::options::ReportFormat;
+    use crate::run::options::{ReportFormat, ThpMode};
     use clap::FromArgMatches as _;
     use jumbo::units::Bytes;
     use jumbo_host::policy::{
@@ -251,7 +251,7 @@ mod tests {
     fn every_option_can_be_set() {
         let profile = options(
             "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nfiles = \"on\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"hugetlb\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nkeep = \"10%\"\nfree = \"background\"\n\
-             free-workers = 2\npopulate-workers = 3\nreaper = \"off\"\nno-follow = true\n\
+             free-workers = 2\npopulate-workers = 3\nthp = \"madvise\"\nreaper = \"off\"\nno-follow = true\n\
              report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = false\n",
         );
         let expected = Options {
@@ -271,6 +271,7 @@ mod tests {
             free: Some(FreeMode::Background),
             free_workers: Some(2),
             populate_workers: Some(3),
+            thp: Some(ThpMode::Madvise),
             reaper: Some(ReaperMode::Off),
             no_follow: true,
             report: Some(ReportFormat::Json),

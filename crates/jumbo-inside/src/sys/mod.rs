@@ -95,6 +95,26 @@ pub fn thp_disable() -> ThpDisable {
     }
 }
 
+/// Disables THP for this process and the children that it makes from now on.
+///
+/// # References
+/// PR_SET_THP_DISABLE in prctl(2); Linux 3.15, and 6.18 for all but advised memory.
+///
+/// # Errors
+/// EINVAL: an older kernel.
+pub fn disable_thp(how: ThpDisable) -> Result<()> {
+    let option = libc::PR_SET_THP_DISABLE.cast_unsigned() as usize;
+    let [disable, flags] = match how {
+        ThpDisable::No => [0, 0],
+        ThpDisable::ExceptAdvised => [1, 2],
+        ThpDisable::Completely => [1, 0],
+    };
+    #[expect(unsafe_code, reason = "a system call")]
+    // SAFETY: changes only how memory is backed, never its content.
+    let answer = unsafe { request(libc::SYS_prctl, [option, disable, flags, 0, 0, 0]) };
+    answer.map(|_| ())
+}
+
 /// Reports whether THP is disabled for this process, advised memory included.
 pub fn is_without_thp() -> bool {
     thp_disable() == ThpDisable::Completely
