@@ -30,11 +30,32 @@
 // Pages of the kernel's hugetlb pool, or an error.
 #define JUMBO_HUGETLB 2
 
+// Read all of the file when it is mapped, not at the first touch of each part.
+#define JUMBO_FILE_WHOLE 1
+
+// Method: mapped, mostly by base pages.
+#define JUMBO_FILE_BASE_PAGES 1
+
+// Method: mapped, with at least half by huge pages of the page cache.
+#define JUMBO_FILE_PAGE_CACHE 2
+
+// Method: copied into anonymous memory that is advised to be huge.
+#define JUMBO_FILE_COPY 3
+
 // Free and unmap private anonymous memory: munmap(2).
 #define JUMBO_FREE_UNMAP 1
 
 // Return at once: the memory is freed in the background, and errors are lost.
 #define JUMBO_FREE_BACKGROUND 2
+
+// Populate with the pages that a read finds: of a file, of shared memory, or the zero page.
+#define JUMBO_POPULATE_READ 1
+
+// A file in memory, read-only. Zero is no file.
+typedef struct jumbo_file {
+  // Private to the library.
+  uint64_t handle;
+} jumbo_file;
 
 // Configuration of a pool. All fields but `size` may be zero.
 typedef struct jumbo_pool_options {
@@ -129,6 +150,53 @@ const char *jumbo_version(void) JUMBO_NOEXCEPT;
 // hugetlb pages; empty before the first. The text is valid until the next one in this thread.
 const char *jumbo_error(void) JUMBO_NOEXCEPT;
 
+// Maps the file of a descriptor that can be read, advised to be huge before its first touch. It
+// costs no memory beyond the page cache. `flags` is 0 or `JUMBO_FILE_WHOLE`. The descriptor stays
+// the caller's, and may be closed.
+//
+// While the map lives, no process writes to the file or shortens it: a read behind the end causes
+// SIGBUS. Huge pages: xfs since Linux 5.18, ext4 since 6.16.
+//
+// Errors: EBADF; EINVAL for flags, or no regular file; EACCES without read access; ENODEV for a
+// file system without mappings; ENOMEM; with `JUMBO_FILE_WHOLE` also EFAULT, a disk that fails.
+int jumbo_file_open(int fd, uint32_t flags, struct jumbo_file *file) JUMBO_NOEXCEPT;
+
+// Copies the file of a descriptor into anonymous memory on huge pages, by at most `threads`
+// threads; 0: the CPUs of this thread, at most 4. It takes as much memory as the file has bytes,
+// beside the page cache.
+//
+// Errors: EBADF; EINVAL for more than 64 threads, or no regular file; EIO for a file that is
+// shortened meanwhile; ENOMEM; those of read(2).
+int jumbo_file_copy(int fd, uint32_t threads, struct jumbo_file *file) JUMBO_NOEXCEPT;
+
+// Returns the address of the bytes of a file, which stays the same until it is closed. That of an
+// empty file is not null, and has no byte.
+//
+// Errors: EBADF.
+const void *jumbo_file_address(struct jumbo_file file) JUMBO_NOEXCEPT;
+
+// Returns the length of a file in bytes when it was opened, or -1.
+//
+// Errors: EBADF.
+int64_t jumbo_file_size(struct jumbo_file file) JUMBO_NOEXCEPT;
+
+// Returns the bytes of a file that this process maps by huge pages now, or -1. It reads
+// /proc/self/smaps, which takes milliseconds; 0 if it cannot.
+//
+// Errors: EBADF.
+int64_t jumbo_file_huge(struct jumbo_file file) JUMBO_NOEXCEPT;
+
+// Returns how a file came onto its pages when it was opened, or -1: `JUMBO_FILE_BASE_PAGES`,
+// `JUMBO_FILE_PAGE_CACHE` or `JUMBO_FILE_COPY`.
+//
+// Errors: EBADF.
+int jumbo_file_method(struct jumbo_file file) JUMBO_NOEXCEPT;
+
+// Unmaps a file.
+//
+// Errors: EBADF.
+int jumbo_file_close(struct jumbo_file file) JUMBO_NOEXCEPT;
+
 // Opens a pool. The caller's cpuset and memory policy have its nodes.
 //
 // Errors: EINVAL, E2BIG for the options; ENOMEM if the kernel does not provide all of `pages`, or
@@ -196,6 +264,19 @@ JUMBO_NOEXCEPT;
 // Errors: EBADF; EBUSY for a pool of which pages are taken, or a quota or reservation is open: it
 // stays open.
 int jumbo_pool_close(struct jumbo_pool pool) JUMBO_NOEXCEPT;
+
+// Makes a range of addresses resident, by at most `threads` threads, the caller included; 0: its
+// CPUs, at most 4. Returns the number of threads, or -1. No byte changes that a thread could read.
+// Linux 5.14.
+//
+// Huge pages come where the range is advised (MADV_HUGEPAGE). A range below 64 MiB is populated by
+// the caller alone. Other threads may use the range meanwhile.
+//
+// Errors: EINVAL for flags, a range that does not begin and end at a page, memory without that
+// access or of a driver, or an older kernel; ENOMEM without memory, or for a hole in the range;
+// EFAULT without a hugetlb page, or behind the end of a file; EHWPOISON; EAGAIN in a seccomp
+// filter, or after vfork(2). A part of the range may be resident then.
+int jumbo_populate(void *start, size_t length, uint32_t flags, uint32_t threads) JUMBO_NOEXCEPT;
 
 // Frees ranges of private anonymous memory by several threads, where that is faster. Without
 // `JUMBO_FREE_UNMAP` they stay mapped, and read as zeroes: MADV_DONTNEED.

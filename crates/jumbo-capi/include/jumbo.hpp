@@ -26,6 +26,11 @@ inline void check(int result) {
   if (result != 0) fail();
 }
 
+inline std::int64_t number(std::int64_t result) {
+  if (result < 0) fail();
+  return result;
+}
+
 // A pool, a quota of one or a reservation in one. Copies share the handle, and pages keep it: the
 // pool closes after the last of them.
 class pool {
@@ -183,12 +188,49 @@ class region {
   void seal() const { check(jumbo_region_seal(handle_)); }
 
  private:
-  static std::int64_t number(std::int64_t result) {
-    if (result < 0) fail();
-    return result;
-  }
   jumbo_region handle_{};
 };
+
+// A file in memory, read-only. The descriptor may be closed.
+class file {
+ public:
+  static file open(int descriptor, std::uint32_t flags = 0) {
+    file opened;
+    check(jumbo_file_open(descriptor, flags, &opened.handle_));
+    return opened;
+  }
+  static file copy(int descriptor, std::uint32_t threads = 0) {
+    file copied;
+    check(jumbo_file_copy(descriptor, threads, &copied.handle_));
+    return copied;
+  }
+  file(file &&other) noexcept : handle_(std::exchange(other.handle_, {})) {}
+  file &operator=(file &&other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~file() {
+    if (handle_.handle != 0) jumbo_file_close(handle_);
+  }
+
+  const std::byte *data() const {
+    return static_cast<const std::byte *>(jumbo_file_address(handle_));
+  }
+  std::size_t size() const { return static_cast<std::size_t>(number(jumbo_file_size(handle_))); }
+  std::size_t huge() const { return static_cast<std::size_t>(number(jumbo_file_huge(handle_))); }
+  // JUMBO_FILE_BASE_PAGES, JUMBO_FILE_PAGE_CACHE or JUMBO_FILE_COPY.
+  int method() const { return static_cast<int>(number(jumbo_file_method(handle_))); }
+
+ private:
+  file() = default;
+  jumbo_file handle_{};
+};
+
+// Makes memory resident, by several threads; returns their number.
+inline int populate(void *start, std::size_t length, std::uint32_t flags = 0,
+                    std::uint32_t threads = 0) {
+  return static_cast<int>(number(jumbo_populate(start, length, flags, threads)));
+}
 
 // The memory of this process.
 inline jumbo_memory status() {

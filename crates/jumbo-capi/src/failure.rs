@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
 use std::fmt::Display;
 use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use jumbo::pool::{self, SetupError};
@@ -48,6 +49,20 @@ pub(crate) fn call<T>(failed: T, body: impl FnOnce() -> Outcome<T>) -> T {
         unsafe { *libc::__errno_location() = failure.errno };
         failed
     })
+}
+
+/// Returns a descriptor of the library's own for one of the program.
+///
+/// # Errors
+/// EBADF; EMFILE.
+pub(crate) fn own_descriptor(fd: c_int) -> Outcome<OwnedFd> {
+    if fd < 0 {
+        return Err(Failure::new(Errno::BADF, format!("descriptor {fd}")));
+    }
+    // SAFETY: of this call alone, and fcntl(2) says whether it is open.
+    let theirs = unsafe { BorrowedFd::borrow_raw(fd) };
+    let own = rustix::io::fcntl_dupfd_cloexec(theirs, 0);
+    own.map_err(|errno| Failure::new(errno, format!("descriptor {fd}")))
 }
 
 /// Leaves a message for `jumbo_error`.
@@ -137,6 +152,7 @@ impl From<io::Error> for Failure {
 fn errno_of(error: &io::Error) -> Errno {
     match error.kind() {
         io::ErrorKind::Unsupported => Errno::NOSYS,
+        io::ErrorKind::InvalidInput => Errno::INVAL,
         _ => Errno::from_io_error(error).unwrap_or(Errno::IO),
     }
 }

@@ -1,6 +1,7 @@
 //! The library `jumbo` for C and C++: `libjumbo`, with `include/jumbo.h` and `include/jumbo.hpp`.
 //!
-//! - `pool`, `region`, `ranges`, `status`: the functions, by the module of `jumbo` that they offer.
+//! - `pool`, `region`, `file`, `ranges`, `status`: the functions, by the module of `jumbo` that they
+//!   offer.
 //! - `table`: handles with a generation. `failure`: errno, the message, and no panic beyond this
 //!   crate. `sized`: structures that may grow in later versions.
 //!
@@ -19,6 +20,7 @@
 )]
 
 mod failure;
+mod file;
 mod pool;
 mod ranges;
 mod region;
@@ -27,6 +29,7 @@ mod status;
 mod table;
 
 pub use failure::jumbo_error;
+pub use file::*;
 pub use pool::*;
 pub use ranges::*;
 pub use region::*;

@@ -1,17 +1,56 @@
-//! Frees by several threads: `jumbo_free_ranges`, over [`jumbo::gather`].
+//! Memory made resident and freed by several threads: `jumbo_populate`, over
+//! [`mod@jumbo::populate`], and `jumbo_free_ranges`, over [`jumbo::gather`].
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
 use jumbo::gather::{Gather, Mode, Operation, Tunables, end_workers};
+use jumbo::populate::{Access, populate};
 use libc::iovec;
 use rustix::io::Errno;
 
-use crate::failure::{Failure, status};
+use crate::failure::{Failure, call, status};
 
 /// Free and unmap private anonymous memory: munmap(2).
 pub const JUMBO_FREE_UNMAP: u32 = 1;
 /// Return at once: the memory is freed in the background, and errors are lost.
 pub const JUMBO_FREE_BACKGROUND: u32 = 2;
+/// Populate with the pages that a read finds: of a file, of shared memory, or the zero page.
+pub const JUMBO_POPULATE_READ: u32 = 1;
+
+/// Makes a range of addresses resident, by at most `threads` threads, the caller included; 0: its
+/// CPUs, at most 4. Returns the number of threads, or -1. No byte changes that a thread could read.
+/// Linux 5.14.
+///
+/// Huge pages come where the range is advised (MADV_HUGEPAGE). A range below 64 MiB is populated by
+/// the caller alone. Other threads may use the range meanwhile.
+///
+/// Errors: EINVAL for flags, a range that does not begin and end at a page, memory without that
+/// access or of a driver, or an older kernel; ENOMEM without memory, or for a hole in the range;
+/// EFAULT without a hugetlb page, or behind the end of a file; EHWPOISON; EAGAIN in a seccomp
+/// filter, or after vfork(2). A part of the range may be resident then.
+#[unsafe(no_mangle)]
+pub extern "C" fn jumbo_populate(
+    start: *mut c_void,
+    length: usize,
+    flags: u32,
+    threads: u32,
+) -> c_int {
+    call(-1, || {
+        let access = match flags {
+            0 => Access::Write,
+            JUMBO_POPULATE_READ => Access::Read,
+            _ => return Err(Failure::invalid(format!("flags {flags:#x}"))),
+        };
+        let page = rustix::param::page_size();
+        if !(start.addr() | length).is_multiple_of(page) {
+            let message = format!("{length} bytes at {start:?} are no whole pages");
+            return Err(Failure::invalid(message));
+        }
+        let threads = populate(start.addr(), length, access, threads)
+            .map_err(|errno| Failure::new(errno, format!("{length} bytes at {start:?}")))?;
+        Ok(c_int::try_from(threads).unwrap_or(c_int::MAX))
+    })
+}
 
 /// Frees ranges of private anonymous memory by several threads, where that is faster. Without
 /// `JUMBO_FREE_UNMAP` they stay mapped, and read as zeroes: MADV_DONTNEED.

@@ -1,7 +1,7 @@
 //! Shared memory on huge pages: `jumbo_region_*`, over [`jumbo::shmem`].
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::AsRawFd as _;
 use std::ptr;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
@@ -9,7 +9,7 @@ use jumbo::shmem::{Blocks, Region, Rung, Standing, Why};
 use jumbo::units::{Bytes, PageSize};
 use rustix::io::Errno;
 
-use crate::failure::{Failure, Outcome, call, note, status};
+use crate::failure::{Failure, Outcome, call, note, own_descriptor, status};
 use crate::sized::{self, Plain};
 use crate::table::Table;
 use crate::{JUMBO_ANY, JUMBO_HUGETLB, JUMBO_THP};
@@ -121,18 +121,8 @@ pub unsafe extern "C" fn jumbo_region_make(
 /// ENOMEM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn jumbo_region_attach(fd: c_int, region: *mut jumbo_region) -> c_int {
-    // SAFETY: the promise of the caller: a valid pointer, and what `attach` states. The descriptor
-    // is open: fcntl(2) says so.
-    status(|| unsafe {
-        sized::put(region, || {
-            if fd < 0 {
-                return Err(Failure::new(Errno::BADF, format!("descriptor {fd}")));
-            }
-            let own = rustix::io::fcntl_dupfd_cloexec(BorrowedFd::borrow_raw(fd), 0);
-            let own = own.map_err(|errno| Failure::new(errno, format!("descriptor {fd}")))?;
-            insert(Region::attach(own)?)
-        })
-    })
+    // SAFETY: the promise of the caller: a valid pointer, and what `attach` states.
+    status(|| unsafe { sized::put(region, || insert(Region::attach(own_descriptor(fd)?)?)) })
 }
 
 /// Returns the address of a region, which stays the same until it is closed.

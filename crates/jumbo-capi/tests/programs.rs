@@ -126,6 +126,12 @@ fn containers_in_cpp() {
 }
 
 #[test]
+fn files_in_cpp() {
+    let lines = ["a file of 5242880 bytes"];
+    has(check("tests/programs/file.cpp"), &lines);
+}
+
+#[test]
 fn the_measurement_of_strings_measures() {
     if let Some(program) = build("examples/strings.cpp", &[]) {
         let printed = run(&[program.to_str().unwrap(), "0.05", "1"]);

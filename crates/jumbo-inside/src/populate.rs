@@ -84,9 +84,10 @@ pub fn start(threads: u32, min_bytes: usize) {
 ///
 /// # Errors
 /// Of the kernel, with a part of the range resident. `ENOMEM`: no memory, or a hole in the range;
-/// `EFAULT`: memory without that access, a missing hugetlb page; `EHWPOISON`: broken memory;
-/// `EINVAL`: a kernel before Linux 5.14, unaligned addresses, memory of a driver; `EAGAIN`: the
-/// process has entered a seccomp filter, or shares its memory with its parent (vfork(2)).
+/// `EFAULT`: a missing hugetlb page, or the end of a file; `EHWPOISON`: broken memory; `EINVAL`: a
+/// kernel before Linux 5.14, unaligned addresses, memory without that access or of a driver;
+/// `EAGAIN`: the process has entered a seccomp filter, or shares its memory with its parent
+/// (vfork(2)).
 pub fn populate(address: usize, length: usize, access: Access, threads: u32) -> Result<u32> {
     let range = address..address.checked_add(length).ok_or(Errno::INVAL)?;
     let threads = match threads {

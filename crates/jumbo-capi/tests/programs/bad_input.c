@@ -281,6 +281,67 @@ static void ranges(void) {
   CHECK(found.resident > 0 && found.resident <= found.mapped);
 }
 
+static void files(void) {
+  jumbo_file file, second, none = {0};
+  char path[] = "/tmp/jumbo-bad-XXXXXX";
+  int made = mkstemp(path), null = open("/dev/null", O_RDWR), writable = open(path, O_WRONLY);
+  CHECK(made >= 0 && null >= 0 && writable >= 0 && unlink(path) == 0);
+  OK(jumbo_file_open(made, 0, &file));
+  CHECK(jumbo_file_size(file) == 0 && jumbo_file_address(file) != NULL);
+  OK(jumbo_file_close(file));
+  CHECK(write(made, "bytes", 5) == 5);
+  FAILS(jumbo_file_open(-1, 0, &file), EBADF);
+  FAILS(jumbo_file_open(1 << 20, 0, &file), EBADF);
+  FAILS(jumbo_file_open(made, 2, &file), EINVAL);
+  FAILS(jumbo_file_open(made, 0, NULL), EINVAL);
+  FAILS(jumbo_file_open(null, 0, &file), EINVAL);
+  FAILS(jumbo_file_open(writable, 0, &file), EACCES);
+  FAILS(jumbo_file_copy(-1, 0, &file), EBADF);
+  FAILS(jumbo_file_copy(null, 0, &file), EINVAL);
+  FAILS(jumbo_file_copy(made, 65, &file), EINVAL);
+  FAILS(jumbo_file_copy(made, (uint32_t)-1, &file), EINVAL);
+  FAILS(jumbo_file_copy(writable, 0, &file), EBADF);
+  OK(jumbo_file_open(made, JUMBO_FILE_WHOLE, &file));
+  OK(jumbo_file_copy(made, 2, &second));
+  // The descriptor ends first, and a child has the bytes too.
+  close(made), close(null), close(writable);
+  pid_t child = fork();
+  if (child == 0) {
+    CHECK(memcmp(jumbo_file_address(file), "bytes", 5) == 0);
+    CHECK(memcmp(jumbo_file_address(second), "bytes", 5) == 0);
+    exit(0);
+  }
+  CHECK(ends_well(child));
+  CHECK(jumbo_file_size(second) == 5 && jumbo_file_huge(second) >= 0);
+  CHECK(jumbo_file_method(file) == JUMBO_FILE_BASE_PAGES);
+  CHECK(jumbo_file_method(second) == JUMBO_FILE_COPY);
+  OK(jumbo_file_close(second));
+  OK(jumbo_file_close(file));
+  FAILS(jumbo_file_close(file), EBADF);
+  FAILS(jumbo_file_size(file), EBADF);
+  FAILS(jumbo_file_huge(none), EBADF);
+  FAILS(jumbo_file_method(second), EBADF);
+  NO_PAGES(jumbo_file_address(file), EBADF);
+}
+
+static void populates(void) {
+  size_t length = 4 << 20;
+  char *memory = mmap(NULL, length, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(memory != MAP_FAILED);
+  FAILS(jumbo_populate(memory, length, 2, 1), EINVAL);
+  FAILS(jumbo_populate(memory + 1, length, 0, 1), EINVAL);
+  FAILS(jumbo_populate(memory, length - 1, 0, 1), EINVAL);
+  FAILS(jumbo_populate(memory, (size_t)-4096, 0, 1), EINVAL);
+  FAILS(jumbo_populate(memory, (size_t)-1, 0, (uint32_t)-1), EINVAL);
+  CHECK(jumbo_populate(memory, 0, 0, 0) == 1);
+  errno = 0;
+  // EINVAL: before Linux 5.14.
+  CHECK(jumbo_populate(memory, length, JUMBO_POPULATE_READ, 0) == 1 || errno == EINVAL);
+  FAILS(jumbo_populate(memory, length, 0, 0), EINVAL);
+  CHECK(munmap(memory, length) == 0);
+  CHECK(jumbo_populate(memory, length, 0, 0) == -1 && (errno == ENOMEM || errno == EINVAL));
+}
+
 // A pool of THPs is copied by fork(2); one of hugetlb stays with its process.
 static void forks(void) {
   jumbo_pool pool = opened();
@@ -385,6 +446,8 @@ int main(void) {
   shares();
   regions();
   ranges();
+  files();
+  populates();
   forks();
   huge_regions();
   threads();
