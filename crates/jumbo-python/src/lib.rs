@@ -1,6 +1,6 @@
 //! The library `jumbo` for Python: the module `jumbo`, of which this is `jumbo._jumbo`.
 //!
-//! - [`array`]: memory with a shape and the buffer protocol. `dlpack`: its DLPack capsules.
+//! - `array`: memory with a shape and the buffer protocol. `dlpack`: its DLPack capsules.
 //! - `shared`: the array that processes share. `dtype`: element types.
 //!
 //! `packaging/wheel` puts the module into the wheel of the command. `python/jumbo/__init__.pyi` has
@@ -35,7 +35,9 @@ use dtype::Dtype;
 fn failed(what: &str, error: io::Error) -> PyErr {
     let message = format!("{what}: {error}");
     match error.raw_os_error() {
-        Some(_) if error.kind() == io::ErrorKind::OutOfMemory => PyMemoryError::new_err(message),
+        Some(_) if error.kind() == io::ErrorKind::OutOfMemory => PyMemoryError::new_err(format!(
+            "{message}\nhint: free memory, or raise the limit of the control group or RLIMIT_AS"
+        )),
         Some(errno) => PyOSError::new_err((errno, message)),
         None if error.kind() == io::ErrorKind::InvalidInput => PyValueError::new_err(message),
         None => PyOSError::new_err(message),

@@ -268,7 +268,8 @@ class Files(unittest.TestCase):
             self.assertFalse(view.flags.writeable)
             self.assertTrue(array.readonly and array.method)
             self.assertEqual("copied" in array.method, "copy" in options)
-            self.assertLessEqual(array.huge, array.nbytes)
+            if KERNEL >= (6, 7):
+                self.assertLessEqual(array.huge, array.nbytes)
         part = jumbo.memmap(self.file.name, "u4", (2, 5), offset=8)
         self.assertTrue((numpy.asarray(part).ravel() == self.data[2:12]).all())
         self.assertTrue((numpy.from_dlpack(part).ravel() == self.data[2:12]).all())
@@ -279,8 +280,8 @@ class Files(unittest.TestCase):
         array = jumbo.memmap(self.file.name)
         with self.assertRaises((TypeError, ValueError)):
             memoryview(array)[0] = 1
-        with self.assertRaises((BufferError, TypeError)):
-            open(self.file.name, "rb").readinto(array)
+        with self.assertRaises((BufferError, TypeError)), open(self.file.name, "rb") as file:
+            file.readinto(array)
         with self.assertRaises(BufferError):
             array.__dlpack__()
         with self.assertRaises(ValueError):

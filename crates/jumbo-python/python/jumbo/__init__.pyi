@@ -1,22 +1,18 @@
 """Memory on huge pages: private arrays, files, and arrays that processes share."""
 
-import sys
 from collections.abc import Sequence
 from os import PathLike
 from typing import Any, final
 
-if sys.version_info >= (3, 12):
-    from collections.abc import Buffer
-else:
-    # A class with `__buffer__` alone: type checkers before PEP 688 take it as any object.
-    Buffer = object
+from typing_extensions import Buffer
 
 __all__ = ["Array", "SharedArray", "Status", "empty", "memmap", "status"]
 __version__: str
 
-# A name ("float64"), a type string ("<f8"), a type of Python or NumPy, or a NumPy dtype.
-DType = Any
-Shape = int | Sequence[int]
+# A name ("float64"), a type string ("<f8"), a type of Python or NumPy, or a NumPy dtype. None is
+# float64, in `memmap` uint8.
+_DType = Any
+_Shape = int | Sequence[int]
 
 class Array(Buffer):
     """An array in C order, from `empty` or `memmap`.
@@ -80,12 +76,12 @@ class SharedArray(Array):
     kills those that touch the rest.
     """
 
-    def __new__(cls, shape: Shape, dtype: DType = "float64", *, name: str | None = None) -> SharedArray:
+    def __new__(cls, shape: _Shape, dtype: _DType = None, *, name: str | None = None) -> SharedArray:
         """MemoryError: no memory. FileExistsError: the name is in use. OSError: no name of
         shm_open(3), /dev/shm is full."""
     @classmethod
     def attach(
-        cls, source: str | int, shape: Shape | None = None, dtype: DType = "float64"
+        cls, source: str | int, shape: _Shape | None = None, dtype: _DType = None
     ) -> SharedArray:
         """The array of a name, or of a descriptor from `fileno`, which stays the caller's.
 
@@ -117,7 +113,7 @@ class Status:
     def unknown(self) -> int:
         """Resident, and perhaps in huge pages that base pages map: only root can read that."""
 
-def empty(shape: Shape, dtype: DType = "float64", *, populate: bool = False) -> Array:
+def empty(shape: _Shape, dtype: _DType = None, *, populate: bool = False) -> Array:
     """A private array of zeroes on huge pages, where the kernel has them (MADV_HUGEPAGE).
 
     `populate` makes it resident now, by several threads (Linux 5.14); a lack of memory is then a
@@ -128,8 +124,8 @@ def empty(shape: Shape, dtype: DType = "float64", *, populate: bool = False) -> 
 
 def memmap(
     file: str | PathLike[str],
-    dtype: DType = "uint8",
-    shape: Shape | None = None,
+    dtype: _DType = None,
+    shape: _Shape | None = None,
     *,
     offset: int = 0,
     populate: bool = False,
