@@ -18,6 +18,10 @@ fn output(command: &mut Command) -> Result<String, String> {
 }
 
 #[test]
+#[cfg_attr(
+    not(feature = "full"),
+    ignore = "takes long, and a network: --features full"
+)]
 fn the_wheel_passes_the_tests_of_the_module() {
     let Some(python) = needs::command("python3") else {
         return;
