@@ -3,9 +3,11 @@
  *
  *   populates HOW [WHAT]
  *
- * HOW: populate, shared, locked, hugetlb (mmap), mlock, mlock2, mlockall, write (madvise), uring.
+ * HOW: populate, shared, locked, hugetlb (mmap), mlock, mlock2, mlockall, write (madvise), uring;
+ * disk registers a sparse file instead, and prints whether it is sparse still.
  * WHAT: "huge" also prints the MiB of it in huge pages; "touched" writes some pages beforehand;
- * "hole" unmaps a page; "limit" has RLIMIT_MEMLOCK of 1 MiB and no privilege; "timer" has a signal
+ * "hole" unmaps a page; "limit" has RLIMIT_MEMLOCK of 1 MiB and no privilege; "wrap"
+ * also locks to the end of the address space; "timer" has a signal
  * every millisecond, whose handler jumps out once; "fork" and "user" have another thread that forks
  * or changes its user meanwhile.
  */
@@ -17,6 +19,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
@@ -53,6 +56,20 @@ static int registered(void)
     return answer;
 }
 
+static int sparse_file(void)
+{
+    char name[] = "/var/tmp/populates-XXXXXX";
+    int file = mkstemp(name);
+    CHECK(file >= 0 && unlink(name) == 0 && ftruncate(file, ALL) == 0);
+    at = mmap(NULL, ALL, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    CHECK(at != MAP_FAILED);
+    int answer = registered(), error = errno;
+    struct stat now;
+    CHECK(fsync(file) == 0 && fstat(file, &now) == 0);
+    printf("answer %d %d sparse %d\n", answer, error, now.st_blocks < 8);
+    return 0;
+}
+
 static int make_resident(void)
 {
     if (is("mlock"))
@@ -85,15 +102,25 @@ static unsigned long sum_of(const char *field)
     return sum;
 }
 
+/* Returns the number of threads without the one that watches memory, which may start at any time. */
 static int tasks(void)
 {
     int count = 0;
+    char path[300], name[32];
+    struct dirent *task;
     DIR *folder = opendir("/proc/self/task");
     CHECK(folder != NULL);
-    while (readdir(folder))
-        count++;
+    while ((task = readdir(folder))) {
+        if (task->d_name[0] == '.')
+            continue;
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
+        FILE *comm = fopen(path, "r");
+        count += comm && fgets(name, sizeof name, comm) && strcmp(name, "jumbo-watch\n") != 0;
+        if (comm)
+            fclose(comm);
+    }
     closedir(folder);
-    return count - 2;
+    return count;
 }
 
 static void *other(void *what)
@@ -117,6 +144,8 @@ int main(int argc, char **argv)
 {
     CHECK(argc >= 2);
     how = argv[1];
+    if (is("disk"))
+        return sparse_file();
     const char *what = argc > 2 ? argv[2] : "";
     int flags = MAP_ANONYMOUS | (is("shared") ? MAP_SHARED : MAP_PRIVATE);
     flags |= is("populate") || is("shared") || is("hugetlb") ? MAP_POPULATE : 0;
@@ -150,6 +179,10 @@ int main(int argc, char **argv)
             at[i] = 7;
     if (strcmp(what, "hole") == 0)
         CHECK(munmap(at + ALL / 2, 4096) == 0);
+    if (strcmp(what, "wrap") == 0) {
+        int answer = mlock(at, SIZE_MAX);
+        printf("wrap %d %d\n", answer, answer ? errno : 0);
+    }
     errno = 0;
     int answer = make_resident();
     int error = errno;

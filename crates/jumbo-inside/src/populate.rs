@@ -15,13 +15,16 @@
 //! own call does the rest.
 #![expect(unsafe_code, reason = "threads are made here, on stacks of their own")]
 
+use core::cell::Cell;
 use core::ops::Range;
 use core::ptr::with_exposed_provenance_mut as at;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering, fence};
 use core::time::Duration;
 
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, MapFlags, MlockAllFlags, MlockFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities};
 
 use crate::events::Mechanism;
 use crate::gather;
@@ -29,7 +32,7 @@ use crate::ledger::{Slot, stats};
 use crate::orders::MAX_POPULATE_WORKERS;
 use crate::proc::each_mapping;
 use crate::sync::{Deadline, Word};
-use crate::sys::{self, Blocked, Thread, map_own};
+use crate::sys::{self, Blocked, Maps, Thread, map_own};
 use crate::{density, pool, sandbox};
 
 /// Minimum length of a range that several threads populate: one zeroes it in ten milliseconds, a
@@ -48,7 +51,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 static MAX_THREADS: AtomicU32 = AtomicU32::new(0);
 static MIN_LENGTH: AtomicUsize = AtomicUsize::new(MIN_BYTES);
 crate::one_page! {
-    /// Calls that have helpers now.
+    /// Calls that have helpers, or are [`undisturbed`], now.
     static TEAM_COUNT: AtomicU32 = AtomicU32::new(0);
     /// Threads that wait in [`stop_all`].
     static STOP_COUNT: AtomicU32 = AtomicU32::new(0);
@@ -143,6 +146,24 @@ impl Pieces {
     }
 }
 
+/// Does work that makes other calls than the program, with all signals blocked: a filter or a change
+/// of privilege in another thread waits for its end. `None` without it, if one was first, or in a
+/// process that shares its memory with its parent.
+fn undisturbed<T>(work: impl FnOnce(&Blocked) -> T) -> Option<T> {
+    if sandbox::is_entered() || !gather::is_own() {
+        return None;
+    }
+    let blocked = Blocked::all();
+    TEAM_COUNT.fetch_add(1, Ordering::AcqRel);
+    // Whoever enters a filter or stops all sees the count, or is seen here.
+    fence(Ordering::SeqCst);
+    let is_late = sandbox::is_entered() || is_stopped();
+    let answer = (!is_late).then(|| work(&blocked));
+    TEAM_COUNT.fetch_sub(1, Ordering::AcqRel);
+    TEAM_COUNT.wake(u32::MAX >> 1);
+    answer
+}
+
 /// Populates a range with at most `threads` threads; returns their number.
 fn share(range: &Range<usize>, access: Access, threads: u32) -> Result<u32> {
     let pieces = Pieces {
@@ -156,18 +177,10 @@ fn share(range: &Range<usize>, access: Access, threads: u32) -> Result<u32> {
     // Each round ends with a signal for the caller, whose handler may jump out of here: no helper
     // is left then.
     while pieces.left() > 0 && pieces.refused.load(Ordering::Relaxed) == 0 {
-        let blocked = Blocked::all();
-        if sandbox::is_entered() || !gather::is_own() {
-            return Err(Errno::AGAIN);
+        match undisturbed(|blocked| work(&pieces, threads - 1, blocked)) {
+            Some(helpers) => most = most.max(1 + helpers),
+            None => return Err(Errno::AGAIN),
         }
-        TEAM_COUNT.fetch_add(1, Ordering::AcqRel);
-        // Whoever stops all after this has seen the team.
-        match is_stopped() {
-            true => pieces.refuse(Errno::AGAIN),
-            false => most = most.max(1 + work(&pieces, threads - 1, &blocked)),
-        }
-        TEAM_COUNT.fetch_sub(1, Ordering::AcqRel);
-        TEAM_COUNT.wake(u32::MAX >> 1);
     }
     match pieces.refused.load(Ordering::Relaxed) {
         0 => Ok(most),
@@ -253,8 +266,10 @@ fn is_stopped() -> bool {
     STOP_COUNT.load(Ordering::Acquire) > 0
 }
 
-/// Waits until no call has helpers, at most ten seconds.
+/// Waits until no call has helpers or is [`undisturbed`], at most ten seconds.
 fn stop_all() {
+    // The filter was counted before.
+    fence(Ordering::SeqCst);
     if TEAM_COUNT.load(Ordering::Acquire) == 0 || !gather::is_own() {
         return;
     }
@@ -290,37 +305,37 @@ fn shared(range: &Range<usize>, access: Access) -> bool {
 /// Makes a new private or shared mapping resident, as MAP_POPULATE does: as far as possible.
 pub fn mapping(address: usize, length: usize) {
     let range = address..address + length.next_multiple_of(rustix::param::page_size());
-    density::begin_filling(&range);
+    undisturbed(|_| density::begin_filling(&range));
     if !shared(&range, Access::Write) {
         let _ = fault_in(range.start, range.len(), Access::Write);
     }
-    density::end_filling(&range);
+    undisturbed(|_| density::end_filling(&range));
 }
 
-/// Ways in which the program makes memory resident.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cause {
-    /// mlock(2) and mlockall(2), which read shared memory.
-    Lock,
-    /// A call that writes to the memory, or has the kernel or a device write there.
-    Write,
-}
-
-/// Populates a range before `call`, which populates it on one thread.
-fn before<T>(range: &Range<usize>, cause: Cause, call: impl FnOnce() -> T) -> T {
-    let parts = Parts::of(range);
+/// Populates a range before `call`, which locks it, and populates it on one thread. Nothing is
+/// populated if the kernel does not accept the lock. A lock reads shared memory.
+fn before<T>(
+    range: &Range<usize>,
+    is_accepted: impl FnOnce() -> bool,
+    call: impl FnOnce() -> T,
+) -> T {
+    let begin = |_: &Blocked| {
+        let parts = is_accepted().then(|| Parts::of(range))?;
+        (parts.each()).for_each(|(part, _)| density::begin_filling(part));
+        Some(parts)
+    };
+    let Some(parts) = undisturbed(begin).flatten() else {
+        return call();
+    };
     for (part, is_private) in parts.each() {
-        density::begin_filling(part);
-        let access = match *is_private || cause == Cause::Write {
+        let access = match *is_private {
             true => Access::Write,
             false => Access::Read,
         };
         shared(part, access);
     }
     let answer = call();
-    for (part, _) in parts.each() {
-        density::end_filling(part);
-    }
+    undisturbed(|_| (parts.each()).for_each(|(part, _)| density::end_filling(part)));
     answer
 }
 
@@ -344,6 +359,10 @@ impl Parts {
             found: [const { (0..0, false) }; MAX_PARTS],
             count: 0,
         };
+        if parts.query(range).is_ok() {
+            return parts;
+        }
+        parts.count = 0;
         let _ = each_mapping(|line| {
             let part = line.start.max(range.start)..line.end.min(range.end);
             let is_named = || NAMES.iter().any(|name| line.is_named(name));
@@ -353,6 +372,27 @@ impl Parts {
             line.start >= range.end
         });
         parts
+    }
+
+    /// Adds the mappings of a range without memory on a file. /proc/self/maps has those below it,
+    /// too, which may be thousands.
+    ///
+    /// # Errors
+    /// Those of [`Maps::mapping`]; EINVAL: memory on a file, whose name tells its kind.
+    fn query(&mut self, range: &Range<usize>) -> Result<()> {
+        let maps = Maps::open()?;
+        let mut at = range.start;
+        while at < range.end {
+            let mapping = maps.mapping(at)?;
+            let end = mapping.range.end.min(range.end);
+            match (mapping.is_writable, mapping.is_private_anonymous) {
+                (true, true) => self.add(at..end, true),
+                (true, false) => return Err(Errno::INVAL),
+                (false, _) => {}
+            }
+            at = end;
+        }
+        Ok(())
     }
 
     /// Adds a mapping, in the order of addresses. Advice may have split one, and short ones do not
@@ -390,27 +430,30 @@ pub fn concerns(length: usize) -> bool {
 pub fn lock<T>(address: usize, length: usize, call: impl FnOnce() -> T) -> T {
     let page = rustix::param::page_size();
     let start = address & !(page - 1);
-    let length = address.saturating_add(length).div_ceil(page) * page - start;
-    match concerns(length) && is_accepted(start, length) {
-        true => before(&(start..start + length), Cause::Lock, call),
-        false => call(),
+    let end = address.checked_add(length);
+    let end = end.and_then(|end| end.checked_next_multiple_of(page));
+    match end.filter(|end| concerns(end - start)) {
+        Some(end) => before(&(start..end), || is_accepted(start, end - start), call),
+        None => call(),
     }
 }
 
 /// Locks a new mapping, as MAP_LOCKED does: populated as far as possible. False if the kernel
 /// refuses the lock.
 pub fn lock_mapping(address: usize, length: usize) -> bool {
-    if !is_accepted(address, length) {
-        return false;
-    }
-    // SAFETY: a lock changes no byte.
-    let lock = || unsafe { mm::mlock(at(address), length) };
-    let _ = before(
-        &(address..address + length.next_multiple_of(rustix::param::page_size())),
-        Cause::Lock,
-        lock,
-    );
-    true
+    let range = address..address + length.next_multiple_of(rustix::param::page_size());
+    let answer = Cell::new(false);
+    let accept = || {
+        answer.set(is_accepted(address, length));
+        answer.get()
+    };
+    before(&range, accept, || {
+        if answer.get() {
+            // SAFETY: a lock changes no byte.
+            let _ = unsafe { mm::mlock(at(address), length) };
+        }
+    });
+    answer.get()
 }
 
 fn is_accepted(address: usize, length: usize) -> bool {
@@ -423,55 +466,75 @@ fn is_accepted(address: usize, length: usize) -> bool {
 pub fn lock_all<T>(flags: i32, call: impl FnOnce() -> T) -> T {
     let all = MlockAllFlags::from_bits_retain(flags.cast_unsigned());
     let populates = all.contains(MlockAllFlags::CURRENT) && !all.contains(MlockAllFlags::ONFAULT);
-    match populates && concerns(usize::MAX) && mm::mlockall(all | MlockAllFlags::ONFAULT).is_ok() {
-        true => before(&(0..usize::MAX), Cause::Lock, call),
+    let is_accepted = || mm::mlockall(all | MlockAllFlags::ONFAULT).is_ok();
+    match populates && concerns(usize::MAX) {
+        true => before(&(0..usize::MAX), is_accepted, call),
         false => call(),
     }
 }
 
 /// Makes io_uring_register(2) by `call`, after several threads have populated its buffers: `count`
-/// iovecs at `vectors`. Adjacent buffers are one range.
+/// iovecs at `vectors`. Adjacent buffers are one range. The kernel populates up to the buffer that
+/// exceeds RLIMIT_MEMLOCK.
 pub fn register<T>(vectors: usize, count: usize, call: impl FnOnce() -> T) -> T {
     /// Maximum number of buffers of a ring: IORING_MAX_REG_BUFFERS (io_uring/rsrc.h).
     const MAX_BUFFERS: usize = 1 << 14;
+    const BATCH: usize = 32;
+    if count > MAX_BUFFERS || !concerns(usize::MAX) {
+        return call();
+    }
+    let mut left = pinnable_bytes();
     let mut range = 0..0;
-    for index in 0..count.min(MAX_BUFFERS) {
-        let mut vector = [0; 2];
-        let at = vectors.wrapping_add(index * size_of_val(&vector));
-        if !concerns(usize::MAX) || sys::copy_words(at, &mut vector) != Ok(2) {
+    for first in (0..count).step_by(BATCH) {
+        let mut words = [0; 2 * BATCH];
+        let at = vectors.wrapping_add(first * 2 * size_of::<usize>());
+        let wanted = 2 * BATCH.min(count - first);
+        let words = words.get_mut(..wanted).unwrap_or_default();
+        if sys::copy_words(at, words) != Ok(wanted) {
             break;
         }
-        let [start, length] = vector;
-        if range.is_empty() {
-            range = start..start;
-        }
-        if start == range.end {
-            range.end = start.saturating_add(length);
-        } else {
-            register_range(&range);
-            range = start..start.saturating_add(length);
+        for vector in words.chunks_exact(2) {
+            let &[start, length] = vector else { continue };
+            if start != range.end {
+                left = register_range(&range, left);
+                range = start..start;
+            }
+            range.end = range.end.saturating_add(length);
         }
     }
-    register_range(&range);
+    register_range(&range, left);
     call()
 }
 
-fn register_range(range: &Range<usize>) {
-    if concerns(range.len()) {
-        let page = rustix::param::page_size();
-        let end = range.end.checked_next_multiple_of(page);
-        let range = range.start & !(page - 1)..end.unwrap_or(range.end);
-        if !has_hole(&range) {
-            before(&range, Cause::Write, || {
-                let _ = fault_in(range.start, range.len(), Access::Write);
-            });
-        }
+/// Returns the bytes that this process may pin. RLIMIT_MEMLOCK, getrlimit(2).
+fn pinnable_bytes() -> usize {
+    let may_exceed = |sets: CapabilitySets| sets.effective.contains(CapabilitySet::IPC_LOCK);
+    let limit = getrlimit(Resource::Memlock).current;
+    match limit.filter(|_| !capabilities(None).is_ok_and(may_exceed)) {
+        Some(limit) => usize::try_from(limit).unwrap_or(usize::MAX),
+        None => usize::MAX,
     }
 }
 
-/// Reports whether a range has a hole, at which the kernel would stop and threads could not.
-fn has_hole(range: &Range<usize>) -> bool {
-    gather::is_whole_and_unlocked(range.start, range.len()) == Err(Errno::NOMEM)
+/// Populates buffers if they are within the `left` bytes; returns what is left then.
+fn register_range(range: &Range<usize>, left: usize) -> usize {
+    let rest = left.checked_sub(range.len());
+    if rest.is_some() && concerns(range.len()) {
+        let page = rustix::param::page_size();
+        let end = range.end.checked_next_multiple_of(page);
+        let range = range.start & !(page - 1)..end.unwrap_or(range.end);
+        if is_uniform(&range) {
+            mapping(range.start, range.len());
+        }
+    }
+    rest.unwrap_or(0)
+}
+
+/// Reports whether all of a range is memory of one kind that can be populated. At a hole, a file or
+/// memory without access the kernel would stop, and threads could not.
+fn is_uniform(range: &Range<usize>) -> bool {
+    let parts = Parts::of(range);
+    parts.count == 1 && parts.each().all(|(part, _)| part == range)
 }
 
 /// Events that populate memory, or forbid helpers.
@@ -490,16 +553,16 @@ impl Mechanism for Events {
             return None;
         }
         let range = address..address.checked_add(length)?;
-        if has_hole(&range) {
+        if length >= MIN_LENGTH.load(Ordering::Relaxed) && !is_uniform(&range) {
             return None;
         }
-        density::begin_filling(&range);
+        undisturbed(|_| density::begin_filling(&range));
         let answer = match shared(&range, Access::Write) {
             true => Ok(()),
             // SAFETY: the program's own call, which changes no byte.
             false => unsafe { sys::advise(address, length, advice) },
         };
-        density::end_filling(&range);
+        undisturbed(|_| density::end_filling(&range));
         Some(answer.map_err(Errno::raw_os_error))
     }
 
@@ -507,10 +570,8 @@ impl Mechanism for Events {
         stop_all();
     }
 
-    fn confining(is_first: bool) {
-        if is_first {
-            stop_all();
-        }
+    fn confining(_is_first: bool) {
+        stop_all();
     }
 
     unsafe fn is_forked(_pid: u32) {

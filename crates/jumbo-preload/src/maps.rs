@@ -509,7 +509,11 @@ pub(crate) fn protect(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
     // SAFETY: the same call.
-    All::around_change(|| unsafe { (next::dlclose.get())(handle) })
+    let answer = All::around_change(|| unsafe { (next::dlclose.get())(handle) });
+    // A plug-in may have been the only user of liburing.
+    next::io_uring_register.forget();
+    next::io_uring_register_buffers.forget();
+    answer
 }
 
 /// sbrk(2).

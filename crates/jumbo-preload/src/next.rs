@@ -71,6 +71,12 @@ impl<F: Copy> Next<F> {
         self.is_found()
     }
 
+    /// Forgets the definition, whose library may have been unloaded: the next call searches again.
+    pub(crate) fn forget(&self) {
+        self.found.store(core::ptr::null_mut(), Ordering::Relaxed);
+        self.address.store(self.stub, Ordering::Relaxed);
+    }
+
     /// Reports whether there is a next definition.
     pub(crate) fn is_found(&self) -> bool {
         !self.found.load(Ordering::Relaxed).is_null()
@@ -129,6 +135,7 @@ macro_rules! next {
                     }
                     if $name.is_deferred() {
                         begin();
+                        $name.publish();
                     }
                     // SAFETY: the caller's promise.
                     unsafe { ($name.get())($($argument),*) }

@@ -158,7 +158,9 @@ impl Map {
             Ok(())
         };
         std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(read)).collect();
+            // At a limit of threads fewer read.
+            let start = |_| std::thread::Builder::new().spawn_scoped(scope, read).ok();
+            let others: Vec<_> = (1..threads).filter_map(start).collect();
             let joined = others.into_iter().map(std::thread::ScopedJoinHandle::join);
             let answers = std::iter::once(read()).chain(
                 joined.map(|answer| answer.unwrap_or_else(|_| Err(io::Error::other("panic")))),

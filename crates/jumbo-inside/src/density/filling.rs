@@ -15,19 +15,18 @@ use super::tracked::{
 };
 use super::{credit, is_bounded};
 use crate::ledger::stats;
-use crate::sandbox;
 use crate::sys::{self, Pagemap};
 
 const FULL: BlockState = BlockState::Huge { empty: 0 };
 
 /// Advises the blocks of a range without a resident page, before the range is populated.
 pub(crate) fn begin_filling(range: &Range<usize>) {
-    if !is_bounded() || pmd() == 0 || !sandbox::allows_advice() || is_crowded() {
+    if !is_bounded() || pmd() == 0 || !may_measure() || is_crowded() {
         return;
     }
     let mut indexes = indexes(range, false);
     let is_open = |state: BlockState| state == BlockState::Waiting || state.charge() > 0;
-    if BLOCKS.next(indexes.clone(), is_open).is_none() || may_measure() && sys::is_without_thp() {
+    if BLOCKS.next(indexes.clone(), is_open).is_none() || sys::is_without_thp() {
         return;
     }
     read_room_now();
