@@ -30,7 +30,7 @@ fn memory_is_populated_by_several_threads_and_looks_the_same() {
             );
         }
     }
-    for what in ["touched", "hole"] {
+    for what in ["touched", "hole", "closed"] {
         for how in ["mlock", "mlockall", "write", "uring"] {
             let program = Program::new(files.path("populates")).args([how, what]);
             compare(&program, &format!("{how} {what}"));

@@ -6,10 +6,10 @@
  * HOW: populate, shared, locked, hugetlb (mmap), mlock, mlock2, mlockall, write (madvise), uring;
  * disk registers a sparse file instead, and prints whether it is sparse still.
  * WHAT: "huge" also prints the MiB of it in huge pages; "touched" writes some pages beforehand;
- * "hole" unmaps a page; "limit" has RLIMIT_MEMLOCK of 1 MiB and no privilege; "wrap"
- * also locks to the end of the address space; "timer" has a signal
- * every millisecond, whose handler jumps out once; "fork" and "user" have another thread that forks
- * or changes its user meanwhile.
+ * "hole" unmaps a page; "closed" forbids access to an eighth; "limit" has RLIMIT_MEMLOCK of 1 MiB
+ * and no privilege; "wrap" also locks to the end of the address space; "timer" has a signal every
+ * millisecond, whose handler jumps out once; "fork" and "user" have another thread that forks or
+ * changes its user meanwhile.
  */
 #include "check.h"
 
@@ -151,7 +151,7 @@ int main(int argc, char **argv)
     flags |= is("populate") || is("shared") || is("hugetlb") ? MAP_POPULATE : 0;
     flags |= is("locked") ? MAP_LOCKED : 0;
     flags |= is("hugetlb") ? MAP_HUGETLB : 0;
-    int is_late = strcmp(what, "touched") == 0 || strcmp(what, "hole") == 0;
+    int is_late = strcmp(what, "touched") == 0 || strcmp(what, "hole") == 0 || strcmp(what, "closed") == 0;
     CHECK(!(is_late && flags & (MAP_POPULATE | MAP_LOCKED)));
     pthread_t thread;
     int has_thread = strcmp(what, "fork") == 0 || strcmp(what, "user") == 0;
@@ -179,6 +179,8 @@ int main(int argc, char **argv)
             at[i] = 7;
     if (strcmp(what, "hole") == 0)
         CHECK(munmap(at + ALL / 2, 4096) == 0);
+    if (strcmp(what, "closed") == 0)
+        CHECK(mprotect(at + ALL / 8, ALL / 8, PROT_NONE) == 0);
     if (strcmp(what, "wrap") == 0) {
         int answer = mlock(at, SIZE_MAX);
         printf("wrap %d %d\n", answer, answer ? errno : 0);
@@ -196,7 +198,7 @@ int main(int argc, char **argv)
     if (has_thread)
         CHECK(pthread_join(thread, NULL) == 0);
     unsigned long sum = 0;
-    if (strcmp(what, "hole") != 0)
+    if (strcmp(what, "hole") != 0 && strcmp(what, "closed") != 0)
         for (size_t i = 0; i < ALL; i += 4096)
             sum = sum * 31 + at[i];
     printf("sum %lx tasks %d locked %lu\n", sum, tasks(), sum_of("Locked") / 1024);

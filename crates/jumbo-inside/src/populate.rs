@@ -313,9 +313,11 @@ pub fn mapping(address: usize, length: usize) {
 }
 
 /// Populates a range before `call`, which locks it, and populates it on one thread. Nothing is
-/// populated if the kernel does not accept the lock. A lock reads shared memory.
+/// populated if the kernel does not accept the lock. A lock reads shared memory. `stops`: it stops at
+/// what it cannot populate, as mlock(2) does.
 fn before<T>(
     range: &Range<usize>,
+    stops: bool,
     is_accepted: impl FnOnce() -> bool,
     call: impl FnOnce() -> T,
 ) -> T {
@@ -327,12 +329,20 @@ fn before<T>(
     let Some(parts) = undisturbed(begin).flatten() else {
         return call();
     };
+    let mut end = range.start;
     for (part, is_private) in parts.each() {
         let access = match *is_private {
             true => Access::Write,
             false => Access::Read,
         };
-        shared(part, access);
+        if stops && part.start != end {
+            break;
+        }
+        let is_whole = shared(part, access);
+        if stops && !is_whole {
+            break;
+        }
+        end = part.end;
     }
     let answer = call();
     undisturbed(|_| (parts.each()).for_each(|(part, _)| density::end_filling(part)));
@@ -433,7 +443,12 @@ pub fn lock<T>(address: usize, length: usize, call: impl FnOnce() -> T) -> T {
     let end = address.checked_add(length);
     let end = end.and_then(|end| end.checked_next_multiple_of(page));
     match end.filter(|end| concerns(end - start)) {
-        Some(end) => before(&(start..end), || is_accepted(start, end - start), call),
+        Some(end) => before(
+            &(start..end),
+            true,
+            || is_accepted(start, end - start),
+            call,
+        ),
         None => call(),
     }
 }
@@ -447,7 +462,7 @@ pub fn lock_mapping(address: usize, length: usize) -> bool {
         answer.set(is_accepted(address, length));
         answer.get()
     };
-    before(&range, accept, || {
+    before(&range, true, accept, || {
         if answer.get() {
             // SAFETY: a lock changes no byte.
             let _ = unsafe { mm::mlock(at(address), length) };
@@ -468,7 +483,7 @@ pub fn lock_all<T>(flags: i32, call: impl FnOnce() -> T) -> T {
     let populates = all.contains(MlockAllFlags::CURRENT) && !all.contains(MlockAllFlags::ONFAULT);
     let is_accepted = || mm::mlockall(all | MlockAllFlags::ONFAULT).is_ok();
     match populates && concerns(usize::MAX) {
-        true => before(&(0..usize::MAX), is_accepted, call),
+        true => before(&(0..usize::MAX), false, is_accepted, call),
         false => call(),
     }
 }
