@@ -204,13 +204,10 @@ fn savings_agree_with_the_fall_of_the_counters() {
     );
     let all = 600 * 7 * 4096;
     assert!(fall * 50 >= all * 49, "{fall} of {all}");
-    assert!(
-        saved(&page)
-            .unwrap()
-            .abs_diff(page["savings"]["most"].as_u64().unwrap())
-            * 50
-            <= all
-    );
+    // A pool of another size may have pages of its own, which were not converted.
+    let pools = page["savings"]["pools"].as_array().unwrap();
+    let pool = pools.iter().find(|pool| pool["size"] == 2 << 20).unwrap();
+    assert_eq!(pool["most"], (had + 600) * 7 * 4096);
 }
 
 #[test]
