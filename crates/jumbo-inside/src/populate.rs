@@ -242,12 +242,13 @@ fn work(pieces: &Pieces, count: u32, blocked: &Blocked) -> u32 {
     made
 }
 
-/// Returns the length of a piece. Threads that fault in one hugetlb page wait for each other: such
-/// a page has at most as many bytes as divide both ends of the range.
+/// Returns the length of a piece. Threads that fault in one hugetlb page wait for each other. Such a
+/// page may have 1 GiB if that divides both ends of the range, and is none of [`density`]'s blocks.
 fn piece_bytes(range: &Range<usize>, threads: u32) -> usize {
     const GIB: usize = 1 << 30;
     let share = 1 << (range.len() / threads as usize).max(1).ilog2();
-    match (range.start | range.len()).is_multiple_of(GIB) {
+    let may_be_gigantic = (range.start | range.len()).is_multiple_of(GIB);
+    match may_be_gigantic && !density::is_cut(range) {
         true => share.clamp(PIECE_BYTES, GIB),
         false => share.clamp(rustix::param::page_size(), PIECE_BYTES),
     }

@@ -164,8 +164,6 @@ doors! {
     madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int, SYS_madvise: maps::advise;
     mlock(addr: *const c_void, len: usize) -> c_int, SYS_mlock => maps::lock[addr, len, 0];
     mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int, SYS_mlock2 => maps::lock[addr, len, flags];
-    io_uring_register(ring: c_uint, operation: c_uint, argument: *const c_void, count: c_uint) -> c_int,
-        SYS_io_uring_register => maps::register[operation, argument, count];
     mlockall(flags: c_int) -> c_int, SYS_mlockall => maps::lock_all[flags];
     munlockall() -> c_int, SYS_munlockall => maps::unlock_all[];
     shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void, SYS_shmat: sharing::attach;
@@ -215,9 +213,6 @@ names! {
     pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
         start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int,
         as pthread_create => after[on(All::before_thread)];
-    // liburing's, which makes its calls in machine code.
-    io_uring_register_buffers(ring: *mut c_void, vectors: *const c_void, count: c_uint) -> c_int,
-        as io_uring_register_buffers => maps::register[maps::REGISTER_BUFFERS, vectors, count];
     thrd_create(thread: *mut libc::pthread_t, start: extern "C" fn(*mut c_void) -> c_int,
         argument: *mut c_void) -> c_int, as thrd_create => after[on(All::before_thread)];
 }
@@ -228,6 +223,7 @@ const OTHER_NUMBERS: &[c_long] = &[
     libc::SYS_seccomp,
     libc::SYS_landlock_restrict_self,
     libc::SYS_io_setup,
+    libc::SYS_io_uring_register,
     libc::SYS_exit,
     libc::SYS_exit_group,
     libc::SYS_execve,
@@ -361,6 +357,10 @@ unsafe fn other(number: c_long, arguments: &[c_long; 6]) -> c_long {
         }
         libc::SYS_landlock_restrict_self => sharing::privileged(call),
         libc::SYS_io_setup => sharing::set_up_aio(call),
+        libc::SYS_io_uring_register => {
+            let [operation, count] = [second, fourth].map(Word::from_word);
+            maps::register(operation, Word::from_word(third), count, call)
+        }
         libc::SYS_exit => {
             crate::threads::ending();
             call()

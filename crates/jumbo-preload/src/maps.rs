@@ -77,6 +77,12 @@ impl MapRequest {
         self.flags & (MAP_POPULATE | MAP_NONBLOCK | MAP_LOCKED) == MAP_POPULATE
     }
 
+    /// Reports whether the mapping is populated after mmap(2), which would populate base pages, before
+    /// the advice. Under MCL_FUTURE the kernel locks and populates it, or with MCL_ONFAULT neither.
+    fn is_populated_later(&self) -> bool {
+        self.is_writable() && self.populates() && sys::has_populate() && !heap::locks_future()
+    }
+
     /// Reports whether the mapping stays as the program requests it: special, or executable.
     fn is_special(&self) -> bool {
         self.flags & SPECIAL_FLAGS != 0 || self.prot & PROT_EXEC != 0
@@ -284,8 +290,7 @@ fn shared(map: impl Fn(*mut c_void, c_int) -> *mut c_void, request: MapRequest) 
     let hint = offset
         .filter(|_| anywhere)
         .and_then(|offset| shmem::address_hint(len, offset));
-    // mmap(2) would populate base pages, before the advice.
-    let populate = anonymous && writable && request.populates() && sys::has_populate();
+    let populate = anonymous && request.is_populated_later();
     let kept = if populate { !MAP_POPULATE } else { !0 };
     let mapped = map(hint.map_or(addr, with_exposed_provenance_mut), flags & kept);
     if mapped != MAP_FAILED {
@@ -359,8 +364,7 @@ fn anonymous(
         return map(addr, flags);
     }
     let hint = anywhere.then(|| maps::place_large(len)).flatten();
-    // mmap(2) would populate base pages, before the advice.
-    let populate = writable && request.populates() && sys::has_populate();
+    let populate = request.is_populated_later();
     let kept = if populate { !MAP_POPULATE } else { !0 };
     let mapped = map(hint.map_or(addr, with_exposed_provenance_mut), flags & kept);
     if mapped != MAP_FAILED {
@@ -509,11 +513,7 @@ pub(crate) fn protect(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
     // SAFETY: the same call.
-    let answer = All::around_change(|| unsafe { (next::dlclose.get())(handle) });
-    // A plug-in may have been the only user of liburing.
-    next::io_uring_register.forget();
-    next::io_uring_register_buffers.forget();
-    answer
+    All::around_change(|| unsafe { (next::dlclose.get())(handle) })
 }
 
 /// sbrk(2).
@@ -590,13 +590,13 @@ pub(crate) fn lock(
     })
 }
 
-/// io_uring_register(2), and liburing's function for buffers.
-pub(crate) fn register(
+/// io_uring_register(2), by its number: liburing makes its calls in machine code.
+pub(crate) fn register<T>(
     operation: c_uint,
     vectors: *const c_void,
     count: c_uint,
-    call: impl FnOnce() -> c_int,
-) -> c_int {
+    call: impl FnOnce() -> T,
+) -> T {
     match operation {
         REGISTER_BUFFERS => on(|| populate::register(vectors.addr(), count as usize, call)),
         _ => call(),
@@ -604,7 +604,7 @@ pub(crate) fn register(
 }
 
 /// IORING_REGISTER_BUFFERS (linux/io_uring.h), Linux 5.1.
-pub(crate) const REGISTER_BUFFERS: c_uint = 0;
+const REGISTER_BUFFERS: c_uint = 0;
 
 /// mlockall(2): later mappings may become resident at once.
 pub(crate) fn lock_all(flags: c_int, call: impl FnOnce() -> c_int) -> c_int {

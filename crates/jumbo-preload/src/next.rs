@@ -71,12 +71,6 @@ impl<F: Copy> Next<F> {
         self.is_found()
     }
 
-    /// Forgets the definition, whose library may have been unloaded: the next call searches again.
-    pub(crate) fn forget(&self) {
-        self.found.store(core::ptr::null_mut(), Ordering::Relaxed);
-        self.address.store(self.stub, Ordering::Relaxed);
-    }
-
     /// Reports whether there is a next definition.
     pub(crate) fn is_found(&self) -> bool {
         !self.found.load(Ordering::Relaxed).is_null()
@@ -135,7 +129,6 @@ macro_rules! next {
                     }
                     if $name.is_deferred() {
                         begin();
-                        $name.publish();
                     }
                     // SAFETY: the caller's promise.
                     unsafe { ($name.get())($($argument),*) }
@@ -204,8 +197,6 @@ next! {
     munmap: fn(_addr: *mut c_void, _len: usize) -> c_int, else failed();
     sbrk: fn(increment: isize) -> *mut c_void, else failed_map();
     brk: fn(_addr: *mut c_void) -> c_int, else failed();
-    io_uring_register: fn(_ring: c_uint, _operation: c_uint, _argument: *const c_void, _count: c_uint) -> c_int, else failed();
-    io_uring_register_buffers: fn(_ring: *mut c_void, _vectors: *const c_void, _count: c_uint) -> c_int, else failed();
     mlockall: fn(_flags: c_int) -> c_int, else failed();
     mlock: fn(_addr: *const c_void, _len: usize) -> c_int, else failed();
     mlock2: fn(_addr: *const c_void, _len: usize, _flags: c_uint) -> c_int, else failed();

@@ -4,11 +4,13 @@
 //! charge, as long as the host has free huge pages.
 
 use core::ops::Range;
+use core::sync::atomic::Ordering;
 
 use super::ahead::request_scan;
 use super::blocks::BlockState;
 use super::fill::{indexes, read_room_now, update_counters};
 use super::measure::resident;
+use super::table::PAGE_BYTES;
 use super::tracked::{
     BLOCKS, RUN_COUNT, advise_blocks, count_run, is_crowded, may_measure, pmd, update,
     withdraw_advice,
@@ -79,12 +81,11 @@ pub(crate) fn end_filling(range: &Range<usize>) {
     while let Some(block) = BLOCKS.next(indexes.clone(), |state| state == FULL) {
         indexes.start = block + 1;
         let (seen, address) = (BLOCKS.seen(block), block * pmd());
-        let base = super::table::PAGE_BYTES;
         if resident(address, pmd()) == Ok(Some(0)) {
-            RUN_COUNT.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+            RUN_COUNT.fetch_add(1, Ordering::Relaxed);
             is_any |= update(block, seen, BlockState::Waiting);
             let _ = withdraw_advice(&(address..address + pmd()));
-        } else if pagemap.is_base(address, base, true) == Ok(true) {
+        } else if pagemap.is_base(address, PAGE_BYTES, true) == Ok(true) {
             is_any |= update(block, seen, BlockState::Filled);
         }
     }
