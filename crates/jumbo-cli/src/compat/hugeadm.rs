@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use jumbo::units::{Bytes, PageSize, Pages};
 use jumbo_host::kernel::{Root, hugetlb};
 
-use super::{Refusals, Words, refuse, words};
+use super::{Refusals, Words, words};
 use crate::view::Stdout;
 
 /// Show and set the kernel's pools of huge pages: jumbo pool and jumbo thp, by hugeadm's options
@@ -60,50 +60,6 @@ pub(super) struct Args {
     /// Accepted
     #[arg(short, action = clap::ArgAction::Count)]
     v: u8,
-    #[command(flatten)]
-    refused: Refused,
-}
-
-/// The options without a counterpart.
-#[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Refused")]
-struct Refused {
-    #[arg(long)]
-    obey_mempolicy: bool,
-    #[arg(long, value_name = "PAGES")]
-    thp_khugepaged_pages: Option<String>,
-    #[arg(long, value_name = "MILLISECONDS")]
-    thp_khugepaged_scan_sleep: Option<String>,
-    #[arg(long, value_name = "MILLISECONDS")]
-    thp_khugepaged_alloc_sleep: Option<String>,
-    #[arg(long = "set-recommended-min_free_kbytes")]
-    set_recommended_min_free_kbytes: bool,
-    #[arg(long)]
-    set_recommended_shmmax: bool,
-    #[arg(long, value_name = "GROUP")]
-    set_shm_group: Option<String>,
-    #[arg(long, value_name = "PAGES", require_equals = true)]
-    add_temp_swap: Option<Option<String>>,
-    #[arg(long)]
-    add_ramdisk_swap: bool,
-    #[arg(long)]
-    persist: bool,
-    #[arg(long)]
-    enable_zone_movable: bool,
-    #[arg(long)]
-    disable_zone_movable: bool,
-    #[arg(long)]
-    create_mounts: bool,
-    #[arg(long, value_name = "USER")]
-    create_user_mounts: Option<String>,
-    #[arg(long, value_name = "GROUP")]
-    create_group_mounts: Option<String>,
-    #[arg(long)]
-    create_global_mounts: bool,
-    #[arg(long, value_name = "SIZE")]
-    max_size: Option<String>,
-    #[arg(long, value_name = "NUMBER")]
-    max_inodes: Option<String>,
 }
 
 const KHUGEPAGED: &str = "jumbo collapses memory itself, and does not set khugepaged\nhint: /sys/kernel/mm/transparent_hugepage/khugepaged";
@@ -111,67 +67,36 @@ const SWAP: &str = "--hard has the kernel compact memory first, without swap";
 const MOUNTS: &str = "no mount is needed: programs have memfds, and get_huge_pages too\nhint: `mount -t hugetlbfs -o pagesize=2M none FOLDER`";
 const ZONE: &str = "Linux 4.16 removed vm.hugepages_treat_as_movable";
 
-impl Refused {
-    fn check(&self) -> anyhow::Result<()> {
-        let refusals: Refusals<'_> = &[
-            (
-                self.obey_mempolicy,
-                "--obey-mempolicy",
-                "a node is named\nhint: `jumbo pool set --node N`",
-            ),
-            (
-                self.thp_khugepaged_pages.is_some(),
-                "--thp-khugepaged-pages",
-                KHUGEPAGED,
-            ),
-            (
-                self.thp_khugepaged_scan_sleep.is_some(),
-                "--thp-khugepaged-scan-sleep",
-                KHUGEPAGED,
-            ),
-            (
-                self.thp_khugepaged_alloc_sleep.is_some(),
-                "--thp-khugepaged-alloc-sleep",
-                KHUGEPAGED,
-            ),
-            (
-                self.set_recommended_min_free_kbytes,
-                "--set-recommended-min_free_kbytes",
-                "khugepaged sets it when it starts",
-            ),
-            (
-                self.set_recommended_shmmax,
-                "--set-recommended-shmmax",
-                "it is unlimited since Linux 3.16",
-            ),
-            (
-                self.set_shm_group.is_some(),
-                "--set-shm-group",
-                "memfds need no group; only SHM_HUGETLB does\nhint: `sysctl vm.hugetlb_shm_group=GID`",
-            ),
-            (self.add_temp_swap.is_some(), "--add-temp-swap", SWAP),
-            (self.add_ramdisk_swap, "--add-ramdisk-swap", SWAP),
-            (self.persist, "--persist", SWAP),
-            (self.enable_zone_movable, "--enable-zone-movable", ZONE),
-            (self.disable_zone_movable, "--disable-zone-movable", ZONE),
-            (self.create_mounts, "--create-mounts", MOUNTS),
-            (
-                self.create_user_mounts.is_some(),
-                "--create-user-mounts",
-                MOUNTS,
-            ),
-            (
-                self.create_group_mounts.is_some(),
-                "--create-group-mounts",
-                MOUNTS,
-            ),
-            (self.create_global_mounts, "--create-global-mounts", MOUNTS),
-            (self.max_size.is_some(), "--max-size", MOUNTS),
-            (self.max_inodes.is_some(), "--max-inodes", MOUNTS),
-        ];
-        refuse(refusals)
-    }
-}
+/// The options without a counterpart, with the reasons.
+pub(super) const REFUSED: Refusals = &[
+    (
+        "obey-mempolicy",
+        "a node is named\nhint: `jumbo pool set --node N`",
+    ),
+    ("thp-khugepaged-pages=PAGES", KHUGEPAGED),
+    ("thp-khugepaged-scan-sleep=MILLISECONDS", KHUGEPAGED),
+    ("thp-khugepaged-alloc-sleep=MILLISECONDS", KHUGEPAGED),
+    (
+        "set-recommended-min_free_kbytes",
+        "khugepaged sets it when it starts",
+    ),
+    ("set-recommended-shmmax", "it is unlimited since Linux 3.16"),
+    (
+        "set-shm-group=GROUP",
+        "memfds need no group; only SHM_HUGETLB does\nhint: `sysctl vm.hugetlb_shm_group=GID`",
+    ),
+    ("add-temp-swap", SWAP),
+    ("add-ramdisk-swap", SWAP),
+    ("persist", SWAP),
+    ("enable-zone-movable", ZONE),
+    ("disable-zone-movable", ZONE),
+    ("create-mounts", MOUNTS),
+    ("create-user-mounts=USER", MOUNTS),
+    ("create-group-mounts=GROUP", MOUNTS),
+    ("create-global-mounts", MOUNTS),
+    ("max-size=SIZE", MOUNTS),
+    ("max-inodes=NUMBER", MOUNTS),
+];
 
 /// The wanted pages of a pool: persistent ones, and with surplus ones.
 #[derive(Clone, Copy, Debug)]
@@ -183,7 +108,6 @@ struct Wish {
 
 impl Args {
     pub(super) fn commands(&self) -> anyhow::Result<Vec<Words>> {
-        self.refused.check()?;
         let root = Root::host();
         let mut commands = self.pools(&root)?;
         let thp = [
@@ -371,7 +295,7 @@ mod tests {
             ("hugeadm --hard", "no effect"),
             ("hugeadm --thp-always --thp-never", "cannot be used with"),
         ] {
-            let error = translated(line, Args::commands).unwrap_err();
+            let error = translated(line, REFUSED, Args::commands).unwrap_err();
             assert!(error.contains(why), "{line}: {error}");
         }
     }

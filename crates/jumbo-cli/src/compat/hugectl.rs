@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use anyhow::bail;
 use jumbo::units::PageSize;
 
-use super::{Refusals, Words, refuse, words};
+use super::{Refusals, Words, words};
 
 /// Run a program with parts of its memory on huge pages: jumbo run, by hugectl's options
 #[derive(Debug, clap::Parser)]
@@ -32,9 +32,6 @@ pub(super) struct Args {
     /// The heap
     #[arg(long)]
     thp: bool,
-    /// Refused
-    #[arg(long)]
-    no_preload: bool,
     /// Always so: THPs need no reservation
     #[arg(long)]
     no_reserve: bool,
@@ -44,15 +41,9 @@ pub(super) struct Args {
     /// Show what would be done and run nothing
     #[arg(long)]
     dry_run: bool,
-    /// Refused
-    #[arg(long)]
-    library_use_path: bool,
     /// Text as one copy for all processes
     #[arg(long)]
     share_text: bool,
-    /// Refused
-    #[arg(long, value_name = "PATH")]
-    library_path: Option<OsString>,
     /// 0: no report; 2 and more: a report of all details
     #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(..100))]
     verbose: Option<u8>,
@@ -66,16 +57,6 @@ pub(super) struct Args {
 
 impl Args {
     pub(super) fn commands(&self) -> anyhow::Result<Vec<Words>> {
-        let refusals: Refusals<'_> = &[
-            (
-                self.no_preload,
-                "--no-preload",
-                "jumbo works by its library in the program\nhint: link with -lhugetlbfs, and start the program by itself",
-            ),
-            (self.library_use_path, "--library-use-path", LIBRARY),
-            (self.library_path.is_some(), "--library-path", LIBRARY),
-        ];
-        refuse(refusals)?;
         let sizes = [self.text, self.data, self.bss, self.heap];
         // What one PMD maps, for text, data and the heap.
         if let Some(size) = sizes
@@ -121,6 +102,15 @@ impl Args {
     }
 }
 
+/// The options without a counterpart, with the reasons.
+pub(super) const REFUSED: Refusals = &[
+    (
+        "no-preload",
+        "jumbo works by its library in the program\nhint: link with -lhugetlbfs, and start the program by itself",
+    ),
+    ("library-use-path", LIBRARY),
+    ("library-path=PATH", LIBRARY),
+];
 const LIBRARY: &str =
     "jumbo uses the library of its own version\nhint: JUMBO_PRELOAD names another file";
 
@@ -130,7 +120,7 @@ mod tests {
     use super::*;
 
     fn translate(line: &str) -> Result<Vec<String>, String> {
-        translated(line, Args::commands)
+        translated(line, REFUSED, Args::commands)
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use anyhow::bail;
 
-use super::{Refusals, Words, refuse, words};
+use super::{Refusals, Words, words};
 
 /// Write a copy of a program, PROGRAM.huge, whose text can be huge: jumbo text align
 #[derive(Debug, clap::Parser)]
@@ -17,31 +17,12 @@ pub(super) struct Args {
     /// Align the text, in a copy
     #[arg(long)]
     text: bool,
-    /// Refused
-    #[arg(long)]
-    data: bool,
-    /// Refused
-    #[arg(long)]
-    disable: bool,
     /// The program, which stays as it is
     program: OsString,
 }
 
 impl Args {
     pub(super) fn commands(&self) -> anyhow::Result<Vec<Words>> {
-        let refusals: Refusals<'_> = &[
-            (
-                self.data,
-                "--data",
-                "no file can have it\nhint: `hugectl --data PROGRAM`",
-            ),
-            (
-                self.disable,
-                "--disable",
-                "no program was changed\nhint: remove PROGRAM.huge",
-            ),
-        ];
-        refuse(refusals)?;
         if !self.text {
             bail!("nothing is to be done\nhint: --text");
         }
@@ -53,6 +34,18 @@ impl Args {
     }
 }
 
+/// The options without a counterpart, with the reasons.
+pub(super) const REFUSED: Refusals = &[
+    (
+        "data",
+        "no file can have it\nhint: `hugectl --data PROGRAM`",
+    ),
+    (
+        "disable",
+        "no program was changed\nhint: remove PROGRAM.huge",
+    ),
+];
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::translated;
@@ -60,9 +53,9 @@ mod tests {
 
     #[test]
     fn text_is_aligned_in_a_copy() {
-        let text = translated("hugeedit --text /x/y", Args::commands).unwrap();
+        let text = translated("hugeedit --text /x/y", REFUSED, Args::commands).unwrap();
         assert_eq!(text, ["text align --output /x/y.huge /x/y"]);
-        assert!(translated("hugeedit --data /x/y", Args::commands).is_err());
-        assert!(translated("hugeedit /x/y", Args::commands).is_err());
+        assert!(translated("hugeedit --data /x/y", REFUSED, Args::commands).is_err());
+        assert!(translated("hugeedit /x/y", REFUSED, Args::commands).is_err());
     }
 }

@@ -15,6 +15,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::Context as _;
+use clap::Arg;
 
 use crate::view;
 
@@ -28,9 +29,9 @@ type Words = Vec<OsString>;
 pub(crate) fn main() -> Option<ExitCode> {
     let name = std::env::args_os().next()?;
     let commands = match Path::new(&name).file_name().and_then(OsStr::to_str)? {
-        "hugectl" => parse::<hugectl::Args>().commands(),
-        "hugeadm" => parse::<hugeadm::Args>().commands(),
-        "hugeedit" => parse::<hugeedit::Args>().commands(),
+        "hugectl" => parse(hugectl::REFUSED).and_then(|args: hugectl::Args| args.commands()),
+        "hugeadm" => parse(hugeadm::REFUSED).and_then(|args: hugeadm::Args| args.commands()),
+        "hugeedit" => parse(hugeedit::REFUSED).and_then(|args: hugeedit::Args| args.commands()),
         _ => return None,
     };
     let code = match commands {
@@ -46,8 +47,42 @@ pub(crate) fn main() -> Option<ExitCode> {
     }))
 }
 
-fn parse<T: clap::Parser>() -> T {
-    T::try_parse().unwrap_or_else(|error| view::refuse(&error))
+/// Options without a counterpart, each with the name of its value, if any, and the reason.
+type Refusals = &'static [(&'static str, &'static str)];
+
+fn parse<T: clap::Parser>(refused: Refusals) -> anyhow::Result<T> {
+    read(refused, std::env::args_os()).unwrap_or_else(|error| view::refuse(&error))
+}
+
+/// # Errors
+/// The inner one: an option without a counterpart.
+fn read<T: clap::Parser>(
+    refused: Refusals,
+    words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+) -> Result<anyhow::Result<T>, clap::Error> {
+    let matches = command::<T>(refused).try_get_matches_from(words)?;
+    let given = |(option, _): &&(&str, &str)| matches.contains_id(option);
+    if let Some((option, why)) = refused.iter().find(given) {
+        let name = option.split('=').next().unwrap_or_default();
+        return Ok(Err(anyhow::anyhow!("--{name} is refused: {why}")));
+    }
+    T::from_arg_matches(&matches).map(Ok)
+}
+
+/// Returns the options of a tool, and those without a counterpart below them.
+fn command<T: clap::CommandFactory>(refused: Refusals) -> clap::Command {
+    let options = refused.iter().map(|(option, why)| {
+        let (name, value) = option.split_once('=').unwrap_or((option, "VALUE"));
+        let takes = option.contains('=');
+        Arg::new(*option)
+            .long(name)
+            .value_name(value)
+            .num_args(usize::from(takes)..=1)
+            .require_equals(!takes)
+            .help(why.lines().next().unwrap_or_default())
+            .help_heading("Refused")
+    });
+    T::command().args(options)
 }
 
 /// Executes the commands in turn, up to the first that fails. This process becomes the last one, so
@@ -76,31 +111,22 @@ fn words<'a>(words: impl IntoIterator<Item = &'a str>) -> Words {
     words.into_iter().map(OsString::from).collect()
 }
 
-/// Options with the reasons against them, and whether they were given.
-type Refusals<'a> = &'a [(bool, &'static str, &'static str)];
-
-/// # Errors
-/// The first option that was given.
-fn refuse(options: Refusals<'_>) -> anyhow::Result<()> {
-    match options.iter().find(|(given, ..)| *given) {
-        Some((_, option, why)) => anyhow::bail!("{option} is refused: {why}"),
-        None => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory as _, Parser as _};
+    use clap::Parser as _;
 
     use super::*;
 
     /// Returns the commands of a line, or the message.
     pub(super) fn translated<T: clap::Parser>(
         line: &str,
+        refused: Refusals,
         commands: impl Fn(&T) -> anyhow::Result<Vec<Words>>,
     ) -> Result<Vec<String>, String> {
-        let args = T::try_parse_from(line.split(' ')).map_err(|error| error.to_string())?;
-        let commands = commands(&args).map_err(|error| error.to_string())?;
+        let args = read::<T>(refused, line.split(' ')).map_err(|error| error.to_string())?;
+        let commands = args
+            .and_then(|args| commands(&args))
+            .map_err(|error| error.to_string())?;
         let line = |words: Words| words.join(OsStr::new(" ")).into_string().unwrap();
         Ok(commands.into_iter().map(line).collect())
     }
@@ -109,9 +135,9 @@ mod tests {
     fn each_option_has_a_row_in_the_document() {
         let document = include_str!("../../../../docs/libhugetlbfs.md");
         let tools = [
-            hugectl::Args::command(),
-            hugeadm::Args::command(),
-            hugeedit::Args::command(),
+            command::<hugectl::Args>(hugectl::REFUSED),
+            command::<hugeadm::Args>(hugeadm::REFUSED),
+            command::<hugeedit::Args>(hugeedit::REFUSED),
         ];
         let mut options = 0;
         for argument in tools.iter().flat_map(clap::Command::get_arguments) {
@@ -133,18 +159,29 @@ mod tests {
         let lines = [
             translated(
                 "hugectl --heap --text --data --shm -v x y",
+                hugectl::REFUSED,
                 hugectl::Args::commands,
             ),
             translated(
                 "hugectl --heap=2M --share-text --dry-run x",
+                hugectl::REFUSED,
                 hugectl::Args::commands,
             ),
             translated(
                 "hugeadm --pool-pages-min 2M:+1 --hard --dry-run",
+                hugeadm::REFUSED,
                 hugeadm::Args::commands,
             ),
-            translated("hugeadm --thp-always --explain", hugeadm::Args::commands),
-            translated("hugeedit --text x", hugeedit::Args::commands),
+            translated(
+                "hugeadm --thp-always --explain",
+                hugeadm::REFUSED,
+                hugeadm::Args::commands,
+            ),
+            translated(
+                "hugeedit --text x",
+                hugeedit::REFUSED,
+                hugeedit::Args::commands,
+            ),
         ];
         for line in lines.into_iter().flat_map(Result::unwrap) {
             let words = ["jumbo"].into_iter().chain(line.split(' '));
