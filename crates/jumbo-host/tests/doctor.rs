@@ -260,7 +260,7 @@ fn descriptors_that_hold_nothing() {
 }
 
 #[test]
-fn surplus_and_hvo_do_not_go_together_before_7_3() {
+fn surplus_and_hvo_do_not_go_together_before_7_1() {
     let ail = |fake: &Fake| {
         fake.pool(2048, [8, 8, 0, 0, 50])
             .write("proc/sys/vm/hugetlb_optimize_vmemmap", "1\n");
@@ -272,7 +272,7 @@ fn surplus_and_hvo_do_not_go_together_before_7_3() {
     }
     let fake = Fake::healthy();
     ail(&fake);
-    fake.write("proc/sys/kernel/osrelease", "7.3.0\n");
+    fake.write("proc/sys/kernel/osrelease", "7.1.0\n");
     assert_eq!(findings(&fake), []);
 }
 

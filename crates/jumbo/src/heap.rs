@@ -201,6 +201,9 @@ fn is_large(address: usize) -> bool {
 
 /// Allocates a block; null: the C library may have one.
 fn allocate(layout: Layout, zeroed: bool) -> *mut u8 {
+    if !is_ready() {
+        return null_mut();
+    }
     let (size, align) = (layout.size(), layout.align());
     let small = match align <= ALIGN {
         true => Some(size),
@@ -299,10 +302,7 @@ fn put_aside(address: usize) {
 // The allocators tell their blocks by their addresses. Nothing here unwinds.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let block = match is_ready() {
-            true => allocate(layout, false),
-            false => null_mut(),
-        };
+        let block = allocate(layout, false);
         match block.is_null() {
             // SAFETY: the caller's promise.
             true => unsafe { System.alloc(layout) },
@@ -311,10 +311,7 @@ unsafe impl GlobalAlloc for Heap {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        let block = match is_ready() {
-            true => allocate(layout, true),
-            false => null_mut(),
-        };
+        let block = allocate(layout, true);
         match block.is_null() {
             // SAFETY: the caller's promise.
             true => unsafe { System.alloc_zeroed(layout) },
