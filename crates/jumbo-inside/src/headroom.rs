@@ -18,7 +18,7 @@ use core::ffi::CStr;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 
-use crate::sys;
+use jumbo_sys as sys;
 
 /// Longest path. All buffers here are small: the stack may be fresh.
 pub(crate) const MAX_PATH_BYTES: usize = 1024;

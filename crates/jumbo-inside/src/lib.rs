@@ -19,9 +19,9 @@
 //! - [`pool`]: rules of a pool of huge pages, for the heap and for `jumbo::pool`.
 //! - [`headroom`]: memory and tasks that are available. [`sandbox`]: detects a seccomp filter.
 //!   [`bpf`]: evaluates one.
-//! - [`sys`], [`sync`], [`units`]: system calls that rustix lacks, locks, sizes.
+//! - [`sync`]: locks. [`threads`]: whether the program has made one.
 //!
-//! The public interface is the crate `jumbo`. Functions here that take addresses are `unsafe` where
+//! The crate `jumbo-sys` has the system calls and the units. The public interface is the crate `jumbo`. Functions here that take addresses are `unsafe` where
 //! the caller must keep a promise.
 
 #![cfg_attr(not(test), no_std)]
@@ -48,6 +48,5 @@ pub mod shmem;
 pub mod slab;
 mod standing;
 pub mod sync;
-pub mod sys;
-pub mod units;
+pub mod threads;
 pub mod watch;

@@ -32,8 +32,8 @@ use crate::ledger::{Slot, stats};
 use crate::orders::MAX_POPULATE_WORKERS;
 use crate::proc::each_mapping;
 use crate::sync::{Deadline, Word};
-use crate::sys::{self, Blocked, Maps, Thread, map_own};
 use crate::{density, pool, sandbox};
+use jumbo_sys::{self as sys, Blocked, Maps, Thread, map_own};
 
 /// Minimum length of a range that several threads populate: one zeroes it in ten milliseconds, a
 /// hundred times as long as it takes to make a thread.

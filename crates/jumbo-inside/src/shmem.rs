@@ -27,8 +27,8 @@ use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::orders::{Mode as _, Orders, ShmMode};
 use crate::pool::populate;
 use crate::proc::is_alone;
-use crate::sys::unmap;
 use crate::{heap, sandbox};
+use jumbo_sys::unmap;
 
 pub use density::leave;
 

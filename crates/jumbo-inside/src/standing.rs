@@ -20,7 +20,7 @@ use rustix::thread::{
 
 use crate::headroom::number;
 use crate::proc::{Path, each_byte, open_at};
-use crate::sys::{leave_descriptors, process};
+use jumbo_sys::{leave_descriptors, process};
 
 /// Lines of /proc/PID/status that must agree; proc_pid_status(5).
 const STATUS_KEYS: [&[u8]; 8] = [

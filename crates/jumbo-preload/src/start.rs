@@ -7,7 +7,7 @@ use jumbo_inside::gather;
 use jumbo_inside::heap::{self, HeapSettings};
 use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, MaxWaste, Orders, PoolOrder};
-use jumbo_inside::{orders, populate, sandbox, shmem, sys, watch};
+use jumbo_inside::{orders, populate, sandbox, shmem, threads, watch};
 use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::environment::{self, Environment};
@@ -43,7 +43,7 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
     };
     // A program may rely on an errno of 0 at its start.
     let errno = next::errno();
-    sys::note_one_thread(false);
+    threads::note_one_thread(false);
     watch::unless(&watch::Outlives(jumbo_inside::reaper::would_outlive));
     let orders = Orders::decode(text);
     configure(&orders, &environment);

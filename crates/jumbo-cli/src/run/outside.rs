@@ -11,8 +11,8 @@ use jumbo::units::Bytes;
 use jumbo_host::kernel::process::{Beside, Child, ProgramImage, Signals};
 use jumbo_host::policy::{HeapMode, MaxWaste, Orders, Reach};
 use jumbo_host::promote::missing_privilege;
-use jumbo_inside::sys::has_collapse;
 use jumbo_inside::{reaper, sandbox};
+use jumbo_sys::has_collapse;
 
 use super::args::RunSettings;
 use crate::promote::{Promoted, attend};

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use jumbo_inside::sys::{ThpDisable, thp_disable};
+use jumbo_sys::{ThpDisable, thp_disable};
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};

@@ -18,8 +18,8 @@ use super::tracked::{
 use super::{MIN_ROOM_BYTES, Policy, collapse, credit};
 use crate::headroom;
 use crate::sync::{millis, now};
-use crate::sys::{Pagemap, prepare_huge_page};
 use crate::watch::{self, Job, Stop, cpu_time};
+use jumbo_sys::{Pagemap, prepare_huge_page};
 
 /// Minimum wait between two runs.
 const MIN_WAIT: Duration = Duration::from_millis(1);

@@ -23,7 +23,8 @@ use super::tracked::{
 use crate::headroom;
 use crate::ledger::stats;
 use crate::sync::millis;
-use crate::{sandbox, sys, watch};
+use crate::{sandbox, watch};
+use jumbo_sys as sys;
 
 /// Maximum age of the available memory that was read.
 const MAX_ROOM_AGE: Duration = Duration::from_millis(100);

@@ -23,8 +23,8 @@ use super::memory::Kernel;
 use super::queue::MAX_WORKERS;
 use super::{BACKGROUND, HANDOVER, is_own};
 use crate::sync::{BackOff, Deadline, Word};
-use crate::sys::{Blocked, Thread, map_own, process, request, stand_back};
 use crate::{headroom, sandbox};
+use jumbo_sys::{Blocked, Thread, map_own, process, request, stand_back};
 
 /// Sleep of a worker before it leaves.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(100);

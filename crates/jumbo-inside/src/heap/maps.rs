@@ -27,7 +27,7 @@ use crate::ledger::{Slot, stats};
 use crate::proc;
 use crate::sandbox;
 use crate::sync::Lock;
-use crate::sys;
+use jumbo_sys as sys;
 
 /// Smallest mapping that is packed. Smaller ones are mostly file buffers and stacks.
 pub const MIN_PACKED_BYTES: usize = 256 << 10;

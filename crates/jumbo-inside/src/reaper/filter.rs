@@ -14,7 +14,7 @@
 #![expect(unsafe_code, reason = "hands the filter to the kernel")]
 
 use super::raw;
-use crate::sys::Thread;
+use jumbo_sys::Thread;
 
 /// Exact flags of the reaper's threads.
 pub(super) const THREAD: u32 = Thread::FLAGS;

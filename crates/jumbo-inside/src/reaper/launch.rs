@@ -18,7 +18,7 @@ use crate::ledger::stats;
 use crate::proc::children_change_namespace;
 use crate::sandbox;
 use crate::sync::Deadline;
-use crate::sys::{Blocked, process};
+use jumbo_sys::{Blocked, process};
 
 /// Timeout of the reaper's start or end, which take less than a millisecond unless the reaper is
 /// stopped or the host does not schedule it.

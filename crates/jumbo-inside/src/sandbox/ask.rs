@@ -11,7 +11,8 @@ use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::io::Errno;
 
 use super::{field, filters, status};
-use crate::{headroom, sys};
+use crate::headroom;
+use jumbo_sys as sys;
 
 /// Number and arguments of a system call.
 type TestCall = (libc::c_long, [usize; 4]);

@@ -25,7 +25,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::bpf::{self, Call};
-use crate::{headroom, sys};
+use crate::headroom;
+use jumbo_sys as sys;
 
 mod ask;
 

@@ -13,7 +13,7 @@ use crate::ledger::{Slot, stats, text_reason as reason};
 use crate::orders::DataMode;
 use crate::proc::{each_mapping, is_alone};
 use crate::sandbox;
-use crate::sys::{Blocked, Pagemap, Pages, is_mapped};
+use jumbo_sys::{Blocked, Pagemap, Pages, is_mapped};
 
 /// Copies the PMD-sized blocks of the program's data, the first zeroes of bss included, and advises
 /// the rest of its bss.

@@ -44,8 +44,8 @@ use crate::ledger::text_reason as reason;
 use crate::proc::{MapsLine, Path, each_mapping};
 use crate::standing;
 use crate::sync::Deadline;
-use crate::sys::{self, Pagemap, Pages};
 use crate::watch::program;
+use jumbo_sys::{self as sys, Pagemap, Pages};
 
 /// Prefix of the names of images.
 pub const NAME: &str = "jumbo-text";

@@ -27,7 +27,7 @@ use crate::headroom::has_tasks;
 use crate::sandbox;
 use crate::standing::{self, Leader};
 use crate::sync::now;
-use crate::sys::{self, Blocked, Thread, process, request, stay_prompt, wait, wake};
+use jumbo_sys::{self as sys, Blocked, Thread, process, request, stay_prompt, wait, wake};
 
 mod sibling;
 
@@ -609,7 +609,7 @@ impl Mechanism for Events {
     }
 
     fn before_thread() {
-        if sys::note_thread() {
+        if crate::threads::note_thread() {
             interrupt_sibling();
         }
     }
@@ -649,6 +649,6 @@ impl Mechanism for Events {
         FORK_COUNT.store(0, Ordering::Relaxed);
         MAKER_PROCESS.store(0, Ordering::Relaxed);
         THREAD.forget_number();
-        sys::note_one_thread(true);
+        crate::threads::note_one_thread(true);
     }
 }

@@ -22,9 +22,8 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, kill_process, setr
 use super::{MAKER_PROCESS, OUTLIVES, Outlives, THREAD, WAKE_WORD};
 use crate::proc::{children_change_namespace, is_alone};
 use crate::sync::now;
-use crate::sys::{
-    Thread, Wait, has_one_thread, process, request, tid_word, wait, wait_either, wake, word_at,
-};
+use crate::threads::has_one_thread;
+use jumbo_sys::{Thread, Wait, process, request, tid_word, wait, wait_either, wake, word_at};
 
 crate::one_page! {
     /// Address and value of the word that the kernel clears at an exec and at the end of the first

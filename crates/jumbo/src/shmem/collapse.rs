@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use rustix::io::Errno;
 
 use jumbo_inside::pool::{Room, make_huge};
-use jumbo_inside::sys::collapse;
-use jumbo_inside::sys::{Pagemap, Pages};
+use jumbo_sys::collapse;
+use jumbo_sys::{Pagemap, Pages};
 
 use super::file::Extent;
 use super::{Error, Region, Rung, call};

@@ -4,9 +4,7 @@ mod pidfd;
 pub(crate) mod ptrace;
 mod scratch;
 
-pub(crate) use jumbo_inside::sys::{
-    Blocked, Pagemap, collapse, collapse_in, cool_in, prepare_huge_page,
-};
+pub(crate) use jumbo_sys::{Blocked, Pagemap, collapse, collapse_in, cool_in, prepare_huge_page};
 pub use pidfd::release;
 pub(crate) use pidfd::send_signal;
 pub(crate) use scratch::Scratch;

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 use std::ptr::with_exposed_provenance_mut;
 
-use jumbo_inside::sys::request;
+use jumbo_sys::request;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice};

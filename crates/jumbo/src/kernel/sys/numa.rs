@@ -1,6 +1,6 @@
 //! System calls for memory policies and nodes.
 
-use jumbo_inside::sys::request;
+use jumbo_sys::request;
 use rustix::io::Result;
 
 use crate::units::NodeId;

@@ -8,7 +8,7 @@
 //! The memory is private, so a child of fork(2) has a copy of the pool and all its pages.
 
 use jumbo_inside::pool::{Claim, Room, make_huge};
-use jumbo_inside::sys::collapse;
+use jumbo_sys::collapse;
 use rustix::io::Errno;
 
 use super::super::error::{SetupError, SourceError};

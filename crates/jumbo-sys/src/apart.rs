@@ -23,7 +23,7 @@ pub fn use_apart(apart: &'static Apart) {
 
 /// Runs work on a stack with room: it takes 9 KiB, and the caller's may be a coroutine's within the
 /// stack of the first thread. It waits for nothing of the program, and does not call it.
-pub(crate) fn apart<R>(work: impl FnOnce() -> R) -> Option<R> {
+pub fn apart<R>(work: impl FnOnce() -> R) -> Option<R> {
     unsafe extern "C" fn perform<F: FnOnce() -> R, R>(job: *mut c_void) {
         // SAFETY: the job of the caller below, which is of these types.
         let (work, result) = unsafe { &mut *job.cast::<(Option<F>, Option<R>)>() };

@@ -1,5 +1,7 @@
-//! System calls that rustix lacks or wraps incompletely: one wrapper each, for this crate and
-//! `jumbo::kernel`.
+//! The kernel as jumbo uses it: system calls that rustix lacks or wraps incompletely, one wrapper
+//! each, and [`units`]. The code inside programs, the library and the command use it.
+//!
+//! The crate has no standard library and no allocator.
 //!
 //! - [`advise`], [`allows`]: madvise(2), as far as the program's filters allow it; [`discard`].
 //! - [`collapse()`], [`collapse_in`], [`cool_in`]: MADV_COLLAPSE and MADV_COLD, here or elsewhere.
@@ -13,10 +15,11 @@
 //! - [`Blocked`]: a guard that blocks signals. [`Apart`]: a stack with room.
 //! - [`Thread`], [`clone3`]: tasks unknown to the C library; [`call`], [`wait`], [`wake`]: their
 //!   system calls. [`stand_back`], [`stay_prompt`], [`leave_descriptors`]: their setup.
-//! - [`has_one_thread`]: whether the program has made none. [`process`]: the caller's ID.
-//!   [`request`]: any other system call.
+//! - [`process`]: the caller's ID. [`request`]: any other system call.
 //!
-//! The module uses `one_page` alone. Invariant: no call here changes errno.
+//! Invariant: no call here changes errno.
+
+#![cfg_attr(not(test), no_std)]
 
 mod advice;
 mod apart;
@@ -29,11 +32,11 @@ mod place;
 mod remap;
 mod signals;
 mod task;
+pub mod units;
 mod vma;
 
 pub use advice::{USUAL, advise, allows, allows_usual, block, discard, forbid_unless, unblock};
-pub(crate) use apart::apart;
-pub use apart::{Apart, Perform, use_apart};
+pub use apart::{Apart, Perform, apart, use_apart};
 pub use batch::{stand_back, stay_prompt};
 pub use collapse::{collapse, collapse_in, cool_in, has_collapse, has_populate};
 pub use copy::{copy_bytes, copy_scattered, copy_words};
@@ -44,10 +47,7 @@ pub use place::{
 };
 pub use remap::{insist, is_mapped, move_mapping, move_units};
 pub use signals::Blocked;
-pub use task::{
-    Entry, Thread, Wait, call, clone3, has_one_thread, note_one_thread, note_thread, tid_word,
-    wait, wait_either, wake, word_at,
-};
+pub use task::{Entry, Thread, Wait, call, clone3, tid_word, wait, wait_either, wake, word_at};
 pub use vma::{Maps, Vma};
 
 use rustix::fd::{AsRawFd, OwnedFd};

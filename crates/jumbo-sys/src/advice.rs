@@ -1,8 +1,8 @@
-//! madvise(2): [`advise`], the one place of this crate that calls it for this process; [`allows`],
+//! madvise(2): [`advise`], the one place that calls it for the program that jumbo is inside of; [`allows`],
 //! the one question before it.
 //!
 //! A seccomp filter of the program may kill for an advice that the program itself never gives, and
-//! may judge by the advice. [`crate::sandbox`] reports the filters: it blocks all advice while a
+//! may judge by the advice. `jumbo_inside::sandbox` reports the filters: it blocks all advice while a
 //! filter is unknown, and forbids what a known filter does not allow.
 //!
 //! The reaper is a process of its own with a filter of its own, and not concerned.

@@ -11,7 +11,7 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 /// Addresses of jumbo's own tables and stacks. The kernel would choose some just below the
 /// program's mappings, where a stack of the program may be about to grow (MAP_GROWSDOWN).
 pub const OWN: Range<usize> = 0x2f60_0000_0000..0x2f80_0000_0000;
-/// Addresses of the slabs (`crate::slab`), and of their headers.
+/// Addresses of the slabs (`jumbo_inside::slab`), and of their headers.
 pub const SLABS: Range<usize> = 0x3000_0000_0000..0x3400_0000_0000;
 static NEXT_OWN: AtomicUsize = AtomicUsize::new(OWN.start);
 
