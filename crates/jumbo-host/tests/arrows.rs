@@ -18,22 +18,25 @@ use std::path::{Path, PathBuf};
 type Table = &'static [(&'static str, &'static [&'static str])];
 
 /// Modules of the kernel's layer. `calls` are the system calls at the root of the crate.
-const SYS: Table = &[("calls", &[]), ("units", &[])];
+const SYS: Table = &[
+    ("calls", &["proc"]),
+    ("proc", &["maps"]),
+    ("maps", &[]),
+    ("units", &[]),
+];
 
 /// Modules of the code inside programs. `ledger` holds the quota of a run's pool; `headroom`
 /// reports its free part.
 const INSIDE: Table = &[
     (
         "shmem",
-        &[
-            "density", "heap", "ledger", "orders", "pool", "proc", "sandbox",
-        ],
+        &["density", "heap", "ledger", "orders", "pool", "sandbox"],
     ),
     (
         "heap",
         &[
             "density", "events", "gather", "headroom", "keep", "ledger", "one_page", "orders",
-            "pool", "proc", "sandbox", "slab", "sync", "watch",
+            "pool", "sandbox", "slab", "sync", "watch",
         ],
     ),
     (
@@ -43,21 +46,21 @@ const INSIDE: Table = &[
     (
         "segments",
         &[
-            "density", "events", "headroom", "ledger", "one_page", "orders", "proc", "sandbox",
-            "standing", "sync", "watch",
+            "density", "events", "headroom", "ledger", "one_page", "orders", "sandbox", "standing",
+            "sync", "watch",
         ],
     ),
     (
         "reaper",
         &[
-            "headroom", "ledger", "one_page", "orders", "proc", "sandbox", "sync", "watch",
+            "headroom", "ledger", "one_page", "orders", "sandbox", "sync", "watch",
         ],
     ),
     (
         "populate",
         &[
-            "density", "events", "gather", "ledger", "one_page", "orders", "pool", "proc",
-            "sandbox", "sync",
+            "density", "events", "gather", "ledger", "one_page", "orders", "pool", "sandbox",
+            "sync",
         ],
     ),
     (
@@ -75,22 +78,18 @@ const INSIDE: Table = &[
     (
         "watch",
         &[
-            "events", "headroom", "one_page", "proc", "sandbox", "standing", "sync", "threads",
+            "events", "headroom", "one_page", "sandbox", "standing", "sync", "threads",
         ],
     ),
-    ("standing", &["headroom", "proc"]),
-    (
-        "ledger",
-        &["headroom", "one_page", "pool", "sandbox", "sync"],
-    ),
+    ("standing", &[]),
+    ("ledger", &["one_page", "pool", "sandbox", "sync"]),
     ("pool", &["headroom", "sandbox"]),
     ("events", &[]),
-    ("sandbox", &["bpf", "headroom", "one_page"]),
+    ("sandbox", &["bpf", "one_page"]),
     ("headroom", &[]),
     ("orders", &["keep"]),
     ("keep", &[]),
     ("bpf", &[]),
-    ("proc", &[]),
     ("sync", &[]),
     ("threads", &["one_page"]),
     ("one_page", &[]),
@@ -126,22 +125,23 @@ const HOST: Table = &[
 
 /// Dependencies of the code inside programs on the kernel's layer.
 const INSIDE_TO_SYS: Table = &[
-    ("density", &["calls"]),
-    ("gather", &["calls", "units"]),
-    ("headroom", &["calls"]),
-    ("heap", &["calls"]),
+    ("density", &["calls", "proc"]),
+    ("gather", &["calls", "proc", "units"]),
+    ("headroom", &["calls", "proc"]),
+    ("heap", &["calls", "proc"]),
     ("keep", &["units"]),
     ("orders", &["units"]),
     ("pool", &["calls"]),
-    ("populate", &["calls"]),
+    ("populate", &["calls", "proc"]),
     ("promises", &["calls"]),
-    ("reaper", &["calls"]),
-    ("sandbox", &["calls"]),
-    ("segments", &["calls"]),
-    ("shmem", &["calls"]),
+    ("reaper", &["calls", "maps", "proc"]),
+    ("sandbox", &["calls", "proc"]),
+    ("segments", &["calls", "maps", "proc"]),
+    ("shmem", &["calls", "proc"]),
     ("slab", &["calls"]),
-    ("standing", &["calls"]),
-    ("watch", &["calls"]),
+    ("standing", &["calls", "proc"]),
+    ("watch", &["calls", "proc"]),
+    ("ledger", &["proc"]),
 ];
 
 /// Dependencies of the Rust library on the kernel's layer.

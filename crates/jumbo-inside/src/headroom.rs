@@ -15,13 +15,11 @@
 
 use core::ffi::CStr;
 
-use rustix::fs::{Mode, OFlags};
+use jumbo_sys::proc::{kib_field, number, read};
 use rustix::io::{Errno, Result};
 
-use jumbo_sys as sys;
-
 /// Longest path. All buffers here are small: the stack may be fresh.
-pub(crate) const MAX_PATH_BYTES: usize = 1024;
+const MAX_PATH_BYTES: usize = 1024;
 /// Longest text of a file: /proc/self/cgroup has a line per v1 hierarchy.
 const MAX_TEXT_BYTES: usize = 2048;
 /// Bytes of /proc/meminfo up to MemAvailable, its third line.
@@ -91,7 +89,7 @@ impl Needed {
 /// Measures the headroom; `None` if unknown. The caller holds a lock that delays fork(2), so that
 /// no child inherits the descriptors.
 pub fn headroom(needed: Needed) -> Option<Headroom> {
-    sys::apart(|| measure(needed)).flatten()
+    jumbo_sys::apart(|| measure(needed)).flatten()
 }
 
 /// Measures on the caller's stack.
@@ -168,13 +166,6 @@ pub(crate) fn host_memory() -> usize {
 fn available() -> Option<usize> {
     let mut text = [0u8; MEMINFO_BYTES];
     kib_field(read(c"/proc/meminfo", &mut text).ok()?, b"MemAvailable:")
-}
-
-/// Reads a field in kB of a file of /proc, in bytes.
-pub(crate) fn kib_field(text: &[u8], key: &[u8]) -> Option<usize> {
-    let mut lines = text.split(|byte| *byte == b'\n');
-    let value = lines.find_map(|line| line.strip_prefix(key))?;
-    number(value)?.checked_mul(1024)
 }
 
 /// Returns the free memory in blocks of at least `bytes`, by /proc/buddyinfo: a first touch of such
@@ -462,7 +453,7 @@ impl<'a> Groups<'a> {
 }
 
 /// Concatenates `parts` into a path; the last one ends with a zero byte.
-pub(crate) fn joined<'a>(buffer: &'a mut [u8], parts: [&[u8]; 3]) -> Option<&'a CStr> {
+fn joined<'a>(buffer: &'a mut [u8], parts: [&[u8]; 3]) -> Option<&'a CStr> {
     let mut length = 0;
     for part in parts {
         let end = length + part.len();
@@ -470,41 +461,6 @@ pub(crate) fn joined<'a>(buffer: &'a mut [u8], parts: [&[u8]; 3]) -> Option<&'a 
         length = end;
     }
     CStr::from_bytes_with_nul(&buffer[..length]).ok()
-}
-
-/// Formats a number.
-pub(crate) fn decimal(mut number: u32, buffer: &mut [u8; 10]) -> &[u8] {
-    let mut first = buffer.len();
-    for place in buffer.iter_mut().rev() {
-        *place = b'0' + u8::try_from(number % 10).unwrap_or(0);
-        (number, first) = (number / 10, first - 1);
-        if number == 0 {
-            break;
-        }
-    }
-    buffer.get(first..).unwrap_or_default()
-}
-
-/// Parses the number at the start of a text, after whitespace.
-pub(crate) fn number(text: &[u8]) -> Option<usize> {
-    let text = text.trim_ascii_start();
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    core::str::from_utf8(&text[..digits]).ok()?.parse().ok()
-}
-
-pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8]> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let file = rustix::fs::open(path, flags, Mode::empty())?;
-    let mut length = 0;
-    loop {
-        let more = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut buffer[length..]))?;
-        length += more;
-        // A newline at the end is the end of such a file: the kernel produces its text at once.
-        let text = &buffer[..length];
-        if more == 0 || text.len() == buffer.len() || text.ends_with(b"\n") {
-            return Ok(&buffer[..length]);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -38,7 +38,6 @@ mod one_page;
 pub mod orders;
 pub mod pool;
 pub mod populate;
-mod proc;
 #[cfg(doctest)]
 mod promises;
 pub mod reaper;

@@ -30,9 +30,9 @@ use crate::events::Mechanism;
 use crate::gather;
 use crate::ledger::{Slot, stats};
 use crate::orders::MAX_POPULATE_WORKERS;
-use crate::proc::each_mapping;
 use crate::sync::{Deadline, Word};
 use crate::{density, pool, sandbox};
+use jumbo_sys::proc::each_mapping;
 use jumbo_sys::{self as sys, Blocked, Maps, Thread, map_own};
 
 /// Minimum length of a range that several threads populate: one zeroes it in ten milliseconds, a

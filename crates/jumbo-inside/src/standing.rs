@@ -18,8 +18,7 @@ use rustix::thread::{
     set_capabilities,
 };
 
-use crate::headroom::number;
-use crate::proc::{Path, each_byte, open_at};
+use jumbo_sys::proc::{Path, each_byte, number, open_at};
 use jumbo_sys::{leave_descriptors, process};
 
 /// Lines of /proc/PID/status that must agree; proc_pid_status(5).
@@ -148,12 +147,12 @@ const FNV_OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 /// Returns the status of the parent, by its number in the PID namespace of /proc.
 fn parent_standing() -> Result<ThreadStatus> {
     let mut parent = 0;
-    crate::proc::each_line(crate::proc::open(c"/proc/self/status")?, |line| {
+    jumbo_sys::proc::each_line(jumbo_sys::proc::open(c"/proc/self/status")?, |line| {
         let number = line.strip_prefix(b"PPid:\t".as_slice()).and_then(number);
         parent = number.unwrap_or(parent);
         Ok(number.is_some())
     })?;
-    let mut path = Path::<32>::new();
+    let mut path = Path::<32>::EMPTY;
     let path = path.write(format_args!("/proc/{parent}"));
     standing(path.ok_or(rustix::io::Errno::NAMETOOLONG)?, true)
 }

@@ -1,5 +1,6 @@
 //! The kernel as jumbo uses it: system calls that rustix lacks or wraps incompletely, one wrapper
-//! each, and [`units`]. The code inside programs, the library and the command use it.
+//! each; readers of /proc: [`proc`], [`maps`]; and [`units`]. The code inside programs, the library
+//! and the command use it.
 //!
 //! The crate has no standard library and no allocator.
 //!
@@ -27,8 +28,10 @@ mod batch;
 mod collapse;
 mod copy;
 mod destination;
+pub mod maps;
 mod pagemap;
 mod place;
+pub mod proc;
 mod remap;
 mod signals;
 mod task;

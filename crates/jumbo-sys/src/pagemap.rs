@@ -3,7 +3,6 @@
 use core::ops::Range;
 
 use rustix::fd::OwnedFd;
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Result;
 use rustix::ioctl::{Opcode, opcode};
 
@@ -85,8 +84,7 @@ impl Pagemap {
     /// # Errors
     /// Those of open(2): no /proc, no free descriptor, or a process that is not dumpable.
     pub fn open() -> Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-        rustix::fs::open(c"/proc/self/pagemap", flags, Mode::empty()).map(Self)
+        crate::proc::open(c"/proc/self/pagemap").map(Self)
     }
 
     /// Wraps /proc/PID/pagemap of another process.

@@ -3,7 +3,6 @@
 use core::ops::Range;
 use rustix::fd::OwnedFd;
 
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Result;
 use rustix::ioctl::{Opcode, opcode};
 
@@ -57,8 +56,7 @@ impl Maps {
     /// # Errors
     /// Those of open(2): no /proc, no free descriptor.
     pub fn open() -> Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-        rustix::fs::open(c"/proc/self/maps", flags, Mode::empty()).map(Self)
+        crate::proc::open(c"/proc/self/maps").map(Self)
     }
 
     /// Returns the mapping that contains `address`.

@@ -20,11 +20,11 @@ use super::tracked::{
     BLOCKS, RUN_COUNT, charge, count_run, is_crowded, is_huge, may_measure, measure_block, pmd,
     release, update, withdraw_advice,
 };
-use crate::headroom;
 use crate::ledger::stats;
 use crate::sync::millis;
 use crate::{sandbox, watch};
 use jumbo_sys as sys;
+use jumbo_sys::proc;
 
 /// Maximum age of the available memory that was read.
 const MAX_ROOM_AGE: Duration = Duration::from_millis(100);
@@ -403,7 +403,7 @@ pub(super) fn forked() {
 /// Returns the resident memory of the process, in bytes. proc_pid_statm(5).
 pub(crate) fn resident_memory() -> Option<usize> {
     let mut text = [0u8; 128];
-    let text = headroom::read(c"/proc/self/statm", &mut text).ok()?;
+    let text = proc::read(c"/proc/self/statm", &mut text).ok()?;
     let second = text.split(|byte| *byte == b' ').nth(1)?;
-    headroom::number(second)?.checked_mul(PAGE_BYTES)
+    proc::number(second)?.checked_mul(PAGE_BYTES)
 }

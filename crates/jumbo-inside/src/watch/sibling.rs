@@ -20,9 +20,9 @@ use core::time::Duration;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, kill_process, setrlimit};
 
 use super::{MAKER_PROCESS, OUTLIVES, Outlives, THREAD, WAKE_WORD};
-use crate::proc::{children_change_namespace, is_alone};
 use crate::sync::now;
 use crate::threads::has_one_thread;
+use jumbo_sys::proc::{children_change_namespace, is_alone};
 use jumbo_sys::{Thread, Wait, process, request, tid_word, wait, wait_either, wake, word_at};
 
 crate::one_page! {

@@ -16,7 +16,8 @@ use super::{
 use crate::headroom::{self, Needed};
 use crate::ledger::{Slot, stats};
 use crate::pool::Credit;
-use crate::{proc, sandbox};
+use crate::sandbox;
+use jumbo_sys::proc;
 use jumbo_sys::{self as sys, Blocked};
 
 /// Empty mappings that are unmapped to make room for those of a move, when the program has reached

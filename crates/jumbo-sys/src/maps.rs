@@ -10,21 +10,27 @@ const MAX_PREFIX_BYTES: usize = 16;
 const MAX_NAME_BYTES: usize = 64;
 
 /// A file in /proc/PID/maps and /proc/locks: device (major and minor number) and inode.
-pub(crate) type File = ((u64, u64), u64);
+pub type File = ((u64, u64), u64);
 
 /// One mapping of an address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct MapsLine {
-    pub(crate) start: usize,
-    pub(crate) end: usize,
-    pub(crate) writable: bool,
-    pub(crate) private: bool,
-    pub(crate) executable: bool,
+pub struct MapsLine {
+    /// First address.
+    pub start: usize,
+    /// End address.
+    pub end: usize,
+    /// `w` of the permissions.
+    pub writable: bool,
+    /// `p` of the permissions: private.
+    pub private: bool,
+    /// `x` of the permissions.
+    pub executable: bool,
     /// File offset.
-    pub(crate) offset: u64,
+    pub offset: u64,
     /// Major and minor number of the file's device; 0 without a file.
-    pub(crate) device: (u64, u64),
-    pub(crate) inode: u64,
+    pub device: (u64, u64),
+    /// Inode of the file; 0 without a file.
+    pub inode: u64,
     path_prefix: [u8; MAX_PREFIX_BYTES],
     prefix_length: usize,
     name: Name,
@@ -32,7 +38,7 @@ pub(crate) struct MapsLine {
 
 /// The last component of a path, truncated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Name {
+pub struct Name {
     bytes: [u8; MAX_NAME_BYTES],
     length: usize,
 }
@@ -47,7 +53,8 @@ impl Default for Name {
 }
 
 impl Name {
-    pub(crate) fn bytes(&self) -> &[u8] {
+    /// Returns the name.
+    pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 
@@ -62,12 +69,13 @@ impl Name {
 }
 
 impl MapsLine {
-    pub(crate) fn last_name(&self) -> Name {
+    /// Returns the last component of its path.
+    pub fn last_name(&self) -> Name {
         self.name
     }
 
     /// Reports whether its path or label starts with `prefix`.
-    pub(crate) fn is_named(&self, prefix: &[u8]) -> bool {
+    pub fn is_named(&self, prefix: &[u8]) -> bool {
         let known = self
             .path_prefix
             .get(..self.prefix_length)
@@ -75,17 +83,18 @@ impl MapsLine {
         known.starts_with(prefix)
     }
 
-    pub(crate) fn file(&self) -> File {
+    /// Returns its file; zeroes without one.
+    pub fn file(&self) -> File {
         (self.device, self.inode)
     }
 
     /// Reports whether it is private memory without a file.
-    pub(crate) fn is_private_anonymous(&self) -> bool {
+    pub fn is_private_anonymous(&self) -> bool {
         self.private && self.inode == 0 && !self.is_kernels()
     }
 
     /// Reports whether it is the kernel's: `[vdso]`, `[vvar]`, `[vvar_vclock]`, `[vsyscall]`.
-    pub(crate) fn is_kernels(&self) -> bool {
+    pub fn is_kernels(&self) -> bool {
         self.is_named(b"[v")
     }
 }
@@ -106,7 +115,7 @@ enum Field {
 
 /// A parser of lines.
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
+pub struct Lines {
     field: Field,
     number: u64,
     mapping: MapsLine,
@@ -114,7 +123,7 @@ pub(crate) struct Lines {
 
 impl Lines {
     /// Takes the next byte; returns a mapping at the end of a line.
-    pub(crate) fn push(&mut self, byte: u8) -> Option<MapsLine> {
+    pub fn push(&mut self, byte: u8) -> Option<MapsLine> {
         if byte == b'\n' {
             if self.field == Field::Inode {
                 self.mapping.inode = self.number;

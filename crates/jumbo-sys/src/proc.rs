@@ -1,26 +1,67 @@
-//! Reads /proc from inside the program, with buffers on the stack: lines, mappings
-//! ([`each_mapping`]), paths ([`Path`]).
+//! Reads /proc with buffers of the caller or on the stack: a short file ([`read`]) and its fields
+//! ([`number`], [`kib_field`]), lines ([`each_line`]), mappings ([`each_mapping`]); and formats
+//! paths ([`Path`]).
 
-mod maps;
-
-pub(crate) use maps::{File, Lines, MapsLine, Name};
+use core::ffi::CStr;
 
 use rustix::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::{Errno, Result};
 
-pub(crate) fn open(path: &core::ffi::CStr) -> Result<OwnedFd> {
+use crate::maps::{Lines, MapsLine};
+
+/// Opens a file for reading.
+///
+/// # Errors
+/// Those of open(2).
+pub fn open(path: &CStr) -> Result<OwnedFd> {
     open_at(CWD, path)
 }
 
-pub(crate) fn open_at(folder: impl AsFd, path: &core::ffi::CStr) -> Result<OwnedFd> {
+/// Variant of [`open`] below a folder.
+///
+/// # Errors
+/// Those of openat(2).
+pub fn open_at(folder: impl AsFd, path: &CStr) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
     rustix::fs::openat(folder, path, flags, Mode::empty())
 }
 
+/// Reads the start of a file into a buffer, up to a newline at the end of a read(2).
+///
+/// # Errors
+/// Those of open(2) and read(2).
+pub fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8]> {
+    let file = open(path)?;
+    let mut length = 0;
+    loop {
+        let more = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut buffer[length..]))?;
+        length += more;
+        // A newline at the end is the end of such a file: the kernel produces its text at once.
+        let text = &buffer[..length];
+        if more == 0 || text.len() == buffer.len() || text.ends_with(b"\n") {
+            return Ok(&buffer[..length]);
+        }
+    }
+}
+
+/// Parses the number at the start of a text, after whitespace.
+pub fn number(text: &[u8]) -> Option<usize> {
+    let text = text.trim_ascii_start();
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    core::str::from_utf8(&text[..digits]).ok()?.parse().ok()
+}
+
+/// Returns a field in kB of the text of a file, in bytes.
+pub fn kib_field(text: &[u8], key: &[u8]) -> Option<usize> {
+    let mut lines = text.split(|byte| *byte == b'\n');
+    let value = lines.find_map(|line| line.strip_prefix(key))?;
+    number(value)?.checked_mul(1024)
+}
+
 /// Calls `each` with every byte of a file until it returns true; false at the end of the file.
-pub(crate) fn each_byte(file: OwnedFd, each: impl FnMut(u8) -> Result<bool>) -> Result<bool> {
+pub fn each_byte(file: OwnedFd, each: impl FnMut(u8) -> Result<bool>) -> Result<bool> {
     each_byte_in(&mut [0u8; 2048], &file, each)
 }
 
@@ -47,10 +88,7 @@ fn each_byte_in(
 }
 
 /// Calls `each` with the first 128 bytes of every line of a file until it returns true.
-pub(crate) fn each_line(
-    file: OwnedFd,
-    mut each: impl FnMut(&[u8]) -> Result<bool>,
-) -> Result<bool> {
+pub fn each_line(file: OwnedFd, mut each: impl FnMut(&[u8]) -> Result<bool>) -> Result<bool> {
     let (mut line, mut length) = ([0u8; 128], 0);
     each_byte(file, |byte| {
         if byte == b'\n' {
@@ -66,7 +104,7 @@ pub(crate) fn each_line(
 }
 
 /// Calls `each` with every mapping of this process until it returns true.
-pub(crate) fn each_mapping(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bool> {
+pub fn each_mapping(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bool> {
     let mut lines = Lines::default();
     each_byte(open(c"/proc/self/maps")?, |byte| {
         Ok(lines.push(byte).is_some_and(|mapping| each(&mapping)))
@@ -74,7 +112,7 @@ pub(crate) fn each_mapping(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bo
 }
 
 /// Variant of [`each_mapping`] that takes less stack, and more time.
-pub(crate) fn each_mapping_on_small_stack(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bool> {
+pub fn each_mapping_on_small_stack(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bool> {
     let (mut lines, file) = (Lines::default(), open(c"/proc/self/maps")?);
     each_byte_in(&mut [0u8; 256], &file, |byte| {
         Ok(lines.push(byte).is_some_and(|mapping| each(&mapping)))
@@ -83,25 +121,24 @@ pub(crate) fn each_mapping_on_small_stack(mut each: impl FnMut(&MapsLine) -> boo
 
 /// Buffer for a C string of `N` bytes, the terminating zero included.
 #[derive(Debug)]
-pub(crate) struct Path<const N: usize> {
+pub struct Path<const N: usize> {
     bytes: [u8; N],
     length: usize,
 }
 
 impl<const N: usize> Path<N> {
-    pub(crate) const fn new() -> Self {
-        Self {
-            bytes: [0; N],
-            length: 0,
-        }
-    }
+    /// An unused buffer.
+    pub const EMPTY: Self = Self {
+        bytes: [0; N],
+        length: 0,
+    };
 
     /// Writes `text`; `None` if it does not fit.
-    pub(crate) fn write(&mut self, text: core::fmt::Arguments<'_>) -> Option<&core::ffi::CStr> {
+    pub fn write(&mut self, text: core::fmt::Arguments<'_>) -> Option<&CStr> {
         self.length = 0;
         core::fmt::write(self, text).ok()?;
         *self.bytes.get_mut(self.length)? = 0;
-        core::ffi::CStr::from_bytes_until_nul(&self.bytes).ok()
+        CStr::from_bytes_until_nul(&self.bytes).ok()
     }
 }
 
@@ -121,7 +158,7 @@ impl<const N: usize> core::fmt::Write for Path<N> {
 /// CLONE_NEWPID): a helper process of jumbo would be its PID 1, and its end would end the namespace. Linux 4.12;
 /// true without /proc.
 pub fn children_change_namespace() -> bool {
-    let read = |path: &core::ffi::CStr, name: &mut [u8; 64]| {
+    let read = |path: &CStr, name: &mut [u8; 64]| {
         rustix::fs::readlinkat_raw(CWD, path, &mut name[..]).is_ok()
     };
     let (mut own, mut childrens) = ([0u8; 64], [0u8; 64]);
@@ -132,7 +169,7 @@ pub fn children_change_namespace() -> bool {
 
 /// Reports whether this process has one thread, from /proc/self/task (proc(5)); `None` if
 /// unreadable.
-pub(crate) fn is_alone() -> Option<bool> {
+pub fn is_alone() -> Option<bool> {
     // Links: `.`, the entry in the parent folder, and `..` of each thread's folder.
     let folder = rustix::fs::stat(c"/proc/self/task").ok()?;
     Some(folder.st_nlink <= 3)
