@@ -2,7 +2,9 @@
 //! each; readers of /proc: [`proc`], [`maps`]; and [`units`]. The code inside programs, the library
 //! and the command use it.
 //!
-//! The crate has no standard library and no allocator.
+//! The crate has no standard library and no allocator. With the feature `std` it has the files of a
+//! [`Root`](files::Root), for the library and the command: [`files`], [`thp`], [`smaps`],
+//! [`folios`].
 //!
 //! - [`advise`], [`allows`]: madvise(2), as far as the program's filters allow it; [`discard`].
 //! - [`collapse()`], [`collapse_in`], [`cool_in`]: MADV_COLLAPSE and MADV_COLD, here or elsewhere.
@@ -13,6 +15,9 @@
 //!   [`map_own`]: jumbo's own. [`move_mapping`], [`move_units`]: mremap(2). [`insist`]: a call that must succeed.
 //! - [`copy_words`], [`copy_bytes`], [`copy_scattered`]: memory read without a fault.
 //!   [`is_mapped`].
+//! - [`Reserved`], [`Scratch`]: addresses and memory with an owner. [`discard_locked`], [`name`],
+//!   [`memfd`]: anonymous memory. [`bind`], [`memory_policy`]: nodes.
+//! - [`send_signal`], [`release`]: the process of a descriptor. [`ptrace`]: its threads.
 //! - [`Blocked`]: a guard that blocks signals. [`Apart`]: a stack with room.
 //! - [`Thread`], [`clone3`]: tasks unknown to the C library; [`call`], [`wait`], [`wake`]: their
 //!   system calls. [`stand_back`], [`stay_prompt`], [`leave_descriptors`]: their setup.
@@ -20,35 +25,54 @@
 //!
 //! Invariant: no call here changes errno.
 
-#![cfg_attr(not(test), no_std)]
+#![cfg_attr(not(any(test, feature = "std")), no_std)]
 
 mod advice;
+mod anonymous;
 mod apart;
 mod batch;
 mod collapse;
 mod copy;
 mod destination;
+#[cfg(feature = "std")]
+pub mod files;
+#[cfg(feature = "std")]
+pub mod folios;
 pub mod maps;
+mod numa;
 mod pagemap;
+mod pidfd;
 mod place;
 pub mod proc;
+pub mod ptrace;
 mod remap;
+mod reserved;
+mod scratch;
 mod signals;
+#[cfg(feature = "std")]
+pub mod smaps;
 mod task;
+#[cfg(feature = "std")]
+pub mod thp;
 pub mod units;
 mod vma;
 
 pub use advice::{USUAL, advise, allows, allows_usual, block, discard, forbid_unless, unblock};
+pub use anonymous::{discard_locked, memfd, name};
 pub use apart::{Apart, Perform, apart, use_apart};
 pub use batch::{stand_back, stay_prompt};
 pub use collapse::{collapse, collapse_in, cool_in, has_collapse, has_populate};
 pub use copy::{copy_bytes, copy_scattered, copy_words};
 pub use destination::prepare_huge_page;
+pub use numa::{PolicyMode, allowed_nodes, bind, local_node, memory_policy};
 pub use pagemap::{PageState, Pagemap, Pages};
+pub use pidfd::{release, send_signal};
 pub use place::{
     OWN, SLABS, map_anew, map_at, map_own, place_own, reserve, reserve_anywhere, unmap,
 };
 pub use remap::{insist, is_mapped, move_mapping, move_units};
+pub use reserved::{Reserved, at};
+pub use scratch::Scratch;
 pub use signals::Blocked;
 pub use task::{Entry, Thread, Wait, call, clone3, tid_word, wait, wait_either, wake, word_at};
 pub use vma::{Maps, Vma};

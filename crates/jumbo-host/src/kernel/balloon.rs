@@ -9,7 +9,7 @@
 
 use serde::Serialize;
 
-use super::thp::optional;
+use super::optional;
 use super::{FileError, Root};
 
 const VIRTIO_DEVICES: &str = "sys/bus/virtio/devices";

@@ -12,7 +12,7 @@ use procfs_core::process::{MountInfo, MountInfos};
 use procfs_core::{ProcessCGroup, ProcessCGroups};
 use serde::Serialize;
 
-use super::thp::optional;
+use super::optional;
 use super::{FileError, Root, parse};
 use crate::units::{Bytes, PageSize};
 use jumbo_inside::headroom::clean_files;

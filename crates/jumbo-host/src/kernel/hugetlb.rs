@@ -8,8 +8,8 @@ use procfs_core::Meminfo;
 use procfs_core::process::{MountInfo, MountInfos};
 use serde::Serialize;
 
-use super::thp::{absent, optional, size_folders, size_of_folder};
 use super::{FileError, Root, parse};
+use super::{absent, optional, size_folders, size_of_folder};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
 
 /// Folder of the pools, relative to a [`Root`].
@@ -146,7 +146,7 @@ pub(crate) fn stable<T: PartialEq>(
 }
 
 fn read_pools(root: &Root, folders: &BTreeMap<PageSize, String>) -> Result<Vec<Pool>, FileError> {
-    let all = super::memory::nodes(root)?;
+    let all = super::nodes(root)?;
     let pool = |&size: &PageSize| {
         let pages = |node, name| root.read_u64(file(size, node, name)).map(Pages);
         let mut nodes = BTreeMap::new();

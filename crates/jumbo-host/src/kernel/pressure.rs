@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::thp::optional;
+use super::optional;
 use super::{FileError, Root};
 
 /// Total stall times since boot.

@@ -10,7 +10,7 @@ use jumbo_sys::{Pagemap, Pages};
 
 use super::file::Extent;
 use super::{Error, Region, Rung, call};
-use crate::kernel::lock;
+use crate::mutex::lock;
 use crate::units::{Bytes, PageSize};
 
 /// Memory left to other users during a collapse: the kernel allocates the huge page before it frees

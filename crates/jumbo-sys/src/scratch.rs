@@ -5,15 +5,15 @@
     reason = "mapping and unmapping memory that no other code knows"
 )]
 
-use jumbo::kernel::{Reserved, at};
 use rustix::io::{Errno, Result};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use crate::units::PageSize;
+use crate::{Reserved, at};
 
 /// One aligned page in a mapping of its own that no other code refers to; unmapped when dropped.
 #[derive(Debug)]
-pub(crate) struct Scratch {
+pub struct Scratch {
     reserved: Reserved,
     size: usize,
 }
@@ -23,7 +23,7 @@ impl Scratch {
     ///
     /// # Errors
     /// The errno of mmap(2).
-    pub(crate) fn new(size: PageSize, sharing: MapFlags) -> Result<Self> {
+    pub fn new(size: PageSize, sharing: MapFlags) -> Result<Self> {
         let size = usize::try_from(size.bytes()).map_err(|_| Errno::NOMEM)?;
         let reserved = Reserved::new(size, size)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -35,12 +35,12 @@ impl Scratch {
     }
 
     /// First address, a multiple of the size.
-    pub(crate) fn address(&self) -> usize {
+    pub fn address(&self) -> usize {
         self.reserved.address
     }
 
     /// Length in bytes.
-    pub(crate) fn size(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.size
     }
 
@@ -48,7 +48,7 @@ impl Scratch {
     ///
     /// # Errors
     /// The errno of madvise(2) with MADV_POPULATE_WRITE (5.14).
-    pub(crate) fn touch(&self) -> Result<()> {
+    pub fn touch(&self) -> Result<()> {
         let length = rustix::param::page_size();
         // SAFETY: the range lies in the mapping, which this value owns; populating it changes no
         // byte.

@@ -5,7 +5,7 @@
 //! names. For 325 mappings that took 970 µs, beside the 1480 µs of the kernel; this parser takes a
 //! sixth and allocates nothing.
 
-use super::{FileError, Root};
+use crate::files::{FileError, Root};
 use crate::units::{Bytes, PageSize};
 
 /// Text of one smaps file.

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::{FileError, Root};
+use crate::files::{FileError, Root};
 use crate::units::{Bytes, PageSize};
 
 const PRESENT: u64 = 1 << 63;

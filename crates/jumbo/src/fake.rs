@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::Root;
+use jumbo_sys::files::Root;
 
 /// Creates a host with these files; drop of the folder removes it.
 pub(crate) fn host(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {

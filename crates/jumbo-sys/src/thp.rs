@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use super::{FileError, Root};
+use crate::files::{FileError, Root, absent, base_page, counters, optional, size_folders};
 use crate::units::PageSize;
 
 /// Folder of the tables below a [`Root`].
@@ -82,6 +82,10 @@ impl Choice {
         })
     }
 
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`FileError`] if it cannot be read or parsed.
     pub fn read(root: &Root, relative: &str) -> Result<Self, FileError> {
         let text = root.read(relative)?;
         let none = || format!("no word of `{}` is in brackets", text.trim());
@@ -192,53 +196,9 @@ pub fn pmd_size(root: &Root) -> Result<PageSize, FileError> {
     let relative = format!("{FOLDER}/hpage_pmd_size");
     let bytes = match optional(root.read_u64(&relative))? {
         Some(bytes) => bytes,
-        None => return Ok(reach_of_pmd(super::base_page(root))),
+        None => return Ok(reach_of_pmd(base_page(root))),
     };
     PageSize::new(bytes).map_err(|error| root.misread(relative, error.to_string()))
-}
-
-/// Parses the size in `hugepages-2048kB`.
-pub fn size_of_folder(name: &str) -> Option<PageSize> {
-    let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
-    let kib: u64 = kib.parse().ok()?;
-    PageSize::new(kib.checked_mul(1024)?).ok()
-}
-
-/// Returns the `hugepages-*kB` folders by size.
-pub fn size_folders(root: &Root, folder: &str) -> Result<BTreeMap<PageSize, String>, FileError> {
-    let names = root.list(folder)?;
-    Ok(names
-        .iter()
-        .filter_map(|name| Some((size_of_folder(name)?, format!("{folder}/{name}"))))
-        .collect())
-}
-
-/// Reads all files with a number in a folder; empty if the folder does not exist.
-pub fn counters(root: &Root, folder: &str) -> Result<BTreeMap<String, u64>, FileError> {
-    let names = optional(root.list(folder))?.unwrap_or_default();
-    names
-        .into_iter()
-        .filter_map(|name| match root.read_u64(format!("{folder}/{name}")) {
-            Ok(value) => Some(Ok((name, value))),
-            Err(FileError::Content { .. }) => None,
-            Err(error) => Some(Err(error)),
-        })
-        .collect()
-}
-
-/// Handles a missing feature's folder. All kernels have its parent: if that is missing too, /sys is
-/// hidden, as in some containers, and the feature is unknown: an error.
-pub fn absent(root: &Root) -> Result<(), FileError> {
-    root.list("sys/kernel/mm").map(drop)
-}
-
-/// Maps a missing file, and so a missing feature, to `None`.
-pub fn optional<T>(result: Result<T, FileError>) -> Result<Option<T>, FileError> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(error) if error.is_missing() => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! System calls for memory policies and nodes.
 
-use jumbo_sys::request;
 use rustix::io::Result;
 
+use crate::request;
 use crate::units::NodeId;
 
 /// Supported nodes: the bits of a word.
@@ -16,7 +16,7 @@ const MODE_FLAGS: i32 = 0b111 << 13;
 
 /// Effect of a thread's memory policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PolicyMode {
+pub enum PolicyMode {
     /// MPOL_DEFAULT and MPOL_LOCAL: near the thread.
     Local,
     /// MPOL_BIND: nowhere else.
@@ -56,7 +56,7 @@ fn get_mempolicy(flags: u32) -> Result<(i32, u64)> {
 ///
 /// # Errors
 /// ENOSYS: a kernel without NUMA; EPERM: seccomp.
-pub(crate) fn allowed_nodes() -> Result<u64> {
+pub fn allowed_nodes() -> Result<u64> {
     get_mempolicy(MEMS_ALLOWED).map(|(_, nodes)| nodes)
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn allowed_nodes() -> Result<u64> {
 ///
 /// # Errors
 /// Same as [`allowed_nodes`].
-pub(crate) fn memory_policy() -> Result<(PolicyMode, u64)> {
+pub fn memory_policy() -> Result<(PolicyMode, u64)> {
     let (mode, nodes) = get_mempolicy(0)?;
     let mode = match mode & !MODE_FLAGS {
         1 | 5 => PolicyMode::Preferred,
@@ -89,7 +89,7 @@ pub(crate) fn memory_policy() -> Result<(PolicyMode, u64)> {
 /// # Errors
 /// EINVAL: a node that is not there or not in the cpuset; ENOSYS: a kernel without NUMA.
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
-pub(crate) fn bind(address: usize, length: usize, nodes: u64) -> Result<()> {
+pub fn bind(address: usize, length: usize, nodes: u64) -> Result<()> {
     const MPOL_BIND: usize = 2;
     let mut mask = [0u64; WORDS];
     mask[0] = nodes;
@@ -108,7 +108,7 @@ pub(crate) fn bind(address: usize, length: usize, nodes: u64) -> Result<()> {
 /// # Errors
 /// ENOSYS: seccomp.
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
-pub(crate) fn local_node() -> Result<NodeId> {
+pub fn local_node() -> Result<NodeId> {
     let mut node = 0u32;
     let arguments = [0, (&raw mut node).expose_provenance(), 0, 0, 0, 0];
     // SAFETY: the kernel writes one unsigned int, for which there is room.

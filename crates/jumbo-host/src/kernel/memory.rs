@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use procfs_core::{Meminfo, VmStat};
+use serde::Serialize;
 
-use super::thp::optional;
 use super::{FileError, Root, parse};
 use crate::units::{Bytes, NodeId, Order, PageSize, Pages};
 
@@ -12,9 +12,7 @@ use crate::units::{Bytes, NodeId, Order, PageSize, Pages};
 pub const DESCRIPTOR: Bytes = Bytes(64);
 
 /// Values of /proc/meminfo.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Memory {
     /// Memory managed by the kernel.
     pub total: Bytes,
@@ -47,15 +45,12 @@ pub struct Memory {
 }
 
 /// /proc/vmstat, by the kernel's names.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(transparent))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
 pub struct Events(pub BTreeMap<String, u64>);
 
 /// The free blocks of one zone, from /proc/buddyinfo.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Zone {
     /// The node it belongs to.
     pub node: NodeId,
@@ -66,8 +61,7 @@ pub struct Zone {
 }
 
 /// Memory of page metadata.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Metadata {
     /// Bytes of it.
     pub bytes: Bytes,
@@ -185,20 +179,6 @@ impl Zone {
 /// Sums blocks in units of the first, each order twice as large as the one before.
 fn weighed(blocks: &[u64]) -> u64 {
     blocks.iter().zip(0..).map(|(n, order)| n << order).sum()
-}
-
-/// Returns the nodes of the host in ascending order; empty on kernels without NUMA.
-///
-/// # Errors
-/// [`FileError`] if the folder exists and cannot be listed.
-pub fn nodes(root: &Root) -> Result<Vec<NodeId>, FileError> {
-    let names = optional(root.list("sys/devices/system/node"))?.unwrap_or_default();
-    let mut nodes: Vec<_> = names
-        .iter()
-        .filter_map(|name| name.strip_prefix("node")?.parse().ok().map(NodeId))
-        .collect();
-    nodes.sort_unstable();
-    Ok(nodes)
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
-//! Calls for anonymous memory that rustix lacks: [`discard`], [`name`], [`memfd`].
+//! Anonymous memory: [`discard_locked`], [`name`], [`memfd`].
 
-use std::ffi::CStr;
-use std::os::fd::OwnedFd;
-use std::ptr::with_exposed_provenance_mut;
+use core::ffi::CStr;
+use core::ptr::with_exposed_provenance_mut;
 
-use jumbo_sys::request;
+use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice};
 
+use crate::request;
 use crate::units::PageSize;
 
 /// MADV_DONTNEED: frees the memory, locked or not. The range then reads as zeroes.
@@ -22,7 +22,7 @@ use crate::units::PageSize;
 /// # Safety
 /// The caller owns the content of the range.
 #[expect(unsafe_code, reason = "frees memory under pointers")]
-pub(crate) unsafe fn discard(address: usize, length: usize) -> Result<()> {
+pub unsafe fn discard_locked(address: usize, length: usize) -> Result<()> {
     const DONTNEED_LOCKED: usize = libc::MADV_DONTNEED_LOCKED.unsigned_abs() as usize;
     let at = with_exposed_provenance_mut(address);
     // SAFETY: the caller's promise, for both calls.
@@ -42,7 +42,7 @@ pub(crate) unsafe fn discard(address: usize, length: usize) -> Result<()> {
 /// # References
 /// prctl(2), Linux 5.17 with CONFIG_ANON_VMA_NAME; elsewhere the mapping goes without.
 #[expect(unsafe_code, reason = "a system call")]
-pub(crate) fn name(address: usize, length: usize, name: &CStr) {
+pub fn name(address: usize, length: usize, name: &CStr) {
     const PR_SET_VMA: usize = 0x5356_4d41;
     const PR_SET_VMA_ANON_NAME: usize = 0;
     let name = name.as_ptr().expose_provenance();
@@ -58,7 +58,7 @@ pub(crate) fn name(address: usize, length: usize, name: &CStr) {
 ///
 /// # Errors
 /// ENODEV or EINVAL if the kernel has no pool of that size.
-pub(crate) fn memfd(name: &CStr, huge: Option<PageSize>) -> Result<OwnedFd> {
+pub fn memfd(name: &CStr, huge: Option<PageSize>) -> Result<OwnedFd> {
     // MFD_HUGE_*: the binary logarithm of the size, from this bit on (<linux/memfd.h>).
     const SIZE_SHIFT: u32 = 26;
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

@@ -1,15 +1,12 @@
 //! Reserved addresses without memory: [`Reserved`].
 
-#![expect(
-    unsafe_code,
-    reason = "the one place that reserves addresses and gives them back"
-)]
+#![expect(unsafe_code, reason = "gives addresses back")]
 
-use std::ffi::c_void;
-use std::ptr;
+use core::ffi::c_void;
 
 use rustix::io::{Errno, Result};
-use rustix::mm::{self, MapFlags, ProtFlags};
+
+use crate::{reserve_anywhere, unmap};
 
 /// A range of addresses without access, for mappings of its owner; unmapped by drop.
 #[derive(Debug)]
@@ -22,7 +19,7 @@ pub struct Reserved {
 
 /// Returns the pointer to an address.
 pub fn at(address: usize) -> *mut c_void {
-    ptr::with_exposed_provenance_mut(address)
+    core::ptr::with_exposed_provenance_mut(address)
 }
 
 impl Reserved {
@@ -35,11 +32,7 @@ impl Reserved {
     /// ENOMEM: not that many addresses, or beyond `ulimit -v`.
     pub fn new(length: usize, align: usize) -> Result<Self> {
         let whole = length.checked_add(align).ok_or(Errno::NOMEM)?;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice replaces none.
-        let start =
-            unsafe { mm::mmap_anonymous(ptr::null_mut(), whole, ProtFlags::empty(), flags)? };
-        let start = start.expose_provenance();
+        let start = reserve_anywhere(whole)?;
         Ok(Self {
             start,
             whole,
@@ -51,6 +44,6 @@ impl Reserved {
 impl Drop for Reserved {
     fn drop(&mut self) {
         // SAFETY: the range is this value's; references into it borrow from its owner.
-        let _ = unsafe { mm::munmap(at(self.start), self.whole) };
+        let _ = unsafe { unmap(self.start, self.whole) };
     }
 }

@@ -1,8 +1,15 @@
-//! Access to /proc and /sys: [`Root`], and its errors: [`FileError`].
+//! Access to /proc and /sys for programs with a standard library: [`Root`], and its errors:
+//! [`FileError`].
+//!
+//! Invariant: a missing file is no error if a kernel may lack it ([`optional`]); an unreadable file
+//! is one, with its path.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+
+use crate::units::{NodeId, PageSize};
 
 /// The folder of `proc/` and `sys/`: `/` on a host, a fake tree in a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -170,5 +177,80 @@ impl Root {
         let mut names: Vec<String> = names.map_err(FileError::io("list", &path))?;
         names.sort_unstable();
         Ok(names)
+    }
+}
+
+/// Returns the base page size of the kernel below `root`: `AT_PAGESZ` of the auxiliary vector
+/// (getauxval(3)), else that of this process.
+pub fn base_page(root: &Root) -> PageSize {
+    const AT_PAGESZ: u64 = 6;
+    let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).ok();
+    let recorded = root.read_bytes("proc/self/auxv").ok().and_then(|auxv| {
+        auxv.chunks_exact(16)
+            .find(|pair| word(&pair[..8]) == Some(AT_PAGESZ))
+            .and_then(|pair| word(&pair[8..]))
+    });
+    let own = || rustix::param::page_size() as u64;
+    recorded
+        .and_then(|bytes| PageSize::new(bytes).ok())
+        .or_else(|| PageSize::new(own()).ok())
+        .unwrap_or(PageSize::SIZE_4K)
+}
+
+/// Returns the nodes of the host in ascending order; empty on kernels without NUMA.
+///
+/// # Errors
+/// [`FileError`] if the folder exists and cannot be listed.
+pub fn nodes(root: &Root) -> Result<Vec<NodeId>, FileError> {
+    let names = optional(root.list("sys/devices/system/node"))?.unwrap_or_default();
+    let mut nodes: Vec<_> = names
+        .iter()
+        .filter_map(|name| name.strip_prefix("node")?.parse().ok().map(NodeId))
+        .collect();
+    nodes.sort_unstable();
+    Ok(nodes)
+}
+
+/// Parses the size in `hugepages-2048kB`.
+pub fn size_of_folder(name: &str) -> Option<PageSize> {
+    let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
+    let kib: u64 = kib.parse().ok()?;
+    PageSize::new(kib.checked_mul(1024)?).ok()
+}
+
+/// Returns the `hugepages-*kB` folders by size.
+pub fn size_folders(root: &Root, folder: &str) -> Result<BTreeMap<PageSize, String>, FileError> {
+    let names = root.list(folder)?;
+    Ok(names
+        .iter()
+        .filter_map(|name| Some((size_of_folder(name)?, format!("{folder}/{name}"))))
+        .collect())
+}
+
+/// Reads all files with a number in a folder; empty if the folder does not exist.
+pub fn counters(root: &Root, folder: &str) -> Result<BTreeMap<String, u64>, FileError> {
+    let names = optional(root.list(folder))?.unwrap_or_default();
+    names
+        .into_iter()
+        .filter_map(|name| match root.read_u64(format!("{folder}/{name}")) {
+            Ok(value) => Some(Ok((name, value))),
+            Err(FileError::Content { .. }) => None,
+            Err(error) => Some(Err(error)),
+        })
+        .collect()
+}
+
+/// Handles a missing feature's folder. All kernels have its parent: if that is missing too, /sys is
+/// hidden, as in some containers, and the feature is unknown: an error.
+pub fn absent(root: &Root) -> Result<(), FileError> {
+    root.list("sys/kernel/mm").map(drop)
+}
+
+/// Maps a missing file, and so a missing feature, to `None`.
+pub fn optional<T>(result: Result<T, FileError>) -> Result<Option<T>, FileError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_missing() => Ok(None),
+        Err(error) => Err(error),
     }
 }
