@@ -20,12 +20,12 @@ type Table = &'static [(&'static str, &'static [&'static str])];
 /// Modules of the kernel's layer. `calls` are the system calls at the root of the crate.
 const SYS: Table = &[
     ("folios", &["files", "units"]),
-    ("smaps", &["files", "units"]),
+    ("smaps", &["files", "maps", "proc", "units"]),
     ("thp", &["files", "units"]),
     ("files", &["units"]),
     ("ptrace", &["calls"]),
     ("calls", &["proc", "units"]),
-    ("proc", &["maps"]),
+    ("proc", &["maps", "units"]),
     ("maps", &[]),
     ("units", &[]),
 ];
@@ -164,7 +164,7 @@ const PROGRAM_TO_SYS: Table = &[
 /// Dependencies of the command's backend on the kernel's layer.
 const HOST_TO_SYS: Table = &[(
     "kernel",
-    &["calls", "files", "folios", "ptrace", "smaps", "thp"],
+    &["calls", "files", "folios", "proc", "ptrace", "smaps", "thp"],
 )];
 
 /// Dependencies of the Rust library on the inside: safe interfaces.

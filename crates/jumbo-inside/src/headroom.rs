@@ -165,7 +165,8 @@ pub(crate) fn host_memory() -> usize {
 /// Reads MemAvailable of /proc/meminfo (Linux 3.14).
 fn available() -> Option<usize> {
     let mut text = [0u8; MEMINFO_BYTES];
-    kib_field(read(c"/proc/meminfo", &mut text).ok()?, b"MemAvailable:")
+    let bytes = kib_field(read(c"/proc/meminfo", &mut text).ok()?, b"MemAvailable:")?;
+    usize::try_from(bytes.0).ok()
 }
 
 /// Returns the free memory in blocks of at least `bytes`, by /proc/buddyinfo: a first touch of such

@@ -1,10 +1,10 @@
 //! The kernel as jumbo uses it: system calls that rustix lacks or wraps incompletely, one wrapper
-//! each; readers of /proc: [`proc`], [`maps`]; and [`units`]. The code inside programs, the library
+//! each; readers of /proc: [`proc`], [`maps`],
+//! [`smaps`]; and [`units`]. The code inside programs, the library
 //! and the command use it.
 //!
 //! The crate has no standard library and no allocator. With the feature `std` it has the files of a
-//! [`Root`](files::Root), for the library and the command: [`files`], [`thp`], [`smaps`],
-//! [`folios`].
+//! [`Root`](files::Root), for the library and the command: [`files`], [`thp`], [`folios`].
 //!
 //! - [`advise`], [`allows`]: madvise(2), as far as the program's filters allow it; [`discard`].
 //! - [`collapse()`], [`collapse_in`], [`cool_in`]: MADV_COLLAPSE and MADV_COLD, here or elsewhere.
@@ -49,7 +49,6 @@ mod remap;
 mod reserved;
 mod scratch;
 mod signals;
-#[cfg(feature = "std")]
 pub mod smaps;
 mod task;
 #[cfg(feature = "std")]

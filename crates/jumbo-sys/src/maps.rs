@@ -19,6 +19,8 @@ pub struct MapsLine {
     pub start: usize,
     /// End address.
     pub end: usize,
+    /// `r` of the permissions.
+    pub readable: bool,
     /// `w` of the permissions.
     pub writable: bool,
     /// `p` of the permissions: private.
@@ -122,6 +124,19 @@ pub struct Lines {
 }
 
 impl Lines {
+    /// Parses a line, and returns the path at its end; `None` if it lacks a field.
+    pub fn parse(line: &[u8]) -> Option<(MapsLine, &[u8])> {
+        let mut lines = Self::default();
+        let fields = line.iter().take_while(|byte| {
+            let _ = lines.push(**byte);
+            lines.field != Field::Name
+        });
+        let path = line.get(fields.count() + 1..).unwrap_or_default();
+        let is_whole = matches!(lines.field, Field::Inode | Field::Name);
+        let mapping = lines.push(b'\n').filter(|_| is_whole)?;
+        Some((mapping, path.trim_ascii_start()))
+    }
+
     /// Takes the next byte; returns a mapping at the end of a line.
     pub fn push(&mut self, byte: u8) -> Option<MapsLine> {
         if byte == b'\n' {
@@ -132,6 +147,7 @@ impl Lines {
         }
         match (self.field, byte) {
             (Field::Name, _) => self.name(byte),
+            (Field::Permissions, b'r') => self.mapping.readable = true,
             (Field::Permissions, b'w') => self.mapping.writable = true,
             (Field::Permissions, b'p') => self.mapping.private = true,
             (Field::Permissions, b'x') => self.mapping.executable = true,

@@ -1,5 +1,5 @@
 //! Reads /proc with buffers of the caller or on the stack: a short file ([`read`]) and its fields
-//! ([`number`], [`kib_field`]), lines ([`each_line`]), mappings ([`each_mapping`]); and formats
+//! ([`number`], [`kib`], [`kib_field`]), lines ([`each_line`]), mappings ([`each_mapping`]); and formats
 //! paths ([`Path`]).
 
 use core::ffi::CStr;
@@ -10,6 +10,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::{Errno, Result};
 
 use crate::maps::{Lines, MapsLine};
+use crate::units::Bytes;
 
 /// Opens a file for reading.
 ///
@@ -53,11 +54,15 @@ pub fn number(text: &[u8]) -> Option<usize> {
     core::str::from_utf8(&text[..digits]).ok()?.parse().ok()
 }
 
-/// Returns a field in kB of the text of a file, in bytes.
-pub fn kib_field(text: &[u8], key: &[u8]) -> Option<usize> {
+/// Parses a value in the format of smaps, status and meminfo: `    1234 kB`.
+pub fn kib(value: &[u8]) -> Option<Bytes> {
+    number(value).map(|kib| Bytes::from_kib(kib as u64))
+}
+
+/// Returns a field of the text of a file in that format.
+pub fn kib_field(text: &[u8], key: &[u8]) -> Option<Bytes> {
     let mut lines = text.split(|byte| *byte == b'\n');
-    let value = lines.find_map(|line| line.strip_prefix(key))?;
-    number(value)?.checked_mul(1024)
+    lines.find_map(|line| kib(line.strip_prefix(key)?))
 }
 
 /// Calls `each` with every byte of a file until it returns true; false at the end of the file.

@@ -227,7 +227,7 @@ fn room_below_peak() -> Option<isize> {
 fn peak() -> Option<usize> {
     let mut text = [0u8; 2048];
     let text = proc::read(c"/proc/self/status", &mut text).ok()?;
-    proc::kib_field(text, b"VmHWM:")
+    usize::try_from(proc::kib_field(text, b"VmHWM:")?.0).ok()
 }
 
 /// Reports whether the cgroups or the host have little room.

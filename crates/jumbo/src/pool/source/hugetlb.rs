@@ -115,7 +115,7 @@ pub(super) fn host_nodes(root: &Root) -> Result<NodeSet, SetupError> {
 pub(super) fn default_capacity(root: &Root, size: PageSize) -> Result<Pages, SetupError> {
     let file = "proc/meminfo";
     let total = kib_field(&root.read_bytes(file)?, b"MemTotal:");
-    let total = total.ok_or_else(|| root.misread(file, "no `MemTotal:`"))? as u64;
+    let total = total.ok_or_else(|| root.misread(file, "no `MemTotal:`"))?.0;
     let pages = Bytes(total.saturating_mul(WINDOW_PER_MEMORY)).whole_pages(size);
     Ok(Pages(pages.0.max(1)))
 }
