@@ -25,6 +25,8 @@ const SYS: Table = &[
     ("files", &["units"]),
     ("ptrace", &["calls"]),
     ("calls", &["proc", "units"]),
+    ("cgroup", &["proc"]),
+    ("mounts", &[]),
     ("proc", &["maps", "units"]),
     ("maps", &[]),
     ("units", &[]),
@@ -132,7 +134,7 @@ const HOST: Table = &[
 const INSIDE_TO_SYS: Table = &[
     ("density", &["calls", "proc"]),
     ("gather", &["calls", "proc", "units"]),
-    ("headroom", &["calls", "proc"]),
+    ("headroom", &["calls", "cgroup", "proc"]),
     ("heap", &["calls", "proc"]),
     ("keep", &["units"]),
     ("orders", &["units"]),
@@ -164,7 +166,9 @@ const PROGRAM_TO_SYS: Table = &[
 /// Dependencies of the command's backend on the kernel's layer.
 const HOST_TO_SYS: Table = &[(
     "kernel",
-    &["calls", "files", "folios", "proc", "ptrace", "smaps", "thp"],
+    &[
+        "calls", "cgroup", "files", "folios", "mounts", "proc", "ptrace", "smaps", "thp",
+    ],
 )];
 
 /// Dependencies of the Rust library on the inside: safe interfaces.
@@ -189,7 +193,6 @@ const HOST_TO_INSIDE: Table = &[
     ("segments", &["segments", "watch"]),
     ("policy", &["orders"]),
     ("promote", &["orders"]),
-    ("kernel", &["headroom"]),
 ];
 
 /// Modules of the benchmarks in order: tables on top; the engine that starts workers and compares

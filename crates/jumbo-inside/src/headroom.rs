@@ -15,6 +15,7 @@
 
 use core::ffi::CStr;
 
+use jumbo_sys::cgroup::{self, clean_files, with_controller};
 use jumbo_sys::proc::{kib_field, number, read};
 use rustix::io::{Errno, Result};
 
@@ -240,17 +241,13 @@ fn room_of_group(
         let mut text = [0u8; VALUE_BYTES];
         let length = read(name, &mut text)?;
         let text = text.get(..length).ok_or(Errno::IO)?;
-        match text.starts_with(b"max") {
-            true => Ok(usize::MAX),
-            false => number(text).ok_or(Errno::IO),
-        }
+        cgroup::limit(text).ok_or(Errno::IO)
     };
     let mut limit = value(version.limit)?;
     if !version.high.is_empty() {
         limit = limit.min(value(version.high).unwrap_or(usize::MAX));
     }
-    // In v1 no limit is a number near 2^63.
-    if limit >= 1 << 60 {
+    if limit == usize::MAX {
         return Ok(usize::MAX);
     }
     let usage = value(version.usage).map_err(|_| Errno::IO)?;
@@ -286,23 +283,6 @@ fn read_clean_files(read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Option<usi
     let mut text = [0u8; STAT_BYTES];
     let length = read(&mut text).ok()?;
     clean_files(text.get(..length)?)
-}
-
-/// Returns the clean page cache of a group in bytes, by its memory.stat; `None` if unknown.
-pub fn clean_files(text: &[u8]) -> Option<usize> {
-    // The last line may be truncated.
-    let end = text.iter().rposition(|byte| *byte == b'\n')?;
-    let value = |wanted: &[u8]| {
-        let mut lines = text[..end].split(|byte| *byte == b'\n');
-        lines.find_map(|line| number(line.strip_prefix(wanted)?.strip_prefix(b" ")?))
-    };
-    // In v1 only the lines with `total_` include the groups below.
-    let either = |first: &[u8], second: &[u8]| value(first).or_else(|| value(second));
-    let kept = either(b"total_inactive_file", b"inactive_file")?
-        .checked_add(either(b"total_active_file", b"active_file")?)?;
-    let busy = either(b"total_dirty", b"file_dirty")?
-        .checked_add(either(b"total_writeback", b"file_writeback")?)?;
-    Some(kept.saturating_sub(busy))
 }
 
 /// Cgroup of this process for one controller, from /proc/self/cgroup.
@@ -367,27 +347,13 @@ static PIDS: Controller = Controller {
 
 impl<'a> Groups<'a> {
     fn parse(controller: &'static Controller, text: &'a [u8]) -> Option<Self> {
-        let mut found = None;
-        for line in text.split(|byte| *byte == b'\n') {
-            let mut fields = line.splitn(3, |byte| *byte == b':');
-            let (Some(number), Some(controllers), Some(path)) =
-                (fields.next(), fields.next(), fields.next())
-            else {
-                continue;
-            };
-            if controllers
-                .split(|byte| *byte == b',')
-                .any(|name| name == controller.name)
-            {
-                let version = &controller.v1;
-                return Some(Self { version, path });
-            }
-            if number == b"0" && controllers.is_empty() {
-                let version = &controller.v2;
-                found = Some(Self { version, path });
-            }
-        }
-        found
+        let group = with_controller(text, controller.name)?;
+        let version = match group.version {
+            1 => &controller.v1,
+            _ => &controller.v2,
+        };
+        let path = group.path;
+        Some(Self { version, path })
     }
 
     /// Returns the least room of this group and those above it, from files that `read` reads. In a

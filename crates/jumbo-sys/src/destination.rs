@@ -60,18 +60,8 @@ fn has_vma_locks() -> bool {
     static HAS: AtomicU8 = AtomicU8::new(UNKNOWN);
     if HAS.load(Ordering::Relaxed) == UNKNOWN {
         let name = rustix::system::uname();
-        let mut numbers = name
-            .release()
-            .to_bytes()
-            .split(|byte| !byte.is_ascii_digit());
-        let mut number = || {
-            core::str::from_utf8(numbers.next()?)
-                .ok()?
-                .parse::<u32>()
-                .ok()
-        };
-        let version = (number().unwrap_or(0), number().unwrap_or(0));
-        HAS.store((version >= (6, 4)).into(), Ordering::Relaxed);
+        let version = super::version(name.release().to_str().unwrap_or_default());
+        HAS.store((version >= Some((6, 4))).into(), Ordering::Relaxed);
     }
     HAS.load(Ordering::Relaxed) == 1
 }

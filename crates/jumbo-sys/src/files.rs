@@ -254,3 +254,18 @@ pub fn optional<T>(result: Result<T, FileError>) -> Result<Option<T>, FileError>
         Err(error) => Err(error),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_names_its_size() {
+        assert_eq!(
+            size_of_folder("hugepages-1048576kB"),
+            Some(PageSize::SIZE_1G)
+        );
+        assert_eq!(size_of_folder("hugepages-3kB"), None);
+        assert_eq!(size_of_folder("hugepages-2048"), None);
+    }
+}

@@ -1,6 +1,6 @@
 //! The kernel as jumbo uses it: system calls that rustix lacks or wraps incompletely, one wrapper
 //! each; readers of /proc: [`proc`], [`maps`],
-//! [`smaps`]; and [`units`]. The code inside programs, the library
+//! [`smaps`], [`cgroup`], [`mounts`]; and [`units`]. The code inside programs, the library
 //! and the command use it.
 //!
 //! The crate has no standard library and no allocator. With the feature `std` it has the files of a
@@ -31,6 +31,7 @@ mod advice;
 mod anonymous;
 mod apart;
 mod batch;
+pub mod cgroup;
 mod collapse;
 mod copy;
 mod destination;
@@ -39,6 +40,7 @@ pub mod files;
 #[cfg(feature = "std")]
 pub mod folios;
 pub mod maps;
+pub mod mounts;
 mod numa;
 mod pagemap;
 mod pidfd;
@@ -151,6 +153,12 @@ pub fn process() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
+/// Returns the major and minor number of a kernel's release (uname(2)).
+pub fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
 /// Gives the calling thread an empty descriptor table of its own: the thread and the program
 /// neither use nor close each other's descriptors.
 ///
@@ -178,4 +186,16 @@ unsafe fn control<T>(file: &OwnedFd, request: Opcode, structure: &mut T) -> Resu
     let arguments = [file, request as usize, structure, 0, 0, 0];
     // SAFETY: the caller's promise.
     unsafe { self::request(libc::SYS_ioctl, arguments) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::version;
+
+    #[test]
+    fn a_release_begins_with_its_version() {
+        assert_eq!(version("6.18.3-1-generic"), Some((6, 18)));
+        assert_eq!(version("7.3-rc1"), Some((7, 3)));
+        assert_eq!(version("unknown"), None);
+    }
 }

@@ -1,7 +1,7 @@
 //! Access to the kernel: files under /proc and /sys that no other crate reads, and other processes.
 //!
 //! Every path starts at a [`Root`], which tests replace with a folder of their own. This module
-//! uses no mechanism: only units, `jumbo-sys`, and from `jumbo-inside` the reader of cgroup files.
+//! uses no mechanism: only units and `jumbo-sys`.
 //!
 //! - [`memory`], [`pressure`], [`zones`], [`hugetlb`], [`hvo`], [`thp`]: the host. [`cgroup`]: the
 //!   limits on this process. [`balloon`]: free page reporting of a virtual machine.
@@ -38,7 +38,7 @@ pub mod zones;
 
 pub use aside::maps;
 pub use jumbo_sys::files::{FileError, Root, base_page};
-pub use jumbo_sys::{folios, smaps, thp};
+pub use jumbo_sys::{folios, smaps, thp, version};
 pub use probe::{Probe, probe};
 
 use jumbo_sys::files::{absent, nodes, optional, size_folders, size_of_folder};
@@ -51,22 +51,4 @@ use procfs_core::FromRead;
 fn parse<T: FromRead>(root: &Root, relative: &str) -> Result<T, FileError> {
     let bytes = root.read_bytes(relative)?;
     T::from_read(&bytes[..]).map_err(|error| root.misread(relative, error.to_string()))
-}
-
-/// Major and minor number of a kernel's release (uname(2)).
-pub fn version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::version;
-
-    #[test]
-    fn a_release_begins_with_its_version() {
-        assert_eq!(version("6.18.3-1-generic"), Some((6, 18)));
-        assert_eq!(version("7.3-rc1"), Some((7, 3)));
-        assert_eq!(version("unknown"), None);
-    }
 }
