@@ -283,6 +283,10 @@ fn a_table_that_grows_does_not_leave_its_smaller_selves_beside_it() {
         jumbo < plain + MIN_WASTE_BYTES + 4 * MIB,
         "{plain} plain, {jumbo} under jumbo"
     );
+    // Nor do objects find one of 16 MiB beside them.
+    let program = program.arg("objects");
+    let [plain, jumbo] = [program.plain(), program.jumbo()].map(|ran| ran.ok().number("peak"));
+    assert!(jumbo < plain + 12 * MIB, "{plain} plain, {jumbo} objects");
 }
 
 /// `--keep` sets how much freed memory stays: with enough of it a repeated block causes no faults.

@@ -82,12 +82,12 @@ pub fn end() {
 /// the scans may see it.
 pub fn about_to_fill(bytes: usize) {
     crate::slab::about_to_fill(bytes);
-    make_room(bytes);
+    return_memory(|window, leaving| window.about_to_fill(bytes, leaving));
 }
 
 /// Frees retained memory of the window before the slabs grow by `bytes`.
 pub fn make_room(bytes: usize) {
-    return_memory(|window, leaving| window.make_room(bytes, Some(leaving)));
+    return_memory(|window, leaving| window.make_room(bytes, leaving));
 }
 
 /// Notes a writable mapping of the program. Small ones are added up.

@@ -30,13 +30,20 @@ impl BlockWindow {
         keep: usize,
         leaving: Option<&mut PendingFree>,
     ) -> bool {
-        self.purge_pieces(keep, usize::MAX, leaving)
+        self.purge_pieces(keep, usize::MAX, self.is_rest_wanted(), leaving)
     }
 
+    fn is_rest_wanted(&self) -> bool {
+        self.site.backing == Backing::Pool || self.keeps_by_demand()
+    }
+
+    /// Variant of [`BlockWindow::purge`] that frees `pieces` at most; `is_wanted`: no more than
+    /// necessary, since the rest is wanted.
     fn purge_pieces(
         &mut self,
         keep: usize,
         pieces: usize,
+        is_wanted: bool,
         mut leaving: Option<&mut PendingFree>,
     ) -> bool {
         let (before, backing) = (self.dirty, self.site.backing);
@@ -49,8 +56,7 @@ impl BlockWindow {
             };
             let range = self.range(page, pages);
             let mut inner = self.whole_chunks(&range);
-            if backing == Backing::Pool || self.keeps_by_demand() {
-                // No more than necessary: the rest is wanted.
+            if is_wanted {
                 let max = (self.dirty - keep).next_multiple_of(self.pmd);
                 inner.start = inner.start.max(inner.end.saturating_sub(max));
             }
@@ -178,12 +184,12 @@ impl BlockWindow {
     /// Frees a part of what is beyond the bound; reports whether more is left.
     pub(in crate::heap) fn shrink(&mut self, leaving: Option<&mut PendingFree>) -> bool {
         let keep = self.keep();
-        self.purge_pieces(keep, MAX_PIECES, leaving) && self.dirty > keep
+        self.purge_pieces(keep, MAX_PIECES, self.is_rest_wanted(), leaving) && self.dirty > keep
     }
 
     /// Frees memory before the program fills `bytes` elsewhere: as much of what stays by demand,
     /// and most of the rest where that is much.
-    pub(in crate::heap) fn make_room(&mut self, bytes: usize, leaving: Option<&mut PendingFree>) {
+    pub(in crate::heap) fn about_to_fill(&mut self, bytes: usize, leaving: &mut PendingFree) {
         let is_much = bytes >= MIN_FILL_BYTES && self.is_by_demand();
         if !self.keeps_by_demand() && !is_much {
             return;
@@ -193,7 +199,16 @@ impl BlockWindow {
             true => self.keep().min(KEEP_BESIDE_FILL_BYTES),
             false => self.keep(),
         };
-        self.purge(keep, leaving);
+        self.purge(keep, Some(leaving));
+    }
+
+    /// Frees `bytes` for the slabs, which are about to grow beyond their peak by as much.
+    pub(in crate::heap) fn make_room(&mut self, bytes: usize, leaving: &mut PendingFree) {
+        if self.is_by_demand() {
+            self.demand.lower(bytes, self.live + self.dirty);
+            let keep = self.keep().min(self.dirty.saturating_sub(bytes));
+            self.purge_pieces(keep, usize::MAX, true, Some(leaving));
+        }
     }
 
     /// Frees memory that stays by demand before the program may fill `bytes` elsewhere. The next scan
