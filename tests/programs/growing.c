@@ -1,7 +1,8 @@
 /* Four tables in turn, each doubled from 1 to 64 MiB, each time in a new block with the old one
- * freed. With "objects": one table of 32 MiB, and then 64 MiB of objects. Prints the peak of resident
- * memory. */
+ * freed. With "objects" or "mappings": one table of 32 MiB, and then 64 MiB of those. Prints the peak
+ * of resident memory. */
 #include "check.h"
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 static char *grow(size_t end)
@@ -22,14 +23,16 @@ static char *grow(size_t end)
 
 int main(int argc, char **argv)
 {
-    (void)argv;
     char *tables[4];
     for (int i = 0; i < (argc > 1 ? 1 : 4); i++)
         tables[i] = grow(argc > 1 ? 32 * MIB : 64 * MIB);
-    for (size_t i = 0; argc > 1 && i < 64 * MIB / 64; i++) {
-        char *object = malloc(40);
-        CHECK(object != NULL);
-        memset(object, tables[0][0], 40);
+    int is_mapped = argc > 1 && !strcmp(argv[1], "mappings");
+    size_t each = is_mapped ? MIB : 40;
+    for (size_t filled = 0; argc > 1 && filled < 64 * MIB; filled += each) {
+        char *more = is_mapped ? mmap(NULL, each, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+                               : malloc(each);
+        CHECK(more != NULL && more != MAP_FAILED);
+        memset(more, tables[0][0], each);
     }
     struct rusage usage;
     CHECK(getrusage(RUSAGE_SELF, &usage) == 0);

@@ -29,8 +29,8 @@ const INSIDE: Table = &[
     (
         "heap",
         &[
-            "density", "events", "gather", "headroom", "keep", "ledger", "one_page", "orders",
-            "pool", "proc", "sandbox", "slab", "sync", "sys", "watch",
+            "debug", "density", "events", "gather", "headroom", "keep", "ledger", "one_page",
+            "orders", "pool", "proc", "sandbox", "slab", "sync", "sys", "watch",
         ],
     ),
     (
@@ -68,9 +68,11 @@ const INSIDE: Table = &[
     (
         "density",
         &[
-            "events", "headroom", "ledger", "one_page", "orders", "sandbox", "sync", "sys", "watch",
+            "debug", "events", "headroom", "ledger", "one_page", "orders", "sandbox", "sync",
+            "sys", "watch",
         ],
     ),
+    ("debug", &["events", "sandbox", "sync", "sys", "watch"]),
     (
         "watch",
         &[

@@ -15,6 +15,7 @@
 //! - [`shmem`]: shared memory on huge pages.
 //! - [`watch`]: the background scanner, a thread or a process beside the program.
 //! - [`ledger`]: counters of each process, for the launcher.
+//! - [`debug`]: decisions as lines of text.
 //! - [`orders`]: the configuration that the launcher passes in one environment variable.
 //! - [`pool`]: rules of a pool of huge pages, for the heap and for `jumbo::pool`.
 //! - [`headroom`]: memory and tasks that are available. [`sandbox`]: detects a seccomp filter.
@@ -27,6 +28,7 @@
 #![cfg_attr(not(test), no_std)]
 
 pub mod bpf;
+pub mod debug;
 pub mod density;
 pub mod events;
 pub mod gather;

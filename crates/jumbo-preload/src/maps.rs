@@ -4,6 +4,7 @@ use core::ffi::{c_int, c_long, c_uint, c_void};
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use jumbo_inside::debug;
 use jumbo_inside::events::{Mapping, Mechanism as _};
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, maps};
@@ -118,7 +119,11 @@ pub(crate) unsafe fn map(
         All::mapping_at(addr.addr(), len);
         return All::around_change(|| drained(map, request));
     }
-    drained(map, request)
+    let mapped = drained(map, request);
+    if debug::is_due() {
+        on(debug::flush);
+    }
+    mapped
 }
 
 /// Maps memory; if a free is pending, waits for it as needed.

@@ -1,13 +1,14 @@
 //! The constructor: reads the configuration, joins the ledger, starts the mechanisms.
 
 use core::ffi::{CStr, c_char, c_int};
+use core::fmt::Write as _;
 use core::ptr;
 
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, HeapSettings};
 use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, MaxWaste, Orders, PoolOrder};
-use jumbo_inside::{orders, populate, sandbox, shmem, sys, watch};
+use jumbo_inside::{debug, orders, populate, sandbox, shmem, sys, watch};
 use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::environment::{self, Environment};
@@ -37,6 +38,7 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
     if system::auxiliary(libc::AT_SECURE) != Some(0) {
         return;
     }
+    debug::start(environment.value(b"JUMBO_DEBUG"));
     let text = environment.value(Orders::VARIABLE.as_bytes());
     let Some(text) = text.and_then(|value| core::str::from_utf8(value).ok()) else {
         return;
@@ -133,6 +135,9 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
         flags |= flag::THP_DISABLED;
     }
     heap::add_flags(flags);
+    debug::note([flags as usize, 0, 0], |line, [flags, ..]| {
+        write!(line, "started, with flags {flags:#x} (ledger::flag)")
+    });
     // SAFETY: the constructor runs once.
     unsafe { text::start(orders) };
     if let Some(pool) = orders

@@ -3,6 +3,7 @@
 //! A scan advises the blocks that the program is about to fill, and finds those that are full on
 //! base pages: [`dense`] collapses them.
 
+use core::fmt::Write as _;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
@@ -14,6 +15,7 @@ use super::tracked::{
     measure_block, pmd, update,
 };
 use super::{credit, dense, program_break};
+use crate::debug;
 use crate::ledger::stats;
 use crate::sandbox;
 use crate::sync::millis;
@@ -47,7 +49,17 @@ pub(super) fn request_scan() {
 }
 
 /// Leaves waiting blocks on base pages where no thread can scan; without a bound advises them.
-fn without_thread(_why: Without) {
+fn without_thread(why: Without) {
+    debug::note([why as usize, 0, 0], |line, [why, ..]| {
+        let reasons = [
+            "a seccomp filter",
+            "no memory or task is left",
+            "the kernel",
+            "it had to end",
+        ];
+        let why = reasons.get(why).unwrap_or(&"?");
+        write!(line, "nothing scans the memory: {why}")
+    });
     if super::is_bounded() || !sandbox::allows_advice() {
         return;
     }
@@ -247,6 +259,12 @@ impl BlockScan<'_> {
             return first + 1;
         }
         let run = first..end;
+        debug::note(
+            [run.len() * pmd(), first * pmd(), 0],
+            |line, [bytes, at, _]| {
+                write!(line, "ahead of a fill: {bytes} bytes advised at {at:#x}")
+            },
+        );
         count_run(first);
         let answer = advise_blocks(&run);
         stats::advised(run.len() * pmd(), answer.err());

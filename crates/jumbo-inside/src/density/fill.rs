@@ -7,6 +7,7 @@
 //! A block that fills up on base pages is collapsed. A sparse block keeps its charge, so a sparse
 //! program never exceeds the credit.
 
+use core::fmt::Write as _;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
@@ -20,6 +21,7 @@ use super::tracked::{
     BLOCKS, RUN_COUNT, charge, count_run, is_crowded, is_huge, may_measure, measure_block, pmd,
     release, update, withdraw_advice,
 };
+use crate::debug;
 use crate::headroom;
 use crate::ledger::stats;
 use crate::sync::millis;
@@ -139,6 +141,15 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
         count_run(indexes.start);
     }
     track_waiting(advised..indexes.end);
+    debug::note(
+        [(advised - indexes.start) * pmd(), wanted, first],
+        |line, [advised, wanted, at]| {
+            write!(
+                line,
+                "new memory: {advised} of {wanted} bytes advised at {at:#x}"
+            )
+        },
+    );
     update_counters();
     first..advised * pmd()
 }

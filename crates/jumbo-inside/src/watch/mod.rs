@@ -116,6 +116,11 @@ pub fn is_beside() -> bool {
     sibling::exists()
 }
 
+/// Reports whether the caller is that process.
+pub(crate) fn is_caller_beside() -> bool {
+    sibling::is_caller()
+}
+
 /// Has a thread run the jobs from now on: a resource would outlive the program in a process.
 #[cold]
 pub fn refuse_sibling() {

@@ -1,9 +1,11 @@
 //! Retention of freed blocks, and their return to the kernel.
 #![expect(unsafe_code, reason = "frees memory")]
 
+use core::fmt::Write as _;
 use core::ops::Range;
 
 use super::BlockWindow;
+use crate::debug;
 use crate::density;
 use crate::gather::PendingFree;
 use crate::heap::BASE_PAGE;
@@ -79,6 +81,14 @@ impl BlockWindow {
                     break;
                 }
             }
+        }
+        if self.dirty < before {
+            debug::note(
+                [before - self.dirty, self.dirty, 0],
+                |line, [bytes, kept, _]| {
+                    write!(line, "freed blocks: {bytes} bytes returned, {kept} stay")
+                },
+            );
         }
         self.dirty < before
     }
@@ -202,7 +212,7 @@ impl BlockWindow {
         self.purge(keep, Some(leaving));
     }
 
-    /// Frees `bytes` for the slabs, which are about to grow beyond their peak by as much.
+    /// Frees `bytes` for other memory that is about to grow beyond its peak by as much.
     pub(in crate::heap) fn make_room(&mut self, bytes: usize, leaving: &mut PendingFree) {
         if self.is_by_demand() {
             self.demand.lower(bytes, self.live + self.dirty);
