@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use super::blocks::{self, BlockState};
-use super::fill::{read_room, resident_memory, update_counters};
+use super::fill::{read_room, remember, resident_memory, update_counters};
 use super::measure::{Touched, resident};
 use super::tracked::{
     BLOCKS, advise_blocks, advise_huge, bytes, count_run, is_crowded, is_huge, may_measure,
@@ -253,6 +253,7 @@ impl BlockScan<'_> {
                 credit::remove_block(pmd(), pmd());
                 break;
             }
+            remember(end);
             end += 1;
         }
         if end == first {

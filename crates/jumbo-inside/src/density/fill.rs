@@ -15,7 +15,7 @@ use core::time::Duration;
 use super::ahead::request_scan;
 use super::blocks::{self, BlockState};
 use super::credit;
-use super::measure::Touched;
+use super::measure::{Touched, resident};
 use super::table::PAGE_BYTES;
 use super::tracked::{
     BLOCKS, RUN_COUNT, charge, count_run, is_crowded, is_huge, may_measure, measure_block, pmd,
@@ -30,6 +30,8 @@ use crate::{sandbox, sys, watch};
 /// Maximum age of the available memory that was read.
 const MAX_ROOM_AGE: Duration = Duration::from_millis(100);
 const MAX_MEASURED_BLOCKS: usize = 16;
+/// Blocks advised since, after which an untouched one has to make room.
+const PATIENCE: usize = 8;
 /// Sixteenths of a block whose credit [`measure_recent`] does not return.
 const MAX_REST: usize = 2;
 static HAS_READ_ROOM: AtomicBool = AtomicBool::new(false);
@@ -162,7 +164,7 @@ pub(super) fn update_counters() {
 }
 
 /// Adds an advised block to the ring.
-fn remember(block: usize) {
+pub(super) fn remember(block: usize) {
     let place = ADVISED_COUNT.fetch_add(1, Ordering::Relaxed);
     if let Some(recent) = RECENT_BLOCKS.get(place % RECENT_COUNT) {
         recent.store(block, Ordering::Relaxed);
@@ -366,8 +368,11 @@ fn measure_recent() {
         let charge = || BLOCKS.seen(block).state().charge();
         let charged = charge();
         if charged > MAX_REST {
-            measure_block(block);
+            let touched = measure_block(block);
             measured += 1;
+            if touched == Some(Touched::Nothing) && end - place > PATIENCE {
+                take_back(block);
+            }
         }
         // The first block that is still filling is measured again next time. One of which a part stays
         // untouched is left to the thread, or such blocks would soon be all that are measured.
@@ -389,6 +394,26 @@ fn measure_recent() {
     };
     NEXT_SKIPS.store(skips, Ordering::Relaxed);
     SKIPS_LEFT.store(skips, Ordering::Relaxed);
+}
+
+/// Takes the advice of an untouched block back, and with it the charge: later blocks are filled, and
+/// this one may never be.
+fn take_back(block: usize) {
+    if is_crowded() || !sys::allows(libc::MADV_NOHUGEPAGE) {
+        return;
+    }
+    let seen = BLOCKS.seen(block);
+    let range = block * pmd()..(block + 1) * pmd();
+    if withdraw_advice(&range).is_err() {
+        return;
+    }
+    RUN_COUNT.fetch_add(1, Ordering::Relaxed);
+    // Touched before that, it is huge.
+    if resident(range.start, pmd()) == Ok(Some(0)) && update(block, seen, BlockState::Waiting) {
+        debug::note([range.start, 0, 0], |line, [at, ..]| {
+            write!(line, "advice taken back from the untouched block at {at:#x}")
+        });
+    }
 }
 
 /// Counts the charges anew in the child of a fork, before any other use.
