@@ -49,7 +49,8 @@ const INSIDE: Table = &[
     (
         "reaper",
         &[
-            "headroom", "ledger", "one_page", "orders", "proc", "sandbox", "sync", "sys", "watch",
+            "bpf", "headroom", "ledger", "one_page", "orders", "proc", "sandbox", "sync", "sys",
+            "watch",
         ],
     ),
     (
@@ -76,7 +77,7 @@ const INSIDE: Table = &[
     (
         "watch",
         &[
-            "events", "headroom", "one_page", "proc", "sandbox", "standing", "sync", "sys",
+            "bpf", "events", "headroom", "one_page", "proc", "sandbox", "standing", "sync", "sys",
         ],
     ),
     ("standing", &["headroom", "proc", "sys"]),
@@ -91,9 +92,9 @@ const INSIDE: Table = &[
     ("orders", &["keep", "units"]),
     ("keep", &["units"]),
     ("bpf", &[]),
-    ("proc", &[]),
+    ("proc", &["sys"]),
+    ("sys", &["one_page", "sync"]),
     ("sync", &[]),
-    ("sys", &["one_page"]),
     ("units", &[]),
     ("one_page", &[]),
 ];

@@ -15,7 +15,6 @@
 
 use core::ffi::CStr;
 
-use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 
 use crate::sys;
@@ -130,6 +129,15 @@ pub(crate) fn host_room(parts: Parts) -> Option<(usize, usize)> {
     Some((room, parts.of(room, tasks)))
 }
 
+/// Reads all files once, for a process that keeps them ([`sys::keep`]).
+pub(crate) fn read_all() {
+    const ONE: Parts = Parts {
+        least: 1,
+        per_task: 1,
+    };
+    let _ = (group_share(ONE), host_room(ONE), free_in_pieces(1));
+}
+
 /// Reports whether `bytes` can be touched that the program did not touch. On the scanner's stack.
 pub(crate) fn has_room(bytes: usize) -> bool {
     measure(Needed::for_touching(bytes)).is_some_and(|room| room.min() >= bytes)
@@ -227,7 +235,7 @@ fn least(controller: &'static Controller, needed: usize, parts: Option<Parts>) -
         Ok(text) if text.len() == MAX_TEXT_BYTES => return None,
         Ok(text) => text,
         // A kernel without cgroups lacks this file.
-        Err(Errno::NOENT) => return rustix::fs::stat(c"/proc/meminfo").ok().map(|_| usize::MAX),
+        Err(Errno::NOENT) => return sys::open(c"/proc/meminfo").ok().map(|_| usize::MAX),
         Err(_) => return None,
     };
     let groups = Groups::parse(controller, text)?;
@@ -493,8 +501,7 @@ pub(crate) fn number(text: &[u8]) -> Option<usize> {
 }
 
 pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8]> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    let file = sys::open(path)?;
     let mut length = 0;
     loop {
         let more = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut buffer[length..]))?;

@@ -3,16 +3,13 @@
 
 mod maps;
 
+pub(crate) use crate::sys::open;
 pub(crate) use maps::{File, Lines, MapsLine, Name};
 
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::{Errno, Result};
-
-pub(crate) fn open(path: &core::ffi::CStr) -> Result<OwnedFd> {
-    open_at(CWD, path)
-}
 
 pub(crate) fn open_at(folder: impl AsFd, path: &core::ffi::CStr) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
@@ -20,14 +17,14 @@ pub(crate) fn open_at(folder: impl AsFd, path: &core::ffi::CStr) -> Result<Owned
 }
 
 /// Calls `each` with every byte of a file until it returns true; false at the end of the file.
-pub(crate) fn each_byte(file: OwnedFd, each: impl FnMut(u8) -> Result<bool>) -> Result<bool> {
-    each_byte_in(&mut [0u8; 2048], &file, each)
+pub(crate) fn each_byte(file: impl AsFd, each: impl FnMut(u8) -> Result<bool>) -> Result<bool> {
+    each_byte_in(&mut [0u8; 2048], file.as_fd(), each)
 }
 
 /// Variant of [`each_byte`] with a buffer of the caller.
 fn each_byte_in(
     buffer: &mut [u8],
-    file: &OwnedFd,
+    file: BorrowedFd<'_>,
     mut each: impl FnMut(u8) -> Result<bool>,
 ) -> Result<bool> {
     loop {
@@ -48,7 +45,7 @@ fn each_byte_in(
 
 /// Calls `each` with the first 128 bytes of every line of a file until it returns true.
 pub(crate) fn each_line(
-    file: OwnedFd,
+    file: impl AsFd,
     mut each: impl FnMut(&[u8]) -> Result<bool>,
 ) -> Result<bool> {
     let (mut line, mut length) = ([0u8; 128], 0);
@@ -76,7 +73,7 @@ pub(crate) fn each_mapping(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bo
 /// Variant of [`each_mapping`] that takes less stack, and more time.
 pub(crate) fn each_mapping_on_small_stack(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bool> {
     let (mut lines, file) = (Lines::default(), open(c"/proc/self/maps")?);
-    each_byte_in(&mut [0u8; 256], &file, |byte| {
+    each_byte_in(&mut [0u8; 256], file.as_fd(), |byte| {
         Ok(lines.push(byte).is_some_and(|mapping| each(&mapping)))
     })
 }
@@ -94,6 +91,11 @@ impl<const N: usize> Path<N> {
             bytes: [0; N],
             length: 0,
         }
+    }
+
+    /// Returns the text that was written.
+    pub(crate) fn text(&self) -> Option<&str> {
+        core::str::from_utf8(self.bytes.get(..self.length)?).ok()
     }
 
     /// Writes `text`; `None` if it does not fit.

@@ -22,8 +22,6 @@
 use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::{CWD, Mode, OFlags};
-
 use crate::bpf::{self, Call};
 use crate::{headroom, sys};
 
@@ -166,10 +164,7 @@ pub fn inherited() -> Option<u32> {
 }
 
 fn status<'a>(path: &CStr, text: &'a mut [u8; 4096]) -> Option<&'a [u8]> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-    // openat(2), as the dynamic loader: a filter may not allow open(2).
-    let length = rustix::fs::openat(CWD, path, flags, Mode::empty())
-        .and_then(|file| rustix::io::read(&file, &mut *text));
+    let length = sys::open(path).and_then(|file| rustix::io::read(&file, &mut *text));
     text.get(..length.ok()?)
 }
 

@@ -13,10 +13,11 @@
 //! - [`Blocked`]: a guard that blocks signals. [`Apart`]: a stack with room.
 //! - [`Thread`], [`clone3`]: tasks unknown to the C library; [`call`], [`wait`], [`wake`]: their
 //!   system calls. [`stand_back`], [`stay_prompt`], [`leave_descriptors`]: their setup.
+//! - [`open`], [`keep`], [`shut`]: files for reading, and a process that opens no more of them.
 //! - [`has_one_thread`]: whether the program has made none. [`process`]: the caller's ID.
 //!   [`request`]: any other system call.
 //!
-//! The module uses `one_page` alone. Invariant: no call here changes errno.
+//! The module uses `one_page` and `sync`. Invariant: no call here changes errno.
 
 mod advice;
 mod apart;
@@ -24,6 +25,7 @@ mod batch;
 mod collapse;
 mod copy;
 mod destination;
+mod files;
 mod pagemap;
 mod place;
 mod remap;
@@ -38,6 +40,7 @@ pub use batch::{stand_back, stay_prompt};
 pub use collapse::{collapse, collapse_in, cool_in, has_collapse, has_populate};
 pub use copy::{copy_bytes, copy_scattered, copy_words};
 pub use destination::prepare_huge_page;
+pub use files::{File, forget, has_missed, is_shut, keep, open, shut};
 pub use pagemap::{PageState, Pagemap, Pages};
 pub use place::{
     OWN, SLABS, map_anew, map_at, map_own, place_own, reserve, reserve_anywhere, unmap,
@@ -50,7 +53,9 @@ pub use task::{
 };
 pub use vma::{Maps, Vma};
 
-use rustix::fd::{AsRawFd, OwnedFd};
+/// Requests of ioctl(2) that this module makes.
+pub const REQUESTS: [Opcode; 2] = [pagemap::PAGEMAP_SCAN, vma::PROCMAP_QUERY];
+
 use rustix::io::{Errno, Result};
 use rustix::ioctl::Opcode;
 
@@ -146,8 +151,8 @@ pub fn leave_descriptors() -> Result<()> {
 /// # Safety
 /// The request takes a `T`, writes a valid `T`, and nothing else except memory that `T` points to.
 #[expect(unsafe_code, reason = "as above")]
-unsafe fn control<T>(file: &OwnedFd, request: Opcode, structure: &mut T) -> Result<usize> {
-    let file = file.as_raw_fd().unsigned_abs() as usize;
+unsafe fn control<T>(file: &File, request: Opcode, structure: &mut T) -> Result<usize> {
+    let file = files::argument(file);
     let structure = core::ptr::from_mut(structure).expose_provenance();
     let arguments = [file, request as usize, structure, 0, 0, 0];
     // SAFETY: the caller's promise.

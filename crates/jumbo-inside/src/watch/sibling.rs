@@ -8,8 +8,9 @@
 //!   such a wait for any child. [`reap`] waits for it.
 //! - A resource that is bound to the memory (a SysV segment, a lock of a mapped file) would stay until
 //!   it has ended: where there is one, a thread runs the jobs.
-//! - It has a session of its own, no descriptors, and `/` as its working directory ([`begin`]). It
-//!   dumps no core: a debugger's breakpoint in the shared text kills it.
+//! - It has a session of its own, no descriptors but those of `sys::files`, and `/` as its working
+//!   directory ([`begin`]). It dumps no core: a debugger's breakpoint in the shared text kills it.
+//! - It confines itself (`super::confine`).
 //! - The kernel kills it at the end of the program's first thread (PR_SET_PDEATHSIG). After an exec
 //!   it shares the memory with no process, and ends ([`pause`]).
 #![expect(unsafe_code, reason = "system calls that rustix lacks")]
