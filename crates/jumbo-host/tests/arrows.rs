@@ -83,7 +83,7 @@ const INSIDE: Table = &[
     ("standing", &["headroom", "proc", "sys"]),
     (
         "ledger",
-        &["headroom", "one_page", "pool", "sandbox", "sync"],
+        &["headroom", "one_page", "pool", "sandbox", "sync", "sys"],
     ),
     ("pool", &["headroom", "sandbox", "sys"]),
     ("events", &[]),

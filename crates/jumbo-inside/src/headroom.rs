@@ -87,10 +87,10 @@ impl Needed {
     }
 }
 
-/// Measures the headroom; `None` if unknown. The caller holds a lock that delays fork(2), so that
+/// Measures the headroom; `None` if unknown, or behind a filter of the program. The caller holds a lock that delays fork(2), so that
 /// no child inherits the descriptors.
 pub fn headroom(needed: Needed) -> Option<Headroom> {
-    sys::apart(|| measure(needed)).flatten()
+    sys::unfiltered(|| sys::apart(|| measure(needed)).flatten())?
 }
 
 /// Measures on the caller's stack.

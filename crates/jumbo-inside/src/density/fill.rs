@@ -98,7 +98,7 @@ pub(super) fn read_room_now() {
     }
     HAS_READ_ROOM.store(true, Ordering::Relaxed);
     if has_to_read() {
-        sys::apart(credit::read_room);
+        sys::unfiltered(|| sys::apart(credit::read_room));
     }
 }
 
@@ -108,7 +108,8 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     let indexes = indexes(range, is_part);
     let first = indexes.start * pmd();
     // The program may have disabled THP by prctl(2).
-    if indexes.is_empty() || may_measure() && sys::is_without_thp() {
+    let is_off = || may_measure() && sys::is_without_thp();
+    if indexes.is_empty() || sys::guarded(is_off) {
         return first..first;
     }
     let is_first = !HAS_READ_ROOM.load(Ordering::Relaxed);
@@ -117,7 +118,7 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     }
     let wanted = indexes.len() * pmd();
     if credit::remaining() < wanted {
-        sys::apart(measure_recent);
+        sys::guarded(|| sys::apart(measure_recent));
     }
     // One allocation never takes all credit, since it may stay sparse.
     let left = credit::remaining();

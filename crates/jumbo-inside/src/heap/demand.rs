@@ -13,8 +13,8 @@ use super::{BASE_PAGE, HEAP};
 use crate::density;
 use crate::gather::PendingFree;
 use crate::headroom::{self, Needed, headroom};
-use crate::sandbox;
 use crate::watch::{self, Job, Stop, Without};
+use crate::{sandbox, sys};
 
 /// Interval between two scans.
 const SCAN_INTERVAL: Duration = Duration::from_millis(2);
@@ -131,7 +131,8 @@ pub(super) fn made_writable(address: usize, length: usize) {
     let start = address & !(BASE_PAGE - 1);
     let range = start..start + (address - start + length).next_multiple_of(BASE_PAGE);
     return_memory(|window, leaving| {
-        if window.keeps_by_demand() && !density::is_resident(&range, 0) {
+        let is_resident = || density::is_resident(&range, 0);
+        if window.keeps_by_demand() && sys::unfiltered(is_resident) == Some(false) {
             window.make_room_for_now(range.len(), leaving);
         }
     });

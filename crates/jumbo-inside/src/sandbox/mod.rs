@@ -16,6 +16,9 @@
 //! filters that proved harmless; without a launcher the library does. A filter that is harmless to
 //! all calls is ignored: mechanisms handle a failed call as on a kernel without it.
 //!
+//! A filter may be for all threads, and another one may be about to make a call because there was no
+//! filter: both are in a guarded region ([`sys::guarded`]), and [`enter`] waits for its end.
+//!
 //! A forked child inherits filter and result. The parent of a vfork(2) child shares its memory, so
 //! it counts a filter that the child installs. A child of a bare clone(2) looks the same.
 
@@ -35,15 +38,12 @@ crate::one_page! {
 
     /// Filters among them that let a thread block signals and change its alternate stack.
     static LETTING_COUNT: AtomicU32 = AtomicU32::new(0);
-
-    /// 1 if a filter was found at the start.
-    static START_COUNT: AtomicU32 = AtomicU32::new(0);
 }
 
 /// Reports whether a filter was installed after the start. An earlier one, of a container, let the
 /// dynamic loader open and read files; a later one may not.
 pub fn is_entered_later() -> bool {
-    FILTER_COUNT.load(Ordering::Acquire) != START_COUNT.load(Ordering::Acquire)
+    sys::is_filtered()
 }
 
 /// Reports whether a filter is in force or being installed.
@@ -68,10 +68,13 @@ pub fn allows_advice() -> bool {
 #[must_use]
 pub struct Entering(());
 
-/// Records that a filter is about to be installed.
+/// Records that a filter is about to be installed. Waits for other threads that make calls of jumbo
+/// because there was none ([`sys::guarded`]).
 pub fn enter() -> Entering {
     sys::block();
     FILTER_COUNT.fetch_add(1, Ordering::AcqRel);
+    sys::mark_filter();
+    sys::wait_for_guarded();
     Entering(())
 }
 
@@ -79,6 +82,7 @@ impl Entering {
     /// Records that the kernel refused the filter.
     pub fn refused(self) {
         FILTER_COUNT.fetch_sub(1, Ordering::AcqRel);
+        sys::unmark_filter();
         sys::unblock();
     }
 
@@ -137,7 +141,6 @@ pub fn detect(tried: u32, launched_under: u32, is_container: bool) {
         return;
     }
     FILTER_COUNT.fetch_add(1, Ordering::AcqRel);
-    START_COUNT.store(1, Ordering::Release);
     match answer {
         // Only the usual advice was tried alone.
         Answer::Advice => sys::forbid_unless(|advice| sys::USUAL.contains(&advice)),

@@ -4,6 +4,7 @@
 //! - [`advise`], [`allows`]: madvise(2), as far as the program's filters allow it; [`discard`].
 //! - [`collapse()`], [`collapse_in`], [`cool_in`]: MADV_COLLAPSE and MADV_COLD, here or elsewhere.
 //!   [`prepare_huge_page`]: for a collapse.
+//! - [`guarded`], [`unfiltered`]: calls that a filter of another thread waits for.
 //! - [`Maps`], [`Vma`]: the mapping of an address. [`Pagemap`], [`Pages`], [`PageState`]: its
 //!   pages.
 //! - [`map_at`], [`reserve`], [`reserve_anywhere`], [`unmap`]: mappings that replace none.
@@ -26,6 +27,7 @@ mod collapse;
 mod copy;
 mod destination;
 mod files;
+mod guard;
 mod pagemap;
 mod place;
 mod remap;
@@ -41,6 +43,7 @@ pub use collapse::{collapse, collapse_in, cool_in, has_collapse, has_populate};
 pub use copy::{copy_bytes, copy_scattered, copy_words};
 pub use destination::prepare_huge_page;
 pub use files::{File, forget, has_missed, is_shut, keep, open, shut};
+pub use guard::{guarded, is_filtered, mark_filter, unfiltered, unmark_filter, wait_for_guarded};
 pub use pagemap::{PageState, Pagemap, Pages};
 pub use place::{
     OWN, SLABS, map_anew, map_at, map_own, place_own, reserve, reserve_anywhere, unmap,

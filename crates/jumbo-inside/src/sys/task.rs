@@ -258,6 +258,9 @@ pub fn has_one_thread() -> bool {
 /// Records the start of a process whose threads are seen from now on: of a program, which may have
 /// made some already, or of a fork's child.
 pub fn note_one_thread(is_forked: bool) {
+    if is_forked {
+        super::guard::forked();
+    }
     let before = if is_forked { SEVERAL } else { UNKNOWN };
     let relaxed = Ordering::Relaxed;
     let _ = THREADS.compare_exchange(before, ONE, relaxed, relaxed);

@@ -308,6 +308,10 @@ pub(crate) fn begin(job: &'static Job, wait: Duration) {
 }
 
 fn make() {
+    sys::guarded(make_unless_filtered);
+}
+
+fn make_unless_filtered() {
     if sandbox::is_entered() {
         return report_absence(Without::Filter);
     }

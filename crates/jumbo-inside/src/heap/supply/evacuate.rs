@@ -232,7 +232,7 @@ impl PageSupply {
         // Without /proc (missing, or a filter of the program) the C library's threads count. A
         // thread about to be created is the first: an earlier one would have moved the pages.
         let made = before != Before::Thread && self.moves.threaded.load(Ordering::Relaxed);
-        let seen = (!sandbox::is_entered_later()).then(proc::is_alone);
+        let seen = sys::unfiltered(proc::is_alone);
         seen.flatten().unwrap_or(!made)
     }
 }

@@ -6,7 +6,6 @@ use core::ops::Range;
 
 use super::BlockWindow;
 use crate::debug;
-use crate::density;
 use crate::gather::PendingFree;
 use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
@@ -14,6 +13,7 @@ use crate::heap::demand;
 use crate::heap::extents::State;
 use crate::heap::supply::SUPPLY;
 use crate::sync::{millis, now};
+use crate::{density, sys};
 
 /// Freed memory that is kept while the program fills other memory.
 const KEEP_BESIDE_FILL_BYTES: usize = 4 << 20;
@@ -247,7 +247,8 @@ impl BlockWindow {
         self.checks += 1;
         let random = density::hash(self.checks);
         self.check_after = random % MAX_UNCHECKED_BYTES;
-        if !density::is_filled(&self.range(page, pages), random >> 32) {
+        let range = self.range(page, pages);
+        if sys::unfiltered(|| density::is_filled(&range, random >> 32)) == Some(false) {
             self.demand.end_for_sparse(millis(now()));
         }
     }
