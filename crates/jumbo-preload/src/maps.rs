@@ -597,13 +597,17 @@ pub(crate) fn lock(
 
 /// io_uring_register(2), by its number: liburing makes its calls in machine code.
 pub(crate) fn register<T>(
+    ring: c_int,
     operation: c_uint,
     vectors: *const c_void,
     count: c_uint,
     call: impl FnOnce() -> T,
 ) -> T {
-    match operation {
-        REGISTER_BUFFERS => on(|| populate::register(vectors.addr(), count as usize, call)),
+    let count = count as usize;
+    match (usize::try_from(ring), operation) {
+        (Ok(ring), REGISTER_BUFFERS) => {
+            on(|| populate::register(ring, vectors.addr(), count, call))
+        }
         _ => call(),
     }
 }
