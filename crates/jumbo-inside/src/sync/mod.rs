@@ -26,6 +26,8 @@ pub trait Platform: Debug {
     type Word: Word;
     /// Spins on a taken lock before sleeping.
     const MAX_SPINS: u32;
+    /// Time of a sleep after which a lock counts as abandoned; `None`: never.
+    const MAX_SLEEP: Option<Duration>;
     /// Returns the identity of this thread: the lowest bit is clear, the next one set. Unique among
     /// live threads, except as [`Lock`] states.
     fn me() -> u32;
@@ -55,6 +57,8 @@ impl Platform for Linux {
     type Word = AtomicU32;
     /// About the length of the shortest critical section.
     const MAX_SPINS: u32 = 200;
+    /// Locks are held for microseconds, and while a page fault waits for compaction or swap.
+    const MAX_SLEEP: Option<Duration> = Some(Duration::from_secs(2));
 
     fn me() -> u32 {
         // Thread control blocks are aligned to 64 bytes.
@@ -74,6 +78,7 @@ pub struct Apart;
 impl Platform for Apart {
     type Word = &'static AtomicU32;
     const MAX_SPINS: u32 = Linux::MAX_SPINS;
+    const MAX_SLEEP: Option<Duration> = Linux::MAX_SLEEP;
 
     fn me() -> u32 {
         Linux::me()
