@@ -22,7 +22,7 @@ use rustix::thread::{
 
 use crate::headroom::number;
 use crate::proc::{Path, each_byte, each_line, open};
-use crate::sys::{leave_descriptors, process};
+use crate::sys::{is_shut, leave_descriptors, process};
 
 /// Lines of /proc/PID/status that must agree; proc_pid_status(5).
 const STATUS_KEYS: [&[u8]; 8] = [
@@ -107,7 +107,7 @@ pub(crate) fn compare() -> Leader {
 
 /// Comparison of a process beside the program with its parent, the program.
 ///
-/// The process compares namespaces and root at its start alone: those of a process that may use
+/// Once confined the process compares neither namespaces nor root: those of a process that may use
 /// capabilities can only be read with these in effect.
 #[derive(Debug)]
 pub(crate) struct Beside {
@@ -149,8 +149,11 @@ impl Beside {
     }
 
     /// Compares user, privileges, filters and control groups, and copies the CPU affinity. It reads
-    /// files that [`Beside::begin`] has read.
+    /// files that [`Beside::begin`] has read. A process that is not confined compares all.
     pub(crate) fn compare(&self) -> Leader {
+        if !is_shut() {
+            return Self::begin(self.program).map_or_else(|leader| leader, |_| Leader::Same);
+        }
         let own = place(OWN).map(|place| Standing {
             is_zombie: false,
             attributes: self.attributes,

@@ -149,7 +149,8 @@ impl Filter {
     }
 }
 
-/// Confines the calling process, which keeps the files that it opens. Without seccomp (seccomp(2),
+/// Confines the calling process, which keeps the files that it opens; those beyond RLIMIT_NOFILE count as
+/// unreadable, and so as no room. Without seccomp (seccomp(2),
 /// Linux 3.17, CONFIG_SECCOMP_FILTER) it stays as it is.
 pub(super) fn confine() {
     for file in FILES {

@@ -18,7 +18,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
-use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, kill_process, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, getrlimit, kill_process, setrlimit};
 
 use super::{MAKER_PROCESS, OUTLIVES, Outlives, THREAD, WAKE_WORD};
 use crate::proc::{children_change_namespace, is_alone};
@@ -98,6 +98,10 @@ pub(super) fn begin() -> bool {
         maximum: Some(1),
     };
     let _ = setrlimit(Resource::Core, none);
+    // Files are kept open: as many as the program may have at most.
+    let mut files = getrlimit(Resource::Nofile);
+    files.current = files.maximum;
+    let _ = setrlimit(Resource::Nofile, files);
     let killed = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
     killed.is_ok() && parent == MAKER_PROCESS.load(Ordering::Relaxed)
