@@ -210,6 +210,17 @@ fn the_statistics_of_malloc_count_the_blocks_of_the_library() {
     assert!(ran.stderr.contains("jumbo:\nsystem bytes"), "{ran:?}");
 }
 
+/// A thread that is killed keeps its locks, and a child of vfork(2) goes on with the memory.
+#[test]
+fn a_vfork_child_that_outlives_its_parent_waits_for_no_lock_of_it() {
+    let files = compile(&[Source::C("vforks_on", &["-pthread"])]);
+    let ran = Program::new(files.path("vforks_on"))
+        .arg("200")
+        .jumbo()
+        .ok();
+    assert_eq!(ran.stdout, "lost 0\n", "{ran:?}");
+}
+
 /// A write into a freed object has no effect: nothing of the heap is in there.
 #[test]
 fn a_write_into_a_freed_object_does_not_choose_what_malloc_returns() {

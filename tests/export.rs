@@ -261,12 +261,14 @@ fn prometheus_scrapes_and_knows_the_rules() {
     let config = folder.path().join("prometheus.yml");
     let text = format!(
         "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n\
-         rule_files: [{}]\n\
-         scrape_configs:\n  - job_name: jumbo\n    static_configs: [{{targets: ['{address}']}}]\n",
+         rule_files: [{}]\n{}",
         packaging("prometheus/jumbo.rules.yml")
             .canonicalize()
             .unwrap()
-            .display()
+            .display(),
+        fs::read_to_string(packaging("prometheus/jumbo.scrape.yml"))
+            .unwrap()
+            .replace("127.0.0.1:9841", &address)
     );
     fs::write(&config, text).unwrap();
     // Probably still free: Prometheus does not report a port that it chose itself.

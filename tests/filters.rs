@@ -192,3 +192,14 @@ fn an_inherited_filter_is_asked_and_obeyed() {
         }
     }
 }
+
+/// One thread installs a filter on all, while another one is in calls for which jumbo makes others.
+#[test]
+fn a_filter_for_all_threads_meets_no_call_of_jumbo() {
+    let files = compile(&[Source::C("filters_all", &["-pthread", "-O2"])]);
+    let program = Program::new(files.path("filters_all")).args(["300"]);
+    for options in sample(WAYS, 3) {
+        let ran = program.jumbo_with(options).ok();
+        assert_eq!(ran.stdout, "bad 0\n", "{options:?}");
+    }
+}

@@ -190,3 +190,56 @@ fn no_thread_keeps_a_user_or_cpus_that_the_program_left_by_a_bare_system_call() 
         assert!(ran.stdout.contains("left behind 0\n"), "{change}: {ran:?}");
     }
 }
+
+/// The process that scans the memory has root's user after the program has dropped it by a bare
+/// system call, until its next comparison. Code that the program puts into it can use no call of
+/// root's.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_program_that_dropped_root_gains_nothing_by_the_process_beside_it() {
+    let Some(_held) = host::with_thp().filter(|_| host::root()) else {
+        return;
+    };
+    let files = compile(&[Source::C("escalate", &[])]);
+    let attack = |name: &str| {
+        let program = Program::new(files.path("escalate"))
+            .args(["watch", name])
+            .installed();
+        let ran = program.jumbo_with(&["--reaper=off"]).ok();
+        assert_ne!(ran.number("ran"), 0, "{name}: {ran:?}");
+        assert_eq!(ran.number("returned"), 1, "{name}: {ran:?}");
+        ran.number("refused")
+    };
+    // A permitted call, as proof that results are visible.
+    assert_eq!(attack("futex"), 0);
+    for name in [
+        "openat",
+        "open",
+        "kill",
+        "tgkill",
+        "ptrace",
+        "socket",
+        "execve",
+        "fork",
+        "clone",
+        "clone3",
+        "setuid",
+        "mprotect",
+        "mremap",
+        "process_vm_readv",
+        "prctl",
+        "dumpable",
+        "unshare-user",
+        "setns",
+        "bpf",
+        "pidfd_open",
+        "io_uring_setup",
+        "unlink",
+        "mount",
+        "keyctl",
+        "rt_sigaction",
+        "x32",
+    ] {
+        assert_eq!(attack(name), 1, "{name} was answered");
+    }
+}

@@ -1,6 +1,7 @@
 //! Tests of `jumbo run` itself: the program behaves as without it, whatever it does and however it
 //! ends.
 
+use std::fs;
 use std::process::Command;
 
 use rustix::process::Signal;
@@ -386,6 +387,46 @@ fn the_launcher_makes_few_system_calls() {
 }
 
 /// The kernel's policy is set for the program, and a refusal ends the command before it.
+/// `JUMBO_DEBUG`: by a file, and by a descriptor of the program.
+#[test]
+fn decisions_are_lines_for_a_bug_report() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("growing", &[])]);
+    let program = Program::new(files.path("growing"));
+    let lines = files.path("lines");
+    let to_file = program.clone().env("JUMBO_DEBUG", lines.to_str().unwrap());
+    to_file.jumbo().ok();
+    let text = fs::read_to_string(&lines).unwrap();
+    let to_stderr = program
+        .clone()
+        .env("JUMBO_DEBUG", "2")
+        .jumbo_with(&["-q"])
+        .ok();
+    for text in [&text, &to_stderr.stderr] {
+        for words in [
+            "program: started",
+            "program: new memory: ",
+            "program: freed blocks: ",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        assert!(
+            text.lines().all(|line| line.starts_with("jumbo[")),
+            "{text}"
+        );
+    }
+    // A file behind a link of somebody is left as it is.
+    std::os::unix::fs::symlink(&lines, files.path("link")).unwrap();
+    let link = files.path("link");
+    program
+        .env("JUMBO_DEBUG", link.to_str().unwrap())
+        .jumbo()
+        .ok();
+    assert_eq!(fs::read_to_string(&lines).unwrap(), text);
+}
+
 #[test]
 fn a_program_can_be_spared_huge_pages() {
     let enabled = |mode: &str| {

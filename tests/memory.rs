@@ -283,6 +283,15 @@ fn a_table_that_grows_does_not_leave_its_smaller_selves_beside_it() {
         jumbo < plain + MIN_WASTE_BYTES + 4 * MIB,
         "{plain} plain, {jumbo} under jumbo"
     );
+    // Nor does other memory find one of 16 MiB beside it.
+    for beside in ["objects", "mappings"] {
+        let program = program.clone().arg(beside);
+        let [plain, jumbo] = [program.plain(), program.jumbo()].map(|ran| ran.ok().number("peak"));
+        assert!(
+            jumbo < plain + 12 * MIB,
+            "{plain} plain, {jumbo} with {beside}"
+        );
+    }
 }
 
 /// `--keep` sets how much freed memory stays: with enough of it a repeated block causes no faults.

@@ -75,3 +75,15 @@ fn a_limit_of_locked_memory_holds() {
         assert_eq!(populated, 0.0, "{how}");
     }
 }
+
+/// What the kernel refuses at once makes no memory resident.
+#[test]
+fn a_refused_registration_with_a_ring_populates_nothing() {
+    let files = compile(&[Source::C("refused_ring", &[])]);
+    let program = Program::new(files.path("refused_ring"));
+    let plain = program.plain();
+    if plain.shell_status() == 77 {
+        return crate::support::skip("no io_uring here");
+    }
+    assert_eq!(plain.ok().stdout, program.jumbo().ok().stdout);
+}

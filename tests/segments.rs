@@ -269,18 +269,25 @@ fn a_program_that_lives_gets_its_text_moved_and_no_thread_stays() {
     // Not at the start: a short program pays nothing.
     let ran = program.clone().arg("tell").jumbo_with(&[]).ok();
     assert!(ran.stdout.contains("huge 0 "), "{ran:?}");
-    let (ran, report) = program.clone().args(["burn", "60"]).reported_with(&[]);
-    let text = ran.ok().stdout;
-    assert!(text.contains("memfd:jumbo-text:text"), "{text}");
-    assert_eq!(report.at("/obtained/text/rung"), "shared");
-    let (ran, _) = program.clone().args(["fork", "60"]).reported_with(&[]);
+    let nobody = program.clone().unprivileged();
+    // With privilege when the program next maps memory.
+    for program in [
+        nobody.clone().args(["burn", "60"]),
+        program.clone().args(["burn", "60", "maps"]),
+    ] {
+        let (ran, report) = program.reported_with(&[]);
+        let text = ran.ok().stdout;
+        assert!(text.contains("memfd:jumbo-text:text"), "{text}");
+        assert_eq!(report.at("/obtained/text/rung"), "shared");
+    }
+    let (ran, _) = nobody.clone().args(["fork", "60"]).reported_with(&[]);
     let text = ran.ok().stdout;
     assert!(
         text.contains("children 0") && text.contains("memfd:jumbo-text"),
         "{text}"
     );
     // Descriptors and exit status are as in plain.
-    let ran = program.clone().args(["lowest", "60"]).jumbo_with(&[]).ok();
+    let ran = nobody.args(["lowest", "60"]).jumbo_with(&[]).ok();
     assert!(
         ran.stdout.contains("others 0\n") && ran.stdout.contains("memfd:jumbo-text"),
         "{ran:?}"

@@ -52,7 +52,7 @@ static int on_pool(int val, const char *argument, int remote);
 
 static struct spank_option jumbo_option = {
 	.name = "jumbo", .arginfo = "PROFILE",
-	.usage = "Run the job's programs on huge pages, by a profile of `jumbo run --profile`",
+	.usage = "Run the job's programs on huge pages; =PROFILE may be left out: `jumbo run --profile`",
 	.has_arg = 2, .cb = on_jumbo,
 };
 static struct spank_option pool_option = {
@@ -231,7 +231,7 @@ int slurm_spank_init_post_opt(spank_t sp, int ac, char **av)
 			 2 * asked, why);
 	else if (fields < 3)
 		snprintf(pool_note, sizeof pool_note, "no pool for --jumbo-pool: %s",
-			 pool_max(ac, av) ? "the prolog made none" : "plugstack.conf has no pool_max=SIZE");
+			 pool_max(ac, av) ? "the prolog made none; hint: slurmd reads plugstack.conf when it starts" : "plugstack.conf has no pool_max=SIZE");
 	return ESPANK_SUCCESS;
 }
 

@@ -1,9 +1,11 @@
 /*
- * A program that attacks its reaper, which shares its memory, to exceed its own rights.
+ * A program that attacks its reaper, or the process that scans its memory, to exceed its own rights:
+ * both share its memory.
  *
  *   escalate dumpable         prints whether it is dumpable, at its start and after it has dropped root
  *   escalate handler          installs signal handlers, and prints how often they ran
  *   escalate attack CALL      drops root by bare calls, installs a filter, rewrites and wakes the reaper
+ *   escalate watch CALL       drops root by bare calls, and rewrites the scanner
  *   escalate change CALL MIB  uses MIB, changes its user by CALL, and requests 256 MiB more
  */
 #include "check.h"
@@ -128,7 +130,7 @@ static int handler(void)
 static struct {
     long number, arguments[6];
 } chosen;
-static _Atomic long ran, returned, reaper;
+static _Atomic long ran, returned, refused, reaper;
 
 static inline long by_hand(long number, long a, long b, long c, long d, long e, long f)
 {
@@ -190,7 +192,7 @@ __attribute__((noreturn, force_align_arg_pointer)) static void attack(void)
             by_hand(SYS_exit_group, 0, 0, 0, 0, 0, 0);
     }
     long answer = by_hand(chosen.number, a[0], a[1], a[2], a[3], a[4], a[5]);
-    (void)answer;
+    refused = answer == -EPERM;
     returned = 1;
     for (;;)
         by_hand(SYS_exit_group, 0, 0, 0, 0, 0, 0);
@@ -253,26 +255,29 @@ static void rewrite(unsigned char *start, unsigned char *end)
         end[(long)at - 12] = jump[at];
 }
 
-static int attacking(const char *name)
+static void choose(const char *name)
 {
     unsigned at = 0;
     while (strcmp(calls[at].name, name) != 0)
         CHECK(++at < sizeof calls / sizeof *calls);
     chosen.number = calls[at].number;
     memcpy(chosen.arguments, calls[at].arguments, sizeof chosen.arguments);
-    int *word;
-    CHECK(prctl(40 /* PR_GET_TID_ADDRESS */, &word) == 0);
-    /* Bare calls, as in other runtimes: the C library's functions would end the reaper. */
+}
+
+/* Drops root by bare calls, as in other runtimes: the C library's functions would end the reaper. */
+static void drop_root_barely(void)
+{
     if (geteuid() == 0)
         CHECK(by_hand(SYS_setresgid, NOBODY, NOBODY, NOBODY, 0, 0, 0) == 0 &&
               by_hand(SYS_setresuid, NOBODY, NOBODY, NOBODY, 0, 0, 0) == 0);
-    CHECK(prctl(PR_SET_DUMPABLE, 1) == 0);
-    install_filter(SYS_kill, SECCOMP_RET_ERRNO | EPERM);
-    CHECK(kill(getppid(), 0) == -1 && open(path, O_RDONLY) == -1);
+}
 
-    /* The reaper is the process of that name that maps the library; finds the library's text: */
-    unsigned char *start[8], *end[8];
-    unsigned parts = 0;
+/* The library's text. */
+static unsigned char *start[8], *end[8];
+static unsigned parts;
+
+static void find_library(void)
+{
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512];
     while (maps && fgets(line, sizeof line, maps)) {
@@ -286,16 +291,12 @@ static int attacking(const char *name)
     }
     CHECK(maps && parts > 0);
     fclose(maps);
-    printf("ready\n");
-    fflush(stdout);
-    char number[32] = "";
-    CHECK(fgets(number, sizeof number, stdin));
-    reaper = atol(number);
+}
 
-    /* An expected result comes, however busy the host is. */
-    int max_rounds = !strcmp(name, "futex") || !strcmp(name, "counted-threads") ? 10000 : 50;
-
-    /* From here on nothing may call interposed functions. */
+/* Replaces the library by jumps to `attack`, wakes the waiters of a word, and prints what came of it.
+ * From here on nothing may call interposed functions. */
+__attribute__((noreturn)) static void take_over(int *word, int max_rounds)
+{
     for (unsigned part = 0; part < parts; part++) {
         unsigned long length = (unsigned long)(end[part] - start[part]);
         long answer = by_hand(SYS_mprotect, (long)start[part], (long)length,
@@ -311,14 +312,75 @@ static int attacking(const char *name)
         by_hand(SYS_nanosleep, (long)&moment, 0, 0, 0, 0, 0);
     for (int round = 0; round < max_rounds && !returned; round++)
         by_hand(SYS_nanosleep, (long)&moment, 0, 0, 0, 0, 0);
-    char out[] = "ran=0000000000 returned=0\n";
+    char out[] = "ran=0000000000 returned=0 refused=0\n";
     long digits = ran;
     for (char *digit = out + 13; digit >= out + 4; digit--, digits /= 10)
         *digit = (char)('0' + digits % 10);
     out[24] = (char)('0' + returned);
+    out[34] = (char)('0' + refused);
     by_hand(SYS_write, 1, (long)out, sizeof out - 1, 0, 0, 0);
     for (;;)
         by_hand(SYS_exit_group, 0, 0, 0, 0, 0, 0);
+}
+
+static int attacking(const char *name)
+{
+    choose(name);
+    int *word;
+    CHECK(prctl(40 /* PR_GET_TID_ADDRESS */, &word) == 0);
+    drop_root_barely();
+    CHECK(prctl(PR_SET_DUMPABLE, 1) == 0);
+    install_filter(SYS_kill, SECCOMP_RET_ERRNO | EPERM);
+    CHECK(kill(getppid(), 0) == -1 && open(path, O_RDONLY) == -1);
+
+    /* The reaper is the process of that name that maps the library. */
+    find_library();
+    printf("ready\n");
+    fflush(stdout);
+    char number[32] = "";
+    CHECK(fgets(number, sizeof number, stdin));
+    reaper = atol(number);
+
+    /* An expected result comes, however busy the host is. */
+    take_over(word, !strcmp(name, "futex") || !strcmp(name, "counted-threads") ? 10000 : 50);
+}
+
+/* Touches memory, which is scanned, and returns the process that does. */
+static long scanner(void)
+{
+    const size_t bytes = 256 * MIB;
+    char path[64], name[32] = "", *memory =
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    int child = 0, scans = 0;
+    /* Some scans come first: then it has settled. */
+    for (size_t round = 0; round < 3000 && scans < 30; round++) {
+        for (size_t at = 0; at < MIB; at += 4 * KIB)
+            memory[(round * MIB + at) % bytes] = 1;
+        usleep(10000);
+        snprintf(path, sizeof path, "/proc/self/task/%d/children", getpid());
+        FILE *children = fopen(path, "r");
+        int found = children ? fscanf(children, "%d", &child) : 0;
+        if (children)
+            fclose(children);
+        snprintf(path, sizeof path, "/proc/%d/comm", child);
+        FILE *comm = found == 1 ? fopen(path, "r") : NULL;
+        scans += comm && fgets(name, sizeof name, comm) && !strcmp(name, "jumbo-watch\n");
+        if (comm)
+            fclose(comm);
+    }
+    return scans ? child : 0;
+}
+
+static int attacking_scanner(const char *name)
+{
+    static int word;
+    choose(name);
+    find_library();
+    reaper = scanner();
+    CHECK(reaper != 0);
+    drop_root_barely();
+    take_over(&word, 10000);
 }
 
 #else
@@ -326,6 +388,11 @@ static int attacking(const char *name)
 {
     (void)name;
     return 77;
+}
+
+static int attacking_scanner(const char *name)
+{
+    return attacking(name);
 }
 #endif
 
@@ -338,5 +405,5 @@ int main(int argc, char **argv)
         return handler();
     if (!strcmp(argv[1], "change"))
         return change(argv[2], (size_t)atol(argv[3]));
-    return attacking(argv[2]);
+    return strcmp(argv[1], "watch") ? attacking(argv[2]) : attacking_scanner(argv[2]);
 }

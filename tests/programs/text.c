@@ -109,7 +109,10 @@ int main(int count, char **arguments) {
     } else if (!strcmp(what, "burn")) {
         // Until the text is huge and its mover has finished, or for this CPU time in seconds.
         double most = atof(arguments[2]);
-        while (used() < most && (!huge(functions + 32 * COUNT, NULL) || threads() > 1)) all();
+        while (used() < most && (!huge(functions + 32 * COUNT, NULL) || threads() > 1)) {
+            all();
+            if (count > 3) munmap(mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), 4096);
+        }
         tell();
         printf("threads %d\n", threads());
     } else if (!strcmp(what, "lowest")) {

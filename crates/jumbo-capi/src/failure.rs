@@ -12,6 +12,8 @@ use jumbo::pool::{self, SetupError};
 use jumbo::{FileError, gather, shmem};
 use rustix::io::Errno;
 
+use crate::gate;
+
 thread_local! {
     static MESSAGE: RefCell<CString> = RefCell::default();
 }
@@ -42,7 +44,8 @@ pub(crate) fn call<T>(failed: T, body: impl FnOnce() -> Outcome<T>) -> T {
         let message = "a defect of libjumbo, whose message is on stderr";
         Err(Failure::new(Errno::NOTRECOVERABLE, message))
     };
-    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(panicked);
+    let passed = || gate::pass(body);
+    let outcome = catch_unwind(AssertUnwindSafe(passed)).unwrap_or_else(panicked);
     outcome.unwrap_or_else(|failure| {
         note(&failure.message);
         // SAFETY: the C library's errno of this thread. Last: the lines above may change it.

@@ -21,6 +21,7 @@
 
 mod failure;
 mod file;
+mod gate;
 mod pool;
 mod ranges;
 mod region;

@@ -339,7 +339,7 @@ fn take_held(handle: &Handle, count: u64) -> Outcome<(Held, *mut c_void)> {
             match count {
                 _ if count > left.0 => Err(lack()),
                 1 => all.take().map(one).ok_or_else(lack),
-                _ => several(all.split_off(Pages(count)).into_region(Populate::UpFront)?),
+                _ => several(all.take_region(Pages(count), Populate::UpFront)?),
             }
         }
         _ if count == 1 => Ok(one(pool.take()?)),

@@ -154,6 +154,14 @@ fn bad_input_is_an_error() {
     }
 }
 
+/// Not under valgrind or AddressSanitizer, which need addresses.
+#[test]
+fn a_limit_of_addresses_and_a_fork_lose_nothing() {
+    if let Some(program) = build("tests/programs/process.c", &[]) {
+        has(Some(run(&[program.to_str().unwrap()])), &["as it was"]);
+    }
+}
+
 #[test]
 fn the_static_library_links() {
     let (Some(_), Some(_), Some(cc)) = (

@@ -176,7 +176,50 @@ fn what_generate_makes_is_shown_and_removed_again() {
         let record = host(0).with_file_name("folders");
         let noted = fs::read_to_string(&record).unwrap();
         fs::write(&record, format!("{}\n{noted}", old.display())).unwrap();
-        stdout(folder, &format!("cdi remove --dir {dir}"));
+        // A container that was made with a device looks its name up again.
+        let engines = folder.join("engines");
+        fs::create_dir(&engines).unwrap();
+        let podman = engines.join("podman");
+        let device =
+            r#"[{"Config": {"CreateCommand": ["--device", "jumbo.dev/memory=node"]}}, {}]"#;
+        let script = format!("#!/bin/sh\n[ $1 = ps ] && echo a b || echo '{device}'\n");
+        fs::write(&podman, script).unwrap();
+        fs::set_permissions(&podman, fs::Permissions::from_mode(0o755)).unwrap();
+        let remove = |options: &str| {
+            let path = format!("PATH={}:$PATH", engines.display());
+            let words = format!("cdi remove --dir {dir} {options}");
+            let script = format!("{path} exec {} {words}", env!("CARGO_BIN_EXE_jumbo"));
+            let shell = Command::new("sh")
+                .args(["-c", &script])
+                .current_dir(folder)
+                .output();
+            shell.unwrap()
+        };
+        let refused = remove("");
+        let error = String::from_utf8(refused.stderr).unwrap();
+        assert!(
+            error.contains("podman has 1 container") && error.contains("hint: --keep-names"),
+            "{error}"
+        );
+        assert!(remove("--keep-names").status.success());
+        let left: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        assert_eq!(left["devices"].as_array().unwrap().len(), devices.len());
+        assert_eq!(left["containerEdits"]["mounts"], Value::Array(Vec::new()));
+        let shown = jumbo(folder, &format!("cdi show --dir {dir}"));
+        let shown = String::from_utf8(shown.stderr).unwrap();
+        assert!(shown.contains("only the names"), "{shown}");
+        stdout(folder, &format!("cdi generate --dir {dir}"));
+        assert_eq!(fs::read_to_string(&file).unwrap(), text);
+        assert!(remove("--force").status.success());
+        fs::remove_dir_all(&engines).unwrap();
+        // The folder of the names may be of others by now.
+        let own = folder.join(dir).parent().unwrap().to_owned();
+        for left in [&folder.join(dir), &own]
+            .into_iter()
+            .filter(|left| !before.contains(left))
+        {
+            fs::remove_dir(left).unwrap();
+        }
         assert_eq!(names(folder), before);
         stdout(folder, &format!("cdi remove --dir {dir}"));
         assert_eq!(

@@ -24,10 +24,10 @@ const SYS: Table = &[
     ("thp", &["files", "units"]),
     ("files", &["units"]),
     ("ptrace", &["calls"]),
-    ("calls", &["proc", "units"]),
     ("cgroup", &["proc"]),
     ("mounts", &[]),
-    ("proc", &["maps", "units"]),
+    ("proc", &["calls", "maps", "units"]),
+    ("calls", &["units"]),
     ("maps", &[]),
     ("units", &[]),
 ];
@@ -42,8 +42,8 @@ const INSIDE: Table = &[
     (
         "heap",
         &[
-            "density", "events", "gather", "headroom", "keep", "ledger", "one_page", "orders",
-            "pool", "sandbox", "slab", "sync", "watch",
+            "debug", "density", "events", "gather", "headroom", "keep", "ledger", "one_page",
+            "orders", "pool", "sandbox", "slab", "sync", "watch",
         ],
     ),
     (
@@ -60,7 +60,7 @@ const INSIDE: Table = &[
     (
         "reaper",
         &[
-            "headroom", "ledger", "one_page", "orders", "sandbox", "sync", "watch",
+            "bpf", "headroom", "ledger", "one_page", "orders", "sandbox", "sync", "watch",
         ],
     ),
     (
@@ -73,19 +73,21 @@ const INSIDE: Table = &[
     (
         "gather",
         &[
-            "events", "headroom", "ledger", "one_page", "sandbox", "sync", "threads",
+            "events", "headroom", "ledger", "one_page", "sandbox", "sync",
         ],
     ),
     (
         "density",
         &[
-            "events", "headroom", "ledger", "one_page", "orders", "sandbox", "sync", "watch",
+            "debug", "events", "headroom", "ledger", "one_page", "orders", "sandbox", "sync",
+            "watch",
         ],
     ),
+    ("debug", &["events", "sandbox", "sync", "watch"]),
     (
         "watch",
         &[
-            "events", "headroom", "one_page", "sandbox", "standing", "sync", "threads",
+            "bpf", "events", "headroom", "one_page", "sandbox", "standing", "sync",
         ],
     ),
     ("standing", &[]),
@@ -98,7 +100,6 @@ const INSIDE: Table = &[
     ("keep", &[]),
     ("bpf", &[]),
     ("sync", &[]),
-    ("threads", &["one_page"]),
     ("one_page", &[]),
 ];
 
@@ -148,7 +149,9 @@ const INSIDE_TO_SYS: Table = &[
     ("slab", &["calls"]),
     ("standing", &["calls", "proc"]),
     ("watch", &["calls", "proc"]),
-    ("ledger", &["proc"]),
+    ("ledger", &["calls", "proc"]),
+    ("debug", &["calls"]),
+    ("sync", &["calls"]),
 ];
 
 /// Dependencies of the Rust library on the kernel's layer.

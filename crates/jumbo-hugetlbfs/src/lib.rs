@@ -126,17 +126,22 @@ pub extern "C" fn hugetlbfs_find_path_for_size(bytes: c_long) -> *const c_char {
     answer(ptr::null(), found.map(CStr::as_ptr))
 }
 
+/// Creates a file of the program, which its children inherit, as libhugetlbfs's from mkstemp(3).
+fn of_program(size: PageSize) -> Result<std::os::fd::OwnedFd> {
+    mounts::unlinked(size, true)
+}
+
 /// hugetlbfs_unlinked_fd(3): a new file of huge pages without a name, of the caller; -1 on failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn hugetlbfs_unlinked_fd() -> c_int {
-    let file = sizes::default().and_then(mounts::unlinked);
+    let file = sizes::default().and_then(of_program);
     answer(-1, file.map(std::os::fd::IntoRawFd::into_raw_fd))
 }
 
 /// hugetlbfs_unlinked_fd_for_size(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn hugetlbfs_unlinked_fd_for_size(bytes: c_long) -> c_int {
-    let file = size(bytes).and_then(mounts::unlinked);
+    let file = size(bytes).and_then(of_program);
     answer(-1, file.map(std::os::fd::IntoRawFd::into_raw_fd))
 }
 

@@ -64,7 +64,7 @@ pub(crate) fn pages(length: usize) -> Result<*mut c_void> {
 fn huge(length: usize) -> Result<(*mut c_void, usize)> {
     let size = sizes::default()?;
     let length = whole(length, size)?;
-    let file = mounts::unlinked(size)?;
+    let file = mounts::unlinked(size, false)?;
     let mut flags = MapFlags::PRIVATE;
     if settings().no_reserve {
         flags |= MapFlags::NORESERVE;

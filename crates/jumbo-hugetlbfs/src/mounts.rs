@@ -69,24 +69,41 @@ fn of_table(table: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// Creates a file of huge pages without a name: a memfd, which needs no mount, or with HUGETLB_PATH
-/// one there, within the limits of that mount. Children of execve(2) inherit it.
+/// one there, within the limits of that mount. `is_inherited`: children of execve(2) have it, too.
 ///
 /// # Errors
 /// ENOENT for HUGETLB_PATH without such pages; those of memfd_create(2) and open(2).
-pub(crate) fn unlinked(size: PageSize) -> Result<OwnedFd> {
+pub(crate) fn unlinked(size: PageSize, is_inherited: bool) -> Result<OwnedFd> {
+    let (closed, closed_memory) = match is_inherited {
+        true => (OFlags::empty(), MemfdFlags::empty()),
+        false => (OFlags::CLOEXEC, MemfdFlags::CLOEXEC),
+    };
     if settings().path.is_some() {
         let mode = Mode::RUSR | Mode::WUSR;
-        return open(find(size)?, OFlags::TMPFILE | OFlags::RDWR, mode);
+        return open(find(size)?, OFlags::TMPFILE | OFlags::RDWR | closed, mode);
     }
     // MFD_HUGE_*: the binary logarithm of the size, from this bit on (<linux/memfd.h>).
     const SIZE_SHIFT: u32 = 26;
     let log2 = MemfdFlags::from_bits_retain(size.bytes().trailing_zeros() << SIZE_SHIFT);
-    memfd_create(c"libhugetlbfs", MemfdFlags::HUGETLB | log2)
+    let flags = MemfdFlags::HUGETLB | log2 | closed_memory;
+    memfd_create(c"libhugetlbfs", flags)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_file_for_the_program_is_inherited() {
+        let size = PageSize::new(2 << 20).unwrap();
+        for is_inherited in [true, false] {
+            let Ok(file) = unlinked(size, is_inherited) else {
+                return eprintln!("skipped: no hugetlb pages of {size}");
+            };
+            let flags = rustix::io::fcntl_getfd(&file).unwrap();
+            assert_eq!(flags.is_empty(), is_inherited);
+        }
+    }
 
     #[test]
     fn a_mount_after_a_long_line_is_found() {

@@ -1,10 +1,12 @@
 //! Evaluation of seccomp filters: [`allows`], by an interpreter of classic BPF as in seccomp(2).
+//! Steps of jumbo's own filters: [`load`], [`equal`], [`answer`] and others.
 //!
 //! A program passes its filter to jumbo before the kernel installs it. So jumbo finds out which of
 //! its system calls the filter allows without making one. [`crate::sandbox`] uses it. Pure: no
 //! system call, no memory of its own.
 
 type Instruction = libc::sock_filter;
+pub(crate) use libc::sock_filter as Step;
 
 /// Maximum length of a filter: BPF_MAXINSNS.
 const MAX_INSTRUCTIONS: usize = 4096;
@@ -22,9 +24,9 @@ pub struct Call {
 }
 
 #[cfg(target_arch = "x86_64")]
-const ARCHITECTURE: u32 = 0xc000_003e;
+pub(crate) const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
-const ARCHITECTURE: u32 = 0xc000_00b7;
+pub(crate) const ARCHITECTURE: u32 = 0xc000_00b7;
 
 impl Call {
     /// Creates a native call by code at address `instruction`.
@@ -54,6 +56,62 @@ impl Call {
             _ => None,
         }
     }
+}
+
+pub(crate) const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
+pub(crate) const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+
+// Offsets in `struct seccomp_data`: the number, the architecture, the halves of each argument.
+pub(crate) const AT_NUMBER: u32 = 0;
+pub(crate) const AT_ARCHITECTURE: u32 = 4;
+pub(crate) const fn low(argument: u32) -> u32 {
+    16 + 8 * argument
+}
+pub(crate) const fn high(argument: u32) -> u32 {
+    low(argument) + 4
+}
+
+pub(crate) const fn load(offset: u32) -> Step {
+    step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0)
+}
+pub(crate) const fn answer(action: u32) -> Step {
+    step(libc::BPF_RET | libc::BPF_K, action, 0, 0)
+}
+/// Skips `then` steps if the loaded word is `value`, else `other` steps.
+pub(crate) const fn equal(value: u32, then: u8, other: u8) -> Step {
+    test(libc::BPF_JEQ, value, then, other)
+}
+/// Variant of [`equal`] for a word above `value`.
+pub(crate) const fn greater(value: u32, then: u8, other: u8) -> Step {
+    test(libc::BPF_JGT, value, then, other)
+}
+/// Variant of [`equal`] for a word that has one of these bits.
+pub(crate) const fn has(bits: u32, then: u8, other: u8) -> Step {
+    test(libc::BPF_JSET, bits, then, other)
+}
+const fn test(kind: u32, k: u32, then: u8, other: u8) -> Step {
+    step(libc::BPF_JMP | kind | libc::BPF_K, k, then, other)
+}
+#[expect(clippy::cast_possible_truncation, reason = "codes have 8 bits")]
+const fn step(code: u32, k: u32, jt: u8, jf: u8) -> Step {
+    Step {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    }
+}
+/// Skips `otherwise` steps unless the loaded word is the number of this call.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "numbers of system calls are small"
+)]
+pub(crate) const fn call(number: libc::c_long, otherwise: u8) -> Step {
+    equal(number as u32, 0, otherwise)
+}
+pub(crate) const fn number(value: i32) -> u32 {
+    value.cast_unsigned()
 }
 
 /// Reports whether a call is harmless under a filter: it passes, fails with an errno, or is logged.
@@ -147,12 +205,6 @@ fn evaluate(filter: &[Instruction], call: &Call) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const fn step(code: u32, k: u32, jt: u8, jf: u8) -> Instruction {
-        #[expect(clippy::cast_possible_truncation, reason = "codes have 16 bits")]
-        let code = code as u16;
-        Instruction { code, jt, jf, k }
-    }
 
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     const RETURN: u32 = libc::BPF_RET | libc::BPF_K;

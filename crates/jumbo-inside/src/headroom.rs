@@ -87,17 +87,17 @@ impl Needed {
     }
 }
 
-/// Measures the headroom; `None` if unknown. The caller holds a lock that delays fork(2), so that
+/// Measures the headroom; `None` if unknown, or behind a filter of the program. The caller holds a lock that delays fork(2), so that
 /// no child inherits the descriptors.
 pub fn headroom(needed: Needed) -> Option<Headroom> {
-    jumbo_sys::apart(|| measure(needed)).flatten()
+    jumbo_sys::unfiltered(|| jumbo_sys::apart(|| measure(needed)).flatten())?
 }
 
 /// Measures on the caller's stack.
 fn measure(needed: Needed) -> Option<Headroom> {
     Some(Headroom {
         host: free(needed.host).or_else(available)?,
-        group: room(&MEMORY, needed.group)?,
+        group: least(&MEMORY, needed.group, None)?,
     })
 }
 
@@ -127,6 +127,15 @@ pub(crate) fn host_room(parts: Parts) -> Option<(usize, usize)> {
     let room = available()?;
     let tasks = rustix::system::sysinfo().procs.into();
     Some((room, parts.of(room, tasks)))
+}
+
+/// Reads all files once, for a process that keeps them ([`sys::keep`]).
+pub(crate) fn read_all() {
+    const ONE: Parts = Parts {
+        least: 1,
+        per_task: 1,
+    };
+    let _ = (group_share(ONE), host_room(ONE), free_in_pieces(1));
 }
 
 /// Reports whether `bytes` can be touched that the program did not touch. On the scanner's stack.
@@ -204,12 +213,7 @@ pub(crate) fn has_tasks() -> bool {
 
 /// Returns the tasks that the pids cgroups still allow; `usize::MAX`: no limit, `None`: unknown.
 pub fn tasks() -> Option<usize> {
-    room(&PIDS, 0)
-}
-
-/// Returns the room of the cgroups of this process, up to the root.
-fn room(controller: &'static Controller, needed: usize) -> Option<usize> {
-    least(controller, needed, None)
+    least(&PIDS, 0, None)
 }
 
 /// Returns the least room of the cgroups of this process, or the least part of it.
@@ -220,7 +224,7 @@ fn least(controller: &'static Controller, needed: usize, parts: Option<Parts>) -
         Ok(text) if text.len() == MAX_TEXT_BYTES => return None,
         Ok(text) => text,
         // A kernel without cgroups lacks this file.
-        Err(Errno::NOENT) => return rustix::fs::stat(c"/proc/meminfo").ok().map(|_| usize::MAX),
+        Err(Errno::NOENT) => return jumbo_sys::open(c"/proc/meminfo").ok().map(|_| usize::MAX),
         Err(_) => return None,
     };
     let groups = Groups::parse(controller, text)?;

@@ -15,18 +15,20 @@
 //! - [`shmem`]: shared memory on huge pages.
 //! - [`watch`]: the background scanner, a thread or a process beside the program.
 //! - [`ledger`]: counters of each process, for the launcher.
+//! - [`debug`]: decisions as lines of text.
 //! - [`orders`]: the configuration that the launcher passes in one environment variable.
 //! - [`pool`]: rules of a pool of huge pages, for the heap and for `jumbo::pool`.
 //! - [`headroom`]: memory and tasks that are available. [`sandbox`]: detects a seccomp filter.
 //!   [`bpf`]: evaluates one.
-//! - [`sync`]: locks. [`threads`]: whether the program has made one.
+//! - Locks: [`sync`].
 //!
-//! The crate `jumbo-sys` has the system calls and the units. The public interface is the crate `jumbo`. Functions here that take addresses are `unsafe` where
-//! the caller must keep a promise.
+//! The crate `jumbo-sys` has the system calls and the units. The public interface is the crate
+//! `jumbo`. Functions here that take addresses are `unsafe` where the caller must keep a promise.
 
 #![cfg_attr(not(test), no_std)]
 
 pub mod bpf;
+pub mod debug;
 pub mod density;
 pub mod events;
 pub mod gather;
@@ -47,5 +49,6 @@ pub mod shmem;
 pub mod slab;
 mod standing;
 pub mod sync;
-pub mod threads;
 pub mod watch;
+
+pub use jumbo_sys::one_page;

@@ -489,37 +489,56 @@ pub fn lock_all<T>(flags: i32, call: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Makes io_uring_register(2) by `call`, after several threads have populated its buffers: `count`
-/// iovecs at `vectors`. Adjacent buffers are one range. The kernel populates up to the buffer that
-/// exceeds RLIMIT_MEMLOCK.
-pub fn register<T>(vectors: usize, count: usize, call: impl FnOnce() -> T) -> T {
-    /// Maximum number of buffers of a ring: IORING_MAX_REG_BUFFERS (io_uring/rsrc.h).
-    const MAX_BUFFERS: usize = 1 << 14;
+/// Makes io_uring_register(2) of `ring` by `call`, after several threads have populated its buffers:
+/// `count` iovecs at `vectors`. Adjacent buffers are one range. The kernel populates up to the buffer
+/// that exceeds RLIMIT_MEMLOCK, or that it refuses.
+pub fn register<T>(ring: usize, vectors: usize, count: usize, call: impl FnOnce() -> T) -> T {
     const BATCH: usize = 32;
-    if count > MAX_BUFFERS || !concerns(usize::MAX) {
+    if !concerns(usize::MAX) || sys::unfiltered(|| takes_buffers(ring, count)) != Some(true) {
         return call();
     }
-    let mut left = pinnable_bytes();
+    let mut left = sys::unfiltered(pinnable_bytes).unwrap_or(0);
     let mut range = 0..0;
-    for first in (0..count).step_by(BATCH) {
+    'all: for first in (0..count).step_by(BATCH) {
         let mut words = [0; 2 * BATCH];
         let at = vectors.wrapping_add(first * 2 * size_of::<usize>());
         let wanted = 2 * BATCH.min(count - first);
         let words = words.get_mut(..wanted).unwrap_or_default();
-        if sys::copy_words(at, words) != Ok(wanted) {
+        if sys::unfiltered(|| sys::copy_words(at, words)) != Some(Ok(wanted)) {
             break;
         }
         for vector in words.chunks_exact(2) {
-            let &[start, length] = vector else { continue };
-            if start != range.end {
-                left = register_range(&range, left);
-                range = start..start;
+            match *vector {
+                // An empty slot, Linux 5.13.
+                [0, 0] => continue,
+                [start, length @ 1..=MAX_BUFFER_BYTES] if start != 0 => {
+                    if start != range.end {
+                        left = register_range(&range, left);
+                        range = start..start;
+                    }
+                    range.end = range.end.saturating_add(length);
+                }
+                // EFAULT: those before it are resident.
+                _ => break 'all,
             }
-            range.end = range.end.saturating_add(length);
         }
     }
     register_range(&range, left);
     call()
+}
+
+/// Maximum size of a buffer of a ring (io_uring/rsrc.c).
+const MAX_BUFFER_BYTES: usize = 1 << 30;
+
+/// Reports whether a file is a ring that takes `count` buffers now: the kernel then reads the iovecs,
+/// here at an address that no process has.
+fn takes_buffers(ring: usize, count: usize) -> bool {
+    /// IORING_REGISTER_BUFFERS (linux/io_uring.h), Linux 5.1.
+    const REGISTER_BUFFERS: usize = 0;
+    let nowhere = usize::MAX & !(rustix::param::page_size() - 1);
+    let arguments = [ring, REGISTER_BUFFERS, nowhere, count, 0, 0];
+    // SAFETY: the kernel registers nothing.
+    unsafe { sys::request(libc::SYS_io_uring_register, arguments) == Err(Errno::FAULT) }
 }
 
 /// Returns the bytes that this process may pin. RLIMIT_MEMLOCK, getrlimit(2).
@@ -539,7 +558,7 @@ fn register_range(range: &Range<usize>, left: usize) -> usize {
         let page = rustix::param::page_size();
         let end = range.end.checked_next_multiple_of(page);
         let range = range.start & !(page - 1)..end.unwrap_or(range.end);
-        if is_uniform(&range) {
+        if sys::unfiltered(|| is_uniform(&range)) == Some(true) {
             mapping(range.start, range.len());
         }
     }

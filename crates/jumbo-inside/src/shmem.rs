@@ -28,7 +28,7 @@ use crate::orders::{Mode as _, Orders, ShmMode};
 use crate::pool::populate;
 use crate::{heap, sandbox};
 use jumbo_sys::proc::is_alone;
-use jumbo_sys::unmap;
+use jumbo_sys::{self as sys, unmap};
 
 pub use density::leave;
 
@@ -117,8 +117,13 @@ fn is_allocated(stat: &Stat) -> bool {
 /// Notes that the program is about to allocate memory of a file (fallocate(2)): it is charged to this
 /// process. A heap in a memfd is allocated before it is mapped.
 pub fn allocating(file: BorrowedFd<'_>) {
-    let is_covered = MIN_BYTES.load(Ordering::Relaxed) != usize::MAX && !sandbox::is_entered();
-    if !is_covered || rustix::fs::fcntl_get_seals(file).is_err() {
+    if MIN_BYTES.load(Ordering::Relaxed) != usize::MAX {
+        sys::guarded(|| note_allocated(file));
+    }
+}
+
+fn note_allocated(file: BorrowedFd<'_>) {
+    if sandbox::is_entered() || rustix::fs::fcntl_get_seals(file).is_err() {
         return;
     }
     if let Ok(stat) = rustix::fs::fstat(file)
@@ -138,6 +143,10 @@ pub fn allocating(file: BorrowedFd<'_>) {
 /// Only memfds and files on tmpfs and hugetlbfs have seals: no other file system is queried,
 /// because it may not reply.
 pub fn inspect(file: BorrowedFd<'_>, offset: usize, length: usize) -> Option<SharedMapping> {
+    sys::guarded(|| inspect_now(file, offset, length))
+}
+
+fn inspect_now(file: BorrowedFd<'_>, offset: usize, length: usize) -> Option<SharedMapping> {
     if sandbox::is_entered() || rustix::fs::fcntl_get_seals(file).is_err() {
         return None;
     }
@@ -156,7 +165,7 @@ pub fn inspect(file: BorrowedFd<'_>, offset: usize, length: usize) -> Option<Sha
 /// Reports whether a file is neither a memfd nor on tmpfs or hugetlbfs; false under a seccomp filter,
 /// as for [`inspect`].
 pub fn is_on_disk(file: BorrowedFd<'_>) -> bool {
-    !sandbox::is_entered() && rustix::fs::fcntl_get_seals(file).is_err()
+    sys::guarded(|| !sandbox::is_entered() && rustix::fs::fcntl_get_seals(file).is_err())
 }
 
 /// Returns an address hint for mmap(2) at which PMDs can map `length` bytes of a file at `offset`.
@@ -171,7 +180,11 @@ pub fn address_hint(length: usize, offset: usize) -> Option<usize> {
 ///
 /// Populates it at once: a cgroup's hugetlb limit would cause a SIGBUS later.
 pub fn map_hugetlb(length: usize) -> Option<usize> {
-    if mode() != ShmMode::Hugetlb || sandbox::is_entered() {
+    (mode() == ShmMode::Hugetlb).then(|| sys::guarded(|| map_on_hugetlb(length)))?
+}
+
+fn map_on_hugetlb(length: usize) -> Option<usize> {
+    if sandbox::is_entered() {
         return None;
     }
     let pmd = MIN_BYTES.load(Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! Comparison of jumbo's threads with the program's first thread: [`begin`], [`compare`].
+//! Comparison of jumbo's threads with the program's first thread: [`begin`], [`compare`]; of a
+//! process beside the program with it: [`Beside`].
 //!
 //! Credentials, namespaces and CPUs are attributes of a thread. The C library changes them in all
 //! threads that it knows, after jumbo's threads have exited. A bare system call changes the calling
@@ -9,17 +10,18 @@
 //! ones: otherwise a process of the same user without them could attach by ptrace(2), and reach the
 //! program's memory.
 
+use core::ffi::CStr;
+
 use rustix::fd::AsFd;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
-use rustix::io::Result;
+use rustix::io::{Errno, Result};
 use rustix::process::{Pid, geteuid};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, sched_getaffinity, sched_setaffinity,
     set_capabilities,
 };
 
-use jumbo_sys::proc::{Path, each_byte, number, open_at};
-use jumbo_sys::{leave_descriptors, process};
+use jumbo_sys::proc::{Path, each_byte, each_line, number, open};
+use jumbo_sys::{is_shut, leave_descriptors, process};
 
 /// Lines of /proc/PID/status that must agree; proc_pid_status(5).
 const STATUS_KEYS: [&[u8]; 8] = [
@@ -35,14 +37,14 @@ const STATUS_KEYS: [&[u8]; 8] = [
     b"CapBnd:",
 ];
 /// Namespaces that must agree; namespaces(7).
-const NAMESPACES: [&core::ffi::CStr; 7] = [
-    c"ns/cgroup",
-    c"ns/ipc",
-    c"ns/mnt",
-    c"ns/net",
-    c"ns/pid",
-    c"ns/user",
-    c"ns/uts",
+const NAMESPACES: [&str; 7] = [
+    "ns/cgroup",
+    "ns/ipc",
+    "ns/mnt",
+    "ns/net",
+    "ns/pid",
+    "ns/user",
+    "ns/uts",
 ];
 
 /// Result of comparing a thread of jumbo with the program's first thread.
@@ -59,7 +61,7 @@ pub(crate) enum Leader {
 }
 
 /// Initializes a thread of jumbo: no effective capability (capset(2), Linux 2.2), no descriptors.
-pub(crate) fn begin(name: &core::ffi::CStr) -> Result<()> {
+pub(crate) fn begin(name: &CStr) -> Result<()> {
     set_effective(false);
     let _ = rustix::thread::set_name(name);
     leave_descriptors()
@@ -94,26 +96,85 @@ pub(crate) fn is_privileged() -> bool {
 
 /// Compares the calling thread with the first one, and copies its CPU affinity.
 pub(crate) fn compare() -> Leader {
-    compare_with(process(), false)
+    let [leader, own] = ["/proc/self", "/proc/thread-self"].map(|folder| {
+        let mut standing = standing(folder, false)?;
+        standing.attributes = standing.attributes.wrapping_mul(31) ^ namespaces(folder);
+        Ok(standing)
+    });
+    judge(leader, own, process())
 }
 
-/// Variant of [`compare`] for a process beside the program, its parent.
-pub(crate) fn compare_beside(program: i32) -> Leader {
-    compare_with(program, true)
+/// Comparison of a process beside the program with its parent, the program.
+///
+/// Once confined the process compares neither namespaces nor root: those of a process that may use
+/// capabilities can only be read with these in effect.
+#[derive(Debug)]
+pub(crate) struct Beside {
+    program: i32,
+    /// Folder of the parent, by its number in the PID namespace of /proc.
+    folder: Path<32>,
+    /// Attributes of the process before it confined itself.
+    attributes: u64,
 }
 
-fn compare_with(program: i32, is_beside: bool) -> Leader {
-    let leader = || match is_beside {
-        true => with_capabilities(parent_standing),
-        false => standing(c"/proc/self", false),
-    };
-    let (Ok(leader), Ok(own)) = (leader(), standing(c"/proc/thread-self", is_beside)) else {
+impl Beside {
+    /// Compares all attributes.
+    ///
+    /// # Errors
+    /// The attributes differ.
+    pub(crate) fn begin(program: i32) -> core::result::Result<Self, Leader> {
+        let mut beside = Self {
+            program,
+            folder: Path::EMPTY,
+            attributes: 0,
+        };
+        let mut compared = || {
+            let _ = beside.folder.write(format_args!("/proc/{}", parent()?));
+            let folder = beside.folder.text().ok_or(Errno::NAMETOOLONG)?;
+            let read = |folder| Ok((standing(folder, true)?, namespaces(folder), root(folder)?));
+            let (leader, theirs, their_root) = with_capabilities(|| read(folder))?;
+            let (own, spaces, own_root) = read(OWN)?;
+            beside.attributes = own.attributes;
+            Ok::<_, Errno>(match judge(Ok(leader), Ok(own), program) {
+                Leader::Same if theirs != spaces => Leader::Different,
+                Leader::Same if their_root != own_root => Leader::Elsewhere,
+                leader => leader,
+            })
+        };
+        match compared() {
+            Ok(Leader::Same) => Ok(beside),
+            other => Err(other.unwrap_or(Leader::Different)),
+        }
+    }
+
+    /// Compares user, privileges, filters and control groups, and copies the CPU affinity. It reads
+    /// files that [`Beside::begin`] has read. A process that is not confined compares all.
+    pub(crate) fn compare(&self) -> Leader {
+        if !is_shut() {
+            return Self::begin(self.program).map_or_else(|leader| leader, |_| Leader::Same);
+        }
+        let own = place(OWN).map(|place| Standing {
+            is_zombie: false,
+            attributes: self.attributes,
+            place,
+        });
+        let leader = self.folder.text().ok_or(Errno::NAMETOOLONG);
+        let leader = leader.and_then(|folder| standing(folder, true));
+        judge(leader, own, self.program)
+    }
+}
+
+/// Folder of the calling thread.
+const OWN: &str = "/proc/thread-self";
+
+fn judge(leader: Result<Standing>, own: Result<Standing>, program: i32) -> Leader {
+    let (Ok(leader), Ok(own)) = (leader, own) else {
         return Leader::Different;
     };
     if leader.is_zombie {
         return Leader::Gone;
     }
-    if leader.hash != own.hash {
+    if leader.attributes != own.attributes {
         return Leader::Different;
     }
     if leader.place != own.place {
@@ -130,11 +191,11 @@ fn compare_with(program: i32, is_beside: bool) -> Leader {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct ThreadStatus {
+struct Standing {
     is_zombie: bool,
-    /// Hash of the status lines and namespaces.
-    hash: u64,
-    /// Hash of the control groups and the root, which threads of a process share.
+    /// Hash of the status lines and the profile.
+    attributes: u64,
+    /// Hash of the control groups, which threads of a process share.
     place: u64,
 }
 
@@ -144,57 +205,73 @@ const fn mix(hash: u64, byte: u8) -> u64 {
 }
 const FNV_OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// Returns the status of the parent, by its number in the PID namespace of /proc.
-fn parent_standing() -> Result<ThreadStatus> {
+/// Returns the number of the parent in the PID namespace of /proc.
+fn parent() -> Result<usize> {
     let mut parent = 0;
-    jumbo_sys::proc::each_line(jumbo_sys::proc::open(c"/proc/self/status")?, |line| {
+    each_line(open(c"/proc/self/status")?, |line| {
         let number = line.strip_prefix(b"PPid:\t".as_slice()).and_then(number);
         parent = number.unwrap_or(parent);
         Ok(number.is_some())
     })?;
-    let mut path = Path::<32>::EMPTY;
-    let path = path.write(format_args!("/proc/{parent}"));
-    standing(path.ok_or(rustix::io::Errno::NAMETOOLONG)?, true)
+    Ok(parent)
 }
 
-fn standing(folder: &core::ffi::CStr, has_place: bool) -> Result<ThreadStatus> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = rustix::fs::openat(CWD, folder, flags, Mode::empty())?;
-    let mut standing = status(&folder)?;
-    for namespace in NAMESPACES {
-        // A namespace that the kernel lacks is 0 for both threads.
-        let inode = rustix::fs::statat(&folder, namespace, AtFlags::empty());
-        let inode = inode.map_or(0, |stat| stat.st_ino);
-        standing.hash = inode.to_ne_bytes().into_iter().fold(standing.hash, mix);
-    }
+/// Runs `work` on the path of a file in the folder of a task.
+fn at<R>(folder: &str, name: &str, work: impl FnOnce(&CStr) -> Result<R>) -> Result<R> {
+    let mut path = Path::<48>::EMPTY;
+    let path = path.write(format_args!("{folder}/{name}"));
+    work(path.ok_or(Errno::NAMETOOLONG)?)
+}
+
+fn standing(folder: &str, has_place: bool) -> Result<Standing> {
+    let mut standing = at(folder, "status", |path| status(open(path)?))?;
     // The profile of AppArmor or SELinux. Without such a module the file is not there, or fails.
-    if let Ok(profile) = open_at(&folder, c"attr/current") {
-        let _ = each_byte(profile, |byte| {
-            standing.hash = mix(standing.hash, byte);
+    let _ = at(folder, "attr/current", |path| {
+        each_byte(open(path)?, |byte| {
+            standing.attributes = mix(standing.attributes, byte);
             Ok(false)
-        });
-    }
+        })
+    });
     if has_place {
-        let root = rustix::fs::statat(&folder, c"root", AtFlags::empty())?;
-        let root = [root.st_dev, root.st_ino].into_iter();
-        standing.place = root.flat_map(u64::to_ne_bytes).fold(FNV_OFFSET_BASIS, mix);
-        each_byte(open_at(&folder, c"cgroup")?, |byte| {
-            standing.place = mix(standing.place, byte);
-            Ok(false)
-        })?;
+        standing.place = place(folder)?;
     }
     Ok(standing)
 }
 
-fn status(folder: impl AsFd) -> Result<ThreadStatus> {
-    let mut standing = ThreadStatus {
+/// Returns the hash of the control groups.
+fn place(folder: &str) -> Result<u64> {
+    let mut place = FNV_OFFSET_BASIS;
+    at(folder, "cgroup", |path| {
+        each_byte(open(path)?, |byte| {
+            place = mix(place, byte);
+            Ok(false)
+        })
+    })?;
+    Ok(place)
+}
+
+/// Returns the hash of the namespaces. One that the kernel lacks is 0 for all tasks.
+fn namespaces(folder: &str) -> u64 {
+    let inode = |name| at(folder, name, |path| rustix::fs::stat(path));
+    let inodes = NAMESPACES.map(|name| inode(name).map_or(0, |stat| stat.st_ino));
+    let bytes = inodes.into_iter().flat_map(u64::to_ne_bytes);
+    bytes.fold(FNV_OFFSET_BASIS, mix)
+}
+
+/// Returns device and inode of the root.
+fn root(folder: &str) -> Result<[u64; 2]> {
+    at(folder, "root", |path| rustix::fs::stat(path)).map(|root| [root.st_dev, root.st_ino])
+}
+
+fn status(file: impl AsFd) -> Result<Standing> {
+    let mut standing = Standing {
         is_zombie: false,
-        hash: FNV_OFFSET_BASIS,
+        attributes: FNV_OFFSET_BASIS,
         place: FNV_OFFSET_BASIS,
     };
     // Start, length and hash of the present line.
     let (mut head, mut length, mut line) = ([0u8; 16], 0, FNV_OFFSET_BASIS);
-    each_byte(open_at(folder, c"status")?, |byte| {
+    each_byte(file, |byte| {
         if byte != b'\n' {
             if let Some(place) = head.get_mut(length) {
                 *place = byte;
@@ -206,7 +283,8 @@ fn status(folder: impl AsFd) -> Result<ThreadStatus> {
         let begun = head.get(..length.min(head.len())).unwrap_or_default();
         standing.is_zombie |= begun.starts_with(b"State:\tZ");
         if STATUS_KEYS.iter().any(|key| begun.starts_with(key)) {
-            standing.hash = line.to_ne_bytes().into_iter().fold(standing.hash, mix);
+            let line = line.to_ne_bytes().into_iter();
+            standing.attributes = line.fold(standing.attributes, mix);
         }
         (length, line) = (0, FNV_OFFSET_BASIS);
         Ok(false)

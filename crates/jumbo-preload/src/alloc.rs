@@ -8,6 +8,7 @@ use core::ffi::{c_int, c_void};
 use core::ptr::{self, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use jumbo_inside::debug;
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, Resize};
 use jumbo_inside::slab;
@@ -71,6 +72,7 @@ fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
         if gather::is_large(size) {
             gather::prepare(size);
         }
+        debug::flush();
         Some(with_exposed_provenance_mut(block))
     })
 }

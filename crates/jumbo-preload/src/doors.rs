@@ -359,7 +359,8 @@ unsafe fn other(number: c_long, arguments: &[c_long; 6]) -> c_long {
         libc::SYS_io_setup => sharing::set_up_aio(call),
         libc::SYS_io_uring_register => {
             let [operation, count] = [second, fourth].map(Word::from_word);
-            maps::register(operation, Word::from_word(third), count, call)
+            let (ring, vectors) = (Word::from_word(first), Word::from_word(third));
+            maps::register(ring, operation, vectors, count, call)
         }
         libc::SYS_exit => {
             crate::threads::ending();

@@ -13,7 +13,7 @@
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 
-use jumbo_inside::watch;
+use jumbo_inside::{debug, watch};
 
 use crate::{next, own_stack};
 
@@ -99,5 +99,8 @@ pub(crate) fn waits(is_any: bool, options: c_int) {
 static END: extern "C" fn() = end;
 
 extern "C" fn end() {
-    own_stack::on(watch::about_to_exit);
+    own_stack::on(|| {
+        watch::about_to_exit();
+        debug::flush();
+    });
 }

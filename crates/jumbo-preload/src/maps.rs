@@ -4,6 +4,7 @@ use core::ffi::{c_int, c_long, c_uint, c_void};
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use jumbo_inside::debug;
 use jumbo_inside::events::{Mapping, Mechanism as _};
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, maps};
@@ -119,7 +120,11 @@ pub(crate) unsafe fn map(
         All::mapping_at(addr.addr(), len);
         return All::around_change(|| drained(map, request));
     }
-    drained(map, request)
+    let mapped = drained(map, request);
+    if debug::is_due() {
+        on(debug::flush);
+    }
+    mapped
 }
 
 /// Maps memory; if a free is pending, waits for it as needed.
@@ -593,13 +598,17 @@ pub(crate) fn lock(
 
 /// io_uring_register(2), by its number: liburing makes its calls in machine code.
 pub(crate) fn register<T>(
+    ring: c_int,
     operation: c_uint,
     vectors: *const c_void,
     count: c_uint,
     call: impl FnOnce() -> T,
 ) -> T {
-    match operation {
-        REGISTER_BUFFERS => on(|| populate::register(vectors.addr(), count as usize, call)),
+    let count = count as usize;
+    match (usize::try_from(ring), operation) {
+        (Ok(ring), REGISTER_BUFFERS) => {
+            on(|| populate::register(ring, vectors.addr(), count, call))
+        }
         _ => call(),
     }
 }

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo_inside::events::{self, Mapping, Mechanism, Side};
 use jumbo_inside::heap::{self, maps};
-use jumbo_inside::{density, gather, populate, segments, watch};
+use jumbo_inside::{debug, density, gather, populate, segments, watch};
 
 use crate::own_stack::{self, on};
 use crate::reaper::auto;
@@ -18,6 +18,7 @@ use crate::{alloc, environment, glibc, next, small, streams};
 pub(crate) type All = jumbo_inside::events::list![
     Streams,
     Slabs,
+    debug::Events,
     watch::Events,
     Mappings,
     segments::Events,

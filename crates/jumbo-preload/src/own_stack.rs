@@ -376,11 +376,14 @@ fn place(bottom: usize) -> (usize, &'static AtomicU32, &'static AtomicU32, u32) 
 /// Protects the guard page of a stack at its first use: an overflow ends the program.
 fn guard(bottom: usize) {
     let (_, _, guarded, bit) = place(bottom);
-    if guarded.load(Ordering::Relaxed) & bit == 0 && !sandbox::is_entered_later() {
+    if guarded.load(Ordering::Relaxed) & bit == 0 {
         let none = libc::PROT_NONE.cast_unsigned() as usize;
-        // SAFETY: the page is this library's, and nothing is there.
-        let _ = unsafe { sys::request(libc::SYS_mprotect, [bottom, BASE_PAGE, none, 0, 0, 0]) };
-        guarded.fetch_or(bit, Ordering::Relaxed);
+        let arguments = [bottom, BASE_PAGE, none, 0, 0, 0];
+        sys::unfiltered(|| {
+            // SAFETY: the page is this library's, and nothing is there.
+            let _ = unsafe { sys::request(libc::SYS_mprotect, arguments) };
+            guarded.fetch_or(bit, Ordering::Relaxed);
+        });
     }
 }
 
@@ -388,8 +391,7 @@ fn guard(bottom: usize) {
 fn claim() -> Option<usize> {
     let pool = match POOL.load(Ordering::Acquire) {
         // The filter may allow the program's own calls alone.
-        0 if sandbox::is_entered_later() => return None,
-        0 => map_pool(&POOL)?,
+        0 => sys::unfiltered(|| map_pool(&POOL))??,
         pool => pool,
     };
     let take = |claimed: u32| (claimed != u32::MAX).then(|| claimed | (claimed + 1));

@@ -196,6 +196,10 @@ pub(crate) fn requesting(request: c_ulong, argument: c_ulong) {
 fn registering(argument: c_ulong) {
     const UFFDIO_REGISTER_MODE_MISSING: usize = 1;
     shmem::leave();
+    sys::guarded(|| register(argument, UFFDIO_REGISTER_MODE_MISSING));
+}
+
+fn register(argument: c_ulong, missing: usize) {
     if sandbox::is_entered() {
         return;
     }
@@ -204,7 +208,7 @@ fn registering(argument: c_ulong) {
     let read = usize::try_from(argument).map(|from| sys::copy_words(from, &mut words));
     let [start, length, mode] = words;
     if read == Ok(Ok(words.len()))
-        && mode & UFFDIO_REGISTER_MODE_MISSING != 0
+        && mode & missing != 0
         && let Some(end) = start.checked_add(length)
     {
         density::make_missing(&(start..end));

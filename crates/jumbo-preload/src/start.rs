@@ -1,13 +1,15 @@
 //! The constructor: reads the configuration, joins the ledger, starts the mechanisms.
 
 use core::ffi::{CStr, c_char, c_int};
+use core::fmt::Write as _;
 use core::ptr;
 
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, HeapSettings};
 use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, MaxWaste, Orders, PoolOrder};
-use jumbo_inside::{orders, populate, sandbox, shmem, threads, watch};
+use jumbo_inside::{debug, orders, populate, sandbox, shmem, watch};
+use jumbo_sys as sys;
 use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::environment::{self, Environment};
@@ -37,13 +39,14 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
     if system::auxiliary(libc::AT_SECURE) != Some(0) {
         return;
     }
+    debug::start(environment.value(b"JUMBO_DEBUG"));
     let text = environment.value(Orders::VARIABLE.as_bytes());
     let Some(text) = text.and_then(|value| core::str::from_utf8(value).ok()) else {
         return;
     };
     // A program may rely on an errno of 0 at its start.
     let errno = next::errno();
-    threads::note_one_thread(false);
+    sys::note_one_thread(false);
     watch::unless(&watch::Outlives(jumbo_inside::reaper::would_outlive));
     let orders = Orders::decode(text);
     configure(&orders, &environment);
@@ -133,6 +136,9 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
         flags |= flag::THP_DISABLED;
     }
     heap::add_flags(flags);
+    debug::note([flags as usize, 0, 0], |line, [flags, ..]| {
+        write!(line, "started, with flags {flags:#x} (ledger::flag)")
+    });
     // SAFETY: the constructor runs once.
     unsafe { text::start(orders) };
     if let Some(pool) = orders

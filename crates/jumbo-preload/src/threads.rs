@@ -14,6 +14,7 @@ use core::ffi::{c_int, c_void};
 
 use jumbo_inside::events::Mechanism as _;
 use jumbo_inside::sandbox;
+use jumbo_sys as sys;
 
 use crate::mechanisms::All;
 use crate::next;
@@ -65,7 +66,9 @@ extern "C" fn leave_thrd() -> *mut c_void {
 /// Reports the end of the calling thread, perhaps by exit(2).
 pub(crate) fn ending() {
     // The first thread's ID is that of the process. Under a seccomp filter there are no workers.
-    if !sandbox::is_entered() && rustix::thread::gettid() == rustix::process::getpid() {
+    let is_first =
+        || !sandbox::is_entered() && rustix::thread::gettid() == rustix::process::getpid();
+    if sys::guarded(is_first) {
         on(All::first_thread_ends);
     }
 }

@@ -85,12 +85,14 @@ pub fn forbid_unless(is_allowed: impl Fn(c_int) -> bool) {
 /// # Safety
 /// As for madvise(2): if the advice drops memory, nothing needs its content.
 pub unsafe fn advise(address: usize, length: usize, advice: c_int) -> Result<()> {
-    if !allows(advice) {
-        return Err(Errno::PERM);
-    }
-    let advice = advice.cast_unsigned() as usize;
-    // SAFETY: the caller's promise.
-    unsafe { request(libc::SYS_madvise, [address, length, advice, 0, 0, 0]).map(drop) }
+    super::guarded(|| {
+        if !allows(advice) {
+            return Err(Errno::PERM);
+        }
+        let advice = advice.cast_unsigned() as usize;
+        // SAFETY: the caller's promise.
+        unsafe { request(libc::SYS_madvise, [address, length, advice, 0, 0, 0]).map(drop) }
+    })
 }
 
 /// Discards pages and keeps them mapped; maps them anew where MADV_DONTNEED is not allowed.

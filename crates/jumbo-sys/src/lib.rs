@@ -9,6 +9,7 @@
 //! - [`advise`], [`allows`]: madvise(2), as far as the program's filters allow it; [`discard`].
 //! - [`collapse()`], [`collapse_in`], [`cool_in`]: MADV_COLLAPSE and MADV_COLD, here or elsewhere.
 //!   [`prepare_huge_page`]: for a collapse.
+//! - [`guarded`], [`unfiltered`]: calls that a filter of another thread waits for.
 //! - [`Maps`], [`Vma`]: the mapping of an address. [`Pagemap`], [`Pages`], [`PageState`]: its
 //!   pages.
 //! - [`map_at`], [`reserve`], [`reserve_anywhere`], [`unmap`]: mappings that replace none.
@@ -21,7 +22,9 @@
 //! - [`Blocked`]: a guard that blocks signals. [`Apart`]: a stack with room.
 //! - [`Thread`], [`clone3`]: tasks unknown to the C library; [`call`], [`wait`], [`wake`]: their
 //!   system calls. [`stand_back`], [`stay_prompt`], [`leave_descriptors`]: their setup.
-//! - [`process`]: the caller's ID. [`request`]: any other system call.
+//! - [`open`], [`keep`], [`shut`]: files for reading, and a process that opens no more of them.
+//! - [`has_one_thread`]: whether the program has made none. [`process`]: the caller's ID.
+//!   [`request`]: any other system call.
 //!
 //! Invariant: no call here changes errno.
 
@@ -34,14 +37,18 @@ mod batch;
 pub mod cgroup;
 mod collapse;
 mod copy;
+mod deadline;
 mod destination;
 #[cfg(feature = "std")]
 pub mod files;
 #[cfg(feature = "std")]
 pub mod folios;
+mod guard;
+mod kept;
 pub mod maps;
 pub mod mounts;
 mod numa;
+mod one_page;
 mod pagemap;
 mod pidfd;
 mod place;
@@ -55,6 +62,7 @@ pub mod smaps;
 mod task;
 #[cfg(feature = "std")]
 pub mod thp;
+mod threads;
 pub mod units;
 mod vma;
 
@@ -64,7 +72,10 @@ pub use apart::{Apart, Perform, apart, use_apart};
 pub use batch::{stand_back, stay_prompt};
 pub use collapse::{collapse, collapse_in, cool_in, has_collapse, has_populate};
 pub use copy::{copy_bytes, copy_scattered, copy_words};
+pub use deadline::{Deadline, millis, now};
 pub use destination::prepare_huge_page;
+pub use guard::{guarded, is_filtered, mark_filter, unfiltered, unmark_filter, wait_for_guarded};
+pub use kept::{File, forget, has_missed, is_shut, keep, open, shut};
 pub use numa::{PolicyMode, allowed_nodes, bind, local_node, memory_policy};
 pub use pagemap::{PageState, Pagemap, Pages};
 pub use pidfd::{release, send_signal};
@@ -76,9 +87,12 @@ pub use reserved::{Reserved, at};
 pub use scratch::Scratch;
 pub use signals::Blocked;
 pub use task::{Entry, Thread, Wait, call, clone3, tid_word, wait, wait_either, wake, word_at};
+pub use threads::{has_one_thread, note_one_thread, note_thread, thread_pointer};
 pub use vma::{Maps, Vma};
 
-use rustix::fd::{AsRawFd, OwnedFd};
+/// Requests of ioctl(2) that this module makes.
+pub const REQUESTS: [Opcode; 2] = [pagemap::PAGEMAP_SCAN, vma::PROCMAP_QUERY];
+
 use rustix::io::{Errno, Result};
 use rustix::ioctl::Opcode;
 
@@ -180,8 +194,8 @@ pub fn leave_descriptors() -> Result<()> {
 /// # Safety
 /// The request takes a `T`, writes a valid `T`, and nothing else except memory that `T` points to.
 #[expect(unsafe_code, reason = "as above")]
-unsafe fn control<T>(file: &OwnedFd, request: Opcode, structure: &mut T) -> Result<usize> {
-    let file = file.as_raw_fd().unsigned_abs() as usize;
+unsafe fn control<T>(file: &File, request: Opcode, structure: &mut T) -> Result<usize> {
+    let file = kept::argument(file);
     let structure = core::ptr::from_mut(structure).expose_provenance();
     let arguments = [file, request as usize, structure, 0, 0, 0];
     // SAFETY: the caller's promise.

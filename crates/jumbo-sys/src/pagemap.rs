@@ -6,7 +6,7 @@ use rustix::fd::OwnedFd;
 use rustix::io::Result;
 use rustix::ioctl::{Opcode, opcode};
 
-use super::control;
+use super::{File, control, open};
 
 /// Argument of PAGEMAP_SCAN (`struct pm_scan_arg`, linux/fs.h).
 #[repr(C)]
@@ -39,7 +39,7 @@ impl Scan {
 }
 
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
-const PAGEMAP_SCAN: Opcode = opcode::read_write::<Scan>(b'f', 16);
+pub(super) const PAGEMAP_SCAN: Opcode = opcode::read_write::<Scan>(b'f', 16);
 
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
@@ -76,7 +76,7 @@ pub struct PageState {
 
 /// Open /proc/PID/pagemap of this process or another.
 #[derive(Debug)]
-pub struct Pagemap(OwnedFd);
+pub struct Pagemap(File);
 
 impl Pagemap {
     /// Opens that of this process.
@@ -84,12 +84,12 @@ impl Pagemap {
     /// # Errors
     /// Those of open(2): no /proc, no free descriptor, or a process that is not dumpable.
     pub fn open() -> Result<Self> {
-        crate::proc::open(c"/proc/self/pagemap").map(Self)
+        open(c"/proc/self/pagemap").map(Self)
     }
 
     /// Wraps /proc/PID/pagemap of another process.
     pub fn of(file: OwnedFd) -> Self {
-        Self(file)
+        Self(File::Own(file))
     }
 
     /// Calls `visit` with each run of pages in memory or in swap, without the zero page.

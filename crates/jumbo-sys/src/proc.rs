@@ -4,21 +4,15 @@
 
 use core::ffi::CStr;
 
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::{Errno, Result};
 
+pub use crate::open;
+
 use crate::maps::{Lines, MapsLine};
 use crate::units::Bytes;
-
-/// Opens a file for reading.
-///
-/// # Errors
-/// Those of open(2).
-pub fn open(path: &CStr) -> Result<OwnedFd> {
-    open_at(CWD, path)
-}
 
 /// Variant of [`open`] below a folder.
 ///
@@ -66,14 +60,14 @@ pub fn kib_field(text: &[u8], key: &[u8]) -> Option<Bytes> {
 }
 
 /// Calls `each` with every byte of a file until it returns true; false at the end of the file.
-pub fn each_byte(file: OwnedFd, each: impl FnMut(u8) -> Result<bool>) -> Result<bool> {
-    each_byte_in(&mut [0u8; 2048], &file, each)
+pub fn each_byte(file: impl AsFd, each: impl FnMut(u8) -> Result<bool>) -> Result<bool> {
+    each_byte_in(&mut [0u8; 2048], file.as_fd(), each)
 }
 
 /// Variant of [`each_byte`] with a buffer of the caller.
 fn each_byte_in(
     buffer: &mut [u8],
-    file: &OwnedFd,
+    file: BorrowedFd<'_>,
     mut each: impl FnMut(u8) -> Result<bool>,
 ) -> Result<bool> {
     loop {
@@ -93,7 +87,7 @@ fn each_byte_in(
 }
 
 /// Calls `each` with the first 128 bytes of every line of a file until it returns true.
-pub fn each_line(file: OwnedFd, mut each: impl FnMut(&[u8]) -> Result<bool>) -> Result<bool> {
+pub fn each_line(file: impl AsFd, mut each: impl FnMut(&[u8]) -> Result<bool>) -> Result<bool> {
     let (mut line, mut length) = ([0u8; 128], 0);
     each_byte(file, |byte| {
         if byte == b'\n' {
@@ -119,7 +113,7 @@ pub fn each_mapping(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bool> {
 /// Variant of [`each_mapping`] that takes less stack, and more time.
 pub fn each_mapping_on_small_stack(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bool> {
     let (mut lines, file) = (Lines::default(), open(c"/proc/self/maps")?);
-    each_byte_in(&mut [0u8; 256], &file, |byte| {
+    each_byte_in(&mut [0u8; 256], file.as_fd(), |byte| {
         Ok(lines.push(byte).is_some_and(|mapping| each(&mapping)))
     })
 }
@@ -137,6 +131,11 @@ impl<const N: usize> Path<N> {
         bytes: [0; N],
         length: 0,
     };
+
+    /// Returns the text that was written.
+    pub fn text(&self) -> Option<&str> {
+        core::str::from_utf8(self.bytes.get(..self.length)?).ok()
+    }
 
     /// Writes `text`; `None` if it does not fit.
     pub fn write(&mut self, text: core::fmt::Arguments<'_>) -> Option<&CStr> {

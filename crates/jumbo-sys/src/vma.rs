@@ -1,12 +1,11 @@
 //! The mapping of an address, by the PROCMAP_QUERY request.
 
 use core::ops::Range;
-use rustix::fd::OwnedFd;
 
 use rustix::io::Result;
 use rustix::ioctl::{Opcode, opcode};
 
-use super::control;
+use super::{File, control, open};
 
 /// Argument of PROCMAP_QUERY (`struct procmap_query`, linux/fs.h).
 #[repr(C)]
@@ -30,14 +29,14 @@ struct Query {
 }
 
 /// `_IOWR('f', 17, struct procmap_query)`.
-const PROCMAP_QUERY: Opcode = opcode::read_write::<Query>(b'f', 17);
+pub(super) const PROCMAP_QUERY: Opcode = opcode::read_write::<Query>(b'f', 17);
 
 const VMA_WRITABLE: u64 = 1 << 1;
 const VMA_SHARED: u64 = 1 << 3;
 
 /// Open /proc/self/maps.
 #[derive(Debug)]
-pub struct Maps(OwnedFd);
+pub struct Maps(File);
 
 /// Mapping of this process.
 #[derive(Clone, Debug)]
@@ -56,7 +55,7 @@ impl Maps {
     /// # Errors
     /// Those of open(2): no /proc, no free descriptor.
     pub fn open() -> Result<Self> {
-        crate::proc::open(c"/proc/self/maps").map(Self)
+        open(c"/proc/self/maps").map(Self)
     }
 
     /// Returns the mapping that contains `address`.

@@ -34,8 +34,7 @@ use crate::gather::OwnedMapping;
 use crate::units::Bytes;
 use jumbo_sys::files::Root;
 use jumbo_sys::smaps::Smaps;
-use jumbo_sys::thp;
-use jumbo_sys::{Reserved, at};
+use jumbo_sys::{Reserved, at, thp};
 
 /// Bytes that a thread of [`Map::copy`] reads at a time.
 const PIECE_BYTES: usize = 8 << 20;

@@ -2,10 +2,12 @@
 //! programs of unchanged images on huge pages.
 //!
 //! - [`specification`]: the file for engines. [`files`]: the mounted files. [`show`] prints both.
+//!   [`engines`] counts the containers that have a device.
 //!
 //! CDI replaces variables, and images have an LD_PRELOAD of their own. So the library is named in
 //! /etc/ld.so.preload instead, which is mounted into the container.
 
+mod engines;
 mod files;
 mod show;
 mod specification;
@@ -18,8 +20,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
+use jumbo::units::counted;
 use jumbo_host::status::Library;
-use jumbo_host::whole_file::{self, Existing};
 use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::process::umask;
 
@@ -39,7 +41,7 @@ use specification::Specification;
   podman run --device jumbo.dev/memory=default IMAGE
   docker run --device jumbo.dev/memory=node IMAGE      # Docker 28.2
   jumbo cdi show
-  sudo jumbo cdi remove")]
+  sudo jumbo cdi remove --keep-names")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -61,7 +63,20 @@ enum Command {
     /// Remove all that `generate` created
     ///
     /// Containers that run keep their memory. Programs that start in them later run without jumbo.
-    Remove,
+    /// A container that was made with a device cannot start again without its name.
+    Remove(RemoveArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct RemoveArgs {
+    /// Leave the names of the devices, without any effect, for containers that
+    /// were made with one and start again. See docs/containers.md
+    #[arg(long)]
+    keep_names: bool,
+
+    /// Remove the names although podman or docker has containers with them
+    #[arg(long, conflicts_with = "keep_names")]
+    force: bool,
 }
 
 /// Write the specification, and the files that it mounts
@@ -104,7 +119,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::Generate(args) => generate(&dir, args),
         Command::Show { json } => show::main(&dir, *json),
-        Command::Remove => remove(&dir),
+        Command::Remove(args) => remove(&dir, args),
     }
 }
 
@@ -156,9 +171,7 @@ fn generate(dir: &Path, args: &GenerateArgs) -> anyhow::Result<ExitCode> {
         let written = files.write(&args.preload);
         let has_changed = written.with_context(|| failed(&files.folder()))?;
         if is_new {
-            let text = serde_json::to_string_pretty(&new)? + "\n";
-            whole_file::write(&path, text.as_bytes(), 0o644, Existing::Replace)
-                .with_context(|| failed(&path))?;
+            new.write(&path).with_context(|| failed(&path))?;
         }
         Ok(has_changed)
     };
@@ -182,13 +195,25 @@ fn generate(dir: &Path, args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn remove(dir: &Path) -> anyhow::Result<ExitCode> {
+fn remove(dir: &Path, args: &RemoveArgs) -> anyhow::Result<ExitCode> {
     let path = dir.join(specification::FILE_NAME);
-    let Some(specification) = Specification::read(&path)? else {
+    let Some(mut specification) = Specification::read(&path)? else {
         let path = path.display();
         view::tell(&format!("there is no {path}: nothing to remove"));
         return Ok(ExitCode::SUCCESS);
     };
+    let users = match args.keep_names || args.force {
+        true => Vec::new(),
+        false => engines::made_with_devices(),
+    };
+    if let Some((engine, count)) = users.first() {
+        return Err(anyhow!(
+            "{engine} has {} with a device of {}, which could not start again\n\
+             hint: --keep-names leaves the names; --force removes them",
+            counted(*count as u64, "container"),
+            path.display()
+        ));
+    }
     let failed = || format!("cannot remove {} and its files", path.display());
     trusted(&path).with_context(failed)?;
     let files = specification.files();
@@ -200,11 +225,20 @@ fn remove(dir: &Path) -> anyhow::Result<ExitCode> {
     let folders = files.as_ref().map(Files::remove);
     // Last: an interrupted `remove` can find the files again.
     let folders = folders.transpose().with_context(failed)?;
-    fs::remove_file(&path).with_context(failed)?;
+    if args.keep_names {
+        specification.keep_names();
+        specification.write(&path).with_context(failed)?;
+    } else {
+        fs::remove_file(&path).with_context(failed)?;
+    }
     drop(lock);
     remove_folders(folders.unwrap_or_default());
     let mut view = View::stdout();
-    view.line(format!("{}: removed", path.display()))?;
+    let what = match args.keep_names {
+        true => "only the names of the devices are left",
+        false => "removed",
+    };
+    view.line(format!("{}: {what}", path.display()))?;
     view.finish()?;
     Ok(ExitCode::SUCCESS)
 }

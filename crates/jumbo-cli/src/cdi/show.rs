@@ -31,7 +31,10 @@ pub(super) fn main(dir: &Path, json: bool) -> anyhow::Result<ExitCode> {
     let path = dir.join(FILE_NAME);
     let none = || anyhow!("there is no {}\nhint: jumbo cdi generate", path.display());
     let found = Specification::read(&path)?.ok_or_else(none)?;
-    let files = found.files().ok_or_else(none)?;
+    let files = found.files().ok_or_else(|| {
+        let path = path.display();
+        anyhow!("{path} has only the names of devices\nhint: jumbo cdi generate")
+    })?;
     let page = CdiPage {
         version: files.version().to_owned(),
         is_current: files.is_current(),

@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use jumbo_host::policy::Orders;
+use jumbo_host::whole_file::{self, Existing};
 use serde::{Deserialize, Serialize};
 
 use super::files::Files;
 use crate::run::{StandingOptions, profiles, standing};
 
 pub(super) const FILE_NAME: &str = "jumbo.json";
-const KIND: &str = "jumbo.dev/memory";
+pub(super) const KIND: &str = "jumbo.dev/memory";
 /// Device with the default options.
 const DEFAULT_DEVICE: &str = "default";
 
@@ -124,12 +125,28 @@ impl Specification {
         };
         let found: Self =
             serde_json::from_str(&text).map_err(|error| foreign(error.to_string()))?;
-        if found.kind != KIND || found.files().is_none() {
+        if found.kind != KIND || found.files().is_none() && !found.mounts().is_empty() {
             return Err(foreign(format!("it has devices {}", found.kind)));
         }
         Ok(Some(found))
     }
 
+    /// Writes the file, as a whole.
+    pub(super) fn write(&self, path: &Path) -> anyhow::Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        whole_file::write(path, text.as_bytes(), 0o644, Existing::Replace)?;
+        Ok(())
+    }
+
+    /// Leaves devices that change nothing: engines refuse one without any edit.
+    pub(super) fn keep_names(&mut self) {
+        self.container_edits.mounts.clear();
+        for device in &mut self.devices {
+            device.container_edits.env = vec![String::from("JUMBO=off")];
+        }
+    }
+
+    /// Mounts; none where only the names were left.
     pub(super) fn mounts(&self) -> &[Mount] {
         &self.container_edits.mounts
     }

@@ -102,9 +102,14 @@ fn verdict(it: &FigureComparison, per_request: bool) -> Vec<String> {
     // The larger ratio is the smaller change.
     let [low, high] = [high, low].map(change);
     if !seen {
-        return vec![format!(
+        let mut lines = vec![format!(
             "{name}: no difference seen ({low:+.1} to {high:+.1} %)."
         )];
+        lines.extend(it.needed_pods.map(|pods| {
+            let change = change(ratio);
+            format!("  If {change:+.1} % is true, {pods} pods in all would show it.")
+        }));
+        return lines;
     }
     let (word, factor, low, high) = match ratio > 1.0 {
         true => ("less", 1.0 - 1.0 / ratio, -high, -low),
@@ -152,15 +157,23 @@ fn digits(value: f64) -> String {
 pub(super) fn plan(view: &mut View, it: &ExperimentPlan) -> io::Result<()> {
     let [between, hourly, effect] = [it.spread.between, it.spread.hourly, it.effect]
         .map(|part| format!("{:.2} %", part * 100.0));
+    let has_one_sample = it.spread.hourly == 0.0;
+    let over_time = match has_one_sample {
+        true => "each is one sample, as jobs are".to_owned(),
+        false => format!("{hourly} of a pod from hour to hour"),
+    };
     view.heading(&format!(
-        "{}: {between} between pods, {hourly} of a pod from hour to hour",
+        "{}: {between} between pods, {over_time}",
         name(it.figure, false)
     ))?;
     let pods = it.pods;
     let rows = it.rows.iter().map(|row| {
         [
-            format!("{}", row.hours),
-            format!("{}", row.pods),
+            match has_one_sample {
+                true => "any".to_owned(),
+                false => row.hours.to_string(),
+            },
+            row.pods.to_string(),
             format!("{:.0} %", row.power * 100.0),
             format!("{:.1} %", row.simulated * 100.0),
         ]
@@ -175,11 +188,12 @@ pub(super) fn plan(view: &mut View, it: &ExperimentPlan) -> io::Result<()> {
     let seen =
         format!("A difference of {effect} is seen by {pods} pods, half of them under jumbo,");
     let end = match it.hours {
+        Some(_) if has_one_sample => "with 80 % power.".to_owned(),
         Some(hours) => format!("with 80 % power after {hours} h."),
         None => format!(
             "with 80 % power in no time: the pods differ too much. At least {} pods see it.",
             it.least_pods
         ),
     };
-    view.line(format!("{seen} {end}"))
+    view.lines([seen, format!("  {end}")])
 }

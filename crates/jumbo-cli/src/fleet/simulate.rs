@@ -12,11 +12,10 @@ use serde::Serialize;
 use statrs::distribution::{ContinuousCDF as _, Normal};
 
 use super::data::{Arm, Data, Figure, TIME_BLOCKS};
-use super::statistics::{MIN_PODS, Shifts, mean, normal_quantile};
+use super::statistics::{MIN_PODS, Shifts, TARGET_POWER, mean, normal_quantile};
 
 /// Simulated fleets for each row.
 const RUNS: u32 = 1000;
-const TARGET_POWER: f64 = 0.8;
 const ROW_HOURS: [u32; 4] = [1, 6, 24, 168];
 
 /// Standard deviations of the logarithms, as fractions: between pods, and of a pod between hours.
@@ -49,9 +48,10 @@ impl FromStr for PodSpread {
 }
 
 impl PodSpread {
-    /// Spread of measured pods, within their arms; `None` if each pod has a single block of time.
+    /// Spread of measured pods, within their arms; `None` without two pods in an arm.
     ///
-    /// Changes over time that all pods share affect both arms alike, and are removed.
+    /// Changes over time that all pods share affect both arms alike, and are removed. Where each pod
+    /// has a single block of time, as a job has, all of the spread is between pods.
     pub(super) fn of(data: &Data, figure: Figure) -> Option<Self> {
         let (mut squares, mut freedom) = (0.0, 0.0);
         let (mut deviations, mut pods, mut blocks) = (Vec::new(), 0.0, 0.0);
@@ -78,7 +78,10 @@ impl PodSpread {
             group.iter().map(|it| (it - center).powi(2)).sum::<f64>()
         });
         let of_block: f64 = of_block.sum();
-        let of_block = of_block / ((deviations.len() as f64 - pods) * (1.0 - 1.0 / pods));
+        let of_block = match deviations.len() as f64 - pods {
+            0.0 => 0.0,
+            repeated => of_block / (repeated * (1.0 - 1.0 / pods)),
+        };
         let between = squares / freedom - of_block * blocks / pods;
         let hours = data.hours() / TIME_BLOCKS as f64;
         (of_block.is_finite() && between.is_finite()).then(|| Self {
@@ -174,6 +177,9 @@ impl ExperimentPlan {
         let hours = (spread.hourly.powi(2) / rest).ceil().max(1.0);
         let hours = (rest > 0.0).then_some(hours);
         let mut all: Vec<_> = ROW_HOURS.into_iter().map(f64::from).chain(hours).collect();
+        if spread.hourly == 0.0 {
+            all.truncate(1);
+        }
         all.sort_unstable_by(f64::total_cmp);
         all.dedup();
         let rows = all.into_iter().map(|hours| {

@@ -15,6 +15,12 @@ pub(super) const MIN_PODS: usize = 4;
 /// Rate of false positives.
 const ALPHA: f64 = 0.05;
 
+/// Rate of true positives that an experiment is planned for.
+pub(super) const TARGET_POWER: f64 = 0.8;
+
+/// So many times the pods are beyond any experiment.
+const MAX_FACTOR: f64 = 100.0;
+
 /// Resamples of the bootstrap.
 const RESAMPLES: usize = 2000;
 
@@ -55,6 +61,15 @@ impl Difference {
             // The interval ignores ties; with many, it is wider than the test.
             seen: p < ALPHA && !(low..=high).contains(&1.0),
         })
+    }
+
+    /// Returns how many pods would show a difference that these did not, with 80 % power: the
+    /// interval becomes shorter by the square root of their number.
+    pub(super) fn needed_pods(&self, pods: usize) -> Option<f64> {
+        let critical = normal_quantile(1.0 - ALPHA / 2.0);
+        let error = (self.high.ln() - self.low.ln()) / 2.0 / critical;
+        let factor = ((critical + normal_quantile(TARGET_POWER)) * error / self.ratio.ln()).powi(2);
+        (!self.seen && factor < MAX_FACTOR).then(|| (factor * pods as f64).ceil())
     }
 }
 

@@ -128,6 +128,46 @@ fn the_drawn_fleets_and_the_closed_form_agree() {
 }
 
 #[test]
+fn jobs_of_one_sample_each_differ_among_themselves_alone() {
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut data = Data::default();
+    for job in 0..400 {
+        let arm = [Arm::Plain, Arm::Jumbo][job % 2];
+        let value = (0.03 * normal(&mut random)).exp();
+        let (name, time) = (format!("{job}"), job as i64 * 37_000);
+        let metric = Metric::CpuSecondsPerRequest;
+        assert_eq!(data.add(&name, arm, metric, time, value), Ok(()));
+    }
+    let spread = PodSpread::of(&data, Figure::Cpu).unwrap();
+    assert!((spread.between - 0.03).abs() < 0.005, "{spread:?}");
+    assert_eq!(spread.hourly.to_bits(), 0.0_f64.to_bits());
+    let plan = ExperimentPlan::of(Figure::Cpu, spread, 0.01, 400, 1);
+    assert_eq!(plan.rows.len(), 1);
+}
+
+#[test]
+fn as_many_pods_as_are_needed_see_the_difference() {
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut draw = |pods: usize, center: f64| -> Vec<f64> {
+        let value = |_| (center + 0.03 * normal(&mut random)).exp();
+        (0..pods).map(value).collect()
+    };
+    let few = Difference::of(&draw(20, 0.01), &draw(20, 0.0)).unwrap();
+    assert!(!few.seen, "{few:?}");
+    // As the middle of the interval would have it.
+    let needed = few.needed_pods(40).unwrap();
+    let arm = needed.to_string().parse::<usize>().unwrap() / 2;
+    let runs = 100;
+    let shift = few.ratio.ln();
+    let seen = (0..runs)
+        .filter(|_| Difference::of(&draw(arm, shift), &draw(arm, 0.0)).is_some_and(|it| it.seen));
+    assert!(
+        (60..=98).contains(&seen.count()),
+        "{needed} pods for {shift}"
+    );
+}
+
+#[test]
 fn the_spread_of_data_is_that_of_its_pods_and_hours() {
     let mut random = fastrand::Rng::with_seed(3);
     let mut data = Data::default();

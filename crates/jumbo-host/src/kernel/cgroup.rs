@@ -12,8 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::optional;
-use super::{FileError, Root};
+use super::{FileError, Root, optional};
 use crate::units::{Bytes, PageSize};
 use jumbo_sys::cgroup::{Group, clean_files, groups, limit, with_controller};
 use jumbo_sys::mounts::{self, Mount, mounts};

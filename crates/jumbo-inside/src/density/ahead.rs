@@ -3,17 +3,19 @@
 //! A scan advises the blocks that the program is about to fill, and finds those that are full on
 //! base pages: [`dense`] collapses them.
 
+use core::fmt::Write as _;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use super::blocks::{self, BlockState};
-use super::fill::{read_room, resident_memory, update_counters};
+use super::fill::{read_room, remember, resident_memory, update_counters};
 use super::measure::{Touched, resident};
 use super::tracked::{
     BLOCKS, advise_blocks, advise_huge, bytes, count_run, is_crowded, is_huge, may_measure,
     measure_block, pmd, update,
 };
 use super::{credit, dense, program_break};
+use crate::debug;
 use crate::ledger::stats;
 use crate::sandbox;
 use crate::sync::millis;
@@ -47,7 +49,17 @@ pub(super) fn request_scan() {
 }
 
 /// Leaves waiting blocks on base pages where no thread can scan; without a bound advises them.
-fn without_thread(_why: Without) {
+fn without_thread(why: Without) {
+    debug::note([why as usize, 0, 0], |line, [why, ..]| {
+        let reasons = [
+            "a seccomp filter",
+            "no memory or task is left",
+            "the kernel",
+            "it had to end",
+        ];
+        let why = reasons.get(why).unwrap_or(&"?");
+        write!(line, "nothing scans the memory: {why}")
+    });
     if super::is_bounded() || !sandbox::allows_advice() {
         return;
     }
@@ -241,12 +253,19 @@ impl BlockScan<'_> {
                 credit::remove_block(pmd(), pmd());
                 break;
             }
+            remember(end);
             end += 1;
         }
         if end == first {
             return first + 1;
         }
         let run = first..end;
+        debug::note(
+            [run.len() * pmd(), first * pmd(), 0],
+            |line, [bytes, at, _]| {
+                write!(line, "ahead of a fill: {bytes} bytes advised at {at:#x}")
+            },
+        );
         count_run(first);
         let answer = advise_blocks(&run);
         stats::advised(run.len() * pmd(), answer.err());

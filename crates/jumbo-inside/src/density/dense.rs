@@ -4,6 +4,7 @@
 //! block, and the next run comes after a multiple of its time: a page fault waits for one block at
 //! most. While the program fills memory there are few.
 
+use core::fmt::Write as _;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
@@ -16,6 +17,7 @@ use super::tracked::{
     withdraw_advice,
 };
 use super::{MIN_ROOM_BYTES, Policy, collapse, credit};
+use crate::debug;
 use crate::headroom;
 use crate::sync::{millis, now};
 use crate::watch::{self, Job, Stop, cpu_time};
@@ -197,5 +199,15 @@ fn collapse_block(pagemap: &Pagemap, block: usize) -> Option<Result<()>> {
         };
         update(block, seen, now);
     }
+    let error = answer
+        .err()
+        .map_or(0, |error| error.raw_os_error().unsigned_abs() as usize);
+    debug::note(
+        [range.start, error, 0],
+        |line, [at, error, _]| match error {
+            0 => write!(line, "collapsed the block at {at:#x}"),
+            _ => write!(line, "cannot collapse the block at {at:#x}: errno {error}"),
+        },
+    );
     Some(answer)
 }

@@ -7,6 +7,7 @@
 //! A block that fills up on base pages is collapsed. A sparse block keeps its charge, so a sparse
 //! program never exceeds the credit.
 
+use core::fmt::Write as _;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
@@ -14,21 +15,23 @@ use core::time::Duration;
 use super::ahead::request_scan;
 use super::blocks::{self, BlockState};
 use super::credit;
-use super::measure::Touched;
+use super::measure::{Touched, resident};
 use super::table::PAGE_BYTES;
 use super::tracked::{
     BLOCKS, RUN_COUNT, charge, count_run, is_crowded, is_huge, may_measure, measure_block, pmd,
     release, update, withdraw_advice,
 };
+use crate::debug;
 use crate::ledger::stats;
 use crate::sync::millis;
 use crate::{sandbox, watch};
-use jumbo_sys as sys;
-use jumbo_sys::proc;
+use jumbo_sys::{self as sys, proc};
 
 /// Maximum age of the available memory that was read.
 const MAX_ROOM_AGE: Duration = Duration::from_millis(100);
 const MAX_MEASURED_BLOCKS: usize = 16;
+/// Blocks advised since, after which an untouched one has to make room.
+const PATIENCE: usize = 8;
 /// Sixteenths of a block whose credit [`measure_recent`] does not return.
 const MAX_REST: usize = 2;
 static HAS_READ_ROOM: AtomicBool = AtomicBool::new(false);
@@ -95,7 +98,7 @@ pub(super) fn read_room_now() {
     }
     HAS_READ_ROOM.store(true, Ordering::Relaxed);
     if has_to_read() {
-        sys::apart(credit::read_room);
+        sys::unfiltered(|| sys::apart(credit::read_room));
     }
 }
 
@@ -105,7 +108,8 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     let indexes = indexes(range, is_part);
     let first = indexes.start * pmd();
     // The program may have disabled THP by prctl(2).
-    if indexes.is_empty() || may_measure() && sys::is_without_thp() {
+    let is_off = || may_measure() && sys::is_without_thp();
+    if indexes.is_empty() || sys::guarded(is_off) {
         return first..first;
     }
     let is_first = !HAS_READ_ROOM.load(Ordering::Relaxed);
@@ -114,7 +118,7 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     }
     let wanted = indexes.len() * pmd();
     if credit::remaining() < wanted {
-        sys::apart(measure_recent);
+        sys::guarded(|| sys::apart(measure_recent));
     }
     // One allocation never takes all credit, since it may stay sparse.
     let left = credit::remaining();
@@ -140,6 +144,15 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
         count_run(indexes.start);
     }
     track_waiting(advised..indexes.end);
+    debug::note(
+        [(advised - indexes.start) * pmd(), wanted, first],
+        |line, [advised, wanted, at]| {
+            write!(
+                line,
+                "new memory: {advised} of {wanted} bytes advised at {at:#x}"
+            )
+        },
+    );
     update_counters();
     first..advised * pmd()
 }
@@ -152,7 +165,7 @@ pub(super) fn update_counters() {
 }
 
 /// Adds an advised block to the ring.
-fn remember(block: usize) {
+pub(super) fn remember(block: usize) {
     let place = ADVISED_COUNT.fetch_add(1, Ordering::Relaxed);
     if let Some(recent) = RECENT_BLOCKS.get(place % RECENT_COUNT) {
         recent.store(block, Ordering::Relaxed);
@@ -356,8 +369,11 @@ fn measure_recent() {
         let charge = || BLOCKS.seen(block).state().charge();
         let charged = charge();
         if charged > MAX_REST {
-            measure_block(block);
+            let touched = measure_block(block);
             measured += 1;
+            if touched == Some(Touched::Nothing) && end - place > PATIENCE {
+                take_back(block);
+            }
         }
         // The first block that is still filling is measured again next time. One of which a part stays
         // untouched is left to the thread, or such blocks would soon be all that are measured.
@@ -379,6 +395,29 @@ fn measure_recent() {
     };
     NEXT_SKIPS.store(skips, Ordering::Relaxed);
     SKIPS_LEFT.store(skips, Ordering::Relaxed);
+}
+
+/// Takes the advice of an untouched block back, and with it the charge: later blocks are filled, and
+/// this one may never be.
+fn take_back(block: usize) {
+    if is_crowded() || !sys::allows(libc::MADV_NOHUGEPAGE) {
+        return;
+    }
+    let seen = BLOCKS.seen(block);
+    let range = block * pmd()..(block + 1) * pmd();
+    if withdraw_advice(&range).is_err() {
+        return;
+    }
+    RUN_COUNT.fetch_add(1, Ordering::Relaxed);
+    // Touched before that, it is huge.
+    if resident(range.start, pmd()) == Ok(Some(0)) && update(block, seen, BlockState::Waiting) {
+        debug::note([range.start, 0, 0], |line, [at, ..]| {
+            write!(
+                line,
+                "advice taken back from the untouched block at {at:#x}"
+            )
+        });
+    }
 }
 
 /// Counts the charges anew in the child of a fork, before any other use.

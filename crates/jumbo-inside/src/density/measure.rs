@@ -19,8 +19,11 @@ use jumbo_sys as sys;
 const SAMPLE_PAGES: usize = SIXTEENTHS as usize;
 /// Maximum base pages per call of mincore(2).
 const MAX_CALL_PAGES: usize = 512;
-const PREFIX_BYTES: usize = 64;
-/// Buffer size for the rest of a page; the stack may be small.
+/// Words at the start of a page that are read first, and words of a page.
+const PREFIX_WORDS: usize = 64 / size_of::<usize>();
+const PAGE_WORDS: usize = PAGE_BYTES / size_of::<usize>();
+/// Pages that a system call reads whole, and buffer size of [`is_page_zero`]; the stack may be small.
+const READ_PAGES: usize = 2;
 const BUFFER_BYTES: usize = 1 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,26 +197,45 @@ fn read_sixteenths(
     Ok(is_any)
 }
 
-/// Counts the pages that hold only zeroes. One call reads the starts of all pages first.
+/// Counts the pages that hold only zeroes; it reads the starts of all of them first.
 fn count_empty(places: &[usize]) -> Result<u8, Errno> {
-    let mut empty = 0;
-    let mut first = 0;
-    while first < places.len() {
-        let mut prefixes = [[0usize; PREFIX_BYTES / size_of::<usize>()]; SAMPLE_PAGES];
-        let rest = places.get(first..).unwrap_or_default();
-        let read = match sys::copy_scattered(rest, &mut prefixes) {
+    let mut empty = [0; SAMPLE_PAGES];
+    let count = zero_pages::<PREFIX_WORDS, SAMPLE_PAGES>(places, &mut empty)?;
+    let count = zero_pages::<PAGE_WORDS, READ_PAGES>(
+        empty.get(..count).unwrap_or_default(),
+        &mut [0; SAMPLE_PAGES],
+    )?;
+    Ok(u8::try_from(count).unwrap_or(u8::MAX))
+}
+
+/// Finds the pages whose first `WORDS` words are zero: writes them to `zero`, and returns their
+/// number. A system call reads `MAX` of them.
+fn zero_pages<const WORDS: usize, const MAX: usize>(
+    mut pages: &[usize],
+    zero: &mut [usize; SAMPLE_PAGES],
+) -> Result<usize, Errno> {
+    let mut count = 0;
+    while !pages.is_empty() {
+        let some = pages.get(..MAX).unwrap_or(pages);
+        let mut content = [[0usize; WORDS]; MAX];
+        let read = match sys::copy_scattered(some, &mut content) {
             Ok(read) => read,
             Err(Errno::FAULT) => 0,
             Err(error) => return Err(error),
         };
-        for (place, prefix) in rest.iter().zip(prefixes).take(read) {
-            let is_zero = prefix.iter().all(|word| *word == 0);
-            empty += u8::from(is_zero && is_page_zero(*place)?);
+        for (page, words) in some.iter().zip(&content).take(read) {
+            if words.iter().all(|word| *word == 0)
+                && let Some(next) = zero.get_mut(count)
+            {
+                *next = *page;
+                count += 1;
+            }
         }
         // A protected page was touched before.
-        first += read + 1;
+        let seen = some.len().min(read + 1);
+        pages = pages.get(seen..).unwrap_or_default();
     }
-    Ok(empty)
+    Ok(count)
 }
 
 pub(super) fn mincore(address: usize, length: usize, pages: &mut [u8]) -> Result<(), Errno> {

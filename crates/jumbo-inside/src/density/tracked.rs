@@ -76,7 +76,8 @@ pub(super) fn advise_huge(range: &Range<usize>) -> Result<()> {
 /// Measures a charged block; returns the result.
 pub(super) fn measure_block(block: usize) -> Option<Touched> {
     let seen = BLOCKS.seen(block);
-    let touched = may_measure().then(|| measure(block * pmd(), pmd()).ok())??;
+    let measured = || may_measure().then(|| measure(block * pmd(), pmd()).ok())?;
+    let touched = sys::guarded(measured)?;
     let now = match touched {
         Touched::Gone => BlockState::Untracked,
         Touched::Nothing => BlockState::ADVISED,

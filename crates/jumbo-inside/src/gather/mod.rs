@@ -42,7 +42,7 @@ use memory::Kernel;
 use crate::events::Mechanism;
 use crate::ledger::{Slot, stats};
 use crate::{headroom, sandbox};
-use jumbo_sys::{Blocked, process};
+use jumbo_sys::{self as sys, Blocked, process};
 
 pub use batch::{FreeError, Operation};
 pub use collect::{Freed, Gather, Mode, Tunables};
@@ -258,7 +258,7 @@ impl Mechanism for Events {
     #[expect(unsafe_code, reason = "passes on the caller's promise")]
     unsafe fn unmap(address: usize, length: usize) -> bool {
         // SAFETY: the caller's promise.
-        is_large(length) && unsafe { unmap(address, length) }
+        is_large(length) && sys::guarded(|| unsafe { unmap(address, length) })
     }
 
     // A move would first unshare merged pages, which takes time and memory.
@@ -275,7 +275,7 @@ impl Mechanism for Events {
             return None;
         }
         // SAFETY: the caller's promise.
-        let answer = unsafe { discard(address, length) }?;
+        let answer = sys::guarded(|| unsafe { discard(address, length) })?;
         Some(answer.map_err(rustix::io::Errno::raw_os_error))
     }
 

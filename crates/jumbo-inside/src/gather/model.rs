@@ -33,6 +33,7 @@ pub(crate) struct Number {
 }
 
 impl Platform for Model {
+    const MAX_SLEEP: Option<Duration> = None;
     type Word = Number;
     const MAX_SPINS: u32 = 0;
 

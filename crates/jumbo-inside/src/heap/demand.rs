@@ -15,7 +15,7 @@ use crate::gather::PendingFree;
 use crate::headroom::{Needed, headroom};
 use crate::sandbox;
 use crate::watch::{self, Job, Stop, Without};
-use jumbo_sys::proc;
+use jumbo_sys::{self as sys, proc};
 
 /// Interval between two scans.
 const SCAN_INTERVAL: Duration = Duration::from_millis(2);
@@ -47,6 +47,10 @@ static SCANS_TO_ROOM_CHECK: AtomicU32 = AtomicU32::new(0);
 
 /// Bytes in smaller mappings than [`MIN_FILLED_BYTES`] since the last one that counted.
 static SMALL_MAPPED_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Writable memory that the program has mapped, without what it unmapped since, and the most so far.
+static MAPPED_BYTES: AtomicUsize = AtomicUsize::new(0);
+static MAPPED_PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Set if no thread can scan.
 static IS_OFF: AtomicBool = AtomicBool::new(false);
@@ -83,12 +87,12 @@ pub fn end() {
 /// the scans may see it.
 pub fn about_to_fill(bytes: usize) {
     crate::slab::about_to_fill(bytes);
-    make_room(bytes);
+    return_memory(|window, leaving| window.about_to_fill(bytes, leaving));
 }
 
-/// Frees retained memory of the window before the slabs grow by `bytes`.
+/// Frees retained memory of the window before other memory grows beyond its peak by `bytes`.
 pub fn make_room(bytes: usize) {
-    return_memory(|window, leaving| window.make_room(bytes, Some(leaving)));
+    return_memory(|window, leaving| window.make_room(bytes, leaving));
 }
 
 /// Notes a writable mapping of the program. Small ones are added up.
@@ -98,10 +102,25 @@ pub(super) fn mapped(length: usize) {
         false => 0,
     };
     let bytes = length.saturating_add(small);
-    if bytes >= MIN_FILLED_BYTES {
-        SMALL_MAPPED_BYTES.store(0, Ordering::Relaxed);
-        about_to_fill(bytes);
+    let mapped = MAPPED_BYTES.fetch_add(length, Ordering::Relaxed) + length;
+    if bytes < MIN_FILLED_BYTES {
+        return;
     }
+    SMALL_MAPPED_BYTES.store(0, Ordering::Relaxed);
+    let growth = mapped.saturating_sub(MAPPED_PEAK_BYTES.load(Ordering::Relaxed));
+    if growth < MIN_FILLED_BYTES {
+        about_to_fill(bytes);
+    } else {
+        MAPPED_PEAK_BYTES.store(mapped, Ordering::Relaxed);
+        crate::slab::about_to_fill(bytes);
+        make_room(bytes.max(growth));
+    }
+}
+
+/// Notes that the program unmaps memory, of any kind.
+pub(super) fn unmapped(length: usize) {
+    let rest = |mapped: usize| Some(mapped.saturating_sub(length));
+    let _ = MAPPED_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest);
 }
 
 /// Frees retained memory where the program has made a range writable that is not resident yet. The
@@ -113,7 +132,8 @@ pub(super) fn made_writable(address: usize, length: usize) {
     let start = address & !(BASE_PAGE - 1);
     let range = start..start + (address - start + length).next_multiple_of(BASE_PAGE);
     return_memory(|window, leaving| {
-        if window.keeps_by_demand() && !density::is_resident(&range, 0) {
+        let is_resident = || density::is_resident(&range, 0);
+        if window.keeps_by_demand() && sys::unfiltered(is_resident) == Some(false) {
             window.make_room_for_now(range.len(), leaving);
         }
     });

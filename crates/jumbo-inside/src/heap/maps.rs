@@ -26,8 +26,7 @@ use crate::gather;
 use crate::ledger::{Slot, stats};
 use crate::sandbox;
 use crate::sync::Lock;
-use jumbo_sys as sys;
-use jumbo_sys::proc;
+use jumbo_sys::{self as sys, proc};
 
 /// Smallest mapping that is packed. Smaller ones are mostly file buffers and stacks.
 pub const MIN_PACKED_BYTES: usize = 256 << 10;
@@ -190,10 +189,21 @@ pub fn is_split(address: usize, length: usize) -> bool {
     // Advice of the program ends what is known of the parts, not that they are parts. So the kernel is
     // asked of each mapping that may have been cut.
     let is_cut = density::is_cut(&(address..end));
-    if sandbox::is_entered_later() || !is_cut && !is_placed(address) {
-        return is_cut;
+    if !is_cut && !is_placed(address) {
+        return false;
     }
-    let mut is_plain = gather::is_whole_and_unlocked(address, length).is_ok();
+    sys::unfiltered(|| is_split_in_maps(address..end, is_cut)).unwrap_or(is_cut)
+}
+
+/// Reports whether a range is split, by the list of mappings.
+fn is_split_in_maps(
+    Range {
+        start: address,
+        end,
+    }: Range<usize>,
+    is_cut: bool,
+) -> bool {
+    let mut is_plain = gather::is_whole_and_unlocked(address, end - address).is_ok();
     let mut parts = 0;
     let looked = proc::each_mapping(|line| {
         if line.start < end && address < line.end {

@@ -18,8 +18,7 @@ use super::BASE_PAGE;
 use super::extents::{PageRecord, Records};
 use crate::density::{self, Policy};
 pub(super) use crate::pool::populate;
-use jumbo_sys as sys;
-use jumbo_sys::map_own;
+use jumbo_sys::{self as sys, map_own};
 pub(super) use jumbo_sys::{discard, unmap};
 
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);

@@ -555,6 +555,7 @@ impl Mechanism for Events {
     #[inline(always)]
     fn unmapping(address: usize, length: usize) {
         advised::forget(&(address..address.saturating_add(length)));
+        demand::unmapped(length);
     }
 
     // What is known of the range is still needed ([`maps::is_split`]).

@@ -14,6 +14,10 @@
 #![expect(unsafe_code, reason = "hands the filter to the kernel")]
 
 use super::raw;
+use crate::bpf::{
+    ALLOW, ARCHITECTURE, AT_ARCHITECTURE, AT_NUMBER, KILL, Step, answer, call, equal, greater,
+    high, load, low, number,
+};
 use jumbo_sys::Thread;
 
 /// Exact flags of the reaper's threads.
@@ -28,80 +32,16 @@ pub(super) const LAST_DESCRIPTOR: u32 = 1;
 /// MADV_DONTNEED_LOCKED of madvise(2), Linux 5.18.
 pub(super) const MADV_DONTNEED_LOCKED: i32 = 24;
 
-#[cfg(target_arch = "x86_64")]
-const ARCH: u32 = 0xc000_003e;
-#[cfg(target_arch = "aarch64")]
-const ARCH: u32 = 0xc000_00b7;
-
-const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
-const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
-
-// Offsets in `struct seccomp_data`: the number, the architecture, the halves of each argument.
-const NUMBER: u32 = 0;
-const ARCHITECTURE: u32 = 4;
-const fn low(argument: u32) -> u32 {
-    16 + 8 * argument
-}
-const fn high(argument: u32) -> u32 {
-    low(argument) + 4
-}
-
-type Step = libc::sock_filter;
-
-const fn load(offset: u32) -> Step {
-    step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0)
-}
-const fn answer(action: u32) -> Step {
-    step(libc::BPF_RET | libc::BPF_K, action, 0, 0)
-}
-/// Skips `then` steps if the loaded word is `value`, else `other` steps.
-const fn equal(value: u32, then: u8, other: u8) -> Step {
-    step(
-        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-        value,
-        then,
-        other,
-    )
-}
-const fn greater(value: u32, then: u8, other: u8) -> Step {
-    step(
-        libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K,
-        value,
-        then,
-        other,
-    )
-}
-#[expect(clippy::cast_possible_truncation, reason = "codes have 8 bits")]
-const fn step(code: u32, k: u32, jt: u8, jf: u8) -> Step {
-    Step {
-        code: code as u16,
-        jt,
-        jf,
-        k,
-    }
-}
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "numbers of system calls are small"
-)]
-const fn call(number: libc::c_long, otherwise: u8) -> Step {
-    equal(number as u32, 0, otherwise)
-}
-const fn number(value: i32) -> u32 {
-    value.cast_unsigned()
-}
-
 const LENGTH: u16 = 52;
 
 /// Returns the filter with these thread flags. Each rule compares the number, or skips the rule;
 /// then it checks the argument and returns an action.
 const fn filter(thread: u32) -> [Step; LENGTH as usize] {
     [
-        load(ARCHITECTURE),
-        equal(ARCH, 1, 0),
+        load(AT_ARCHITECTURE),
+        equal(ARCHITECTURE, 1, 0),
         answer(KILL),
-        load(NUMBER),
+        load(AT_NUMBER),
         call(libc::SYS_futex, 4),
         load(low(1)),
         greater(number(libc::FUTEX_WAKE), 1, 0),

@@ -16,13 +16,14 @@
 //! filters that proved harmless; without a launcher the library does. A filter that is harmless to
 //! all calls is ignored: mechanisms handle a failed call as on a kernel without it.
 //!
+//! A filter may be for all threads, and another one may be about to make a call because there was no
+//! filter: both are in a guarded region ([`sys::guarded`]), and [`enter`] waits for its end.
+//!
 //! A forked child inherits filter and result. The parent of a vfork(2) child shares its memory, so
 //! it counts a filter that the child installs. A child of a bare clone(2) looks the same.
 
 use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicU32, Ordering};
-
-use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::bpf::{self, Call};
 use jumbo_sys as sys;
@@ -38,15 +39,12 @@ crate::one_page! {
 
     /// Filters among them that let a thread block signals and change its alternate stack.
     static LETTING_COUNT: AtomicU32 = AtomicU32::new(0);
-
-    /// 1 if a filter was found at the start.
-    static START_COUNT: AtomicU32 = AtomicU32::new(0);
 }
 
 /// Reports whether a filter was installed after the start. An earlier one, of a container, let the
 /// dynamic loader open and read files; a later one may not.
 pub fn is_entered_later() -> bool {
-    FILTER_COUNT.load(Ordering::Acquire) != START_COUNT.load(Ordering::Acquire)
+    sys::is_filtered()
 }
 
 /// Reports whether a filter is in force or being installed.
@@ -71,10 +69,13 @@ pub fn allows_advice() -> bool {
 #[must_use]
 pub struct Entering(());
 
-/// Records that a filter is about to be installed.
+/// Records that a filter is about to be installed. Waits for other threads that make calls of jumbo
+/// because there was none ([`sys::guarded`]).
 pub fn enter() -> Entering {
     sys::block();
     FILTER_COUNT.fetch_add(1, Ordering::AcqRel);
+    sys::mark_filter();
+    sys::wait_for_guarded();
     Entering(())
 }
 
@@ -82,6 +83,7 @@ impl Entering {
     /// Records that the kernel refused the filter.
     pub fn refused(self) {
         FILTER_COUNT.fetch_sub(1, Ordering::AcqRel);
+        sys::unmark_filter();
         sys::unblock();
     }
 
@@ -140,7 +142,6 @@ pub fn detect(tried: u32, launched_under: u32, is_container: bool) {
         return;
     }
     FILTER_COUNT.fetch_add(1, Ordering::AcqRel);
-    START_COUNT.store(1, Ordering::Release);
     match answer {
         // Only the usual advice was tried alone.
         Answer::Advice => sys::forbid_unless(|advice| sys::USUAL.contains(&advice)),
@@ -167,10 +168,7 @@ pub fn inherited() -> Option<u32> {
 }
 
 fn status<'a>(path: &CStr, text: &'a mut [u8; 4096]) -> Option<&'a [u8]> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-    // openat(2), as the dynamic loader: a filter may not allow open(2).
-    let length = rustix::fs::openat(CWD, path, flags, Mode::empty())
-        .and_then(|file| rustix::io::read(&file, &mut *text));
+    let length = sys::open(path).and_then(|file| rustix::io::read(&file, &mut *text));
     text.get(..length.ok()?)
 }
 

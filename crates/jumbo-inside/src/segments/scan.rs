@@ -17,7 +17,7 @@ const COPY_TIME_PER_MIB: Duration = Duration::from_micros(600);
 /// Minimum CPU time of the program, as a multiple of the copy's cost.
 const CPU_TIME_PER_COST: u32 = 50;
 
-static JOB: Job = Job::new(0, scan, without);
+static JOB: Job = Job::new(0, scan, without).opening_files();
 static SETTINGS: AtomicPtr<SegmentSettings> = AtomicPtr::new(core::ptr::null_mut());
 /// CPU time before which no copy is tried again.
 static NEXT_CPU_MILLIS: AtomicU64 = AtomicU64::new(0);
@@ -72,6 +72,10 @@ fn scan(stop: &Stop) -> Option<Duration> {
     if required > used {
         NEXT_CPU_MILLIS.store(millis(required), Ordering::Relaxed);
         return Some(interval(used, required));
+    }
+    // A move opens the images of other processes.
+    if JOB.is_deferred() {
+        return Some(MAX_WAIT);
     }
     let next = least.max(required).saturating_mul(2);
     NEXT_CPU_MILLIS.store(millis(next), Ordering::Relaxed);

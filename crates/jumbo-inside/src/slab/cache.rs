@@ -131,8 +131,8 @@ pub(super) fn idle() -> isize {
 /// the holder of the lock.
 pub(super) fn adopt() -> *mut Cache {
     let me = thread_pointer();
-    CACHES
-        .with(|caches| {
+    let adopted = sys::guarded(|| {
+        CACHES.with(|caches| {
             let cache = caches.former(me).or_else(|| caches.dead());
             let cache = cache.or_else(|| caches.make())?;
             let thread = match sandbox::is_entered() || sandbox::is_entered_later() {
@@ -146,8 +146,8 @@ pub(super) fn adopt() -> *mut Cache {
             }
             Some(cache)
         })
-        .flatten()
-        .unwrap_or(null_mut())
+    });
+    adopted.flatten().unwrap_or(null_mut())
 }
 
 impl Caches {

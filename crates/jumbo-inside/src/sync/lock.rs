@@ -6,11 +6,19 @@
 //! Owner and lock are one word, consistent at any instruction: 0 when free, else [`Platform::me`]
 //! of the owner, with the lowest bit set if a thread may sleep. `me` derives from the thread
 //! pointer, which needs neither a system call nor a thread-local, and which the child of a fork
-//! keeps. Threads whose pointers are 128 GiB apart have the same `me`: one of them may be refused
+//! keeps.
+//!
+//! The owner may have ended: killed with its process, while a child of vfork(2) goes on with the
+//! memory, or alone, as the process beside a program of one thread. So [`Lock::with`] refuses after a
+//! while, as if the caller were the owner, and at once from then on, until another owner has had the
+//! lock.
+//!
+//! Threads whose pointers are 128 GiB apart have the same `me`: one of them may be refused
 //! needlessly, which every caller handles.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
 
 use super::{Linux, Platform, Word};
 
@@ -23,6 +31,8 @@ const MAX_ATTEMPTS: u32 = 2000;
 #[derive(Debug)]
 pub struct Lock<T, P: Platform = Linux> {
     word: P::Word,
+    /// Owner that did not release the lock for [`Platform::MAX_SLEEP`]; 0: none.
+    abandoner: AtomicU32,
     value: UnsafeCell<T>,
 }
 
@@ -42,15 +52,17 @@ impl<T, P: Platform> Lock<T, P> {
     pub const fn on(word: P::Word, value: T) -> Self {
         Self {
             word,
+            abandoner: AtomicU32::new(0),
             value: UnsafeCell::new(value),
         }
     }
 
-    /// Runs `work` on the value; `None` if this thread holds the lock.
+    /// Runs `work` on the value; `None` if this thread holds the lock, or one that may have ended.
     pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
         // SAFETY: acquired here, by this thread.
         #[expect(unsafe_code, reason = "the lock is held")]
-        self.acquire().then(|| unsafe { self.run(work) })
+        self.acquire_within(P::MAX_SLEEP)
+            .then(|| unsafe { self.run(work) })
     }
 
     /// Runs `work` on the value; `None` if any thread keeps the lock: its owner may be suspended
@@ -86,6 +98,11 @@ impl<T, P: Platform> Lock<T, P> {
 
     /// Acquires the lock without a value, for fork(2); false if this thread holds it.
     pub fn acquire(&self) -> bool {
+        self.acquire_within(None)
+    }
+
+    /// Variant of [`Lock::acquire`]; false also if the owner keeps the lock for `max`.
+    fn acquire_within(&self, max: Option<Duration>) -> bool {
         let me = P::me();
         // Once this thread has slept, others may sleep unknown to it, so it keeps the bit set.
         let mut taken = me;
@@ -101,8 +118,15 @@ impl<T, P: Platform> Lock<T, P> {
                     .compare_exchange(FREE, taken, Ordering::Acquire)
                     .is_ok()
                 {
+                    if spins > 0 {
+                        self.abandoner.store(FREE, Ordering::Relaxed);
+                    }
                     return true;
                 }
+            } else if max.is_some()
+                && self.abandoner.load(Ordering::Relaxed) == seen & !HAS_SLEEPERS
+            {
+                return false;
             } else if spins < P::MAX_SPINS {
                 spins += 1;
                 core::hint::spin_loop();
@@ -111,8 +135,12 @@ impl<T, P: Platform> Lock<T, P> {
                 let relaxed = Ordering::Relaxed;
                 if seen == marked || self.word.compare_exchange(seen, marked, relaxed).is_ok() {
                     // Read the word again after a wake-up, a signal or a change.
-                    self.word.wait(marked, None);
+                    let is_late = self.word.wait(marked, max);
                     taken = me | HAS_SLEEPERS;
+                    if is_late && self.word.load(Ordering::Relaxed) == marked {
+                        let owner = marked & !HAS_SLEEPERS;
+                        self.abandoner.store(owner, Ordering::Relaxed);
+                    }
                 }
             }
         }
@@ -164,6 +192,26 @@ mod tests {
             *count
         });
         assert_eq!(seen, Some(160_000));
+    }
+
+    #[test]
+    fn a_lock_whose_owner_has_ended_is_refused_and_not_waited_for() {
+        static GONE: Lock<u64> = Lock::new(1);
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(GONE.acquire()));
+        });
+        // A second thread: the pointer of the first one may be used again.
+        let refused = || {
+            let start = std::time::Instant::now();
+            (GONE.with(|gone| *gone), start.elapsed())
+        };
+        let (first, second) = (refused(), refused());
+        let max = Linux::MAX_SLEEP.unwrap();
+        assert!(
+            first.0.is_none() && (max..max * 5).contains(&first.1),
+            "{first:?}"
+        );
+        assert!(second.0.is_none() && second.1 < max, "{second:?}");
     }
 
     #[test]

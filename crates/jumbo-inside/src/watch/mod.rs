@@ -12,7 +12,8 @@
 //! The thread restarts only after a fork: when the program next maps memory ([`resume`]), less
 //! often the more it forks, or when a job begins again. Its descriptors are its own. A change of
 //! user or namespaces by a bare system call is noticed at the next scan (`crate::standing`), within a
-//! second where the thread has privilege.
+//! second where the thread has privilege. A process confines itself (`confine`), so that nothing can use
+//! the privilege meanwhile.
 #![expect(unsafe_code, reason = "makes a thread on a stack of its own")]
 
 use core::cell::UnsafeCell;
@@ -25,10 +26,11 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::events::Mechanism;
 use crate::headroom::has_tasks;
 use crate::sandbox;
-use crate::standing::{self, Leader};
+use crate::standing::{self, Beside, Leader};
 use crate::sync::now;
 use jumbo_sys::{self as sys, Blocked, Thread, process, request, stay_prompt, wait, wake};
 
+mod confine;
 mod sibling;
 
 pub(crate) use sibling::program;
@@ -53,6 +55,8 @@ const COMPARE_INTERVAL: Duration = Duration::from_millis(10);
 const MAX_PRIVILEGED_WAIT: Duration = Duration::from_secs(1);
 /// Minimum process limit of a user who gets a thread: the number of present processes is unknown.
 const MIN_PROCESSES: u64 = 1024;
+/// Minimum life of a process that ends because it lacks a file, which the next one may open.
+const MIN_LIFE: Duration = Duration::from_secs(1);
 
 /// Stack of the thread. The kernel clears it in the child of any fork, so the child has no thread.
 #[repr(C, align(4096))]
@@ -116,6 +120,11 @@ pub fn is_beside() -> bool {
     sibling::exists()
 }
 
+/// Reports whether the caller is that process.
+pub(crate) fn is_caller_beside() -> bool {
+    sibling::is_caller()
+}
+
 /// Has a thread run the jobs from now on: a resource would outlive the program in a process.
 #[cold]
 pub fn refuse_sibling() {
@@ -135,6 +144,10 @@ pub(crate) struct Job {
     process: AtomicI32,
     /// Time of the next scan: [`now`] in nanoseconds, or [`NEVER`].
     due: AtomicU64,
+    /// The job opens files that it finds late.
+    opens_files: bool,
+    /// Waits for a process that may open files.
+    is_deferred: AtomicBool,
 }
 
 /// Time of a job while it runs.
@@ -164,7 +177,23 @@ impl Job {
             without,
             process: AtomicI32::new(0),
             due: AtomicU64::new(0),
+            opens_files: false,
+            is_deferred: AtomicBool::new(false),
         }
+    }
+
+    /// The same job, which opens files that it finds late: see [`Job::is_deferred`].
+    pub(crate) const fn opening_files(mut self) -> Self {
+        self.opens_files = true;
+        self
+    }
+
+    /// Reports whether the caller, which runs the job, may open no file. Then a process that the
+    /// program makes soon runs the job first.
+    pub(crate) fn is_deferred(&self) -> bool {
+        let is_shut = sys::is_shut();
+        self.is_deferred.fetch_or(is_shut, Ordering::Relaxed);
+        is_shut
     }
 
     /// Runs the job if it is due; returns the time until the next run.
@@ -253,6 +282,10 @@ pub(crate) fn begin(job: &'static Job, wait: Duration) {
     if let Some(place) = JOBS.get(job.index) {
         place.store(core::ptr::from_ref(job).cast_mut(), Ordering::Release);
     }
+    // A process without such a job may have confined itself.
+    if job.opens_files {
+        interrupt_sibling();
+    }
     if is_watched() {
         if is_sooner {
             notify(None);
@@ -275,6 +308,10 @@ pub(crate) fn begin(job: &'static Job, wait: Duration) {
 }
 
 fn make() {
+    sys::guarded(make_unless_filtered);
+}
+
+fn make_unless_filtered() {
     if sandbox::is_entered() {
         return report_absence(Without::Filter);
     }
@@ -445,6 +482,7 @@ fn restart() {
 }
 
 fn run() {
+    sys::forget();
     let is_beside = sibling::is_caller();
     if is_beside && !sibling::begin() {
         return;
@@ -464,19 +502,45 @@ fn run() {
         return IS_RESTARTING.store(true, Ordering::Release);
     }
     let stop = Stop::at(&STOP_NOW, &STOP_SOON);
-    let most = match standing::is_privileged() {
+    let is_privileged = standing::is_privileged();
+    let most = match is_privileged {
         true => MAX_PRIVILEGED_WAIT,
         false => MAX_WAIT,
     };
-    let mut compared = None;
+    let mut beside = None;
+    if is_beside {
+        sys::keep();
+        match Beside::begin(program()) {
+            Ok(same) => beside = Some(same),
+            Err(leader) => {
+                may_go_on(leader, Some(true));
+                return;
+            }
+        }
+        for job in own_jobs().filter(|job| job.is_deferred.swap(false, Ordering::Relaxed)) {
+            job.set_due(Duration::ZERO);
+            job.run(&stop);
+        }
+    }
+    let mut is_open = is_beside;
+    let began = now();
+    let mut compared = beside.as_ref().map(|_| now());
     loop {
         let before = WAKE_WORD.load(Ordering::Acquire);
         if stop.check_before_wait().is_err() {
             return;
         }
+        // With a privilege that the program may drop, such a job waits for the next process.
+        if is_open && (is_privileged || !own_jobs().any(|job| job.opens_files)) {
+            confine::confine();
+            is_open = false;
+        }
         let is_due = |at| now().saturating_sub(at) >= COMPARE_INTERVAL;
         if compared.is_none_or(is_due) {
-            if !may_go_on(is_beside, compared.is_none()) {
+            let leader = beside
+                .as_ref()
+                .map_or_else(standing::compare, Beside::compare);
+            if !may_go_on(leader, is_beside.then_some(false)) {
                 return;
             }
             compared = Some(now());
@@ -485,7 +549,14 @@ fn run() {
             // The program waits for an ended process when it next maps memory.
             return IS_RESTARTING.store(is_beside, Ordering::Release);
         };
-        let time = soonest.min(most);
+        let is_deferred = |job: &Job| job.is_deferred.load(Ordering::Relaxed);
+        let mut time = soonest.min(most);
+        if sys::has_missed() || is_beside && own_jobs().any(is_deferred) {
+            if now().saturating_sub(began) >= MIN_LIFE {
+                return IS_RESTARTING.store(true, Ordering::Release);
+            }
+            time = time.min(MIN_LIFE);
+        }
         if !is_beside {
             wait(&WAKE_WORD, before, time);
         } else if !sibling::pause(before, time) {
@@ -494,18 +565,15 @@ fn run() {
     }
 }
 
-/// Compares the caller with the program; false if it has to end.
-fn may_go_on(is_beside: bool, is_first: bool) -> bool {
-    let leader = match is_beside {
-        true => standing::compare_beside(program()),
-        false => standing::compare(),
-    };
+/// Reports whether the caller, compared with the program, goes on. `beside`: it is a process, and true
+/// at its first comparison.
+fn may_go_on(leader: Leader, beside: Option<bool>) -> bool {
     match leader {
         Leader::Same => return true,
         Leader::Gone => return false,
         Leader::Elsewhere => {}
         // Of a program that may not be traced, a process reads no namespaces.
-        Leader::Different if is_beside && is_first => sibling::refuse(),
+        Leader::Different if beside == Some(true) => sibling::refuse(),
         Leader::Different => {
             // For good: a new thread would have the privileges of its maker.
             IS_DISABLED.store(true, Ordering::SeqCst);
@@ -513,7 +581,7 @@ fn may_go_on(is_beside: bool, is_first: bool) -> bool {
         }
     }
     // The program then waits for a process, or makes another one.
-    IS_RESTARTING.store(is_beside, Ordering::Release);
+    IS_RESTARTING.store(beside.is_some(), Ordering::Release);
     false
 }
 
@@ -609,7 +677,7 @@ impl Mechanism for Events {
     }
 
     fn before_thread() {
-        if crate::threads::note_thread() {
+        if jumbo_sys::note_thread() {
             interrupt_sibling();
         }
     }
@@ -649,6 +717,6 @@ impl Mechanism for Events {
         FORK_COUNT.store(0, Ordering::Relaxed);
         MAKER_PROCESS.store(0, Ordering::Relaxed);
         THREAD.forget_number();
-        crate::threads::note_one_thread(true);
+        jumbo_sys::note_one_thread(true);
     }
 }

@@ -8,8 +8,9 @@
 //!   such a wait for any child. [`reap`] waits for it.
 //! - A resource that is bound to the memory (a SysV segment, a lock of a mapped file) would stay until
 //!   it has ended: where there is one, a thread runs the jobs.
-//! - It has a session of its own, no descriptors, and `/` as its working directory ([`begin`]). It
-//!   dumps no core: a debugger's breakpoint in the shared text kills it.
+//! - It has a session of its own, no descriptors but those of `sys::files`, and `/` as its working
+//!   directory ([`begin`]). It dumps no core: a debugger's breakpoint in the shared text kills it.
+//! - It confines itself (`super::confine`).
 //! - The kernel kills it at the end of the program's first thread (PR_SET_PDEATHSIG). After an exec
 //!   it shares the memory with no process, and ends ([`pause`]).
 #![expect(unsafe_code, reason = "system calls that rustix lacks")]
@@ -17,13 +18,14 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
-use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, kill_process, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, getrlimit, kill_process, setrlimit};
 
 use super::{MAKER_PROCESS, OUTLIVES, Outlives, THREAD, WAKE_WORD};
 use crate::sync::now;
-use crate::threads::has_one_thread;
 use jumbo_sys::proc::{children_change_namespace, is_alone};
-use jumbo_sys::{Thread, Wait, process, request, tid_word, wait, wait_either, wake, word_at};
+use jumbo_sys::{
+    Thread, Wait, has_one_thread, process, request, tid_word, wait, wait_either, wake, word_at,
+};
 
 crate::one_page! {
     /// Address and value of the word that the kernel clears at an exec and at the end of the first
@@ -96,6 +98,10 @@ pub(super) fn begin() -> bool {
         maximum: Some(1),
     };
     let _ = setrlimit(Resource::Core, none);
+    // Files are kept open: as many as the program may have at most.
+    let mut files = getrlimit(Resource::Nofile);
+    files.current = files.maximum;
+    let _ = setrlimit(Resource::Nofile, files);
     let killed = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
     killed.is_ok() && parent == MAKER_PROCESS.load(Ordering::Relaxed)

@@ -18,6 +18,7 @@ use jumbo_inside::heap;
 use jumbo_inside::reaper::{self, State, Survey};
 use jumbo_inside::slab;
 use jumbo_inside::{sandbox, watch};
+use jumbo_sys as sys;
 
 /// Minimum private memory for a reaper.
 const MIN_PRIVATE_BYTES: u64 = 1 << 30;
@@ -128,6 +129,10 @@ fn check_again(total: u64) {
 #[cold]
 #[inline(never)]
 fn check() {
+    sys::guarded(check_now);
+}
+
+fn check_now() {
     if sandbox::is_entered() {
         WATCHING.store(false, Ordering::Relaxed);
         return reaper::record(State::Seccomp);
@@ -235,6 +240,10 @@ pub(crate) fn mapped_file(mapping: &Mapping) {
 #[cold]
 #[inline(never)]
 fn check_file(descriptor: c_int) {
+    sys::guarded(|| check_file_now(descriptor));
+}
+
+fn check_file_now(descriptor: c_int) {
     // The filter may allow mmap(2) and forbid fstat(2).
     if sandbox::is_entered() {
         return;
@@ -254,10 +263,10 @@ fn check_file(descriptor: c_int) {
 /// Ends the reaper after a lock or lease of a mapped file: flock(2), fcntl(2) with F_OFD_SETLK or
 /// F_SETLEASE.
 pub(crate) fn locked(descriptor: c_int) {
-    if (LISTENING.load(Ordering::SeqCst) || watch::is_beside())
-        && !sandbox::is_entered()
-        && stat(descriptor).is_some_and(|(_, stat)| reaper::is_mapped(&stat))
-    {
+    let is_mapped = || {
+        !sandbox::is_entered() && stat(descriptor).is_some_and(|(_, stat)| reaper::is_mapped(&stat))
+    };
+    if (LISTENING.load(Ordering::SeqCst) || watch::is_beside()) && sys::guarded(is_mapped) {
         acquire(State::LockedFile);
     }
 }

@@ -65,17 +65,30 @@ impl<'p> Reservation<'p> {
     /// # Errors
     /// [`Error::Source`] without addresses, or if a page cannot be mapped; the reservation is gone
     /// then.
-    pub fn into_region(self, populate: Populate) -> Result<Region<'p>, Error> {
-        let pages = self.left();
+    pub fn into_region(mut self, populate: Populate) -> Result<Region<'p>, Error> {
+        self.take_region(self.left(), populate)
+    }
+
+    /// Maps up to `pages` of the pages that are left at consecutive addresses.
+    ///
+    /// # Errors
+    /// [`Error::Source`] without addresses, or if a page cannot be mapped; the reservation keeps the
+    /// pages then.
+    pub fn take_region(&mut self, pages: Pages, populate: Populate) -> Result<Region<'p>, Error> {
+        let pages = pages.min(self.left());
         let mapping = self.pool().addresses(pages)?;
         let mut region = Region {
             page: self.pool().source.window().page(),
-            reservation: self,
+            reservation: self.split_off(pages),
             mapping: Some(mapping),
             frames: (0..pages.0).map(|_| None).collect(),
         };
-        if populate == Populate::UpFront {
-            region.populate(0..region.frames.len())?;
+        if populate == Populate::UpFront
+            && let Err(error) = region.populate(0..region.frames.len())
+        {
+            region.unmap(|reservation, frame| reservation.put_back(frame));
+            self.join(&mut region.reservation);
+            return Err(error);
         }
         Ok(region)
     }
@@ -139,8 +152,9 @@ impl Region<'_> {
     }
 }
 
-impl Drop for Region<'_> {
-    fn drop(&mut self) {
+impl<'p> Region<'p> {
+    /// Unmaps the pages, and passes them to `each` once no address has them.
+    fn unmap(&mut self, mut each: impl FnMut(&mut Reservation<'p>, Frame)) {
         let pool = self.reservation.pool();
         let Some(mapping) = self.mapping.take() else {
             return;
@@ -156,7 +170,13 @@ impl Drop for Region<'_> {
         }
         drop(mapping);
         while let Some(frame) = returned.pop() {
-            pool.give_frame(frame);
+            each(&mut self.reservation, frame);
         }
+    }
+}
+
+impl Drop for Region<'_> {
+    fn drop(&mut self) {
+        self.unmap(|reservation, frame| reservation.pool().give_frame(frame));
     }
 }

@@ -72,6 +72,11 @@ impl<'p> Reservation<'p> {
         self.held.push(frame);
     }
 
+    /// Takes the pages of another reservation in the same pool.
+    pub(super) fn join(&mut self, other: &mut Self) {
+        self.held.append(&mut other.held);
+    }
+
     /// Splits off up to `pages`, so that each thread can have its own part.
     #[must_use]
     pub fn split_off(&mut self, pages: Pages) -> Self {

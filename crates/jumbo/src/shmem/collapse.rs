@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use rustix::io::Errno;
 
 use jumbo_inside::pool::{Room, make_huge};
-use jumbo_sys::collapse;
-use jumbo_sys::{Pagemap, Pages};
+use jumbo_sys::{Pagemap, Pages, collapse};
 
 use super::file::Extent;
 use super::{Error, Region, Rung, call};

@@ -17,8 +17,7 @@ use crate::headroom::{self, Needed};
 use crate::ledger::{Slot, stats};
 use crate::pool::Credit;
 use crate::sandbox;
-use jumbo_sys::proc;
-use jumbo_sys::{self as sys, Blocked};
+use jumbo_sys::{self as sys, Blocked, proc};
 
 /// Empty mappings that are unmapped to make room for those of a move, when the program has reached
 /// vm.max_map_count. mremap(2) needs six more than it creates.
@@ -233,7 +232,7 @@ impl PageSupply {
         // Without /proc (missing, or a filter of the program) the C library's threads count. A
         // thread about to be created is the first: an earlier one would have moved the pages.
         let made = before != Before::Thread && self.moves.threaded.load(Ordering::Relaxed);
-        let seen = (!sandbox::is_entered_later()).then(proc::is_alone);
+        let seen = sys::unfiltered(proc::is_alone);
         seen.flatten().unwrap_or(!made)
     }
 }

@@ -1,9 +1,11 @@
 //! Retention of freed blocks, and their return to the kernel.
 #![expect(unsafe_code, reason = "frees memory")]
 
+use core::fmt::Write as _;
 use core::ops::Range;
 
 use super::BlockWindow;
+use crate::debug;
 use crate::density;
 use crate::gather::PendingFree;
 use crate::heap::BASE_PAGE;
@@ -12,6 +14,7 @@ use crate::heap::demand;
 use crate::heap::extents::State;
 use crate::heap::supply::SUPPLY;
 use crate::sync::{millis, now};
+use jumbo_sys as sys;
 
 /// Freed memory that is kept while the program fills other memory.
 const KEEP_BESIDE_FILL_BYTES: usize = 4 << 20;
@@ -30,13 +33,20 @@ impl BlockWindow {
         keep: usize,
         leaving: Option<&mut PendingFree>,
     ) -> bool {
-        self.purge_pieces(keep, usize::MAX, leaving)
+        self.purge_pieces(keep, usize::MAX, self.is_rest_wanted(), leaving)
     }
 
+    fn is_rest_wanted(&self) -> bool {
+        self.site.backing == Backing::Pool || self.keeps_by_demand()
+    }
+
+    /// Variant of [`BlockWindow::purge`] that frees `pieces` at most; `is_wanted`: no more than
+    /// necessary, since the rest is wanted.
     fn purge_pieces(
         &mut self,
         keep: usize,
         pieces: usize,
+        is_wanted: bool,
         mut leaving: Option<&mut PendingFree>,
     ) -> bool {
         let (before, backing) = (self.dirty, self.site.backing);
@@ -49,8 +59,7 @@ impl BlockWindow {
             };
             let range = self.range(page, pages);
             let mut inner = self.whole_chunks(&range);
-            if backing == Backing::Pool || self.keeps_by_demand() {
-                // No more than necessary: the rest is wanted.
+            if is_wanted {
                 let max = (self.dirty - keep).next_multiple_of(self.pmd);
                 inner.start = inner.start.max(inner.end.saturating_sub(max));
             }
@@ -73,6 +82,14 @@ impl BlockWindow {
                     break;
                 }
             }
+        }
+        if self.dirty < before {
+            debug::note(
+                [before - self.dirty, self.dirty, 0],
+                |line, [bytes, kept, _]| {
+                    write!(line, "freed blocks: {bytes} bytes returned, {kept} stay")
+                },
+            );
         }
         self.dirty < before
     }
@@ -178,12 +195,12 @@ impl BlockWindow {
     /// Frees a part of what is beyond the bound; reports whether more is left.
     pub(in crate::heap) fn shrink(&mut self, leaving: Option<&mut PendingFree>) -> bool {
         let keep = self.keep();
-        self.purge_pieces(keep, MAX_PIECES, leaving) && self.dirty > keep
+        self.purge_pieces(keep, MAX_PIECES, self.is_rest_wanted(), leaving) && self.dirty > keep
     }
 
     /// Frees memory before the program fills `bytes` elsewhere: as much of what stays by demand,
     /// and most of the rest where that is much.
-    pub(in crate::heap) fn make_room(&mut self, bytes: usize, leaving: Option<&mut PendingFree>) {
+    pub(in crate::heap) fn about_to_fill(&mut self, bytes: usize, leaving: &mut PendingFree) {
         let is_much = bytes >= MIN_FILL_BYTES && self.is_by_demand();
         if !self.keeps_by_demand() && !is_much {
             return;
@@ -193,7 +210,16 @@ impl BlockWindow {
             true => self.keep().min(KEEP_BESIDE_FILL_BYTES),
             false => self.keep(),
         };
-        self.purge(keep, leaving);
+        self.purge(keep, Some(leaving));
+    }
+
+    /// Frees `bytes` for other memory that is about to grow beyond its peak by as much.
+    pub(in crate::heap) fn make_room(&mut self, bytes: usize, leaving: &mut PendingFree) {
+        if self.is_by_demand() {
+            self.demand.lower(bytes, self.live + self.dirty);
+            let keep = self.keep().min(self.dirty.saturating_sub(bytes));
+            self.purge_pieces(keep, usize::MAX, true, Some(leaving));
+        }
     }
 
     /// Frees memory that stays by demand before the program may fill `bytes` elsewhere. The next scan
@@ -222,7 +248,8 @@ impl BlockWindow {
         self.checks += 1;
         let random = density::hash(self.checks);
         self.check_after = random % MAX_UNCHECKED_BYTES;
-        if !density::is_filled(&self.range(page, pages), random >> 32) {
+        let range = self.range(page, pages);
+        if sys::unfiltered(|| density::is_filled(&range, random >> 32)) == Some(false) {
             self.demand.end_for_sparse(millis(now()));
         }
     }

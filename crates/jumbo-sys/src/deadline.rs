@@ -26,10 +26,11 @@ impl Deadline {
 }
 
 /// Converts to whole milliseconds, for atomics.
-pub(crate) fn millis(time: Duration) -> u64 {
+pub fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-pub(crate) fn now() -> Duration {
+/// Returns the time of CLOCK_MONOTONIC.
+pub fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or(Duration::MAX)
 }
