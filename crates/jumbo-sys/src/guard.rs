@@ -6,7 +6,7 @@
 //! then waits for the threads that were first. [`unfiltered`] is both for filters after the start.
 //!
 //! Regions of one thread nest. A signal handler that installs a filter does not wait for the region that
-//! it interrupts, and one that jumps out of a region delays later filters by [`MAX_WAIT`].
+//! it interrupts, and one that jumps out of a region delays later filters by a second.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 use core::time::Duration;
@@ -97,7 +97,7 @@ fn take() -> Option<&'static Place> {
 }
 
 /// Waits until the other threads have left the regions in which they may be unaware of what this
-/// thread has just marked, at most [`MAX_WAIT`].
+/// thread has just marked, at most a second.
 pub fn wait_for_guarded() {
     fence(Ordering::SeqCst);
     if !IS_USED.load(Ordering::Relaxed) {
