@@ -386,7 +386,6 @@ fn the_launcher_makes_few_system_calls() {
     );
 }
 
-/// The kernel's policy is set for the program, and a refusal ends the command before it.
 /// `JUMBO_DEBUG`: by a file, and by a descriptor of the program.
 #[test]
 fn decisions_are_lines_for_a_bug_report() {
@@ -427,6 +426,7 @@ fn decisions_are_lines_for_a_bug_report() {
     assert_eq!(fs::read_to_string(&lines).unwrap(), text);
 }
 
+/// The kernel's policy is set for the program, and a refusal ends the command before it.
 #[test]
 fn a_program_can_be_spared_huge_pages() {
     let enabled = |mode: &str| {
