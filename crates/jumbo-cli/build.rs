@@ -53,7 +53,7 @@ fn link_unwinder() {
 fn build() -> Result<(), String> {
     let variable = |name| env::var(name).map_err(|error| format!("{name}: {error}"));
     let crates = PathBuf::from(variable("CARGO_MANIFEST_DIR")?).join("..");
-    for part in ["jumbo-preload", "jumbo-inside"] {
+    for part in ["jumbo-preload", "jumbo-inside", "jumbo-sys"] {
         for file in ["src", "build.rs", "Cargo.toml", "Cargo.lock"] {
             let path = crates.join(part).join(file);
             if path.exists() {

@@ -13,9 +13,9 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jumbo::Root;
-use jumbo::kernel::thp::pmd_size;
 use jumbo::pool::{Hugetlb, Page, Placement, Pool, Populate, Quota, Region, Reservation, Thp};
 use jumbo::units::{PageSize, Pages};
+use jumbo_sys::thp::pmd_size;
 use rustix::io::Errno;
 
 use crate::failure::{Failure, Outcome, call, note, status};

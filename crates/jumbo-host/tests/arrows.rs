@@ -1,5 +1,5 @@
-//! Dependencies between modules: the `crate::`, `jumbo::` and `jumbo_inside::` paths in the source
-//! of three crates, compared with one table each. The benchmarks have an order instead.
+//! Dependencies between modules: the `crate::`, `jumbo::`, `jumbo_inside::` and `jumbo_sys::` paths
+//! in the source of four crates, compared with one table each. The benchmarks have an order instead.
 //!
 //! An unused entry of a table is an error, too, so that the tables stay minimal. Comments and unit
 //! tests are ignored.
@@ -17,99 +17,103 @@ use std::path::{Path, PathBuf};
 /// lines.
 type Table = &'static [(&'static str, &'static [&'static str])];
 
+/// Modules of the kernel's layer. `calls` are the system calls at the root of the crate.
+const SYS: Table = &[
+    ("folios", &["files", "units"]),
+    ("smaps", &["files", "maps", "proc", "units"]),
+    ("thp", &["files", "units"]),
+    ("files", &["units"]),
+    ("ptrace", &["calls"]),
+    ("cgroup", &["proc"]),
+    ("mounts", &[]),
+    ("proc", &["calls", "maps", "units"]),
+    ("calls", &["units"]),
+    ("maps", &[]),
+    ("units", &[]),
+];
+
 /// Modules of the code inside programs. `ledger` holds the quota of a run's pool; `headroom`
 /// reports its free part.
 const INSIDE: Table = &[
     (
         "shmem",
-        &[
-            "density", "heap", "ledger", "orders", "pool", "proc", "sandbox", "sys",
-        ],
+        &["density", "heap", "ledger", "orders", "pool", "sandbox"],
     ),
     (
         "heap",
         &[
             "debug", "density", "events", "gather", "headroom", "keep", "ledger", "one_page",
-            "orders", "pool", "proc", "sandbox", "slab", "sync", "sys", "watch",
+            "orders", "pool", "sandbox", "slab", "sync", "watch",
         ],
     ),
     (
         "slab",
-        &[
-            "density", "events", "one_page", "orders", "sandbox", "sync", "sys",
-        ],
+        &["density", "events", "one_page", "orders", "sandbox", "sync"],
     ),
     (
         "segments",
         &[
-            "density", "events", "headroom", "ledger", "one_page", "orders", "proc", "sandbox",
-            "standing", "sync", "sys", "watch",
+            "density", "events", "headroom", "ledger", "one_page", "orders", "sandbox", "standing",
+            "sync", "watch",
         ],
     ),
     (
         "reaper",
         &[
-            "bpf", "headroom", "ledger", "one_page", "orders", "proc", "sandbox", "sync", "sys",
-            "watch",
+            "bpf", "headroom", "ledger", "one_page", "orders", "sandbox", "sync", "watch",
         ],
     ),
     (
         "populate",
         &[
-            "density", "events", "gather", "ledger", "one_page", "orders", "pool", "proc",
-            "sandbox", "sync", "sys",
+            "density", "events", "gather", "ledger", "one_page", "orders", "pool", "sandbox",
+            "sync",
         ],
     ),
     (
         "gather",
         &[
-            "events", "headroom", "ledger", "one_page", "sandbox", "sync", "sys", "units",
+            "events", "headroom", "ledger", "one_page", "sandbox", "sync",
         ],
     ),
     (
         "density",
         &[
             "debug", "events", "headroom", "ledger", "one_page", "orders", "sandbox", "sync",
-            "sys", "watch",
+            "watch",
         ],
     ),
-    ("debug", &["events", "sandbox", "sync", "sys", "watch"]),
+    ("debug", &["events", "sandbox", "sync", "watch"]),
     (
         "watch",
         &[
-            "bpf", "events", "headroom", "one_page", "proc", "sandbox", "standing", "sync", "sys",
+            "bpf", "events", "headroom", "one_page", "sandbox", "standing", "sync",
         ],
     ),
-    ("standing", &["headroom", "proc", "sys"]),
-    (
-        "ledger",
-        &["headroom", "one_page", "pool", "sandbox", "sync", "sys"],
-    ),
-    ("pool", &["headroom", "sandbox", "sys"]),
+    ("standing", &[]),
+    ("ledger", &["one_page", "pool", "sandbox", "sync"]),
+    ("pool", &["headroom", "sandbox"]),
     ("events", &[]),
-    ("sandbox", &["bpf", "headroom", "one_page", "sys"]),
-    ("headroom", &["sys"]),
-    ("orders", &["keep", "units"]),
-    ("keep", &["units"]),
+    ("sandbox", &["bpf", "one_page"]),
+    ("headroom", &[]),
+    ("orders", &["keep"]),
+    ("keep", &[]),
     ("bpf", &[]),
-    ("proc", &["sys"]),
-    ("sys", &["one_page", "sync"]),
     ("sync", &[]),
-    ("units", &[]),
     ("one_page", &[]),
 ];
 
-/// Modules of the Rust library. `kernel` uses no mechanism.
+/// Modules of the Rust library.
 const PROGRAM: Table = &[
-    ("file", &["gather", "kernel", "units"]),
-    ("heap", &["kernel"]),
-    ("shmem", &["kernel", "units"]),
-    ("pool", &["kernel", "units", "vmemmap"]),
-    ("vmemmap", &["kernel", "units"]),
-    ("status", &["kernel", "units"]),
+    ("file", &["gather", "units"]),
+    ("heap", &[]),
+    ("shmem", &["mutex", "units"]),
+    ("pool", &["mutex", "units", "vmemmap"]),
+    ("vmemmap", &["mutex", "units"]),
+    ("status", &["units"]),
     ("gather", &["units"]),
     ("populate", &[]),
-    ("kernel", &["units"]),
+    ("mutex", &[]),
     ("units", &[]),
 ];
 
@@ -127,10 +131,53 @@ const HOST: Table = &[
     ("units", &[]),
 ];
 
+/// Dependencies of the code inside programs on the kernel's layer.
+const INSIDE_TO_SYS: Table = &[
+    ("density", &["calls", "proc"]),
+    ("gather", &["calls", "proc", "units"]),
+    ("headroom", &["calls", "cgroup", "proc"]),
+    ("heap", &["calls", "proc"]),
+    ("keep", &["units"]),
+    ("orders", &["units"]),
+    ("pool", &["calls"]),
+    ("populate", &["calls", "proc"]),
+    ("promises", &["calls"]),
+    ("reaper", &["calls", "maps", "proc"]),
+    ("sandbox", &["calls", "proc"]),
+    ("segments", &["calls", "maps", "proc"]),
+    ("shmem", &["calls", "proc"]),
+    ("slab", &["calls"]),
+    ("standing", &["calls", "proc"]),
+    ("watch", &["calls", "proc"]),
+    ("ledger", &["calls", "proc"]),
+    ("debug", &["calls"]),
+    ("sync", &["calls"]),
+];
+
+/// Dependencies of the Rust library on the kernel's layer.
+const PROGRAM_TO_SYS: Table = &[
+    ("pool", &["calls", "files", "proc", "thp"]),
+    ("shmem", &["calls", "files", "thp"]),
+    ("status", &["calls", "files", "folios", "smaps", "thp"]),
+    ("units", &["units"]),
+    ("fake", &["files"]),
+    ("file", &["calls", "files", "smaps", "thp"]),
+    ("heap", &["files", "thp"]),
+    ("vmemmap", &["calls", "files", "smaps"]),
+];
+
+/// Dependencies of the command's backend on the kernel's layer.
+const HOST_TO_SYS: Table = &[(
+    "kernel",
+    &[
+        "calls", "cgroup", "files", "folios", "mounts", "proc", "ptrace", "smaps", "thp",
+    ],
+)];
+
 /// Dependencies of the Rust library on the inside: safe interfaces.
 const PROGRAM_TO_INSIDE: Table = &[
-    ("pool", &["pool", "sys"]),
-    ("shmem", &["pool", "sys"]),
+    ("pool", &["pool"]),
+    ("shmem", &["pool"]),
     ("vmemmap", &["pool"]),
     ("populate", &["populate"]),
     ("file", &["orders", "populate"]),
@@ -140,10 +187,7 @@ const PROGRAM_TO_INSIDE: Table = &[
             "density", "events", "gather", "heap", "orders", "sandbox", "slab", "watch",
         ],
     ),
-    ("status", &["sys"]),
     ("gather", &["gather"]),
-    ("kernel", &["sys"]),
-    ("units", &["units"]),
 ];
 
 /// Dependencies of the command's backend on the inside: formats that both sides read.
@@ -152,7 +196,6 @@ const HOST_TO_INSIDE: Table = &[
     ("segments", &["segments", "watch"]),
     ("policy", &["orders"]),
     ("promote", &["orders"]),
-    ("kernel", &["headroom", "sys"]),
 ];
 
 /// Modules of the benchmarks in order: tables on top; the engine that starts workers and compares
@@ -192,22 +235,35 @@ const BENCH: &[&str] = &[
 ];
 
 /// Dependencies of the command's backend on the Rust library.
-const HOST_TO_PROGRAM: Table = &[("status", &["status"]), ("kernel", &["kernel"])];
+const HOST_TO_PROGRAM: Table = &[("status", &["status"])];
 
 /// Modules used by each top-level module of a crate.
 type Arrows = BTreeMap<String, BTreeSet<String>>;
 
 #[test]
 fn each_module_uses_what_the_table_allows_and_nothing_else() {
-    let (inside, program, host) = (
+    let (sys, inside, program, host) = (
+        source_of("jumbo-sys"),
         source_of("jumbo-inside"),
         source_of("jumbo"),
         source_of("jumbo-host"),
     );
     for (name, table, found) in [
+        ("SYS", SYS, arrows(&sys, "crate::")),
         ("INSIDE", INSIDE, arrows(&inside, "crate::")),
         ("PROGRAM", PROGRAM, arrows(&program, "crate::")),
         ("HOST", HOST, arrows(&host, "crate::")),
+        (
+            "INSIDE_TO_SYS",
+            INSIDE_TO_SYS,
+            arrows(&inside, "jumbo_sys::"),
+        ),
+        (
+            "PROGRAM_TO_SYS",
+            PROGRAM_TO_SYS,
+            arrows(&program, "jumbo_sys::"),
+        ),
+        ("HOST_TO_SYS", HOST_TO_SYS, arrows(&host, "jumbo_sys::")),
         (
             "PROGRAM_TO_INSIDE",
             PROGRAM_TO_INSIDE,
@@ -222,7 +278,12 @@ fn each_module_uses_what_the_table_allows_and_nothing_else() {
     ] {
         for (module, used) in &found {
             let allowed = row(table, module);
-            let used: BTreeSet<&str> = used.iter().map(String::as_str).collect();
+            let used = used.iter().map(String::as_str);
+            let used: BTreeSet<&str> = match name {
+                "SYS" => used.map(of_sys).filter(|used| used != module).collect(),
+                _ if name.ends_with("_TO_SYS") => used.map(of_sys).collect(),
+                _ => used.collect(),
+            };
             assert_eq!(used, allowed, "{module}: used, and allowed by {name}");
         }
         for (module, allowed) in table {
@@ -236,7 +297,7 @@ fn each_module_uses_what_the_table_allows_and_nothing_else() {
 
 #[test]
 fn arrows_point_down() {
-    for table in [INSIDE, PROGRAM, HOST] {
+    for table in [SYS, INSIDE, PROGRAM, HOST] {
         for (line, (module, allowed)) in table.iter().enumerate() {
             for used in *allowed {
                 let below = table.iter().skip(line + 1).any(|(name, _)| name == used);
@@ -295,13 +356,22 @@ fn source_of(name: &str) -> Vec<(String, String)> {
         .join("src");
     let mut files = Vec::new();
     collect(&root, &mut files);
-    assert!(files.len() > 20, "no source in {}", root.display());
+    assert!(files.len() > 10, "no source in {}", root.display());
     let module = |file: &PathBuf| {
         let top = file.strip_prefix(&root).unwrap().iter().next().unwrap();
-        top.to_str().unwrap().trim_end_matches(".rs").to_owned()
+        match top.to_str().unwrap().trim_end_matches(".rs") {
+            top if name == "jumbo-sys" && top != "lib" => of_sys(top).to_owned(),
+            top => top.to_owned(),
+        }
     };
     let files = files.iter().map(|file| (module(file), code_of(file)));
     files.filter(|(module, _)| module != "lib").collect()
+}
+
+/// Returns the row of [`SYS`] of a module or an item of the crate's root.
+fn of_sys(name: &str) -> &str {
+    let is_module = SYS.iter().any(|(module, _)| *module == name);
+    if is_module { name } else { "calls" }
 }
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
@@ -340,6 +410,10 @@ fn arrows(source: &[(String, String)], prefix: &str) -> Arrows {
             .any(|(other, text)| other == module && text != code);
         if within && is_file {
             found.extend(uses(code, "super::").into_iter().map(|(name, _)| name));
+        }
+        if prefix == "jumbo_sys::" {
+            let names = uses(code, "jumbo_sys as ");
+            found.extend(names.into_iter().map(|(name, _)| name));
         }
         found.retain(|name| !(within && name == module));
         if !found.is_empty() {

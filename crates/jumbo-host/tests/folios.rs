@@ -8,7 +8,7 @@ use jumbo_host::kernel::folios::Folios;
 use jumbo_host::kernel::{Root, base_page, thp};
 use jumbo_host::status::Kind;
 use jumbo_host::status::process::Observer;
-use jumbo_inside::sys::collapse;
+use jumbo_sys::collapse;
 use rustix::io::Errno;
 
 /// Reports that a test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.

@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::sync::{Mutex, PoisonError};
 
 use jumbo::units::PageSize;
+use jumbo_sys::mounts::{mounts, unescaped};
 use rustix::fs::{Access, MemfdFlags, Mode, OFlags, access, memfd_create, open, statfs};
 use rustix::io::{Errno, Result};
 
@@ -38,7 +39,7 @@ pub(crate) fn find(size: PageSize) -> Result<&'static CStr> {
             .split(|byte| *byte == b':')
             .map(<[u8]>::to_vec)
             .collect(),
-        None => of_table(&fs::read("/proc/self/mounts").unwrap_or_default()),
+        None => of_table(&fs::read("/proc/self/mountinfo").unwrap_or_default()),
     };
     let paths = candidates
         .into_iter()
@@ -59,35 +60,12 @@ pub(crate) fn find(size: PageSize) -> Result<&'static CStr> {
     }
 }
 
-/// Returns the hugetlbfs mounts of a mount table, whose lines may have any length (proc(5)).
+/// Returns the hugetlbfs mounts of a mount table.
 fn of_table(table: &[u8]) -> Vec<Vec<u8>> {
-    let lines = table.split(|byte| *byte == b'\n');
-    let mounts = lines.filter_map(|line| {
-        let mut fields = line.split(|byte| *byte == b' ');
-        let (path, kind) = (fields.nth(1)?, fields.next()?);
-        (kind == b"hugetlbfs").then(|| unescape(path))
-    });
-    mounts.collect()
-}
-
-/// Decodes the octal escapes of blanks, tabs, newlines and backslashes.
-fn unescape(mut field: &[u8]) -> Vec<u8> {
-    let mut path = Vec::with_capacity(field.len());
-    while let [first, rest @ ..] = field {
-        let digits = rest.get(..3).filter(|_| *first == b'\\');
-        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                path.push(byte);
-                field = &rest[3..];
-            }
-            None => {
-                path.push(*first);
-                field = rest;
-            }
-        }
-    }
-    path
+    let mounts = mounts(table).filter(|mount| mount.kind == b"hugetlbfs");
+    mounts
+        .map(|mount| unescaped(mount.point).collect())
+        .collect()
 }
 
 /// Creates a file of huge pages without a name: a memfd, which needs no mount, or with HUGETLB_PATH
@@ -130,12 +108,12 @@ mod tests {
     #[test]
     fn a_mount_after_a_long_line_is_found() {
         let long = format!(
-            "overlay / overlay lowerdir={} 0 0\n",
+            "1 0 0:1 / / rw - overlay overlay rw,lowerdir={}\n",
             "/layer:".repeat(20_000)
         );
-        let table =
-            long + "none /dev/huge\\040pages hugetlbfs rw,pagesize=2M 0 0\nnone /x tmpfs rw 0 0\n";
+        let table = long
+            + "2 1 0:2 / /dev/huge\\040pages rw - hugetlbfs none rw,pagesize=2M\n\
+               3 1 0:3 / /x rw - tmpfs none rw\n";
         assert_eq!(of_table(table.as_bytes()), [b"/dev/huge pages"]);
-        assert_eq!(unescape(b"\\134a\\"), b"\\a\\");
     }
 }

@@ -3,7 +3,10 @@
 use std::ffi::c_long;
 use std::fs;
 
-use jumbo::units::{Bytes, PageSize};
+use jumbo::units::PageSize;
+use jumbo::{FileError, Root};
+use jumbo_sys::files::{optional, size_folders};
+use jumbo_sys::proc::kib_field;
 use rustix::io::{Errno, Result};
 
 use crate::environment::{Level, settings, tell};
@@ -17,20 +20,12 @@ pub(crate) fn long(size: PageSize) -> c_long {
 /// # Errors
 /// Those of opendir(3).
 pub(crate) fn all() -> Result<Vec<PageSize>> {
-    let folder = match fs::read_dir("/sys/kernel/mm/hugepages") {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        folder => folder.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?,
-    };
-    let names = folder.flatten().map(|entry| entry.file_name());
-    let mut sizes: Vec<_> = names.filter_map(|name| of_pool(name.to_str()?)).collect();
-    sizes.sort_unstable();
-    Ok(sizes)
-}
-
-/// Parses `hugepages-2048kB`.
-fn of_pool(name: &str) -> Option<PageSize> {
-    let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
-    PageSize::new(Bytes::from_kib(kib.parse().ok()?).0).ok()
+    let folders = optional(size_folders(&Root::host(), "sys/kernel/mm/hugepages"));
+    let folders = folders.map_err(|error| match error {
+        FileError::Io { source, .. } => Errno::from_io_error(&source).unwrap_or(Errno::IO),
+        _ => Errno::IO,
+    })?;
+    Ok(folders.unwrap_or_default().into_keys().collect())
 }
 
 /// Returns the sizes of all pages.
@@ -59,19 +54,15 @@ pub(crate) fn default() -> Result<PageSize> {
         let message = format!("HUGETLB_DEFAULT_PAGE_SIZE: this kernel has no pool of {size}");
         tell(Level::Error, &message);
     }
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let meminfo = fs::read("/proc/meminfo").unwrap_or_default();
     of_meminfo(&meminfo)
         .filter(|size| known.contains(size))
         .ok_or(Errno::NOSYS)
 }
 
 /// Parses `Hugepagesize:       2048 kB`.
-fn of_meminfo(meminfo: &str) -> Option<PageSize> {
-    let field = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("Hugepagesize:"))?;
-    let kib = field.trim().strip_suffix(" kB")?;
-    PageSize::new(Bytes::from_kib(kib.parse().ok()?).0).ok()
+fn of_meminfo(meminfo: &[u8]) -> Option<PageSize> {
+    PageSize::new(kib_field(meminfo, b"Hugepagesize:")?.0).ok()
 }
 
 #[cfg(test)]
@@ -79,11 +70,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_names_sizes_in_two_ways() {
-        assert_eq!(of_pool("hugepages-1048576kB"), Some(PageSize::SIZE_1G));
-        assert_eq!(of_pool("hugepages-3kB"), None);
-        let meminfo = "HugePages_Total:       0\nHugepagesize:       2048 kB\n";
+    fn the_default_size_is_read() {
+        let meminfo = b"HugePages_Total:       0\nHugepagesize:       2048 kB\n";
         assert_eq!(of_meminfo(meminfo), Some(PageSize::SIZE_2M));
-        assert_eq!(of_meminfo("MemTotal: 1 kB\n"), None);
+        assert_eq!(of_meminfo(b"MemTotal: 1 kB\n"), None);
     }
 }

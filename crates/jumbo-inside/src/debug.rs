@@ -110,7 +110,7 @@ pub fn flush() {
         && !IS_WRITING.swap(true, Ordering::Acquire)
     {
         // A descriptor that was closed, a file that cannot be opened: there is no place to say so.
-        let _ = crate::sys::unfiltered(write_all);
+        let _ = jumbo_sys::unfiltered(write_all);
         IS_WRITING.store(false, Ordering::Release);
     }
 }
@@ -167,7 +167,7 @@ fn line(record: &Record, number: usize) -> Option<Line> {
     };
     let who = ["program", "scanner"].get(is_beside)?;
     let (seconds, rest) = (micros / 1_000_000, micros % 1_000_000);
-    let process = crate::sys::process();
+    let process = jumbo_sys::process();
     write!(line, "jumbo[{process}] {seconds}.{rest:06} {who}: ").ok()?;
     // SAFETY: the word of this decision is such a function.
     let words = unsafe { transmute::<usize, Words>(words) };

@@ -15,12 +15,12 @@
 
 use core::ffi::CStr;
 
+use jumbo_sys::cgroup::{self, clean_files, with_controller};
+use jumbo_sys::proc::{kib_field, number, read};
 use rustix::io::{Errno, Result};
 
-use crate::sys;
-
 /// Longest path. All buffers here are small: the stack may be fresh.
-pub(crate) const MAX_PATH_BYTES: usize = 1024;
+const MAX_PATH_BYTES: usize = 1024;
 /// Longest text of a file: /proc/self/cgroup has a line per v1 hierarchy.
 const MAX_TEXT_BYTES: usize = 2048;
 /// Bytes of /proc/meminfo up to MemAvailable, its third line.
@@ -90,14 +90,14 @@ impl Needed {
 /// Measures the headroom; `None` if unknown, or behind a filter of the program. The caller holds a lock that delays fork(2), so that
 /// no child inherits the descriptors.
 pub fn headroom(needed: Needed) -> Option<Headroom> {
-    sys::unfiltered(|| sys::apart(|| measure(needed)).flatten())?
+    jumbo_sys::unfiltered(|| jumbo_sys::apart(|| measure(needed)).flatten())?
 }
 
 /// Measures on the caller's stack.
 fn measure(needed: Needed) -> Option<Headroom> {
     Some(Headroom {
         host: free(needed.host).or_else(available)?,
-        group: room(&MEMORY, needed.group)?,
+        group: least(&MEMORY, needed.group, None)?,
     })
 }
 
@@ -175,14 +175,8 @@ pub(crate) fn host_memory() -> usize {
 /// Reads MemAvailable of /proc/meminfo (Linux 3.14).
 fn available() -> Option<usize> {
     let mut text = [0u8; MEMINFO_BYTES];
-    kib_field(read(c"/proc/meminfo", &mut text).ok()?, b"MemAvailable:")
-}
-
-/// Reads a field in kB of a file of /proc, in bytes.
-pub(crate) fn kib_field(text: &[u8], key: &[u8]) -> Option<usize> {
-    let mut lines = text.split(|byte| *byte == b'\n');
-    let value = lines.find_map(|line| line.strip_prefix(key))?;
-    number(value)?.checked_mul(1024)
+    let bytes = kib_field(read(c"/proc/meminfo", &mut text).ok()?, b"MemAvailable:")?;
+    usize::try_from(bytes.0).ok()
 }
 
 /// Returns the free memory in blocks of at least `bytes`, by /proc/buddyinfo: a first touch of such
@@ -219,12 +213,7 @@ pub(crate) fn has_tasks() -> bool {
 
 /// Returns the tasks that the pids cgroups still allow; `usize::MAX`: no limit, `None`: unknown.
 pub fn tasks() -> Option<usize> {
-    room(&PIDS, 0)
-}
-
-/// Returns the room of the cgroups of this process, up to the root.
-fn room(controller: &'static Controller, needed: usize) -> Option<usize> {
-    least(controller, needed, None)
+    least(&PIDS, 0, None)
 }
 
 /// Returns the least room of the cgroups of this process, or the least part of it.
@@ -235,7 +224,7 @@ fn least(controller: &'static Controller, needed: usize, parts: Option<Parts>) -
         Ok(text) if text.len() == MAX_TEXT_BYTES => return None,
         Ok(text) => text,
         // A kernel without cgroups lacks this file.
-        Err(Errno::NOENT) => return sys::open(c"/proc/meminfo").ok().map(|_| usize::MAX),
+        Err(Errno::NOENT) => return jumbo_sys::open(c"/proc/meminfo").ok().map(|_| usize::MAX),
         Err(_) => return None,
     };
     let groups = Groups::parse(controller, text)?;
@@ -256,17 +245,13 @@ fn room_of_group(
         let mut text = [0u8; VALUE_BYTES];
         let length = read(name, &mut text)?;
         let text = text.get(..length).ok_or(Errno::IO)?;
-        match text.starts_with(b"max") {
-            true => Ok(usize::MAX),
-            false => number(text).ok_or(Errno::IO),
-        }
+        cgroup::limit(text).ok_or(Errno::IO)
     };
     let mut limit = value(version.limit)?;
     if !version.high.is_empty() {
         limit = limit.min(value(version.high).unwrap_or(usize::MAX));
     }
-    // In v1 no limit is a number near 2^63.
-    if limit >= 1 << 60 {
+    if limit == usize::MAX {
         return Ok(usize::MAX);
     }
     let usage = value(version.usage).map_err(|_| Errno::IO)?;
@@ -302,23 +287,6 @@ fn read_clean_files(read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Option<usi
     let mut text = [0u8; STAT_BYTES];
     let length = read(&mut text).ok()?;
     clean_files(text.get(..length)?)
-}
-
-/// Returns the clean page cache of a group in bytes, by its memory.stat; `None` if unknown.
-pub fn clean_files(text: &[u8]) -> Option<usize> {
-    // The last line may be truncated.
-    let end = text.iter().rposition(|byte| *byte == b'\n')?;
-    let value = |wanted: &[u8]| {
-        let mut lines = text[..end].split(|byte| *byte == b'\n');
-        lines.find_map(|line| number(line.strip_prefix(wanted)?.strip_prefix(b" ")?))
-    };
-    // In v1 only the lines with `total_` include the groups below.
-    let either = |first: &[u8], second: &[u8]| value(first).or_else(|| value(second));
-    let kept = either(b"total_inactive_file", b"inactive_file")?
-        .checked_add(either(b"total_active_file", b"active_file")?)?;
-    let busy = either(b"total_dirty", b"file_dirty")?
-        .checked_add(either(b"total_writeback", b"file_writeback")?)?;
-    Some(kept.saturating_sub(busy))
 }
 
 /// Cgroup of this process for one controller, from /proc/self/cgroup.
@@ -383,27 +351,13 @@ static PIDS: Controller = Controller {
 
 impl<'a> Groups<'a> {
     fn parse(controller: &'static Controller, text: &'a [u8]) -> Option<Self> {
-        let mut found = None;
-        for line in text.split(|byte| *byte == b'\n') {
-            let mut fields = line.splitn(3, |byte| *byte == b':');
-            let (Some(number), Some(controllers), Some(path)) =
-                (fields.next(), fields.next(), fields.next())
-            else {
-                continue;
-            };
-            if controllers
-                .split(|byte| *byte == b',')
-                .any(|name| name == controller.name)
-            {
-                let version = &controller.v1;
-                return Some(Self { version, path });
-            }
-            if number == b"0" && controllers.is_empty() {
-                let version = &controller.v2;
-                found = Some(Self { version, path });
-            }
-        }
-        found
+        let group = with_controller(text, controller.name)?;
+        let version = match group.version {
+            1 => &controller.v1,
+            _ => &controller.v2,
+        };
+        let path = group.path;
+        Some(Self { version, path })
     }
 
     /// Returns the least room of this group and those above it, from files that `read` reads. In a
@@ -470,7 +424,7 @@ impl<'a> Groups<'a> {
 }
 
 /// Concatenates `parts` into a path; the last one ends with a zero byte.
-pub(crate) fn joined<'a>(buffer: &'a mut [u8], parts: [&[u8]; 3]) -> Option<&'a CStr> {
+fn joined<'a>(buffer: &'a mut [u8], parts: [&[u8]; 3]) -> Option<&'a CStr> {
     let mut length = 0;
     for part in parts {
         let end = length + part.len();
@@ -478,40 +432,6 @@ pub(crate) fn joined<'a>(buffer: &'a mut [u8], parts: [&[u8]; 3]) -> Option<&'a 
         length = end;
     }
     CStr::from_bytes_with_nul(&buffer[..length]).ok()
-}
-
-/// Formats a number.
-pub(crate) fn decimal(mut number: u32, buffer: &mut [u8; 10]) -> &[u8] {
-    let mut first = buffer.len();
-    for place in buffer.iter_mut().rev() {
-        *place = b'0' + u8::try_from(number % 10).unwrap_or(0);
-        (number, first) = (number / 10, first - 1);
-        if number == 0 {
-            break;
-        }
-    }
-    buffer.get(first..).unwrap_or_default()
-}
-
-/// Parses the number at the start of a text, after whitespace.
-pub(crate) fn number(text: &[u8]) -> Option<usize> {
-    let text = text.trim_ascii_start();
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    core::str::from_utf8(&text[..digits]).ok()?.parse().ok()
-}
-
-pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8]> {
-    let file = sys::open(path)?;
-    let mut length = 0;
-    loop {
-        let more = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut buffer[length..]))?;
-        length += more;
-        // A newline at the end is the end of such a file: the kernel produces its text at once.
-        let text = &buffer[..length];
-        if more == 0 || text.len() == buffer.len() || text.ends_with(b"\n") {
-            return Ok(&buffer[..length]);
-        }
-    }
 }
 
 #[cfg(test)]

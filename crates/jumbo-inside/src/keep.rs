@@ -3,7 +3,7 @@
 use core::fmt;
 use core::str::FromStr;
 
-use crate::units::{Bytes, SizeError};
+use jumbo_sys::units::{Bytes, SizeError};
 
 /// Bound that the user set (`--keep`). The heap's own rule is in docs/design/heap.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

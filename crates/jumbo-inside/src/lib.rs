@@ -20,10 +20,10 @@
 //! - [`pool`]: rules of a pool of huge pages, for the heap and for `jumbo::pool`.
 //! - [`headroom`]: memory and tasks that are available. [`sandbox`]: detects a seccomp filter.
 //!   [`bpf`]: evaluates one.
-//! - [`sys`], [`sync`], [`units`]: system calls that rustix lacks, locks, sizes.
+//! - Locks: [`sync`].
 //!
-//! The public interface is the crate `jumbo`. Functions here that take addresses are `unsafe` where
-//! the caller must keep a promise.
+//! The crate `jumbo-sys` has the system calls and the units. The public interface is the crate
+//! `jumbo`. Functions here that take addresses are `unsafe` where the caller must keep a promise.
 
 #![cfg_attr(not(test), no_std)]
 
@@ -40,7 +40,6 @@ mod one_page;
 pub mod orders;
 pub mod pool;
 pub mod populate;
-mod proc;
 #[cfg(doctest)]
 mod promises;
 pub mod reaper;
@@ -50,6 +49,6 @@ pub mod shmem;
 pub mod slab;
 mod standing;
 pub mod sync;
-pub mod sys;
-pub mod units;
 pub mod watch;
+
+pub use jumbo_sys::one_page;

@@ -11,7 +11,7 @@ use core::fmt;
 use core::ops::Range;
 
 pub use crate::keep::{Keep, KeepError};
-use crate::units::Bytes;
+use jumbo_sys::units::Bytes;
 
 /// Maximum size of a pool with its overcommit: the size of the reserved address range.
 pub const MAX_POOL: Bytes = Bytes(256 << 30);

@@ -30,10 +30,10 @@ use crate::events::Mechanism;
 use crate::gather;
 use crate::ledger::{Slot, stats};
 use crate::orders::MAX_POPULATE_WORKERS;
-use crate::proc::each_mapping;
 use crate::sync::{Deadline, Word};
-use crate::sys::{self, Blocked, Maps, Thread, map_own};
 use crate::{density, pool, sandbox};
+use jumbo_sys::proc::each_mapping;
+use jumbo_sys::{self as sys, Blocked, Maps, Thread, map_own};
 
 /// Minimum length of a range that several threads populate: one zeroes it in ten milliseconds, a
 /// hundred times as long as it takes to make a thread.

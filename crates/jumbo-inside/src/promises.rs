@@ -24,10 +24,10 @@ refused! {
     UNMAP: "gather::unmap(4096, 4096)",
     DROP_IN_PLACE: "gather::discard(4096, 4096)",
     TAKE: "gather::PendingFree::new().take(4096, 4096)",
-    MOVE_MAPPING: "sys::move_mapping(4096, 8192, 4096)",
-    MOVE_UNITS: "sys::move_units(4096, 8192, 4096, 4096, false)",
+    MOVE_MAPPING: "jumbo_sys::move_mapping(4096, 8192, 4096)",
+    MOVE_UNITS: "jumbo_sys::move_units(4096, 8192, 4096, 4096, false)",
     MOVE_CUT: "heap::maps::move_cut(4096, 4096, 8192, None)",
-    SYS_UNMAP: "sys::unmap(4096, 4096)",
+    SYS_UNMAP: "jumbo_sys::unmap(4096, 4096)",
     REAPER: "reaper::prepare(1, &(4096..8192), false, core::ptr::null_mut())",
     UNLOCK: "sync::Lock::<u8>::new(0).release()",
 }

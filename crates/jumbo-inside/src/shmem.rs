@@ -26,9 +26,9 @@ use crate::heap::warm::in_parallel;
 use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::orders::{Mode as _, Orders, ShmMode};
 use crate::pool::populate;
-use crate::proc::is_alone;
-use crate::sys::unmap;
-use crate::{heap, sandbox, sys};
+use crate::{heap, sandbox};
+use jumbo_sys::proc::is_alone;
+use jumbo_sys::{self as sys, unmap};
 
 pub use density::leave;
 

@@ -20,9 +20,8 @@ use rustix::thread::{
     set_capabilities,
 };
 
-use crate::headroom::number;
-use crate::proc::{Path, each_byte, each_line, open};
-use crate::sys::{is_shut, leave_descriptors, process};
+use jumbo_sys::proc::{Path, each_byte, each_line, number, open};
+use jumbo_sys::{is_shut, leave_descriptors, process};
 
 /// Lines of /proc/PID/status that must agree; proc_pid_status(5).
 const STATUS_KEYS: [&[u8]; 8] = [
@@ -126,7 +125,7 @@ impl Beside {
     pub(crate) fn begin(program: i32) -> core::result::Result<Self, Leader> {
         let mut beside = Self {
             program,
-            folder: Path::new(),
+            folder: Path::EMPTY,
             attributes: 0,
         };
         let mut compared = || {
@@ -219,7 +218,7 @@ fn parent() -> Result<usize> {
 
 /// Runs `work` on the path of a file in the folder of a task.
 fn at<R>(folder: &str, name: &str, work: impl FnOnce(&CStr) -> Result<R>) -> Result<R> {
-    let mut path = Path::<48>::new();
+    let mut path = Path::<48>::EMPTY;
     let path = path.write(format_args!("{folder}/{name}"));
     work(path.ok_or(Errno::NAMETOOLONG)?)
 }

@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use jumbo_inside::gather::{self, FreeError, Gather, GatherSettings, Mode, Operation, Tunables};
-use jumbo_inside::units::Pages;
+use jumbo_sys::units::Pages;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{Errno, Result};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MsyncFlags, ProtFlags};

@@ -9,7 +9,8 @@ use jumbo_inside::events::{Mapping, Mechanism as _};
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, maps};
 use jumbo_inside::orders::{FilesMode, Orders};
-use jumbo_inside::{populate, sandbox, shmem, sys, watch};
+use jumbo_inside::{populate, sandbox, shmem, watch};
+use jumbo_sys as sys;
 use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
     MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MAP_STACK,

@@ -269,7 +269,7 @@ pub(crate) fn look_up() -> bool {
     if DONE.load(Ordering::Acquire) {
         return true;
     }
-    let me = jumbo_inside::sync::thread_pointer();
+    let me = jumbo_sys::thread_pointer();
     loop {
         match BUSY.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => break,

@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use jumbo_inside::heap::BASE_PAGE;
 use jumbo_inside::sandbox;
-use jumbo_inside::sys::{self, Apart, Blocked};
+use jumbo_sys::{self as sys, Apart, Blocked};
 use libc::stack_t;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};

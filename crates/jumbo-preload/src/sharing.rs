@@ -10,7 +10,8 @@ use core::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 
 use jumbo_inside::events::Mechanism as _;
 use jumbo_inside::reaper::{Ids, State};
-use jumbo_inside::{density, sandbox, shmem, sys};
+use jumbo_inside::{density, sandbox, shmem};
+use jumbo_sys as sys;
 use rustix::fd::BorrowedFd;
 
 use crate::mechanisms::All;

@@ -8,7 +8,8 @@ use jumbo_inside::gather;
 use jumbo_inside::heap::{self, HeapSettings};
 use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, MaxWaste, Orders, PoolOrder};
-use jumbo_inside::{debug, orders, populate, sandbox, shmem, sys, watch};
+use jumbo_inside::{debug, orders, populate, sandbox, shmem, watch};
+use jumbo_sys as sys;
 use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::environment::{self, Environment};

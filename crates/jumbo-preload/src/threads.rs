@@ -13,7 +13,8 @@ use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 
 use jumbo_inside::events::Mechanism as _;
-use jumbo_inside::{sandbox, sys};
+use jumbo_inside::sandbox;
+use jumbo_sys as sys;
 
 use crate::mechanisms::All;
 use crate::next;

@@ -31,10 +31,10 @@ use jumbo_inside::populate::{Access, populate};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::gather::OwnedMapping;
-use crate::kernel::smaps::Smaps;
-use crate::kernel::{Reserved, at};
-use crate::kernel::{Root, thp};
 use crate::units::Bytes;
+use jumbo_sys::files::Root;
+use jumbo_sys::smaps::Smaps;
+use jumbo_sys::{Reserved, at, thp};
 
 /// Bytes that a thread of [`Map::copy`] reads at a time.
 const PIECE_BYTES: usize = 8 << 20;

@@ -209,7 +209,7 @@ mod tests {
 
     fn is_mapped(at: usize) -> bool {
         let mut word = [0];
-        jumbo_inside::sys::copy_words(at, &mut word).is_ok() && word == [MARK]
+        jumbo_sys::copy_words(at, &mut word).is_ok() && word == [MARK]
     }
 
     fn marked(length: u64) -> (OwnedMapping, usize) {

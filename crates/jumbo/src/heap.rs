@@ -39,7 +39,8 @@ use jumbo_inside::{density, gather, sandbox, watch};
 use rustix::process::getpid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::kernel::{Root, thp};
+use jumbo_sys::files::Root;
+use jumbo_sys::thp;
 
 /// Alignment of every block of the slabs.
 const ALIGN: usize = 16;

@@ -53,11 +53,12 @@
 //! complete programs. Only `Gather::add`, `shmem::Region::file` and `attach`, and `file::Map::open` are
 //! `unsafe`: a program that forbids `unsafe` can use all the rest.
 
+#[cfg(test)]
+mod fake;
 pub mod file;
 pub mod gather;
 pub mod heap;
-#[doc(hidden)]
-pub mod kernel;
+mod mutex;
 pub mod pool;
 pub mod populate;
 #[cfg(doctest)]
@@ -67,4 +68,5 @@ pub mod status;
 pub mod units;
 pub mod vmemmap;
 
-pub use kernel::{FileError, Root};
+#[doc(inline)]
+pub use jumbo_sys::files::{FileError, Root};

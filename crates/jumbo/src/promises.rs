@@ -27,9 +27,9 @@
 //!
 //! Bare system calls:
 //!
-//! ```compile_fail,E0603
+//! ```compile_fail,E0433
 //! #![forbid(unsafe_code)]
-//! jumbo::kernel::sys::collapse(4096, 4096);
+//! jumbo::sys::collapse(4096, 4096);
 //! ```
 //!
 //! A mapping after its free:

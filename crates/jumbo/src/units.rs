@@ -1,6 +1,6 @@
 //! Unit types, those of `jumbo-inside`, and numbers with their nouns: [`counted`].
 
-pub use jumbo_inside::units::{Bytes, NodeId, Order, PageSize, Pages, SizeError};
+pub use jumbo_sys::units::{Bytes, NodeId, Order, PageSize, Pages, SizeError};
 
 /// Formats a number with its noun: `1 page`, `2 pages`, `2 processes`.
 pub fn counted(number: u64, noun: &str) -> String {

@@ -25,7 +25,7 @@ use std::time::Duration;
 use jumbo::shmem::policy::{Advice, Controls, Mapped};
 use jumbo::units::{Bytes, PageSize};
 use jumbo_host::kernel::{Root, base_page, thp};
-use jumbo_inside::sys::collapse;
+use jumbo_sys::collapse;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, ProtFlags};

@@ -5,7 +5,7 @@ use std::time::Instant;
 use jumbo::units::PageSize;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::thp::Thp;
-use jumbo_inside::sys::collapse;
+use jumbo_sys::collapse;
 
 use super::mode::{LARGE_FOLIO_BYTES, SIZED_FOLIO_BYTES, TOUCH_FAULTS};
 use crate::Error;

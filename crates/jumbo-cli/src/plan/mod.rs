@@ -24,9 +24,10 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use jumbo::units::{Bytes, NodeId, PageSize, Pages};
 use jumbo_host::host_pools::{boot, is_gigantic};
-use jumbo_host::kernel::memory::{Memory, nodes};
-use jumbo_host::kernel::smaps::kib;
+use jumbo_host::kernel::memory::Memory;
 use jumbo_host::kernel::{Root, base_page, hugetlb, hvo};
+use jumbo_sys::files::nodes;
+use jumbo_sys::proc::kib;
 use serde::Serialize;
 
 use crate::knobs::usage;
@@ -231,7 +232,7 @@ fn node_memory(root: &Root, node: NodeId) -> anyhow::Result<Bytes> {
         .lines()
         .find_map(|line| line.split_once("MemTotal:")?.1.trim().into());
     total
-        .and_then(kib)
+        .and_then(|value| kib(value.as_bytes()))
         .with_context(|| format!("/{path} has no MemTotal"))
 }
 

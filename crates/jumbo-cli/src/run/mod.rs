@@ -40,7 +40,7 @@ use anyhow::Context as _;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::process::start;
 use jumbo_inside::orders;
-use jumbo_inside::sys::{ThpDisable, disable_thp};
+use jumbo_sys::{ThpDisable, disable_thp};
 
 pub(crate) use args::Args;
 use args::RunSettings;

@@ -199,7 +199,7 @@ pub(super) struct Options {
     pub(super) quiet: bool,
 }
 
-/// Policy of the kernel for a process, [`disable_thp`](jumbo_inside::sys::disable_thp).
+/// Policy of the kernel for a process, [`disable_thp`](jumbo_sys::disable_thp).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum ThpMode {
     Inherit,

@@ -12,7 +12,7 @@ use jumbo_host::policy::PoolRequest;
 use jumbo_host::status::{Kind, KindUsage, Usage};
 use jumbo_inside::ledger::{Counts, Ledger, pool_reason};
 use jumbo_inside::reaper::State;
-use jumbo_inside::sys::{has_collapse, has_populate};
+use jumbo_sys::{has_collapse, has_populate};
 
 use super::args::RunSettings;
 use super::launch::Launch;

@@ -11,8 +11,9 @@ use jumbo::units::Bytes;
 use jumbo_host::kernel::process::{Beside, Child, ProgramImage, Signals};
 use jumbo_host::policy::{HeapMode, MaxWaste, Orders, Reach};
 use jumbo_host::promote::missing_privilege;
-use jumbo_inside::sys::has_collapse;
 use jumbo_inside::{reaper, sandbox};
+use jumbo_sys::has_collapse;
+use jumbo_sys::proc::children_change_namespace;
 
 use super::args::RunSettings;
 use crate::promote::{Promoted, attend};
@@ -51,9 +52,7 @@ pub(super) fn decide(
             "{why}; hint: start it as root, or promote it later: sudo jumbo promote --follow PID"
         ))),
         // The first child would be PID 1 there.
-        () if reaper::children_change_namespace() => {
-            none("children are born into another PID namespace")
-        }
+        () if children_change_namespace() => none("children are born into another PID namespace"),
         () if !settings.is_parent() && std::process::id() != 1 && !reaper::init_reaps_orphans() => {
             none("init of this PID namespace waits for no orphan; hint: --report, or another init")
         }

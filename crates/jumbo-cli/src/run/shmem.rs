@@ -3,7 +3,7 @@
 use jumbo::units::{Bytes, PageSize};
 use jumbo_host::policy::ShmMode;
 use jumbo_inside::ledger::{Counts, shm_reason as reason};
-use jumbo_inside::sys::{has_collapse, has_populate};
+use jumbo_sys::{has_collapse, has_populate};
 use serde_json::{Value, json};
 
 use super::outcome::{self, Meaning, Report, meanings};

@@ -5,7 +5,7 @@ use jumbo_host::kernel::thp::Thp;
 use jumbo_host::policy::{HeapMode, MaxWaste, MemoryPlan};
 use jumbo_inside::ledger::{MAX_SLOTS, flag, pool_reason};
 use jumbo_inside::sandbox;
-use jumbo_inside::sys::has_collapse;
+use jumbo_sys::has_collapse;
 use rustix::io::Errno;
 use serde::Serialize;
 

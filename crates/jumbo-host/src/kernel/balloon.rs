@@ -9,8 +9,7 @@
 
 use serde::Serialize;
 
-use super::thp::optional;
-use super::{FileError, Root};
+use super::{FileError, Root, optional};
 
 const VIRTIO_DEVICES: &str = "sys/bus/virtio/devices";
 /// Device ID of a memory balloon (virtio 1.2, section 5.5).

@@ -5,17 +5,20 @@
 //! above the mount are invisible.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fmt::Display;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use procfs_core::process::{MountInfo, MountInfos};
-use procfs_core::{ProcessCGroup, ProcessCGroups};
 use serde::Serialize;
 
-use super::thp::optional;
-use super::{FileError, Root, parse};
+use super::{FileError, Root, optional};
 use crate::units::{Bytes, PageSize};
-use jumbo_inside::headroom::clean_files;
+use jumbo_sys::cgroup::{Group, clean_files, groups, limit, with_controller};
+use jumbo_sys::mounts::{self, Mount, mounts};
+
+/// The table of mounts.
+const MOUNTS: &str = "proc/self/mountinfo";
 
 /// The tightest limit of a group and its ancestors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -96,12 +99,11 @@ pub(super) fn memory_mount(root: &Root) -> Result<Option<PathBuf>, FileError> {
 /// Path, relative to a [`Root`], of the memory pressure file of the group of `pid`; `None` without
 /// a visible group of version 2.
 pub fn pressure_file(root: &Root, pid: u32) -> Option<PathBuf> {
-    let groups: ProcessCGroups = parse(root, &format!("proc/{pid}/cgroup")).ok()?;
-    let group = groups.0.iter().find(|group| group.hierarchy == 0)?;
-    let mounts: MountInfos = parse(root, "proc/self/mountinfo").ok()?;
-    let mut mounts = mounts.iter();
-    let mount = mounts.find(|mount| mount.fs_type == "cgroup2")?;
-    let file = inside(mount, &group.pathname).join("memory.pressure");
+    let text = root.read_bytes(format!("proc/{pid}/cgroup")).ok()?;
+    let group = groups(&text).find(|group| group.version == 2)?;
+    let table = root.read_bytes(MOUNTS).ok()?;
+    let mount = mounts(&table).find(|mount| mount.kind == b"cgroup2")?;
+    let file = inside(&mount, &group).join("memory.pressure");
     let file = file.strip_prefix("/").ok()?.to_owned();
     root.path(&file).exists().then_some(file)
 }
@@ -109,9 +111,9 @@ pub fn pressure_file(root: &Root, pid: u32) -> Option<PathBuf> {
 /// Path of the group that counts the memory of `pid`, as in /proc/PID/cgroup; `None` where the
 /// process is gone.
 pub fn path(root: &Root, pid: u32) -> Option<String> {
-    let groups: ProcessCGroups = parse(root, &format!("proc/{pid}/cgroup")).ok()?;
-    let (_, group) = with_controller(&groups, "memory")?;
-    Some(group.pathname.clone())
+    let text = root.read_bytes(format!("proc/{pid}/cgroup")).ok()?;
+    let group = with_controller(&text, b"memory")?;
+    Some(String::from_utf8_lossy(group.path).into_owned())
 }
 
 /// The memory limit on `pid`; `None` where none is visible.
@@ -127,14 +129,13 @@ pub fn memory_limit(root: &Root, pid: u32) -> Option<Limit> {
 /// [`FileError::Io`] where there is no such group.
 pub fn members(root: &Root, path: &Path) -> Result<Vec<u32>, FileError> {
     let below = path.strip_prefix("/").unwrap_or(path);
-    let mounts: MountInfos = parse(root, "proc/self/mountinfo")?;
-    let is_cgroup = |mount: &&MountInfo| {
-        mount.fs_type == "cgroup2"
-            || mount.fs_type == "cgroup" && mount.super_options.contains_key("memory")
+    let table = root.read_bytes(MOUNTS)?;
+    let is_cgroup = |mount: &Mount<'_>| {
+        mount.kind == b"cgroup2" || mount.kind == b"cgroup" && mount.has(b"memory")
     };
-    let mounts = mounts.iter().filter(is_cgroup).map(|mount| {
-        let point = mount.mount_point.strip_prefix("/");
-        point.unwrap_or(&mount.mount_point).join(below)
+    let mounts = mounts(&table).filter(is_cgroup).map(|mount| {
+        let point = mounts::path(mount.point);
+        point.strip_prefix("/").unwrap_or(&point).join(below)
     });
     let mut folders = std::iter::once(below.to_owned()).chain(mounts);
     let folder = folders.find(|folder| root.path(folder.join("cgroup.procs")).exists());
@@ -156,65 +157,55 @@ pub fn members(root: &Root, path: &Path) -> Result<Vec<u32>, FileError> {
     Ok(pids)
 }
 
-/// The group that has `controller`, and its version. Version 2 lists no controllers.
-fn with_controller<'g>(
-    groups: &'g ProcessCGroups,
-    controller: &str,
-) -> Option<(u8, &'g ProcessCGroup)> {
-    let has = |group: &&ProcessCGroup| group.controllers.iter().any(|name| name == controller);
-    let v1 = groups.0.iter().find(has).map(|group| (1, group));
-    let v2 = || groups.0.iter().find(|group| group.hierarchy == 0);
-    v1.or_else(|| v2().map(|group| (2, group)))
-}
-
 impl ControllerGroup {
     /// The group of `pid`, a PID or `self`; `None` where no visible hierarchy has the controller.
     fn of(root: &Root, pid: impl Display, controller: &str) -> Result<Option<Self>, FileError> {
-        let groups = optional(parse::<ProcessCGroups>(root, &format!("proc/{pid}/cgroup")))?;
-        let Some((version, group)) = (groups.as_ref()).and_then(|g| with_controller(g, controller))
-        else {
+        let text = optional(root.read_bytes(format!("proc/{pid}/cgroup")))?.unwrap_or_default();
+        let Some(group) = with_controller(&text, controller.as_bytes()) else {
             return Ok(None);
         };
-        let mounts: MountInfos = parse(root, "proc/self/mountinfo")?;
-        let mount = mounts.iter().find(|mount| match version {
-            1 => mount.fs_type == "cgroup" && mount.super_options.contains_key(controller),
-            _ => mount.fs_type == "cgroup2",
+        let table = root.read_bytes(MOUNTS)?;
+        let mount = mounts(&table).find(|mount| match group.version {
+            1 => mount.kind == b"cgroup" && mount.has(controller.as_bytes()),
+            _ => mount.kind == b"cgroup2",
         });
         let found = mount.map(|mount| Self {
-            version,
-            mount: below_root(root, &mount.mount_point),
-            folder: below_root(root, &inside(mount, &group.pathname)),
+            version: group.version,
+            mount: below_root(root, &mounts::path(mount.point)),
+            folder: below_root(root, &inside(&mount, &group)),
         });
         // The root of a v2 hierarchy has no limit files, so its list of controllers decides.
         let is_named = |text: String| text.split_ascii_whitespace().any(|name| name == controller);
         let listed = |found: &Self| root.read(found.mount.join("cgroup.controllers"));
-        Ok(found.filter(|found| version == 1 || listed(found).is_ok_and(is_named)))
+        Ok(found.filter(|found| group.version == 1 || listed(found).is_ok_and(is_named)))
     }
 
     /// The tightest limit on `what` of this group and its ancestors up to the mount.
     fn tightest(&self, root: &Root, what: &str) -> Result<Option<Limit>, FileError> {
-        let (limit, usage) = match self.version {
+        let (limits, usage) = match self.version {
             1 => ("limit_in_bytes", "usage_in_bytes"),
             _ => ("max", "current"),
         };
         let mut tightest: Option<Limit> = None;
         let folders = self.folder.ancestors();
         for folder in folders.take_while(|folder| folder.starts_with(&self.mount)) {
-            let file = folder.join(format!("{what}.{limit}"));
-            let text = optional(root.read(&file))?;
-            let Some(bytes) = text.and_then(|text| bounded(text.trim())) else {
+            let file = folder.join(format!("{what}.{limits}"));
+            let text = optional(root.read_bytes(&file))?;
+            let bytes = text.and_then(|text| limit(&text));
+            let Some(bytes) = bytes.filter(|bytes| *bytes != usize::MAX) else {
                 continue;
             };
             let usage = optional(root.read_u64(folder.join(format!("{what}.{usage}"))))?;
             let reclaimable = if what == "memory" {
-                let stat = optional(root.read(folder.join("memory.stat")))?.unwrap_or_default();
-                clean_files(stat.as_bytes()).map_or(0, |bytes| bytes as u64)
+                let stat =
+                    optional(root.read_bytes(folder.join("memory.stat")))?.unwrap_or_default();
+                clean_files(&stat).map_or(0, |bytes| bytes as u64)
             } else {
                 0
             };
             let here = Limit {
                 file,
-                limit: bytes,
+                limit: Bytes(bytes as u64),
                 usage: Bytes(usage.unwrap_or(0)),
                 reclaimable: Bytes(reclaimable),
             };
@@ -229,23 +220,15 @@ impl ControllerGroup {
 
 /// The group's folder below a mount. A mount can show only a part of the hierarchy (a bind mount
 /// into a container). A group outside that part maps to the mount point.
-fn inside(mount: &MountInfo, group: &str) -> PathBuf {
-    let relative = Path::new(group)
-        .strip_prefix(&mount.root)
+fn inside(mount: &Mount<'_>, group: &Group<'_>) -> PathBuf {
+    let relative = Path::new(OsStr::from_bytes(group.path))
+        .strip_prefix(mounts::path(mount.root))
         .unwrap_or(Path::new(""));
-    mount.mount_point.join(relative)
+    mounts::path(mount.point).join(relative)
 }
 
 fn below_root(root: &Root, path: &Path) -> PathBuf {
     root.path(path.strip_prefix("/").unwrap_or(path))
-}
-
-/// Parses a limit. `max` in v2 and a number near the maximum in v1 mean no limit.
-fn bounded(text: &str) -> Option<Bytes> {
-    text.parse()
-        .ok()
-        .filter(|bytes| *bytes < 1 << 60)
-        .map(Bytes)
 }
 
 /// A size in the format of file names: `64KB`, `2MB`, `1GB`.

@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::{FileError, Root, cgroup};
+use super::{FileError, Root};
 use crate::units::Bytes;
+use jumbo_sys::cgroup;
 
 /// The names in a group's path; empty where it has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,9 +66,9 @@ impl Workload {
 
     /// Names in the paths of a process's groups, of the first hierarchy that has any.
     pub fn of_process(root: &Root, pid: u32) -> Result<Self, FileError> {
-        let text = root.read(format!("proc/{pid}/cgroup"))?;
-        let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-        let mut all = paths.map(Self::of);
+        let text = root.read_bytes(format!("proc/{pid}/cgroup"))?;
+        let paths = cgroup::groups(&text).map(|group| String::from_utf8_lossy(group.path));
+        let mut all = paths.map(|path| Self::of(&path));
         Ok(all.find(Self::is_named).unwrap_or_default())
     }
 
@@ -90,7 +91,7 @@ fn container(name: &str) -> Option<&str> {
 /// Memory in huge folios of each named group. Groups of the same name are summed.
 pub fn groups(root: &Root) -> Result<BTreeMap<Workload, GroupHuge>, FileError> {
     let mut all = BTreeMap::new();
-    if let Some(mount) = cgroup::memory_mount(root)? {
+    if let Some(mount) = super::cgroup::memory_mount(root)? {
         walk(root, &mount, "", MAX_DEPTH, &mut all);
     }
     Ok(all)
@@ -118,7 +119,7 @@ fn walk(
         return is_any;
     }
     // The memory of a group without the controller counts in its parent.
-    let stat = root.read(folder.join("memory.stat"));
+    let stat = root.read_bytes(folder.join("memory.stat"));
     let Ok(text) = stat else {
         return false;
     };
@@ -128,18 +129,14 @@ fn walk(
 
 impl GroupHuge {
     /// Parses memory.stat of either version.
-    fn of(text: &str) -> Self {
-        let value = |name: &str| {
-            let mut lines = text.lines();
-            let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
-            value.trim().parse().ok().map(Bytes)
-        };
+    fn of(text: &[u8]) -> Self {
+        let value = |name: &[u8]| cgroup::field(text, name).map(|bytes| Bytes(bytes as u64));
         Self {
             // Version 2 has anon_thp. Version 1 has rss_huge, and total_rss_huge with descendants.
-            anon: (value("anon_thp").or_else(|| value("total_rss_huge")))
-                .or_else(|| value("rss_huge")),
-            shmem: value("shmem_thp"),
-            file: value("file_thp"),
+            anon: (value(b"anon_thp").or_else(|| value(b"total_rss_huge")))
+                .or_else(|| value(b"rss_huge")),
+            shmem: value(b"shmem_thp"),
+            file: value(b"file_thp"),
         }
     }
 
@@ -226,7 +223,7 @@ mod tests {
             ("c.service", 4096),
         ];
         assert_eq!(anon, expected);
-        let v1 = GroupHuge::of("rss_huge 1\ntotal_rss_huge 2\n");
+        let v1 = GroupHuge::of(b"rss_huge 1\ntotal_rss_huge 2\n");
         assert_eq!((v1.anon, v1.shmem), (Some(Bytes(2)), None));
     }
 }

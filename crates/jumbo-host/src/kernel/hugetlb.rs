@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 
 use procfs_core::Meminfo;
-use procfs_core::process::{MountInfo, MountInfos};
 use serde::Serialize;
 
-use super::thp::{absent, optional, size_folders, size_of_folder};
 use super::{FileError, Root, parse};
+use super::{absent, optional, size_folders, size_of_folder};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
+use jumbo_sys::mounts;
 
 /// Folder of the pools, relative to a [`Root`].
 pub const FOLDER: &str = "sys/kernel/mm/hugepages";
@@ -146,7 +146,7 @@ pub(crate) fn stable<T: PartialEq>(
 }
 
 fn read_pools(root: &Root, folders: &BTreeMap<PageSize, String>) -> Result<Vec<Pool>, FileError> {
-    let all = super::memory::nodes(root)?;
+    let all = super::nodes(root)?;
     let pool = |&size: &PageSize| {
         let pages = |node, name| root.read_u64(file(size, node, name)).map(Pages);
         let mut nodes = BTreeMap::new();
@@ -203,11 +203,14 @@ pub fn default_size(root: &Root) -> Result<Option<PageSize>, FileError> {
 
 /// The hugetlbfs mounts in this mount namespace.
 pub fn mounts(root: &Root) -> Result<Vec<Mount>, FileError> {
-    let infos: MountInfos = parse(root, "proc/self/mountinfo")?;
-    let found = infos.into_iter().filter(|info| info.fs_type == "hugetlbfs");
-    let mount = |info: MountInfo| Mount {
-        path: info.mount_point.display().to_string(),
-        options: info.super_options.into_iter().collect(),
+    let table = root.read_bytes("proc/self/mountinfo")?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let found = mounts::mounts(&table).filter(|mount| mount.kind == b"hugetlbfs");
+    let mount = |mount: mounts::Mount<'_>| Mount {
+        path: mounts::path(mount.point).display().to_string(),
+        options: (mount.options())
+            .map(|(name, value)| (text(name), value.map(text)))
+            .collect(),
     };
     Ok(found.map(mount).collect())
 }

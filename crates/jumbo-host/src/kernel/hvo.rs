@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::hugetlb::Pool;
 use super::memory::{DESCRIPTOR, Metadata};
-use super::thp::optional;
+use super::optional;
 use super::zones;
 use super::{FileError, Root};
 use crate::units::{Bytes, PageSize, Pages};

@@ -1,8 +1,7 @@
-//! Access to the kernel: files under /proc and /sys, and the system calls that rustix lacks.
+//! Access to the kernel: files under /proc and /sys that no other crate reads, and other processes.
 //!
 //! Every path starts at a [`Root`], which tests replace with a folder of their own. This module
-//! uses no mechanism: only units, the files that `jumbo` reads itself, and from `jumbo-inside`
-//! system calls and the reader of cgroup files.
+//! uses no mechanism: only units and `jumbo-sys`.
 //!
 //! - [`memory`], [`pressure`], [`zones`], [`hugetlb`], [`hvo`], [`thp`]: the host. [`cgroup`]: the
 //!   limits on this process. [`balloon`]: free page reporting of a virtual machine.
@@ -10,7 +9,6 @@
 //! - [`page_cache`]: huge folios of a file. [`mounts`]: its file system.
 //! - [`smaps`], [`task`], [`folios`], [`file_id`], [`peek`]: one process.
 //! - `aside`: files of a process whose read can block, read by a child.
-//! - `sys`: the system calls.
 //! - [`process`]: starts a program and acts as its parent.
 //! - [`remote`]: madvise(2) made by a thread of another process.
 //! - [`mod@probe`]: the available facilities.
@@ -27,6 +25,7 @@ pub mod file_id;
 pub mod groups;
 pub mod hugetlb;
 pub mod hvo;
+pub mod memory;
 pub mod mounts;
 pub mod page_cache;
 pub mod peek;
@@ -34,30 +33,22 @@ pub mod pressure;
 pub mod probe;
 pub mod process;
 pub mod remote;
-pub(crate) mod sys;
 pub mod task;
 pub mod zones;
 
 pub use aside::maps;
-pub use jumbo::kernel::{FileError, Root, base_page, folios, memory, smaps, thp};
+pub use jumbo_sys::files::{FileError, Root, base_page};
+pub use jumbo_sys::{folios, smaps, thp, version};
 pub use probe::{Probe, probe};
 
-use jumbo::kernel::parse;
+use jumbo_sys::files::{absent, nodes, optional, size_folders, size_of_folder};
+use procfs_core::FromRead;
 
-/// Major and minor number of a kernel's release (uname(2)).
-pub fn version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::version;
-
-    #[test]
-    fn a_release_begins_with_its_version() {
-        assert_eq!(version("6.18.3-1-generic"), Some((6, 18)));
-        assert_eq!(version("7.3-rc1"), Some((7, 3)));
-        assert_eq!(version("unknown"), None);
-    }
+/// Parses a file with procfs-core.
+///
+/// # Errors
+/// [`FileError`] if it cannot be read or parsed.
+fn parse<T: FromRead>(root: &Root, relative: &str) -> Result<T, FileError> {
+    let bytes = root.read_bytes(relative)?;
+    T::from_read(&bytes[..]).map_err(|error| root.misread(relative, error.to_string()))
 }

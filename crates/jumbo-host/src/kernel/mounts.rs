@@ -2,21 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use procfs_core::process::MountInfos;
+use jumbo_sys::mounts::{Mount, mounts, path};
 use serde::Serialize;
 
-use super::{FileError, Root, parse};
+use super::{FileError, Root};
 
 /// Type of each mounted file system, by major and minor number of its device as in `maps`.
 pub fn by_device(root: &Root) -> Result<BTreeMap<(u32, u32), String>, FileError> {
-    let infos: MountInfos = parse(root, "proc/self/mountinfo")?;
-    let device = |majmin: &str| {
-        let (major, minor) = majmin.split_once(':')?;
-        Some((major.parse().ok()?, minor.parse().ok()?))
-    };
-    let mounts = infos.into_iter();
-    let mounts = mounts.filter_map(|info| Some((device(&info.majmin)?, info.fs_type)));
-    Ok(mounts.collect())
+    let table = root.read_bytes("proc/self/mountinfo")?;
+    let kind = |mount: Mount<'_>| String::from_utf8_lossy(mount.kind).into_owned();
+    Ok(mounts(&table)
+        .map(|mount| (mount.device, kind(mount)))
+        .collect())
 }
 
 /// A tmpfs. Its option `huge=` applies to its files, not `shmem_enabled`.
@@ -30,15 +27,16 @@ pub struct Tmpfs {
 
 /// All visible tmpfs mounts.
 pub fn tmpfs(root: &Root) -> Result<Vec<Tmpfs>, FileError> {
-    let infos: MountInfos = parse(root, "proc/self/mountinfo")?;
+    let table = root.read_bytes("proc/self/mountinfo")?;
     let mut found: BTreeMap<String, String> = BTreeMap::new();
-    for info in infos {
-        let path = info.mount_point.display().to_string();
+    for mount in mounts(&table) {
+        let path = path(mount.point).display().to_string();
         // A later mount hides an earlier one.
         found.remove(&path);
-        if info.fs_type == "tmpfs" {
-            let huge = info.super_options.get("huge").cloned().flatten();
-            found.insert(path, huge.unwrap_or_else(|| "never".to_owned()));
+        if mount.kind == b"tmpfs" {
+            let huge = mount.options().find(|(name, _)| *name == b"huge");
+            let huge = huge.and_then(|(_, value)| value).unwrap_or(b"never");
+            found.insert(path, String::from_utf8_lossy(huge).into_owned());
         }
     }
     let found = found.into_iter();

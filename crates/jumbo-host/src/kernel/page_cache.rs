@@ -20,7 +20,7 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
 
-use jumbo::kernel::{Reserved, at};
+use jumbo_sys::{Reserved, at};
 use rustix::fs::fadvise;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
 

@@ -4,8 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::thp::optional;
-use super::{FileError, Root};
+use super::{FileError, Root, optional};
 
 /// Total stall times since boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use jumbo_inside::sys::{ThpDisable, thp_disable};
+use jumbo_sys::{self as sys, ThpDisable, thp_disable};
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::cgroup::{Limit, Limits};
 use super::hugetlb::{self, Pool};
 use super::thp::{Choice, Thp};
-use super::{FileError, Root, base_page, hvo, sys, task, thp};
+use super::{FileError, Root, base_page, hvo, task, thp};
 use crate::units::{Bytes, PageSize, Pages};
 
 /// Maximum PMD size for a trial of MADV_COLLAPSE, which takes that much memory for a moment (512

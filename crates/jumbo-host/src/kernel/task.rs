@@ -7,9 +7,9 @@ use std::time::Duration;
 use procfs_core::process::Stat;
 use serde::Serialize;
 
-use super::smaps::kib;
 use super::{FileError, Root, aside, parse};
 use crate::units::Bytes;
+use jumbo_sys::proc::kib;
 
 /// Page fault counts of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -94,7 +94,7 @@ impl Status {
     }
 
     fn kib(&self, name: &str) -> Option<Bytes> {
-        self.get(name).and_then(kib)
+        kib(self.get(name)?.as_bytes())
     }
 
     fn thp_enabled(&self) -> Option<bool> {

@@ -19,8 +19,8 @@ use crate::debug;
 use crate::ledger::stats;
 use crate::sandbox;
 use crate::sync::millis;
-use crate::sys::Pagemap;
 use crate::watch::{self, Job, Stop, Without, cpu_time};
+use jumbo_sys::Pagemap;
 
 /// Interval between two scans while memory fills, and a shorter one for a faster program.
 const FILL_WAIT: Duration = Duration::from_millis(1);

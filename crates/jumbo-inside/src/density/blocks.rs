@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
 use rustix::mm::{self, MapFlags, ProtFlags};
 
-use crate::sys::map_own;
+use jumbo_sys::map_own;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockState {

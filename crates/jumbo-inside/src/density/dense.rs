@@ -20,8 +20,8 @@ use super::{MIN_ROOM_BYTES, Policy, collapse, credit};
 use crate::debug;
 use crate::headroom;
 use crate::sync::{millis, now};
-use crate::sys::{Pagemap, prepare_huge_page};
 use crate::watch::{self, Job, Stop, cpu_time};
+use jumbo_sys::{Pagemap, prepare_huge_page};
 
 /// Minimum wait between two runs.
 const MIN_WAIT: Duration = Duration::from_millis(1);

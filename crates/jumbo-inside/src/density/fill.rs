@@ -22,10 +22,10 @@ use super::tracked::{
     release, update, withdraw_advice,
 };
 use crate::debug;
-use crate::headroom;
 use crate::ledger::stats;
 use crate::sync::millis;
-use crate::{sandbox, sys, watch};
+use crate::{sandbox, watch};
+use jumbo_sys::{self as sys, proc};
 
 /// Maximum age of the available memory that was read.
 const MAX_ROOM_AGE: Duration = Duration::from_millis(100);
@@ -412,7 +412,10 @@ fn take_back(block: usize) {
     // Touched before that, it is huge.
     if resident(range.start, pmd()) == Ok(Some(0)) && update(block, seen, BlockState::Waiting) {
         debug::note([range.start, 0, 0], |line, [at, ..]| {
-            write!(line, "advice taken back from the untouched block at {at:#x}")
+            write!(
+                line,
+                "advice taken back from the untouched block at {at:#x}"
+            )
         });
     }
 }
@@ -439,7 +442,7 @@ pub(super) fn forked() {
 /// Returns the resident memory of the process, in bytes. proc_pid_statm(5).
 pub(crate) fn resident_memory() -> Option<usize> {
     let mut text = [0u8; 128];
-    let text = headroom::read(c"/proc/self/statm", &mut text).ok()?;
+    let text = proc::read(c"/proc/self/statm", &mut text).ok()?;
     let second = text.split(|byte| *byte == b' ').nth(1)?;
-    headroom::number(second)?.checked_mul(PAGE_BYTES)
+    proc::number(second)?.checked_mul(PAGE_BYTES)
 }

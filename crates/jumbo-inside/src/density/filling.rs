@@ -17,7 +17,7 @@ use super::tracked::{
 };
 use super::{credit, is_bounded};
 use crate::ledger::stats;
-use crate::sys::{self, Pagemap};
+use jumbo_sys::{self as sys, Pagemap};
 
 const FULL: BlockState = BlockState::Huge { empty: 0 };
 

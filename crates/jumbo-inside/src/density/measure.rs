@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::blocks::SIXTEENTHS;
 use super::table::PAGE_BYTES;
-use crate::sys;
+use jumbo_sys as sys;
 
 const SAMPLE_PAGES: usize = SIXTEENTHS as usize;
 /// Maximum base pages per call of mincore(2).

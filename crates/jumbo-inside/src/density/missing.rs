@@ -13,7 +13,7 @@ use super::measure::{is_page_zero, mincore};
 use super::table::PAGE_BYTES;
 use super::tracked::{BLOCKS, pmd};
 use super::{IS_BOUNDED, Ordering, RANGES};
-use crate::sys::{self, Pagemap, Pages};
+use jumbo_sys::{self as sys, Pagemap, Pages};
 
 /// Base pages of a huge page whose residency one call reads.
 const PART_PAGES: usize = 512;

@@ -42,7 +42,8 @@ use crate::events::Mechanism;
 use crate::ledger::{Slot, stats};
 use crate::orders::MaxWaste;
 use crate::sync::{millis, now};
-use crate::{sandbox, sys, watch};
+use crate::{sandbox, watch};
+use jumbo_sys as sys;
 use owners::Owner;
 use table::{PAGE_BYTES, RangeSlot, RangeTable, Span};
 

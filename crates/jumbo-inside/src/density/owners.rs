@@ -15,8 +15,8 @@ use super::RANGES;
 use super::table::PAGE_BYTES;
 use crate::sandbox;
 use crate::sync::{millis, now};
-use crate::sys::map_own;
 use crate::watch::{MAX_WAIT, program};
+use jumbo_sys::map_own;
 
 /// Page by which the processes that share mappings agree on their owners.
 #[derive(Debug)]

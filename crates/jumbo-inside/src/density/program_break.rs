@@ -6,7 +6,8 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::fill;
-use crate::{sandbox, sys};
+use crate::sandbox;
+use jumbo_sys as sys;
 
 /// Last known break; 0: it is not followed.
 static BREAK: AtomicUsize = AtomicUsize::new(0);

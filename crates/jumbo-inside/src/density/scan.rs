@@ -26,8 +26,8 @@ use crate::headroom::has_room;
 use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::sandbox;
 use crate::sync::{millis, now};
-use crate::sys::{self, Pagemap, Pages};
 use crate::watch::{self, Job, MAX_WAIT, MIN_WAIT, Stop, Without, cpu_time};
+use jumbo_sys::{self as sys, Pagemap, Pages};
 
 /// Minimum age of a shared mapping that is scanned.
 const MIN_SHARED_AGE: Duration = Duration::from_secs(1);

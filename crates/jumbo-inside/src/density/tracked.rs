@@ -8,7 +8,8 @@ use rustix::io::{Errno, Result};
 use super::blocks::{self, BlockState, BlockTable, SeenState};
 use super::measure::{Touched, measure};
 use super::{PMD_BYTES, credit};
-use crate::{sandbox, sys};
+use crate::sandbox;
+use jumbo_sys as sys;
 
 crate::one_page::table! {
     pub(super) static BLOCKS: BlockTable = BlockTable::new();

@@ -10,7 +10,7 @@ use super::queue::{Id, JobOutcome};
 use super::unmap::{free_here, hand_over};
 use super::{HANDOVER, MIN_BYTES, default_threads, staging};
 use crate::sandbox;
-use crate::units::Pages;
+use jumbo_sys::units::Pages;
 
 static RESERVE: BlockReserve = BlockReserve::new();
 const MAX_JOBS: usize = 4;

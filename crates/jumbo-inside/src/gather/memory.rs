@@ -13,8 +13,8 @@ use rustix::mm::{self, MapFlags, MremapFlags, MsyncFlags, ProtFlags};
 use super::batch::{Batch, FreeError, FreeRange, Operation};
 use super::handover::Executor;
 use super::queue::Piece;
-pub(super) use crate::sys::unmap;
-use crate::sys::{self, map_own};
+pub(super) use jumbo_sys::unmap;
+use jumbo_sys::{self as sys, map_own};
 
 /// Performs the actions of the queue. The caller of [`Batch::push`] has vouched for each range.
 #[derive(Debug)]

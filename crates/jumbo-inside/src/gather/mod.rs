@@ -41,8 +41,8 @@ use memory::Kernel;
 
 use crate::events::Mechanism;
 use crate::ledger::{Slot, stats};
-use crate::sys::{self, Blocked, process};
 use crate::{headroom, sandbox};
+use jumbo_sys::{self as sys, Blocked, process};
 
 pub use batch::{FreeError, Operation};
 pub use collect::{Freed, Gather, Mode, Tunables};

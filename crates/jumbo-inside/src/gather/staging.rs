@@ -19,7 +19,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::memory;
 use crate::sync::Lock;
-use crate::sys::{self, Maps, Pagemap};
+use jumbo_sys::{self as sys, Maps, Pagemap};
 
 const START_ADDRESS: usize = 0x3400_0000_0000;
 const END_ADDRESS: usize = 0x4000_0000_0000;

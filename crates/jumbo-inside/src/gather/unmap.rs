@@ -17,7 +17,7 @@ use crate::headroom::{self, Needed};
 use crate::ledger::{Slot, stats};
 use crate::sandbox;
 use crate::sync::{Linux, Platform};
-use crate::sys::{self, Blocked, has_one_thread};
+use jumbo_sys::{self as sys, Blocked, has_one_thread};
 
 /// Bounds of a piece, a fraction of the batch, so that threads finish together: at most about 5 ms
 /// of base pages, at least enough to hide the cost of a claim.

@@ -22,9 +22,10 @@ use rustix::thread::CapabilitySet;
 use super::memory::Kernel;
 use super::queue::MAX_WORKERS;
 use super::{BACKGROUND, HANDOVER, is_own};
+use crate::sandbox;
 use crate::sync::{BackOff, Deadline, Word};
-use crate::sys::{Blocked, Thread, map_own, process, request, stand_back};
-use crate::{headroom, sandbox};
+use jumbo_sys::proc::Path;
+use jumbo_sys::{Blocked, Thread, map_own, process, request, stand_back};
 
 /// Sleep of a worker before it leaves.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(100);
@@ -170,9 +171,8 @@ fn work() {
         .get()
         .unsigned_abs();
     let number = HANDOVER.add_worker(thread);
-    let (mut name, mut digits) = ([0; 16], [0; 10]);
-    let digits = headroom::decimal(u32::try_from(number).unwrap_or(0), &mut digits);
-    if let Some(name) = headroom::joined(&mut name, [b"jumbo-free/", digits, b"\0"]) {
+    let mut name = Path::<16>::EMPTY;
+    if let Some(name) = name.write(format_args!("jumbo-free/{number}")) {
         let _ = rustix::thread::set_name(name);
     }
     if BACKGROUND.load(Ordering::Relaxed) {

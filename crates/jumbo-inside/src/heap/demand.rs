@@ -12,9 +12,10 @@ use super::window::BlockWindow;
 use super::{BASE_PAGE, HEAP};
 use crate::density;
 use crate::gather::PendingFree;
-use crate::headroom::{self, Needed, headroom};
+use crate::headroom::{Needed, headroom};
+use crate::sandbox;
 use crate::watch::{self, Job, Stop, Without};
-use crate::{sandbox, sys};
+use jumbo_sys::{self as sys, proc};
 
 /// Interval between two scans.
 const SCAN_INTERVAL: Duration = Duration::from_millis(2);
@@ -245,8 +246,8 @@ fn room_below_peak() -> Option<isize> {
 /// Returns the peak of the resident memory in bytes: `VmHWM` of proc_pid_status(5).
 fn peak() -> Option<usize> {
     let mut text = [0u8; 2048];
-    let text = headroom::read(c"/proc/self/status", &mut text).ok()?;
-    headroom::kib_field(text, b"VmHWM:")
+    let text = proc::read(c"/proc/self/status", &mut text).ok()?;
+    usize::try_from(proc::kib_field(text, b"VmHWM:")?.0).ok()
 }
 
 /// Reports whether the cgroups or the host have little room.

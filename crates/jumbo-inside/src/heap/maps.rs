@@ -24,10 +24,9 @@ use super::{BASE_PAGE, HeapSettings, IS_PLACED, LOCKS_FUTURE, MAPS_BASE, MAPS_EN
 use crate::density::{self, Decision, Policy};
 use crate::gather;
 use crate::ledger::{Slot, stats};
-use crate::proc;
 use crate::sandbox;
 use crate::sync::Lock;
-use crate::sys;
+use jumbo_sys::{self as sys, proc};
 
 /// Smallest mapping that is packed. Smaller ones are mostly file buffers and stacks.
 pub const MIN_PACKED_BYTES: usize = 256 << 10;

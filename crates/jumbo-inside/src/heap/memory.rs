@@ -18,9 +18,8 @@ use super::BASE_PAGE;
 use super::extents::{PageRecord, Records};
 use crate::density::{self, Policy};
 pub(super) use crate::pool::populate;
-use crate::sys;
-use crate::sys::map_own;
-pub(super) use crate::sys::{discard, unmap};
+use jumbo_sys::{self as sys, map_own};
+pub(super) use jumbo_sys::{discard, unmap};
 
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 

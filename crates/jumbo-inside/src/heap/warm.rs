@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use rustix::io::{Errno, Result};
 
 use super::memory;
-use crate::sys::{Blocked, Thread};
+use jumbo_sys::{Blocked, Thread};
 
 /// Maximum number of threads: zeroing is bound by memory bandwidth.
 const MAX_THREADS: usize = 8;

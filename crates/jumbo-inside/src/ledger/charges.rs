@@ -8,7 +8,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 
 use super::{Ledger, Slot};
-use crate::{headroom, sandbox, sync, sys};
+use crate::{sandbox, sync};
+use jumbo_sys as sys;
+use jumbo_sys::proc::{Path, number, read};
 
 const RELAXED: Ordering = Ordering::Relaxed;
 
@@ -93,19 +95,18 @@ fn nanoseconds(time: Duration) -> u64 {
 fn self_in_proc() -> Option<u32> {
     let mut buffer = [core::mem::MaybeUninit::uninit(); 16];
     let (link, _) = rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self", &mut buffer).ok()?;
-    u32::try_from(headroom::number(link)?).ok()
+    u32::try_from(number(link)?).ok()
 }
 
 /// Reports whether a process has memory: it neither ended nor is a zombie. True if unknown.
 fn has_memory(process: u32) -> bool {
-    let (mut path, mut digits) = ([0; headroom::MAX_PATH_BYTES], [0; 10]);
-    let digits = headroom::decimal(process, &mut digits);
-    let Some(path) = headroom::joined(&mut path, [b"/proc/", digits, b"/statm\0"]) else {
+    let mut path = Path::<32>::EMPTY;
+    let Some(path) = path.write(format_args!("/proc/{process}/statm")) else {
         return true;
     };
     let mut text = [0u8; 32];
-    match headroom::read(path, &mut text) {
-        Ok(text) => headroom::number(text) != Some(0),
+    match read(path, &mut text) {
+        Ok(text) => number(text) != Some(0),
         Err(errno) => errno != rustix::io::Errno::NOENT && errno != rustix::io::Errno::SRCH,
     }
 }

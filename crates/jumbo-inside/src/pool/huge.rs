@@ -2,7 +2,7 @@
 
 use rustix::io::{Errno, Result};
 
-use crate::sys;
+use jumbo_sys as sys;
 
 /// Attempts of a collapse that returns EAGAIN.
 const MAX_COLLAPSE_ATTEMPTS: usize = 8;

@@ -8,7 +8,7 @@
 //! - [`Room`], `Credit`: memory that may be touched without an OOM kill.
 //! - [`populate`]: resident memory or an error; [`make_huge`]: the same on THPs.
 //!
-//! It uses [`headroom`](crate::headroom), [`sandbox`](crate::sandbox) and [`sys`](crate::sys).
+//! It uses [`headroom`](crate::headroom), [`sandbox`](crate::sandbox) and [`jumbo_sys`].
 //! Invariant: nothing here allocates or holds a lock; each user has its own locks.
 
 mod counts;

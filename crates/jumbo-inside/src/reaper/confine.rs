@@ -11,7 +11,7 @@ use super::control::{CONTROL, MAX_WORKERS};
 use super::filter::LAST_DESCRIPTOR;
 use super::identity;
 use super::raw::{self, plain};
-use crate::sys::{leave_descriptors, stand_back};
+use jumbo_sys::{leave_descriptors, stand_back};
 
 /// Limit on CPU time of all threads together, after which the kernel kills the reaper and frees the
 /// rest: a base, and a second for each two GiB of memory and swap, several times the cost of base

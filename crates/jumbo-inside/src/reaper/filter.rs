@@ -18,7 +18,7 @@ use crate::bpf::{
     ALLOW, ARCHITECTURE, AT_ARCHITECTURE, AT_NUMBER, KILL, Step, answer, call, equal, greater,
     high, load, low, number,
 };
-use crate::sys::Thread;
+use jumbo_sys::Thread;
 
 /// Exact flags of the reaper's threads.
 pub(super) const THREAD: u32 = Thread::FLAGS;

@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::proc;
+use jumbo_sys::proc;
 
 /// Link of the first PID namespace, whose number is fixed (`PROC_PID_INIT_INO`, Linux 3.8).
 const FIRST_NAMESPACE: &[u8] = b"pid:[4026531836]";

@@ -15,10 +15,10 @@ use super::raw::{self, plain};
 use super::{State, entry, identity, init, orphans, survey};
 use crate::headroom;
 use crate::ledger::stats;
-use crate::proc::children_change_namespace;
 use crate::sandbox;
 use crate::sync::Deadline;
-use crate::sys::{Blocked, process};
+use jumbo_sys::proc::children_change_namespace;
+use jumbo_sys::{Blocked, process};
 
 /// Timeout of the reaper's start or end, which take less than a millisecond unless the reaper is
 /// stopped or the host does not schedule it.

@@ -16,7 +16,8 @@ use rustix::fs::RawDir;
 use rustix::io::{Errno, Result};
 use rustix::path::DecInt;
 
-use crate::proc::{self, File};
+use jumbo_sys::maps::File;
+use jumbo_sys::proc;
 
 /// Links of the calling thread's descriptors; Linux 3.17.
 const LINKS: &core::ffi::CStr = c"/proc/thread-self/fd";

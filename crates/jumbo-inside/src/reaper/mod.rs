@@ -11,7 +11,7 @@
 //! - `entry`: the code of the reaper. It drops its privileges (`confine`, `identity`), installs a
 //!   seccomp filter (`filter`), and sleeps on one futex until the program has ended and no other
 //!   process uses the memory.
-//! - `release`: then reads the list of mappings (`crate::proc`), unmaps all that are not private
+//! - `release`: then reads the list of mappings (`jumbo_sys::proc`), unmaps all that are not private
 //!   and anonymous, and zaps the others (`zap`). `raw`: its system calls.
 //! - [`survey()`]: finds resources that would outlive the program (`locks`: of mapped files), in
 //!   /proc.
@@ -54,7 +54,6 @@ mod state;
 mod survey;
 mod zap;
 
-pub use crate::proc::children_change_namespace;
 pub use confine::NAME;
 pub use identity::{Ids, keeps_ids};
 pub use init::init_reaps_orphans;

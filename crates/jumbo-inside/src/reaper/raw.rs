@@ -1,10 +1,10 @@
-//! System calls of the reaper: without libc, by the machine code of [`crate::sys`].
+//! System calls of the reaper: without libc, by the machine code of [`jumbo_sys`].
 //!
 //! The reaper runs on the thread pointer of the thread that started it, so it has no `errno`, and
 //! it unmaps libc. A call returns the kernel's result: a negative errno on failure.
 #![expect(unsafe_code, reason = "the leaf that makes the system calls")]
 
-pub(super) use crate::sys::{Entry, Wait, call, clone3, tid_word, wait, wake, word_at};
+pub(super) use jumbo_sys::{Entry, Wait, call, clone3, tid_word, wait, wake, word_at};
 
 /// Makes a call whose arguments are numbers, or pointers that the kernel only reads.
 ///

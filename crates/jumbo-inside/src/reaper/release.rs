@@ -14,7 +14,7 @@ use super::State;
 use super::control::CONTROL;
 use super::raw::{self, plain};
 use super::zap::ZapBatch;
-use crate::proc::{Lines, MapsLine};
+use jumbo_sys::maps::{Lines, MapsLine};
 
 /// Minimum resident memory for a [`ZAP_DELAY`], which is negligible then. Before Linux 6.12, where
 /// the program's waiter preempts (`sys::stand_back`), the reaper's threads would occupy the CPUs

@@ -12,8 +12,9 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Result;
 
 use super::{State, locks};
-use crate::proc::{File, MapsLine, Path, each_mapping, each_mapping_on_small_stack};
 use crate::watch::{self, Job, Stop};
+use jumbo_sys::maps::{File, MapsLine};
+use jumbo_sys::proc::{Path, each_mapping, each_mapping_on_small_stack};
 
 /// Result of [`survey`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -157,7 +158,7 @@ fn holds_writer(mapping: &MapsLine) -> bool {
         return false;
     }
     let (start, end) = (mapping.start, mapping.end);
-    let mut path = Path::<64>::new();
+    let mut path = Path::<64>::EMPTY;
     let Some(path) = path.write(format_args!("/proc/self/map_files/{start:x}-{end:x}")) else {
         return true;
     };
@@ -174,7 +175,7 @@ fn holds_writer(mapping: &MapsLine) -> bool {
 fn is_ring(descriptor: BorrowedFd<'_>) -> bool {
     let mut name = [0u8; 32];
     let number = rustix::fd::AsRawFd::as_raw_fd(&descriptor);
-    let mut path = Path::<64>::new();
+    let mut path = Path::<64>::EMPTY;
     let Some(path) = path.write(format_args!("/proc/self/fd/{number}")) else {
         return false;
     };

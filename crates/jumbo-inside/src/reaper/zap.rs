@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use super::control::{CONTROL, MAX_WORKERS, Stack};
 use super::filter::{COUNTED_THREAD, MADV_DONTNEED_LOCKED, THREAD};
 use super::raw;
-use crate::sys::Thread;
+use jumbo_sys::Thread;
 
 /// Size and alignment of the pieces that threads take: whole huge pages of all sizes except 1 GiB.
 const PIECE_BYTES: usize = 64 << 20;

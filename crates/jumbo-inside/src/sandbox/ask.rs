@@ -11,7 +11,8 @@ use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::io::Errno;
 
 use super::{field, filters, status};
-use crate::{headroom, sys};
+use jumbo_sys as sys;
+use jumbo_sys::proc::Path;
 
 /// Number and arguments of a system call.
 type TestCall = (libc::c_long, [usize; 4]);
@@ -201,9 +202,8 @@ fn may_clone(is_container: bool) -> bool {
         let is_there = |path| accessat(CWD, path, Access::EXISTS, AtFlags::empty()).is_ok();
         return is_container || is_there(c"/.dockerenv") || is_there(c"/run/.containerenv");
     }
-    let (mut path, mut digits) = ([0; 32], [0; 10]);
-    let digits = headroom::decimal(parent, &mut digits);
-    let path = headroom::joined(&mut path, [b"/proc/", digits, b"/status\0"]);
+    let mut path = Path::<32>::EMPTY;
+    let path = path.write(format_args!("/proc/{parent}/status"));
     let theirs = path.and_then(|path| filters(status(path, &mut text)?));
     count.is_some() && theirs == count
 }

@@ -26,7 +26,8 @@ use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::bpf::{self, Call};
-use crate::{headroom, sys};
+use jumbo_sys as sys;
+use jumbo_sys::proc::number;
 
 mod ask;
 
@@ -181,7 +182,7 @@ fn filters(status: &[u8]) -> Option<u32> {
 /// Returns the number after `key`. The kernel escapes a newline in the process name.
 fn field(status: &[u8], key: &[u8]) -> Option<u32> {
     let at = status.windows(key.len()).position(|window| window == key)?;
-    let number = headroom::number(status.get(at + key.len()..)?)?;
+    let number = number(status.get(at + key.len()..)?)?;
     u32::try_from(number).ok()
 }
 

@@ -11,9 +11,9 @@ use super::memory::{self, StagingArea};
 use super::{count, has_room, record_reason};
 use crate::ledger::{Slot, stats, text_reason as reason};
 use crate::orders::DataMode;
-use crate::proc::{each_mapping, is_alone};
 use crate::sandbox;
-use crate::sys::{Blocked, Pagemap, Pages, is_mapped};
+use jumbo_sys::proc::{each_mapping, is_alone};
+use jumbo_sys::{Blocked, Pagemap, Pages, is_mapped};
 
 /// Copies the PMD-sized blocks of the program's data, the first zeroes of bss included, and advises
 /// the rest of its bss.

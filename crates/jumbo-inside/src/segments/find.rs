@@ -2,7 +2,8 @@
 
 use core::ops::Range;
 
-use crate::proc::{File, MapsLine, Name, each_mapping};
+use jumbo_sys::maps::{File, MapsLine, Name};
+use jumbo_sys::proc::each_mapping;
 
 /// Prefix of the names of images, as long as a [`MapsLine`] keeps.
 const IMAGE_PREFIX: &[u8] = b"/memfd:jumbo-tex";

@@ -8,8 +8,8 @@ use core::time::Duration;
 
 use super::scan;
 use crate::ledger::text_reason as reason;
-use crate::sys::{wait, wake};
 use crate::watch;
+use jumbo_sys::{wait, wake};
 
 crate::one_page! {
     /// 1 while a segment is checked for the last time and replaced.

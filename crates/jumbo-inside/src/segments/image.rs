@@ -41,11 +41,12 @@ use super::memory::{self, StagingArea};
 use super::{Stop, check, count};
 use crate::density::{self, Policy};
 use crate::ledger::text_reason as reason;
-use crate::proc::{MapsLine, Path, each_mapping};
 use crate::standing;
 use crate::sync::Deadline;
-use crate::sys::{self, Pagemap, Pages};
 use crate::watch::program;
+use jumbo_sys::maps::MapsLine;
+use jumbo_sys::proc::{Path, each_mapping};
+use jumbo_sys::{self as sys, Pagemap, Pages};
 
 /// Prefix of the names of images.
 pub const NAME: &str = "jumbo-text";
@@ -78,7 +79,7 @@ const MAX_LINK_BYTES: usize = 256;
 /// Publishes an empty image of a segment, which the thread with its own descriptor table may fill
 /// later. Only at the start, when no other thread could miss a descriptor number.
 pub(super) fn reserve(segment: &Segment) {
-    let mut name = ImageName::new();
+    let mut name = ImageName::EMPTY;
     if let Some(name) = image_name(segment, &mut name)
         && let Ok(image) = create(name)
     {
@@ -93,7 +94,7 @@ pub(super) fn install(
     pmd: usize,
     stop: &Stop,
 ) -> core::result::Result<bool, u32> {
-    let mut name = ImageName::new();
+    let mut name = ImageName::EMPTY;
     let name = image_name(segment, &mut name).ok_or(reason::NO_MEMORY)?;
     let own = create(name)?;
     let file = rustix::fs::fstat(&own)
@@ -393,7 +394,7 @@ impl Search<'_> {
         process: i32,
         descriptor: i32,
     ) -> Option<(OwnedFd, rustix::fs::Statx)> {
-        let (mut path, mut link) = (Path::<48>::new(), [0u8; MAX_LINK_BYTES]);
+        let (mut path, mut link) = (Path::<48>::EMPTY, [0u8; MAX_LINK_BYTES]);
         let path = path.write(format_args!("{process}/fd/{descriptor}"))?;
         let length = rustix::fs::readlinkat_raw(folder, path, &mut link[..]).ok()?;
         let name = link.get(..length)?;
@@ -415,7 +416,7 @@ impl Search<'_> {
 /// Opens the same file again. A mapping by a writable description would keep `auto` from starting a
 /// reaper.
 fn open_again(file: impl AsFd, access: OFlags) -> Result<OwnedFd> {
-    let mut path = Path::<48>::new();
+    let mut path = Path::<48>::EMPTY;
     let number = rustix::fd::AsRawFd::as_raw_fd(&file.as_fd());
     // The thread may have its own descriptor table.
     let path = path

@@ -14,7 +14,7 @@ use rustix::io::{Errno, Result};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use crate::density::{self, Policy};
-use crate::sys;
+use jumbo_sys as sys;
 
 fn at(address: usize) -> *mut c_void {
     with_exposed_provenance_mut(address)

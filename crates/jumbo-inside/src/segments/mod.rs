@@ -45,9 +45,9 @@ use crate::events::Mechanism;
 use crate::ledger::{Slot, stats, text_reason as reason};
 use crate::orders::{DataMode, TextMode};
 use crate::sync::now;
-use crate::sys::{Pagemap, Pages};
 use crate::watch::{Stop, Stopped};
 use crate::{headroom, sandbox};
+use jumbo_sys::{Pagemap, Pages};
 
 /// Configuration of [`start`].
 #[derive(Clone, Copy, Debug)]

@@ -18,7 +18,8 @@ use rustix::io::Errno;
 use super::class::{CLASSES, shape_of};
 use super::{central, meta, run, sweep};
 use crate::sync::{Apart, Lock, thread_pointer};
-use crate::{density, sandbox, sys};
+use crate::{density, sandbox};
+use jumbo_sys as sys;
 
 /// Addresses of blocks of a class.
 #[repr(C)]

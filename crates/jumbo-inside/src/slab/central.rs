@@ -14,7 +14,7 @@ use super::class::{CLASSES, shape_of};
 use super::unit::{self, NONE, UNLISTED};
 use super::{meta, state};
 use crate::sync::Lock;
-use crate::sys;
+use jumbo_sys as sys;
 
 /// Locks of all classes: the number of a class selects one.
 const BANKS: usize = u32::BITS as usize;

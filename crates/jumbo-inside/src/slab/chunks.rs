@@ -20,7 +20,7 @@ use super::unit::{self, NONE, UNLISTED, Unit};
 use crate::density::{self, Policy};
 use crate::sandbox;
 use crate::sync::{Apart, Lock};
-use crate::sys;
+use jumbo_sys as sys;
 
 /// Lists of chunks by their free units: the first for chunks without any, then by the power of two
 /// below the number.

@@ -8,7 +8,7 @@ use core::ptr::null_mut;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::sync::{Apart, Lock};
-use crate::sys;
+use jumbo_sys as sys;
 
 /// Smallest piece.
 const MIN_BYTES: usize = 16;

@@ -15,7 +15,7 @@ use super::blocks::{BASE_BYTES, Slab};
 use super::central;
 use super::class::shape_of;
 use super::{state, sweep, unit};
-use crate::sys;
+use jumbo_sys as sys;
 
 /// Largest block that is a piece of others.
 const MAX_BYTES: usize = 8 << 10;

@@ -15,7 +15,8 @@ use super::chunks::CHUNKS;
 use super::class::{CHUNK_BYTES, CLASSES, UNIT_BYTES, UNITS};
 use super::unit::{self, Unit};
 use crate::density;
-use crate::{sandbox, sys};
+use crate::sandbox;
+use jumbo_sys as sys;
 
 /// Part of the allowance that the heap may hold.
 const ALLOWANCE_DIVISOR: usize = 4;

@@ -12,7 +12,7 @@ use rustix::io::Result;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::class::{CHUNK_BYTES, UNIT_BYTES, UNITS};
-use crate::sys::{self, SLABS};
+use jumbo_sys::{self as sys, SLABS};
 
 /// End of a list of units.
 pub(super) const NONE: u32 = u32::MAX;

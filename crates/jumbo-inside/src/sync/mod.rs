@@ -1,16 +1,15 @@
 //! Locks and futexes inside wrapped programs: [`Lock`], [`Word`], [`Deadline`], `BackOff`.
 //!
-//! The module uses no other one, does not allocate, and has no thread-local and no call of libc.
+//! The module uses `jumbo-sys` alone, does not allocate, and has no thread-local and no call of libc.
 //! Threads sleep on a [`Word`] of a [`Platform`]: a futex ([`Linux`]), or in tests a model of it,
 //! so that tests search the interleavings of the real code.
 
 mod back_off;
-mod deadline;
 mod lock;
 
 pub(crate) use back_off::BackOff;
-pub use deadline::Deadline;
-pub(crate) use deadline::{millis, now};
+pub use jumbo_sys::Deadline;
+pub(crate) use jumbo_sys::{millis, now, thread_pointer};
 pub use lock::Lock;
 
 use core::fmt::Debug;
@@ -137,22 +136,4 @@ impl Word for AtomicU32 {
     fn wake(&self, count: u32) {
         let _ = futex::wake(self, futex::Flags::PRIVATE, count);
     }
-}
-
-/// Returns the thread pointer of the ABI, unique among live threads.
-#[expect(unsafe_code, reason = "the only way without a call")]
-pub fn thread_pointer() -> usize {
-    let pointer: usize;
-    // SAFETY: on x86-64 Linux the thread control block begins at fs:0 with its own address (psABI,
-    // TLS variant II), set before any library code runs.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        core::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, readonly));
-    }
-    // SAFETY: reading tpidr_el0 has no side effect; it holds the thread pointer on arm64 Linux.
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        core::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, nomem, preserves_flags));
-    }
-    pointer
 }

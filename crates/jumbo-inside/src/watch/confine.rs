@@ -16,7 +16,8 @@ use crate::bpf::{
     ALLOW, ARCHITECTURE, AT_ARCHITECTURE, AT_NUMBER, Step, answer, call, equal, greater, has, high,
     load, low, number,
 };
-use crate::{headroom, sys};
+use crate::headroom;
+use jumbo_sys as sys;
 
 /// Files that the jobs read, beside those that [`headroom::read_all`] and the comparison read.
 const FILES: [&core::ffi::CStr; 5] = [

@@ -28,7 +28,7 @@ use crate::headroom::has_tasks;
 use crate::sandbox;
 use crate::standing::{self, Beside, Leader};
 use crate::sync::now;
-use crate::sys::{self, Blocked, Thread, process, request, stay_prompt, wait, wake};
+use jumbo_sys::{self as sys, Blocked, Thread, process, request, stay_prompt, wait, wake};
 
 mod confine;
 mod sibling;
@@ -677,7 +677,7 @@ impl Mechanism for Events {
     }
 
     fn before_thread() {
-        if sys::note_thread() {
+        if jumbo_sys::note_thread() {
             interrupt_sibling();
         }
     }
@@ -717,6 +717,6 @@ impl Mechanism for Events {
         FORK_COUNT.store(0, Ordering::Relaxed);
         MAKER_PROCESS.store(0, Ordering::Relaxed);
         THREAD.forget_number();
-        sys::note_one_thread(true);
+        jumbo_sys::note_one_thread(true);
     }
 }

@@ -21,9 +21,9 @@ use core::time::Duration;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, getrlimit, kill_process, setrlimit};
 
 use super::{MAKER_PROCESS, OUTLIVES, Outlives, THREAD, WAKE_WORD};
-use crate::proc::{children_change_namespace, is_alone};
 use crate::sync::now;
-use crate::sys::{
+use jumbo_sys::proc::{children_change_namespace, is_alone};
+use jumbo_sys::{
     Thread, Wait, has_one_thread, process, request, tid_word, wait, wait_either, wake, word_at,
 };
 

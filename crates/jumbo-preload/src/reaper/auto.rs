@@ -17,7 +17,8 @@ use jumbo_inside::events::Mapping;
 use jumbo_inside::heap;
 use jumbo_inside::reaper::{self, State, Survey};
 use jumbo_inside::slab;
-use jumbo_inside::{sandbox, sys, watch};
+use jumbo_inside::{sandbox, watch};
+use jumbo_sys as sys;
 
 /// Minimum private memory for a reaper.
 const MIN_PRIVATE_BYTES: u64 = 1 << 30;

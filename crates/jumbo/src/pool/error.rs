@@ -117,7 +117,7 @@ pub enum SetupError {
     },
     /// A kernel file could not be used.
     #[error(transparent)]
-    File(#[from] crate::kernel::FileError),
+    File(#[from] jumbo_sys::files::FileError),
     /// No addresses for that much memory.
     #[error("no address window of {0}")]
     Window(Bytes),

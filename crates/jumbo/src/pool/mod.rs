@@ -72,7 +72,7 @@ pub use source::{Model, Supply};
 
 use std::sync::Mutex;
 
-use crate::kernel::lock;
+use crate::mutex::lock;
 use crate::units::{NodeId, PageSize, Pages};
 use folio::{Buddies, Folios};
 use frame::Frame;

@@ -1,7 +1,7 @@
 //! Nodes of pages: [`NodeSet`] and [`Placement`].
 
-use crate::kernel::sys::{self, PolicyMode};
 use crate::units::NodeId;
+use jumbo_sys::{self as sys, PolicyMode};
 
 /// A set of nodes with numbers below [`NodeSet::CAPACITY`].
 #[derive(Clone, Copy, PartialEq, Eq, Default)]

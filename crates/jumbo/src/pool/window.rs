@@ -23,8 +23,8 @@ use super::NodeSet;
 use super::error::SetupError;
 use super::folio::Part;
 use super::frame::{Frame, MAX_FRAMES};
-use crate::kernel::{Reserved, at, sys};
 use crate::units::{Bytes, PageSize, Pages};
+use jumbo_sys::{self as sys, Reserved, at};
 
 /// An owned range of addresses; unmapped by drop, except in a child of fork(2) that has not
 /// inherited parts of it.
@@ -113,7 +113,7 @@ impl OwnedRange {
     /// end of the range frees it too.
     pub(super) fn discard(&self, offset: usize, length: usize) {
         // SAFETY: the caller holds the part's frames, so no reference to its bytes exists.
-        let _ = unsafe { sys::discard(self.address + offset, length) };
+        let _ = unsafe { sys::discard_locked(self.address + offset, length) };
     }
 
     /// Returns the bytes of a part.
@@ -265,7 +265,7 @@ impl Window {
     /// Frees the anonymous memory of a frame; its addresses stay mapped.
     pub(super) fn discard(&self, frame: &Frame) -> Result<()> {
         // SAFETY: the caller holds the frame, so no other reference to the page's bytes exists.
-        unsafe { sys::discard(self.address(frame), self.bytes) }
+        unsafe { sys::discard_locked(self.address(frame), self.bytes) }
     }
 
     /// Excludes the whole window from children of fork(2).

@@ -6,8 +6,9 @@ use std::os::fd::OwnedFd;
 use super::error::call;
 use super::file::File;
 use super::{Error, Region};
-use crate::kernel::{Root, base_page, thp};
 use crate::units::Bytes;
+use jumbo_sys::files::{Root, base_page};
+use jumbo_sys::thp;
 
 impl Region {
     /// Maps the file of a region of another process, with its present length. A file of

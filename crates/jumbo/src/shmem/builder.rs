@@ -2,8 +2,9 @@
 
 use super::ladder::no_pages;
 use super::{Error, Region, Rung, Why};
-use crate::kernel::{Root, base_page, thp};
 use crate::units::{Bytes, PageSize};
+use jumbo_sys::files::{Root, base_page};
+use jumbo_sys::thp;
 
 /// Configuration of a region, from [`Region::builder`].
 #[derive(Clone, Debug)]

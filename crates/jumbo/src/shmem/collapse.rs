@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 use rustix::io::Errno;
 
 use jumbo_inside::pool::{Room, make_huge};
-use jumbo_inside::sys::collapse;
-use jumbo_inside::sys::{Pagemap, Pages};
+use jumbo_sys::{Pagemap, Pages, collapse};
 
 use super::file::Extent;
 use super::{Error, Region, Rung, call};
-use crate::kernel::lock;
+use crate::mutex::lock;
 use crate::units::{Bytes, PageSize};
 
 /// Memory left to other users during a collapse: the kernel allocates the huge page before it frees

@@ -5,8 +5,8 @@ use std::ops::Range;
 use rustix::io::Errno;
 
 use super::ladder::no_pages;
-use crate::kernel::FileError;
 use crate::units::{Bytes, PageSize};
+use jumbo_sys::files::FileError;
 
 /// Error of a region, which is unchanged, except after [`Error::Call`] of
 /// [`Region::shrink`](super::Region::shrink) or [`Region::punch`](super::Region::punch): a part of

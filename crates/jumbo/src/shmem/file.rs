@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, FallocateFlags, SealFlags, SeekFrom};
 use rustix::io::{Errno, Result};
 
-use crate::kernel::sys::memfd;
 use crate::units::PageSize;
+use jumbo_sys::memfd;
 
 /// A memfd of shared memory, or of hugetlb pages.
 #[derive(Debug)]

@@ -12,8 +12,8 @@ use rustix::io::Result;
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::policy::Advice;
-use crate::kernel::{Reserved, at};
 use crate::units::PageSize;
+use jumbo_sys::{Reserved, at};
 
 /// A range of addresses with a file over it; unmapped by drop.
 #[derive(Debug)]

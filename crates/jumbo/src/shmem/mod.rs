@@ -44,9 +44,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::io::Errno;
 
-use crate::kernel::thp::Thp;
-use crate::kernel::{Root, base_page};
 use crate::units::{Bytes, PageSize};
+use jumbo_sys::files::{Root, base_page};
+use jumbo_sys::thp::Thp;
 
 pub use builder::Builder;
 pub use collapse::{Blocks, Collapsed, Counts};

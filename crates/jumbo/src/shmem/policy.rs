@@ -12,8 +12,8 @@
 
 use std::ops::Range;
 
-use crate::kernel::thp::{SizeControl, Thp};
 use crate::units::{Bytes, PageSize};
+use jumbo_sys::thp::{SizeControl, Thp};
 
 /// Advice for a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,7 +198,7 @@ impl Controls {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::fake::host;
+    use crate::fake::host;
 
     const FOLDER: &str = "sys/kernel/mm/transparent_hugepage";
     const PMD: PageSize = PageSize::SIZE_2M;

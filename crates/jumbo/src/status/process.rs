@@ -7,11 +7,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::kernel::folios::{Folios, ReadEntries};
-use crate::kernel::smaps::{Mapping, Smaps};
-use crate::kernel::thp::{self, Thp};
-use crate::kernel::{self, FileError, Root};
 use crate::units::{Bytes, PageSize};
+use jumbo_sys::files::{FileError, Root, base_page};
+use jumbo_sys::folios::{Folios, ReadEntries};
+use jumbo_sys::smaps::{Mapping, Smaps};
+use jumbo_sys::thp::{self, Thp};
 
 use super::usage::HUGE;
 use super::{Kind, Usage};
@@ -62,7 +62,7 @@ impl Observer {
     pub fn new(root: &Root) -> Result<Self, FileError> {
         Ok(Self {
             root: root.clone(),
-            base: kernel::base_page(root),
+            base: base_page(root),
             pmd: thp::pmd_size(root)?,
             larger: Larger::read(root),
             read: Smaps::read,

@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use jumbo_inside::sys::{Pagemap, Pages};
+use jumbo_sys::{Pagemap, Pages};
 
 use crate::units::Bytes;
 

@@ -28,8 +28,9 @@ use rustix::mm::{self, Advice, MprotectFlags};
 use super::table::Store;
 use super::words::{Descriptor, Section};
 use super::{Error, Geometry, MAX_RESERVE_SECTIONS};
-use crate::kernel::{Reserved, at, lock, sys};
+use crate::mutex::lock;
 use crate::units::Bytes;
+use jumbo_sys::{self as sys, Reserved, at};
 
 /// Number of writer locks; the GiB of a page selects one.
 const LOCKS: usize = 64;
@@ -120,7 +121,7 @@ impl Mapping {
         debug_assert!(bytes.end <= self.length);
         // SAFETY: the range is in this mapping of atomic words, which may have any value: the state
         // of their section decides whether they are used.
-        unsafe { sys::discard(self.address + bytes.start, bytes.len()) }
+        unsafe { sys::discard_locked(self.address + bytes.start, bytes.len()) }
     }
 
     /// Returns all of it as zeroed entries.

@@ -69,9 +69,9 @@ pub use handle::{Pinned, Reference};
 
 use std::ops::Range;
 
-use crate::kernel::smaps::Smaps;
-use crate::kernel::{FileError, Root};
 use crate::units::{Bytes, Order};
+use jumbo_sys::files::{FileError, Root};
+use jumbo_sys::smaps::Smaps;
 use memory::Mapped;
 use table::{Seen, Table};
 

@@ -22,7 +22,7 @@ use rustix::stdio::{stdin, stdout};
 use super::{READ_TIMEOUT, Reader, isolate};
 use crate::kernel::Root;
 use crate::kernel::process::{end, fork};
-use crate::kernel::sys::{self, Pagemap};
+use jumbo_sys::{self as sys, Pagemap};
 
 /// Maximum time that a collapse may sleep without progress. A fork of a large process holds the
 /// lock for seconds.

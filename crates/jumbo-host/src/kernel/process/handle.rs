@@ -8,7 +8,8 @@ use rustix::io::Result;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::is_ready;
-use crate::kernel::{Root, sys};
+use crate::kernel::Root;
+use jumbo_sys as sys;
 
 /// A process by pidfd, which stays valid when its ID is reused. Clones share the descriptor. It is
 /// readable once the process has ended, even as a zombie.

@@ -30,13 +30,13 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-pub use super::sys::release;
 pub use beside::Beside;
 pub(super) use child::fork;
 pub use child::{Change, Child, ResourceUsage, SpawnError, wait};
 pub use handle::Process;
 pub use image::{ProgramImage, inherited_environment};
 pub use interruptible::Interruptible;
+pub use jumbo_sys::release;
 pub use signals::{Signal, Signals, die_by};
 pub use state::ProcessState;
 pub use stop::Stop;

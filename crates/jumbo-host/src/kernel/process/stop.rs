@@ -3,7 +3,7 @@
 use rustix::io::Result;
 use rustix::process::Pid;
 
-use crate::kernel::sys::ptrace;
+use jumbo_sys::ptrace;
 
 /// A stop of a seized thread (ptrace(2), "Stopped states"), until the tracer answers it. ESRCH as
 /// an answer means that the thread was killed meanwhile.

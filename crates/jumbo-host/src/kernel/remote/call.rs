@@ -14,7 +14,7 @@ use rustix::io::{Errno, Result};
 use rustix::process::Pid;
 
 use super::{Advice, End};
-use crate::kernel::sys::ptrace::{self, Registers};
+use jumbo_sys::ptrace::{self, Registers};
 
 /// The registers to restore, and the address of a system call instruction.
 pub(super) struct SavedRegisters {

@@ -26,7 +26,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::Root;
 use super::process::{fork, is_ready};
-use super::sys::Blocked;
+use jumbo_sys::Blocked;
 
 /// Maximum time of the child's search for a thread.
 const SEARCH_TIMEOUT: Duration = Duration::from_millis(1200);

@@ -13,8 +13,8 @@ use super::{Advice, End, RENEWED, RESULT, Renewed, threads};
 use crate::kernel::Root;
 use crate::kernel::process::{Stop, end, is_ready};
 use crate::kernel::smaps::Smaps;
-use crate::kernel::sys::ptrace::{self, PTRACE_O_TRACESYSGOOD};
 use crate::kernel::task::is_filtered;
+use jumbo_sys::ptrace::{self, PTRACE_O_TRACESYSGOOD};
 
 /// Maximum time until a thread stops. A thread in uninterruptible sleep takes longer.
 const STOP_TIMEOUT: Duration = Duration::from_millis(200);

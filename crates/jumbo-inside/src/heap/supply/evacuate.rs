@@ -16,8 +16,8 @@ use super::{
 use crate::headroom::{self, Needed};
 use crate::ledger::{Slot, stats};
 use crate::pool::Credit;
-use crate::sys::{self, Blocked};
-use crate::{proc, sandbox};
+use crate::sandbox;
+use jumbo_sys::{self as sys, Blocked, proc};
 
 /// Empty mappings that are unmapped to make room for those of a move, when the program has reached
 /// vm.max_map_count. mremap(2) needs six more than it creates.

@@ -6,6 +6,7 @@ use core::ops::Range;
 
 use super::BlockWindow;
 use crate::debug;
+use crate::density;
 use crate::gather::PendingFree;
 use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
@@ -13,7 +14,7 @@ use crate::heap::demand;
 use crate::heap::extents::State;
 use crate::heap::supply::SUPPLY;
 use crate::sync::{millis, now};
-use crate::{density, sys};
+use jumbo_sys as sys;
 
 /// Freed memory that is kept while the program fills other memory.
 const KEEP_BESIDE_FILL_BYTES: usize = 4 << 20;

@@ -33,7 +33,7 @@ use crate::density;
 use crate::gather::{self, PendingFree};
 use crate::keep::Keep;
 use crate::ledger::stats;
-use crate::sys;
+use jumbo_sys as sys;
 
 /// Larger alignments are left to the program's allocator, which trims the excess.
 const MAX_ALIGN_BYTES: usize = 1 << 30;

@@ -20,8 +20,10 @@ use super::super::error::{SetupError, SourceError};
 use super::super::frame::Frame;
 use super::super::window::{Origin, OwnedRange, Window};
 use super::{Source, failed};
-use crate::kernel::{Root, sys};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
+use jumbo_sys as sys;
+use jumbo_sys::files::{Root, nodes};
+use jumbo_sys::proc::kib_field;
 
 /// Name of the file in /proc/PID/maps (after `/memfd:`).
 const NAME: &CStr = c"jumbo-pool";
@@ -95,7 +97,7 @@ impl Hugetlb {
 
 /// Returns the nodes that this process may use; node 0 on a kernel without NUMA.
 pub(super) fn host_nodes(root: &Root) -> Result<NodeSet, SetupError> {
-    let nodes: NodeSet = crate::kernel::memory::nodes(root)?.into_iter().collect();
+    let nodes: NodeSet = nodes(root)?.into_iter().collect();
     let allowed = sys::allowed_nodes().map_or(nodes, |mask| {
         nodes
             .iter()
@@ -111,8 +113,10 @@ pub(super) fn host_nodes(root: &Root) -> Result<NodeSet, SetupError> {
 
 /// Returns the default number of pages with addresses on each node.
 pub(super) fn default_capacity(root: &Root, size: PageSize) -> Result<Pages, SetupError> {
-    let memory = crate::kernel::memory::Memory::read(root)?.total;
-    let pages = Bytes(memory.0.saturating_mul(WINDOW_PER_MEMORY)).whole_pages(size);
+    let file = "proc/meminfo";
+    let total = kib_field(&root.read_bytes(file)?, b"MemTotal:");
+    let total = total.ok_or_else(|| root.misread(file, "no `MemTotal:`"))?.0;
+    let pages = Bytes(total.saturating_mul(WINDOW_PER_MEMORY)).whole_pages(size);
     Ok(Pages(pages.0.max(1)))
 }
 

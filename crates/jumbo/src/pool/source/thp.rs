@@ -8,7 +8,7 @@
 //! The memory is private, so a child of fork(2) has a copy of the pool and all its pages.
 
 use jumbo_inside::pool::{Claim, Room, make_huge};
-use jumbo_inside::sys::collapse;
+use jumbo_sys::collapse;
 use rustix::io::Errno;
 
 use super::super::error::{SetupError, SourceError};
@@ -16,8 +16,8 @@ use super::super::frame::Frame;
 use super::super::window::{self, OwnedRange, Window};
 use super::hugetlb::{bind_parts, default_capacity, host_nodes};
 use super::{Source, failed};
-use crate::kernel::Root;
 use crate::units::{NodeId, PageSize, Pages};
+use jumbo_sys::files::Root;
 
 /// Room left for the rest of the process. At a cgroup's limit the kernel also kills for a page of a
 /// stack, and for the buffers of files, such as those of the limits: some 16 KiB for each thread
@@ -64,7 +64,7 @@ impl Thp {
     }
 
     fn size(root: &Root) -> Result<PageSize, SetupError> {
-        match crate::kernel::thp::Thp::read(root)? {
+        match jumbo_sys::thp::Thp::read(root)? {
             Some(thp) => Ok(thp.pmd_size),
             None => Err(SetupError::Size("this kernel has no THP".to_owned())),
         }
