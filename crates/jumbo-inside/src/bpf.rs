@@ -1,5 +1,5 @@
 //! Evaluation of seccomp filters: [`allows`], by an interpreter of classic BPF as in seccomp(2).
-//! Steps of jumbo's own filters: [`load`], [`equal`], [`answer`] and others.
+//! It also has the steps of which jumbo's own filters are made.
 //!
 //! A program passes its filter to jumbo before the kernel installs it. So jumbo finds out which of
 //! its system calls the filter allows without making one. [`crate::sandbox`] uses it. Pure: no

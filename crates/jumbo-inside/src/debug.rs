@@ -2,7 +2,7 @@
 //!
 //! Any thread and the process beside the program note decisions in memory. The program's threads
 //! write them where no lock is held ([`flush`]): no descriptor stays open, and nothing is written
-//! once a seccomp filter of the program is in force. Of more than [`RECORDS`] decisions between two
+//! once a seccomp filter of the program is in force. Of more than 512 decisions between two
 //! writes the oldest are lost.
 #![expect(unsafe_code, reason = "a function is stored as a word")]
 
