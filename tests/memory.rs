@@ -294,6 +294,25 @@ fn a_table_that_grows_does_not_leave_its_smaller_selves_beside_it() {
     }
 }
 
+/// Credit that an untouched range gave up for later ones is no loss: the range is huge once it is full,
+/// and at once where the program has advised it.
+#[test]
+fn a_range_that_waits_for_its_first_touch_is_huge_after_it() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("reserved_early", &[])]);
+    let program = Program::new(files.path("reserved_early"));
+    let jumbo = program.jumbo().ok();
+    assert!(jumbo.number("later") >= 6 * MIB, "{jumbo:?}");
+    let program = program.arg("advised");
+    let [plain, jumbo] = [program.plain(), program.jumbo()].map(|ran| ran.ok().number("first"));
+    assert!(
+        jumbo >= plain.min(6 * MIB),
+        "{plain} plain, {jumbo} with advice of its own"
+    );
+}
+
 /// `--keep` sets how much freed memory stays: with enough of it a repeated block causes no faults.
 #[test]
 fn what_stays_of_freed_memory_can_be_chosen() {

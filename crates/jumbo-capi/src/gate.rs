@@ -8,9 +8,7 @@
 //! already, and is not waited for. Its locks are its own in the child, too.
 
 use std::cell::Cell;
-use std::ffi::c_int;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use rustix::io::Errno;
 use rustix::thread::futex;
@@ -20,6 +18,23 @@ use crate::failure::{Failure, Outcome};
 /// Number of threads in a call, and above it the number of forks, [`FORK`] each.
 static STATE: AtomicU32 = AtomicU32::new(0);
 const FORK: u32 = 1 << 20;
+
+/// Answer of pthread_atfork(3).
+static REGISTERED: AtomicI32 = AtomicI32::new(0);
+
+/// The loader registers the handlers: during the first call another thread may be in fork(2), which
+/// holds the C library's lock of the handlers.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = register;
+
+extern "C" fn register() {
+    // SAFETY: the handlers use an atomic, a futex and a thread-local that needs no initialization.
+    let answer = unsafe {
+        libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_child))
+    };
+    REGISTERED.store(answer, Ordering::Relaxed);
+}
 
 thread_local! {
     /// This thread is in a call.
@@ -76,12 +91,7 @@ impl Drop for Passage {
 /// # Errors
 /// Those of pthread_atfork(3), and of `body`.
 pub(crate) fn pass<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
-    static REGISTERED: OnceLock<c_int> = OnceLock::new();
-    let handlers = (before_fork, after_fork, after_fork_child);
-    // SAFETY: the handlers use an atomic, a futex and a thread-local that needs no initialization.
-    let register =
-        || unsafe { libc::pthread_atfork(Some(handlers.0), Some(handlers.1), Some(handlers.2)) };
-    match *REGISTERED.get_or_init(register) {
+    match REGISTERED.load(Ordering::Relaxed) {
         0 => {}
         code => {
             return Err(Failure::new(

@@ -9,8 +9,9 @@
 use core::ffi::CStr;
 use core::fmt::{self, Write};
 use core::mem::transmute;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::{Errno, Result};
@@ -55,18 +56,28 @@ static IS_WRITING: AtomicBool = AtomicBool::new(false);
 /// The descriptor, or -1 with a file; the file's path, which ends with a zero.
 static IS_ON: AtomicBool = AtomicBool::new(false);
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+/// Device and inode of the descriptor's file: the program may use the number for another.
+static DEVICE: AtomicU64 = AtomicU64::new(0);
+static INODE: AtomicU64 = AtomicU64::new(0);
 static PATH: [AtomicU8; PATH_BYTES] = [const { AtomicU8::new(0) }; PATH_BYTES];
 
-/// Starts with the value of the variable: a descriptor of the program, or a file, to which lines are
-/// added. Without a value, or with a path of more than 255 bytes, nothing is noted.
+/// Starts with the value of the variable: an open descriptor of the program, or a file, to which lines
+/// are added. Without a value, or with a path of more than 255 bytes, nothing is noted.
 pub fn start(value: Option<&[u8]>) {
     let Some(value) = value.filter(|value| (1..PATH_BYTES).contains(&value.len())) else {
         return;
     };
-    let number = core::str::from_utf8(value)
-        .ok()
-        .and_then(|text| text.parse().ok());
-    DESCRIPTOR.store(number.unwrap_or(-1), Ordering::Relaxed);
+    let number = core::str::from_utf8(value).ok();
+    if let Some(number) = number.and_then(|text| text.parse::<u16>().ok()) {
+        let number = i32::from(number);
+        // SAFETY: for one call; a closed one is an error of that.
+        let Ok(found) = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(number) }) else {
+            return;
+        };
+        DEVICE.store(found.st_dev, Ordering::Relaxed);
+        INODE.store(found.st_ino, Ordering::Relaxed);
+        DESCRIPTOR.store(number, Ordering::Relaxed);
+    }
     for (to, from) in PATH.iter().zip(value) {
         to.store(*from, Ordering::Relaxed);
     }
@@ -110,7 +121,10 @@ pub fn flush() {
         && !IS_WRITING.swap(true, Ordering::Acquire)
     {
         // A descriptor that was closed, a file that cannot be opened: there is no place to say so.
-        let _ = jumbo_sys::unfiltered(write_all);
+        if let Some(Err(_)) = jumbo_sys::unfiltered(write_all) {
+            IS_ON.store(false, Ordering::Relaxed);
+            WRITTEN.store(NOTED.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
         IS_WRITING.store(false, Ordering::Release);
     }
 }
@@ -128,8 +142,17 @@ fn write_all() -> Result<()> {
             file = rustix::fs::openat(CWD, path, flags, Mode::RUSR | Mode::WUSR)?;
             file.as_fd()
         }
-        // SAFETY: used for these writes; a closed one is an error of theirs.
-        number => unsafe { BorrowedFd::borrow_raw(number.max(0)) },
+        number => {
+            // SAFETY: for these calls; a closed one is an error of theirs.
+            let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+            let found = rustix::fs::fstat(descriptor)?;
+            let is_same = found.st_dev == DEVICE.load(Ordering::Relaxed)
+                && found.st_ino == INODE.load(Ordering::Relaxed);
+            if !is_same {
+                return Err(Errno::BADF);
+            }
+            descriptor
+        }
     };
     let end = NOTED.load(Ordering::Acquire);
     let first = WRITTEN
@@ -140,6 +163,12 @@ fn write_all() -> Result<()> {
             .get(number % RECORDS)
             .and_then(|record| line(record, number));
         if let Some(line) = line {
+            // No signal for a pipe without a reader, and no wait for a full one.
+            let mut ready = [PollFd::new(&descriptor, PollFlags::OUT)];
+            rustix::event::poll(&mut ready, Some(&Timespec::default()))?;
+            if ready.iter().any(|one| one.revents() != PollFlags::OUT) {
+                return Err(Errno::PIPE);
+            }
             rustix::io::write(
                 descriptor,
                 line.bytes.get(..line.length).unwrap_or_default(),

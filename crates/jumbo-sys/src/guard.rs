@@ -20,7 +20,6 @@ const MAX_THREADS: usize = 64;
 const MAX_PROBES: usize = 8;
 /// Maximum delay of a filter: a region takes microseconds, a large free much longer.
 const MAX_WAIT: Duration = Duration::from_secs(1);
-const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// Thread pointer of a thread in a region, on a cache line of its own; 0: none.
 #[repr(align(64))]
@@ -111,7 +110,8 @@ pub fn wait_for_guarded() {
             && place.load(Ordering::Acquire) == seen
             && !deadline.has_passed()
         {
-            let _ = rustix::thread::nanosleep(&POLL_INTERVAL.try_into().unwrap_or_default());
+            // Without a system call: an earlier filter may forbid it.
+            core::hint::spin_loop();
         }
     }
 }

@@ -205,6 +205,22 @@ pub(crate) fn opened(range: &Range<usize>) {
     }
 }
 
+/// Leaves blocks to the program, which advises them itself: what was advised ahead is its own now.
+pub(super) fn advised_by_program(range: &Range<usize>) {
+    if pmd() == 0 {
+        return;
+    }
+    let mut indexes = indexes(range, false);
+    let is_ours = |state| state == BlockState::ADVISED;
+    while let Some(block) = BLOCKS.next(indexes.clone(), is_ours) {
+        indexes.start = block + 1;
+        let seen = BLOCKS.seen(block);
+        if seen.state() == BlockState::ADVISED {
+            update(block, seen, BlockState::Untracked);
+        }
+    }
+}
+
 /// Forgets the blocks of a range that is unmapped or mapped over.
 pub(crate) fn forget(range: &Range<usize>) {
     if pmd() == 0 {
@@ -405,19 +421,29 @@ fn take_back(block: usize) {
     }
     let seen = BLOCKS.seen(block);
     let range = block * pmd()..(block + 1) * pmd();
-    if withdraw_advice(&range).is_err() {
+    if !update(block, seen, BlockState::Waiting) {
         return;
     }
     RUN_COUNT.fetch_add(1, Ordering::Relaxed);
-    // Touched before that, it is huge.
-    if resident(range.start, pmd()) == Ok(Some(0)) && update(block, seen, BlockState::Waiting) {
+    let _ = withdraw_advice(&range);
+    if resident(range.start, pmd()) == Ok(Some(0)) {
         debug::note([range.start, 0, 0], |line, [at, ..]| {
             write!(
                 line,
                 "advice taken back from the untouched block at {at:#x}"
             )
         });
+    } else {
+        // Touched before that, it may be huge.
+        let seen = BLOCKS.seen(block);
+        credit::charge_unchecked(pmd(), pmd());
+        if seen.state() != BlockState::Waiting || !BLOCKS.replace(block, seen, BlockState::ADVISED)
+        {
+            credit::remove_block(pmd(), pmd());
+        }
     }
+    // It is huge once it is full.
+    request_scan();
 }
 
 /// Counts the charges anew in the child of a fork, before any other use.

@@ -358,6 +358,9 @@ impl Mechanism for Events {
     fn advising(address: usize, length: usize, advice: i32) {
         match advice {
             libc::MADV_NOHUGEPAGE => forget(address, length),
+            libc::MADV_HUGEPAGE => {
+                fill::advised_by_program(&(address..address.saturating_add(length)))
+            }
             libc::MADV_DONTNEED | libc::MADV_FREE => {
                 dropped(&(address..address.saturating_add(length)));
             }

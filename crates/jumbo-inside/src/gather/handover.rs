@@ -61,7 +61,7 @@ impl<P: Platform> Handover<P> {
     /// Runs `work` on the queue, and wakes waiting threads. `None` in a signal handler that
     /// interrupted this thread here.
     fn with<R>(&self, work: impl FnOnce(&mut Queue) -> R) -> Option<R> {
-        let (result, wake) = self.queue.with(|queue| {
+        let (result, wake) = self.queue.with_always(|queue| {
             let relaxed = Ordering::Relaxed;
             if self.forked.load(relaxed) != 0 && self.forked.swap(0, relaxed) != 0 {
                 queue.forked(P::me());

@@ -65,6 +65,13 @@ impl<T, P: Platform> Lock<T, P> {
             .then(|| unsafe { self.run(work) })
     }
 
+    /// Variant of [`Lock::with`] that waits without a bound: `None` if this thread holds the lock.
+    pub fn with_always<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+        // SAFETY: as in `with`.
+        #[expect(unsafe_code, reason = "the lock is held")]
+        self.acquire().then(|| unsafe { self.run(work) })
+    }
+
     /// Runs `work` on the value; `None` if any thread keeps the lock: its owner may be suspended
     /// until the caller resumes it (a garbage collector).
     pub fn with_soon<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
@@ -106,7 +113,7 @@ impl<T, P: Platform> Lock<T, P> {
         let me = P::me();
         // Once this thread has slept, others may sleep unknown to it, so it keeps the bit set.
         let mut taken = me;
-        let mut spins = 0;
+        let (mut spins, mut sleeps) = (0, 0);
         loop {
             let seen = self.word.load(Ordering::Relaxed);
             if seen & !HAS_SLEEPERS == me {
@@ -137,7 +144,10 @@ impl<T, P: Platform> Lock<T, P> {
                     // Read the word again after a wake-up, a signal or a change.
                     let is_late = self.word.wait(marked, max);
                     taken = me | HAS_SLEEPERS;
-                    if is_late && self.word.load(Ordering::Relaxed) == marked {
+                    let is_same = is_late && self.word.load(Ordering::Relaxed) == marked;
+                    sleeps = if is_same { sleeps + 1 } else { 0 };
+                    // All threads may have been stopped, and the first wait with them.
+                    if sleeps > 1 {
                         let owner = marked & !HAS_SLEEPERS;
                         self.abandoner.store(owner, Ordering::Relaxed);
                     }

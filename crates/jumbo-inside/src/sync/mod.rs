@@ -57,7 +57,7 @@ impl Platform for Linux {
     /// About the length of the shortest critical section.
     const MAX_SPINS: u32 = 200;
     /// Locks are held for microseconds, and while a page fault waits for compaction or swap.
-    const MAX_SLEEP: Option<Duration> = Some(Duration::from_secs(2));
+    const MAX_SLEEP: Option<Duration> = Some(Duration::from_secs(1));
 
     fn me() -> u32 {
         // Thread control blocks are aligned to 64 bytes.

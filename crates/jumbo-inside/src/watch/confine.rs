@@ -132,6 +132,16 @@ impl Filter {
         filter
     }
 
+    /// Reports whether the kernel has filters, and no filter refuses the call: SECCOMP_GET_ACTION_AVAIL
+    /// of seccomp(2), Linux 4.14.
+    fn is_available() -> bool {
+        let action = libc::SECCOMP_RET_ERRNO;
+        let action = (&raw const action).expose_provenance();
+        let operation = libc::SECCOMP_GET_ACTION_AVAIL as usize;
+        // SAFETY: the kernel reads the action.
+        unsafe { sys::request(libc::SYS_seccomp, [operation, 0, action, 0, 0, 0]).is_ok() }
+    }
+
     /// Installs the filter in this thread; false if the kernel refuses.
     fn install(&self) -> bool {
         /// SECCOMP_FILTER_FLAG_SPEC_ALLOW, Linux 4.17: the filter is no reason to mitigate
@@ -158,8 +168,10 @@ pub(super) fn confine() {
         let _ = sys::open(file);
     }
     headroom::read_all();
-    let is_confined =
-        rustix::thread::set_no_new_privs(true).is_ok() && Filter::of(sys::process()).install();
+    // Asked before: no_new_privs stays, and the next comparison would find it.
+    let is_confined = Filter::is_available()
+        && rustix::thread::set_no_new_privs(true).is_ok()
+        && Filter::of(sys::process()).install();
     match is_confined {
         true => sys::shut(),
         false => {

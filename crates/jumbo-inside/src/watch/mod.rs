@@ -96,6 +96,8 @@ crate::one_page! {
     static WAKE_WORD: AtomicU32 = AtomicU32::new(0);
     /// The thread ended for a fork, and restarts.
     static IS_RESTARTING: AtomicBool = AtomicBool::new(false);
+    /// The process beside the program is to be made anew: it lacks files that it may not open.
+    static IS_RENEWING: AtomicBool = AtomicBool::new(false);
     static FORK_COUNT: AtomicU32 = AtomicU32::new(0);
     /// A thread is being made or ended.
     static IS_CHANGING: AtomicBool = AtomicBool::new(false);
@@ -469,6 +471,10 @@ pub fn resume() {
 
 #[cold]
 fn restart() {
+    if IS_RENEWING.load(Ordering::Acquire) && is_makers() {
+        IS_RENEWING.store(false, Ordering::Release);
+        interrupt_sibling();
+    }
     // One that ends sets the word a moment earlier.
     let again = !is_watched() && IS_RESTARTING.swap(false, Ordering::AcqRel);
     // Ended for good, a filter may forbid the calls below.
@@ -483,6 +489,7 @@ fn restart() {
 
 fn run() {
     sys::forget();
+    IS_RENEWING.store(false, Ordering::Release);
     let is_beside = sibling::is_caller();
     if is_beside && !sibling::begin() {
         return;
@@ -552,10 +559,13 @@ fn run() {
         let is_deferred = |job: &Job| job.is_deferred.load(Ordering::Relaxed);
         let mut time = soonest.min(most);
         if sys::has_missed() || is_beside && own_jobs().any(is_deferred) {
-            if now().saturating_sub(began) >= MIN_LIFE {
-                return IS_RESTARTING.store(true, Ordering::Release);
+            // The program makes another when it next maps memory; until then this one goes on.
+            let is_old = now().saturating_sub(began) >= MIN_LIFE;
+            if is_old && !IS_RENEWING.swap(true, Ordering::AcqRel) {
+                IS_RESTARTING.store(true, Ordering::Release);
+            } else if !is_old {
+                time = time.min(MIN_LIFE);
             }
-            time = time.min(MIN_LIFE);
         }
         if !is_beside {
             wait(&WAKE_WORD, before, time);
@@ -711,7 +721,13 @@ impl Mechanism for Events {
     #[expect(unsafe_code, reason = "the event is unsafe")]
     unsafe fn is_forked(_pid: u32) {
         // A final end holds in the child, too.
-        for flag in [&IS_RESTARTING, &IS_CHANGING, &STOP_NOW, &STOP_SOON] {
+        for flag in [
+            &IS_RESTARTING,
+            &IS_RENEWING,
+            &IS_CHANGING,
+            &STOP_NOW,
+            &STOP_SOON,
+        ] {
             flag.store(false, Ordering::Relaxed);
         }
         FORK_COUNT.store(0, Ordering::Relaxed);
