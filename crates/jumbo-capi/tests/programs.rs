@@ -96,6 +96,7 @@ fn has(printed: Option<String>, lines: &[&str]) {
 
 #[test]
 fn a_pool_in_c() {
+    let _alone = host::Alone::new();
     let lines = [
         "refused: quota of 1 pages",
         "3 taken, 1 reserved",
@@ -106,6 +107,7 @@ fn a_pool_in_c() {
 
 #[test]
 fn shared_regions_and_frees_in_c() {
+    let _alone = host::Alone::new();
     let lines = [
         "bytes of this process, and of another process",
         "punched: \"\"",
@@ -116,6 +118,7 @@ fn shared_regions_and_frees_in_c() {
 
 #[test]
 fn containers_in_cpp() {
+    let _alone = host::Alone::new();
     let lines = [
         "20000 words and 1048576 numbers",
         "too large: ",
@@ -133,6 +136,7 @@ fn files_in_cpp() {
 
 #[test]
 fn the_measurement_of_strings_measures() {
+    let _alone = host::Alone::new();
     if let Some(program) = build("examples/strings.cpp", &[]) {
         let printed = run(&[program.to_str().unwrap(), "0.05", "1"]);
         has(Some(printed), &["malloc / pool: "]);
@@ -157,6 +161,7 @@ fn bad_input_is_an_error() {
 /// Not under valgrind or AddressSanitizer, which need addresses.
 #[test]
 fn a_limit_of_addresses_and_a_fork_lose_nothing() {
+    let _alone = host::Alone::new();
     if let Some(program) = build("tests/programs/process.c", &[]) {
         has(Some(run(&[program.to_str().unwrap()])), &["as it was"]);
     }
@@ -164,6 +169,7 @@ fn a_limit_of_addresses_and_a_fork_lose_nothing() {
 
 #[test]
 fn the_static_library_links() {
+    let _alone = host::Alone::new();
     let (Some(_), Some(_), Some(cc)) = (
         installed(),
         needs::command("pkg-config"),
