@@ -416,7 +416,7 @@ fn decisions_are_lines_for_a_bug_report() {
             "{text}"
         );
     }
-    // A file behind a link of somebody is left as it is.
+    // A file behind a link is left as it is.
     std::os::unix::fs::symlink(&lines, files.path("link")).unwrap();
     let link = files.path("link");
     program

@@ -269,10 +269,10 @@ fn a_program_that_lives_gets_its_text_moved_and_no_thread_stays() {
     // Not at the start: a short program pays nothing.
     let ran = program.clone().arg("tell").jumbo_with(&[]).ok();
     assert!(ran.stdout.contains("huge 0 "), "{ran:?}");
-    let nobody = program.clone().unprivileged();
+    let user = program.clone().unprivileged();
     // With privilege when the program next maps memory.
     for program in [
-        nobody.clone().args(["burn", "60"]),
+        user.clone().args(["burn", "60"]),
         program.clone().args(["burn", "60", "maps"]),
     ] {
         let (ran, report) = program.reported_with(&[]);
@@ -280,14 +280,14 @@ fn a_program_that_lives_gets_its_text_moved_and_no_thread_stays() {
         assert!(text.contains("memfd:jumbo-text:text"), "{text}");
         assert_eq!(report.at("/obtained/text/rung"), "shared");
     }
-    let (ran, _) = nobody.clone().args(["fork", "60"]).reported_with(&[]);
+    let (ran, _) = user.clone().args(["fork", "60"]).reported_with(&[]);
     let text = ran.ok().stdout;
     assert!(
         text.contains("children 0") && text.contains("memfd:jumbo-text"),
         "{text}"
     );
     // Descriptors and exit status are as in plain.
-    let ran = nobody.args(["lowest", "60"]).jumbo_with(&[]).ok();
+    let ran = user.args(["lowest", "60"]).jumbo_with(&[]).ok();
     assert!(
         ran.stdout.contains("others 0\n") && ran.stdout.contains("memfd:jumbo-text"),
         "{ran:?}"

@@ -37,3 +37,34 @@ pub(crate) fn sample<T>(
 
 /// 1 MiB in bytes.
 pub(crate) const MIB: u64 = 1 << 20;
+
+/// Calls of `escalate.c` that reach beyond the memory of a program: no process of jumbo beside one may
+/// make them.
+pub(crate) const OUTSIDE_CALLS: [&str; 26] = [
+    "openat",
+    "open",
+    "kill",
+    "tgkill",
+    "ptrace",
+    "socket",
+    "execve",
+    "fork",
+    "clone",
+    "clone3",
+    "setuid",
+    "mprotect",
+    "mremap",
+    "process_vm_readv",
+    "prctl",
+    "dumpable",
+    "unshare-user",
+    "setns",
+    "bpf",
+    "pidfd_open",
+    "io_uring_setup",
+    "unlink",
+    "mount",
+    "keyctl",
+    "rt_sigaction",
+    "x32",
+];

@@ -155,7 +155,7 @@ fn undisturbed<T>(work: impl FnOnce(&Blocked) -> T) -> Option<T> {
     }
     let blocked = Blocked::all();
     TEAM_COUNT.fetch_add(1, Ordering::AcqRel);
-    // Whoever enters a filter or stops all sees the count, or is seen here.
+    // A thread that enters a filter or stops all sees the count, or is seen here.
     fence(Ordering::SeqCst);
     let is_late = sandbox::is_entered() || is_stopped();
     let answer = (!is_late).then(|| work(&blocked));

@@ -1,25 +1,13 @@
 // Wrong arguments, ended handles, shortages, forks and threads: an errno and a message each.
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <jumbo.h>
+#include "check.h"
 
-#define CHECK(condition)                                                                   \
-  do {                                                                                     \
-    if (!(condition)) {                                                                    \
-      fprintf(stderr, "%s:%d: %s (%s; %s)\n", __FILE__, __LINE__, #condition,              \
-              strerror(errno), jumbo_error());                                             \
-      exit(1);                                                                             \
-    }                                                                                      \
-  } while (0)
 #define OK(call) CHECK((call) == 0)
 // The call fails with the errno, and says why.
 #define FAILS(call, expected)                                                              \

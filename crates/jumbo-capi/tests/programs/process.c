@@ -1,23 +1,10 @@
 // What concerns the whole process: a limit of its addresses, and forks while other threads are in calls.
-#include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <jumbo.h>
-
-#define CHECK(condition)                                                                   \
-  do {                                                                                     \
-    if (!(condition)) {                                                                    \
-      fprintf(stderr, "%s:%d: %s (%s; %s)\n", __FILE__, __LINE__, #condition,              \
-              strerror(errno), jumbo_error());                                             \
-      exit(1);                                                                             \
-    }                                                                                      \
-  } while (0)
+#include "check.h"
 
 static const jumbo_pool_options FEW = {
     .size = sizeof FEW, .source = JUMBO_THP, .overcommit = 8, .capacity = 64};

@@ -5,6 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::specification::KIND;
+use crate::view;
 
 /// Engines whose containers keep the name of a device, and look it up at each start.
 const ENGINES: [&str; 2] = ["podman", "docker"];
@@ -16,12 +17,21 @@ pub(super) fn made_with_devices() -> Vec<(&'static str, usize)> {
     counted.filter(|(_, count)| *count > 0).collect()
 }
 
-/// An engine that is not installed, or does not answer, has none.
+/// An engine that is not installed has none; one that does not answer is named.
 fn count(engine: &str) -> usize {
     let ask = |words: &[&str]| {
-        let output = Command::new(engine).args(words).output().ok();
-        let output = output.filter(|output| output.status.success());
-        output.map_or_else(Vec::new, |output| output.stdout)
+        let Ok(output) = Command::new(engine).args(words).output() else {
+            return Vec::new();
+        };
+        if !output.status.success() {
+            let why = String::from_utf8_lossy(&output.stderr);
+            let why = why.lines().next().unwrap_or("no reason given").to_owned();
+            let words = words.first().unwrap_or(&"");
+            view::tell(&format!(
+                "the containers of {engine} are not counted: {engine} {words}: {why}"
+            ));
+        }
+        output.stdout
     };
     let names = ask(&["ps", "--all", "--quiet", "--no-trunc"]);
     let names = String::from_utf8_lossy(&names);

@@ -161,8 +161,8 @@ impl Filter {
 }
 
 /// Confines the calling process, which keeps the files that it opens; those beyond RLIMIT_NOFILE count as
-/// unreadable, and so as no room. Without seccomp (seccomp(2),
-/// Linux 3.17, CONFIG_SECCOMP_FILTER) it stays as it is.
+/// unreadable, and so as no room. Without filters (seccomp(2), Linux 4.17, CONFIG_SECCOMP_FILTER), or
+/// where a filter refuses them, it stays as it is.
 pub(super) fn confine() {
     for file in FILES {
         let _ = sys::open(file);
