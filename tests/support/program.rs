@@ -172,7 +172,16 @@ impl Program {
     }
 
     pub(crate) fn start_jumbo(&self, options: &[&str]) -> Running {
-        self.start(&[self.jumbo.as_os_str(), "run".as_ref()], options)
+        // Whether base pages take less time depends on the host and the moment.
+        let is_measured = options
+            .iter()
+            .any(|option| option.starts_with("--first-touch"));
+        let first_touch = (!is_measured).then_some("--first-touch=huge");
+        let options: Vec<_> = first_touch
+            .into_iter()
+            .chain(options.iter().copied())
+            .collect();
+        self.start(&[self.jumbo.as_os_str(), "run".as_ref()], &options)
     }
 
     pub(crate) fn start_reported(&self, options: &[&str]) -> (Running, ReportFile) {

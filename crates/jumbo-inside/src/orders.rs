@@ -102,6 +102,8 @@ orders! {
     /// Maximum freed memory kept for later large allocations (`--keep`); `None`: the heap's own
     /// rule.
     keep: Option<Keep> = None, some;
+    /// Begin on huge pages also where base pages take less time (`--first-touch=huge`).
+    huge_at_once: bool = false, mark;
     /// Cover child processes (`--follow`); otherwise the library removes itself from the
     /// environment.
     follow: bool = true, flag;
@@ -470,7 +472,7 @@ mod tests {
     proptest! {
         #[test]
         fn decoding_inverts_encoding(
-            heap in 0usize..3, maps: bool, follow: bool, percent in of(0u32..101),
+            heap in 0usize..3, maps: bool, follow: bool, huge_at_once: bool, percent in of(0u32..101),
             pages in of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>())),
             nofork: bool, each: bool, shift in 16u32..30, free_least: Option<usize>,
             small_pages: bool, orphans: bool, kept in of((any::<bool>(), 0usize..101)),
@@ -498,7 +500,7 @@ mod tests {
             });
             let max_waste = percent.map_or(MaxWaste::Unbounded, MaxWaste::Percent);
             let orders = Orders {
-                heap, pool, maps, max_waste, keep, follow, free, free_workers, populate_workers, free_least,
+                heap, pool, maps, max_waste, keep, huge_at_once, follow, free, free_workers, populate_workers, free_least,
                 small_pages, reaper, orphans, filters, launched_under, container, text, data, files, shm,
                 shm_sizes, libs: libs.as_deref(), pmd: 1 << shift, ledger: ledger.as_deref(),
             };

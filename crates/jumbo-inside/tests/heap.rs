@@ -22,6 +22,7 @@ fn start() {
         let settings = HeapSettings {
             pmd: PMD,
             max_waste: MaxWaste::Percent(5),
+            huge_at_once: false,
             keep: None,
             pool: None,
         };

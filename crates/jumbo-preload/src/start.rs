@@ -91,6 +91,7 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
             true => MaxWaste::Unbounded,
             false => orders.max_waste,
         },
+        huge_at_once: orders.huge_at_once,
         keep: orders.keep,
         pool: orders.pool.filter(|_| ours),
     };

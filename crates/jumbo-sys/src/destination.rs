@@ -20,19 +20,22 @@ use super::{map_at, unmap};
 /// and goes at this place.
 const ADDRESS: usize = 0x2f78_0000_0000;
 
-/// Makes the kernel allocate and free a huge page of `bytes` on this CPU. No effect where a resource
-/// limit of the program would count it, or before Linux 6.4: there a page fault holds the lock of
-/// the address space.
-pub fn prepare_huge_page(bytes: usize) {
+/// Makes the kernel allocate and free a huge page of `bytes` on this CPU; false without effect: where
+/// a resource limit of the program would count it, or before Linux 6.4, where a page fault holds the
+/// lock of the address space.
+pub fn prepare_huge_page(bytes: usize) -> bool {
     let is_limited = |resource| getrlimit(resource).current.is_some();
-    if has_vma_locks() && ![Resource::As, Resource::Data].into_iter().any(is_limited) {
-        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::NORESERVE);
-        if map_at(ADDRESS, bytes, access, flags).is_ok() {
-            let _ = touch(bytes);
-            // SAFETY: mapped above; no other code knows it.
-            let _ = unsafe { unmap(ADDRESS, bytes) };
-        }
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::NORESERVE);
+    if !has_vma_locks()
+        || [Resource::As, Resource::Data].into_iter().any(is_limited)
+        || map_at(ADDRESS, bytes, access, flags).is_err()
+    {
+        return false;
     }
+    let touched = touch(bytes);
+    // SAFETY: mapped above; no other code knows it.
+    let _ = unsafe { unmap(ADDRESS, bytes) };
+    touched.is_ok()
 }
 
 /// Touches the new mapping. Its first page fault takes the lock of the address space, for an

@@ -165,6 +165,7 @@ fn start() -> bool {
             true => MaxWaste::Unbounded,
             false => MaxWaste::DEFAULT,
         },
+        huge_at_once: false,
         keep: None,
         pool: None,
     };

@@ -19,7 +19,10 @@ const HEADINGS: [(&str, &str); 7] = [
         "Run",
         "profile show_config no_config dry_run print_env json no_follow",
     ),
-    ("Memory", "heap maps max_waste keep populate_workers thp"),
+    (
+        "Memory",
+        "heap maps max_waste first_touch keep populate_workers thp",
+    ),
     ("Pool", "pool overcommit warm"),
     ("Program files", "text data libs files"),
     ("Shared memory", "shm shm_sizes"),
@@ -131,6 +134,13 @@ pub(super) struct Options {
     #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
     pub(super) max_waste: Option<MaxWaste>,
 
+    /// New memory: auto or huge [default: auto]
+    ///
+    /// `auto`: on base pages while these take less time than huge ones, measured; `huge`: on huge
+    /// pages all the same. See docs/limits.md
+    #[arg(long, value_name = "MODE", value_parser = first_touch())]
+    pub(super) first_touch: Option<bool>,
+
     /// Freed memory that stays for the next large allocations
     ///
     /// By default 16M, or twice the largest freed block of up to 32M, and --max-waste percent of
@@ -228,6 +238,7 @@ impl Options {
             shm: self.shm.unwrap_or(usual.shm),
             shm_sizes: self.shm_sizes.unwrap_or(usual.shm_sizes),
             max_waste: self.max_waste.unwrap_or(usual.max_waste),
+            huge_at_once: self.first_touch.unwrap_or(usual.huge_at_once),
             keep: self.keep.or(usual.keep),
             follow: !self.no_follow,
             free: self.free.unwrap_or(usual.free),
@@ -263,6 +274,11 @@ fn mode_besides<M: Mode + Send + Sync>(
 
 fn switch() -> impl TypedValueParser<Value = bool> {
     PossibleValuesParser::new(["on", "off"]).map(|typed| typed == "on")
+}
+
+/// A parser of whether new memory begins on huge pages at any cost.
+fn first_touch() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["auto", "huge"]).map(|typed| typed == "huge")
 }
 
 /// Parses `"libLLVM*,libclang*"` into the format of the orders.

@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn every_option_can_be_set() {
         let profile = options(
-            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nfiles = \"on\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"hugetlb\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nkeep = \"10%\"\nfree = \"background\"\n\
+            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nfiles = \"on\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"hugetlb\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nfirst-touch = \"huge\"\nkeep = \"10%\"\nfree = \"background\"\n\
              free-workers = 2\npopulate-workers = 3\nthp = \"madvise\"\nreaper = \"off\"\nno-follow = true\n\
              report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = false\n",
         );
@@ -267,6 +267,7 @@ mod tests {
             shm: Some(ShmMode::Hugetlb),
             shm_sizes: Some((2 << 20) + (64 << 10)),
             max_waste: Some(MaxWaste::Percent(10)),
+            first_touch: Some(true),
             keep: Some(Keep::Percent(10)),
             free: Some(FreeMode::Background),
             free_workers: Some(2),

@@ -79,6 +79,7 @@ impl Report<'_> {
                     MaxWaste::Percent(percent) => json!(percent),
                     MaxWaste::Unbounded => json!("unbounded"),
                 },
+                "first_touch": if requested.huge_at_once { "huge" } else { "auto" },
                 "keep": requested.keep.map(|keep| keep.to_string()),
                 "text": requested.text,
                 "data": requested.data,
@@ -146,6 +147,11 @@ fn counts_json(of: &Counts, run_pool_peak: Option<Bytes>) -> Value {
         "maps_left": of.maps_left,
         "files_advised": of.files_advised,
         "collapsed": of.collapsed,
+        "first_touch": {
+            "costly": of.costly,
+            "huge_ns": of.touch_huge_ns,
+            "base_ns": of.touch_base_ns,
+        },
         "free": {
             "gathered": of.free_gathered,
             "inline": of.free_inline,

@@ -21,6 +21,8 @@ const MIN_HEAP_PAGES: u64 = 8;
 const LOW_HUGE_SHARE: f64 = 0.5;
 /// Share on huge pages from which on the rest needs no reason.
 pub(super) const GOOD_HUGE_SHARE: f64 = 0.9;
+/// Name of the shortfall of memory that begins on base pages, since these take less time.
+pub(super) const FIRST_TOUCHES: &str = "first touches";
 /// Name of the shortfall of memory that the bound keeps on base pages.
 pub(super) const BOUND: &str = "the bound";
 /// Name of the shortfall of mappings too small for a huge page, where they are not the main cause.
@@ -197,14 +199,20 @@ pub(super) fn find(
             .huge_share()
             .is_some_and(|share| share < GOOD_HUGE_SHARE)
     {
-        found.push(Shortfall {
-            what: BOUND,
-            reason: format!(
-                "{} were not filled densely, or not scanned yet, at the peak; \
-                 hint: --max-waste=unbounded puts memory on huge pages at its first touch",
-                Bytes(rest)
-            ),
-        });
+        let costly = counts.costly.min(rest);
+        let mut add = |what, bytes, why, hint| {
+            if bytes > heap.bytes.0 / NOTABLE_PARTS {
+                let reason = format!("{} {why}; {hint}", Bytes(bytes));
+                found.push(Shortfall { what, reason });
+            }
+        };
+        let why = "began on base pages, since the first touch of a huge page took longer, and were \
+                   not collapsed yet";
+        let hint = "hint: --first-touch=huge does not wait";
+        add(FIRST_TOUCHES, costly, why, hint);
+        let why = "were not filled densely, or not scanned yet, at the peak";
+        let hint = "hint: --max-waste=unbounded puts memory on huge pages at its first touch";
+        add(BOUND, rest - costly, why, hint);
     }
     let is_low = heap.bytes.0 >= MIN_HEAP_PAGES * orders.pmd as u64
         && (heap.huge_share()).is_some_and(|share| share < LOW_HUGE_SHARE);

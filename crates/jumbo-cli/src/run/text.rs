@@ -29,7 +29,7 @@ const TOO_LITTLE: &str = "has too little memory to gain from huge pages";
 const MIN_SAMPLED_SHARE: f64 = 0.5;
 
 /// Shortfalls that explain a heap on base pages, the most likely reason first.
-const HEAP_SHORTFALLS: [&str; 9] = [
+const HEAP_SHORTFALLS: [&str; 10] = [
     "huge pages",
     "mappings",
     "advice",
@@ -37,6 +37,7 @@ const HEAP_SHORTFALLS: [&str; 9] = [
     "the pool",
     "allocations",
     "small allocations",
+    shortfall::FIRST_TOUCHES,
     shortfall::BOUND,
     shortfall::SMALL_MAPPINGS,
 ];
@@ -203,6 +204,21 @@ fn write(out: &mut ReportText, report: &Report<'_>) {
              or its allocator advises itself is not counted"
         );
         out.line("wasted", &untouched);
+    }
+    if ledger.costly > 0 {
+        let millis =
+            |nanos: u64| format!("{:.1} ms", Duration::from_nanos(nanos).as_secs_f64() * 1e3);
+        let huge = millis(ledger.touch_huge_ns);
+        let base = match ledger.touch_base_ns {
+            0 => String::new(),
+            base => format!(", base pages in its place {}", millis(base)),
+        };
+        let begun = Bytes(ledger.costly);
+        let costly = format!(
+            "{begun} began on base pages: the first touch of a huge page took {huge}{base} (free page \
+             reporting; see docs/limits.md)"
+        );
+        out.line("first touch", &costly);
     }
     if let Some(gain) = gain(report) {
         let gain = format!("{gain}; jumbo compare tells more");

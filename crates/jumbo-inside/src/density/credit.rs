@@ -14,7 +14,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::PMD_BYTES;
+use super::{PMD_BYTES, touch};
 use crate::headroom::{Parts, free_in_pieces, group_share, host_memory, host_room};
 
 /// Parts of the available memory of a cgroup, one of which is the floor. At its limit a touch kills.
@@ -111,13 +111,13 @@ pub(super) fn charge(bytes: usize, block: usize) -> bool {
     result.is_ok()
 }
 
-/// Charges a block before its advice; false at the limit, or if huge pages are scarce.
+/// Charges a block before its advice; false at the limit, or if huge pages are scarce or costly.
 pub(super) fn charge_block() -> bool {
     let block = PMD_BYTES.load(Ordering::Relaxed);
-    !is_scarce() && charge(block, block)
+    !is_scarce() && !touch::is_costly() && charge(block, block)
 }
 
-/// Counts a block that is about to be full, without a charge; false if huge pages are scarce.
+/// Counts a block that is about to be full, without a charge; false if huge pages are scarce or costly.
 pub(super) fn add_full_block(block: usize) -> bool {
     let reduced = |free: usize| match free {
         usize::MAX => Some(free),
@@ -125,6 +125,7 @@ pub(super) fn add_full_block(block: usize) -> bool {
     };
     let relaxed = Ordering::Relaxed;
     let has_free = !is_scarce()
+        && !touch::is_costly()
         && FREE_BLOCK_BYTES
             .fetch_update(relaxed, relaxed, reduced)
             .is_ok();

@@ -16,7 +16,7 @@ use super::tracked::{
     BLOCKS, RUN_COUNT, advise_blocks, bytes, charge, is_crowded, is_huge, may_measure, pmd, update,
     withdraw_advice,
 };
-use super::{MIN_ROOM_BYTES, Policy, collapse, credit};
+use super::{MIN_ROOM_BYTES, Policy, collapse, credit, pace, touch};
 use crate::debug;
 use crate::headroom;
 use crate::sync::{millis, now};
@@ -36,6 +36,8 @@ const BUSY_RATIO: u32 = 3;
 const SCARCE_RATIO: u32 = 20;
 /// Maximum CPU time of a run that finds no block to collapse.
 const MAX_SEARCH_TIME: Duration = Duration::from_millis(4);
+/// Time in which free memory stays warm: half the delay of free page reporting (mm/page_reporting.c).
+const MAX_WARM_AGE: Duration = Duration::from_secs(1);
 const MIN_RETRY_MILLIS: u64 = 100;
 const MAX_RETRY_MILLIS: u64 = 60_000;
 /// Passes that found no huge page before the wait doubles. After a failure the kernel refuses to
@@ -52,6 +54,9 @@ static LAST_MILLIS: AtomicU64 = AtomicU64::new(0);
 static NEXT_MILLIS: AtomicU64 = AtomicU64::new(0);
 /// Wait before the pass after one without success. It doubles until another block is full.
 static RETRY_WAIT_MILLIS: AtomicU64 = AtomicU64::new(0);
+/// The host has memory at hand, as far as is known, and CPU time of a collapse then.
+static IS_WARM: AtomicBool = AtomicBool::new(false);
+static WARM_MICROS: AtomicU64 = AtomicU64::new(0);
 /// Passes that found no huge page, since the last success.
 static SHORT_PASSES: AtomicU64 = AtomicU64::new(0);
 
@@ -80,7 +85,7 @@ fn wait() -> Duration {
     };
     let quiet = of(&FILLED_MILLIS) + MIN_QUIET_TIME;
     let due = quiet.min(of(&LAST_MILLIS) + interval).max(of(&NEXT_MILLIS));
-    due.saturating_sub(now())
+    due.saturating_sub(now()).max(pace::wait())
 }
 
 fn run(stop: &Stop) -> Option<Duration> {
@@ -93,20 +98,21 @@ fn run(stop: &Stop) -> Option<Duration> {
     let began = cpu_time();
     let pagemap = Pagemap::open().ok()?;
     let is_filled = |state: BlockState| state == BlockState::Filled;
-    let (mut at, mut answer) = (CURSOR.load(Ordering::Relaxed), None);
+    let (mut at, mut collapsed) = (CURSOR.load(Ordering::Relaxed), None);
     let mut is_late = false;
     let mut is_over = !headroom::has_room(MIN_ROOM_BYTES);
-    while answer.is_none() && !is_over && !is_late && stop.check_before_wait().is_ok() {
+    while collapsed.is_none() && !is_over && !is_late && stop.check_before_wait().is_ok() {
         let Some(block) = BLOCKS.next(at..blocks::ALL.end, is_filled) else {
             is_over = true;
             break;
         };
         at = block + 1;
-        answer = collapse_block(&pagemap, block);
+        collapsed = collapse_block(&pagemap, block);
         is_late = cpu_time().saturating_sub(began) > MAX_SEARCH_TIME;
     }
     CURSOR.store(at, Ordering::Relaxed);
     let end = millis(now());
+    let answer = collapsed.as_ref().map(|collapsed| collapsed.answer);
     if let Some(answer) = answer {
         LAST_MILLIS.store(end, Ordering::Relaxed);
         HAS_OBTAINED.fetch_or(answer.is_ok(), Ordering::Relaxed);
@@ -117,7 +123,11 @@ fn run(stop: &Stop) -> Option<Duration> {
         true => SCARCE_RATIO,
         false => BUSY_RATIO,
     };
-    let pause = cpu_time().saturating_sub(began).saturating_mul(ratio);
+    let spent = cpu_time().saturating_sub(began);
+    pace::spend(spent);
+    // The program waits for no lock meanwhile.
+    let preparing = collapsed.map_or(Duration::ZERO, |collapsed| collapsed.preparing);
+    let pause = spent.saturating_sub(preparing).saturating_mul(ratio);
     let has_more = BLOCKS.next(blocks::ALL, is_filled).is_some();
     is_over |= !has_more;
     let is_short = answer == Some(Err(Errno::NOMEM));
@@ -160,8 +170,38 @@ fn advise_dense() {
     RUN_COUNT.store(runs, Ordering::Relaxed);
 }
 
+/// A collapse, and the CPU time in which its huge page was prepared.
+struct Collapsed {
+    answer: Result<()>,
+    preparing: Duration,
+}
+
+/// Runs `collapse` with a huge page that the host has at hand. The page is prepared, unless memory was
+/// warm a moment ago: a prepared collapse shows what one takes then.
+fn with_warm_page(collapse: impl FnOnce() -> Result<()>) -> Collapsed {
+    let relaxed = Ordering::Relaxed;
+    let last = Duration::from_millis(LAST_MILLIS.load(relaxed));
+    let may_have_cooled = now().saturating_sub(last) > MAX_WARM_AGE;
+    let began = cpu_time();
+    let prepares = (may_have_cooled || !IS_WARM.load(relaxed)) && prepare_huge_page(pmd());
+    let prepared = cpu_time();
+    let preparing = prepared.saturating_sub(began);
+    let answer = collapse();
+    let taken = cpu_time().saturating_sub(prepared);
+    let is_warm = match prepares {
+        true => {
+            WARM_MICROS.store(u64::try_from(taken.as_micros()).unwrap_or(0), relaxed);
+            touch::huge_took(preparing);
+            preparing < taken * 2
+        }
+        false => taken < Duration::from_micros(WARM_MICROS.load(relaxed)) * 3,
+    };
+    IS_WARM.store(answer.is_ok() && is_warm, relaxed);
+    Collapsed { answer, preparing }
+}
+
 /// Collapses a full block; `None` if it is left for later.
-fn collapse_block(pagemap: &Pagemap, block: usize) -> Option<Result<()>> {
+fn collapse_block(pagemap: &Pagemap, block: usize) -> Option<Collapsed> {
     let seen = BLOCKS.seen(block);
     let range = block * pmd()..(block + 1) * pmd();
     // Shared with another process, or dropped in part: retried later.
@@ -176,8 +216,7 @@ fn collapse_block(pagemap: &Pagemap, block: usize) -> Option<Result<()>> {
         credit::remove_block(charge(state), pmd());
         return None;
     }
-    prepare_huge_page(pmd());
-    let answer = match collapse(&range, Policy::Mapping) {
+    let collapsed = with_warm_page(|| match collapse(&range, Policy::Mapping) {
         // The advice had been withdrawn.
         Err(Errno::INVAL) if advise_blocks(&(block..block + 1)).is_ok() => {
             let answer = collapse(&range, Policy::Mapping);
@@ -188,7 +227,8 @@ fn collapse_block(pagemap: &Pagemap, block: usize) -> Option<Result<()>> {
             answer
         }
         answer => answer,
-    };
+    });
+    let answer = collapsed.answer;
     let seen = BLOCKS.seen(block);
     if let (Err(error), BlockState::Huge { .. }) = (answer, seen.state()) {
         let now = match error {
@@ -209,5 +249,5 @@ fn collapse_block(pagemap: &Pagemap, block: usize) -> Option<Result<()>> {
             _ => write!(line, "cannot collapse the block at {at:#x}: errno {error}"),
         },
     );
-    Some(answer)
+    Some(collapsed)
 }

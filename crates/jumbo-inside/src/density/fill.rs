@@ -14,15 +14,15 @@ use core::time::Duration;
 
 use super::ahead::request_scan;
 use super::blocks::{self, BlockState};
-use super::credit;
 use super::measure::{Touched, resident};
 use super::table::PAGE_BYTES;
 use super::tracked::{
     BLOCKS, RUN_COUNT, charge, count_run, is_crowded, is_huge, may_measure, measure_block, pmd,
     release, update, withdraw_advice,
 };
+use super::{credit, touch};
 use crate::debug;
-use crate::ledger::stats;
+use crate::ledger::{Slot, stats};
 use crate::sync::millis;
 use crate::{sandbox, watch};
 use jumbo_sys::{self as sys, proc};
@@ -39,6 +39,8 @@ static READ_MILLIS: AtomicU64 = AtomicU64::new(0);
 /// Ring of the blocks advised last, for [`measure_recent`].
 static RECENT_BLOCKS: [AtomicUsize; RECENT_COUNT] = [const { AtomicUsize::new(0) }; RECENT_COUNT];
 const RECENT_COUNT: usize = 256;
+/// Blocks advised last that a scan expects to be filled at this time.
+const MAX_FILLING_BLOCKS: usize = 32;
 /// Blocks ever put into the ring, and those measured since.
 static ADVISED_COUNT: AtomicUsize = AtomicUsize::new(0);
 static MEASURED_COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -128,7 +130,11 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     };
     let max = (max / pmd()).max(1);
     let mut advised = indexes.start;
-    let max = if is_crowded() { 0 } else { max };
+    let is_costly = touch::is_costly();
+    let max = if is_crowded() || is_costly { 0 } else { max };
+    if is_costly {
+        Slot::add(&stats::slot().costly, wanted as u64);
+    }
     for block in indexes.clone().take(max) {
         if !credit::charge_block() {
             break;
@@ -170,6 +176,14 @@ pub(super) fn remember(block: usize) {
     if let Some(recent) = RECENT_BLOCKS.get(place % RECENT_COUNT) {
         recent.store(block, Ordering::Relaxed);
     }
+}
+
+/// Reports whether a block is one of the last that were advised: the program may be filling it.
+pub(super) fn is_recent(block: usize) -> bool {
+    let end = ADVISED_COUNT.load(Ordering::Relaxed);
+    (end.saturating_sub(MAX_FILLING_BLOCKS)..end)
+        .filter_map(|place| RECENT_BLOCKS.get(place % RECENT_COUNT))
+        .any(|recent| recent.load(Ordering::Relaxed) == block)
 }
 
 /// Reports whether the block in front of an address is huge.

@@ -10,6 +10,8 @@
 //! - `filling` advises blocks that a call populates;
 //! - `ahead` advises blocks before the program fills them, on a thread;
 //! - `dense` collapses the full ones there;
+//! - `pace` bounds the CPU time of both;
+//! - `touch` measures whether huge pages cost more than base pages at this time;
 //! - `missing` makes untouched pages missing again, before the program handles their faults;
 //! - [`program_break`] follows the C library's own heap.
 //!
@@ -28,9 +30,11 @@ mod filling;
 mod measure;
 mod missing;
 mod owners;
+mod pace;
 pub mod program_break;
 mod scan;
 pub(crate) mod table;
+mod touch;
 mod tracked;
 
 use core::ops::Range;
@@ -151,14 +155,15 @@ static IS_BOUNDED: AtomicBool = AtomicBool::new(false);
 /// Maximum missing part of a block that is collapsed.
 static MISSING_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Starts with blocks of `pmd` bytes.
-pub(crate) fn start(pmd: usize, max_waste: MaxWaste) {
+/// Starts with blocks of `pmd` bytes. `huge_at_once`: without a measurement of first touches.
+pub(crate) fn start(pmd: usize, max_waste: MaxWaste, huge_at_once: bool) {
     IS_BOUNDED.store(max_waste != MaxWaste::Unbounded, Ordering::Relaxed);
     let percent = max_waste.percent();
     let missing = (pmd / PAGE_BYTES).saturating_mul(percent) / 100;
     let missing = missing.saturating_mul(PAGE_BYTES).min(pmd);
     MISSING_BYTES.store(missing, Ordering::Relaxed);
     credit::start(percent);
+    touch::start(huge_at_once);
     PMD_BYTES.store(pmd, Ordering::Release);
 }
 
@@ -285,6 +290,9 @@ pub(crate) fn advise(range: &Range<usize>, policy: Policy) -> Result<()> {
         Decision::Never if sandbox::allows_advice() => (Err(Errno::INVAL), false),
         Decision::Never => (Err(Errno::PERM), true),
     };
+    if policy == Policy::Heap && is_bounded() {
+        touch::measure(range, &advised);
+    }
     if is_tried && matches!(policy, Policy::Heap | Policy::Mapping | Policy::Text) {
         stats::advised(advised.len(), answer.err());
     }
@@ -390,6 +398,7 @@ impl Mechanism for Events {
     #[expect(unsafe_code, reason = "passes on the caller's promise")]
     unsafe fn is_forked(_pid: u32) {
         fill::forked();
+        pace::forked();
         // SAFETY: the caller's promise: `watch` hears the event first.
         unsafe { scan::forked() };
     }
@@ -402,7 +411,7 @@ mod tests {
     #[test]
     fn memory_without_a_whole_block_is_not_advised() {
         let pmd = 2 << 20;
-        start(pmd, MaxWaste::Percent(5));
+        start(pmd, MaxWaste::Percent(5), false);
         // Another test may be about to install a filter.
         let is_advised = |range: Range<usize>, policy| {
             (0..1000).any(|_| decide(&range, policy).0 == Decision::Advise)

@@ -77,6 +77,8 @@ pub struct HeapSettings {
     pub pmd: usize,
     /// Bound on memory that is huge and untouched.
     pub max_waste: MaxWaste,
+    /// New memory begins on huge pages also where base pages take less time.
+    pub huge_at_once: bool,
     /// Bound on freed memory that stays resident, if the user set one.
     pub keep: Option<Keep>,
     /// Pool of huge pages (`--pool`).
@@ -172,7 +174,7 @@ pub unsafe fn start(settings: HeapSettings) -> bool {
     HEAP.window
         .with(|window| window.place(pmd, max_waste, keep, random, table));
     maps::place(settings, random >> 32);
-    density::start(pmd, settings.max_waste);
+    density::start(pmd, settings.max_waste, settings.huge_at_once);
     PMD.store(pmd, Ordering::Relaxed);
     IS_PLACED.store(true, Ordering::Release);
     if let Some(order) = settings.pool {

@@ -28,7 +28,7 @@ use crate::pool::Quota;
 pub const MAX_SLOTS: usize = 1000;
 
 /// Version of the layout of [`Ledger`] and [`Slot`].
-const MAGIC: u32 = 0x6a6d_6239;
+const MAGIC: u32 = 0x6a6d_623a;
 
 /// Layout of the shared memory.
 #[repr(C)]
@@ -62,6 +62,12 @@ counters! {
     /// Private memory in mapped blocks that were advised or collapsed, `untouched` included. 0 with
     /// `--max-waste=unbounded`, which tracks no blocks.
     huge: AtomicU64 as u64, sum;
+    /// Bytes that began on base pages, since the first touch of a huge page took longer.
+    costly: AtomicU64 as u64, sum;
+    /// CPU time of the last first touch of a huge page that took longer, in nanoseconds.
+    touch_huge_ns: AtomicU64 as u64, most;
+    /// CPU time of the first touches of the base pages in its place, in nanoseconds.
+    touch_base_ns: AtomicU64 as u64, most;
     /// Bytes for which the kernel refused MADV_HUGEPAGE.
     refused: AtomicU64 as u64, sum;
     /// errno of the last refusal.

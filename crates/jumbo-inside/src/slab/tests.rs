@@ -19,7 +19,7 @@ fn start() -> MutexGuard<'static, ()> {
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
     STARTED.call_once(|| {
-        density::start(class::CHUNK_BYTES, MaxWaste::Percent(5));
+        density::start(class::CHUNK_BYTES, MaxWaste::Percent(5), false);
         super::start(12345);
     });
     held

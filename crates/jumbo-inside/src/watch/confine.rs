@@ -20,7 +20,8 @@ use crate::headroom;
 use jumbo_sys as sys;
 
 /// Files that the jobs read, beside those that [`headroom::read_all`] and the comparison read.
-const FILES: [&core::ffi::CStr; 5] = [
+const FILES: [&core::ffi::CStr; 6] = [
+    c"/proc/loadavg",
     c"/proc/self/maps",
     c"/proc/self/pagemap",
     c"/proc/self/statm",
