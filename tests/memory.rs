@@ -99,6 +99,20 @@ fn a_fill_in_order_is_believed_at_once() {
     }
 }
 
+/// While other programs want the CPUs, the process that scans the memory takes little of their time. Here
+/// it can save none: no block is filled in order.
+#[test]
+fn a_scan_takes_little_of_a_busy_host() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("paced", &[])]);
+    let ran = Program::new(files.path("paced")).args(["2"]).jumbo().ok();
+    let (used, scanner) = (ran.number("used"), ran.number("scanner"));
+    assert!(scanner > 0, "nothing scans");
+    assert!(scanner < used / 10, "{scanner} us, the program {used}");
+}
+
 /// Short-lived blocks often have new addresses; records about old ones must not accumulate. glibc's
 /// heap accumulates in plain, too.
 #[test]

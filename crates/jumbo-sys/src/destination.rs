@@ -1,4 +1,4 @@
-//! The huge page that the kernel has ready for the next collapse: [`prepare_huge_page`].
+//! The huge page that the kernel has ready for the next collapse: [`Destination`].
 //!
 //! MADV_COLLAPSE copies under the write lock of the address space: no other thread can map memory or
 //! take a page fault meanwhile. A virtual machine may have to ask its host for the memory of a free
@@ -8,22 +8,97 @@
 #![expect(unsafe_code, reason = "writes to memory of its own")]
 
 use core::ptr::with_exposed_provenance_mut;
-use core::sync::atomic::{AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use core::time::Duration;
 
 use rustix::io::Result;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
+use rustix::time::{ClockId, clock_gettime};
 
-use super::{map_at, unmap};
+use super::{map_at, now, unmap};
 
 /// Address of the page. The kernel chooses none there by itself, so no mapping of the program comes
 /// and goes at this place.
 const ADDRESS: usize = 0x2f78_0000_0000;
 
+/// Time in which free memory stays warm: half the delay of free page reporting (mm/page_reporting.c).
+const MAX_WARM_AGE: Duration = Duration::from_secs(1);
+/// Multiple of a prepared collapse's time from which on one without preparation found cold memory.
+const COLD_RATIO: u32 = 3;
+
+/// What is known of the memory that the next collapse takes.
+#[derive(Debug)]
+pub struct Destination {
+    /// The host had it at hand the last time, and that time.
+    is_warm: AtomicBool,
+    last_millis: AtomicU64,
+    /// CPU time of the last prepared collapse.
+    warm_micros: AtomicU64,
+}
+
+/// A collapse, and the CPU time in which its huge page was prepared; `None`: it was not.
+#[derive(Debug)]
+pub struct Collapsed<R> {
+    /// Result of the collapse.
+    pub answer: Result<R>,
+    /// Time of the preparation.
+    pub preparing: Option<Duration>,
+}
+
+impl Default for Destination {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Destination {
+    /// Nothing is known.
+    pub const fn new() -> Self {
+        Self {
+            is_warm: AtomicBool::new(false),
+            last_millis: AtomicU64::new(0),
+            warm_micros: AtomicU64::new(0),
+        }
+    }
+
+    /// Runs `collapse`, of `bytes`, with a huge page that the host has at hand. The page is prepared
+    /// unless memory was warm a moment ago; a prepared collapse shows what one takes then.
+    pub fn collapse<R>(&self, bytes: usize, collapse: impl FnOnce() -> Result<R>) -> Collapsed<R> {
+        let relaxed = Ordering::Relaxed;
+        let last = Duration::from_millis(self.last_millis.load(relaxed));
+        let is_recent = now().saturating_sub(last) <= MAX_WARM_AGE;
+        let began = cpu_time();
+        let is_prepared = !(is_recent && self.is_warm.load(relaxed)) && prepare(bytes);
+        let prepared = cpu_time();
+        let preparing = is_prepared.then(|| prepared.saturating_sub(began));
+        let answer = collapse();
+        let taken = cpu_time().saturating_sub(prepared);
+        let is_warm = match preparing {
+            Some(preparing) => {
+                self.warm_micros.store(number(taken.as_micros()), relaxed);
+                preparing < taken * 2
+            }
+            None => taken < Duration::from_micros(self.warm_micros.load(relaxed)) * COLD_RATIO,
+        };
+        self.is_warm.store(answer.is_ok() && is_warm, relaxed);
+        self.last_millis.store(number(now().as_millis()), relaxed);
+        Collapsed { answer, preparing }
+    }
+}
+
+fn cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+fn number(wide: u128) -> u64 {
+    u64::try_from(wide).unwrap_or(u64::MAX)
+}
+
 /// Makes the kernel allocate and free a huge page of `bytes` on this CPU; false without effect: where
 /// a resource limit of the program would count it, or before Linux 6.4, where a page fault holds the
 /// lock of the address space.
-pub fn prepare_huge_page(bytes: usize) -> bool {
+fn prepare(bytes: usize) -> bool {
     let is_limited = |resource| getrlimit(resource).current.is_some();
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::NORESERVE);
     if !has_vma_locks()

@@ -8,7 +8,7 @@
 //!
 //! - [`advise`], [`allows`]: madvise(2), as far as the program's filters allow it; [`discard`].
 //! - [`collapse()`], [`collapse_in`], [`cool_in`]: MADV_COLLAPSE and MADV_COLD, here or elsewhere.
-//!   [`prepare_huge_page`]: for a collapse.
+//!   [`Destination`]: for a collapse.
 //! - [`guarded`], [`unfiltered`]: calls that a filter of another thread waits for.
 //! - [`Maps`], [`Vma`]: the mapping of an address. [`Pagemap`], [`Pages`], [`PageState`]: its
 //!   pages.
@@ -73,7 +73,7 @@ pub use batch::{stand_back, stay_prompt};
 pub use collapse::{collapse, collapse_in, cool_in, has_collapse, has_populate};
 pub use copy::{copy_bytes, copy_scattered, copy_words};
 pub use deadline::{Deadline, millis, now};
-pub use destination::prepare_huge_page;
+pub use destination::{Collapsed, Destination};
 pub use guard::{guarded, is_filtered, mark_filter, unfiltered, unmark_filter, wait_for_guarded};
 pub use kept::{File, forget, has_missed, is_shut, keep, open, shut};
 pub use numa::{PolicyMode, allowed_nodes, bind, local_node, memory_policy};

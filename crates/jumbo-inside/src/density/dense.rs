@@ -8,7 +8,7 @@ use core::fmt::Write as _;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
-use rustix::io::{Errno, Result};
+use rustix::io::Errno;
 
 use super::blocks::{self, BlockState};
 use super::table::PAGE_BYTES;
@@ -21,7 +21,7 @@ use crate::debug;
 use crate::headroom;
 use crate::sync::{millis, now};
 use crate::watch::{self, Job, Stop, cpu_time};
-use jumbo_sys::{Pagemap, prepare_huge_page};
+use jumbo_sys::{Collapsed, Destination, Pagemap};
 
 /// Minimum wait between two runs.
 const MIN_WAIT: Duration = Duration::from_millis(1);
@@ -36,8 +36,6 @@ const BUSY_RATIO: u32 = 3;
 const SCARCE_RATIO: u32 = 20;
 /// Maximum CPU time of a run that finds no block to collapse.
 const MAX_SEARCH_TIME: Duration = Duration::from_millis(4);
-/// Time in which free memory stays warm: half the delay of free page reporting (mm/page_reporting.c).
-const MAX_WARM_AGE: Duration = Duration::from_secs(1);
 const MIN_RETRY_MILLIS: u64 = 100;
 const MAX_RETRY_MILLIS: u64 = 60_000;
 /// Passes that found no huge page before the wait doubles. After a failure the kernel refuses to
@@ -54,9 +52,7 @@ static LAST_MILLIS: AtomicU64 = AtomicU64::new(0);
 static NEXT_MILLIS: AtomicU64 = AtomicU64::new(0);
 /// Wait before the pass after one without success. It doubles until another block is full.
 static RETRY_WAIT_MILLIS: AtomicU64 = AtomicU64::new(0);
-/// The host has memory at hand, as far as is known, and CPU time of a collapse then.
-static IS_WARM: AtomicBool = AtomicBool::new(false);
-static WARM_MICROS: AtomicU64 = AtomicU64::new(0);
+static DESTINATION: Destination = Destination::new();
 /// Passes that found no huge page, since the last success.
 static SHORT_PASSES: AtomicU64 = AtomicU64::new(0);
 
@@ -126,7 +122,8 @@ fn run(stop: &Stop) -> Option<Duration> {
     let spent = cpu_time().saturating_sub(began);
     pace::spend(spent);
     // The program waits for no lock meanwhile.
-    let preparing = collapsed.map_or(Duration::ZERO, |collapsed| collapsed.preparing);
+    let preparing = collapsed.and_then(|collapsed| collapsed.preparing);
+    let preparing = preparing.unwrap_or_default();
     let pause = spent.saturating_sub(preparing).saturating_mul(ratio);
     let has_more = BLOCKS.next(blocks::ALL, is_filled).is_some();
     is_over |= !has_more;
@@ -170,38 +167,8 @@ fn advise_dense() {
     RUN_COUNT.store(runs, Ordering::Relaxed);
 }
 
-/// A collapse, and the CPU time in which its huge page was prepared.
-struct Collapsed {
-    answer: Result<()>,
-    preparing: Duration,
-}
-
-/// Runs `collapse` with a huge page that the host has at hand. The page is prepared, unless memory was
-/// warm a moment ago: a prepared collapse shows what one takes then.
-fn with_warm_page(collapse: impl FnOnce() -> Result<()>) -> Collapsed {
-    let relaxed = Ordering::Relaxed;
-    let last = Duration::from_millis(LAST_MILLIS.load(relaxed));
-    let may_have_cooled = now().saturating_sub(last) > MAX_WARM_AGE;
-    let began = cpu_time();
-    let prepares = (may_have_cooled || !IS_WARM.load(relaxed)) && prepare_huge_page(pmd());
-    let prepared = cpu_time();
-    let preparing = prepared.saturating_sub(began);
-    let answer = collapse();
-    let taken = cpu_time().saturating_sub(prepared);
-    let is_warm = match prepares {
-        true => {
-            WARM_MICROS.store(u64::try_from(taken.as_micros()).unwrap_or(0), relaxed);
-            touch::huge_took(preparing);
-            preparing < taken * 2
-        }
-        false => taken < Duration::from_micros(WARM_MICROS.load(relaxed)) * 3,
-    };
-    IS_WARM.store(answer.is_ok() && is_warm, relaxed);
-    Collapsed { answer, preparing }
-}
-
 /// Collapses a full block; `None` if it is left for later.
-fn collapse_block(pagemap: &Pagemap, block: usize) -> Option<Collapsed> {
+fn collapse_block(pagemap: &Pagemap, block: usize) -> Option<Collapsed<()>> {
     let seen = BLOCKS.seen(block);
     let range = block * pmd()..(block + 1) * pmd();
     // Shared with another process, or dropped in part: retried later.
@@ -216,7 +183,7 @@ fn collapse_block(pagemap: &Pagemap, block: usize) -> Option<Collapsed> {
         credit::remove_block(charge(state), pmd());
         return None;
     }
-    let collapsed = with_warm_page(|| match collapse(&range, Policy::Mapping) {
+    let collapsed = DESTINATION.collapse(pmd(), || match collapse(&range, Policy::Mapping) {
         // The advice had been withdrawn.
         Err(Errno::INVAL) if advise_blocks(&(block..block + 1)).is_ok() => {
             let answer = collapse(&range, Policy::Mapping);
@@ -228,6 +195,9 @@ fn collapse_block(pagemap: &Pagemap, block: usize) -> Option<Collapsed> {
         }
         answer => answer,
     });
+    if let Some(time) = collapsed.preparing {
+        touch::huge_took(time);
+    }
     let answer = collapsed.answer;
     let seen = BLOCKS.seen(block);
     if let (Err(error), BlockState::Huge { .. }) = (answer, seen.state()) {

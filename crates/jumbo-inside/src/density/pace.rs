@@ -13,7 +13,7 @@ use rustix::thread::sched_getaffinity;
 use super::table::PAGE_BYTES;
 use super::tracked::pmd;
 use crate::sync::{millis, now};
-use crate::watch::program_cpu_time;
+use crate::watch::{program_cpu_time, take_comparison_time};
 use jumbo_sys::proc;
 
 /// Part of the program's CPU time, as a divisor.
@@ -33,8 +33,9 @@ static SAVED_MICROS: AtomicU64 = AtomicU64::new(0);
 static IS_BUSY: AtomicBool = AtomicBool::new(false);
 static READ_MILLIS: AtomicU64 = AtomicU64::new(0);
 
-/// Counts CPU time of a scan or collapse.
+/// Counts CPU time of a scan or collapse, and of the comparisons before it.
 pub(super) fn spend(time: Duration) {
+    let time = time.saturating_add(take_comparison_time());
     if is_busy() {
         SPENT_MICROS.fetch_add(micros(time), Ordering::Relaxed);
     }

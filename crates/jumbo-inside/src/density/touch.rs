@@ -35,8 +35,10 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// Least time between two measurements of base pages, which are costly, too, once the kernel has no
 /// smaller free blocks left.
 const BASE_INTERVAL: Duration = Duration::from_millis(100);
-/// Base pages that are touched for a measurement.
-const SAMPLE_PAGES: usize = 16;
+/// Base pages that are touched for a measurement, and measurements of a process at most: the program
+/// may never touch these pages.
+const SAMPLE_PAGES: usize = 4;
+const MAX_SAMPLES: u64 = 256;
 /// Huge pages are costly from this multiple of the time for base pages on: they save time later, too.
 const RATIO: u32 = 2;
 /// Time of a page fault that is slow, assumed before base pages are measured.
@@ -135,7 +137,9 @@ struct Costs {
     base_millis: AtomicU64,
     until_millis: AtomicU64,
     hold_millis: AtomicU64,
-    /// Times of a block; 0: not measured since huge pages are costly.
+    /// Measurements of base pages.
+    samples: AtomicU64,
+    /// Last times of a block; 0: not measured.
     huge_nanos: AtomicU64,
     base_nanos: AtomicU64,
 }
@@ -147,6 +151,7 @@ impl Costs {
             base_millis: AtomicU64::new(0),
             until_millis: AtomicU64::new(0),
             hold_millis: AtomicU64::new(0),
+            samples: AtomicU64::new(0),
             huge_nanos: AtomicU64::new(0),
             base_nanos: AtomicU64::new(0),
         }
@@ -165,8 +170,14 @@ impl Costs {
 
     /// Reports whether base pages are to be measured, for comparison.
     fn lacks_base(&self, now: Duration) -> bool {
+        self.is_costly(now) && !self.knows_base(now)
+    }
+
+    /// Reports whether the time of base pages holds: it is recent, or is not measured any more.
+    fn knows_base(&self, now: Duration) -> bool {
         let last = Duration::from_millis(load(&self.base_millis));
-        self.is_costly(now) && now.saturating_sub(last) >= BASE_INTERVAL
+        load(&self.samples) >= MAX_SAMPLES
+            || load(&self.base_nanos) != 0 && now.saturating_sub(last) < BASE_INTERVAL
     }
 
     /// Records the time of a huge page of `pages` base pages; true if they are costly from now on.
@@ -174,9 +185,9 @@ impl Costs {
         let relaxed = Ordering::Relaxed;
         self.measured_millis.store(millis(now), relaxed);
         self.huge_nanos.store(nanos(time), relaxed);
-        let base = match load(&self.base_nanos) {
-            0 => SLOW_FAULT.saturating_mul(u32::try_from(pages).unwrap_or(u32::MAX)),
-            base => Duration::from_nanos(base),
+        let base = match self.knows_base(now) {
+            false => SLOW_FAULT.saturating_mul(u32::try_from(pages).unwrap_or(u32::MAX)),
+            true => Duration::from_nanos(load(&self.base_nanos)),
         };
         let is_costly = time > base * RATIO;
         let hold = match is_costly {
@@ -190,14 +201,13 @@ impl Costs {
         };
         self.hold_millis.store(hold, relaxed);
         self.until_millis.store(until, relaxed);
-        self.base_nanos.store(0, relaxed);
-        self.base_millis.store(0, relaxed);
         is_costly
     }
 
     /// Records the time of the base pages of a block.
     fn base_took(&self, time: Duration, now: Duration) {
         self.base_nanos.store(nanos(time).max(1), Ordering::Relaxed);
+        self.samples.fetch_add(1, Ordering::Relaxed);
         self.base_millis.store(millis(now), Ordering::Relaxed);
         let huge = Duration::from_nanos(load(&self.huge_nanos));
         if huge <= time * RATIO {

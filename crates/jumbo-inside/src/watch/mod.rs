@@ -17,7 +17,7 @@
 #![expect(unsafe_code, reason = "makes a thread on a stack of its own")]
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use core::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
@@ -86,6 +86,8 @@ crate::one_page! {
     /// Process that made the thread. A child that shares the memory (vfork(2)) is another process.
     static MAKER_PROCESS: AtomicI32 = AtomicI32::new(0);
 }
+/// CPU time of the comparisons since [`take_comparison_time`].
+static COMPARISON_MICROS: AtomicU64 = AtomicU64::new(0);
 static JOBS: [AtomicPtr<Job>; 6] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 6];
 crate::one_page! {
     /// Tells the thread to end at once.
@@ -438,6 +440,7 @@ fn run() {
         }
         let is_due = |at| now().saturating_sub(at) >= COMPARE_INTERVAL;
         if compared.is_none_or(is_due) {
+            let began = cpu_time();
             let leader = beside
                 .as_ref()
                 .map_or_else(standing::compare, Beside::compare);
@@ -445,6 +448,9 @@ fn run() {
                 return;
             }
             compared = Some(now());
+            let taken = cpu_time().saturating_sub(began).as_micros();
+            let taken = u64::try_from(taken).unwrap_or_default();
+            COMPARISON_MICROS.fetch_add(taken, Ordering::Relaxed);
         }
         let Some(soonest) = jobs().filter_map(|job| job.run(&stop)).min() else {
             // The program waits for an ended process when it next maps memory.
@@ -492,6 +498,11 @@ fn may_go_on(leader: Leader, beside: Option<bool>) -> bool {
 /// Returns the CPU time of this thread: on a busy machine elapsed time overstates the cost.
 pub(crate) fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+/// Returns the CPU time of the comparisons since the last call.
+pub(crate) fn take_comparison_time() -> Duration {
+    Duration::from_micros(COMPARISON_MICROS.swap(0, Ordering::Relaxed))
 }
 
 /// Returns the CPU time of the program, without that of a process beside it.

@@ -206,6 +206,7 @@ fn words(bytes: [u8; size_of::<Message>()]) -> Message {
 /// parent may have held any lock at the fork.
 fn serve(path: &CString, process: &OwnedFd, base: usize) -> ! {
     let (mut pagemap, mut scans) = (None, false);
+    let destination = sys::Destination::new();
     loop {
         let mut request = [0; size_of::<Message>()];
         match rustix::io::retry_on_intr(|| rustix::io::read(stdin(), &mut request)) {
@@ -229,11 +230,12 @@ fn serve(path: &CString, process: &OwnedFd, base: usize) -> ! {
                 None => Err(Errno::BADF),
             },
             call if call == Call::Collapse as u64 => {
-                // The page faults of the process wait for the copy.
-                if third != 0 {
-                    sys::prepare_huge_page(second);
+                let collapse = || sys::collapse_in(process, first, second).map(|_| 0);
+                match third {
+                    0 => collapse(),
+                    // The page faults of the process wait for the copy.
+                    _ => destination.collapse(second, collapse).answer,
                 }
-                sys::collapse_in(process, first, second).map(|_| 0)
             }
             _ => sys::cool_in(process, first, second).map(|_| 0),
         };
