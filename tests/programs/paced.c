@@ -1,7 +1,7 @@
 /*
  * Touches blocks of 64 MiB in an order that nothing can foresee, and reads them, for SECONDS of CPU
- * time, while every CPU has another program to run as well. Prints its own CPU time and that of the
- * process that scans its memory, in microseconds.
+ * time, while every CPU has another program to run as well. Prints its own CPU time, the time that this
+ * took, and the CPU time of the process that scans its memory, in microseconds.
  *
  *   paced SECONDS
  */
@@ -51,6 +51,7 @@ int main(int argc, char **argv)
         while (others[i] == 0)
             prctl(PR_SET_PDEATHSIG, SIGKILL);
     }
+    long began = microseconds();
     size_t size = 64 * MIB, pages = size / 4096, sum = 0, round = 0;
     while (used() < seconds * 1000000) {
         char *block = malloc(size);
@@ -73,6 +74,6 @@ int main(int argc, char **argv)
     fclose(file);
     for (long i = 0; i < cpus; i++)
         kill(others[i], SIGKILL);
-    printf("used=%ld\nscanner=%ld\nsum=%zu\n", used(), scanner, sum);
+    printf("used=%ld\nelapsed=%ld\nscanner=%ld\nsum=%zu\n", used(), microseconds() - began, scanner, sum);
     return 0;
 }

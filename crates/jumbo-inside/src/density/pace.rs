@@ -1,7 +1,7 @@
 //! CPU time of scans and collapses: [`wait`], [`spend`].
 //!
 //! On an idle CPU they take no time from the program. On busy ones they take at most a part of the
-//! program's own CPU time, plus what they have saved: a block that is advised before the program
+//! program's own CPU time, or of the time since its start, plus what they have saved: a block that is advised before the program
 //! fills it has one page fault instead of one per base page. So a program that ends soon, or whose
 //! memory is costly to collapse, loses at most that part.
 
@@ -18,8 +18,9 @@ use jumbo_sys::proc;
 
 /// Part of the program's CPU time, as a divisor.
 const SHARE_DIVISOR: u32 = 32;
-/// CPU time before the program has used any.
-const INITIAL: Duration = Duration::from_millis(1);
+/// Part of the time since the first scan, as a divisor: the memory of a program that sleeps becomes
+/// huge on a busy host, too.
+const SLEEPER_DIVISOR: u32 = 40;
 /// CPU time that a page fault takes at least.
 const FAULT: Duration = Duration::from_nanos(500);
 /// Age up to which the number of running tasks holds.
@@ -30,6 +31,8 @@ const MAX_WAIT: Duration = Duration::from_millis(500);
 
 static SPENT_MICROS: AtomicU64 = AtomicU64::new(0);
 static SAVED_MICROS: AtomicU64 = AtomicU64::new(0);
+/// Time of the first scan; 0: none.
+static START_MILLIS: AtomicU64 = AtomicU64::new(0);
 static IS_BUSY: AtomicBool = AtomicBool::new(false);
 static READ_MILLIS: AtomicU64 = AtomicU64::new(0);
 
@@ -55,8 +58,8 @@ pub(super) fn wait() -> Duration {
     }
     let of = |micros: &AtomicU64| Duration::from_micros(micros.load(Ordering::Relaxed));
     let allowed = (program_cpu_time() / SHARE_DIVISOR)
-        .saturating_add(of(&SAVED_MICROS))
-        .saturating_add(INITIAL);
+        .max(age() / SLEEPER_DIVISOR)
+        .saturating_add(of(&SAVED_MICROS));
     match of(&SPENT_MICROS).saturating_sub(allowed) {
         Duration::ZERO => Duration::ZERO,
         missing => missing
@@ -69,6 +72,15 @@ pub(super) fn wait() -> Duration {
 pub(super) fn forked() {
     SPENT_MICROS.store(0, Ordering::Relaxed);
     SAVED_MICROS.store(0, Ordering::Relaxed);
+    START_MILLIS.store(0, Ordering::Relaxed);
+}
+
+/// Returns the time since the first scan.
+fn age() -> Duration {
+    let now = now();
+    let (first, relaxed) = (millis(now), Ordering::Relaxed);
+    let start = START_MILLIS.compare_exchange(0, first, relaxed, relaxed);
+    now.saturating_sub(Duration::from_millis(start.err().unwrap_or(first)))
 }
 
 fn micros(time: Duration) -> u64 {
