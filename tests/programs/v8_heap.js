@@ -1,5 +1,5 @@
-// V8's own heap: OBJECTS small objects, of which STEPS are used and some replaced. Then waits for
-// MS; if MS is set, prints the huge share of its anonymous memory.
+// V8's own heap: OBJECTS small objects, of which STEPS are used and some replaced. If MS is set, waits
+// until 60 % of its anonymous memory is huge, for MS at most, and prints the share.
 const [objects, steps, ms] = process.argv.slice(2).map(Number);
 const all = new Array(objects);
 for (let i = 0; i < objects; i++) all[i] = { id: i, name: `object ${i}`, tags: [i, i + 1] };
@@ -12,10 +12,14 @@ for (let step = 0; step < steps; step++) {
 }
 console.log(`sum ${sum}`);
 if (ms !== undefined) {
-  setTimeout(() => {
+  const end = Date.now() + ms;
+  const timer = setInterval(() => {
     const text = require('fs').readFileSync('/proc/self/smaps_rollup', 'utf8');
     const of = (name) => Number(text.match(new RegExp(`\n${name}: +(\\d+)`))[1]);
-    console.log(`share=${Math.round(100 * of('AnonHugePages') / of('Anonymous'))}`);
+    const share = Math.round(100 * of('AnonHugePages') / of('Anonymous'));
+    if (share < 60 && Date.now() < end) return;
+    clearInterval(timer);
+    console.log(`share=${share}`);
     console.log(`mib=${of('Anonymous') >> 10}`, all.length);
-  }, ms);
+  }, 100);
 }
