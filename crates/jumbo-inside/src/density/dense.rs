@@ -121,10 +121,15 @@ fn run(stop: &Stop) -> Option<Duration> {
     };
     let spent = cpu_time().saturating_sub(began);
     pace::spend(spent);
-    // The program waits for no lock meanwhile.
     let preparing = collapsed.and_then(|collapsed| collapsed.preparing);
-    let preparing = preparing.unwrap_or_default();
-    let pause = spent.saturating_sub(preparing).saturating_mul(ratio);
+    // The program waits for no lock then, unless the kernel compacts memory.
+    let preparing = preparing
+        .filter(|_| !credit::is_scarce())
+        .unwrap_or_default();
+    let pause = spent
+        .saturating_sub(preparing)
+        .saturating_mul(ratio)
+        .saturating_add(preparing);
     let has_more = BLOCKS.next(blocks::ALL, is_filled).is_some();
     is_over |= !has_more;
     let is_short = answer == Some(Err(Errno::NOMEM));

@@ -290,7 +290,7 @@ pub(crate) fn advise(range: &Range<usize>, policy: Policy) -> Result<()> {
         Decision::Never if sandbox::allows_advice() => (Err(Errno::INVAL), false),
         Decision::Never => (Err(Errno::PERM), true),
     };
-    if policy == Policy::Heap && is_bounded() {
+    if policy == Policy::Heap && decision != Decision::Never && is_bounded() {
         touch::measure(range, &advised);
     }
     if is_tried && matches!(policy, Policy::Heap | Policy::Mapping | Policy::Text) {

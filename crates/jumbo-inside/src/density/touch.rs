@@ -15,11 +15,14 @@
 //! So the heap's first touches are measured. While a huge page takes longer than base pages, new
 //! memory begins on base pages, and `dense` collapses it when there is CPU time (`pace`). A
 //! measurement that shows the opposite ends that; so does time.
+#![expect(unsafe_code, reason = "advises memory, and unmaps its own")]
 
 use core::fmt::Write as _;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
+
+use rustix::mm::{MapFlags, ProtFlags};
 
 use super::table::PAGE_BYTES;
 use super::{PMD_BYTES, has_left};
@@ -35,13 +38,11 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// Least time between two measurements of base pages, which are costly, too, once the kernel has no
 /// smaller free blocks left.
 const BASE_INTERVAL: Duration = Duration::from_millis(100);
-/// Base pages that are touched for a measurement, and measurements of a process at most: the program
-/// may never touch these pages.
+/// Base pages that are touched for a measurement, in memory of its own.
 const SAMPLE_PAGES: usize = 4;
-const MAX_SAMPLES: u64 = 256;
 /// Huge pages are costly from this multiple of the time for base pages on: they save time later, too.
 const RATIO: u32 = 2;
-/// Time of a page fault that is slow, assumed before base pages are measured.
+/// Time of a page fault that is slow: base pages are measured from that time on.
 const SLOW_FAULT: Duration = Duration::from_micros(1);
 /// Bounds of the time for which a measurement holds. It doubles while the next one shows the same.
 const MIN_HOLD: Duration = Duration::from_secs(1);
@@ -58,7 +59,7 @@ pub(super) fn start(huge_at_once: bool) {
 
 /// Reports whether a huge page takes longer than the base pages in its place at this time.
 pub(super) fn is_costly() -> bool {
-    COSTS.is_costly(now())
+    load(&COSTS.until_millis) != 0 && COSTS.is_costly(now())
 }
 
 /// Touches the start of new memory of the heap, of which the part `advised` is advised.
@@ -74,19 +75,32 @@ pub(super) fn measure(range: &Range<usize>, advised: &Range<usize>) {
         {
             huge_took(time);
         }
-    } else if COSTS.lacks_base(now())
-        && first + pmd() <= range.end
-        && let Some(time) = touch(first, SAMPLE_PAGES * PAGE_BYTES)
-    {
-        let samples = u32::try_from(pmd() / (SAMPLE_PAGES * PAGE_BYTES)).unwrap_or(1);
-        COSTS.base_took(time.saturating_mul(samples.max(1)), now());
+    } else if is_costly() && !COSTS.knows_base(now()) {
+        measure_base();
         note();
+    }
+}
+
+/// Measures base pages, in a new mapping: those of the program it may have to find missing.
+fn measure_base() {
+    let bytes = SAMPLE_PAGES * PAGE_BYTES;
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let sample = || sys::map_own(bytes, access, MapFlags::PRIVATE).ok();
+    let Some(start) = sys::unfiltered(sample).flatten() else {
+        return;
+    };
+    let address = start.expose_provenance();
+    let time = touch(address, bytes);
+    // SAFETY: mapped above; no other code knows it.
+    let _ = sys::unfiltered(|| unsafe { sys::unmap(address, bytes) });
+    if let Some(time) = time {
+        let samples = u32::try_from(pmd() / bytes).unwrap_or(1);
+        COSTS.base_took(time.saturating_mul(samples.max(1)), now());
     }
 }
 
 /// Makes pages resident as a write does, and returns the CPU time; `None` where that is not possible.
 /// MADV_POPULATE_WRITE, Linux 5.14.
-#[expect(unsafe_code, reason = "advises memory")]
 fn touch(address: usize, bytes: usize) -> Option<Duration> {
     let timed = || {
         if sandbox::is_entered() || has_left() || !sys::allows(libc::MADV_POPULATE_WRITE) {
@@ -102,9 +116,22 @@ fn touch(address: usize, bytes: usize) -> Option<Duration> {
 
 /// Records the time that a huge page took.
 pub(super) fn huge_took(time: Duration) {
-    if !IS_OFF.load(Ordering::Relaxed) && COSTS.huge_took(time, pmd() / PAGE_BYTES, now()) {
+    if IS_OFF.load(Ordering::Relaxed) {
+        return;
+    }
+    let pages = pmd() / PAGE_BYTES;
+    if is_slow(time, pages) && !COSTS.knows_base(now()) {
+        measure_base();
+    }
+    if COSTS.huge_took(time, pages, now()) {
         note();
     }
+}
+
+/// Reports whether a huge page takes so long that base pages are to be measured.
+fn is_slow(time: Duration, pages: usize) -> bool {
+    let pages = u32::try_from(pages).unwrap_or(u32::MAX);
+    time > SLOW_FAULT.saturating_mul(pages).saturating_mul(RATIO)
 }
 
 /// Writes the last times to the ledger.
@@ -137,8 +164,6 @@ struct Costs {
     base_millis: AtomicU64,
     until_millis: AtomicU64,
     hold_millis: AtomicU64,
-    /// Measurements of base pages.
-    samples: AtomicU64,
     /// Last times of a block; 0: not measured.
     huge_nanos: AtomicU64,
     base_nanos: AtomicU64,
@@ -151,7 +176,6 @@ impl Costs {
             base_millis: AtomicU64::new(0),
             until_millis: AtomicU64::new(0),
             hold_millis: AtomicU64::new(0),
-            samples: AtomicU64::new(0),
             huge_nanos: AtomicU64::new(0),
             base_nanos: AtomicU64::new(0),
         }
@@ -168,16 +192,10 @@ impl Costs {
         now.saturating_sub(last) >= INTERVAL
     }
 
-    /// Reports whether base pages are to be measured, for comparison.
-    fn lacks_base(&self, now: Duration) -> bool {
-        self.is_costly(now) && !self.knows_base(now)
-    }
-
-    /// Reports whether the time of base pages holds: it is recent, or is not measured any more.
+    /// Reports whether the time of base pages is recent.
     fn knows_base(&self, now: Duration) -> bool {
         let last = Duration::from_millis(load(&self.base_millis));
-        load(&self.samples) >= MAX_SAMPLES
-            || load(&self.base_nanos) != 0 && now.saturating_sub(last) < BASE_INTERVAL
+        load(&self.base_nanos) != 0 && now.saturating_sub(last) < BASE_INTERVAL
     }
 
     /// Records the time of a huge page of `pages` base pages; true if they are costly from now on.
@@ -185,11 +203,8 @@ impl Costs {
         let relaxed = Ordering::Relaxed;
         self.measured_millis.store(millis(now), relaxed);
         self.huge_nanos.store(nanos(time), relaxed);
-        let base = match self.knows_base(now) {
-            false => SLOW_FAULT.saturating_mul(u32::try_from(pages).unwrap_or(u32::MAX)),
-            true => Duration::from_nanos(load(&self.base_nanos)),
-        };
-        let is_costly = time > base * RATIO;
+        let base = Duration::from_nanos(load(&self.base_nanos));
+        let is_costly = is_slow(time, pages) && time > base.saturating_mul(RATIO);
         let hold = match is_costly {
             true => (load(&self.hold_millis) * 2).clamp(millis(MIN_HOLD), millis(MAX_HOLD)),
             false => 0,
@@ -207,11 +222,11 @@ impl Costs {
     /// Records the time of the base pages of a block.
     fn base_took(&self, time: Duration, now: Duration) {
         self.base_nanos.store(nanos(time).max(1), Ordering::Relaxed);
-        self.samples.fetch_add(1, Ordering::Relaxed);
         self.base_millis.store(millis(now), Ordering::Relaxed);
         let huge = Duration::from_nanos(load(&self.huge_nanos));
         if huge <= time * RATIO {
             self.until_millis.store(0, Ordering::Relaxed);
+            self.hold_millis.store(0, Ordering::Relaxed);
         }
     }
 }
@@ -242,9 +257,9 @@ mod tests {
         let costs = Costs::new();
         assert!(!costs.is_costly(at(0)) && costs.is_due(at(0)));
         assert!(costs.huge_took(Duration::from_micros(4400), PAGES, at(0)));
-        assert!(costs.is_costly(at(0)) && costs.lacks_base(at(0)) && !costs.is_due(at(0)));
+        assert!(costs.is_costly(at(0)) && !costs.knows_base(at(0)) && !costs.is_due(at(0)));
         costs.base_took(base, at(0));
-        assert!(!costs.lacks_base(at(0)));
+        assert!(costs.knows_base(at(0)));
         costs
     }
 
@@ -253,7 +268,7 @@ mod tests {
         assert!(after_slow(Duration::from_micros(800)).is_costly(at(0)));
         assert!(!after_slow(Duration::from_micros(5300)).is_costly(at(0)));
         let costs = after_slow(Duration::from_micros(800));
-        assert!(costs.lacks_base(at(0) + BASE_INTERVAL));
+        assert!(!costs.knows_base(at(0) + BASE_INTERVAL));
         costs.base_took(Duration::from_micros(5300), at(0) + BASE_INTERVAL);
         assert!(
             !costs.is_costly(at(0) + BASE_INTERVAL),
@@ -261,7 +276,7 @@ mod tests {
         );
         let costs = Costs::new();
         assert!(!costs.huge_took(Duration::from_micros(300), PAGES, at(0)));
-        assert!(!costs.is_costly(at(0)) && !costs.lacks_base(at(0)));
+        assert!(!costs.is_costly(at(0)));
     }
 
     #[test]
