@@ -18,6 +18,8 @@ use jumbo_sys::proc;
 
 /// Part of the program's CPU time, as a divisor.
 const SHARE_DIVISOR: u32 = 32;
+/// CPU time at first: a scan that advises ahead of a fill then pays for the next one.
+const INITIAL: Duration = Duration::from_millis(5);
 /// Part of the time since the first scan, as a divisor: the memory of a program that sleeps becomes
 /// huge on a busy host, too.
 const SLEEPER_DIVISOR: u32 = 40;
@@ -59,6 +61,7 @@ pub(super) fn wait() -> Duration {
     let of = |micros: &AtomicU64| Duration::from_micros(micros.load(Ordering::Relaxed));
     let allowed = (program_cpu_time() / SHARE_DIVISOR)
         .max(age() / SLEEPER_DIVISOR)
+        .saturating_add(INITIAL)
         .saturating_add(of(&SAVED_MICROS));
     match of(&SPENT_MICROS).saturating_sub(allowed) {
         Duration::ZERO => Duration::ZERO,
