@@ -30,6 +30,11 @@ pub fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Returns the CPU time of the calling thread. CLOCK_THREAD_CPUTIME_ID, Linux 2.6.12.
+pub fn cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
 /// Returns the time of CLOCK_MONOTONIC.
 pub fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or(Duration::MAX)

@@ -14,9 +14,8 @@ use core::time::Duration;
 use rustix::io::Result;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
-use rustix::time::{ClockId, clock_gettime};
 
-use super::{map_at, now, unmap};
+use super::{cpu_time, map_at, millis, now, unmap};
 
 /// Address of the page. The kernel chooses none there by itself, so no mapping of the program comes
 /// and goes at this place.
@@ -76,23 +75,16 @@ impl Destination {
         let taken = cpu_time().saturating_sub(prepared);
         let is_warm = match preparing {
             Some(preparing) => {
-                self.warm_micros.store(number(taken.as_micros()), relaxed);
+                let micros = u64::try_from(taken.as_micros()).unwrap_or(u64::MAX);
+                self.warm_micros.store(micros, relaxed);
                 preparing < taken * 2
             }
             None => taken < Duration::from_micros(self.warm_micros.load(relaxed)) * COLD_RATIO,
         };
         self.is_warm.store(answer.is_ok() && is_warm, relaxed);
-        self.last_millis.store(number(now().as_millis()), relaxed);
+        self.last_millis.store(millis(now()), relaxed);
         Collapsed { answer, preparing }
     }
-}
-
-fn cpu_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
-}
-
-fn number(wide: u128) -> u64 {
-    u64::try_from(wide).unwrap_or(u64::MAX)
 }
 
 /// Makes the kernel allocate and free a huge page of `bytes` on this CPU; false without effect: where

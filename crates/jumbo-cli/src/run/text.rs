@@ -215,8 +215,8 @@ fn write(out: &mut ReportText, report: &Report<'_>) {
         };
         let begun = Bytes(ledger.costly);
         let costly = format!(
-            "{begun} began on base pages: the first touch of a huge page took {huge}{base} (free page \
-             reporting; see docs/limits.md)"
+            "{begun} began on base pages: the first touch of a huge page took {huge}{base} \
+             (see docs/limits.md)"
         );
         out.line("first touch", &costly);
     }

@@ -298,7 +298,9 @@ impl BlockScan<'_> {
         count_run(first);
         let answer = advise_blocks(&run);
         stats::advised(run.len() * pmd(), answer.err());
-        pace::save(run.len());
+        if answer.is_ok() {
+            pace::save(run.len());
+        }
         self.is_filling = true;
         end
     }

@@ -117,7 +117,8 @@ pub(super) fn charge_block() -> bool {
     !is_scarce() && !touch::is_costly() && charge(block, block)
 }
 
-/// Counts a block that is about to be full, without a charge; false if huge pages are scarce or costly.
+/// Counts a block that is about to be full, without a charge; false if huge pages are scarce or
+/// costly.
 pub(super) fn add_full_block(block: usize) -> bool {
     let reduced = |free: usize| match free {
         usize::MAX => Some(free),

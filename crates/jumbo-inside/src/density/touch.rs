@@ -24,6 +24,7 @@ use core::time::Duration;
 
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::measure::resident;
 use super::table::PAGE_BYTES;
 use super::{PMD_BYTES, has_left};
 use crate::debug;
@@ -71,7 +72,7 @@ pub(super) fn measure(range: &Range<usize>, advised: &Range<usize>) {
     let first = range.start.next_multiple_of(pmd());
     if first + pmd() <= advised.end {
         if COSTS.is_due(now())
-            && let Some(time) = touch(first, PAGE_BYTES)
+            && let Some(time) = sys::unfiltered(|| touch_huge(first)).flatten()
         {
             huge_took(time);
         }
@@ -85,33 +86,42 @@ pub(super) fn measure(range: &Range<usize>, advised: &Range<usize>) {
 fn measure_base() {
     let bytes = SAMPLE_PAGES * PAGE_BYTES;
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    let sample = || sys::map_own(bytes, access, MapFlags::PRIVATE).ok();
-    let Some(start) = sys::unfiltered(sample).flatten() else {
-        return;
+    let sample = || {
+        let start = sys::map_own(bytes, access, MapFlags::PRIVATE).ok()?;
+        let address = start.expose_provenance();
+        let time = touch(address, bytes);
+        // SAFETY: mapped above; no other code knows it.
+        let _ = unsafe { sys::unmap(address, bytes) };
+        time
     };
-    let address = start.expose_provenance();
-    let time = touch(address, bytes);
-    // SAFETY: mapped above; no other code knows it.
-    let _ = sys::unfiltered(|| unsafe { sys::unmap(address, bytes) });
-    if let Some(time) = time {
+    if let Some(time) = sys::unfiltered(sample).flatten() {
         let samples = u32::try_from(pmd() / bytes).unwrap_or(1);
         COSTS.base_took(time.saturating_mul(samples.max(1)), now());
     }
 }
 
 /// Makes pages resident as a write does, and returns the CPU time; `None` where that is not possible.
-/// MADV_POPULATE_WRITE, Linux 5.14.
+/// MADV_POPULATE_WRITE, Linux 5.14. The caller has checked for a filter.
 fn touch(address: usize, bytes: usize) -> Option<Duration> {
-    let timed = || {
-        if sandbox::is_entered() || has_left() || !sys::allows(libc::MADV_POPULATE_WRITE) {
-            return None;
-        }
-        let began = cpu_time();
-        // SAFETY: makes the caller's memory resident, and changes no byte.
-        unsafe { sys::advise(address, bytes, libc::MADV_POPULATE_WRITE) }.ok()?;
-        Some(cpu_time().saturating_sub(began))
-    };
-    sys::unfiltered(timed).flatten()
+    if sandbox::is_entered() || has_left() || !sys::allows(libc::MADV_POPULATE_WRITE) {
+        return None;
+    }
+    let began = cpu_time();
+    // SAFETY: makes the caller's memory resident, and changes no byte.
+    unsafe { sys::advise(address, bytes, libc::MADV_POPULATE_WRITE) }.ok()?;
+    Some(cpu_time().saturating_sub(began))
+}
+
+/// Touches a new block, of which no other thread knows the address; `None` if it is not huge.
+fn touch_huge(address: usize) -> Option<Duration> {
+    let time = touch(address, PAGE_BYTES)?;
+    if resident(address + PAGE_BYTES, PAGE_BYTES) == Ok(Some(PAGE_BYTES)) {
+        return Some(time);
+    }
+    // A program may register it with userfaultfd(2), and expects to find it missing.
+    // SAFETY: a page of zeroes in new memory of the heap.
+    let _ = unsafe { sys::discard(address, PAGE_BYTES) };
+    None
 }
 
 /// Records the time that a huge page took.

@@ -21,7 +21,6 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64,
 use core::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::events::Mechanism;
 use crate::headroom::has_tasks;
@@ -36,6 +35,7 @@ mod sibling;
 
 pub(crate) use job::{Job, Without};
 pub(crate) use sibling::program;
+pub(crate) use sys::cpu_time;
 
 /// Name of the thread, or of the process in its place, in ps(1).
 pub const NAME: &core::ffi::CStr = c"jumbo-watch";
@@ -493,11 +493,6 @@ fn may_go_on(leader: Leader, beside: Option<bool>) -> bool {
     // The program then waits for a process, or makes another one.
     IS_RESTARTING.store(beside.is_some(), Ordering::Release);
     false
-}
-
-/// Returns the CPU time of this thread: on a busy machine elapsed time overstates the cost.
-pub(crate) fn cpu_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 /// Returns the CPU time of the comparisons since the last call.
