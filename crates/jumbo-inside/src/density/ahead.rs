@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use super::blocks::{self, BlockState};
-use super::fill::{is_recent, read_room, remember, resident_memory, update_counters};
+use super::fill::{read_room, remember, resident_memory, update_counters};
 use super::measure::{Touched, resident};
 use super::tracked::{
     BLOCKS, advise_blocks, advise_huge, bytes, count_run, is_crowded, is_huge, may_measure,
@@ -35,12 +35,6 @@ static JOB: Job = Job::new(2, scan, without_thread);
 static WAIT_MICROS: AtomicU64 = AtomicU64::new(0);
 /// Earliest time of the next scan: [`crate::sync::now`].
 static NEXT_SCAN_MILLIS: AtomicU64 = AtomicU64::new(0);
-/// Time between two measurements of the blocks that stay partly untouched, in multiples of a scan's
-/// CPU time, and the shortest.
-const REVIEW_RATIO: u32 = 20;
-const MIN_REVIEW_WAIT: Duration = Duration::from_millis(10);
-/// Earliest time of the next such measurement: [`crate::sync::now`].
-static NEXT_REVIEW_MILLIS: AtomicU64 = AtomicU64::new(0);
 /// Minimum wait after a scan without filling memory, in multiples of its CPU time.
 const REST_RATIO: u32 = 20;
 /// Places where the last scan advised blocks ahead: they share the credit.
@@ -85,11 +79,9 @@ fn scan(stop: &Stop) -> Option<Duration> {
         return None;
     }
     let began = cpu_time();
-    let next_review = Duration::from_millis(NEXT_REVIEW_MILLIS.load(Ordering::Relaxed));
     let mut scan = BlockScan {
         stop,
         pagemap: Pagemap::open().ok(),
-        is_review: crate::sync::now() >= next_review,
         has_changed: false,
         has_filled: false,
         is_filling: false,
@@ -108,11 +100,6 @@ fn scan(stop: &Stop) -> Option<Duration> {
     update_counters();
     FRONT_COUNT.store(scan.fronts, Ordering::Relaxed);
     let scan_time = cpu_time().saturating_sub(began);
-    if scan.is_review {
-        let wait = scan_time.saturating_mul(REVIEW_RATIO).max(MIN_REVIEW_WAIT);
-        let next = crate::sync::now().saturating_add(wait);
-        NEXT_REVIEW_MILLIS.store(millis(next), Ordering::Relaxed);
-    }
     pace::spend(scan_time);
     let wait = scan.wait(scan_time).max(pace::wait());
     let ratio = if scan.is_filling {
@@ -154,8 +141,6 @@ fn min_wait() -> Duration {
 struct BlockScan<'s> {
     stop: &'s Stop,
     pagemap: Option<Pagemap>,
-    /// All charged blocks are measured, not only untouched ones and those advised last.
-    is_review: bool,
     /// A state has changed.
     has_changed: bool,
     /// A block was found full on base pages.
@@ -209,16 +194,6 @@ impl BlockScan<'_> {
     fn visit(&mut self, block: usize, is_ahead: bool, filled: &mut Option<usize>) -> usize {
         let seen = BLOCKS.seen(block);
         let address = block * pmd();
-        if let BlockState::Huge { empty } = seen.state()
-            && empty < blocks::SIXTEENTHS
-            && !self.is_review
-            && !is_recent(block)
-        {
-            if empty <= blocks::SIXTEENTHS / 2 {
-                *filled = Some(block);
-            }
-            return block + 1;
-        }
         if seen.state() != BlockState::Waiting {
             let touched = measure_block(block);
             // Advised ahead already.

@@ -39,8 +39,6 @@ static READ_MILLIS: AtomicU64 = AtomicU64::new(0);
 /// Ring of the blocks advised last, for [`measure_recent`].
 static RECENT_BLOCKS: [AtomicUsize; RECENT_COUNT] = [const { AtomicUsize::new(0) }; RECENT_COUNT];
 const RECENT_COUNT: usize = 256;
-/// Blocks advised last that a scan expects to be filled at this time.
-const MAX_FILLING_BLOCKS: usize = 32;
 /// Blocks ever put into the ring, and those measured since.
 static ADVISED_COUNT: AtomicUsize = AtomicUsize::new(0);
 static MEASURED_COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -176,14 +174,6 @@ pub(super) fn remember(block: usize) {
     if let Some(recent) = RECENT_BLOCKS.get(place % RECENT_COUNT) {
         recent.store(block, Ordering::Relaxed);
     }
-}
-
-/// Reports whether a block is one of the last that were advised: the program may be filling it.
-pub(super) fn is_recent(block: usize) -> bool {
-    let end = ADVISED_COUNT.load(Ordering::Relaxed);
-    (end.saturating_sub(MAX_FILLING_BLOCKS)..end)
-        .filter_map(|place| RECENT_BLOCKS.get(place % RECENT_COUNT))
-        .any(|recent| recent.load(Ordering::Relaxed) == block)
 }
 
 /// Reports whether the block in front of an address is huge.
