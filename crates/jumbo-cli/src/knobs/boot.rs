@@ -31,6 +31,8 @@ pub(crate) fn print(
             }
         }
     }
+    // grub-mkconfig puts the text into a script without quotes, where a semicolon ends a command.
+    let arguments = arguments.map(|(text, why)| (text.replace(';', r"\\;"), why));
     let (arguments, why): (Vec<_>, Vec<_>) = arguments.into_iter().unzip();
     let name = all([&group.id]);
     let values = vec![

@@ -231,13 +231,22 @@ impl Journal {
 
     /// Reads the records of this boot, the latest last; none where the folder is missing.
     fn records(&self, group: &Group) -> Result<Vec<Record>, JournalError> {
+        Ok(self.read(group)?.changes)
+    }
+
+    fn read(&self, group: &Group) -> Result<Changes, JournalError> {
+        let none = Changes {
+            version: VERSION,
+            boot: self.boot.clone(),
+            changes: Vec::new(),
+        };
         let folder = self.folder.join(&group.id);
         if folder.exists() {
             check_folder(&folder)?;
         }
         let path = folder.join(FILE_NAME);
         let text = match fs::read_to_string(&path) {
-            Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(none),
             read => read.map_err(FileError::io("read", &path))?,
         };
         let invalid = |what| FileError::Content {
@@ -249,9 +258,14 @@ impl Journal {
             let what = format!("it is of version {}", changes.version);
             return Err(invalid(what).into());
         }
-        Ok(match changes.boot == self.boot {
-            true => changes.changes,
-            false => Vec::new(),
+        Ok(match (&changes.boot, &self.boot) {
+            (Some(then), Some(now)) if then != now => none,
+            (None, _) => Changes {
+                boot: none.boot,
+                ..changes
+            },
+            // A process that cannot read the ID keeps it (/proc with subset=pid).
+            _ => changes,
         })
     }
 }
@@ -305,18 +319,12 @@ impl Locked {
     /// Rewrites the file; removes it when no record is left.
     fn change(&self, change: impl FnOnce(&mut Vec<Record>)) -> Result<(), JournalError> {
         let path = self.journal.folder.join(&self.group.id).join(FILE_NAME);
-        let mut changes = self.journal.records(&self.group)?;
-        change(&mut changes);
-        if changes.is_empty() {
+        let mut file = self.journal.read(&self.group)?;
+        change(&mut file.changes);
+        if file.changes.is_empty() {
             return Ok(whole_file::remove(&path).map_err(FileError::io("remove", &path))?);
         }
-        let boot = self.journal.boot.clone();
-        let text = toml::to_string(&Changes {
-            version: VERSION,
-            boot,
-            changes,
-        });
-        let text = text.map_err(|error| FileError::Content {
+        let text = toml::to_string(&file).map_err(|error| FileError::Content {
             path: path.clone(),
             what: error.to_string(),
         })?;
@@ -485,7 +493,21 @@ mod tests {
         let boot = folder.path().join("proc/sys/kernel/random");
         fs::create_dir_all(&boot).unwrap();
         fs::write(boot.join("boot_id"), "another\n").unwrap();
+        // The ID of the first record was unknown.
+        let locked = lock(&folder);
+        begun(&locked, 2, 3);
+        drop(locked);
+        // It is kept where it cannot be read.
+        let id = boot.join("boot_id");
+        let hidden = boot.join("hidden");
+        fs::rename(&id, &hidden).unwrap();
+        let locked = lock(&folder);
+        begun(&locked, 3, 4);
+        drop(locked);
+        fs::write(&id, "third\n").unwrap();
         assert_eq!(lock(&folder).last().unwrap(), None);
+        fs::rename(&hidden, &id).unwrap();
+        assert!(lock(&folder).last().unwrap().is_some());
     }
 
     #[test]
