@@ -37,7 +37,8 @@ pub enum Existing {
 /// Writes `content` to `path`; `mode` is that of a new file, less the umask.
 ///
 /// # Errors
-/// Errors of open(2), write(2), fsync(2) and rename(2); `path` is unchanged then.
+/// Errors of open(2), write(2), fsync(2) and rename(2), and of [`behind_links`]; an existing path that
+/// is no regular file. `path` is unchanged then.
 pub fn write(path: &Path, content: &[u8], mode: u32, existing: Existing) -> io::Result<()> {
     fill(path, mode, existing, |file| file.write_all(content))
 }
@@ -52,6 +53,10 @@ pub(crate) fn fill(
     existing: Existing,
     content: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<()> {
+    let path = &match existing {
+        Existing::Keep => path.to_owned(),
+        Existing::Replace | Existing::Publish => replaceable(path)?,
+    };
     let temporary = match existing {
         Existing::Replace => clear(path),
         Existing::Publish | Existing::Keep => own_temporary(path),
@@ -148,6 +153,19 @@ pub fn behind_links(path: &Path) -> io::Result<PathBuf> {
         path = folder_of(&path).join(OsString::from_vec(target));
     }
     Err(Errno::LOOP.into())
+}
+
+/// Returns the regular file that a rename may replace, or a new one, behind the links at `path`.
+fn replaceable(path: &Path) -> io::Result<PathBuf> {
+    let path = behind_links(path)?;
+    let is_file = match fs::symlink_metadata(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+        found => found?.is_file(),
+    };
+    match is_file && !is_descriptor(&path) {
+        true => Ok(path),
+        false => Err(io::Error::other("it is no regular file")),
+    }
 }
 
 /// Reports whether the path names a file descriptor or a device: only root has links in /dev.
@@ -265,6 +283,11 @@ mod tests {
         probe(&at("page")).unwrap();
         for existing in [Existing::Replace, Existing::Publish] {
             write(&at("page"), b"text", 0o644, existing).unwrap();
+        }
+        symlink("/proc/self/fd/1", at("descriptor")).unwrap();
+        for special in ["/dev/full", "/dev/stdout", "descriptor", "."] {
+            let error = write(&at(special), b"text", 0o644, Existing::Publish).unwrap_err();
+            assert_eq!(error.to_string(), "it is no regular file", "{special}");
         }
         symlink("own", at("link")).unwrap();
         symlink(at("victim"), at("own")).unwrap();

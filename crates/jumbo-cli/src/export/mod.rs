@@ -51,7 +51,7 @@ pub(crate) struct Args {
     listen: Option<SocketAddr>,
 
     /// Maximum number of series. The smallest programs beyond are summed up under
-    /// comm=\"other\", groups under unit=\"other\"; those of the host always stay
+    /// comm="other", groups under unit="other"; those of the host always stay
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = whole::<usize>,
         allow_negative_numbers = true)]
     max_series: usize,
@@ -84,7 +84,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
             let written = whole_file::write(path, text.as_bytes(), 0o644, Existing::Publish);
             written.with_context(|| {
                 let path = path.display();
-                format!("cannot write {path}\nhint: name a file in a folder that takes new files")
+                format!("cannot write {path}\nhint: name a regular file, or a new one, in a folder that takes new files")
             })?;
         }
     }
