@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
-use jumbo::units::{Bytes, Pages};
+use jumbo::units::Bytes;
 use jumbo_host::kernel::{Root, task};
 use jumbo_host::segments::data::{DataReport, look};
 use jumbo_host::segments::inspect::{Inspection, SegmentReport, inspect};
@@ -166,16 +166,23 @@ fn show_data(view: &mut View, files: &[DataReport], sizes: Sizes) -> io::Result<
     view.table(
         "<FILE|>SIZE|>HUGE|>SMALL|>NOT CACHED",
         files.iter().map(|file| {
-            let bytes = |pages: fn(CachedPages) -> Pages| match file.cached {
-                Some(cached) => view::nonzero_bytes(pages(cached).bytes(sizes.pmd)),
-                None => NONE.to_owned(),
-            };
+            let whole = file.whole.bytes(sizes.pmd).0;
+            let parts = file.cached.map(|cached| {
+                let huge = cached.huge.bytes(sizes.pmd);
+                [
+                    huge,
+                    file.small,
+                    Bytes(whole.saturating_sub(huge.0 + file.small.0)),
+                ]
+            });
+            let parts = parts.map(|parts| parts.map(view::nonzero_bytes));
+            let [huge, small, absent] = parts.unwrap_or([NONE; 3].map(str::to_owned));
             [
                 file.path.display().to_string(),
                 file.size.to_string(),
-                bytes(|cached| cached.huge),
-                bytes(|cached| cached.small),
-                bytes(|cached| cached.absent),
+                huge,
+                small,
+                absent,
             ]
         }),
     )?;

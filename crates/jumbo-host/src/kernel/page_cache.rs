@@ -110,6 +110,16 @@ impl<'f> PageCache<'f> {
         sizes.map_err(io::Error::other)
     }
 
+    /// Returns the cached bytes of the PMD range at `offset`. Reads nothing from disk.
+    ///
+    /// # Errors
+    /// The errno of mmap(2) or mincore(2).
+    pub fn bytes(&self, offset: u64) -> io::Result<Bytes> {
+        self.map(offset)?;
+        let pages = self.resident()?.iter().filter(|page| **page).count();
+        Ok(Bytes((pages * self.base) as u64))
+    }
+
     /// Reports for each base page of the window whether it is cached.
     fn resident(&self) -> io::Result<Vec<bool>> {
         let mut pages = vec![0u8; self.pmd / self.base];

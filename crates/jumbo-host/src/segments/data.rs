@@ -40,6 +40,8 @@ pub struct DataReport {
     /// State of the whole huge pages in the page cache; `None` where the kernel does not tell this
     /// user.
     pub cached: Option<CachedPages>,
+    /// Cached bytes of those that are not huge.
+    pub small: Bytes,
     /// Cached bytes of them by folio size; `None` without CAP_SYS_ADMIN.
     #[serde(serialize_with = "by_bytes")]
     pub folios: Option<BTreeMap<PageSize, Bytes>>,
@@ -81,6 +83,7 @@ pub fn look(
         size: Bytes(file.metadata().map_err(read)?.len()),
         whole,
         cached: None,
+        small: Bytes(0),
         folios: None,
         mapped_by: mappers(root, &file, running),
         why_not: Vec::new(),
@@ -108,6 +111,9 @@ pub fn look(
     for (offset, done) in part.offsets.zip(1..) {
         let found = cache.look(offset).map_err(read)?;
         cached.count(found);
+        if found == Cached::Small {
+            report.small.0 += cache.bytes(offset).map_err(read)?.0;
+        }
         if let Some(folios) = folios.as_mut().filter(|_| found != Cached::Absent) {
             for (size, bytes) in cache.folios(offset, folios).map_err(read)? {
                 *by_size.entry(size).or_insert(Bytes(0)) += bytes;
