@@ -111,15 +111,14 @@ impl Holders {
         };
         let smaps = match aside::smaps(root, pid) {
             Ok(smaps) => smaps,
-            Err(error) if error.is_denied() => {
+            Err(error) if error.is_of_ended() => return,
+            Err(_) => {
                 self.hidden += 1;
                 if hugetlb > Bytes(0) {
                     self.processes.push(holder(None, hugetlb));
                 }
                 return;
             }
-            // The process has ended.
-            Err(_) => return,
         };
         let mut found: BTreeMap<PageSize, Holder> = BTreeMap::new();
         for mapping in smaps.mappings() {

@@ -29,8 +29,7 @@ impl Running {
         for (pid, read) in pids.iter().zip(aside::maps_of_each(root, &pids)) {
             match read {
                 Ok(read) => maps.push((*pid, read)),
-                // The rest has ended.
-                Err(error) => hidden += usize::from(error.is_denied() || error.is_held_back()),
+                Err(error) => hidden += usize::from(!error.is_of_ended()),
             }
         }
         Ok(Self { maps, hidden })

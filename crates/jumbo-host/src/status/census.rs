@@ -99,9 +99,8 @@ impl Census {
             error if error.is_denied() => self.denied += 1,
             error if error.is_held_back() => self.held_back += 1,
             error if error.is_beyond_budget() => self.left_out += 1,
-            FileError::Content { .. } => self.other += 1,
-            // The process ended.
-            _ => {}
+            error if error.is_of_ended() => {}
+            _ => self.other += 1,
         }
     }
 }

@@ -129,11 +129,11 @@ impl Tasks {
             match Huge::read(root, task.pid) {
                 Ok(huge) => task.huge = Some(huge),
                 Err(error) if error.is_denied() => refused.push(error),
-                Err(error) if error.is_held_back() => {
+                Err(error) if error.is_of_ended() => {}
+                Err(error) => {
                     let what = format!("huge memory of process {}", task.pid);
                     tasks.missing.push(Missing::new(what, &error));
                 }
-                Err(_) => {}
             }
         }
         if let Some(error) = refused.first() {
