@@ -149,10 +149,8 @@ fn show(view: &mut View, page: &DoctorPage<'_>, snapshot: &Snapshot) -> std::io:
         && !findings.iter().any(|finding| waits(&finding))
     {
         view.line("")?;
-        view.line(wrapped(
-            "",
-            &format!("{}: no wait for a host", touched(*touch)),
-        ))?;
+        let text = format!("{}: no wait for a host", touched(*touch));
+        view.lines(wrapped("", &text).lines())?;
     }
     if !findings.is_empty() && host.sys_read_only {
         view.line("")?;

@@ -76,8 +76,10 @@ pub struct MappingDetail {
 #[derive(Clone, Copy, Debug, Default)]
 struct Fitting {
     all: Bytes,
-    /// The part with MADV_HUGEPAGE.
-    advised: Bytes,
+    /// What is not huge, of mappings without advice.
+    unadvised: Bytes,
+    /// What is not huge, of mappings with MADV_NOHUGEPAGE.
+    declined: Bytes,
 }
 
 /// Reads the details of processes.
@@ -201,8 +203,11 @@ impl Inspector {
             if fits {
                 let entry = fitting.entry(kind).or_default();
                 entry.all += mapping.rss;
-                if mapping.advised {
-                    entry.advised += mapping.rss;
+                let small = mapping.rss.0.saturating_sub(mapping.pmd_mapped().0);
+                match (mapping.declined, mapping.advised) {
+                    (true, _) => entry.declined += Bytes(small),
+                    (false, false) => entry.unadvised += Bytes(small),
+                    (false, true) => {}
                 }
             }
             if wanted {
@@ -292,13 +297,14 @@ fn why_not(
             choice.current
         )),
         "never" | "deny" => Some(format!("{knob} is `{}` for {pmd} pages", choice.current)),
-        "madvise" | "advise" if fitting.advised < fitting.all => {
-            let unadvised = Bytes(fitting.all.0 - fitting.advised.0);
-            Some(format!(
-                "{knob} is `{}` and {unadvised} have no MADV_HUGEPAGE",
-                choice.current
-            ))
-        }
+        _ if fitting.declined >= fitting.unadvised && fitting.declined.0 >= pmd.bytes() => Some(format!(
+            "the program excludes {} of it (MADV_NOHUGEPAGE)",
+            fitting.declined
+        )),
+        "madvise" | "advise" if fitting.unadvised > Bytes(0) => Some(format!(
+            "{knob} is `{}` and {} have no MADV_HUGEPAGE",
+            choice.current, fitting.unadvised
+        )),
         _ => Some(
             "touched before it was advised, in mappings too small for a huge page, or when none was free"
                 .to_owned(),
@@ -339,7 +345,8 @@ mod tests {
         thp.sizes.clear();
         let fitting = Fitting {
             all: Bytes(1 << 30),
-            advised: Bytes(0),
+            unadvised: Bytes(1 << 30),
+            declined: Bytes(0),
         };
         let said = |huge| {
             let why = why_not(

@@ -30,12 +30,14 @@ fn label(task: &Task) -> String {
 const MAX_COMMAND_CHARS: usize = 60;
 
 /// Command that starts a program, by `with`, as its user. Root may copy it into a shell, so it has one
-/// line: arguments from the first long or strange one on are left out.
+/// line: arguments from the first long or strange one on are left out. The program stays, of any
+/// length.
 fn start(task: &Task, with: &str) -> String {
     let is_strange = |c: char| c.is_control() || c == '`';
-    let (mut shown, mut left) = (Vec::new(), MAX_COMMAND_CHARS);
     let words = shlex::split(&task.command).unwrap_or_default();
     let mut words = words.iter().map(String::as_str).peekable();
+    let mut shown = Vec::from_iter(words.next_if(|word| !word.contains(is_strange)));
+    let mut left = MAX_COMMAND_CHARS;
     while let Some(word) = words.next_if(|word| word.len() < left && !word.contains(is_strange)) {
         left -= word.len() + 1;
         shown.push(word);
