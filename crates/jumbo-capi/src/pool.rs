@@ -295,7 +295,7 @@ fn take(handle: &Handle, count: u64) -> Outcome<*mut c_void> {
     }
     let held = take_held(handle, count).inspect_err(|_| {
         if let Some(quota) = &quota {
-            quota.uncharge(count);
+            quota.revert(count);
         }
     });
     let (pages, address) = held?;

@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 
 use super::{Ledger, Slot};
+use crate::pool::Quota;
 use crate::{sandbox, sync};
 use jumbo_sys as sys;
 use jumbo_sys::proc::{Path, number, read};
@@ -32,11 +33,12 @@ impl Ledger {
         charged
     }
 
-    /// Returns `bytes` of the charge of `slot` to the pool.
-    pub(crate) fn uncharge(&self, slot: &Slot, bytes: u64) {
+    /// Returns `bytes` of the charge of `slot` to the pool, by [`Quota::uncharge`] or
+    /// [`Quota::revert`].
+    pub(crate) fn uncharge(&self, slot: &Slot, bytes: u64, by: fn(&Quota, u64)) {
         let less = |charged: u64| Some(charged.saturating_sub(bytes));
         let before = slot.pool_charged.fetch_update(RELAXED, RELAXED, less);
-        self.pool.uncharge(before.unwrap_or(0).min(bytes));
+        by(&self.pool, before.unwrap_or(0).min(bytes));
     }
 
     /// Starts charging the process of `slot`, and reclaims the charge of its image before
@@ -143,7 +145,7 @@ mod tests {
         assert!(!ledger.charge(own, 2));
         child.wait().unwrap();
         assert!(!has_memory(child.id()));
-        ledger.uncharge(own, 100);
+        ledger.uncharge(own, 100, Quota::uncharge);
         assert_eq!((ledger.pool.charged(), ledger.pool.peak()), (0, 10));
     }
 }

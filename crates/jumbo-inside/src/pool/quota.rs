@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub struct Quota {
     limit: AtomicU64,
     charged: AtomicU64,
-    /// Highest charge so far.
+    /// Highest charge before an [`Quota::uncharge`].
     peak: AtomicU64,
 }
 
@@ -39,7 +39,7 @@ impl Quota {
 
     /// Returns the highest charge so far.
     pub fn peak(&self) -> u64 {
-        self.peak.load(Ordering::Relaxed)
+        self.peak.load(Ordering::Relaxed).max(self.charged())
     }
 
     /// Charges all of `more`, or nothing and returns false.
@@ -47,15 +47,17 @@ impl Quota {
         let limit = self.limit();
         let fits = |charged: u64| charged.checked_add(more).filter(|sum| *sum <= limit);
         let relaxed = Ordering::Relaxed;
-        let before = self.charged.fetch_update(relaxed, relaxed, fits);
-        if let Ok(before) = before {
-            self.peak.fetch_max(before + more, relaxed);
-        }
-        before.is_ok()
+        self.charged.fetch_update(relaxed, relaxed, fits).is_ok()
     }
 
-    /// Reverts a charge.
+    /// Ends a charge.
     pub fn uncharge(&self, less: u64) {
+        self.peak.fetch_max(self.charged(), Ordering::Relaxed);
+        self.revert(less);
+    }
+
+    /// Reverts a charge for what could not be had, which is no part of the highest one.
+    pub fn revert(&self, less: u64) {
         let relaxed = Ordering::Relaxed;
         // In shared memory another process can write any number.
         let down = |charged: u64| Some(charged.saturating_sub(less));
@@ -75,6 +77,10 @@ mod tests {
         quota.uncharge(4);
         quota.set(0);
         assert!(!quota.charge(1));
+        assert_eq!((quota.charged(), quota.peak()), (1, 5));
+        quota.set(9);
+        assert!(quota.charge(8));
+        quota.revert(8);
         assert_eq!((quota.charged(), quota.peak()), (1, 5));
     }
 }

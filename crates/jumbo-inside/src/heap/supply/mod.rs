@@ -28,7 +28,7 @@ use super::{BASE_PAGE, memory, warm};
 use crate::density::{self, Policy};
 use crate::ledger::{pool_reason as reason, stats};
 use crate::orders::PoolOrder;
-use crate::pool::{Overcommit, PageCounts, Room, make_huge};
+use crate::pool::{Overcommit, PageCounts, Quota, Room, make_huge};
 use crate::sandbox;
 use crate::sync::{BackOff, Lock};
 
@@ -210,7 +210,7 @@ impl PageSupply {
                 }
             }
             self.uncount(pages);
-            self.uncharge(length);
+            self.uncharge(length, Quota::revert);
         }
         mapped
     }
@@ -247,7 +247,7 @@ impl PageSupply {
         unsafe { memory::unmap(address, length)? };
         let own = self.forget(address, length);
         self.uncount((length / self.page()) as u64);
-        self.uncharge(own);
+        self.uncharge(own, Quota::uncharge);
         Ok(())
     }
 
@@ -268,9 +268,9 @@ impl PageSupply {
             .is_some_and(|ledger| ledger.charge(stats::slot(), length as u64))
     }
 
-    fn uncharge(&self, length: usize) {
+    fn uncharge(&self, length: usize, by: fn(&Quota, u64)) {
         if let Some(ledger) = self.shared_ledger() {
-            ledger.uncharge(stats::slot(), length as u64);
+            ledger.uncharge(stats::slot(), length as u64, by);
         }
     }
 
