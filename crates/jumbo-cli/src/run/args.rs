@@ -18,8 +18,8 @@ use super::{Failure, config, is_off};
 
 /// Run a program with its memory on huge pages
 ///
-/// Starts PROGRAM, unmodified, so that its large allocations, glibc's heap and its anonymous
-/// mappings come in huge pages. It keeps its standard streams, terminal, signals, environment and
+/// Starts PROGRAM, unmodified, so that the memory it allocates and its anonymous mappings come in
+/// huge pages. It keeps its standard streams, terminal, signals, environment and
 /// exit status. Its children are covered too.
 ///
 /// On a terminal a report follows when the program ends: what was huge at the peak, and why not
