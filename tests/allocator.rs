@@ -34,6 +34,13 @@ fn children_forked_amid_allocating_threads_can_allocate() {
     assert_same(&storm);
 }
 
+/// The C library initialises its malloc without a lock, in a cancellation point.
+#[test]
+fn threads_may_be_the_first_to_want_a_block_of_the_c_library() {
+    let (_files, late) = program("late_malloc");
+    assert_same(&late.args(["100"]));
+}
+
 #[test]
 fn a_handler_that_forks_amid_malloc_goes_on() {
     let (_files, program) = program("handler_forks");

@@ -101,6 +101,10 @@ impl Mechanism for Reaper {
 pub(crate) struct Glibc;
 
 impl Mechanism for Glibc {
+    fn before_thread() {
+        next::initialise_malloc();
+    }
+
     fn confining(_is_first: bool) {
         if alloc::is_diverted() {
             next::start_malloc();

@@ -306,8 +306,19 @@ static ALLOCATING: [&(dyn Deferred + Sync); 8] = [
     &pvalloc,
 ];
 
-/// Initialises glibc's malloc, unless a call already did: a seccomp filter may forbid it later.
-/// Blocks of the program's earlier calls may be this library's.
+/// Initialises glibc's malloc while the process has one thread: glibc takes no lock for it, since
+/// pthread_create(3) allocates and so comes later. Here the first block of glibc's own may be wanted
+/// by several threads at once. Up to glibc 2.36 the initialisation is a cancellation point, too
+/// (getrandom(2)).
+pub(crate) fn initialise_malloc() {
+    static IS_DONE: AtomicBool = AtomicBool::new(false);
+    if !IS_DONE.swap(true, Ordering::Relaxed) && malloc.is_deferred() {
+        initialise();
+    }
+}
+
+/// Allocates the first block of glibc's malloc, unless a call already did: a seccomp filter may forbid
+/// it later. Blocks of the program's earlier calls may be this library's.
 pub(crate) fn start_malloc() {
     if malloc.is_deferred() {
         begin();
@@ -315,11 +326,15 @@ pub(crate) fn start_malloc() {
     }
 }
 
-/// Initialises glibc's malloc before its first call, without an allocation: mallopt(3) of a parameter
-/// that it does not know.
+/// Initialises glibc's malloc before its first call.
 #[cold]
 fn begin() {
     ALLOCATING.iter().for_each(|next| next.publish());
+    initialise();
+}
+
+/// Initialises glibc's malloc without an allocation: mallopt(3) of a parameter that it does not know.
+fn initialise() {
     // SAFETY: the call changes no parameter. The program break does not move.
     unsafe { (mallopt.get())(0, 0) };
 }

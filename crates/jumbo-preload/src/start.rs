@@ -101,6 +101,7 @@ fn configure(orders: &Orders<'_>, environment: &Environment) {
     }
     if ours {
         flags |= flag::MALLOC;
+        next::initialise_malloc();
         alloc::divert();
         if has_slabs && flags & flag::NO_WINDOW == 0 {
             small::start();
