@@ -118,6 +118,21 @@ fn a_scan_takes_little_of_a_busy_host() {
     );
 }
 
+/// The slabs have no such blocks, and cannot use what the C library keeps of them.
+#[test]
+fn freed_blocks_of_large_alignments_serve_others() {
+    let files = compile(&[Source::C("over_aligned", &[])]);
+    for sizes in [["100", "8192", "8192"], ["100", "20000", "16384"]] {
+        let program = Program::new(files.path("over_aligned")).args(sizes);
+        let [plain, jumbo] = [program.plain(), program.jumbo()].map(|ran| ran.ok().number("peak"));
+        let allowed = plain + MIN_WASTE_BYTES / 1024 + plain / 20;
+        assert!(
+            jumbo < allowed,
+            "{sizes:?}: {plain} KiB plain, {jumbo} KiB under jumbo"
+        );
+    }
+}
+
 /// Short-lived blocks often have new addresses; records about old ones must not accumulate. glibc's
 /// heap accumulates in plain, too.
 #[test]

@@ -111,7 +111,11 @@ fn block(
 ) -> *mut c_void {
     own(size, align, zeroed).unwrap_or_else(|| {
         small::passed(size);
-        drained(&allocate)
+        let block = drained(&allocate);
+        if is_over_aligned(align) {
+            libcs::add(block);
+        }
+        block
     })
 }
 
@@ -122,9 +126,50 @@ fn own(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
     if !block.is_null() {
         return Some(block);
     }
-    match is_large(size) {
+    match is_large(size) || is_over_aligned(align) && libcs::is_full() {
         true => large(size, align, zeroed),
         false => None,
+    }
+}
+
+/// Reports whether the slabs serve, but no blocks of that alignment.
+fn is_over_aligned(align: usize) -> bool {
+    align > heap::BASE_PAGE && slab::is_on()
+}
+
+/// Blocks of the C library beside the slabs: those aligned to more than a page. Its allocator is fast
+/// for few of them, but what they leave when they are freed serves no other block, so the heap has the
+/// others.
+mod libcs {
+    use super::{AtomicUsize, Ordering, c_void, next};
+
+    const MAX_BYTES: usize = 8 << 20;
+    static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+    fn room(block: *mut c_void) -> usize {
+        // SAFETY: null, or a block of the C library.
+        unsafe { (next::malloc_usable_size.get())(block) }
+    }
+
+    /// Reports whether there are many.
+    pub(super) fn is_full() -> bool {
+        BYTES.load(Ordering::Relaxed) >= MAX_BYTES
+    }
+
+    /// Counts a new block, or null.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn add(block: *mut c_void) {
+        BYTES.fetch_add(room(block), Ordering::Relaxed);
+    }
+
+    /// Counts a block of the C library, or null, that is freed.
+    #[inline(always)]
+    pub(super) fn remove(block: *mut c_void) {
+        if BYTES.load(Ordering::Relaxed) != 0 {
+            let less = |bytes: usize| Some(bytes.saturating_sub(room(block)));
+            let _ = BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
     }
 }
 
@@ -184,7 +229,10 @@ unsafe fn free_other(pointer: *mut c_void) {
     unsafe {
         match heap::is_ours(pointer.addr()) {
             true => release(pointer),
-            false => (next::free.get())(pointer),
+            false => {
+                libcs::remove(pointer);
+                (next::free.get())(pointer);
+            }
         }
     }
 }
@@ -433,9 +481,13 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
     }
     // SAFETY: the same call.
     let allocate = || unsafe { (next::posix_memalign.get())(out, align, size) };
-    let error = allocate();
+    let mut error = allocate();
     if error == libc::ENOMEM && gather::is_pending() && gather::drain() {
-        return allocate();
+        error = allocate();
+    }
+    if error == 0 && is_over_aligned(align) {
+        // SAFETY: the caller's promise; the call has written it.
+        libcs::add(unsafe { *out });
     }
     error
 }
