@@ -24,6 +24,14 @@ fn a_name_and_its_number_are_heard_alike() {
     }
 }
 
+/// A descriptor of jumbo's own would take the place of the program's.
+#[test]
+fn a_thread_that_allocates_leaves_the_lowest_descriptor_free() {
+    let files = compile(&[Source::C("lowest", &[])]);
+    let ran = Program::new(files.path("lowest")).jumbo().ok();
+    assert_eq!(ran.number("descriptor"), 0, "{ran:?}");
+}
+
 #[test]
 fn a_call_by_its_number_answers_as_the_kernel_does() {
     let files = compile(&[Source::C("by_number", &[])]);

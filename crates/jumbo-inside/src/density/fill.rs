@@ -29,6 +29,8 @@ use jumbo_sys::{self as sys, proc};
 
 /// Maximum age of the available memory that was read.
 const MAX_ROOM_AGE: Duration = Duration::from_millis(100);
+/// Age from which a program with threads reads it itself: it is without a scanner.
+const MAX_UNSEEN_AGE: Duration = Duration::from_secs(2);
 const MAX_MEASURED_BLOCKS: usize = 16;
 /// Blocks advised since, after which an untouched one has to make room.
 const PATIENCE: usize = 8;
@@ -75,13 +77,20 @@ fn track(block: usize, state: BlockState) -> bool {
 
 /// Reports whether the available memory was not read a moment ago, so that the caller reads it.
 fn has_to_read() -> bool {
-    let now = millis(crate::sync::now());
-    let read = READ_MILLIS.load(Ordering::Relaxed);
-    let is_old = Duration::from_millis(now.saturating_sub(read)) > MAX_ROOM_AGE;
+    let is_old = room_age() > MAX_ROOM_AGE;
     if is_old {
-        READ_MILLIS.store(now, Ordering::Relaxed);
+        READ_MILLIS.store(millis(crate::sync::now()), Ordering::Relaxed);
     }
     is_old
+}
+
+/// Reports whether the process has read the available memory.
+pub(super) fn has_read_room() -> bool {
+    HAS_READ_ROOM.load(Ordering::Relaxed)
+}
+
+fn room_age() -> Duration {
+    crate::sync::now().saturating_sub(Duration::from_millis(READ_MILLIS.load(Ordering::Relaxed)))
 }
 
 /// Reads the available memory, in a scan.
@@ -112,9 +121,13 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     if indexes.is_empty() || sys::guarded(is_off) {
         return first..first;
     }
-    let is_first = !HAS_READ_ROOM.load(Ordering::Relaxed);
+    let is_first = !has_read_room();
     if is_first || may_measure() && (credit::is_scarce() || !watch::is_watched()) {
-        read_room_now();
+        // Another thread may count on the lowest free descriptor.
+        match is_first || sys::has_one_thread() || room_age() > MAX_UNSEEN_AGE {
+            true => read_room_now(),
+            false => request_scan(),
+        }
     }
     let wanted = indexes.len() * pmd();
     if credit::remaining() < wanted {

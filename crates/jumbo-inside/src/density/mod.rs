@@ -381,6 +381,13 @@ impl Mechanism for Events {
         owners::punched();
     }
 
+    // Now no other thread can count on the lowest free descriptor.
+    fn before_thread() {
+        if !fill::has_read_room() {
+            Self::before_confinement();
+        }
+    }
+
     fn before_confinement() {
         if is_bounded() && PMD_BYTES.load(Ordering::Relaxed) != 0 {
             fill::read_room_now();
