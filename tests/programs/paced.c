@@ -1,9 +1,9 @@
 /*
  * Touches blocks of 64 MiB in an order that nothing can foresee, and reads them, for SECONDS of CPU
- * time, while every CPU has another program to run as well. Prints its own CPU time, the time that this
- * took, and the CPU time of the process that scans its memory, in microseconds.
+ * time, while OTHERS processes want a CPU as well (one for each, by default). Prints its own CPU time,
+ * the time that this took, and the CPU time of the process that scans its memory, in microseconds.
  *
- *   paced SECONDS
+ *   paced SECONDS [OTHERS]
  */
 #include "check.h"
 
@@ -42,10 +42,10 @@ static long used_by_scanner(int pid)
 
 int main(int argc, char **argv)
 {
-    CHECK(argc == 2);
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN), seconds = atol(argv[1]);
-    CHECK(cpus > 0 && cpus <= MAX_OTHERS);
-    for (long i = 0; i < cpus; i++) {
+    CHECK(argc == 2 || argc == 3);
+    long count = argc == 3 ? atol(argv[2]) : sysconf(_SC_NPROCESSORS_ONLN), seconds = atol(argv[1]);
+    CHECK(count >= 0 && count <= MAX_OTHERS);
+    for (long i = 0; i < count; i++) {
         others[i] = fork();
         CHECK(others[i] >= 0);
         while (others[i] == 0)
@@ -72,7 +72,7 @@ int main(int argc, char **argv)
     while (fscanf(file, "%d", &pid) == 1)
         scanner += used_by_scanner(pid);
     fclose(file);
-    for (long i = 0; i < cpus; i++)
+    for (long i = 0; i < count; i++)
         kill(others[i], SIGKILL);
     printf("used=%ld\nelapsed=%ld\nscanner=%ld\nsum=%zu\n", used(), microseconds() - began, scanner, sum);
     return 0;

@@ -79,6 +79,12 @@ fn scan(stop: &Stop) -> Option<Duration> {
         return None;
     }
     let began = cpu_time();
+    read_room();
+    let due = pace::wait();
+    if !due.is_zero() {
+        pace::spend(cpu_time().saturating_sub(began));
+        return Some(due);
+    }
     let mut scan = BlockScan {
         stop,
         pagemap: Pagemap::open().ok(),
@@ -91,7 +97,6 @@ fn scan(stop: &Stop) -> Option<Duration> {
         is_waiting: false,
         waiting_end: 0,
     };
-    read_room();
     program_break::check();
     if let Some(resident) = resident_memory() {
         credit::set_resident(resident);

@@ -20,8 +20,10 @@ use crate::headroom;
 use jumbo_sys as sys;
 
 /// Files that the jobs read, beside those that [`headroom::read_all`] and the comparison read.
-const FILES: [&core::ffi::CStr; 6] = [
+const FILES: [&core::ffi::CStr; 8] = [
     c"/proc/loadavg",
+    c"/proc/thread-self/schedstat",
+    c"/sys/devices/system/cpu/online",
     c"/proc/self/maps",
     c"/proc/self/pagemap",
     c"/proc/self/statm",
