@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use jumbo_host::kernel::process::Process;
 use jumbo_host::kernel::{Root, task};
+use jumbo_host::promote::DESCRIPTORS_HINT;
 use jumbo_host::status::{is_reaper, reaper_of, reapers_of_the_ended};
+use jumbo_sys::raise_descriptors;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use serde_json::json;
@@ -73,6 +75,8 @@ struct Awaited {
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let (root, begin) = (Root::host(), Instant::now());
     let mut awaited = Awaited::default();
+    // A descriptor is held for each process.
+    raise_descriptors();
     // Reapers without a known program may exist: scan for them once the named processes are gone.
     let mut scans = args.pids.is_empty();
     for pid in &args.pids {
@@ -172,7 +176,9 @@ impl Awaited {
             Err(Errno::INVAL | Errno::NOENT) => {
                 anyhow::bail!("cannot wait for {pid}: that is one thread of a process")
             }
-            Err(errno) => anyhow::bail!("cannot wait for {pid}: {errno}"),
+            Err(errno) => {
+                anyhow::bail!("cannot wait for {pid}: {errno}\nhint: {DESCRIPTORS_HINT}")
+            }
         }
         Ok(true)
     }

@@ -9,6 +9,8 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 use crate::units::{NodeId, PageSize};
 
 /// The folder of `proc/` and `sys/`: `/` on a host, a fake tree in a test.
@@ -54,10 +56,18 @@ impl FileError {
         matches!(self, Self::Io { source, .. } if source.kind() == kind)
     }
 
+    /// Returns the error number of a system call.
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Io { source, .. } => source.raw_os_error().map(Errno::from_raw_os_error),
+            Self::Content { .. } => None,
+        }
+    }
+
     /// Reports whether the file does not exist: the kernel lacks the feature, or the process is
     /// gone.
     pub fn is_missing(&self) -> bool {
-        self.is(io::ErrorKind::NotFound)
+        self.is(io::ErrorKind::NotFound) || self.errno() == Some(Errno::SRCH)
     }
 
     /// Reports whether the process of the file has ended: ENOENT, or ESRCH for a file that is open.

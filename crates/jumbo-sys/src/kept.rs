@@ -16,6 +16,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering
 use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd, IntoRawFd as _, OwnedFd};
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::io::{Errno, Result};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::thread_pointer;
 
@@ -39,6 +40,13 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 static KEEPER: AtomicUsize = AtomicUsize::new(0);
 static IS_SHUT: AtomicBool = AtomicBool::new(false);
 static HAS_MISSED: AtomicBool = AtomicBool::new(false);
+
+/// Raises the soft limit of descriptors (RLIMIT_NOFILE) to the hard one; children inherit it.
+pub fn raise_descriptors() {
+    let mut files = getrlimit(Resource::Nofile);
+    files.current = files.maximum;
+    let _ = setrlimit(Resource::Nofile, files);
+}
 
 /// An open file, at its start.
 #[derive(Debug)]

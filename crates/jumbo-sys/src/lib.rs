@@ -75,7 +75,7 @@ pub use copy::{copy_bytes, copy_scattered, copy_words};
 pub use deadline::{Deadline, cpu_time, millis, now};
 pub use destination::{Collapsed, Destination};
 pub use guard::{guarded, is_filtered, mark_filter, unfiltered, unmark_filter, wait_for_guarded};
-pub use kept::{File, forget, has_missed, is_shut, keep, open, shut};
+pub use kept::{File, forget, has_missed, is_shut, keep, open, raise_descriptors, shut};
 pub use numa::{PolicyMode, allowed_nodes, bind, local_node, memory_policy};
 pub use pagemap::{PageState, Pagemap, Pages};
 pub use pidfd::{release, send_signal};

@@ -14,7 +14,9 @@ use anyhow::Context as _;
 use jumbo::units::Bytes;
 use jumbo_host::kernel::process::{Process, ProcessState, Signals};
 use jumbo_host::kernel::{Root, task};
+use jumbo_host::promote::DESCRIPTORS_HINT;
 use jumbo_host::status::{is_reaper, program_of, reaper_of};
+use jumbo_sys::raise_descriptors;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use serde_json::json;
@@ -80,6 +82,8 @@ fn typed(text: &str) -> Result<String, String> {
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     let root = Root::host();
     let mut pids = Vec::new();
+    // A descriptor is held for each process.
+    raise_descriptors();
     for text in &args.processes {
         pids.extend(processes(&root, text)?);
     }
@@ -280,7 +284,8 @@ impl End {
 
 fn refused(errno: Errno) -> Refusal {
     match errno {
-        Errno::SRCH => failed("no such process", None),
+        Errno::SRCH | Errno::NOENT => failed("no such process", None),
+        Errno::MFILE => failed(errno.to_string(), Some(DESCRIPTORS_HINT)),
         Errno::PERM => failed("not permitted", Some("run it as root, or as its user")),
         errno => failed(errno.to_string(), None),
     }
@@ -301,7 +306,8 @@ fn examine(root: &Root, pid: u32) -> Result<Process, Refusal> {
         return Err(failed("that is the init process", Some(hint)));
     }
     let opened = Process::open(root, pid);
-    let state = ProcessState::read(root, pid).map_err(|_| refused(Errno::SRCH))?;
+    let state = ProcessState::read(root, pid);
+    let state = state.map_err(|error| refused(error.errno().unwrap_or(Errno::IO)))?;
     if state.process != pid {
         let why = format!("that is a thread of process {}", state.process);
         return Err(failed(why, Some("name the process")));

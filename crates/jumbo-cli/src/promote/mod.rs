@@ -273,7 +273,8 @@ fn try_promote(
 ) -> Result<(), Refusal> {
     let target = Target::open(root, process.pid)?;
     // The PID may have been reused since the lookup.
-    if task::started(root, process.pid).ok() != process.started {
+    let started = task::started(root, process.pid).map_err(Refusal::unread)?;
+    if Some(started) != process.started {
         return Err(Refusal::Gone);
     }
     done.name = target.name().to_owned();

@@ -152,3 +152,27 @@ fn without_root_one_s_own_is_ended() {
         "{row}"
     );
 }
+
+/// Beyond the limit of descriptors the reason is named: a live process is not "no such process".
+#[test]
+fn more_processes_than_descriptors() {
+    let mut sleepers: Vec<_> = (0..12)
+        .map(|_| Command::new("sleep").arg("600").spawn().unwrap())
+        .collect();
+    let pids: Vec<_> = sleepers.iter().map(|one| one.id().to_string()).collect();
+    let jumbo = |limit: &str, command: &str| {
+        let script = format!("ulimit {limit}; exec \"$0\" \"$@\"");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script, env!("CARGO_BIN_EXE_jumbo"), command]);
+        shell.args(&pids).output().unwrap()
+    };
+    let hint = "Too many open files (os error 24)\nhint: raise";
+    assert_refused(&jumbo("-n 4", "promote"), hint);
+    let output = jumbo("-n 10", "kill");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.contains(hint), "{message}");
+    assert!(!message.contains("no such process"), "{message}");
+    // The soft limit alone is raised.
+    assert_eq!(jumbo("-S -n 10", "kill").status.code(), Some(0));
+    sleepers.iter_mut().for_each(|one| _ = one.wait().unwrap());
+}

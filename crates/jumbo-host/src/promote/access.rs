@@ -183,8 +183,9 @@ fn explain_madvise(errno: Errno) -> String {
 /// Describes why no thread of the target can be traced.
 fn ptrace_obstacle(target: &Target) -> Option<String> {
     let (root, pid) = (&target.root, target.pid());
-    let Ok(standing) = ProcessState::read(root, pid) else {
-        return Some(String::from("it has ended"));
+    let standing = match ProcessState::read(root, pid) {
+        Ok(standing) => standing,
+        Err(error) => return Some(Refusal::unread(error).to_string()),
     };
     if standing.tracer != 0 {
         let name = task::name(root, standing.tracer).unwrap_or_default();

@@ -25,7 +25,7 @@ mod work;
 pub use access::{Access, Method, missing_privilege};
 pub use pace::{Pace, Pause};
 pub use plan::{Part, PromotePlan, Selection, left_out};
-pub use refusal::Refusal;
+pub use refusal::{DESCRIPTORS_HINT, Refusal};
 pub use split::{Split, split};
 pub use target::Target;
 pub use work::{Failure, Outcome, Progress, Watcher, promote};

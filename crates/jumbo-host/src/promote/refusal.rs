@@ -1,6 +1,11 @@
 //! Reasons why a process cannot be promoted: [`Refusal`].
 
+use rustix::io::Errno;
+
 use crate::kernel::FileError;
+
+/// Remedy where this process has no more descriptors.
+pub const DESCRIPTORS_HINT: &str = "raise the limit of descriptors (`ulimit -n`)";
 
 /// Reason why a process cannot be promoted. Messages follow "cannot promote PID NAME: ".
 #[derive(Debug, thiserror::Error)]
@@ -60,10 +65,19 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// The refusal for an unreadable file that each process has.
+    pub fn unread(error: FileError) -> Self {
+        match error.is_missing() {
+            true => Self::Gone,
+            false => Self::File(error),
+        }
+    }
+
     /// Returns the remedy.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Gone => Some("`jumbo status` lists the largest processes"),
+            Self::File(error) if error.errno() == Some(Errno::MFILE) => Some(DESCRIPTORS_HINT),
             Self::Thread(_) => Some("name the process"),
             Self::Reaper => Some("name the program"),
             Self::Hidden { .. } | Self::Unreachable { .. } => {

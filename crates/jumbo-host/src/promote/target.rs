@@ -37,7 +37,7 @@ impl Target {
             return Err(Refusal::Itself);
         }
         let opened = Process::open(root, pid);
-        let standing = ProcessState::read(root, pid).map_err(|_| Refusal::Gone)?;
+        let standing = ProcessState::read(root, pid).map_err(Refusal::unread)?;
         if standing.process != pid {
             return Err(Refusal::Thread(standing.process));
         }
@@ -114,11 +114,14 @@ impl Target {
     /// Returns the refusal for an unreadable file of the process.
     pub(super) fn unreadable(&self, error: FileError) -> Refusal {
         // An ending process loses its memory before its descriptor becomes readable.
-        match task::memory(&self.root, self.pid()).ok().flatten() {
+        match task::memory(&self.root, self.pid()) {
             _ if self.process.is_gone() => Refusal::Gone,
-            None => Refusal::Gone,
-            Some(task::Memory { uid, .. }) if error.is_denied() => Refusal::Hidden { uid, error },
-            Some(_) => Refusal::File(error),
+            Ok(None) => Refusal::Gone,
+            Ok(Some(task::Memory { uid, .. })) if error.is_denied() => {
+                Refusal::Hidden { uid, error }
+            }
+            Ok(Some(_)) => Refusal::File(error),
+            Err(error) => Refusal::unread(error),
         }
     }
 }

@@ -18,13 +18,14 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
-use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, getrlimit, kill_process, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, kill_process, setrlimit};
 
 use super::{MAKER_PROCESS, OUTLIVES, Outlives, THREAD, WAKE_WORD};
 use crate::sync::now;
 use jumbo_sys::proc::{children_change_namespace, is_alone};
 use jumbo_sys::{
-    Thread, Wait, has_one_thread, process, request, tid_word, wait, wait_either, wake, word_at,
+    Thread, Wait, has_one_thread, process, raise_descriptors, request, tid_word, wait, wait_either,
+    wake, word_at,
 };
 
 crate::one_page! {
@@ -99,9 +100,7 @@ pub(super) fn begin() -> bool {
     };
     let _ = setrlimit(Resource::Core, none);
     // Files are kept open: as many as the program may have at most.
-    let mut files = getrlimit(Resource::Nofile);
-    files.current = files.maximum;
-    let _ = setrlimit(Resource::Nofile, files);
+    raise_descriptors();
     let killed = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
     killed.is_ok() && parent == MAKER_PROCESS.load(Ordering::Relaxed)
