@@ -131,7 +131,7 @@ fn the_memory_of_a_program_and_its_reaper_is_counted_once() {
     let heap = |page: &Value| page["total"]["heap"]["bytes"].as_u64().unwrap();
     assert_eq!(heap(&page), heap(&alone));
     assert!(heap(&alone) >= 300 * MIB, "{alone:#}");
-    let label = format!("the reaper of process {pid}");
+    let label = format!("the jumbo-reaper of process {pid}");
     assert!(jumbo(&both[1..]).contains(&label), "{}", jumbo(&both[1..]));
     assert!(jumbo(&[]).contains(&format!("{reaper} of {pid}")));
     running.write("q");

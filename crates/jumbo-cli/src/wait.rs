@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use jumbo_host::kernel::process::Process;
 use jumbo_host::kernel::{Root, task};
 use jumbo_host::promote::DESCRIPTORS_HINT;
-use jumbo_host::status::{is_reaper, reaper_of, reapers_of_the_ended};
+use jumbo_host::status::{REAPER, is_sibling, reapers_of_the_ended, siblings_of};
 use jumbo_sys::raise_descriptors;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -73,23 +73,26 @@ struct Awaited {
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
-    let (root, begin) = (Root::host(), Instant::now());
-    let mut awaited = Awaited::default();
     // A descriptor is held for each process.
     raise_descriptors();
+    let (root, begin) = (Root::host(), Instant::now());
+    let mut awaited = Awaited::default();
     // Reapers without a known program may exist: scan for them once the named processes are gone.
     let mut scans = args.pids.is_empty();
+    let siblings = siblings_of(&root, &args.pids);
     for pid in &args.pids {
-        let reaper = reaper_of(&root, *pid);
-        scans |= reaper.is_none() && !is_reaper(&root, *pid);
+        let its = siblings.iter().filter(|sibling| sibling.program == *pid);
+        let has_reaper = its.clone().any(|sibling| sibling.role == REAPER);
+        scans |= !has_reaper && !is_sibling(&root, *pid);
         // Only on a terminal: a typed PID may be wrong, a script's process may be gone.
         if !awaited.add(&root, *pid)? && std::io::stderr().is_terminal() {
             tell(&format!(
                 "there is no process {pid}; waiting for the memory of programs that have ended"
             ));
         }
-        if let Some(reaper) = reaper {
-            awaited.add(&root, reaper)?;
+        // The last process that shares the memory frees it.
+        for sibling in its {
+            awaited.add(&root, sibling.pid)?;
         }
     }
     let gone = wait(&root, args, &mut awaited, scans, begin)?;

@@ -9,7 +9,7 @@ use jumbo_host::kernel::hugetlb::pools;
 use jumbo_host::kernel::probe::Available;
 use jumbo_host::kernel::thp::Thp;
 use jumbo_host::kernel::{Root, base_page, probe};
-use jumbo_host::status::{Host, Tasks, is_reaper, reaper_of, reapers_of_the_ended};
+use jumbo_host::status::{Host, Tasks, is_sibling, reapers_of_the_ended, siblings_of};
 
 const KIB_2M: u64 = 2048;
 
@@ -299,18 +299,30 @@ fn a_reaper_is_not_counted_beside_its_program() {
     assert_eq!((tasks.siblings[0].pid, tasks.siblings[0].program), (8, 7));
 
     let ended = || reapers_of_the_ended(&fake.root()).unwrap();
-    assert_eq!((reaper_of(&fake.root(), 7), ended()), (Some(8), vec![]));
+    let siblings = || {
+        let found = siblings_of(&fake.root(), &[7]).into_iter();
+        found.map(|it| (it.pid, it.role)).collect::<Vec<_>>()
+    };
+    assert_eq!((siblings(), ended()), (vec![(8, "reaper")], vec![]));
+
+    // The scanner is a child of the program.
+    fake.process(6, "jumbo-watch", &[], &[]);
+    let status = fake.root().read("proc/6/status").unwrap() + "PPid:\t7\n";
+    fake.write("proc/6/status", status)
+        .write("proc/6/cmdline", "/usr/bin/heap\0--flag\0");
+    assert_eq!(siblings(), [(6, "scanner"), (8, "reaper")]);
+    assert_eq!(Tasks::read(&fake.root(), 9).siblings.len(), 2);
 
     // A program of that name, which is not confined.
     reaper(&fake, 9, 0);
     assert_eq!(Tasks::read(&fake.root(), 9).count, 3);
-    assert!(is_reaper(&fake.root(), 8) && !is_reaper(&fake.root(), 9));
+    assert!(is_sibling(&fake.root(), 8) && !is_sibling(&fake.root(), 9));
     // The program has ended: the remaining process with the memory is its reaper.
     fake.write("proc/7/status", "Name: heap\n")
         .write("proc/7/cmdline", "");
     let tasks = Tasks::read(&fake.root(), 9);
     assert_eq!((tasks.siblings.len(), tasks.hugetlb), (0, Bytes(4 << 20)));
-    assert_eq!((reaper_of(&fake.root(), 7), ended()), (None, vec![8]));
+    assert_eq!((siblings(), ended()), (vec![], vec![8]));
 }
 
 #[test]

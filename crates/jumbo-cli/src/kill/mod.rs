@@ -15,7 +15,7 @@ use jumbo::units::Bytes;
 use jumbo_host::kernel::process::{Process, ProcessState, Signals};
 use jumbo_host::kernel::{Root, task};
 use jumbo_host::promote::DESCRIPTORS_HINT;
-use jumbo_host::status::{is_reaper, program_of, reaper_of};
+use jumbo_host::status::{REAPER, is_sibling, program_of, siblings_of};
 use jumbo_sys::raise_descriptors;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -92,8 +92,10 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
 
     let signals = Signals::take().context("cannot read signals from a descriptor")?;
     let signal = args.signal;
-    let targets = pids.iter().map(|pid| Target::kill(&root, *pid, signal));
-    let mut targets: Vec<_> = targets.collect();
+    let siblings = siblings_of(&root, &pids);
+    let has_reaper = |pid| (siblings.iter()).any(|it| it.program == pid && it.role == REAPER);
+    let kill = |pid: &u32| Target::kill(&root, *pid, signal, has_reaper(*pid));
+    let mut targets: Vec<_> = pids.iter().map(kill).collect();
     let interrupt = wait(&mut targets, args.timeout, &signals);
     // From here signals are delivered: the output may block on a pipe.
     signals.release();
@@ -183,11 +185,11 @@ struct End {
 type Refusal = (&'static str, String, Option<&'static str>);
 
 impl Target {
-    fn kill(root: &Root, pid: u32, signal: Number) -> Self {
+    fn kill(root: &Root, pid: u32, signal: Number, has_reaper: bool) -> Self {
         let mut end = End {
             pid,
             name: task::name(root, pid).unwrap_or_default(),
-            has_reaper: reaper_of(root, pid).is_some(),
+            has_reaper,
             ..End::default()
         };
         let examined = examine(root, pid);
@@ -312,14 +314,14 @@ fn examine(root: &Root, pid: u32) -> Result<Process, Refusal> {
         let why = format!("that is a thread of process {}", state.process);
         return Err(failed(why, Some("name the process")));
     }
-    if is_reaper(root, pid) {
+    if is_sibling(root, pid) {
         // A reaper blocks all signals; without it the kernel would free the memory alone.
         return Err(
             match program_of(root, pid, task::all(root).unwrap_or_default()) {
                 Some(of) => {
                     let why = format!(
-                        "that is the reaper of process {}, which frees its memory",
-                        of.program
+                        "that is the {} of process {}, whose memory it shares",
+                        of.role, of.program
                     );
                     failed(why, Some("name the process"))
                 }

@@ -216,13 +216,12 @@ fn show_largest(view: &mut View, tasks: &Tasks) -> io::Result<()> {
     if tasks.siblings.is_empty() {
         return Ok(());
     }
-    let reapers = tasks.siblings.iter();
-    let listed: Vec<_> = reapers
+    let siblings = tasks.siblings.iter();
+    let listed: Vec<_> = siblings
         .map(|sibling| format!("{} of {}", sibling.pid, sibling.program))
         .collect();
     view.line(format!(
-        "  not counted: {} reapers (jumbo run), whose memory is their programs': {}",
-        listed.len(),
+        "  not counted, since their memory is that of their programs (jumbo run): {}",
         listed.join(", ")
     ))
 }

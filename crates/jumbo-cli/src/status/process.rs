@@ -164,7 +164,8 @@ pub(crate) fn show_process(view: &mut View, process: &Detail) -> io::Result<()> 
     }
     if let Some(program) = process.reaper_of {
         return view.line(format!(
-            "  the reaper of process {program}: it shares that memory, which is not counted again"
+            "  the {} of process {program}: it shares that memory, which is not counted again",
+            process.name
         ));
     }
     let Some(memory) = &process.memory else {

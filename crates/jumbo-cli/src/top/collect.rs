@@ -14,7 +14,7 @@ use jumbo_host::kernel::memory::{Events, Memory, Zone};
 use jumbo_host::kernel::pressure::{self, Pressure};
 use jumbo_host::kernel::thp::{self, Thp};
 use jumbo_host::kernel::{FileError, Root, base_page, cgroup, task};
-use jumbo_host::status::{Glance, Glances, Missing, is_reaper};
+use jumbo_host::status::{Glance, Glances, Missing, is_sibling};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
@@ -229,8 +229,8 @@ impl Collector {
             };
             let mut known = match before.remove(&pid) {
                 Some(known) if known.process.name == name => known,
-                _ if is_reaper(&self.root, pid) => {
-                    // A reaper shares the memory of its program.
+                _ if is_sibling(&self.root, pid) => {
+                    // It shares the memory of its program.
                     self.without_memory.insert(pid);
                     continue;
                 }

@@ -28,9 +28,9 @@ pub enum Refusal {
         /// Process that has to wait for it.
         parent: u32,
     },
-    /// A reaper of jumbo.
-    #[error("that is a reaper, whose memory is that of a program")]
-    Reaper,
+    /// A reaper or scanner of jumbo.
+    #[error("that is a process of jumbo, whose memory is that of a program")]
+    Sibling,
     /// A process under `jumbo run`: libjumbo_preload.so in it has a bound of its own.
     #[error("libjumbo_preload.so in it promotes from inside")]
     Covered,
@@ -79,7 +79,7 @@ impl Refusal {
             Self::Gone => Some("`jumbo status` lists the largest processes"),
             Self::File(error) if error.errno() == Some(Errno::MFILE) => Some(DESCRIPTORS_HINT),
             Self::Thread(_) => Some("name the process"),
-            Self::Reaper => Some("name the program"),
+            Self::Sibling => Some("name the program"),
             Self::Hidden { .. } | Self::Unreachable { .. } => {
                 Some("run it as root, or with CAP_SYS_PTRACE and CAP_SYS_NICE")
             }

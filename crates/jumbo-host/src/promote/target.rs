@@ -12,7 +12,7 @@ use crate::kernel::process::Process;
 use crate::kernel::process::ProcessState;
 use crate::kernel::remote::Renewed;
 use crate::kernel::{FileError, Root, task};
-use crate::status::is_reaper;
+use crate::status::is_sibling;
 
 /// A process by descriptor, which stays valid when its ID is reused.
 #[derive(Debug)]
@@ -48,8 +48,8 @@ impl Target {
         if standing.is_zombie() {
             return Err(Refusal::Zombie { parent });
         }
-        if is_reaper(root, pid) {
-            return Err(Refusal::Reaper);
+        if is_sibling(root, pid) {
+            return Err(Refusal::Sibling);
         }
         let process = opened.map_err(|errno| match errno {
             Errno::SRCH => Refusal::Gone,

@@ -32,5 +32,5 @@ pub use glance::{Glance, Glances};
 pub use host::{Formable, Host, Missing, Sysctl};
 pub use jumbo::status::{Kind, KindUsage, Usage, process};
 pub use library::{LIBRARY, Library};
-pub use siblings::{Sibling, is_reaper, program_of, reaper_of, reapers_of_the_ended};
+pub use siblings::{REAPER, Sibling, is_sibling, program_of, reapers_of_the_ended, siblings_of};
 pub use tasks::{Huge, Task, Tasks};

@@ -1,4 +1,5 @@
-//! Reapers and their programs: [`program_of`], [`reaper_of`], [`reapers_of_the_ended`].
+//! Reapers, scanners and their programs: [`program_of`], [`siblings_of`],
+//! [`reapers_of_the_ended`].
 //!
 //! A reaper (see [`jumbo_inside::reaper`]) is a process that shares all memory of its program, so a
 //! sum over processes would count that memory twice. It is detected by its name, its confinement,
@@ -6,8 +7,8 @@
 //! command line, which lies in the shared memory, and the program's counters name the reaper. After
 //! the end of the program, the reaper is counted as the only owner of the memory.
 //!
-//! The process of [`jumbo_inside::watch`] shares the memory, too, and is taken for a reaper here. Its
-//! parent is the program.
+//! A scanner, the process of [`jumbo_inside::watch`], shares the memory, too. Its parent is the
+//! program, and its name tells it from a reaper.
 //!
 //! Invariant: a process without this command's library is no reaper, whatever its name. Where this
 //! user may not read the mappings, a process of another user is none.
@@ -23,21 +24,29 @@ use jumbo_inside::{reaper, watch};
 use super::Covered;
 use super::library::Library;
 
-/// A reaper, and the program whose memory it shares.
+/// Role of a reaper.
+pub const REAPER: &str = "reaper";
+/// Role of a scanner.
+const SCANNER: &str = "scanner";
+
+/// A reaper or scanner, and the program whose memory it shares.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Sibling {
-    /// PID of the reaper.
+    /// PID of the reaper or scanner.
     pub pid: u32,
     /// PID of the program.
     pub program: u32,
+    /// [`REAPER`], or `scanner`.
+    pub role: &'static str,
 }
 
 /// Finds, among `others`, the living program whose memory `pid` shares; `None` where `pid` is no
-/// reaper, or its program ended.
+/// reaper or scanner, or its program ended.
 pub fn program_of(root: &Root, pid: u32, others: impl IntoIterator<Item = u32>) -> Option<Sibling> {
     if let Some(program) = watched_by(root, pid) {
         let is_listed = others.into_iter().any(|other| other == program);
-        return is_listed.then_some(Sibling { pid, program });
+        let role = SCANNER;
+        return is_listed.then_some(Sibling { pid, program, role });
     }
     let inside = confined(root, pid)?;
     // kcmp(2) does not know the processes of a fake tree.
@@ -56,7 +65,8 @@ pub fn program_of(root: &Root, pid: u32, others: impl IntoIterator<Item = u32>) 
             })
     };
     let program = others.into_iter().find(is_program);
-    program.map(|program| Sibling { pid, program })
+    let role = REAPER;
+    program.map(|program| Sibling { pid, program, role })
 }
 
 fn arguments(root: &Root, pid: u32) -> Vec<String> {
@@ -71,8 +81,8 @@ fn names_reaper(root: &Root, program: u32, reaper: u32) -> bool {
     }
 }
 
-/// Reports whether `pid` is a reaper, of a living or ended program.
-pub fn is_reaper(root: &Root, pid: u32) -> bool {
+/// Reports whether `pid` is a reaper or scanner, of a living or ended program.
+pub fn is_sibling(root: &Root, pid: u32) -> bool {
     watched_by(root, pid).is_some() || confined(root, pid).is_some()
 }
 
@@ -93,21 +103,21 @@ fn watched_by(root: &Root, pid: u32) -> Option<u32> {
     shares.unwrap_or_else(looks_so).then_some(parent)
 }
 
-/// The reaper of the living `program`; `None` where it has none, or several match.
-pub fn reaper_of(root: &Root, program: u32) -> Option<u32> {
-    let all = task::all(root).ok()?;
-    let mut its = all
-        .into_iter()
-        .filter(|pid| program_of(root, *pid, [program]).is_some());
-    let first = its.next()?;
-    its.next().is_none().then_some(first)
+/// The reapers and scanners of the living `programs`. Reapers are missing where several match one.
+pub fn siblings_of(root: &Root, programs: &[u32]) -> Vec<Sibling> {
+    let all = task::all(root).unwrap_or_default().into_iter();
+    let found = all.filter_map(|pid| program_of(root, pid, programs.iter().copied()));
+    let found: Vec<_> = found.collect();
+    let is_like = |one: &Sibling, it: &Sibling| (one.role, one.program) == (it.role, it.program);
+    let is_only = |it: &&Sibling| found.iter().filter(|one| is_like(one, it)).count() == 1;
+    found.iter().filter(is_only).cloned().collect()
 }
 
 /// Reapers whose program ended, and that free its memory now or soon. A new reaper may be listed
 /// for a moment.
 pub fn reapers_of_the_ended(root: &Root) -> Result<Vec<u32>, FileError> {
     let all = task::all(root)?;
-    let reapers = all.iter().copied().filter(|pid| is_reaper(root, *pid));
+    let reapers = all.iter().copied().filter(|pid| is_sibling(root, *pid));
     let is_alone = |pid: &u32| program_of(root, *pid, all.iter().copied()).is_none();
     Ok(reapers.filter(is_alone).collect())
 }
