@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
+use crate::pool::group::Group;
 use crate::support::smaps::resident;
 use crate::support::{Compiled, MIB, Program, Ran, Running, Source, build, compile, host, wait};
 
@@ -420,6 +421,26 @@ fn what_cannot_be_promoted_is_refused_with_the_reason() {
         ran.stderr.contains("CAP_SYS_PTRACE and CAP_SYS_NICE"),
         "{ran:?}"
     );
+}
+
+#[test]
+fn a_dry_run_names_what_leaves_nothing_to_promote() {
+    if host::command("python3").is_none() {
+        return;
+    }
+    let Some(group) = Group::of_memory(90 * MIB) else {
+        return;
+    };
+    let full = answers(72).around(group.enter()).start_plain();
+    full.wait_for_line("ready");
+    let page = As::Root.json(&["--dry-run", &id(&full)]);
+    let why = page["obstacle"].as_str().unwrap_or_default();
+    assert!(why.starts_with("its control group has "), "{page}");
+    for options in [&[][..], &["--dry-run"]] {
+        let ran = As::Root.promote(&[options, &[&id(&full)]].concat());
+        let says = ran.stdout.contains("its control group has ");
+        assert!(ran.shell_status() == 1 && says, "{ran:?}");
+    }
 }
 
 #[test]

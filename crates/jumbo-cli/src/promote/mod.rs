@@ -135,6 +135,9 @@ struct ProcessResult {
     reach: Option<Access>,
     #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<PromotePlan>,
+    /// In a dry run, the reason why nothing could be put on huge pages now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    obstacle: Option<String>,
     /// Result of the plan; `None` in a dry run.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<Outcome>,
@@ -288,8 +291,11 @@ fn try_promote(
     let plan = done.plan.insert(PromotePlan::new(&target, &wish, spent)?);
     // After the plan, which needs fewer privileges: a dry run without them shows it.
     let reach = done.reach.insert(Access::find(&target, args.stop_threads)?);
-    if !args.dry_run {
-        let mut pace = Pace::new(&target, Some(args.rate));
+    let mut pace = Pace::new(&target, Some(args.rate));
+    if args.dry_run {
+        let room = (!plan.is_empty()).then(|| pace.room(&target, plan.huge_page));
+        done.obstacle = room.and_then(Result::err);
+    } else {
         done.outcome = Some(promote(&target, reach, plan, &mut pace, watch));
     }
     Ok(())
@@ -373,7 +379,7 @@ fn cpu_time(root: &Root) -> Duration {
 fn status_of(page: &PromotePage) -> ExitCode {
     // [complete, at least partial].
     let done = |done: &ProcessResult| match (&done.outcome, &done.split) {
-        _ if done.refusal.is_some() => [false; 2],
+        _ if done.refusal.is_some() || done.obstacle.is_some() => [false; 2],
         (Some(outcome), _) => [outcome.is_whole(), outcome.obtained > Bytes(0)],
         (_, Some(split)) => [split.left.is_none(), split.after < split.before],
         _ => [true; 2],

@@ -84,6 +84,9 @@ fn promoted(
     if let Some(fallback) = &reach.fallback {
         view.line(format!("  by {method}, since {fallback}"))?;
     }
+    if let Some(obstacle) = &done.obstacle {
+        view.line(format!("  none of it now: {obstacle}"))?;
+    }
     if let Some(outcome) = &done.outcome {
         view.lines(not_obtained(outcome).iter().map(|line| format!("  {line}")))?;
     }

@@ -17,6 +17,8 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_TOTAL_AGE: Duration = Duration::from_millis(2500);
 /// Part of the time in which some task waited, from which on collapses pause.
 const STALL_THRESHOLD: f64 = 0.1;
+/// Maximum number of collapses between counts of free huge pages.
+const MAX_BATCH_BLOCKS: u64 = 16;
 /// Divisor of the host's memory: this part of it stays free, as each zone has a reserve.
 const RESERVE_DIVISOR: u64 = 64;
 
@@ -108,8 +110,33 @@ impl Pace {
         gauges.find_map(|gauge| gauge.stalls(root).then_some(gauge.pause))
     }
 
+    /// Counts the huge pages that the next collapses may allocate, at least one.
+    ///
+    /// # Errors
+    /// The shortage, in words.
+    pub fn room(&self, target: &Target, huge: PageSize) -> Result<u64, String> {
+        let free = self.free_pages(huge).min(MAX_BATCH_BLOCKS);
+        if free == 0 {
+            let why = "no huge page is free, and the kernel would have to move memory for one; \
+                       `jumbo doctor` has more";
+            return Err(String::from(why));
+        }
+        let Some(limit) = cgroup::memory_limit(&self.root, target.pid()) else {
+            return Ok(free);
+        };
+        // Each collapse may charge a whole huge page.
+        match free.min(limit.spare().0 / huge.bytes()) {
+            0 => Err(format!(
+                "its control group has {} left of {}, which it may need to grow",
+                limit.room(),
+                limit.limit
+            )),
+            free => Ok(free),
+        }
+    }
+
     /// Returns the number of huge pages that are free without compaction, less the reserve.
-    pub(super) fn free_pages(&self, huge: PageSize) -> u64 {
+    fn free_pages(&self, huge: PageSize) -> u64 {
         let zones = Zone::read_all(&self.root).unwrap_or_default();
         let whole = zones
             .iter()

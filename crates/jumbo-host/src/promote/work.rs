@@ -11,7 +11,6 @@ use serde::Serialize;
 use super::access::MemoryAdvice;
 use super::plan::{Block, Survey, size};
 use super::{Access, Pace, Pause, PromotePlan, Refusal, Target};
-use crate::kernel::cgroup;
 use crate::kernel::remote::End;
 use crate::units::{Bytes, PageSize};
 
@@ -25,8 +24,6 @@ const RETRY_DELAY: Duration = Duration::from_millis(2);
 const PAUSE_TIMEOUT: Duration = Duration::from_mins(1);
 /// Maximum time without a thread that can be stopped.
 const THREAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of collapses between counts of free huge pages.
-const MAX_BATCH_BLOCKS: u64 = 16;
 /// Maximum length of [`Failure::ranges`].
 const MAX_RANGES: usize = 3;
 
@@ -199,7 +196,7 @@ impl Work<'_> {
         let mut free = 0;
         while !blocks.is_empty() {
             if free < at_once as u64 {
-                free = self.free_pages()?;
+                free = self.pace.room(self.target, self.huge)?;
             }
             let batch = at_once.min(usize::try_from(free).unwrap_or(1));
             let done = self.step(&blocks[..batch.min(blocks.len())])?;
@@ -207,31 +204,6 @@ impl Work<'_> {
             blocks = &blocks[done..];
         }
         Ok(())
-    }
-
-    /// Counts the huge pages that the next collapses may allocate, at least one.
-    ///
-    /// # Errors
-    /// The shortage, in words.
-    fn free_pages(&self) -> Result<u64, String> {
-        let free = self.pace.free_pages(self.huge).min(MAX_BATCH_BLOCKS);
-        if free == 0 {
-            let why = "no huge page is free, and the kernel would have to move memory for one; \
-                       `jumbo doctor` has more";
-            return Err(String::from(why));
-        }
-        let Some(limit) = cgroup::memory_limit(&self.target.root, self.target.pid()) else {
-            return Ok(free);
-        };
-        // Each collapse may charge a whole huge page.
-        match free.min(limit.spare().0 / self.huge.bytes()) {
-            0 => Err(format!(
-                "its control group has {} left of {}, which it may need to grow",
-                limit.room(),
-                limit.limit
-            )),
-            free => Ok(free),
-        }
     }
 
     /// Collapses the first of `blocks`; returns the number of blocks that are done.
