@@ -124,6 +124,9 @@ impl Error {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Claim(_, hint) => Some(hint),
+            Self::Start(_, error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Some("raise the limit of processes (`ulimit -u`), or pids.max of the control group")
+            }
             Self::Memory(..) => Some(SIZE_HINT),
             Self::NotBack(_) => Some(QUIET_HINT),
             Self::NotReady(..) => {

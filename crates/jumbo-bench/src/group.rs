@@ -7,7 +7,6 @@
 
 use std::ops::Range;
 use std::rc::Rc;
-use std::time::Duration;
 
 use jumbo::units::{Bytes, counted};
 
@@ -331,7 +330,6 @@ pub(crate) fn measure(
         names.join("\n  ")
     ));
     settings.progress.set_length(steps as u64);
-    settings.progress.enable_steady_tick(Duration::from_secs(1));
     for group in groups {
         match group.samples(&mut table.hit) {
             Ok(samples) => group.push(&mut table, &samples),

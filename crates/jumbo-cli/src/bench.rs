@@ -295,6 +295,18 @@ pub(crate) fn bar() -> ProgressBar {
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg} {eta} left") {
         bar.set_style(style);
     }
+    let weak = bar.downgrade();
+    let tick = move || loop {
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        match weak.upgrade() {
+            Some(bar) if !bar.is_finished() => bar.tick(),
+            _ => break,
+        }
+    };
+    if !bar.is_hidden() {
+        // indicatif's own ticker panics where no thread can be made.
+        let _ = std::thread::Builder::new().spawn(tick);
+    }
     bar
 }
 

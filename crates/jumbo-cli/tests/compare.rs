@@ -10,6 +10,8 @@
 #[path = "../../../tests/support/needs.rs"]
 mod needs;
 
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -373,4 +375,39 @@ fn a_signal_ends_it_and_all_that_it_started() {
         let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         assert!(state.is_empty() || state.contains(") Z "), "{state}");
     }
+}
+
+#[test]
+fn without_a_thread_it_fails_and_leaves_no_process() {
+    const USER: u32 = 64999;
+    if !rustix::process::geteuid().is_root() || needs::command("prlimit").is_none() {
+        return needs::skip("only root can become a user without other processes");
+    }
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), open).unwrap();
+    let mut copy = Command::new("cp");
+    copy.arg(env!("CARGO_BIN_EXE_jumbo")).arg(folder.path());
+    assert!(copy.status().unwrap().success());
+    for limit in 1..4 {
+        let mut command = Command::new("prlimit");
+        command
+            .arg(format!("--nproc={limit}"))
+            .arg(folder.path().join("jumbo"));
+        command.args(["compare", "--runs=1", "--", "sleep", "1000"]);
+        let output = command.uid(USER).gid(USER).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{limit}: {text}");
+        assert!(
+            text.contains("cannot start `sleep 1000`: Resource temp"),
+            "{text}"
+        );
+        assert!(
+            text.contains("hint: raise the limit of processes"),
+            "{text}"
+        );
+    }
+    let mut left = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let is_its = |meta: std::fs::Metadata| meta.uid() == USER;
+    assert!(!left.any(|entry| entry.metadata().is_ok_and(is_its)));
 }

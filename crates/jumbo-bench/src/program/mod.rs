@@ -143,9 +143,6 @@ pub fn compare(
     let observations = Observations::default();
     settings.progress.set_length(1);
     settings.show_progress("first run".to_owned());
-    settings
-        .progress
-        .enable_steady_tick(Duration::from_millis(200));
     program.prepare()?;
     let clock = Instant::now();
     let plain = Way::plain();

@@ -6,7 +6,7 @@ use std::hash::Hasher as _;
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use jumbo_host::kernel::Root;
 use jumbo_host::kernel::process::{Process, tree, wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
 
 use super::served::Served;
 use crate::Error;
@@ -79,12 +79,16 @@ impl ProgramRun {
             let _ = child.kill();
             let _ = child.wait();
         })?;
-        let streams = [listen(child.stdout.take()), listen(child.stderr.take())];
-        Ok(Self {
+        let [(to_out, out), (to_err, err)] = [channel(), channel()];
+        let running = Self {
             process,
-            command: command_line,
-            streams: Some(streams),
-        })
+            command: command_line.clone(),
+            streams: Some([out, err]),
+        };
+        let heard =
+            listen(child.stdout.take(), to_out).and_then(|()| listen(child.stderr.take(), to_err));
+        heard.map_err(|error| Error::Start(command_line, error))?;
+        Ok(running)
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -242,14 +246,16 @@ impl Drop for ProgramRun {
 }
 
 /// Reads a stream to its end, in a new thread.
-fn listen(stream: Option<impl Read + Send + 'static>) -> Receiver<io::Result<Output>> {
-    let (sender, receiver) = channel();
-    thread::spawn(move || {
+fn listen(
+    stream: Option<impl Read + Send + 'static>,
+    sender: Sender<io::Result<Output>>,
+) -> io::Result<()> {
+    let read = move || {
         let output = stream.map_or(Ok(Output::default()), hash);
         // The receiver is gone if the run was given up.
         let _ = sender.send(output);
-    });
-    receiver
+    };
+    thread::Builder::new().spawn(read).map(drop)
 }
 
 fn hash(mut stream: impl Read) -> io::Result<Output> {
@@ -281,9 +287,11 @@ fn hash(mut stream: impl Read) -> io::Result<Output> {
 /// Makes the standard library use fork(2) instead of the vfork(2) of posix_spawn(3). At execve(2)
 /// the kernel adds the RSS before it to the peak: after vfork that is our whole RSS; after fork
 /// only what was copied, which is less than a program that does nothing has.
+///
+/// The closure, whose presence prevents vfork, has the program killed at the end of this process.
 fn forks(command: &mut Command) {
-    // SAFETY: the closure does nothing; its presence prevents vfork.
-    unsafe { command.pre_exec(|| Ok(())) };
+    // SAFETY: the closure makes one system call.
+    unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?)) };
 }
 
 /// Resets the peak RSS of this process, which a child inherits. If the file is not writable, the

@@ -414,11 +414,13 @@ fn watch(args: &Args, collector: Collector) -> anyhow::Result<ExitCode> {
     let outbox = Outbox(sender, Arc::new(wake));
     let (wanted, asked) = channel();
     let samples = outbox.clone();
-    std::thread::spawn(move || {
+    let thread = std::thread::Builder::new;
+    let collect = move || {
         collector.run(&asked, |sample| {
             samples.send(Event::Sample(sample.map(Box::new)))
         })
-    });
+    };
+    thread().spawn(collect).context("cannot make a thread")?;
     let mut screen = Screen::enter().context("cannot draw on the terminal")?;
     let running = Promotion::default();
     let mut app = App::new(args);
@@ -429,7 +431,8 @@ fn watch(args: &Args, collector: Collector) -> anyhow::Result<ExitCode> {
         &events,
         |work| {
             let (outbox, running, wanted) = (outbox.clone(), running.clone(), wanted.clone());
-            std::thread::spawn(move || {
+            let failed = outbox.clone();
+            let background = move || {
                 let (result, pid) = match work {
                     BackgroundWork::End => return running.end(),
                     BackgroundWork::Details(pid) => (act::read_details(pid), pid),
@@ -439,7 +442,11 @@ fn watch(args: &Args, collector: Collector) -> anyhow::Result<ExitCode> {
                 };
                 outbox.send(Event::Result(result));
                 let _ = wanted.send(pid);
-            });
+            };
+            if let Err(error) = thread().spawn(background) {
+                let why = vec![format!("cannot make a thread: {error}")];
+                failed.send(Event::Result(WorkResult::Done(why)));
+            }
         },
         &outbox,
     );
