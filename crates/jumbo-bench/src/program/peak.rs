@@ -38,10 +38,12 @@ impl MemoryPeak {
         self.hugetlb = samples
             .iter()
             .fold(self.hugetlb, |most, look| most.max(look.hugetlb));
+        // While the memory stays at its peak, base pages become huge.
         if let Some(least) = samples.iter().min_by_key(|look| look.bytes)
-            && least.bytes > self.bytes
+            && least.bytes.0 >= self.bytes.0 - self.bytes.0 / 64
         {
-            (self.bytes, self.huge_percent) = (least.bytes, least.huge_percent);
+            self.bytes = self.bytes.max(least.bytes);
+            self.huge_percent = least.huge_percent;
         }
         (clock.elapsed() * SAMPLE_INTERVAL_FACTOR / 2)
             .clamp(MIN_SAMPLE_INTERVAL, MAX_SAMPLE_INTERVAL)
@@ -94,6 +96,24 @@ mod tests {
         }
         assert_eq!(peak.hugetlb, Bytes(4096 << 10));
         assert_eq!(peak.bytes, Bytes((900_000 + 2048) << 10));
+    }
+
+    #[test]
+    fn a_collapse_at_the_peak_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let process = folder.path().join("proc/7");
+        std::fs::create_dir_all(&process).unwrap();
+        let mut peak = MemoryPeak::default();
+        for (pss, huge) in [(10_000, 0), (9_990, 9_000), (5_000, 0)] {
+            let rollup = format!(
+                "400000-800000 ---p 00000000 00:00 0 [rollup]\n\
+                 Rss: {pss} kB\nPss: {pss} kB\nAnonHugePages: {huge} kB\n"
+            );
+            std::fs::write(process.join("smaps_rollup"), rollup).unwrap();
+            peak.sample(&Root::at(folder.path()), 7);
+        }
+        assert_eq!(peak.bytes, Bytes(10_000 << 10));
+        assert!(peak.huge_percent > 90.0, "{peak:?}");
     }
 
     #[test]
