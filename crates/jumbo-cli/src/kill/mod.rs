@@ -80,10 +80,10 @@ fn typed(text: &str) -> Result<String, String> {
 }
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let root = Root::host();
-    let mut pids = Vec::new();
     // A descriptor is held for each process.
     raise_descriptors();
+    let root = Root::host();
+    let mut pids = Vec::new();
     for text in &args.processes {
         pids.extend(processes(&root, text)?);
     }
@@ -299,7 +299,6 @@ fn failed(why: impl Into<String>, hint: Option<&'static str>) -> Refusal {
 
 /// Opens a process; an error if it must not be ended, or has ended.
 fn examine(root: &Root, pid: u32) -> Result<Process, Refusal> {
-    const KTHREADD: u32 = 2;
     if pid == std::process::id() {
         return Err(failed("that is this command itself", None));
     }
@@ -338,7 +337,7 @@ fn examine(root: &Root, pid: u32) -> Result<Process, Refusal> {
         let why = format!("its parent {} has not waited for it", state.parent);
         return Err(("had-ended", why, None));
     }
-    if state.parent == KTHREADD || pid == KTHREADD && state.parent == 0 {
+    if task::is_kernel(root, pid) {
         return Err(failed("that is a thread of the kernel", None));
     }
     Ok(process)

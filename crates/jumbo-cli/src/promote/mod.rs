@@ -236,7 +236,8 @@ fn named(root: &Root, args: &Args, typed: &mut TypedPids) -> anyhow::Result<Vec<
     for path in &args.cgroup {
         let members = cgroup::members(root, path);
         let members = members.with_context(|| format!("no control group is {}", path.display()))?;
-        all.extend(members.into_iter().filter(|pid| *pid != own).map(of));
+        let is_program = |pid: &u32| *pid != own && !task::is_kernel(root, *pid);
+        all.extend(members.into_iter().filter(is_program).map(of));
     }
     all.sort_unstable();
     all.dedup();

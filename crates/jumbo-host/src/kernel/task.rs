@@ -53,6 +53,12 @@ pub fn is_exiting(root: &Root, pid: u32) -> Result<bool, FileError> {
     Ok(stat(root, pid)?.flags & PF_EXITING != 0)
 }
 
+/// Reports whether `pid` is a kernel thread (PF_KTHREAD); false where the process is gone.
+pub fn is_kernel(root: &Root, pid: u32) -> bool {
+    const PF_KTHREAD: u32 = 0x0020_0000;
+    stat(root, pid).is_ok_and(|stat| stat.flags & PF_KTHREAD != 0)
+}
+
 /// Reports whether a thread, `PID/task/TID`, is a kernel worker of io_uring or vhost (PF_IO_WORKER,
 /// PF_USER_WORKER). It has the memory of the process, and never runs its program.
 pub(crate) fn is_worker(root: &Root, thread: impl Display) -> Result<bool, FileError> {

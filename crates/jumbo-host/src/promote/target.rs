@@ -32,7 +32,6 @@ impl Target {
     /// # Errors
     /// [`Refusal`] where it is no process, or has no memory of its own.
     pub fn open(root: &Root, pid: u32) -> Result<Self, Refusal> {
-        const KTHREADD: u32 = 2;
         if pid == std::process::id() {
             return Err(Refusal::Itself);
         }
@@ -41,7 +40,7 @@ impl Target {
         if standing.process != pid {
             return Err(Refusal::Thread(standing.process));
         }
-        if standing.parent == KTHREADD || pid == KTHREADD && standing.parent == 0 {
+        if task::is_kernel(root, pid) {
             return Err(Refusal::Kernel);
         }
         let parent = standing.parent;
