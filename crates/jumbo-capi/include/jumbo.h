@@ -5,8 +5,8 @@
 // any thread, but not from a signal handler. An unknown or closed handle is EBADF.
 //
 // After fork(2) the child shares regions. It has copies of pools of THPs; pages of hugetlb pools
-// stay with the parent: EOWNERDEAD. A child of a process with several threads may call no function
-// before execve(2), as POSIX states for all functions that take locks.
+// stay with the parent: EOWNERDEAD. fork(2) waits for the calls of other threads, so a child can make
+// calls, too.
 
 #ifndef JUMBO_H
 #define JUMBO_H
