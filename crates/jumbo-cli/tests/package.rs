@@ -123,7 +123,7 @@ fn a_clean_root_with_the_package_runs_the_readme_s_first_command() {
     let full = ran.replace("--report", "--report=full");
     let report = inside(&format!("cd /tmp && {full}"));
     assert!(
-        report.contains("exited with 0") && report.contains("advised in 1 program"),
+        report.contains("exited with 0") && report.contains("advised in 1 process"),
         "{report}"
     );
     // The package uses its own library and carries no copy beside it.

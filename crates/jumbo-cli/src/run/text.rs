@@ -176,7 +176,7 @@ fn write(out: &mut ReportText, report: &Report<'_>) {
     let requested = format!(
         "{} advised in {} ({} of it mappings); {}",
         Bytes(ledger.advised),
-        units::counted(counted.images.into(), "program"),
+        units::counted(counted.by_pid.len() as u64, "process"),
         Bytes(ledger.maps_advised),
         units::counted(ledger.large_calls, "large allocation"),
     );
