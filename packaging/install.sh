@@ -6,7 +6,7 @@
 # that run load them by name; --uninstall removes them too.
 set -eu
 
-prefix=${HOME:-}/.local
+prefix=${HOME:+$HOME/.local}
 uninstall=
 while [ $# -gt 0 ]; do
     case $1 in
@@ -17,6 +17,7 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
+[ "$prefix" ] || { echo "HOME is not set, and no --prefix given" >&2; exit 2; }
 case $prefix in /*) ;; *) prefix=$PWD/$prefix ;; esac
 list=lib/jumbo/files
 

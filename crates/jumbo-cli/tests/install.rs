@@ -58,6 +58,7 @@ fn the_archive_installs_updates_and_goes_without_a_trace() {
         version = env!("CARGO_PKG_VERSION")
     );
     assert_eq!(shell(&[], &folder, &again), "archive\nmapped\nsame\n");
+    shell(&[], &folder, "unset HOME; ! archive/install.sh");
     let blank = format!("{install} >&2; {install} --uninstall >&2; ls");
     assert_eq!(shell(&[], &folder, &blank), "archive\nmapped\nsame\n");
 }
