@@ -122,10 +122,13 @@ impl Layout {
             Some(shape) => Self::new(shape, dtype)?,
             None => Self::of([(rest / dtype.bytes).cast_signed()].into(), dtype)?,
         };
-        let is_part = shape.is_none() && layout.bytes != rest;
-        match layout.bytes > rest || is_part {
-            true => Err(beyond(layout.bytes.max(rest))),
-            false => Ok(layout),
+        match layout.bytes {
+            bytes if bytes > rest => Err(beyond(bytes)),
+            bytes if shape.is_none() && bytes != rest => Err(PyValueError::new_err(format!(
+                "{rest} bytes are no whole elements of {} bytes: give a dtype or shape",
+                dtype.bytes
+            ))),
+            _ => Ok(layout),
         }
     }
 }
@@ -260,6 +263,8 @@ impl Array {
     /// Without `data`: readers take the buffer, so that it counts as an export.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        // NumPy ignores the error of the buffer.
+        self.with(|_| Ok(()))?;
         let dictionary = PyDict::new(py);
         let order = match self.layout.dtype.bytes {
             1 => '|',

@@ -148,6 +148,8 @@ class Arrays(unittest.TestCase):
         self.assertTrue(array.closed and "closed" in repr(array))
         for use in [
             lambda: memoryview(array),
+            lambda: numpy.asarray(array),
+            lambda: array.__array_interface__,
             lambda: array.huge,
             lambda: array.readonly,
             lambda: array.method,
@@ -370,6 +372,10 @@ class Shared(unittest.TestCase):
         self.assertRaises(FileNotFoundError, array.unlink)
         self.assertRaises(FileNotFoundError, jumbo.SharedArray.attach, name)
         self.assertEqual(numpy.asarray(copy)[1, 1], 9)
+        odd = jumbo.SharedArray(10, "u1", name=name)
+        with self.assertRaisesRegex(ValueError, "no whole elements of 8 bytes"):
+            jumbo.SharedArray.attach(name)
+        odd.unlink()
         self.assertRaises(ValueError, jumbo.SharedArray(1).unlink)
         for bad in ["", "a/b", "..", "x" * 300, "a\0b"]:
             with self.assertRaises((OSError, ValueError), msg=bad):
