@@ -267,10 +267,15 @@ pub(crate) fn tell(message: &str) {
 pub(crate) fn refuse(error: &clap::Error) -> ! {
     let text = error.render().to_string();
     let fitted = fitted(&text);
-    if !error.use_stderr() || fitted == text {
-        error.exit()
+    if error.use_stderr() && fitted != text {
+        let _ = write!(io::stderr(), "{fitted}");
+    } else if let Err(why) = error.print().and_then(|()| io::stdout().flush())
+        && !error.use_stderr()
+        && why.kind() != io::ErrorKind::BrokenPipe
+    {
+        tell(&unwritten(why).to_string());
+        std::process::exit(1)
     }
-    let _ = write!(io::stderr(), "{fitted}");
     std::process::exit(error.exit_code())
 }
 

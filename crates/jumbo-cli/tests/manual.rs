@@ -24,6 +24,9 @@ fn every_shell_completes_the_options_of_run() {
 fn what_cannot_be_written_is_said() {
     for arguments in [
         &["completions", "bash"][..],
+        &["--help"],
+        &["run", "--help"],
+        &["--version"],
         &["man"],
         &["status"],
         &["doctor", "--json"],
