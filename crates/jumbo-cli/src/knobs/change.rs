@@ -134,7 +134,10 @@ impl Change {
 
     fn refusal(&self, mode: &Mode) -> Option<anyhow::Error> {
         let why = self.needs_force.as_ref().filter(|_| !mode.force)?;
-        Some(anyhow!("{why}\nhint: `--force` asks for it all the same"))
+        Some(anyhow!(
+            "{why}\nhint: `{} --force` asks for it all the same",
+            command_line()
+        ))
     }
 
     fn print(&self, root: &Root, json: bool) -> anyhow::Result<()> {

@@ -28,6 +28,9 @@ pub(crate) fn main(
             _ => String::new(),
         };
         tell(&format!("no change{of} is recorded: nothing to undo"));
+        if mode.json {
+            view::json(&json!({"steps": [], "complete": true, "dry_run": mode.dry_run}))?;
+        }
         Ok(ExitCode::SUCCESS)
     };
     let Some(last) = journal.last(groups).map_err(unrecorded)? else {

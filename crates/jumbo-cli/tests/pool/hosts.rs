@@ -420,12 +420,16 @@ fn more_than_there_is_takes_force() {
         assert_eq!(refused.status.code(), Some(1), "{arguments:?}");
         let text = stderr(&refused);
         assert!(
-            text.contains(", and 16 GiB are available") && text.contains("hint: `--force`"),
+            text.contains(", and 16 GiB are available") && text.contains(" --force` asks"),
             "{text}"
         );
         assert_eq!(pages(), "0\n");
     }
     assert!(stderr(&fake.jumbo(&["--undo"])).contains("nothing to undo"));
+    assert_eq!(
+        fake.json(&["--undo", "--json"])["steps"],
+        serde_json::json!([])
+    );
     let dry = fake.jumbo(&["grow", "2M", "17G", "--force", "--dry-run"]);
     assert!(dry.status.success() && stderr(&dry).is_empty(), "{dry:?}");
     fake.ok(&["grow", "2M", "16G"]);
