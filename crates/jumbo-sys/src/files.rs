@@ -70,13 +70,6 @@ impl FileError {
         self.is(io::ErrorKind::NotFound) || self.errno() == Some(Errno::SRCH)
     }
 
-    /// Reports whether the process of the file has ended: ENOENT, or ESRCH for a file that is open.
-    pub fn is_of_ended(&self) -> bool {
-        let ended = Some(rustix::io::Errno::SRCH.raw_os_error());
-        let is_ended = |source: &io::Error| source.raw_os_error() == ended;
-        self.is_missing() || matches!(self, Self::Io { source, .. } if is_ended(source))
-    }
-
     /// Reports whether the process of the file blocked the read.
     pub fn is_held_back(&self) -> bool {
         self.is(io::ErrorKind::TimedOut)

@@ -111,7 +111,7 @@ impl Holders {
         };
         let smaps = match aside::smaps(root, pid) {
             Ok(smaps) => smaps,
-            Err(error) if error.is_of_ended() => return,
+            Err(error) if error.is_missing() => return,
             Err(_) => {
                 self.hidden += 1;
                 if hugetlb > Bytes(0) {

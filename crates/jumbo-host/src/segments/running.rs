@@ -29,7 +29,7 @@ impl Running {
         for (pid, read) in pids.iter().zip(aside::maps_of_each(root, &pids)) {
             match read {
                 Ok(read) => maps.push((*pid, read)),
-                Err(error) => hidden += usize::from(!error.is_of_ended()),
+                Err(error) => hidden += usize::from(!error.is_missing()),
             }
         }
         Ok(Self { maps, hidden })

@@ -99,7 +99,7 @@ impl Census {
             error if error.is_denied() => self.denied += 1,
             error if error.is_held_back() => self.held_back += 1,
             error if error.is_beyond_budget() => self.left_out += 1,
-            error if error.is_of_ended() => {}
+            error if error.is_missing() => {}
             _ => self.other += 1,
         }
     }

@@ -129,7 +129,7 @@ impl Tasks {
             match Huge::read(root, task.pid) {
                 Ok(huge) => task.huge = Some(huge),
                 Err(error) if error.is_denied() => refused.push(error),
-                Err(error) if error.is_of_ended() => {}
+                Err(error) if error.is_missing() => {}
                 Err(error) => {
                     let what = format!("huge memory of process {}", task.pid);
                     tasks.missing.push(Missing::new(what, &error));
