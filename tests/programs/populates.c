@@ -102,8 +102,9 @@ static unsigned long sum_of(const char *field)
     return sum;
 }
 
-/* Returns the number of threads without the one that watches memory, which may start at any time. */
-static int tasks(void)
+/* Returns the number of threads without the one that watches memory, which may start at any time, and
+ * has no name of its own at first. */
+static int count_tasks(void)
 {
     int count = 0;
     char path[300], name[32];
@@ -120,6 +121,17 @@ static int tasks(void)
             fclose(comm);
     }
     closedir(folder);
+    return count;
+}
+
+/* A thread that was joined is in the list for a moment. */
+static int tasks(void)
+{
+    int count = count_tasks();
+    for (int i = 0; i < 1000 && count > 1; i++) {
+        usleep(1000);
+        count = count_tasks();
+    }
     return count;
 }
 
