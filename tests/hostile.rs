@@ -2,9 +2,9 @@
 
 use std::fs::{self, File};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::support::{
     Compiled, OUTSIDE_CALLS, Program, Running, Source, build, compile, host, wait,
@@ -217,4 +217,61 @@ fn a_program_that_dropped_root_gains_nothing_by_the_process_beside_it() {
     for name in OUTSIDE_CALLS {
         assert_eq!(attack(name), 1, "{name} was answered");
     }
+}
+
+/// Sends SIGKILL to the server of a file system.
+struct Server(Pid);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+    }
+}
+
+#[test]
+fn a_process_that_holds_its_memory_map_holds_no_command() {
+    if host::command("python3").is_none() {
+        return;
+    }
+    if !host::root() {
+        return;
+    }
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::new("/usr/bin/python3").args(["-c", include_str!("programs/held.py")]);
+    let program = program.arg(folder.path()).around(["unshare", "--mount"]);
+    let running = program.start_plain();
+    let line = running.wait_for_line("");
+    let Some(server) = line.strip_prefix("ready ") else {
+        host::skip("there is no FUSE");
+        return;
+    };
+    let server = Server(Pid::from_raw(server.parse().unwrap()).unwrap());
+    running.wait_for_line("held");
+    let pid = running.pid().as_raw_nonzero().to_string();
+    let command = |words: &[&str]| {
+        Program::new(build::jumbo())
+            .args(words)
+            .arg(&pid)
+            .start_plain()
+    };
+    // A collapse waits for the lock, and no signal ends its wait.
+    let killed = command(&["promote"]);
+    std::thread::sleep(Duration::from_millis(300));
+    killed.signal(Signal::KILL);
+    assert_eq!(killed.wait().shell_status(), 128 + 9);
+    // From now on readers of the lock wait too, behind that collapse.
+    for words in [&["promote"][..], &["promote", "--undo"], &["status", "-p"]] {
+        let started = Instant::now();
+        let ran = command(words).wait();
+        assert!(started.elapsed() < COMMAND_TIMEOUT, "{words:?} {ran:?}");
+        let all = format!("{}{}", ran.stdout, ran.stderr);
+        assert!(all.contains("holds"), "{words:?} {ran:?}");
+    }
+    drop(server);
+    wait::until("the end", wait::TIMEOUT, || {
+        running.has_ended().then_some(())
+    });
 }

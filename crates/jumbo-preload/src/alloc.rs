@@ -163,11 +163,12 @@ mod libcs {
         BYTES.fetch_add(room(block), Ordering::Relaxed);
     }
 
-    /// Counts a block of the C library, or null, that is freed.
+    /// Counts a block of the C library, or null, that is freed, or resized and so no longer aligned.
     #[inline(always)]
     pub(super) fn remove(block: *mut c_void) {
         if BYTES.load(Ordering::Relaxed) != 0 {
-            let less = |bytes: usize| Some(bytes.saturating_sub(room(block)));
+            let room = room(block);
+            let less = |bytes: usize| Some(bytes.saturating_sub(room));
             let _ = BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
     }
@@ -286,6 +287,7 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
         // SAFETY: the caller's promise; the size is the slab's.
         return unsafe { resize_small(pointer, room, size) };
     }
+    libcs::remove(pointer);
     // SAFETY: the same call.
     let resize = || unsafe { (next::realloc.get())(pointer, size) };
     if is_large(size) {

@@ -80,38 +80,33 @@ impl MemoryPeak {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_peak_of_hugetlb_pages_is_independent() {
+    /// Returns the peak of samples of a process in KiB: all memory, and that of a field of smaps.
+    fn peak(field: &str, samples: &[(u64, u64)]) -> MemoryPeak {
         let folder = tempfile::tempdir().unwrap();
         let process = folder.path().join("proc/7");
         std::fs::create_dir_all(&process).unwrap();
         let mut peak = MemoryPeak::default();
-        for (pss, hugetlb) in [(100, 4096), (900_000, 2048)] {
+        for (pss, other) in samples {
             let rollup = format!(
                 "400000-800000 ---p 00000000 00:00 0 [rollup]\n\
-                 Rss: {pss} kB\nPss: {pss} kB\nPrivate_Hugetlb: {hugetlb} kB\n"
+                 Rss: {pss} kB\nPss: {pss} kB\n{field}: {other} kB\n"
             );
             std::fs::write(process.join("smaps_rollup"), rollup).unwrap();
             peak.sample(&Root::at(folder.path()), 7);
         }
+        peak
+    }
+
+    #[test]
+    fn the_peak_of_hugetlb_pages_is_independent() {
+        let peak = peak("Private_Hugetlb", &[(100, 4096), (900_000, 2048)]);
         assert_eq!(peak.hugetlb, Bytes(4096 << 10));
         assert_eq!(peak.bytes, Bytes((900_000 + 2048) << 10));
     }
 
     #[test]
     fn a_collapse_at_the_peak_counts() {
-        let folder = tempfile::tempdir().unwrap();
-        let process = folder.path().join("proc/7");
-        std::fs::create_dir_all(&process).unwrap();
-        let mut peak = MemoryPeak::default();
-        for (pss, huge) in [(10_000, 0), (9_990, 9_000), (5_000, 0)] {
-            let rollup = format!(
-                "400000-800000 ---p 00000000 00:00 0 [rollup]\n\
-                 Rss: {pss} kB\nPss: {pss} kB\nAnonHugePages: {huge} kB\n"
-            );
-            std::fs::write(process.join("smaps_rollup"), rollup).unwrap();
-            peak.sample(&Root::at(folder.path()), 7);
-        }
+        let peak = peak("AnonHugePages", &[(10_000, 0), (9_990, 9_000), (5_000, 0)]);
         assert_eq!(peak.bytes, Bytes(10_000 << 10));
         assert!(peak.huge_percent > 90.0, "{peak:?}");
     }

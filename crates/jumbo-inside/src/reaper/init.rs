@@ -45,11 +45,7 @@ fn fetches_signals() -> bool {
         return true;
     }
     let call = proc::read(c"/proc/1/syscall", &mut buffer).unwrap_or_default();
-    let number = call
-        .split(|&byte| byte == b' ')
-        .next()
-        .and_then(proc::number);
-    number.map(i64::try_from) == Some(Ok(libc::SYS_rt_sigtimedwait))
+    proc::number(call).map(i64::try_from) == Some(Ok(libc::SYS_rt_sigtimedwait))
 }
 
 /// Reports whether a line of /proc/PID/status is a set of blocked, ignored, caught or pending signals
