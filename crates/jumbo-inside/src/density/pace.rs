@@ -3,13 +3,14 @@
 //! On an idle CPU they take no time from the program. On busy ones they take at most a part of the
 //! program's own CPU time, or of the time that passes, plus what they save: a block that is advised
 //! before the program fills it has one page fault instead of one per base page. So a program that ends
-//! soon, or whose memory is costly to collapse, loses at most that part. It is a token bucket: what is
-//! not spent in time is lost, or a program that slept would be disturbed when it works.
+//! soon, or whose memory is costly to collapse, loses at most that part. It is a token bucket: a part
+//! that is not spent in time is lost, or a program that slept would be disturbed when it works. What was
+//! saved is kept.
 //!
 //! The CPUs are busy if more tasks run than there are, or if the scanner itself has waited: that shows
 //! the tasks of a cpuset, and the quota of a cgroup.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use core::time::Duration;
 
 use super::table::PAGE_BYTES;
@@ -20,9 +21,9 @@ use jumbo_sys::proc;
 
 /// Part of the program's CPU time, as a divisor.
 const SHARE_DIVISOR: u32 = 32;
-/// CPU time that may be spent before it is earned, at most: a scan that advises ahead of a fill then
-/// pays for the next one.
-const BURST: Duration = Duration::from_millis(5);
+/// Nanoseconds of CPU time of the program's part that may be spent later, and at first: a scan that
+/// advises ahead of a fill then pays for the next one.
+const BURST: i64 = 5_000_000;
 /// Part of the time that passes, as a divisor: the memory of a program that sleeps becomes huge on a
 /// busy host, too.
 const SLEEPER_DIVISOR: u32 = 40;
@@ -38,8 +39,8 @@ const MAX_AGE: Duration = Duration::from_millis(2);
 const MIN_WAIT: Duration = Duration::from_millis(1);
 const MAX_WAIT: Duration = Duration::from_millis(500);
 
-/// CPU time that was spent and is not yet earned.
-static SPENT_NANOS: AtomicU64 = AtomicU64::new(0);
+/// CPU time that may be spent; below 0: that has to be earned first.
+static BALANCE_NANOS: AtomicI64 = AtomicI64::new(BURST);
 /// The program's CPU time, and the time, up to which it was earned.
 static USED_NANOS: AtomicU64 = AtomicU64::new(0);
 static PASSED_NANOS: AtomicU64 = AtomicU64::new(0);
@@ -53,19 +54,20 @@ static HAS_WAITED: AtomicBool = AtomicBool::new(false);
 pub(super) fn spend(time: Duration) {
     let time = time.saturating_add(take_comparison_time());
     if is_busy() {
-        SPENT_NANOS.fetch_add(nanos(time), Ordering::Relaxed);
+        change(|balance| balance.saturating_sub_unsigned(nanos(time)));
     }
 }
 
 /// Counts the page faults of base pages that `blocks` will not have.
 pub(super) fn save(blocks: usize) {
     let pages = u32::try_from(blocks * pmd() / PAGE_BYTES).unwrap_or(u32::MAX);
-    earn(FAULT.saturating_mul(pages));
+    let saved = nanos(FAULT.saturating_mul(pages));
+    change(|balance| balance.saturating_add_unsigned(saved));
 }
 
-fn earn(time: Duration) {
-    let rest = |spent: u64| Some(spent.saturating_sub(nanos(time)));
-    let _ = SPENT_NANOS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest);
+fn change(to: impl Fn(i64) -> i64) {
+    let relaxed = Ordering::Relaxed;
+    let _ = BALANCE_NANOS.fetch_update(relaxed, relaxed, |balance| Some(to(balance)));
 }
 
 /// Returns the least time until the next scan or collapse.
@@ -78,11 +80,12 @@ pub(super) fn wait() -> Duration {
         time.saturating_sub(Duration::from_nanos(last))
     };
     let used = since(&USED_NANOS, program_cpu_time());
-    earn((used / SHARE_DIVISOR).max(since(&PASSED_NANOS, now()) / SLEEPER_DIVISOR));
-    let spent = Duration::from_nanos(SPENT_NANOS.load(Ordering::Relaxed));
-    match spent.saturating_sub(BURST) {
-        Duration::ZERO => Duration::ZERO,
-        missing => missing
+    let passed = since(&PASSED_NANOS, now());
+    let earned = nanos((used / SHARE_DIVISOR).max(passed / SLEEPER_DIVISOR));
+    change(|balance| balance.max(balance.saturating_add_unsigned(earned).min(BURST)));
+    match BALANCE_NANOS.load(Ordering::Relaxed) {
+        0.. => Duration::ZERO,
+        missing => Duration::from_nanos(missing.unsigned_abs())
             .saturating_mul(SHARE_DIVISOR)
             .clamp(MIN_WAIT, MAX_WAIT),
     }
@@ -90,7 +93,7 @@ pub(super) fn wait() -> Duration {
 
 /// Begins anew in the child of a fork, whose CPU time begins at 0.
 pub(super) fn forked() {
-    SPENT_NANOS.store(0, Ordering::Relaxed);
+    BALANCE_NANOS.store(BURST, Ordering::Relaxed);
     USED_NANOS.store(0, Ordering::Relaxed);
 }
 
