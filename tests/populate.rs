@@ -87,3 +87,33 @@ fn a_refused_registration_with_a_ring_populates_nothing() {
     }
     assert_eq!(plain.ok().stdout, program.jumbo().ok().stdout);
 }
+
+/// The kernel charges the limit for the whole huge page of which a buffer is a part.
+#[test]
+fn buffers_in_huge_pages_are_registered_within_the_limit_of_locked_memory() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    if !host::root() {
+        return;
+    }
+    let files = compile(&[
+        Source::Library("rings"),
+        Source::C("registers", &["-lrings"]),
+    ]);
+    for way in ["buffers", "buffers2", "library", "tags"] {
+        let program = Program::new(files.path("registers")).arg(way);
+        let program = program.unprivileged();
+        let plain = program.plain();
+        if plain.shell_status() == 77 {
+            return crate::support::skip("no io_uring here");
+        }
+        let plain = plain.ok();
+        assert!(plain.stdout.contains(": 0\n"), "{way}: {plain:?}");
+        assert_alike(&plain, &program.jumbo().ok(), way);
+        let ran = program.arg("huge").jumbo().ok();
+        let [before, after] = ["before", "after"].map(|name| ran.number(name));
+        // Split, not given up: the rest of each block stays as it was.
+        assert!(before >= 60 && after <= 4, "{way}: {ran:?}");
+    }
+}

@@ -489,56 +489,78 @@ pub fn lock_all<T>(flags: i32, call: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Makes io_uring_register(2) of `ring` by `call`, after several threads have populated its buffers:
-/// `count` iovecs at `vectors`. Adjacent buffers are one range. The kernel populates up to the buffer
-/// that exceeds RLIMIT_MEMLOCK, or that it refuses.
-pub fn register<T>(ring: usize, vectors: usize, count: usize, call: impl FnOnce() -> T) -> T {
-    const BATCH: usize = 32;
-    if !concerns(usize::MAX) || sys::unfiltered(|| takes_buffers(ring, count)) != Some(true) {
-        return call();
+/// Registers buffers with an io_uring by `call`, after several threads have populated them: `count`
+/// iovecs at `vectors`. Adjacent buffers are one range. `call` takes the address of iovecs, and returns
+/// its answer and the error. The kernel populates up to the buffer that exceeds RLIMIT_MEMLOCK, or that
+/// it refuses.
+///
+/// The kernel charges the limit for the whole huge page of which a buffer is a part (io_uring/rsrc.c).
+/// If it refuses that, the huge pages around the buffers are split, and the call is made again.
+pub fn register<T>(vectors: usize, count: usize, call: impl Fn(usize) -> (T, Option<Errno>)) -> T {
+    // A ring that takes buffers now reads the iovecs, here at an address that no process has.
+    let nowhere = usize::MAX & !(rustix::param::page_size() - 1);
+    let takes_buffers = || call(nowhere).1 == Some(Errno::FAULT);
+    if concerns(usize::MAX) && sys::unfiltered(takes_buffers) == Some(true) {
+        populate_buffers(vectors, count);
     }
+    match call(vectors) {
+        (_, Some(Errno::NOMEM)) => {}
+        (answer, _) => return answer,
+    }
+    each_buffer(vectors, count, |buffer| {
+        let range = pages_of(buffer);
+        // SAFETY: the advice changes no byte. The kernel splits a huge page of which it gets a part:
+        // MADV_COLD, Linux 5.4.
+        let _ = unsafe { sys::advise(range.start, range.len(), libc::MADV_COLD) };
+    });
+    call(vectors).0
+}
+
+fn populate_buffers(vectors: usize, count: usize) {
     let mut left = sys::unfiltered(pinnable_bytes).unwrap_or(0);
     let mut range = 0..0;
-    'all: for first in (0..count).step_by(BATCH) {
-        let mut words = [0; 2 * BATCH];
-        let at = vectors.wrapping_add(first * 2 * size_of::<usize>());
-        let wanted = 2 * BATCH.min(count - first);
-        let words = words.get_mut(..wanted).unwrap_or_default();
-        if sys::unfiltered(|| sys::copy_words(at, words)) != Some(Ok(wanted)) {
-            break;
+    each_buffer(vectors, count, |buffer| {
+        if buffer.start != range.end {
+            left = register_range(&range, left);
+            range.start = buffer.start;
         }
-        for vector in words.chunks_exact(2) {
-            match *vector {
-                // An empty slot, Linux 5.13.
-                [0, 0] => continue,
-                [start, length @ 1..=MAX_BUFFER_BYTES] if start != 0 => {
-                    if start != range.end {
-                        left = register_range(&range, left);
-                        range = start..start;
-                    }
-                    range.end = range.end.saturating_add(length);
-                }
-                // EFAULT: those before it are resident.
-                _ => break 'all,
-            }
-        }
-    }
+        range.end = buffer.end;
+    });
     register_range(&range, left);
-    call()
 }
 
 /// Maximum size of a buffer of a ring (io_uring/rsrc.c).
 const MAX_BUFFER_BYTES: usize = 1 << 30;
 
-/// Reports whether a file is a ring that takes `count` buffers now: the kernel then reads the iovecs,
-/// here at an address that no process has.
-fn takes_buffers(ring: usize, count: usize) -> bool {
-    /// IORING_REGISTER_BUFFERS (linux/io_uring.h), Linux 5.1.
-    const REGISTER_BUFFERS: usize = 0;
-    let nowhere = usize::MAX & !(rustix::param::page_size() - 1);
-    let arguments = [ring, REGISTER_BUFFERS, nowhere, count, 0, 0];
-    // SAFETY: the kernel registers nothing.
-    unsafe { sys::request(libc::SYS_io_uring_register, arguments) == Err(Errno::FAULT) }
+/// Visits the buffers of `count` iovecs up to the first that the kernel refuses (EFAULT).
+fn each_buffer(vectors: usize, count: usize, mut visit: impl FnMut(Range<usize>)) {
+    const BATCH: usize = 32;
+    for first in (0..count).step_by(BATCH) {
+        let mut words = [0; 2 * BATCH];
+        let at = vectors.wrapping_add(first * 2 * size_of::<usize>());
+        let wanted = 2 * BATCH.min(count - first);
+        let words = words.get_mut(..wanted).unwrap_or_default();
+        if sys::unfiltered(|| sys::copy_words(at, words)) != Some(Ok(wanted)) {
+            return;
+        }
+        for vector in words.chunks_exact(2) {
+            match *vector {
+                // An empty slot, Linux 5.13.
+                [0, 0] => {}
+                [start, length @ 1..=MAX_BUFFER_BYTES] if start != 0 => {
+                    visit(start..start.saturating_add(length));
+                }
+                _ => return,
+            }
+        }
+    }
+}
+
+/// Returns the pages of which a range has a part.
+fn pages_of(range: Range<usize>) -> Range<usize> {
+    let page = rustix::param::page_size();
+    let end = range.end.checked_next_multiple_of(page);
+    range.start & !(page - 1)..end.unwrap_or(range.end)
 }
 
 /// Returns the bytes that this process may pin. RLIMIT_MEMLOCK, getrlimit(2).
@@ -555,9 +577,7 @@ fn pinnable_bytes() -> usize {
 fn register_range(range: &Range<usize>, left: usize) -> usize {
     let rest = left.checked_sub(range.len());
     if rest.is_some() && concerns(range.len()) {
-        let page = rustix::param::page_size();
-        let end = range.end.checked_next_multiple_of(page);
-        let range = range.start & !(page - 1)..end.unwrap_or(range.end);
+        let range = pages_of(range.clone());
         if sys::unfiltered(|| is_uniform(&range)) == Some(true) {
             mapping(range.start, range.len());
         }

@@ -208,6 +208,10 @@ names! {
     seteuid(id: uid_t) -> c_int, as seteuid => sharing::identified[Ids::User, &[id]];
     setegid(id: gid_t) -> c_int, as setegid => sharing::identified[Ids::Group, &[id]];
     initgroups(user: *const c_char, group: gid_t) -> c_int, as initgroups => sharing::privileged[];
+    io_uring_register_buffers(ring: *mut c_void, vectors: *const c_void, count: c_uint) -> c_int,
+        as io_uring_register_buffers: maps::register_by_liburing;
+    io_uring_register_buffers_tags(ring: *mut c_void, vectors: *const c_void, tags: *const c_void, count: c_uint)
+        -> c_int, as io_uring_register_buffers_tags: maps::register_with_tags;
     sbrk(increment: isize) -> *mut c_void, as sbrk => maps::move_break[increment];
     brk(addr: *mut c_void) -> c_int, as brk => maps::set_break[];
     pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
@@ -359,8 +363,11 @@ unsafe fn other(number: c_long, arguments: &[c_long; 6]) -> c_long {
         libc::SYS_io_setup => sharing::set_up_aio(call),
         libc::SYS_io_uring_register => {
             let [operation, count] = [second, fourth].map(Word::from_word);
-            let (ring, vectors) = (Word::from_word(first), Word::from_word(third));
-            maps::register(ring, operation, vectors, count, call)
+            let call = |argument: *const c_void| {
+                // SAFETY: the same call, with a copy of its iovecs' place.
+                unsafe { by_number(number, &[first, second, argument.word(), fourth]) }
+            };
+            maps::register(operation, Word::from_word(third), count, call)
         }
         libc::SYS_exit => {
             crate::threads::ending();

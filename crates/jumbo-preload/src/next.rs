@@ -232,6 +232,10 @@ next! {
     flock: fn(_descriptor: c_int, _operation: c_int) -> c_int, else failed();
     fcntl: fn(_descriptor: c_int, _command: c_int, _argument: c_ulong) -> c_int, else failed();
     fflush: fn(_stream: *mut c_void) -> c_int, else failed();
+    io_uring_register_buffers: fn(_ring: *mut c_void, _vectors: *const c_void, _count: c_uint) -> c_int,
+        else -libc::ENOSYS;
+    io_uring_register_buffers_tags: fn(_ring: *mut c_void, _vectors: *const c_void, _tags: *const c_void,
+        _count: c_uint) -> c_int, else -libc::ENOSYS;
     // Not interposed. Some C libraries lack them, and would refuse to load a library that imports
     // them.
     _IO_list_lock: fn(), else nothing();
