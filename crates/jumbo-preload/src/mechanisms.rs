@@ -56,8 +56,12 @@ impl Mechanism for Slabs {
         small::before_fork();
     }
 
-    unsafe fn unlock_after_fork(side: Side) {
-        small::after_fork(side);
+    unsafe fn unlock_after_fork(_side: Side) {
+        small::after_fork();
+    }
+
+    unsafe fn is_forked(process: u32) {
+        small::forked(process);
     }
 }
 

@@ -10,7 +10,6 @@ use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use jumbo_inside::density::program_break;
-use jumbo_inside::events::Side;
 use jumbo_inside::heap;
 use jumbo_inside::slab::{self, Block, Cache, Freed};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -274,10 +273,12 @@ pub(crate) fn before_fork() {
 }
 
 /// Releases the locks after fork(2), in both processes.
-pub(crate) fn after_fork(side: Side) {
-    if side == Side::Child {
-        slab::forked();
-    }
+pub(crate) fn after_fork() {
     // SAFETY: after `before_fork`, in its thread or the original's.
     unsafe { slab::unlock() };
+}
+
+/// Forgets the parent's other threads, in the child of a fork.
+pub(crate) fn forked(process: u32) {
+    slab::forked(process.cast_signed(), cache());
 }

@@ -96,12 +96,13 @@ impl Mechanism for Slabs {
         slab::lock();
     }
 
-    unsafe fn unlock_after_fork(side: Side) {
-        if side == Side::Child {
-            slab::forked();
-        }
+    unsafe fn unlock_after_fork(_side: Side) {
         // SAFETY: after `lock_for_fork`, in its thread or the original's.
         unsafe { slab::unlock() };
+    }
+
+    unsafe fn is_forked(process: u32) {
+        slab::forked(process.cast_signed(), CACHE.get());
     }
 }
 

@@ -4,13 +4,13 @@
 //! the blocks. It grows with the misses of its thread, within a budget. A cache outlives its thread:
 //! the next thread with the same thread pointer has it, or one that finds its thread dead.
 //!
-//! A handler may interrupt its thread in here. While a magazine changes it is empty and has no room,
-//! so that the handler's calls go to the slabs.
+//! A handler may interrupt its thread in here. A cache in use is busy, so that the handler's calls go
+//! to the slabs.
 #![expect(unsafe_code, reason = "magazines are reached by address")]
 
 use core::ptr::null_mut;
 use core::sync::atomic::{
-    AtomicI32, AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence,
+    AtomicBool, AtomicI32, AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence,
 };
 
 use rustix::io::Errno;
@@ -35,9 +35,12 @@ pub(super) struct Magazine {
 #[derive(Debug)]
 pub struct Cache {
     pub(super) magazines: [Magazine; CLASSES],
-    /// Thread pointer and ID of the thread; the ID is 0 if it is unknown.
+    /// Its thread uses it. Only that thread, and handlers that interrupt it, look.
+    is_busy: AtomicBool,
+    /// Thread pointer and ID of the thread, and its process; the IDs are 0 if they are unknown.
     owner: AtomicUsize,
     thread: AtomicI32,
+    process: AtomicI32,
     /// Next of all caches.
     next: AtomicPtr<Cache>,
     /// Number of the cache, from 1 on.
@@ -53,7 +56,7 @@ pub struct Cache {
 }
 
 /// Initial number of slots of a magazine.
-const MIN_SLOTS: usize = 8;
+const MIN_SLOTS: u32 = 8;
 /// Bounds of the bytes that the cache of a thread holds.
 const MAX_ROOM_BYTES: usize = 4 << 20;
 const MIN_ROOM_BYTES: usize = 32 << 10;
@@ -80,6 +83,11 @@ unsafe impl Send for Caches {}
 
 crate::one_page! {
     static WORD: AtomicU32 = AtomicU32::new(0);
+    /// This process: that of [`begin`]. A child of vfork(2) or of a bare clone(2) has another ID.
+    static PROCESS: AtomicI32 = AtomicI32::new(0);
+    /// Cache of the thread with the ID of this process, whatever the cache says: a child of a fork leaves
+    /// the page of the cache as it is.
+    static FIRST: AtomicPtr<Cache> = AtomicPtr::new(null_mut());
 }
 static CACHES: Lock<Caches, Apart> = Lock::on(
     &WORD,
@@ -127,27 +135,82 @@ pub(super) fn idle() -> isize {
     idle
 }
 
-/// Returns a cache for the calling thread. Null without memory, and in a handler that interrupted
+/// Gives the calling thread a cache, at `place`. Null without memory, and in a handler that interrupted
 /// the holder of the lock.
-pub(super) fn adopt() -> *mut Cache {
+pub(super) fn adopt(place: &mut *mut Cache) {
     let me = thread_pointer();
     let adopted = sys::guarded(|| {
         CACHES.with(|caches| {
             let cache = caches.former(me).or_else(|| caches.dead());
             let cache = cache.or_else(|| caches.make())?;
-            let thread = match sandbox::is_entered() || sandbox::is_entered_later() {
-                true => 0,
-                false => rustix::thread::gettid().as_raw_nonzero().get(),
-            };
             // SAFETY: a cache of the list, whose thread is gone.
             unsafe {
                 (*cache).owner.store(me, Ordering::Relaxed);
-                (*cache).thread.store(thread, Ordering::Relaxed);
+                (*cache).identify();
             }
             Some(cache)
         })
     });
-    adopted.flatten().unwrap_or(null_mut())
+    let Some(Some(cache)) = adopted else { return };
+    *place = cache;
+    compiler_fence(Ordering::SeqCst);
+    // A handler forked meanwhile, before the child could find the cache here.
+    // SAFETY: the caller's own cache.
+    unsafe {
+        let process = (*cache).process.load(Ordering::Relaxed);
+        if process != 0 && process != PROCESS.load(Ordering::Relaxed) {
+            sys::guarded(|| (*cache).identify());
+        }
+    }
+}
+
+/// Reports whether a filter may kill for the calls that tell about threads.
+fn is_filtered() -> bool {
+    sandbox::is_entered() || sandbox::is_entered_later()
+}
+
+/// Begins in a process, at the start or as the child of a fork. Of its threads only the calling one, of
+/// the same ID, has a cache.
+pub(super) fn begin(process: i32, cache: *mut Cache) {
+    PROCESS.store(process, Ordering::Relaxed);
+    FIRST.store(cache, Ordering::Relaxed);
+}
+
+impl Cache {
+    /// Notes the calling thread.
+    fn identify(&self) {
+        let here = PROCESS.load(Ordering::Relaxed);
+        let (process, thread) = match is_filtered() || sys::process() != here {
+            true => (0, 0),
+            false => (here, rustix::thread::gettid().as_raw_nonzero().get()),
+        };
+        self.process.store(process, Ordering::Relaxed);
+        self.thread.store(thread, Ordering::Relaxed);
+        let _ = FIRST.compare_exchange(
+            (&raw const *self).cast_mut(),
+            null_mut(),
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+    }
+
+    /// Begins to use the cache; false in a handler that interrupted its use.
+    #[inline(always)]
+    pub(super) fn enter(&self) -> bool {
+        if self.is_busy.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.is_busy.store(true, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+        true
+    }
+
+    /// Ends the use of the cache.
+    #[inline(always)]
+    pub(super) fn leave(&self) {
+        compiler_fence(Ordering::SeqCst);
+        self.is_busy.store(false, Ordering::Relaxed);
+    }
 }
 
 impl Caches {
@@ -158,6 +221,7 @@ impl Caches {
             // SAFETY: caches are never unmapped.
             unsafe {
                 if (*cache).owner.load(Ordering::Relaxed) == me {
+                    abandon(cache);
                     return Some(cache);
                 }
                 cache = (*cache).next.load(Ordering::Relaxed);
@@ -168,7 +232,8 @@ impl Caches {
 
     /// Returns a cache whose thread has ended, of a few.
     fn dead(&mut self) -> Option<*mut Cache> {
-        if sandbox::is_entered() || sandbox::is_entered_later() {
+        let here = PROCESS.load(Ordering::Relaxed);
+        if is_filtered() || sys::process() != here {
             return None;
         }
         for _ in 0..MAX_PROBES.min(COUNT.load(Ordering::Relaxed)) {
@@ -179,10 +244,24 @@ impl Caches {
             // SAFETY: as above; signal 0 is not sent.
             unsafe {
                 self.probe = (*cache).next.load(Ordering::Relaxed);
-                let thread = (*cache).thread.load(Ordering::Relaxed);
-                let ids = [sys::process(), thread].map(|id| id.unsigned_abs() as usize);
-                let arguments = [ids[0], ids[1], 0, 0, 0, 0];
-                if thread != 0 && sys::request(libc::SYS_tgkill, arguments) == Err(Errno::SRCH) {
+                let ids = match FIRST.load(Ordering::Relaxed) == cache {
+                    true => [here; 2],
+                    false => {
+                        [&(*cache).process, &(*cache).thread].map(|id| id.load(Ordering::Relaxed))
+                    }
+                };
+                let [process, thread] = ids.map(|id| id.unsigned_abs() as usize);
+                // A fork left the threads of another process behind.
+                let is_dead = match ids[0] {
+                    0 => false,
+                    of if of != here => true,
+                    _ => {
+                        let arguments = [process, thread, 0, 0, 0, 0];
+                        sys::request(libc::SYS_tgkill, arguments) == Err(Errno::SRCH)
+                    }
+                };
+                if is_dead {
+                    abandon(cache);
                     return Some(cache);
                 }
             }
@@ -194,19 +273,13 @@ impl Caches {
         let cache = meta::take(size_of::<Cache>())?.cast::<Cache>();
         // SAFETY: the piece is large enough, and aligned to a base page.
         unsafe {
-            for number in 0..CLASSES {
-                let magazine = Magazine {
-                    slots: null_mut(),
-                    count: 0,
-                    room: 0,
-                };
-                (&raw mut (*cache).magazines)
-                    .cast::<Magazine>()
-                    .add(number)
-                    .write(magazine);
+            for class in 0..CLASSES {
+                magazine_of(cache, class).write(Magazine::EMPTY);
             }
+            (&raw mut (*cache).is_busy).write(AtomicBool::new(false));
             (&raw mut (*cache).owner).write(AtomicUsize::new(0));
             (&raw mut (*cache).thread).write(AtomicI32::new(0));
+            (&raw mut (*cache).process).write(AtomicI32::new(0));
             (&raw mut (*cache).next).write(AtomicPtr::new(self.first));
             (&raw mut (*cache).number)
                 .write(u32::try_from(COUNT.load(Ordering::Relaxed) + 1).ok()?);
@@ -221,81 +294,83 @@ impl Caches {
     }
 }
 
-/// Magazine that changes: it is empty and has no room meanwhile.
-struct Opened {
-    magazine: *mut Magazine,
-    count: usize,
-    room: usize,
+/// Gives up the magazines of a cache whose thread has ended while it used them: another thread forked
+/// meanwhile, or a handler jumped out. Their state is unknown, so their blocks are lost.
+///
+/// # Safety
+/// The cache is of a thread that is gone.
+unsafe fn abandon(cache: *mut Cache) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !(*cache).is_busy.load(Ordering::Relaxed) {
+            return;
+        }
+        for class in 0..CLASSES {
+            magazine_of(cache, class).write(Magazine::EMPTY);
+        }
+        ROOM_BYTES.fetch_sub((*cache).room_bytes, Ordering::Relaxed);
+        (*cache).room_bytes = 0;
+        (*cache).leave();
+    }
 }
 
-impl Opened {
-    /// # Safety
-    /// The cache is the calling thread's.
-    unsafe fn new(cache: *mut Cache, class: usize) -> Self {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let magazine = (&raw mut (*cache).magazines).cast::<Magazine>().add(class);
-            let (count, room) = ((*magazine).count, (*magazine).room);
-            (&raw mut (*magazine).room).write_volatile(0);
-            compiler_fence(Ordering::SeqCst);
-            (&raw mut (*magazine).count).write_volatile(0);
-            compiler_fence(Ordering::SeqCst);
-            Self {
-                magazine,
-                count: count as usize,
-                room: room as usize,
-            }
+/// Returns the magazine of a class.
+///
+/// # Safety
+/// The address is that of a cache; the class is below [`CLASSES`].
+#[inline(always)]
+pub(super) unsafe fn magazine_of(cache: *mut Cache, class: usize) -> *mut Magazine {
+    // SAFETY: the caller's promise.
+    unsafe { (&raw mut (*cache).magazines).cast::<Magazine>().add(class) }
+}
+
+impl Magazine {
+    const EMPTY: Self = Self {
+        slots: null_mut(),
+        count: 0,
+        room: 0,
+    };
+}
+
+/// Gives a magazine more room: twice as much, within the budget, from the others in turn.
+///
+/// # Safety
+/// The cache is the calling thread's, and busy.
+unsafe fn grow(cache: *mut Cache, class: usize) {
+    let max = u32::from(shape_of(class).cached);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let magazine = &mut *magazine_of(cache, class);
+        let room = (magazine.room * 2).max(MIN_SLOTS).min(max);
+        let more = room_bytes(class, room.saturating_sub(magazine.room));
+        if more == 0 || !has_budget(cache, class, more) {
+            return;
+        }
+        let Some(slots) = meta::take(slot_bytes(room)) else {
+            return;
+        };
+        let slots = slots.cast::<usize>();
+        let before = (magazine.slots, slot_bytes(magazine.room));
+        if !before.0.is_null() {
+            slots.copy_from_nonoverlapping(before.0, magazine.count as usize);
+        }
+        (magazine.slots, magazine.room) = (slots, room);
+        (*cache).room_bytes += more;
+        ROOM_BYTES.fetch_add(more, Ordering::Relaxed);
+        if !before.0.is_null() {
+            meta::give(before.0.cast(), before.1);
         }
     }
+}
 
-    /// Gives the magazine more room: twice as much, within the budget, from the others in turn.
-    unsafe fn grow(&mut self, cache: *mut Cache, class: usize) {
-        let shape = shape_of(class);
-        let max = usize::from(shape.cached);
-        let room = (self.room * 2).max(MIN_SLOTS).min(max);
-        let more = room_bytes(class, room.saturating_sub(self.room));
-        // SAFETY: the caller's promise.
-        unsafe {
-            if more == 0 || !has_budget(cache, class, more) {
-                return;
-            }
-            let Some(slots) = meta::take(room * size_of::<usize>()) else {
-                return;
-            };
-            let slots = slots.cast::<usize>();
-            let before = (*self.magazine).slots;
-            if !before.is_null() {
-                slots.copy_from_nonoverlapping(before, self.count);
-                meta::give(before.cast(), self.room * size_of::<usize>());
-            }
-            (*self.magazine).slots = slots;
-            (*cache).room_bytes += more;
-            ROOM_BYTES.fetch_add(more, Ordering::Relaxed);
-        }
-        self.room = room;
-    }
-
-    fn slots(&self) -> *mut usize {
-        // SAFETY: the magazine is the calling thread's.
-        unsafe { (*self.magazine).slots }
-    }
-
-    /// Makes the magazine usable again.
-    fn close(self) {
-        // SAFETY: as above. A handler sees no room until the count is right.
-        unsafe {
-            #[expect(clippy::cast_possible_truncation, reason = "at most 1024 slots")]
-            let (count, room) = (self.count as u32, self.room as u32);
-            (&raw mut (*self.magazine).count).write_volatile(count);
-            compiler_fence(Ordering::SeqCst);
-            (&raw mut (*self.magazine).room).write_volatile(room);
-        }
-    }
+/// Returns the bytes of the slots of a magazine.
+const fn slot_bytes(room: u32) -> usize {
+    room as usize * size_of::<usize>()
 }
 
 /// Returns the bytes of `room` blocks of a class, and of their slots.
-fn room_bytes(class: usize, room: usize) -> usize {
-    room * (shape_of(class).size as usize + size_of::<usize>())
+fn room_bytes(class: usize, room: u32) -> usize {
+    room as usize * shape_of(class).size as usize + slot_bytes(room)
 }
 
 /// Reports whether the magazines may have room for `more` bytes: a share of what all caches may
@@ -326,30 +401,26 @@ unsafe fn has_budget(cache: *mut Cache, class: usize, more: usize) -> bool {
 }
 
 /// Takes the room of the next magazine that has any, except that of `class`.
+///
+/// # Safety
+/// The cache is the calling thread's, and busy.
 unsafe fn take_room(cache: *mut Cache, class: usize) {
     for _ in 0..CLASSES {
         // SAFETY: the caller's promise; the slots are the magazine's, of its room.
         unsafe {
             let victim = ((*cache).victim + 1) % CLASSES;
             (*cache).victim = victim;
-            if victim == class {
+            let magazine = magazine_of(cache, victim);
+            if victim == class || (*magazine).room == 0 {
                 continue;
             }
-            let mut opened = Opened::new(cache, victim);
-            let has_room = opened.room > 0;
-            if has_room {
-                note(cache, central::put(victim, opened.slots(), opened.count));
-                meta::give(opened.slots().cast(), opened.room * size_of::<usize>());
-                let bytes = room_bytes(victim, opened.room);
-                (*cache).room_bytes -= bytes;
-                ROOM_BYTES.fetch_sub(bytes, Ordering::Relaxed);
-                (opened.count, opened.room) = (0, 0);
-                (*opened.magazine).slots = null_mut();
-            }
-            opened.close();
-            if has_room {
-                return;
-            }
+            let Magazine { slots, count, room } = magazine.replace(Magazine::EMPTY);
+            let bytes = room_bytes(victim, room);
+            (*cache).room_bytes -= bytes;
+            ROOM_BYTES.fetch_sub(bytes, Ordering::Relaxed);
+            note(cache, central::put(victim, slots, count as usize));
+            meta::give(slots.cast(), slot_bytes(room));
+            return;
         }
     }
 }
@@ -412,29 +483,37 @@ pub(super) unsafe fn refill(cache: *mut Cache, class: usize) -> Option<usize> {
     let mut one = 0;
     // SAFETY: the caller's promise; the slots have that room.
     unsafe {
-        if cache.is_null() || shape_of(class).cached == 0 {
-            return (take(cache, class, &raw mut one, 1) == 1).then_some(one);
-        }
-        let mut opened = Opened::new(cache, class);
+        let cache = entered(cache);
+        let filled = (!cache.is_null()).then(|| fill(cache, class)).flatten();
+        let block = filled.or_else(|| (take(cache, class, &raw mut one, 1) == 1).then_some(one));
+        left(cache);
+        block
+    }
+}
+
+/// Returns the block that is next in a magazine, after it was filled if it is empty. `None` without
+/// memory, and for a class that is not cached.
+///
+/// # Safety
+/// The cache is the calling thread's, and busy.
+unsafe fn fill(cache: *mut Cache, class: usize) -> Option<usize> {
+    // SAFETY: the caller's promise; the slots have that room.
+    unsafe {
+        let magazine = magazine_of(cache, class);
         // A handler may have filled it.
-        if opened.count == 0 {
-            opened.grow(cache, class);
-            let wanted = (opened.room / 2).max(1);
-            opened.count = match opened.room {
-                0 => 0,
-                _ => take(cache, class, opened.slots(), wanted),
-            };
-            if opened.count == 0 {
-                opened.close();
-                return (take(cache, class, &raw mut one, 1) == 1).then_some(one);
+        if (*magazine).count == 0 {
+            grow(cache, class);
+            let Magazine { slots, room, .. } = *magazine;
+            if room == 0 {
+                return None;
             }
+            let taken = take(cache, class, slots, (room as usize / 2).max(1));
             // In descending order, so that blocks are taken in the order of their addresses.
-            core::slice::from_raw_parts_mut(opened.slots(), opened.count).reverse();
+            core::slice::from_raw_parts_mut(slots, taken).reverse();
+            (*magazine).count = u32::try_from(taken).unwrap_or(0);
         }
-        opened.count -= 1;
-        let block = opened.slots().add(opened.count).read();
-        opened.close();
-        Some(block)
+        (*magazine).count = (*magazine).count.checked_sub(1)?;
+        Some((*magazine).slots.add((*magazine).count as usize).read())
     }
 }
 
@@ -445,28 +524,61 @@ pub(super) unsafe fn refill(cache: *mut Cache, class: usize) -> Option<usize> {
 pub(super) unsafe fn flush(cache: *mut Cache, class: usize, mut block: usize) {
     // SAFETY: the caller's promise.
     unsafe {
-        if cache.is_null() || shape_of(class).cached == 0 {
-            return note(cache, central::put(class, &raw mut block, 1));
+        let cache = entered(cache);
+        if cache.is_null() || !push(cache, class, block) {
+            note(cache, central::put(class, &raw mut block, 1));
         }
-        let mut opened = Opened::new(cache, class);
-        if opened.count == opened.room {
-            opened.grow(cache, class);
+        left(cache);
+    }
+}
+
+/// Puts a block into a magazine; false without slots, and for a class that is not cached.
+///
+/// # Safety
+/// The cache is the calling thread's, and busy.
+unsafe fn push(cache: *mut Cache, class: usize, block: usize) -> bool {
+    // SAFETY: the caller's promise; the slots have that room.
+    unsafe {
+        let magazine = magazine_of(cache, class);
+        if (*magazine).count == (*magazine).room {
+            grow(cache, class);
         }
-        if opened.room == 0 {
-            opened.close();
-            return note(cache, central::put(class, &raw mut block, 1));
+        let Magazine { slots, count, room } = *magazine;
+        if room == 0 {
+            return false;
         }
-        if opened.count == opened.room {
-            let half = opened.count.div_ceil(2);
-            note(cache, central::put(class, opened.slots(), half));
-            opened
-                .slots()
-                .copy_from(opened.slots().add(half), opened.count - half);
-            opened.count -= half;
+        if count == room {
+            let half = count.div_ceil(2) as usize;
+            note(cache, central::put(class, slots, half));
+            slots.copy_from(slots.add(half), count as usize - half);
+            (*magazine).count = count / 2;
         }
-        opened.slots().add(opened.count).write(block);
-        opened.count += 1;
-        opened.close();
+        slots.add((*magazine).count as usize).write(block);
+        (*magazine).count += 1;
+        true
+    }
+}
+
+/// Returns the cache, busy; null in a handler that interrupted its use.
+///
+/// # Safety
+/// The cache is the calling thread's, or null.
+unsafe fn entered(cache: *mut Cache) -> *mut Cache {
+    // SAFETY: the caller's promise.
+    match !cache.is_null() && unsafe { (*cache).enter() } {
+        true => cache,
+        false => null_mut(),
+    }
+}
+
+/// Ends the use of a cache of [`entered`].
+///
+/// # Safety
+/// As for [`entered`].
+unsafe fn left(cache: *mut Cache) {
+    if !cache.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { (*cache).leave() };
     }
 }
 
@@ -475,19 +587,19 @@ pub(super) unsafe fn flush(cache: *mut Cache, class: usize, mut block: usize) {
 /// # Safety
 /// The cache is the calling thread's, or null.
 pub(super) unsafe fn drain(cache: *mut Cache) {
-    if cache.is_null() {
-        return;
-    }
-    for class in 1..CLASSES {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let mut opened = Opened::new(cache, class);
-            if opened.count > 0 {
-                note(cache, central::put(class, opened.slots(), opened.count));
-                opened.count = 0;
-            }
-            opened.close();
+    // SAFETY: the caller's promise.
+    unsafe {
+        if cache.is_null() || !(*cache).enter() {
+            return;
         }
+        for class in 1..CLASSES {
+            let magazine = &mut *magazine_of(cache, class);
+            let count = core::mem::take(&mut magazine.count) as usize;
+            if count > 0 {
+                note(cache, central::put(class, magazine.slots, count));
+            }
+        }
+        (*cache).leave();
     }
 }
 

@@ -38,11 +38,10 @@ const MAX_CACHED_SIZE: usize = 64 << 10;
 /// Returns the class of a size of at most [`MAX_BYTES`].
 #[inline(always)]
 pub(super) const fn of(size: usize) -> usize {
-    if size <= MAX_EXACT_BYTES {
-        let class = size.div_ceil(GRAIN);
-        return class + (class == 0) as usize;
+    let below = size.saturating_sub(1);
+    if below < MAX_EXACT_BYTES {
+        return below / GRAIN + 1;
     }
-    let below = size - 1;
     let log = below.ilog2() as usize;
     let step = (below >> (log - STEPS_LOG)) & (STEPS - 1);
     EXACT + (log - EXACT_LOG) * STEPS + step + 1

@@ -31,11 +31,11 @@ mod unit;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 pub use cache::Cache;
-use cache::Magazine;
 use class::UNIT_BYTES;
 use unit::Unit;
 
 use crate::events::Held;
+use jumbo_sys as sys;
 
 #[cfg(test)]
 use crate::density;
@@ -94,6 +94,7 @@ pub enum Freed {
 /// Places the heap by a random number, before its first use.
 pub fn start(random: usize) {
     unit::place(random);
+    cache::begin(sys::process(), core::ptr::null_mut());
     IS_ON.store(true, Ordering::Release);
 }
 
@@ -131,20 +132,19 @@ unsafe fn offset_in(header: *const Unit, address: usize) -> usize {
     address % UNIT_BYTES + usize::from(unsafe { (*header).back }) * UNIT_BYTES
 }
 
-/// Marks a block of a cache as the program's. `None` if it is not a cache's: a handler of the
-/// program has interrupted this thread amid an allocation, and has it.
+/// Marks a block of a cache as the program's.
 #[inline(always)]
-unsafe fn hand_out(address: usize) -> Option<Block> {
+unsafe fn hand_out(address: usize) -> Block {
     let header = unit::header(unit::number_of(address));
     // SAFETY: the block is in a slab; records are never unmapped.
     let state = unsafe { &*(*header).states.add(number_in(header, address)) };
     let before = state.load(Ordering::Relaxed);
     let run = before & !(state::KIND | state::DIRTY);
     state.store(state::LIVE | state::DIRTY | run, Ordering::Relaxed);
-    (before & state::KIND == state::CACHED).then_some(Block {
+    Block {
         address,
         is_dirty: before & state::DIRTY != 0,
-    })
+    }
 }
 
 /// Finds the state of the block at an address of the heap, and its class. `None` if no block begins
@@ -174,17 +174,18 @@ unsafe fn find(address: usize) -> Option<(&'static AtomicU8, usize, usize)> {
 /// The cache is the calling thread's, or null; the size is at most [`MAX_BYTES`].
 #[inline(always)]
 pub unsafe fn allocate(cache: *mut Cache, size: usize) -> Option<Block> {
-    if cache.is_null() {
-        return None;
-    }
     // SAFETY: the caller's promise; the class is in the array.
     unsafe {
-        let class = class::of(size);
-        let magazine = (&raw mut (*cache).magazines).cast::<Magazine>().add(class);
-        let left = (*magazine).count.checked_sub(1)?;
-        let block = (*magazine).slots.add(left as usize).read();
-        (*magazine).count = left;
-        hand_out(block)
+        if cache.is_null() || !(*cache).enter() {
+            return None;
+        }
+        let magazine = cache::magazine_of(cache, class::of(size));
+        let block = (*magazine).count.checked_sub(1).map(|left| {
+            (*magazine).count = left;
+            (*magazine).slots.add(left as usize).read()
+        });
+        (*cache).leave();
+        block.map(|block| hand_out(block))
     }
 }
 
@@ -199,17 +200,10 @@ pub unsafe fn refill(cache: &mut *mut Cache, size: usize) -> Option<Block> {
         return None;
     }
     if cache.is_null() {
-        *cache = cache::adopt();
+        cache::adopt(cache);
     }
     // SAFETY: the caller's promise.
-    unsafe {
-        let class = class::of(size);
-        loop {
-            if let Some(block) = hand_out(cache::refill(*cache, class)?) {
-                return Some(block);
-            }
-        }
-    }
+    unsafe { cache::refill(*cache, class::of(size)).map(|block| hand_out(block)) }
 }
 
 /// Returns why the block at an address cannot go to a cache.
@@ -245,18 +239,22 @@ pub unsafe fn free(cache: *mut Cache, address: usize) -> Freed {
         if state.load(Ordering::Relaxed) & !state::DIRTY != state::LIVE {
             return refused(address);
         }
-        if cache.is_null() {
+        if cache.is_null() || !(*cache).enter() {
             return Freed::Full;
         }
-        let magazine = (&raw mut (*cache).magazines).cast::<Magazine>().add(class);
+        let magazine = cache::magazine_of(cache, class);
         let count = (*magazine).count;
-        if count >= (*magazine).room {
-            return Freed::Full;
+        let has_room = count < (*magazine).room;
+        if has_room {
+            (*magazine).slots.add(count as usize).write(address);
+            state.store(state::CACHED | state::DIRTY, Ordering::Relaxed);
+            (*magazine).count = count + 1;
         }
-        (*magazine).slots.add(count as usize).write(address);
-        state.store(state::CACHED | state::DIRTY, Ordering::Relaxed);
-        (*magazine).count = count + 1;
-        Freed::Done
+        (*cache).leave();
+        match has_room {
+            true => Freed::Done,
+            false => Freed::Full,
+        }
     }
 }
 
@@ -266,7 +264,7 @@ pub fn allocate_aligned(size: usize) -> Option<Block> {
     let mut block = 0;
     let is_taken = is_on() && cache::take_one(class::of(size), &mut block);
     // SAFETY: the block is in no cache.
-    is_taken.then(|| unsafe { hand_out(block) }).flatten()
+    is_taken.then(|| unsafe { hand_out(block) })
 }
 
 /// Frees a block for which the cache has no room.
@@ -276,7 +274,7 @@ pub fn allocate_aligned(size: usize) -> Option<Block> {
 #[cold]
 pub unsafe fn put_aside(cache: &mut *mut Cache, address: usize) {
     if cache.is_null() {
-        *cache = cache::adopt();
+        cache::adopt(cache);
     }
     // SAFETY: the caller's promise.
     unsafe {
@@ -375,9 +373,11 @@ pub fn mapped() -> usize {
     chunks::mapped()
 }
 
-/// Forgets what other threads did, in the child of a fork.
-pub fn forked() {
+/// Forgets what other threads did, in the child of a fork, `process`. The cache is the calling thread's,
+/// or null.
+pub fn forked(process: i32, cache: *mut Cache) {
     sweep::forked();
+    cache::begin(process, cache);
 }
 
 /// Acquires all locks for fork(2) that this thread does not hold.
