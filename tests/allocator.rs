@@ -138,6 +138,37 @@ fn libraries_that_are_bound_deeply_free_the_programs_blocks() {
     }
 }
 
+/// A thread's free blocks stay its own: in the child of a fork, after a vfork, and under a handler.
+#[test]
+fn no_other_thread_or_handler_takes_the_free_blocks_of_a_thread() {
+    let (_files, program) = program("caches");
+    for how in ["fork", "vfork", "handler"] {
+        for _ in 0..3 {
+            let ran = program.clone().arg(how).jumbo().ok();
+            assert_eq!(ran.stdout, "right\n", "{how}");
+        }
+    }
+}
+
+/// Pages that the program has mapped into a block are not served again: their file would be written.
+#[test]
+fn a_freed_block_with_foreign_pages_is_not_served_again() {
+    let (_files, program) = program("replaced");
+    for how in [
+        "file", "private", "moved", "unmapped", "sealed", "attached", "shrunk",
+    ] {
+        let program = program.clone().arg(how);
+        let plain = program.plain();
+        if plain.shell_status() == 77 {
+            crate::support::skip(how);
+            continue;
+        }
+        let plain = plain.ok();
+        assert_eq!(plain.stdout, "file precious, segment precious\n", "{how}");
+        crate::support::program::assert_alike(&plain, &program.jumbo(), how);
+    }
+}
+
 /// Programs of GCL and others need the program break at its original place until they allocate.
 #[test]
 fn the_program_break_is_moved_by_the_program_alone() {

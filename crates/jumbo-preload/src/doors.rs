@@ -161,6 +161,10 @@ doors! {
     mremap(addr: *mut c_void, old: usize, new: usize, flags: c_int, to: *mut c_void)
         -> *mut c_void, SYS_mremap: maps::remap;
     mprotect(addr: *mut c_void, len: usize, prot: c_int) -> c_int, SYS_mprotect => maps::protect[addr, len, prot];
+    // Only the kernel knows the rights of a key.
+    pkey_mprotect(addr: *mut c_void, len: usize, prot: c_int, key: c_int) -> c_int,
+        SYS_pkey_mprotect => maps::protect[addr, len, if key > 0 { libc::PROT_NONE } else { prot }];
+    mseal(addr: *mut c_void, len: usize, flags: c_ulong) -> c_int, SYS_mseal => maps::protect[addr, len, libc::PROT_NONE];
     madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int, SYS_madvise: maps::advise;
     mlock(addr: *const c_void, len: usize) -> c_int, SYS_mlock => maps::lock[addr, len, 0];
     mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int, SYS_mlock2 => maps::lock[addr, len, flags];

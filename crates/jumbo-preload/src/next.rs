@@ -190,6 +190,8 @@ next! {
     _Exit: fn() -> c_int, else failed();
     quick_exit: fn() -> c_int, else failed();
     mprotect: fn(_addr: *mut c_void, _len: usize, _prot: c_int) -> c_int, else failed();
+    pkey_mprotect: fn(_addr: *mut c_void, _len: usize, _prot: c_int, _key: c_int) -> c_int, else failed();
+    mseal: fn(_addr: *mut c_void, _len: usize, _flags: c_ulong) -> c_int, else failed();
     dlclose: fn(_handle: *mut c_void) -> c_int, else failed();
     dlopen: fn(_path: *const c_char, _flags: c_int) -> *mut c_void, else no_memory();
     dlmopen: fn(_space: c_long, _path: *const c_char, _flags: c_int) -> *mut c_void, else no_memory();

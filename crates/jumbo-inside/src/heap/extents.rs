@@ -48,7 +48,12 @@ impl PageRecord {
 
     /// Returns the length of the live extent that begins here, if there is one.
     pub(super) fn live_pages(self) -> Option<u32> {
-        (self.state() == State::Live && self.pages > 0).then_some(self.pages)
+        (self.is_block() && self.pages > 0).then_some(self.pages)
+    }
+
+    /// Reports whether it is the first or last record of a block.
+    const fn is_block(self) -> bool {
+        self.tag == State::Live as u32
     }
 }
 
@@ -139,8 +144,23 @@ impl<T: Records> Extents<T> {
         let record = self.table.get(page);
         let last = page.checked_add(record.pages)?.checked_sub(1)?;
         let tail = (record.pages > 0 && last < self.end).then(|| self.table.get(last))?;
-        (record.state() == State::Live && tail.state() == State::Live && tail.pages == record.pages)
-            .then_some(record.pages)
+        let is_whole = tail.pages == record.pages;
+        (is_whole && record.is_block() && tail.is_block()).then_some(record.pages)
+    }
+
+    /// Gives up a live extent: no block begins there any more, and it is never free.
+    pub(super) fn lose(&mut self, start: u32, pages: u32) {
+        const LOST: u32 = u32::MAX;
+        for page in [start, start + pages - 1] {
+            let record = self.table.get(page);
+            self.table.set(
+                page,
+                PageRecord {
+                    tag: LOST,
+                    ..record
+                },
+            );
+        }
     }
 
     /// Reports whether an extent in `state` begins at `page`, where another one ends.

@@ -143,8 +143,9 @@ pub(super) struct RecordTable {
     mapped: usize,
 }
 
-/// Unit in which the table is mapped: records for 256 MiB of the window.
-const TABLE_STEP_BYTES: usize = 1 << 20;
+/// Least and most by which the table grows: records for 16 and 256 MiB of the window.
+const MIN_STEP_BYTES: usize = 64 << 10;
+const MAX_STEP_BYTES: usize = 1 << 20;
 
 impl RecordTable {
     pub(super) const fn new() -> Self {
@@ -158,8 +159,10 @@ impl RecordTable {
 
     /// Maps a record for every page below `end`.
     pub(super) fn reach(&mut self, end: u32) -> Result<()> {
-        let needed = (end as usize * size_of::<PageRecord>()).next_multiple_of(TABLE_STEP_BYTES);
+        let needed = end as usize * size_of::<PageRecord>();
         if needed > self.mapped {
+            let step = self.mapped.clamp(MIN_STEP_BYTES, MAX_STEP_BYTES);
+            let needed = needed.max(self.mapped + step).next_multiple_of(MIN_STEP_BYTES);
             map(self.base + self.mapped, needed - self.mapped)?;
             self.mapped = needed;
         }

@@ -144,7 +144,7 @@ crate::one_page! {
     /// Future mappings are locked (MCL_FUTURE), resident at once: the heap allocates no blocks.
     static LOCKS_FUTURE: AtomicBool = AtomicBool::new(false);
 }
-/// The program locked or advised memory in blocks, which outlives them: freed blocks are unmapped.
+/// The program changed the pages of blocks: the pool serves no more.
 static HAS_STICKY_PAGES: AtomicBool = AtomicBool::new(false);
 static PMD: AtomicUsize = AtomicUsize::new(0);
 
@@ -214,7 +214,7 @@ pub fn warm(order: PoolOrder) {
                 #[expect(unsafe_code, reason = "frees blocks")]
                 // SAFETY: the blocks were allocated above, and have no other user.
                 unsafe {
-                    pool.release(block, true, leaving);
+                    pool.release(block, leaving);
                 }
             }
         });
@@ -345,11 +345,10 @@ pub unsafe fn release_copied(address: usize) -> bool {
 #[expect(unsafe_code, reason = "invalidates pointers to the memory")]
 unsafe fn release_by(address: usize, caller: Caller) -> bool {
     let shared = window_of(address);
-    let keep = shared.may_retain();
     // SAFETY: the caller's promise.
     shared
         .with_as(caller, |window, leaving| unsafe {
-            window.release(address, keep, leaving)
+            window.release(address, leaving)
         })
         .unwrap_or_else(|| {
             // In a handler that interrupted a holder of the lock: the next holder frees it.
@@ -424,12 +423,28 @@ pub fn trim() -> bool {
     heap.unwrap_or(false) || pool
 }
 
-/// Notes a change of pages that outlives their content: mlock(2), madvise(2), mprotect(2).
-fn mark_sticky(address: usize) {
-    // Programs that choose random addresses (V8) have mappings of their own beyond the blocks.
-    let holds = |shared: &SharedWindow| shared.window.with(|window| window.holds(address));
-    if is_ours(address) && holds(window_of(address)).unwrap_or(true) {
-        HAS_STICKY_PAGES.store(true, Ordering::Relaxed);
+/// Change of pages by the program that outlives their content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    /// mmap(2), munmap(2), mremap(2), mprotect(2), mseal(2).
+    Mapping,
+    /// madvise(2), mlock(2). Pages of the pool stay what they are.
+    Pages,
+}
+
+/// Notes a change of a range.
+fn changed(address: usize, length: usize, change: Change) {
+    let range = address..address.saturating_add(length.max(1));
+    let windows = [(&HEAP, HEAP_BASE..POOL_BASE), (&POOL, POOL_BASE..HEAP_END)];
+    for (shared, site) in windows {
+        if range.start >= site.end || range.end <= site.start {
+            continue;
+        }
+        // In a handler that interrupted a holder of the lock a change is not seen.
+        let is_in_blocks = shared.window.with(|window| window.change(&range, change));
+        if is_in_blocks.unwrap_or(true) {
+            HAS_STICKY_PAGES.store(true, Ordering::Relaxed);
+        }
     }
 }
 
@@ -488,11 +503,6 @@ impl SharedWindow {
         }
     }
 
-    /// Reports whether freed memory may stay mapped. The pool's pages always may.
-    fn may_retain(&self) -> bool {
-        self.site.backing == Backing::Pool || !HAS_STICKY_PAGES.load(Ordering::Relaxed)
-    }
-
     /// Runs `work` on the window; memory that `work` removes from it is freed afterwards, without
     /// the lock. `None` if this thread holds the lock already.
     fn with<R>(&self, work: impl FnOnce(&mut BlockWindow, &mut PendingFree) -> R) -> Option<R> {
@@ -508,13 +518,12 @@ impl SharedWindow {
         let mut leaving = PendingFree::new();
         let mut is_demand = false;
         let result = self.window.with(|window| {
-            let keep = self.may_retain();
             window.confine(caller == Caller::Other && sandbox::is_entered_later());
             self.deferred.drain(|address| {
                 #[expect(unsafe_code, reason = "frees a block")]
                 // SAFETY: its user freed it, in `release`.
                 unsafe {
-                    window.release(address, keep, &mut leaving);
+                    window.release(address, &mut leaving);
                 }
             });
             let before = window.keeps_by_demand();
@@ -558,10 +567,13 @@ impl Mechanism for Events {
     fn unmapping(address: usize, length: usize) {
         advised::forget(&(address..address.saturating_add(length)));
         demand::unmapped(length);
+        changed(address, length, Change::Mapping);
     }
 
     // What is known of the range is still needed ([`maps::is_split`]).
-    fn moving(_address: usize, _old: usize, _new: usize) {}
+    fn moving(address: usize, old: usize, _new: usize) {
+        changed(address, old, Change::Mapping);
+    }
 
     fn moved(address: usize, old: usize, to: usize, new: usize) {
         advised::moved(address, old, to, new);
@@ -573,7 +585,7 @@ impl Mechanism for Events {
             demand::made_writable(address, length);
         }
         if protection & all != all {
-            mark_sticky(address);
+            changed(address, length, Change::Mapping);
         }
     }
 
@@ -583,7 +595,7 @@ impl Mechanism for Events {
             demand::end();
         }
         if is_sticky(advice) {
-            mark_sticky(address);
+            changed(address, length, Change::Pages);
         }
     }
 
@@ -594,8 +606,8 @@ impl Mechanism for Events {
         (drops && unsafe { discard(address, length) }).then_some(Ok(()))
     }
 
-    fn locking(address: usize, _length: usize) {
-        mark_sticky(address);
+    fn locking(address: usize, length: usize) {
+        changed(address, length, Change::Pages);
     }
 
     fn locked_all(future: bool) {

@@ -13,6 +13,7 @@
 //! uses pages outside `Live` extents, nor a `Live` extent while a function here holds it.
 #![expect(unsafe_code, reason = "frees and moves memory")]
 
+mod changed;
 mod demand;
 mod freed;
 mod place;
@@ -22,13 +23,14 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
 
+use changed::Changes;
 use demand::Demand;
 
 use super::backing::Backing;
 use super::extents::{Alignment, Extents, PageRecord, State};
 use super::frontier::Frontier;
 use super::memory::{self, RecordTable};
-use super::{BASE_PAGE, Resize};
+use super::{BASE_PAGE, Change, Resize};
 use crate::density;
 use crate::gather::{self, PendingFree};
 use crate::keep::Keep;
@@ -81,6 +83,7 @@ pub(super) struct BlockWindow {
     clean: usize,
     /// Memory retained by demand, beside [`BlockWindow::base_keep`].
     demand: Demand,
+    changes: Changes,
     /// Bytes freed since the last check of their density, and from which on the next one is due.
     unchecked: usize,
     check_after: usize,
@@ -118,6 +121,7 @@ impl BlockWindow {
             dirty: 0,
             clean: 0,
             demand: Demand::new(),
+            changes: Changes::new(),
             unchecked: 0,
             check_after: 0,
             checks: 0,
@@ -189,39 +193,43 @@ impl BlockWindow {
     ///
     /// # Safety
     /// Nothing uses a block that begins there from now on.
-    pub(super) unsafe fn release(
-        &mut self,
-        address: usize,
-        keep: bool,
-        leaving: &mut PendingFree,
-    ) -> bool {
+    pub(super) unsafe fn release(&mut self, address: usize, leaving: &mut PendingFree) -> bool {
         let Some((page, pages)) = self.block(address) else {
             return false;
         };
+        let range = self.range(page, pages);
         self.count(pages, 0);
-        let length = pages as usize * BASE_PAGE;
-        if self.site.backing == Backing::Advised && length <= MAX_KEPT_BYTES {
-            self.largest_freed = self.largest_freed.max(length);
+        if self.site.backing == Backing::Advised && range.len() <= MAX_KEPT_BYTES {
+            self.largest_freed = self.largest_freed.max(range.len());
         }
-        // SAFETY: the caller's promise.
-        let unmap = || unsafe { self.site.backing.unmap(address, length, None) };
-        if !keep && !self.is_confined && unmap().is_ok() {
-            self.unmapped(page, pages);
+        if !self.changes.touch(&range) {
+            self.release_pages(page, pages, leaving);
             return true;
         }
-        self.release_pages(page, pages, leaving);
+        self.changes.forget(&range);
+        // SAFETY: the caller's promise.
+        let unmap = || unsafe { self.site.backing.unmap(address, range.len(), None) };
+        match !self.is_confined && unmap().is_ok() {
+            true => self.unmapped(page, pages),
+            // mseal(2), or a filter: nobody uses these addresses again.
+            false => self.extents.lose(page, pages),
+        }
         true
+    }
+
+    /// Records that the program has changed the pages of a range; reports whether they are in blocks.
+    pub(super) fn change(&mut self, range: &Range<usize>, change: Change) -> bool {
+        let is_in_blocks = range.start < self.address(self.extents.end()) && self.start < range.end;
+        if is_in_blocks && (self.site.backing == Backing::Advised || change == Change::Mapping) {
+            self.changes.add(range);
+        }
+        is_in_blocks
     }
 
     /// Returns the usable bytes of the block at `address`.
     pub(super) fn room(&self, address: usize) -> Option<usize> {
         self.block(address)
             .map(|(_, pages)| pages as usize * BASE_PAGE)
-    }
-
-    /// Reports whether the window has grown past that address.
-    pub(super) fn holds(&self, address: usize) -> bool {
-        (self.start..self.address(self.extents.end())).contains(&address)
     }
 
     /// Resizes a block without copying, if possible.
@@ -242,7 +250,7 @@ impl BlockWindow {
             return Resize::Copy(room);
         };
         if new <= old {
-            if new < old {
+            if new < old && !self.changes.touch(&self.range(page + new, old - new)) {
                 let tail = self.extents.split(page, old, new);
                 self.count(old, new);
                 self.release_pages(tail, old - new, leaving);
@@ -302,6 +310,7 @@ impl BlockWindow {
         // refusal may leave the target unmapped (mremap(2)), so it stays allocated.
         unsafe { sys::move_units(from, to, length, self.pmd, false) }.ok()?;
         density::moved(from, to, length);
+        self.changes.moved(&(from..from + length), to);
         self.count(old, new);
         self.unmapped(page, old);
         Some(to)
