@@ -275,6 +275,10 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
         Slot::add(&slot.large_fallback, size as u64);
         return None;
     };
+    // Memory of the kernel's, which the program had before perhaps, and gave back.
+    if taken.1 {
+        crate::slab::about_to_fill(size);
+    }
     Some(hand_out(taken, size, zeroed, may_drop))
 }
 
