@@ -10,7 +10,8 @@ use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, MaxWaste, Orders, PoolOrder};
 use jumbo_inside::{debug, orders, populate, sandbox, shmem, watch};
 use jumbo_sys as sys;
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fd::AsRawFd as _;
+use rustix::fs::{CWD, FileType, Mode, OFlags};
 
 use crate::environment::{self, Environment};
 use crate::mechanisms::{after_fork, after_fork_child, before_fork};
@@ -241,7 +242,17 @@ fn process() -> u32 {
 /// Maps the launcher's ledger. Without access (another user by now, another PID namespace) the
 /// program runs uncounted.
 fn join(path: &str) -> Option<&'static Ledger> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let fd = rustix::fs::openat(CWD, path, flags, Mode::empty()).ok()?;
+    // Another process may have the number by now, and its descriptor be a FIFO or a device, which an
+    // open of more than the place would change. A memfd has no name.
+    let place =
+        rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let stat = rustix::fs::fstat(&place).ok()?;
+    if stat.st_nlink != 0 || !FileType::from_raw_mode(stat.st_mode).is_file() {
+        return None;
+    }
+    let mut name = sys::proc::Path::<32>::EMPTY;
+    let name = name.write(format_args!("/proc/self/fd/{}", place.as_raw_fd()))?;
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(CWD, name, flags, Mode::empty()).ok()?;
     Ledger::map(&fd).ok().filter(|ledger| ledger.is_valid())
 }
