@@ -162,7 +162,9 @@ impl RecordTable {
         let needed = end as usize * size_of::<PageRecord>();
         if needed > self.mapped {
             let step = self.mapped.clamp(MIN_STEP_BYTES, MAX_STEP_BYTES);
-            let needed = needed.max(self.mapped + step).next_multiple_of(MIN_STEP_BYTES);
+            let needed = needed
+                .max(self.mapped + step)
+                .next_multiple_of(MIN_STEP_BYTES);
             map(self.base + self.mapped, needed - self.mapped)?;
             self.mapped = needed;
         }
