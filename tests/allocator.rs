@@ -169,6 +169,21 @@ fn a_freed_block_with_foreign_pages_is_not_served_again() {
     }
 }
 
+/// A server that forks for each request would wait for a scanner in each child.
+#[test]
+fn a_child_of_a_fork_has_a_scanner_only_once_it_has_grown() {
+    let (_files, program) = program("small_child");
+    if crate::support::host::with_thp().is_none() {
+        return;
+    }
+    let ran = program.jumbo().ok();
+    assert_eq!(
+        (ran.number("little"), ran.number("much")),
+        (0, 1),
+        "{ran:?}"
+    );
+}
+
 /// Programs of GCL and others need the program break at its original place until they allocate.
 #[test]
 fn the_program_break_is_moved_by_the_program_alone() {

@@ -48,6 +48,13 @@ static MEASURED_COUNT: AtomicUsize = AtomicUsize::new(0);
 static SKIPS_LEFT: AtomicUsize = AtomicUsize::new(0);
 static NEXT_SKIPS: AtomicUsize = AtomicUsize::new(0);
 const MAX_SKIPS: usize = 1024;
+/// Blocks that the child of a fork tracks before it requests a scan. A scanner takes half a
+/// millisecond, for which a server that forks for each request would wait.
+const CHILD_BLOCKS: usize = 3;
+crate::one_page! {
+    /// What is left of them.
+    static LEFT_BLOCKS: AtomicUsize = AtomicUsize::new(0);
+}
 
 /// Returns the indexes of whole blocks in a range; `is_part` adds the partial one at its start.
 pub(super) fn indexes(range: &Range<usize>, is_part: bool) -> Range<usize> {
@@ -204,11 +211,14 @@ pub(super) fn begin_on_base_pages(range: &Range<usize>) {
 }
 
 fn track_waiting(indexes: Range<usize>) {
-    let mut is_any = false;
-    for block in indexes {
-        is_any |= track(block, BlockState::Waiting);
-    }
-    if is_any {
+    let new = indexes
+        .filter(|block| track(*block, BlockState::Waiting))
+        .count();
+    let left = LEFT_BLOCKS.load(Ordering::Relaxed);
+    if new < left {
+        LEFT_BLOCKS.store(left - new, Ordering::Relaxed);
+    } else if new > 0 {
+        LEFT_BLOCKS.store(0, Ordering::Relaxed);
         request_scan();
     }
 }
@@ -465,6 +475,7 @@ fn take_back(block: usize) {
 
 /// Counts the charges anew in the child of a fork, before any other use.
 pub(super) fn forked() {
+    LEFT_BLOCKS.store(CHILD_BLOCKS, Ordering::Relaxed);
     // There is one more process to share it.
     HAS_READ_ROOM.store(false, Ordering::Relaxed);
     READ_MILLIS.store(0, Ordering::Relaxed);
