@@ -8,6 +8,15 @@ fn mappings_keep_their_promises() {
     assert_same(&Program::new(files.path("maps")));
 }
 
+/// A checkpoint's restore unmaps or moves the vDSO; a clock of ours would then read nothing.
+#[test]
+fn a_program_that_leaves_its_vdso_goes_on() {
+    let files = compile(&[Source::C("without_vdso", &[])]);
+    for how in ["unmapped", "moved"] {
+        assert_same(&Program::new(files.path("without_vdso")).arg(how));
+    }
+}
+
 #[test]
 fn what_the_kernel_refuses_to_grow_stays_as_it_is() {
     let files = compile(&[Source::C("grown", &[])]);

@@ -72,6 +72,11 @@ pub(crate) struct Mappings;
 pub(crate) static PMD: AtomicUsize = AtomicUsize::new(0);
 
 impl Mechanism for Mappings {
+    #[inline(always)]
+    fn unmapping(address: usize, length: usize) {
+        jumbo_sys::unmapping(address, length);
+    }
+
     fn locking(_address: usize, length: usize) {
         /// Minimum size of text that is replaced.
         const MIN_TEXT_BYTES: usize = 1 << 20;

@@ -40,6 +40,8 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
     if system::auxiliary(libc::AT_SECURE) != Some(0) {
         return;
     }
+    let vdso = system::auxiliary(libc::AT_SYSINFO_EHDR);
+    sys::set_vdso(vdso.and_then(|at| usize::try_from(at).ok()).unwrap_or(0));
     debug::start(environment.value(b"JUMBO_DEBUG"));
     let text = environment.value(Orders::VARIABLE.as_bytes());
     let Some(text) = text.and_then(|value| core::str::from_utf8(value).ok()) else {

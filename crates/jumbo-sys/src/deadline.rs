@@ -1,8 +1,11 @@
 //! Time limits: [`Deadline`].
 
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
+
+use super::request;
 
 /// Point in time of CLOCK_MONOTONIC, read through the vDSO without the C library.
 #[derive(Clone, Copy, Debug)]
@@ -32,10 +35,46 @@ pub fn millis(time: Duration) -> u64 {
 
 /// Returns the CPU time of the calling thread. CLOCK_THREAD_CPUTIME_ID, Linux 2.6.12.
 pub fn cpu_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+    clock(ClockId::ThreadCPUTime).unwrap_or_default()
 }
 
 /// Returns the time of CLOCK_MONOTONIC.
 pub fn now() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or(Duration::MAX)
+    clock(ClockId::Monotonic).unwrap_or(Duration::MAX)
+}
+
+/// Address of the vDSO; 0 if it is unknown.
+static VDSO: AtomicUsize = AtomicUsize::new(0);
+/// The program has unmapped or moved it: checkpoints are restored so.
+static IS_WITHOUT_VDSO: AtomicBool = AtomicBool::new(false);
+
+/// Sets the address of the vDSO, AT_SYSINFO_EHDR of getauxval(3).
+pub fn set_vdso(address: usize) {
+    VDSO.store(address, Ordering::Relaxed);
+}
+
+/// Notes that the program is about to unmap or move a range. The clocks are read by a system call
+/// from then on if the vDSO or its data, in front of it, may be there.
+#[inline(always)]
+pub fn unmapping(address: usize, length: usize) {
+    /// Pages of data, and of the vDSO, on the architectures that have most.
+    const PAGES: (usize, usize) = (8, 2);
+    let (page, vdso) = (rustix::param::page_size(), VDSO.load(Ordering::Relaxed));
+    let (start, end) = (vdso.wrapping_sub(PAGES.0 * page), vdso + PAGES.1 * page);
+    if vdso != 0 && address < end && start < address.saturating_add(length) {
+        IS_WITHOUT_VDSO.store(true, Ordering::Relaxed);
+    }
+}
+
+#[expect(unsafe_code, reason = "a system call that rustix makes by the vDSO")]
+fn clock(id: ClockId) -> Option<Duration> {
+    if !IS_WITHOUT_VDSO.load(Ordering::Relaxed) {
+        return Duration::try_from(rustix::time::clock_gettime(id)).ok();
+    }
+    let mut time = [0_u64; 2];
+    let to = time.as_mut_ptr().expose_provenance();
+    let arguments = [id as i32 as usize, to, 0, 0, 0, 0];
+    // SAFETY: the kernel writes a timespec, two words of 64 bits.
+    unsafe { request(libc::SYS_clock_gettime, arguments) }.ok()?;
+    Some(Duration::new(time[0], u32::try_from(time[1]).ok()?))
 }

@@ -220,10 +220,7 @@ pub fn wait_either(
         return;
     };
     let waiters = [waiter(word, expected), waiter(other, others)];
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let until = Duration::try_from(now)
-        .unwrap_or_default()
-        .saturating_add(timeout);
+    let until = super::now().saturating_add(timeout);
     let until = libc::timespec {
         tv_sec: until.as_secs().cast_signed(),
         tv_nsec: until.subsec_nanos().into(),
