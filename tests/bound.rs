@@ -20,7 +20,13 @@ const OVERHEAD_BYTES: u64 = 4 * MIB;
 const HEADROOM_BYTES: u64 = 4 * MIB;
 /// The same for programs that leave small blocks of many sizes everywhere: slabs hold one size each.
 const MIXED_HEADROOM_BYTES: u64 = 24 * MIB;
-const MIXED: [&str; 3] = ["small-phases", "strings", "cache"];
+const MIXED: [&str; 5] = [
+    "small-phases",
+    "strings",
+    "cache",
+    "small-then-smaller",
+    "small-then-smallest",
+];
 /// Maximum number of runs of a program.
 const MAX_RUNS: usize = 5;
 /// Programs that run at the same time: most of them sleep, and the largest take some GiB without a

@@ -601,6 +601,36 @@ static void sizes_replaced(void)
     }
 }
 
+/* Of blocks of one size one in twenty stays; then as much memory in smaller ones. */
+static void then_smaller(size_t first, size_t second)
+{
+    size_t count = 100 * MIB / first, freed = 0;
+    char **all = taken(malloc(count * sizeof *all));
+    uint64_t random = 5;
+    for (size_t i = 0; i < count; i++)
+        memset(all[i] = taken(malloc(first)), 1, first);
+    for (size_t i = 0; i < count; i++)
+        if (next_random(&random) % 20 != 0) {
+            free(all[i]);
+            freed++;
+        }
+    for (size_t filled = 0; filled < freed * first / 10 * 9; filled += second)
+        memset(taken(malloc(second)), 1, second);
+}
+
+/* Filled blocks that grow, of which nothing more is touched. */
+static void grown_unfilled(void)
+{
+    static char *all[400];
+    for (int i = 0; i < 400; i++)
+        memset(all[i] = taken(malloc(300000)), 1, 300000);
+    for (int i = 0; i < 400; i++)
+        *(char *)taken(realloc(all[i], 1200000)) = 1;
+}
+
+static void small_then_smaller(void) { then_smaller(56, 40); }
+static void small_then_smallest(void) { then_smaller(200, 24); }
+
 /* Each filled and freed block is followed by a larger one that is not filled. */
 static void filled_then_sparse(void)
 {
@@ -766,6 +796,9 @@ static const struct {
     {"copied-in-part", copied_in_part},
     {"dense-then-sparse", dense_then_sparse},
     {"sizes-replaced", sizes_replaced},
+    {"grown-unfilled", grown_unfilled},
+    {"small-then-smaller", small_then_smaller},
+    {"small-then-smallest", small_then_smallest},
     {"filled-then-sparse", filled_then_sparse},
     {"large-in-rounds", large_in_rounds},
     {"filled-after-rounds", filled_after_rounds},

@@ -50,9 +50,13 @@ impl Slab {
 
     /// Returns the number of the block at an address.
     pub(super) fn number_of(self, address: usize) -> usize {
-        let offset = (address - unit::address_of(self.first)) as u64;
+        self.number_at(address - unit::address_of(self.first))
+    }
+
+    /// Returns the number of the block at an offset.
+    pub(super) fn number_at(self, offset: usize) -> usize {
         // SAFETY: `new`.
-        ((offset * u64::from(unsafe { (*self.header).factor })) >> 32) as usize
+        ((offset as u64 * u64::from(unsafe { (*self.header).factor })) >> 32) as usize
     }
 
     pub(super) fn size(self) -> usize {
@@ -161,34 +165,29 @@ impl Slab {
         self.touch(block)
     }
 
-    /// Returns the next free block from a block on, and the number of free ones in a row.
-    pub(super) fn next_free(self, from: usize) -> Option<(usize, usize)> {
-        let (words, from_word) = (words(self.blocks()), from / 64);
-        let word = |number: usize| match number < words {
+    /// Returns at most how many resident bytes no block has. Pieces count as their blocks.
+    pub(super) fn idle_bytes(self) -> usize {
+        let units = usize::from(shape_of(self.class()).units);
+        // SAFETY: the units are the slab's.
+        let gone = |unit| unsafe { (*self.header.add(unit)).gone }.count_ones() as usize;
+        let resident = units * UNIT_BYTES - (0..units).map(gone).sum::<usize>() * BASE_BYTES;
+        // SAFETY: `new`.
+        resident.saturating_sub(usize::from(unsafe { (*self.header).out }) * self.size())
+    }
+
+    /// Calls `each` with the number and state of each block that is not free.
+    pub(super) fn each_taken(self, mut each: impl FnMut(usize, u8)) {
+        for number in 0..words(self.blocks()) {
             // SAFETY: within the bitmap; the lock is held.
-            true => unsafe { *self.word(number) },
-            false => 0,
-        };
-        let mut number = from_word;
-        let mut bits = word(number) & (u64::MAX << (from % 64));
-        while bits == 0 {
-            number += 1;
-            if number >= words {
-                return None;
+            let mut taken = unsafe { !*self.word(number) };
+            while taken != 0 {
+                let block = number * 64 + taken.trailing_zeros() as usize;
+                taken &= taken - 1;
+                if block < self.blocks() {
+                    each(block, self.state(block).load(Ordering::Relaxed));
+                }
             }
-            bits = word(number);
         }
-        let bit = bits.trailing_zeros();
-        let first = number * 64 + bit as usize;
-        let mut count = (bits >> bit).trailing_ones() as usize;
-        while (first + count).is_multiple_of(64) {
-            let more = word((first + count) / 64).trailing_ones() as usize;
-            if more == 0 {
-                break;
-            }
-            count += more;
-        }
-        Some((first, count))
     }
 
     /// Notes that the base pages of a block become resident. Returns their bytes.

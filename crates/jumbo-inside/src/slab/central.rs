@@ -18,10 +18,15 @@ use jumbo_sys as sys;
 
 /// Locks of all classes: the number of a class selects one.
 const BANKS: usize = u32::BITS as usize;
-/// Lists of slabs by occupancy, in quarters, after the list of those without runs ([`super::run`]).
-const LISTS: usize = 1 + QUARTERS;
+/// Lists of slabs by occupancy, in quarters, after those without room for pieces ([`super::run`]): of
+/// any size, and of larger ones alone.
+const LISTS: usize = FIRST_QUARTER as usize + QUARTERS;
 const QUARTERS: usize = 4;
-pub(super) const WITHOUT_RUNS: u8 = 0;
+const WITHOUT_RUNS: u8 = 0;
+const WITHOUT_LARGE: u8 = 1;
+const FIRST_QUARTER: u8 = 2;
+/// Largest of the smaller pieces.
+const MAX_SMALL_BYTES: usize = 128;
 
 /// No owner of a slab: [`take`].
 pub(super) const ANYONE: u32 = 0;
@@ -159,7 +164,7 @@ impl Slabs {
             true => UNLISTED,
             false => {
                 let quarter = usize::from(out) * QUARTERS / usize::from(blocks);
-                u8::try_from(1 + quarter).unwrap_or(1)
+                FIRST_QUARTER + u8::try_from(quarter).unwrap_or(0)
             }
         }
     }
@@ -296,6 +301,7 @@ impl Slabs {
             (*header).out = 0;
             (*header).hint = 0;
             (*header).list = UNLISTED;
+            (*header).grains = null_mut();
         }
         let slab = Slab { first, header };
         for number in 0..words(blocks) {
@@ -309,7 +315,7 @@ impl Slabs {
                 .store(state::FREE | dirty, Ordering::Relaxed);
         }
         // SAFETY: a slab of this class.
-        unsafe { self.enlist(slab, 1) };
+        unsafe { self.enlist(slab, FIRST_QUARTER) };
         Some(slab)
     }
 
@@ -334,23 +340,46 @@ impl Slabs {
         }
     }
 
-    /// Returns a slab with many free blocks.
-    pub(super) fn sparsest(&self) -> Option<Slab> {
-        let [_, lists @ ..] = &self.lists;
-        let first = lists.iter().find(|list| **list != NONE)?;
+    /// Returns a slab with many free blocks, which may have room for pieces of that size.
+    pub(super) fn sparsest(&self, bytes: usize) -> Option<Slab> {
+        let [_, without_large, quarters @ ..] = &self.lists;
+        let small = (bytes <= MAX_SMALL_BYTES).then_some(without_large);
+        let first = quarters.iter().chain(small).find(|list| **list != NONE)?;
         // SAFETY: a listed slab; the caller holds the lock.
         Some(unsafe { Slab::new(*first) })
     }
 
-    /// Moves a slab to the list of those without runs.
+    /// Moves a slab to the list of those without room for pieces of that size.
     ///
     /// # Safety
     /// The slab is of this class.
-    pub(super) unsafe fn set_without_runs(&mut self, slab: Slab) {
+    pub(super) unsafe fn set_without_runs(&mut self, slab: Slab, bytes: usize) {
+        let list = match bytes <= MAX_SMALL_BYTES {
+            true => WITHOUT_RUNS,
+            false => WITHOUT_LARGE,
+        };
         // SAFETY: the caller's promise.
         unsafe {
             self.unlist(slab);
-            self.enlist(slab, WITHOUT_RUNS);
+            self.enlist(slab, list);
+        }
+    }
+
+    /// Variant of [`Slabs::settle`] after a piece was put back: its room serves others, although no
+    /// block may be free.
+    ///
+    /// # Safety
+    /// The slab is of this class.
+    pub(super) unsafe fn settle_piece(&mut self, slab: Slab) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if (*slab.header).out == 0 {
+                return self.settle(slab);
+            }
+            self.relist(slab);
+            if (*slab.header).list == UNLISTED {
+                self.enlist(slab, FIRST_QUARTER);
+            }
         }
     }
 
@@ -375,6 +404,7 @@ impl Slabs {
         // SAFETY: the caller's promise.
         unsafe {
             self.unlist(slab);
+            super::run::forget(slab);
             let record = slab.word(0).cast::<u8>();
             let units = usize::from(shape_of(slab.class()).units);
             chunks::give(slab.first, units);
@@ -399,8 +429,8 @@ impl Slabs {
 
     /// Gives back all slabs without a block that is taken.
     pub(super) fn release_empty(&mut self) {
-        let [without_runs, sparse, ..] = self.lists;
-        for list in [without_runs, sparse] {
+        let [without_runs, without_large, sparse, ..] = self.lists;
+        for list in [without_runs, without_large, sparse] {
             self.release_empty_of(list);
         }
     }
@@ -536,7 +566,7 @@ pub(super) unsafe fn put(class: usize, from: *mut usize, count: usize) -> isize 
     }
     for number in 0..pieces {
         // SAFETY: the caller's promise. Slabs of pieces have other locks.
-        unsafe { super::run::put(from.add(number).read()) };
+        let _ = unsafe { super::run::put(from.add(number).read()) };
     }
     let bytes = (count - pieces - lost) * shape_of(class).size as usize;
     bytes.cast_signed()

@@ -296,6 +296,7 @@ impl Chunks {
                         free: 0,
                         next_chunk: NONE,
                         chunk_before: NONE,
+                        grains: core::ptr::null_mut(),
                     });
                 }
             }

@@ -11,7 +11,7 @@ pub(super) const CHUNK_BYTES: usize = 2 << 20;
 pub(super) const UNITS: usize = CHUNK_BYTES / UNIT_BYTES;
 
 /// Distance of small classes, and the alignment of all blocks.
-const GRAIN: usize = 16;
+pub(super) const GRAIN: usize = 16;
 /// Largest size with classes [`GRAIN`] apart.
 const MAX_EXACT_BYTES: usize = 1024;
 const EXACT: usize = MAX_EXACT_BYTES / GRAIN;

@@ -52,11 +52,8 @@ mod state {
     pub(super) const LOST: u8 = 3;
     /// Bits of these.
     pub(super) const KIND: u8 = 3;
-    /// A larger block begins in it ([`super::run`]), or it is another part of one.
-    pub(super) const RUN: u8 = 8;
-    pub(super) const TAIL: u8 = 16;
-    /// The upper bits have the place of the beginning.
-    pub(super) const PLACE_SHIFT: u8 = 5;
+    /// Blocks of other classes have parts of it ([`super::run`]).
+    pub(super) const PIECES: u8 = 8;
     /// The program has had it since its memory was zero.
     pub(super) const DIRTY: u8 = 4;
 }
@@ -139,8 +136,8 @@ unsafe fn hand_out(address: usize) -> Block {
     // SAFETY: the block is in a slab; records are never unmapped.
     let state = unsafe { &*(*header).states.add(number_in(header, address)) };
     let before = state.load(Ordering::Relaxed);
-    let run = before & !(state::KIND | state::DIRTY);
-    state.store(state::LIVE | state::DIRTY | run, Ordering::Relaxed);
+    let pieces = before & state::PIECES;
+    state.store(state::LIVE | state::DIRTY | pieces, Ordering::Relaxed);
     Block {
         address,
         is_dirty: before & state::DIRTY != 0,
@@ -218,7 +215,7 @@ unsafe fn refused(address: usize) -> Freed {
             return Freed::Full;
         }
         match find(address) {
-            Some((state, ..)) if state.load(Ordering::Relaxed) & state::TAIL == 0 => Freed::Twice,
+            Some((state, ..)) if state.load(Ordering::Relaxed) & state::PIECES == 0 => Freed::Twice,
             _ => Freed::Invalid,
         }
     }
@@ -278,9 +275,10 @@ pub unsafe fn put_aside(cache: &mut *mut Cache, address: usize) {
     }
     // SAFETY: the caller's promise.
     unsafe {
-        if run::is_live(address) {
-            run::put(address);
-        } else if let Some((state, class, _)) = find(address) {
+        if run::put(address) {
+            return;
+        }
+        if let Some((state, class, _)) = find(address) {
             state.store(state::CACHED | state::DIRTY, Ordering::Relaxed);
             cache::flush(*cache, class, address);
         }
@@ -316,7 +314,7 @@ pub fn room(address: usize) -> Option<usize> {
             {
                 Some(size)
             }
-            _ => run::is_live(address).then(|| run::room(address)),
+            _ => run::room(address),
         }
     }
 }

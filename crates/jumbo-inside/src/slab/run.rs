@@ -1,45 +1,43 @@
-//! Blocks between those of a smaller class, where freed memory is sparse: [`take`] and [`put`].
+//! Pieces of the free memory between blocks of another class, where freed memory is sparse: [`take`]
+//! and [`put`].
 //!
 //! A program may free most of its blocks, and go on with others of another size. Each base page with
 //! a block left stays, and its slab serves one size only. So while the heap holds more than it may, a
-//! request for which no slab has a block takes a piece of adjacent free blocks of a smaller class.
+//! request for which no slab has a block takes a piece of the free memory of another class's slab.
 //!
-//! The block in which a piece begins has the flag [`state::RUN`], with the place of the beginning in
-//! the upper bits; the others have [`state::TAIL`]. A piece ends where the next one begins, or with
-//! its last block. No two pieces begin in the same block.
+//! Such a slab has two bits for each 16 bytes of it, a *grain*: a piece begins there, a piece ends
+//! there. Blocks of which pieces have a part are marked [`state::PIECES`], and are free again after
+//! the last of these.
 #![expect(unsafe_code, reason = "blocks are reached by address")]
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::ops::Range;
+use core::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering};
 
 use super::blocks::{BASE_BYTES, Slab};
-use super::central;
-use super::class::shape_of;
-use super::{state, sweep, unit};
+use super::class::{CLASSES, GRAIN, UNIT_BYTES, shape_of};
+use super::{central, meta, state, sweep, unit};
 use jumbo_sys as sys;
 
-/// Largest block that is a piece of others.
+/// Largest piece.
 const MAX_BYTES: usize = 8 << 10;
-/// Slabs that a request looks at.
-const MAX_LOOKS: usize = 16;
-/// Requests that look at none after one has found nothing.
+/// Largest block of which smaller pieces are taken: a piece keeps the base pages of its block.
+const MAX_BLOCK_BYTES: usize = BASE_BYTES;
+/// Slabs that a request looks at, and those that it searches, in looks.
+const MAX_LOOKS: usize = 256;
+const SEARCH_LOOKS: usize = 16;
+/// Requests that look at none after one has found nothing: in all slabs, and in some.
 const PAUSE_REQUESTS: usize = 100;
-/// Places in a block where a piece can begin.
-const PLACES: usize = 8;
+const SHORT_PAUSE_REQUESTS: usize = 10;
+/// Growth of the idle memory that ends the pause.
+const PAUSE_BYTES: isize = 256 << 10;
+/// Grains of the largest slab whose bits fit a record.
+const MAX_GRAINS: usize = meta::MAX_BYTES * 8 / 2;
 
 /// Class that had room last.
 static NEXT_CLASS: AtomicUsize = AtomicUsize::new(1);
 static PAUSE: AtomicUsize = AtomicUsize::new(0);
-
-/// Returns the distance of two places in a block of that size.
-fn step(size: usize) -> usize {
-    size.div_ceil(PLACES).next_power_of_two().max(16)
-}
-
-/// Returns the first place at or after an offset in a slab of blocks of that size.
-fn place_after(offset: usize, size: usize) -> usize {
-    let (start, within) = (offset - offset % size, offset % size);
-    start + within.next_multiple_of(step(size)).min(size)
-}
+/// Idle memory at the beginning of the pause.
+static PAUSE_IDLE: AtomicIsize = AtomicIsize::new(0);
 
 /// Takes at most `wanted` pieces for blocks of a class: writes their addresses, and returns their
 /// number.
@@ -52,7 +50,7 @@ pub(super) unsafe fn take(class: usize, to: *mut usize, wanted: usize) -> usize 
         return 0;
     }
     let pause = PAUSE.load(Ordering::Relaxed);
-    if pause > 0 {
+    if pause > 0 && central::idle() < PAUSE_IDLE.load(Ordering::Relaxed) + PAUSE_BYTES {
         PAUSE.store(pause - 1, Ordering::Relaxed);
         return 0;
     }
@@ -60,195 +58,337 @@ pub(super) unsafe fn take(class: usize, to: *mut usize, wanted: usize) -> usize 
     sys::apart(|| unsafe { search(class, to, wanted) }).unwrap_or(0)
 }
 
-/// Takes pieces between the blocks of smaller classes.
+/// Takes pieces between the blocks of other classes.
 unsafe fn search(class: usize, to: *mut usize, wanted: usize) -> usize {
-    let (first, mut looks) = (NEXT_CLASS.load(Ordering::Relaxed).min(class), 0);
-    for of in (first..class).chain(1..first) {
+    let (first, mut looks) = (NEXT_CLASS.load(Ordering::Relaxed), 0);
+    let has_pieces =
+        |of: usize| of < class || of > class && shape_of(of).size as usize <= MAX_BLOCK_BYTES;
+    for of in (first..CLASSES)
+        .chain(1..first)
+        .filter(|of| has_pieces(*of))
+    {
         // SAFETY: the caller's promise.
-        let taken = unsafe { take_of(of, shape_of(class).size as usize, to, wanted, &mut looks) };
+        let taken = unsafe { take_of(of, class, to, wanted, &mut looks) };
         if taken > 0 {
             NEXT_CLASS.store(of, Ordering::Relaxed);
             return taken;
         }
         if looks >= MAX_LOOKS {
-            break;
+            NEXT_CLASS.store(of, Ordering::Relaxed);
+            pause(SHORT_PAUSE_REQUESTS);
+            return 0;
         }
     }
-    PAUSE.store(PAUSE_REQUESTS, Ordering::Relaxed);
+    pause(PAUSE_REQUESTS);
     0
 }
 
-/// Takes pieces of `bytes` between the blocks of a class.
+fn pause(requests: usize) {
+    PAUSE.store(requests, Ordering::Relaxed);
+    PAUSE_IDLE.store(central::idle(), Ordering::Relaxed);
+}
+
+/// Takes pieces for a class between the blocks of another one.
 unsafe fn take_of(
+    of: usize,
     class: usize,
-    bytes: usize,
     to: *mut usize,
     wanted: usize,
     looks: &mut usize,
 ) -> usize {
-    let (mut taken, mut used, mut resident) = (0, 0, 0);
-    central::with(class, |slabs| {
+    let bytes = shape_of(class).size as usize;
+    let (mut taken, mut resident) = (0, 0);
+    central::with(of, |slabs| {
         while taken < wanted && *looks < MAX_LOOKS {
-            let Some(slab) = slabs.sparsest() else { return };
+            let Some(slab) = slabs.sparsest(bytes) else {
+                return;
+            };
             *looks += 1;
-            let mut from = 0;
-            while taken < wanted {
-                let Some((first, free)) = slab.next_free(from) else {
-                    break;
-                };
-                from = first + free;
-                let (size, end) = (slab.size(), from * slab.size());
-                let (mut at, mut next) = (first * size, first);
-                while taken < wanted && at + bytes <= end {
-                    let last = (at + bytes).div_ceil(BASE_BYTES);
-                    if (at / BASE_BYTES..last).all(|page| slab.is_gone(page)) {
-                        // The next page may be resident.
-                        at = place_after(
-                            (last * BASE_BYTES).saturating_sub(bytes).max(at + 16),
-                            size,
-                        );
-                        next = next.max(at / size);
-                        continue;
+            if slab.idle_bytes() >= bytes
+                && let Some(grains) = Grains::made(slab)
+            {
+                *looks += SEARCH_LOOKS;
+                free_ranges(slab, grains, bytes, |free| {
+                    let mut at = free.start;
+                    while taken < wanted && at + bytes <= free.end {
+                        grains.change(&(at..at + bytes), true);
+                        resident += mark(slab, at..at + bytes);
+                        // SAFETY: the caller's promise.
+                        unsafe { to.add(taken).write(slab.address_of(0) + at) };
+                        taken += 1;
+                        at += bytes;
                     }
-                    let (begin, piece_end) = (at / size, (at + bytes).div_ceil(size));
-                    let place = u8::try_from(at % size / step(size)).unwrap_or(0);
-                    let kind = state::CACHED | state::RUN | place << state::PLACE_SHIFT;
-                    if begin < next {
-                        // The block in which the last piece ends.
-                        slab.state(begin)
-                            .store(kind | state::DIRTY, Ordering::Relaxed);
-                    }
-                    for block in begin.max(next)..piece_end {
-                        let tail = state::LIVE | state::TAIL;
-                        resident += slab.mark(block, if block == begin { kind } else { tail });
-                        used += size;
-                    }
-                    next = piece_end;
-                    // SAFETY: the caller's promise.
-                    unsafe { to.add(taken).write(slab.address_of(0) + at) };
-                    taken += 1;
-                    at = place_after(at + bytes, size);
-                }
+                    taken < wanted
+                });
             }
             // SAFETY: a slab of this class.
             unsafe {
                 match taken < wanted {
-                    true => slabs.set_without_runs(slab),
+                    true => slabs.set_without_runs(slab, bytes),
                     false => slabs.relist(slab),
                 }
             }
         }
     });
     central::touched(resident);
-    central::add_idle(resident.cast_signed() - used.cast_signed());
+    central::add_idle(resident.cast_signed() - (taken * bytes).cast_signed());
     taken
 }
 
-/// A piece, in a slab.
-struct Piece {
+/// Marks the free blocks of which a piece has a part. Returns the bytes that become resident.
+fn mark(slab: Slab, piece: Range<usize>) -> usize {
+    let mut resident = 0;
+    for block in blocks_of(slab, &piece) {
+        let state = slab.state(block).load(Ordering::Relaxed);
+        if state & state::PIECES == 0 {
+            resident += slab.mark(block, state::LIVE | state::PIECES);
+        }
+    }
+    resident
+}
+
+/// Returns the blocks of which a range of a slab has a part.
+fn blocks_of(slab: Slab, range: &Range<usize>) -> Range<usize> {
+    slab.number_at(range.start)..slab.number_at(range.end - 1) + 1
+}
+
+/// Calls `found` with the free ranges of a slab that have `bytes`, until it returns false. A part of
+/// each piece there is resident already.
+fn free_ranges(
     slab: Slab,
-    /// Offset in the slab, in bytes.
-    at: usize,
-}
-
-impl Piece {
-    /// # Safety
-    /// The address is in a slab.
-    unsafe fn new(address: usize) -> Self {
-        // SAFETY: the caller's promise.
-        let (header, first) = unsafe { unit::slab_at(address) };
-        let slab = Slab { first, header };
-        Self {
-            slab,
-            at: address - slab.address_of(0),
+    grains: Grains,
+    bytes: usize,
+    mut found: impl FnMut(Range<usize>) -> bool,
+) {
+    let mut used = [u64::MAX; MAX_GRAINS / 64];
+    grains.cover(&mut used);
+    let (size, length) = (slab.size(), grains.length * GRAIN);
+    slab.each_taken(|block, state| {
+        if state & state::PIECES == 0 {
+            set(&mut used, block * size..(block + 1) * size);
         }
+    });
+    set(&mut used, slab.blocks() * size..length);
+    // A larger piece has a resident page, and may have one that is not.
+    let pages = length / BASE_BYTES;
+    for page in (0..pages).filter(|page| bytes <= BASE_BYTES && slab.is_gone(*page)) {
+        set(&mut used, page * BASE_BYTES..(page + 1) * BASE_BYTES);
     }
-
-    fn begin(&self) -> usize {
-        self.at / self.slab.size()
-    }
-
-    fn state(&self, block: usize) -> u8 {
-        match block < self.slab.blocks() {
-            true => self.slab.state(block).load(Ordering::Relaxed),
-            false => 0,
+    let word = |number: usize| used.get(number).copied().unwrap_or(u64::MAX);
+    let mut end = 0;
+    while let Some(start) = next_bit(end / GRAIN, grains.length, |number| !word(number)) {
+        let range =
+            start * GRAIN..next_bit(start, grains.length, word).unwrap_or(grains.length) * GRAIN;
+        end = range.end;
+        let is_resident = bytes <= BASE_BYTES
+            || (range.start / BASE_BYTES..range.end.div_ceil(BASE_BYTES))
+                .any(|page| !slab.is_gone(page));
+        if range.len() >= bytes && is_resident && !found(range) {
+            return;
         }
-    }
-
-    /// Reports whether the piece begins at the address, and the program has it.
-    fn is_live(&self) -> bool {
-        let (state, within) = (self.state(self.begin()), self.at % self.slab.size());
-        state & (state::RUN | state::KIND) == state::RUN | state::LIVE
-            && usize::from(state >> state::PLACE_SHIFT) * step(self.slab.size()) == within
-    }
-
-    /// Returns the first block after the piece's, in which the next piece may begin.
-    fn end(&self) -> usize {
-        let mut end = self.begin() + 1;
-        while self.state(end) & (state::TAIL | state::RUN) == state::TAIL {
-            end += 1;
-        }
-        end
     }
 }
 
-/// Reports whether a piece that the program has begins at an address of a chunk.
+/// Sets the bits of the grains in a range of bytes.
+fn set(words: &mut [u64], range: Range<usize>) {
+    let (mut at, end) = (range.start / GRAIN, range.end / GRAIN);
+    while at < end {
+        let count = (64 - at % 64).min(end - at);
+        if let Some(word) = words.get_mut(at / 64) {
+            *word |= u64::MAX >> (64 - count) << (at % 64);
+        }
+        at += count;
+    }
+}
+
+/// Returns the first bit from one on that is set, of `count`.
+fn next_bit(from: usize, count: usize, word: impl Fn(usize) -> u64) -> Option<usize> {
+    let mut mask = u64::MAX << (from % 64);
+    for number in from / 64..count.div_ceil(64) {
+        let bits = word(number) & mask;
+        if bits != 0 {
+            return Some(number * 64 + bits.trailing_zeros() as usize);
+        }
+        mask = u64::MAX;
+    }
+    None
+}
+
+/// Pieces of a slab, by the grains in which they begin and end.
+#[derive(Clone, Copy)]
+struct Grains {
+    /// Bits of the beginnings, then those of the ends. Changed under the lock of the class.
+    words: *mut AtomicU64,
+    length: usize,
+}
+
+impl Grains {
+    /// Returns those of a slab; `None` if it has no pieces.
+    fn of(slab: Slab) -> Option<Self> {
+        // SAFETY: the slab's header; its caller has a piece, or the lock of the class.
+        let words = unsafe { (*slab.header).grains };
+        let length = usize::from(shape_of(slab.class()).units) * UNIT_BYTES / GRAIN;
+        (!words.is_null()).then_some(Self { words, length })
+    }
+
+    /// Returns those of a slab, after they were made if it has none. `None` without memory.
+    fn made(slab: Slab) -> Option<Self> {
+        let length = usize::from(shape_of(slab.class()).units) * UNIT_BYTES / GRAIN;
+        Self::of(slab).or_else(|| {
+            let words = (length <= MAX_GRAINS).then(|| meta::take(length / 8 * 2));
+            let words = words.flatten()?;
+            // SAFETY: the record has so many bytes; the lock of the class is held.
+            unsafe {
+                words.write_bytes(0, length / 8 * 2);
+                (*slab.header).grains = words.cast();
+            }
+            Self::of(slab)
+        })
+    }
+
+    fn word(self, number: usize) -> &'static AtomicU64 {
+        debug_assert!(number < self.length / 64 * 2);
+        // SAFETY: within the record, which is never unmapped.
+        unsafe { &*self.words.add(number) }
+    }
+
+    fn bits(self, number: usize) -> u64 {
+        self.word(number).load(Ordering::Relaxed)
+    }
+
+    /// Returns the first grain of a range in which a piece begins.
+    fn next_begin(self, range: Range<usize>) -> Option<usize> {
+        let next = next_bit(range.start, range.end, |number| self.bits(number));
+        next.filter(|grain| *grain < range.end)
+    }
+
+    /// Returns the first grain of a range in which a piece ends.
+    fn next_end(self, range: Range<usize>) -> Option<usize> {
+        let ends = self.length / 64;
+        let next = next_bit(range.start, range.end, |number| self.bits(ends + number));
+        next.filter(|grain| *grain < range.end)
+    }
+
+    /// Adds a piece, or removes it.
+    fn change(self, piece: &Range<usize>, is_added: bool) {
+        let ends = self.length / 64;
+        for (first, grain) in [(0, piece.start / GRAIN), (ends, piece.end / GRAIN - 1)] {
+            let (word, bit) = (self.word(first + grain / 64), 1 << (grain % 64));
+            let bits = word.load(Ordering::Relaxed);
+            let bits = if is_added { bits | bit } else { bits & !bit };
+            word.store(bits, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the piece that begins at an offset.
+    fn piece(self, at: usize) -> Option<Range<usize>> {
+        let grain = at / GRAIN;
+        let begins = at.is_multiple_of(GRAIN) && self.bits(grain / 64) & 1 << (grain % 64) != 0;
+        let end = begins
+            .then(|| self.next_end(grain..self.length))
+            .flatten()?;
+        Some(at..(end + 1) * GRAIN)
+    }
+
+    /// Writes the bits of the grains that pieces have.
+    fn cover(self, words: &mut [u64]) {
+        let ends = self.length / 64;
+        // Set within a piece: each beginning, and each grain after an end, changes it.
+        let mut inside = 0;
+        for (number, word) in words.iter_mut().take(ends).enumerate() {
+            let last = self.bits(ends + number);
+            let mut changes = self.bits(number) ^ last << 1 ^ inside;
+            for shift in [1, 2, 4, 8, 16, 32] {
+                changes ^= changes << shift;
+            }
+            *word = changes;
+            inside = (changes >> 63) & !(last >> 63);
+        }
+    }
+
+    /// Reports whether a piece has a part of a range.
+    fn meet(self, range: &Range<usize>) -> bool {
+        let (start, end) = (range.start / GRAIN, range.end / GRAIN);
+        let furthest = (start + MAX_BYTES / GRAIN).min(self.length);
+        // An end that comes first is that of a piece that began before.
+        self.next_begin(start..end).is_some() || {
+            let next = self.next_end(start..furthest);
+            next.is_some_and(|next| self.next_begin(end..next + 1).is_none())
+        }
+    }
+}
+
+/// Returns the slab at an address, and the piece that begins there, as offsets in the slab.
+///
+/// # Safety
+/// The address is in a chunk.
+unsafe fn piece_at(address: usize) -> Option<(Slab, Range<usize>)> {
+    // SAFETY: the caller's promise.
+    let (header, first) = unsafe { unit::slab_at(address) };
+    let slab = Slab { first, header };
+    // SAFETY: the header of a unit.
+    let is_in_slab = unsafe { (*header).class != 0 };
+    let grains = is_in_slab.then(|| Grains::of(slab)).flatten()?;
+    Some((slab, grains.piece(address - slab.address_of(0))?))
+}
+
+/// Reports whether a piece begins at an address of a chunk.
 ///
 /// # Safety
 /// The address is in a chunk.
 pub(super) unsafe fn is_live(address: usize) -> bool {
     // SAFETY: the caller's promise.
-    unsafe {
-        let (header, _) = unit::slab_at(address);
-        (*header).class != 0 && Piece::new(address).is_live()
-    }
+    unsafe { piece_at(address).is_some() }
 }
 
-/// Returns the room of a piece, in bytes.
+/// Returns the room of the piece at an address, in bytes; `None` if none begins there.
 ///
 /// # Safety
-/// A piece begins at the address.
-pub(super) unsafe fn room(address: usize) -> usize {
+/// The address is in a chunk.
+pub(super) unsafe fn room(address: usize) -> Option<usize> {
     // SAFETY: the caller's promise.
-    let piece = unsafe { Piece::new(address) };
-    let (end, size) = (piece.end(), piece.slab.size());
-    let next = piece.state(end);
-    let within = match next & state::RUN {
-        0 => 0,
-        _ => usize::from(next >> state::PLACE_SHIFT) * step(size),
+    unsafe { piece_at(address) }.map(|(_, piece)| piece.len())
+}
+
+/// Puts the piece at an address back; false if none begins there.
+///
+/// # Safety
+/// The address is in a chunk; nothing uses a piece that begins there.
+pub(super) unsafe fn put(address: usize) -> bool {
+    // SAFETY: the caller's promise.
+    let Some((slab, piece)) = (unsafe { piece_at(address) }) else {
+        return false;
     };
-    end * size + within - piece.at
+    let done = central::with(slab.class(), |slabs| {
+        let Some(grains) = Grains::of(slab) else {
+            return;
+        };
+        grains.change(&piece, false);
+        for block in blocks_of(slab, &piece) {
+            if !grains.meet(&(block * slab.size()..(block + 1) * slab.size())) {
+                // SAFETY: no piece has a part of the block any more.
+                unsafe { slab.free(block, 1) };
+            }
+        }
+        // SAFETY: the slab is of this class.
+        unsafe { slabs.settle_piece(slab) };
+    });
+    if done.is_some() {
+        central::add_idle(piece.len().cast_signed());
+    }
+    true
 }
 
-/// Puts a piece back.
+/// Gives back the record of a slab that has no pieces any more.
 ///
 /// # Safety
-/// A piece that is taken begins at the address, and nothing uses it.
-pub(super) unsafe fn put(address: usize) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let piece = Piece::new(address);
-        let (slab, size) = (piece.slab, piece.slab.size());
-        let class = usize::from((*slab.header).class);
-        let mut freed = 0;
-        central::with(class, |slabs| {
-            let (begin, end) = (piece.begin(), piece.end());
-            // The piece before may end in the block in which this one begins.
-            let is_shared = begin > 0
-                && !piece.at.is_multiple_of(size)
-                && piece.state(begin - 1) & (state::RUN | state::TAIL) != 0;
-            let first = match is_shared {
-                true => {
-                    let tail = state::LIVE | state::TAIL | state::DIRTY;
-                    slab.state(begin).store(tail, Ordering::Relaxed);
-                    begin + 1
-                }
-                false => begin,
-            };
-            slab.free(first, end - first);
-            freed = (end - first) * size;
-            slabs.settle(slab);
-        });
-        central::add_idle(freed.cast_signed());
+/// The slab has no block that is taken, and its class's lock is held.
+pub(super) unsafe fn forget(slab: Slab) {
+    if let Some(grains) = Grains::of(slab) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            (*slab.header).grains = core::ptr::null_mut();
+            meta::give(grains.words.cast(), grains.length / 8 * 2);
+        }
     }
 }

@@ -137,7 +137,9 @@ fn a_misused_block_is_found() {
         let address = heap.allocate(size).address;
         assert_eq!(heap.free(address + 16), Freed::Invalid, "within {size}");
         assert_eq!(heap.free(address), Freed::Done);
-        assert_eq!(heap.free(address), Freed::Twice, "{size}");
+        // A slab without a block may be gone.
+        let again = heap.free(address);
+        assert!(again == Freed::Twice || size == 100_000 && again == Freed::Invalid);
         assert_eq!(room(address), None);
     }
 }
@@ -197,15 +199,24 @@ fn threads_exchange_blocks() {
 }
 
 #[test]
-fn sparse_memory_serves_other_sizes() {
-    const COUNT: usize = 1 << 19;
+fn sparse_memory_serves_larger_sizes() {
+    sparse_memory_serves(32, |number| 33 + number * 13 % 150);
+}
+
+#[test]
+fn sparse_memory_serves_smaller_sizes() {
+    sparse_memory_serves(320, |number| 1 + number * 13 % 250);
+}
+
+fn sparse_memory_serves(first: usize, size_of: fn(usize) -> usize) {
     let _alone = start();
     let (mut heap, mut model) = (Heap::new(), Model::default());
-    let mut small: Vec<usize> = (0..COUNT).map(|_| heap.allocate(32).address).collect();
+    let count = (16 << 20) / first;
+    let mut small: Vec<usize> = (0..count).map(|_| heap.allocate(first).address).collect();
     small.retain(|address| {
-        let stays = address / 32 % 100 == 0;
+        let stays = (address / first).is_multiple_of(100);
         match stays {
-            true => bytes(*address, 32).fill(7),
+            true => bytes(*address, first).fill(7),
             false => assert_eq!(heap.free(*address), Freed::Done),
         }
         stays
@@ -213,7 +224,7 @@ fn sparse_memory_serves_other_sizes() {
     let (idle, mapped) = (central::idle(), mapped());
     assert!(idle > 8 << 20, "{idle} bytes are idle");
     for number in 0..40_000_usize {
-        let size = 33 + number * 13 % 150;
+        let size = size_of(number);
         let block = heap.allocate(size);
         model.add(block, size, 9);
     }
@@ -223,7 +234,7 @@ fn sparse_memory_serves_other_sizes() {
     );
     assert!(central::idle() < idle);
     for address in &small {
-        assert!(bytes(*address, 32).iter().all(|byte| *byte == 7));
+        assert!(bytes(*address, first).iter().all(|byte| *byte == 7));
     }
     // Pieces end in any order.
     for address in model.0.keys().copied().collect::<Vec<_>>() {

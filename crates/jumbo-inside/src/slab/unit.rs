@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "headers are reached by address")]
 
 use core::ptr::with_exposed_provenance_mut;
-use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::io::Result;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -53,6 +53,8 @@ pub(super) struct Unit {
     /// Neighbours in the list of chunks. First unit of a chunk.
     pub(super) next_chunk: u32,
     pub(super) chunk_before: u32,
+    /// Bits of the pieces in the slab, or null ([`super::run`]). First unit of a slab.
+    pub(super) grains: *mut AtomicU64,
 }
 
 /// Value of [`Unit::list`] of a slab in no list.
