@@ -203,3 +203,14 @@ fn a_filter_for_all_threads_meets_no_call_of_jumbo() {
         assert_eq!(ran.stdout, "bad 0\n", "{options:?}");
     }
 }
+
+/// What the C library serves behind a filter needs no call that it did not need without jumbo.
+#[test]
+fn threads_allocate_behind_a_filter_that_kills() {
+    let files = compile(&[Source::C("arenas", &[])]);
+    let program = Program::new(files.path("arenas"));
+    let plain = program.plain().ok();
+    for _ in 0..4 {
+        assert_alike(&plain, &program.jumbo(), "a filter for all threads");
+    }
+}

@@ -62,12 +62,12 @@ fn is_large(size: usize) -> bool {
 /// Allocates a block from the heap. The program's allocator refuses sizes above PTRDIFF_MAX.
 #[cold]
 #[inline(never)]
-fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
+fn large(size: usize, align: usize, zeroed: bool, filled: usize) -> Option<*mut c_void> {
     if isize::try_from(size).is_err() || !align.is_power_of_two() {
         return None;
     }
     on(|| {
-        let block = heap::allocate(size, align, zeroed)?;
+        let block = heap::allocate_filled(size, align, zeroed, filled)?;
         auto::allocated();
         if gather::is_large(size) {
             gather::prepare(size);
@@ -127,7 +127,7 @@ fn own(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
         return Some(block);
     }
     match is_large(size) || is_over_aligned(align) && libcs::is_full() {
-        true => large(size, align, zeroed),
+        true => large(size, align, zeroed, size),
         false => None,
     }
 }
@@ -333,7 +333,7 @@ unsafe fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
         invalid("realloc(): invalid pointer")
     };
     // SAFETY: the caller's promise; the size is the heap's.
-    unsafe { moved_or_kept(pointer, room, size, || malloc(size)) }
+    unsafe { moved_or_kept(pointer, room, size, || grown(size, room)) }
 }
 
 /// Resizes a block of the slabs with that room.
@@ -354,7 +354,13 @@ unsafe fn resize_small(pointer: *mut c_void, room: usize, size: usize) -> *mut c
         return pointer;
     }
     // SAFETY: the caller's promise.
-    unsafe { moved_or_kept(pointer, room, size, || malloc(size)) }
+    unsafe { moved_or_kept(pointer, room, size, || grown(size, room)) }
+}
+
+/// Allocates a block for one that grows beyond `room`.
+fn grown(size: usize, room: usize) -> *mut c_void {
+    let block = (is_large(size) && size > room).then(|| large(size, ALIGN, false, room));
+    block.flatten().unwrap_or_else(|| malloc(size))
 }
 
 /// Variant of [`moved`] that keeps the block without memory for a smaller one: programs do not
@@ -414,7 +420,7 @@ unsafe fn resize_large(
     size: usize,
     resize: impl Fn() -> *mut c_void,
 ) -> *mut c_void {
-    let Some(block) = large(size, ALIGN, false) else {
+    let Some(block) = large(size, ALIGN, false, size) else {
         return drained(&resize);
     };
     // SAFETY: the caller's promise; both blocks have that size, and the copy precedes the free.

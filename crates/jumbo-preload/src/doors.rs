@@ -230,6 +230,7 @@ const OTHER_NUMBERS: &[c_long] = &[
     libc::SYS_prctl,
     libc::SYS_seccomp,
     libc::SYS_landlock_restrict_self,
+    libc::SYS_mbind,
     libc::SYS_io_setup,
     libc::SYS_io_uring_register,
     libc::SYS_exit,
@@ -364,6 +365,15 @@ unsafe fn other(number: c_long, arguments: &[c_long; 6]) -> c_long {
             sandbox::install(call, operation, flags, third)
         }
         libc::SYS_landlock_restrict_self => sharing::privileged(call),
+        // By libnuma. The policy outlives a block.
+        libc::SYS_mbind => {
+            All::protected(
+                Word::from_word(first),
+                Word::from_word(second),
+                libc::PROT_NONE,
+            );
+            call()
+        }
         libc::SYS_io_setup => sharing::set_up_aio(call),
         libc::SYS_io_uring_register => {
             let [operation, count] = [second, fourth].map(Word::from_word);

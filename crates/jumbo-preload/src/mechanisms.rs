@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo_inside::events::{self, Mapping, Mechanism, Side};
 use jumbo_inside::heap::{self, maps};
-use jumbo_inside::{debug, density, gather, populate, segments, watch};
+use jumbo_inside::{debug, density, gather, populate, segments, slab, watch};
 
 use crate::own_stack::{self, on};
 use crate::reaper::auto;
@@ -117,6 +117,11 @@ impl Mechanism for Glibc {
     fn confining(_is_first: bool) {
         if alloc::is_diverted() {
             next::start_malloc();
+        }
+        // Another arena shrinks for the first time behind the filter, and glibc opens a file of /proc
+        // for that (malloc/arena.c).
+        if slab::is_on() {
+            next::use_one_arena();
         }
     }
 }

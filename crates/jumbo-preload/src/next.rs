@@ -332,6 +332,12 @@ pub(crate) fn start_malloc() {
     }
 }
 
+/// Has glibc serve all threads from its first arena, unless it has others. mallopt(3).
+pub(crate) fn use_one_arena() {
+    // SAFETY: the call changes a parameter.
+    unsafe { (mallopt.get())(libc::M_ARENA_MAX, 1) };
+}
+
 /// Initialises glibc's malloc before its first call.
 #[cold]
 fn begin() {

@@ -207,8 +207,11 @@ fn register(argument: c_ulong, missing: usize) {
     let mut words = [0; 3];
     let read = usize::try_from(argument).map(|from| sys::copy_words(from, &mut words));
     let [start, length, mode] = words;
-    if read == Ok(Ok(words.len()))
-        && mode & missing != 0
+    if read != Ok(Ok(words.len())) {
+        return;
+    }
+    All::protected(start, length, libc::PROT_NONE);
+    if mode & missing != 0
         && let Some(end) = start.checked_add(length)
     {
         density::make_missing(&(start..end));

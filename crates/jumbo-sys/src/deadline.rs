@@ -73,7 +73,7 @@ fn clock(id: ClockId) -> Option<Duration> {
     }
     let mut time = [0_u64; 2];
     let to = time.as_mut_ptr().expose_provenance();
-    let arguments = [id as i32 as usize, to, 0, 0, 0, 0];
+    let arguments = [(id as i32).cast_unsigned() as usize, to, 0, 0, 0, 0];
     // SAFETY: the kernel writes a timespec, two words of 64 bits.
     unsafe { request(libc::SYS_clock_gettime, arguments) }.ok()?;
     Some(Duration::new(time[0], u32::try_from(time[1]).ok()?))

@@ -79,7 +79,8 @@ pub trait Mechanism {
     #[inline(always)]
     fn moved(address: usize, old: usize, to: usize, new: usize) {}
 
-    /// The program has changed the protection of a range (mprotect(2)).
+    /// The program has changed the protection of a range (mprotect(2)), or another property that
+    /// outlives its content, with a protection of 0.
     #[inline(always)]
     fn protected(address: usize, length: usize, protection: c_int) {}
 

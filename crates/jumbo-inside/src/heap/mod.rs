@@ -252,6 +252,11 @@ pub const fn may_hold(address: usize) -> bool {
 /// Allocates `size` bytes at a multiple of `align` (a power of two), zeroed on request. `None`: the
 /// caller asks the program's allocator.
 pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
+    allocate_filled(size, align, zeroed, size)
+}
+
+/// Variant of [`allocate`] for a block that grows, of which the first `filled` bytes are written now.
+pub fn allocate_filled(size: usize, align: usize, zeroed: bool, filled: usize) -> Option<usize> {
     let slot = stats::slot();
     if let Some(block) = take_from_pool(size, align, zeroed) {
         return Some(block);
@@ -262,6 +267,11 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
             .then(|| {
                 HEAP.with_as(Caller::Other, |window, _| {
                     let taken = window.take_aligned(size, align);
+                    if let Ok((address, false)) = taken {
+                        let end = address + size.next_multiple_of(BASE_PAGE);
+                        let tail = (address + filled).next_multiple_of(BASE_PAGE);
+                        window.leave_tail(tail..end);
+                    }
                     taken.map(|taken| (taken, window.may_drop()))
                 })
             })

@@ -1,22 +1,23 @@
-//! Ranges of blocks that the program has mapped anew, protected, locked or advised: [`Changes`].
+//! Ranges in blocks: [`Ranges`]. Those that the program has mapped anew, protected, locked or advised,
+//! and those that came resident with a block that grew.
 //!
-//! Such pages outlive the block: the next one at the place would write into a file of the program, or
-//! fault. So a freed block of this kind is unmapped at once, and never kept.
+//! Pages of the first kind outlive the block: the next one at the place would write into a file of the
+//! program, or fault. So a freed block of this kind is unmapped at once, and never kept.
 
 use core::ops::Range;
 
-/// Changed ranges that are told apart. Beyond them each block counts as changed.
+/// Ranges that are told apart. Beyond them each block counts as one with a range.
 const MAX_RANGES: usize = 64;
 
-/// Changed ranges of live blocks.
+/// Ranges of live blocks.
 #[derive(Debug)]
-pub(super) struct Changes {
+pub(super) struct Ranges {
     ranges: [(usize, usize); MAX_RANGES],
     count: usize,
     is_full: bool,
 }
 
-impl Changes {
+impl Ranges {
     pub(super) const fn new() -> Self {
         Self {
             ranges: [(0, 0); MAX_RANGES],
@@ -25,25 +26,31 @@ impl Changes {
         }
     }
 
-    /// Records a range.
-    pub(super) fn add(&mut self, range: &Range<usize>) {
+    /// Records a range; false if there are too many.
+    pub(super) fn add(&mut self, range: &Range<usize>) -> bool {
         let known = self.ranges.iter().take(self.count);
         if known
             .into_iter()
             .any(|it| it.0 <= range.start && range.end <= it.1)
         {
-            return;
+            return true;
         }
-        match self.ranges.get_mut(self.count) {
-            Some(free) => {
-                *free = (range.start, range.end);
-                self.count += 1;
-            }
-            None => self.is_full = true,
-        }
+        let free = self.ranges.get_mut(self.count);
+        self.is_full |= free.is_none();
+        free.is_some_and(|free| {
+            *free = (range.start, range.end);
+            self.count += 1;
+            true
+        })
     }
 
-    /// Reports whether a part of a block is changed.
+    /// Returns the bytes of all ranges.
+    pub(super) fn bytes(&self) -> usize {
+        let ranges = self.ranges.iter().take(self.count);
+        ranges.map(|range| range.1 - range.0).sum()
+    }
+
+    /// Reports whether a range has a part of a block.
     pub(super) fn touch(&self, block: &Range<usize>) -> bool {
         self.is_full
             || self
@@ -66,7 +73,7 @@ impl Changes {
         }
     }
 
-    /// Moves the changes of a block to its new address.
+    /// Moves the ranges of a block to its new address.
     pub(super) fn moved(&mut self, block: &Range<usize>, to: usize) {
         for range in self.ranges.iter_mut().take(self.count) {
             if overlap(*range, block) {
@@ -87,7 +94,7 @@ mod tests {
 
     #[test]
     fn changes_stay_with_their_block() {
-        let mut changes = Changes::new();
+        let mut changes = Ranges::new();
         changes.add(&(0x2000..0x3000));
         changes.add(&(0x2000..0x3000));
         changes.add(&(0x9000..0xa000));
@@ -101,7 +108,7 @@ mod tests {
 
     #[test]
     fn each_block_is_changed_once_there_are_too_many() {
-        let mut changes = Changes::new();
+        let mut changes = Ranges::new();
         for at in 0..=MAX_RANGES {
             assert!(!changes.touch(&(1..2)));
             changes.add(&(at * 0x2000..at * 0x2000 + 1));

@@ -23,7 +23,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
 
-use changed::Changes;
+use changed::Ranges;
 use demand::Demand;
 
 use super::backing::Backing;
@@ -83,7 +83,10 @@ pub(super) struct BlockWindow {
     clean: usize,
     /// Memory retained by demand, beside [`BlockWindow::base_keep`].
     demand: Demand,
-    changes: Changes,
+    /// Pages that the program has changed.
+    changes: Ranges,
+    /// Pages that were resident when a block grew by them.
+    tails: Ranges,
     /// Bytes freed since the last check of their density, and from which on the next one is due.
     unchecked: usize,
     check_after: usize,
@@ -121,7 +124,8 @@ impl BlockWindow {
             dirty: 0,
             clean: 0,
             demand: Demand::new(),
-            changes: Changes::new(),
+            changes: Ranges::new(),
+            tails: Ranges::new(),
             unchecked: 0,
             check_after: 0,
             checks: 0,
@@ -198,6 +202,7 @@ impl BlockWindow {
             return false;
         };
         let range = self.range(page, pages);
+        self.tails.forget(&range);
         self.count(pages, 0);
         if self.site.backing == Backing::Advised && range.len() <= MAX_KEPT_BYTES {
             self.largest_freed = self.largest_freed.max(range.len());
@@ -221,9 +226,27 @@ impl BlockWindow {
     pub(super) fn change(&mut self, range: &Range<usize>, change: Change) -> bool {
         let is_in_blocks = range.start < self.address(self.extents.end()) && self.start < range.end;
         if is_in_blocks && (self.site.backing == Backing::Advised || change == Change::Mapping) {
-            self.changes.add(range);
+            let _ = self.changes.add(range);
         }
         is_in_blocks
+    }
+
+    /// Handles resident pages by which a block has grown, as mremap(2) gives none: within a part of the
+    /// allowed waste they stay until the block is resized or freed.
+    pub(super) fn leave_tail(&mut self, tail: Range<usize>) {
+        /// Smallest tail: a system call costs as much as the faults of a few pages.
+        const MIN_BYTES: usize = 64 << 10;
+        const ALLOWANCE_DIVISOR: usize = 4;
+        let is_ours = self.site.backing == Backing::Advised && !self.is_confined;
+        if tail.len() < MIN_BYTES || !is_ours {
+            return;
+        }
+        let sum = self.tails.bytes() + tail.len();
+        let stays = sum <= density::allowance() / ALLOWANCE_DIVISOR && self.tails.add(&tail);
+        if !stays {
+            // SAFETY: the program has not written to these pages of its block yet.
+            let _ = unsafe { self.site.backing.discard(tail.start, tail.len()) };
+        }
     }
 
     /// Returns the usable bytes of the block at `address`.
@@ -246,6 +269,7 @@ impl BlockWindow {
             return Resize::Unknown;
         };
         let room = old as usize * BASE_PAGE;
+        self.tails.forget(&self.range(page, old));
         let Some(new) = page_count(size) else {
             return Resize::Copy(room);
         };
@@ -285,6 +309,7 @@ impl BlockWindow {
         if self.extents.grow(page, extra, State::Dirty) {
             self.dirty -= bytes;
             self.demand.used(self.dirty);
+            self.leave_tail(self.range(page + pages, extra));
             return true;
         }
         if self.extents.grow(page, extra, State::Clean) {
