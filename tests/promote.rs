@@ -1,13 +1,11 @@
 //! Tests of `jumbo promote`: huge pages for running programs, whatever they do meanwhile.
 
-use std::time::{Duration, Instant};
-
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
 use crate::pool::group::Group;
 use crate::support::smaps::resident;
-use crate::support::{Compiled, MIB, Program, Ran, Running, Source, build, compile, host, wait};
+use crate::support::{MIB, Program, Ran, Running, Source, build, compile, host, wait};
 
 /// A program that answers each line of input with a digest of its data.
 const ANSWERING: &str = "
@@ -25,45 +23,17 @@ for line in sys.stdin:
 /// A path that every user may execute.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// Privilege of the program and of the command.
-#[derive(Clone, Copy, PartialEq)]
-enum As {
-    Root,
-    User,
+/// Runs `jumbo promote`.
+fn promote(arguments: &[&str]) -> Ran {
+    Program::new("true").jumbo_itself(&[&["promote"], arguments].concat())
 }
 
-impl As {
-    fn program(self, program: Program) -> Program {
-        match self {
-            Self::Root => program,
-            Self::User => program.unprivileged(),
-        }
-    }
-
-    /// The option that lets this user promote.
-    fn option(self) -> Option<&'static str> {
-        (self == Self::User).then_some("--stop-threads")
-    }
-
-    /// Runs `jumbo promote` with that option.
-    fn promote(self, arguments: &[&str]) -> Ran {
-        let all: Vec<_> = std::iter::once("promote")
-            .chain(self.option())
-            .chain(arguments.iter().copied())
-            .collect();
-        self.program(Program::new("true")).jumbo_itself(&all)
-    }
-
-    /// Returns the JSON outcome of the one process.
-    #[track_caller]
-    fn json(self, arguments: &[&str]) -> Value {
-        let all: Vec<_> = std::iter::once("--json")
-            .chain(arguments.iter().copied())
-            .collect();
-        let ran = self.promote(&all);
-        let page: Value = serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
-        page["processes"][0].clone()
-    }
+/// Returns the JSON outcome of the one process.
+#[track_caller]
+fn promoted(arguments: &[&str]) -> Value {
+    let ran = promote(&[&["--json"], arguments].concat());
+    let page: Value = serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
+    page["processes"][0].clone()
 }
 
 fn answers(mib: u64) -> Program {
@@ -113,131 +83,57 @@ fn an_interpreter_is_on_huge_pages_while_it_answers() {
     let Some(_held) = host::with_thp() else {
         return;
     };
-    for who in [As::Root, As::User] {
-        let mut running = who.program(answers(256)).start_plain();
-        running.wait_for_line("ready");
-        let before = resident(running.pid());
-        let plan = who.json(&["--dry-run", &id(&running)]);
-        assert_eq!(
-            resident(running.pid()).huge,
-            before.huge,
-            "a dry run changed it"
-        );
-        let command = who.program(Program::new("true")).itself();
-        let command = command.args(["promote", "--json", "--rate", "512M", &id(&running)]);
-        let command = command.args(who.option());
-        let promoted = command.start_plain();
-        let mut asked = 0;
-        while !promoted.has_ended() || asked < 20 {
-            running.write(&format!("{asked}\n"));
-            let sum = (asked % 251) * (1000 + asked % 7);
-            running.wait_for_line(&format!("answer {asked} {sum}"));
-            asked += 1;
-        }
-        let promoted = promoted.wait().ok();
-        let page: Value = serde_json::from_str(&promoted.stdout).unwrap();
-        let done = &page["processes"][0];
-        let after = resident(running.pid());
-        assert!(after.huge_share() >= 0.9, "{after:?}\n{promoted:?}");
-        if !host::thp_is_always() {
-            assert!(before.huge_share() < 0.1, "{before:?}");
-            assert!(
-                number(&done["outcome"]["obtained"]) >= 200 * MIB,
-                "{promoted:?}"
-            );
-        }
-        let (gain, planned) = (
-            number(&plan["plan"]["gain"]),
-            number(&done["outcome"]["planned"]),
-        );
-        assert!(gain.abs_diff(planned) <= 8 * MIB, "{plan}\n{promoted:?}");
-        // The bound limits the growth of memory.
-        let bound = number(&done["plan"]["bound"]);
-        assert!(number(&done["outcome"]["cost"]) <= bound, "{promoted:?}");
+    let mut running = answers(256).start_plain();
+    running.wait_for_line("ready");
+    let before = resident(running.pid());
+    let plan = promoted(&["--dry-run", &id(&running)]);
+    assert_eq!(
+        resident(running.pid()).huge,
+        before.huge,
+        "a dry run changed it"
+    );
+    let command = Program::new("true").itself();
+    let command = command.args(["promote", "--json", "--rate", "512M", &id(&running)]);
+    let promoting = command.start_plain();
+    let mut asked = 0;
+    while !promoting.has_ended() || asked < 20 {
+        running.write(&format!("{asked}\n"));
+        let sum = (asked % 251) * (1000 + asked % 7);
+        running.wait_for_line(&format!("answer {asked} {sum}"));
+        asked += 1;
+    }
+    let ended = promoting.wait().ok();
+    let page: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let done = &page["processes"][0];
+    let after = resident(running.pid());
+    assert!(after.huge_share() >= 0.9, "{after:?}\n{ended:?}");
+    if !host::thp_is_always() {
+        assert!(before.huge_share() < 0.1, "{before:?}");
         assert!(
-            after.heap <= before.heap + bound + 4 * MIB,
-            "{before:?} {after:?}"
+            number(&done["outcome"]["obtained"]) >= 200 * MIB,
+            "{ended:?}"
         );
-        let method = if who == As::Root {
-            "process_madvise"
-        } else {
-            "ptrace"
-        };
-        assert_eq!(done["reach"]["method"], method);
-        assert_untouched(running.pid());
+    }
+    let (gain, planned) = (
+        number(&plan["plan"]["gain"]),
+        number(&done["outcome"]["planned"]),
+    );
+    assert!(gain.abs_diff(planned) <= 8 * MIB, "{plan}\n{ended:?}");
+    // The bound limits the growth of memory.
+    let bound = number(&done["plan"]["bound"]);
+    assert!(number(&done["outcome"]["cost"]) <= bound, "{ended:?}");
+    assert!(
+        after.heap <= before.heap + bound + 4 * MIB,
+        "{before:?} {after:?}"
+    );
+    assert_eq!(done["reach"]["method"], "process_madvise");
+    assert_untouched(running.pid());
 
-        let undone = who.json(&["--undo", &id(&running)]);
-        assert_eq!(undone["split"]["after"], 0, "{undone}");
-        assert_eq!(resident(running.pid()).huge, 0);
-        running.write("7\n");
-        running.wait_for_line("answer 7 7000");
-    }
-}
-
-/// `waits` counts interrupted and late system calls.
-fn waits(files: &Compiled, mib: u64, seconds: u64, only: Option<&str>) -> Program {
-    let numbers = [mib.to_string(), seconds.to_string()];
-    Program::new(files.path("waits")).args(numbers).args(only)
-}
-
-#[test]
-fn no_system_call_ends_early_or_late_for_a_stop() {
-    if !host::root() {
-        return;
-    }
-    let Some(_held) = host::with_thp() else {
-        return;
-    };
-    let files = compile(&[Source::C("waits", &[])]);
-    // All calls in turn; then alone the pipe and each call that the kernel does not restart by
-    // itself.
-    let alone = [
-        "epoll",
-        "epoll_forever",
-        "futex",
-        "nanosleep",
-        "pipe",
-        "signal",
-        "semaphore",
-    ];
-    let programs = std::iter::once(None).chain(alone.map(Some));
-    let running: Vec<_> = programs
-        .map(|only| As::User.program(waits(&files, 32, 20, only)).start_plain())
-        .collect();
-    let pids: Vec<String> = running.iter().map(id).collect();
-    for running in &running {
-        running.wait_for_line("ready");
-    }
-    let mut stops = 0;
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(12) {
-        for pid in &pids {
-            let done = As::User.json(&["--rate", "0", pid]);
-            assert_eq!(done["reach"]["method"], "ptrace", "{done}");
-            let obtained = number(&done["outcome"]["obtained"]);
-            // With THP `always` the kernel may have collapsed some before.
-            let huge = number(&done["plan"]["kinds"]["heap"]["huge"]);
-            assert!(obtained + huge >= 24 * MIB, "{done}");
-            stops += obtained / (8 * MIB);
-            let undone = As::User.json(&["--undo", pid]);
-            assert_eq!(undone["split"]["after"], 0, "{undone}");
-        }
-    }
-    assert!(stops >= 24, "{stops}");
-    for running in running {
-        assert_untouched(running.pid());
-        let ran = running.wait().ok();
-        assert_eq!(ran.number("bad"), 0, "{ran:?}");
-        assert!(ran.number("all") > 100, "{ran:?}");
-        let late: u64 = ran
-            .stdout
-            .split("late=")
-            .skip(1)
-            .map(|rest| rest.split(' ').next().unwrap().parse::<u64>().unwrap())
-            .sum();
-        // On a busy machine a wait may be late for other reasons.
-        assert!(late * 20 <= ran.number("all"), "{ran:?}");
-    }
+    let undone = promoted(&["--undo", &id(&running)]);
+    assert_eq!(undone["split"]["after"], 0, "{undone}");
+    assert_eq!(resident(running.pid()).huge, 0);
+    running.write("7\n");
+    running.wait_for_line("answer 7 7000");
 }
 
 #[test]
@@ -249,21 +145,19 @@ fn a_program_that_maps_forks_and_executes_all_the_time_stays_as_it_is() {
         return;
     };
     let files = compile(&[Source::C("restless", &[])]);
-    for who in [As::Root, As::User] {
-        let program = Program::new(files.path("restless")).args(["8", "0", "0"]);
-        let plain = who.program(program.clone()).plain().ok();
-        let running = who.program(program).start_plain();
-        running.wait_for_line("ready");
-        let (mut times, mut obtained) = (0, 0);
-        while !running.has_ended() {
-            let done = who.json(&["--rate", "0", &id(&running)]);
-            obtained += done["outcome"]["obtained"].as_u64().unwrap_or(0);
-            times += 1;
-        }
-        let ran = running.wait().ok();
-        assert_eq!((ran.stdout, ran.stderr), (plain.stdout, plain.stderr));
-        assert!(times > 3 && obtained > 0, "{times} times, {obtained} bytes");
+    let program = Program::new(files.path("restless")).args(["8", "0", "0"]);
+    let plain = program.plain().ok();
+    let running = program.start_plain();
+    running.wait_for_line("ready");
+    let (mut times, mut obtained) = (0, 0);
+    while !running.has_ended() {
+        let done = promoted(&["--rate", "0", &id(&running)]);
+        obtained += done["outcome"]["obtained"].as_u64().unwrap_or(0);
+        times += 1;
     }
+    let ran = running.wait().ok();
+    assert_eq!((ran.stdout, ran.stderr), (plain.stdout, plain.stderr));
+    assert!(times > 3 && obtained > 0, "{times} times, {obtained} bytes");
 }
 
 #[test]
@@ -337,7 +231,7 @@ sys.stdin.read()
     let sparse = program("private", "65536").start_plain();
     sparse.wait_for_line("ready");
     let before = resident(sparse.pid());
-    let done = As::Root.json(&[&id(&sparse)]);
+    let done = promoted(&[&id(&sparse)]);
     assert!(
         number(&done["plan"]["kinds"]["heap"]["left"]["sparse"]) >= 3 * MIB,
         "{done}"
@@ -350,14 +244,14 @@ sys.stdin.read()
 
     let shared = program("shared", "4096").start_plain();
     shared.wait_for_line("ready");
-    let done = As::Root.json(&["--shm", &id(&shared)]);
+    let done = promoted(&["--shm", &id(&shared)]);
     let planned = number(&done["outcome"]["planned"]);
     assert!(planned >= 60 * MIB, "{done}");
     let (obtained, failures) = (&done["outcome"]["obtained"], &done["outcome"]["failures"]);
     // With the host's control at `never` the kernel refuses.
     let refused = failures[0]["errno"] == "EINVAL" && failures[0]["bytes"] == planned;
     assert!(refused || number(obtained) * 10 >= planned * 9, "{done}");
-    let undone = As::Root.json(&["--undo", "--shm", &id(&shared)]);
+    let undone = promoted(&["--undo", "--shm", &id(&shared)]);
     let split = &undone["split"];
     assert!(split["after"] == 0 || split["left"].is_string(), "{undone}");
 }
@@ -380,20 +274,14 @@ fn what_cannot_be_promoted_is_refused_with_the_reason() {
     if !host::root() {
         return;
     }
-    assert_refused(&As::Root.promote(&["4194301"]), "no such process");
-    let missing = As::Root.promote(&["4194301", "4194302"]);
+    assert_refused(&promote(&["4194301"]), "no such process");
+    let missing = promote(&["4194301", "4194302"]);
     assert_refused(&missing, "4194301: no such process");
     assert_refused(&missing, "4194302: no such process");
-    assert_refused(
-        &As::Root.promote(&["no such name"]),
-        "neither by PID nor by name",
-    );
-    assert_refused(
-        &As::Root.promote(&["--cgroup", "no/such"]),
-        "no control group",
-    );
+    assert_refused(&promote(&["no such name"]), "neither by PID nor by name");
+    assert_refused(&promote(&["--cgroup", "no/such"]), "no control group");
     if std::fs::read_to_string("/proc/2/comm").is_ok_and(|name| name == "kthreadd\n") {
-        assert_refused(&As::Root.promote(&["2"]), "a thread of the kernel");
+        assert_refused(&promote(&["2"]), "a thread of the kernel");
     }
     let itself = Program::shell("exec \"$0\" promote $$")
         .arg(build::jumbo())
@@ -408,14 +296,15 @@ fn what_cannot_be_promoted_is_refused_with_the_reason() {
     let zombie = zombie.start_plain();
     let line = zombie.wait_for_line("zombie ");
     let child = line.trim_start_matches("zombie ");
-    assert_refused(&As::Root.promote(&[child]), "it has ended");
+    assert_refused(&promote(&[child]), "it has ended");
 
     let foreign = answers(8).start_plain();
     foreign.wait_for_line("ready");
-    let one_of_two = As::Root.promote(&["--dry-run", "4194301", &id(&foreign)]);
+    let one_of_two = promote(&["--dry-run", "4194301", &id(&foreign)]);
     assert_eq!(one_of_two.shell_status(), 3, "{one_of_two:?}");
     assert!(one_of_two.stderr.contains("4194301: no such"));
-    let ran = As::User.promote(&[&id(&foreign)]);
+    let as_user = Program::new("true").unprivileged();
+    let ran = as_user.jumbo_itself(&["promote", &id(&foreign)]);
     assert_refused(&ran, "it runs as user 0");
     assert!(
         ran.stderr.contains("CAP_SYS_PTRACE and CAP_SYS_NICE"),
@@ -433,18 +322,18 @@ fn a_dry_run_names_what_leaves_nothing_to_promote() {
     };
     let full = answers(72).around(group.enter()).start_plain();
     full.wait_for_line("ready");
-    let page = As::Root.json(&["--dry-run", &id(&full)]);
+    let page = promoted(&["--dry-run", &id(&full)]);
     let why = page["obstacle"].as_str().unwrap_or_default();
     assert!(why.starts_with("its control group has "), "{page}");
     for options in [&[][..], &["--dry-run"]] {
-        let ran = As::Root.promote(&[options, &[&id(&full)]].concat());
+        let ran = promote(&[options, &[&id(&full)]].concat());
         let says = ran.stdout.contains("its control group has ");
         assert!(ran.shell_status() == 1 && says, "{ran:?}");
     }
 }
 
 #[test]
-fn no_thread_is_stopped_without_the_option() {
+fn without_privilege_the_error_names_it_and_nothing_changes() {
     if host::command("python3").is_none() {
         return;
     }
@@ -459,16 +348,13 @@ fn no_thread_is_stopped_without_the_option() {
         let ran = command.jumbo_itself(&["promote", option, &id(&running)]);
         let all = format!("{}{}", ran.stdout, ran.stderr);
         assert_eq!(ran.shell_status(), 1, "{ran:?}");
-        assert!(
-            all.contains("CAP_SYS_NICE") && all.contains("--stop-threads"),
-            "{ran:?}"
-        );
+        assert!(all.contains("CAP_SYS_NICE"), "{ran:?}");
     }
     assert!(resident(running.pid()).huge == before || host::thp_is_always());
 }
 
 #[test]
-fn no_thread_is_traced_that_is_under_a_filter_or_a_debugger_or_stopped() {
+fn a_process_under_a_filter_or_a_debugger_or_stopped_is_promoted() {
     if host::command("python3").is_none() {
         return;
     }
@@ -504,12 +390,7 @@ sys.stdin.read()
         .unprivileged()
         .start_plain();
     filtered.wait_for_line("ready");
-    let pid = id(&filtered);
-    let ran = As::User.promote(&[&pid]);
-    assert_refused(&ran, "under seccomp");
-    assert!(ran.stderr.contains("CAP_SYS_NICE"), "{ran:?}");
-    // Without a tracer it succeeds.
-    As::Root.promote(&[&pid]).ok();
+    promote(&[&id(&filtered)]).ok();
 
     let traced = Program::new(PYTHON)
         .args(["-c", TRACED])
@@ -517,8 +398,7 @@ sys.stdin.read()
         .start_plain();
     let line = traced.wait_for_line("traced ");
     let child = line.trim_start_matches("traced ");
-    assert_refused(&As::User.promote(&[child]), "traces it");
-    As::Root.promote(&[child]).ok();
+    promote(&[child]).ok();
 
     let stopped = answers(32).unprivileged().start_plain();
     stopped.wait_for_line("ready");
@@ -528,49 +408,9 @@ sys.stdin.read()
             .starts_with('T')
             .then_some(())
     });
-    assert_refused(&As::User.promote(&[&id(&stopped)]), "it is stopped");
-    assert!(status(stopped.pid(), "State").starts_with('T'));
-    As::Root.promote(&[&id(&stopped)]).ok();
+    promote(&[&id(&stopped)]).ok();
     assert!(status(stopped.pid(), "State").starts_with('T'));
     stopped.signal(Signal::CONT);
-}
-
-#[test]
-fn a_stop_that_comes_during_a_promotion_is_not_lost() {
-    if !host::root() {
-        return;
-    }
-    let Some(_held) = host::with_thp() else {
-        return;
-    };
-    let files = compile(&[Source::C("waits", &[])]);
-    let running = As::User
-        .program(waits(&files, 64, 600, Some("futex")))
-        .start_plain();
-    running.wait_for_line("ready");
-    for _ in 0..4 {
-        let command = As::User.program(Program::new("true")).itself();
-        let command = command.args(["promote", "--stop-threads", "--rate", "64M"]);
-        let command = command.arg(id(&running));
-        let promoting = command.start_plain();
-        wait::until("the first huge page", wait::TIMEOUT, || {
-            (resident(running.pid()).huge > 0 || promoting.has_ended()).then_some(())
-        });
-        running.signal(Signal::STOP);
-        let ended = promoting.wait();
-        assert!([0, 1, 3].contains(&ended.shell_status()), "{ended:?}");
-        wait::until("the stop", wait::TIMEOUT, || {
-            status(running.pid(), "State")
-                .starts_with('T')
-                .then_some(())
-        });
-        assert_eq!(status(running.pid(), "TracerPid"), "0");
-        running.signal(Signal::CONT);
-        wait::until("its going on", wait::TIMEOUT, || {
-            (!status(running.pid(), "State").starts_with('T')).then_some(())
-        });
-        As::User.promote(&["--undo", &id(&running)]);
-    }
 }
 
 #[test]
@@ -588,56 +428,6 @@ fn a_process_of_another_pid_namespace_is_promoted_from_outside() {
     let running = inner.start_plain();
     running.wait_for_line("ready");
     let child = running.child();
-    let done = As::Root.json(&[&child.as_raw_nonzero().to_string()]);
+    let done = promoted(&[&child.as_raw_nonzero().to_string()]);
     assert!(resident(child).huge_share() >= 0.85, "{done}");
-}
-
-#[test]
-fn a_program_whose_vdso_is_not_executable_lives_on() {
-    if !host::root() {
-        return;
-    }
-    let Some(_held) = host::with_thp() else {
-        return;
-    };
-    let files = compile(&[Source::C("still_vdso", &[])]);
-    for how in ["once", "flickers"] {
-        let program = Program::new(files.path("still_vdso")).args(["32", how]);
-        let running = As::User.program(program).start_plain();
-        running.wait_for_line("ready");
-        for _ in 0..8 {
-            let done = As::User.json(&["--rate", "0", &id(&running)]);
-            let outcome = &done["outcome"];
-            let why = outcome["stopped"].as_str().unwrap_or_default();
-            // Between two checks the place for a call may vanish: the program continues
-            // nevertheless.
-            assert!(why.is_empty() || how == "flickers", "{done}");
-            As::User.json(&["--undo", &id(&running)]);
-            assert_untouched(running.pid());
-        }
-        running.wait().ok();
-    }
-}
-
-#[test]
-fn a_thread_of_the_kernel_in_the_process_is_left_alone() {
-    if !host::root() {
-        return;
-    }
-    let Some(_held) = host::with_thp() else {
-        return;
-    };
-    let files = compile(&[Source::C("sqpoll", &[])]);
-    let program = Program::new(files.path("sqpoll")).args(["32"]);
-    let running = As::User.program(program).start_plain();
-    if running.wait_for_line("") == "none" {
-        eprintln!("skipped: no io_uring here");
-        return;
-    }
-    let ran = As::User.promote(&[&id(&running)]);
-    assert_eq!(ran.shell_status(), 1, "{ran:?}");
-    assert!(ran.stdout.contains("no thread was at a place"), "{ran:?}");
-    assert_untouched(running.pid());
-    running.signal(Signal::USR1);
-    running.wait().ok();
 }

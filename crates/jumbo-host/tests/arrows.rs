@@ -23,7 +23,6 @@ const SYS: Table = &[
     ("smaps", &["files", "maps", "proc", "units"]),
     ("thp", &["files", "units"]),
     ("files", &["units"]),
-    ("ptrace", &["calls"]),
     ("cgroup", &["proc"]),
     ("mounts", &[]),
     ("proc", &["calls", "maps", "units"]),
@@ -170,7 +169,7 @@ const PROGRAM_TO_SYS: Table = &[
 const HOST_TO_SYS: Table = &[(
     "kernel",
     &[
-        "calls", "cgroup", "files", "folios", "mounts", "proc", "ptrace", "smaps", "thp",
+        "calls", "cgroup", "files", "folios", "mounts", "proc", "smaps", "thp",
     ],
 )];
 

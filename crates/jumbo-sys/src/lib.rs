@@ -18,7 +18,7 @@
 //!   [`is_mapped`].
 //! - [`Reserved`], [`Scratch`]: addresses and memory with an owner. [`discard_locked`], [`name`],
 //!   [`memfd`]: anonymous memory. [`bind`], [`memory_policy`]: nodes.
-//! - [`send_signal`], [`release`]: the process of a descriptor. [`ptrace`]: its threads.
+//! - [`send_signal`], [`release`]: the process of a descriptor.
 //! - [`Blocked`]: a guard that blocks signals. [`Apart`]: a stack with room.
 //! - [`Thread`], [`clone3`]: tasks unknown to the C library; [`call`], [`wait`], [`wake`]: their
 //!   system calls. [`stand_back`], [`stay_prompt`], [`leave_descriptors`]: their setup.
@@ -53,7 +53,6 @@ mod pagemap;
 mod pidfd;
 mod place;
 pub mod proc;
-pub mod ptrace;
 mod remap;
 mod reserved;
 mod scratch;

@@ -94,7 +94,7 @@ fn follow(
             };
             match plan {
                 Ok((plan, reach)) => {
-                    let outcome = promote(target, &reach, &plan, &mut pace, &mut watcher);
+                    let outcome = promote(target, &plan, &mut pace, &mut watcher);
                     promoted.add(&reach, &outcome, watcher.is_interrupted);
                     remaining = watcher.is_interrupted.then(|| plan.after(&outcome));
                 }
@@ -102,7 +102,7 @@ fn follow(
                 Err(refusal) => {
                     promoted.reason = Some(refusal.to_string());
                     // No program in its place is within reach either.
-                    if let Refusal::WouldStop { .. } | Refusal::Unreachable { .. } = refusal {
+                    if let Refusal::Unreachable(_) = refusal {
                         break;
                     }
                 }
@@ -182,7 +182,7 @@ fn plan(
         return Err(Refusal::Covered);
     }
     let plan = remaining.map_or_else(|| PromotePlan::new(target, wish, spent), Ok)?;
-    Ok((plan, Access::find(target, false)?))
+    Ok((plan, Access::find(target)?))
 }
 
 impl Promoted {

@@ -79,12 +79,6 @@ pub(crate) struct Args {
     )]
     rate: Bytes,
 
-    /// Without privilege, stop a thread of the process by ptrace for a millisecond each time, and have
-    /// it make the call. A write(2), read(2), send(2) or getrandom(2) of the thread can then return
-    /// less than it would: a program that does not check loses data
-    #[arg(long)]
-    stop_threads: bool,
-
     /// Promote from the start of the process, for `jumbo run`
     #[arg(long, hide = true, requires = "follow")]
     from_start: bool,
@@ -285,19 +279,19 @@ fn try_promote(
     let wish = args.wish();
     watch.begin(&target);
     if args.undo {
-        let reach = done.reach.insert(Access::find(&target, args.stop_threads)?);
-        done.split = Some(split(&target, reach, &wish, args.dry_run, watch)?);
+        done.reach = Some(Access::find(&target)?);
+        done.split = Some(split(&target, &wish, args.dry_run, watch)?);
         return Ok(());
     }
     let plan = done.plan.insert(PromotePlan::new(&target, &wish, spent)?);
     // After the plan, which needs fewer privileges: a dry run without them shows it.
-    let reach = done.reach.insert(Access::find(&target, args.stop_threads)?);
+    done.reach = Some(Access::find(&target)?);
     let mut pace = Pace::new(&target, Some(args.rate));
     if args.dry_run {
         let room = (!plan.is_empty()).then(|| pace.room(&target, plan.huge_page));
         done.obstacle = room.and_then(Result::err);
     } else {
-        done.outcome = Some(promote(&target, reach, plan, &mut pace, watch));
+        done.outcome = Some(promote(&target, plan, &mut pace, watch));
     }
     Ok(())
 }

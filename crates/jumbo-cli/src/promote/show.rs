@@ -81,9 +81,6 @@ fn promoted(
             bound.unwrap_or_default()
         ))?;
     }
-    if let Some(fallback) = &reach.fallback {
-        view.line(format!("  by {method}, since {fallback}"))?;
-    }
     if let Some(obstacle) = &done.obstacle {
         view.line(format!("  none of it now: {obstacle}"))?;
     }

@@ -10,7 +10,6 @@
 //! - [`smaps`], [`task`], [`folios`], [`file_id`], [`peek`]: one process.
 //! - `aside`: files of a process whose read can block, read by a child.
 //! - [`process`]: starts a program and acts as its parent.
-//! - [`remote`]: madvise(2) made by a thread of another process.
 //! - [`mod@probe`]: the available facilities.
 //!
 //! Errors are [`FileError`]s with a path: a file exists and cannot be read or parsed, or a process
@@ -32,7 +31,6 @@ pub mod peek;
 pub mod pressure;
 pub mod probe;
 pub mod process;
-pub mod remote;
 pub mod task;
 pub mod zones;
 

@@ -59,14 +59,6 @@ pub fn is_kernel(root: &Root, pid: u32) -> bool {
     stat(root, pid).is_ok_and(|stat| stat.flags & PF_KTHREAD != 0)
 }
 
-/// Reports whether a thread, `PID/task/TID`, is a kernel worker of io_uring or vhost (PF_IO_WORKER,
-/// PF_USER_WORKER). It has the memory of the process, and never runs its program.
-pub(crate) fn is_worker(root: &Root, thread: impl Display) -> Result<bool, FileError> {
-    const PF_IO_WORKER: u32 = 0x10;
-    const PF_USER_WORKER: u32 = 0x4000;
-    Ok(stat(root, thread)?.flags & (PF_IO_WORKER | PF_USER_WORKER) != 0)
-}
-
 /// Start time of `pid` in ticks after the boot, which tells it from a later process of that ID.
 pub fn started(root: &Root, pid: u32) -> Result<u64, FileError> {
     Ok(stat(root, pid)?.starttime)
@@ -112,13 +104,6 @@ impl Status {
 /// thread or zombie, which has no memory.
 pub fn vm_hwm(root: &Root, pid: u32) -> Result<Option<Bytes>, FileError> {
     Ok(Status::read(root, pid)?.kib("VmHWM"))
-}
-
-/// Reports whether seccomp (filter or strict) applies to `pid`, a process or `PID/task/TID`.
-pub fn is_filtered(root: &Root, pid: impl Display) -> Result<bool, FileError> {
-    let status = Status::read(root, pid)?;
-    // A kernel without seccomp has no such line.
-    Ok(!matches!(status.get("Seccomp"), None | Some("0")))
 }
 
 /// Memory of a process according to status. Any user may read it, of any process.

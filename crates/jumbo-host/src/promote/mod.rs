@@ -2,8 +2,7 @@
 //!
 //! - [`Target`]: a process that can be promoted; [`Refusal`]: the reason why another cannot be.
 //! - [`PromotePlan`]: the blocks to collapse, their gain and cost. A block has the PMD size.
-//! - [`Access`]: the method: process_madvise(2), or on request a call in a thread of
-//!   the process by ptrace(2).
+//! - [`Access`]: the permission to advise its memory, by process_madvise(2).
 //! - [`Pace`]: limits by rate, memory pressure and free huge pages.
 //! - [`promote()`]: carries a plan out; [`split()`]: reverts it.
 //!
@@ -22,7 +21,7 @@ mod split;
 mod target;
 mod work;
 
-pub use access::{Access, Method, missing_privilege};
+pub use access::{Access, missing_privilege};
 pub use pace::{Pace, Pause};
 pub use plan::{Part, PromotePlan, Selection, left_out};
 pub use refusal::{DESCRIPTORS_HINT, Refusal};

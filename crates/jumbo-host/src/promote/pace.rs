@@ -30,8 +30,6 @@ pub enum Pause {
     Host,
     /// Memory pressure in the target's control group.
     Group,
-    /// No thread of the target could be stopped without a side effect.
-    Thread,
 }
 
 impl std::fmt::Display for Pause {
@@ -39,7 +37,6 @@ impl std::fmt::Display for Pause {
         f.write_str(match self {
             Self::Host => "the host stalls for memory (PSI)",
             Self::Group => "its control group stalls for memory (PSI)",
-            Self::Thread => "no thread is where it can be stopped",
         })
     }
 }

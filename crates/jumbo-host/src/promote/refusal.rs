@@ -48,20 +48,9 @@ pub enum Refusal {
     /// No MADV_COLLAPSE in the kernel.
     #[error("this kernel has no MADV_COLLAPSE (Linux 6.1), or no THP")]
     NoCollapse,
-    /// A process that only ptrace(2) reaches, which was not requested.
-    #[error("{advise}; the other method stops one of its threads")]
-    WouldStop {
-        /// Obstacle to process_madvise(2).
-        advise: String,
-    },
-    /// A process out of reach of both methods.
-    #[error("{advise}; {trace}")]
-    Unreachable {
-        /// Obstacle to process_madvise(2).
-        advise: String,
-        /// Obstacle to ptrace(2).
-        trace: String,
-    },
+    /// A process whose memory this user may not advise: the obstacle to process_madvise(2).
+    #[error("{0}")]
+    Unreachable(String),
 }
 
 impl Refusal {
@@ -80,13 +69,9 @@ impl Refusal {
             Self::File(error) if error.errno() == Some(Errno::MFILE) => Some(DESCRIPTORS_HINT),
             Self::Thread(_) => Some("name the process"),
             Self::Sibling => Some("name the program"),
-            Self::Hidden { .. } | Self::Unreachable { .. } => {
+            Self::Hidden { .. } | Self::Unreachable(_) => {
                 Some("run it as root, or with CAP_SYS_PTRACE and CAP_SYS_NICE")
             }
-            Self::WouldStop { .. } => Some(
-                "run it as root, or with CAP_SYS_NICE; --stop-threads risks that a write(2), read(2) or \
-                 getrandom(2) of the process returns less than it would",
-            ),
             _ => None,
         }
     }

@@ -11,17 +11,14 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::access::MemoryAdvice;
+use super::access::cool;
 use super::plan::{Survey, size};
-use super::{Access, Pause, Progress, Refusal, Selection, Target, Watcher};
-use crate::kernel::remote::End;
+use super::{Progress, Refusal, Selection, Target, Watcher};
 use crate::kernel::{aside, base_page};
 use crate::status::{Kind, process::Observer};
 use crate::units::Bytes;
 
 const DEBUGFS_FILE: &str = "sys/kernel/debug/split_huge_pages";
-/// Maximum number of consecutive searches for a thread without one advised page.
-const MAX_FAILED_ROUNDS: u32 = 8;
 /// Maximum number of pages between calls of the watcher.
 const MAX_BATCH_PAGES: usize = 64;
 
@@ -46,14 +43,13 @@ pub struct Split {
 /// [`Refusal`] where the process cannot be read.
 pub fn split(
     target: &Target,
-    access: &Access,
     selection: &Selection,
     dry_run: bool,
     watcher: &mut dyn Watcher,
 ) -> Result<Split, Refusal> {
     let started = Instant::now();
     let pmd = size(Observer::new(&target.root)?.pmd_size());
-    let mut addresses = huge(target, selection, pmd)?;
+    let addresses = huge(target, selection, pmd)?;
     let bytes = |addresses: &[u64]| Bytes(addresses.len() as u64 * pmd as u64);
     let mut done = Split {
         before: bytes(&addresses),
@@ -64,26 +60,21 @@ pub fn split(
         return Ok(done);
     }
     let base = size(base_page(&target.root));
-    let (mut end, mut failed_rounds) = (None, 0);
-    while !addresses.is_empty() && end.is_none() {
+    let mut end = None;
+    for (at, address) in addresses.iter().enumerate() {
         let progress = Progress {
-            done: Bytes(done.before.0 - bytes(&addresses).0),
+            done: bytes(&addresses[..at]),
             of: done.before,
-            pause: None::<Pause>,
+            pause: None,
         };
-        if watcher.poll(&progress) == ControlFlow::Break(()) {
+        let is_due = at % MAX_BATCH_PAGES == 0;
+        if is_due && watcher.poll(&progress) == ControlFlow::Break(()) {
             end = Some(String::from("interrupted"));
-            break;
+        } else if let Err(why) = cool(target, *address, base) {
+            end = Some(why.to_string());
         }
-        let now = addresses.chunks(MAX_BATCH_PAGES).next().unwrap_or_default();
-        let advised = access.advise(target, now, MemoryAdvice::Cold, base);
-        let reached = advised.answers.len();
-        addresses.drain(..reached);
-        failed_rounds = if reached > 0 { 0 } else { failed_rounds + 1 };
-        match advised.end {
-            End::Done | End::Signal | End::NoThread | End::Gone
-                if failed_rounds < MAX_FAILED_ROUNDS => {}
-            end_of => end = Some(end_of.to_string()),
+        if end.is_some() {
+            break;
         }
     }
     done.means.push("MADV_COLD");

@@ -1,16 +1,13 @@
 //! A process that can be promoted: [`Target`].
 
-use std::cell::Cell;
 use std::os::fd::AsFd as _;
 
 use rustix::io::Errno;
-use rustix::process::Pid;
 
 use super::Refusal;
 use crate::kernel::aside::MapCalls;
 use crate::kernel::process::Process;
 use crate::kernel::process::ProcessState;
-use crate::kernel::remote::Renewed;
 use crate::kernel::{FileError, Root, task};
 use crate::status::is_sibling;
 
@@ -22,8 +19,6 @@ pub struct Target {
     name: String,
     /// Calls that take the mmap lock of the process.
     calls: MapCalls,
-    /// A timed wait that a stop of ours restarted: no other stop may interrupt it.
-    pub(super) renewed: Cell<Option<Renewed>>,
 }
 
 impl Target {
@@ -67,7 +62,6 @@ impl Target {
             calls,
             name: task::name(root, pid).unwrap_or_default(),
             process,
-            renewed: Cell::new(None),
         })
     }
 
@@ -84,12 +78,6 @@ impl Target {
     /// Returns the process by descriptor: readable once it has ended.
     pub fn process(&self) -> &Process {
         &self.process
-    }
-
-    pub(super) fn id(&self) -> Pid {
-        // A process that was opened has a positive ID.
-        let id = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
-        id.unwrap_or(Pid::INIT)
     }
 
     /// Opens the pagemap of the current program: it is empty after an execve(2).

@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use serde::Serialize;
 
-use super::access::MemoryAdvice;
+use super::access::{Answer, End, collapse};
 use super::plan::{Block, Survey, size};
-use super::{Access, Pace, Pause, PromotePlan, Refusal, Target};
-use crate::kernel::remote::End;
+use super::{Pace, Pause, PromotePlan, Refusal, Target};
 use crate::units::{Bytes, PageSize};
 
 /// Interval between calls of the watcher while nothing is collapsed.
@@ -22,8 +21,6 @@ const MAX_ATTEMPTS: u32 = 3;
 const RETRY_DELAY: Duration = Duration::from_millis(2);
 /// Maximum time of one pause.
 const PAUSE_TIMEOUT: Duration = Duration::from_mins(1);
-/// Maximum time without a thread that can be stopped.
-const THREAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of [`Failure::ranges`].
 const MAX_RANGES: usize = 3;
 
@@ -132,7 +129,6 @@ fn in_words(errno: Errno) -> (&'static str, &'static str) {
 /// Carries out `plan`, which may be stale.
 pub fn promote(
     target: &Target,
-    access: &Access,
     plan: &PromotePlan,
     pace: &mut Pace,
     watcher: &mut dyn Watcher,
@@ -156,14 +152,12 @@ pub fn promote(
     let base = crate::kernel::base_page(&target.root);
     let mut work = Work {
         target,
-        access,
         survey: Survey::new(calls, base, plan.huge_page),
         huge: plan.huge_page,
         pace,
         watcher,
         outcome,
         done: Bytes(0),
-        thread_wait: Duration::ZERO,
     };
     let stopped = work.run(&plan.blocks).err();
     let mut outcome = work.outcome;
@@ -174,7 +168,6 @@ pub fn promote(
 
 struct Work<'a> {
     target: &'a Target,
-    access: &'a Access,
     survey: Survey<'a>,
     huge: PageSize,
     pace: &'a mut Pace,
@@ -182,8 +175,6 @@ struct Work<'a> {
     outcome: Outcome,
     /// Memory that was collapsed or skipped.
     done: Bytes,
-    /// Time without a thread that can be stopped.
-    thread_wait: Duration,
 }
 
 impl Work<'_> {
@@ -191,119 +182,72 @@ impl Work<'_> {
     ///
     /// # Errors
     /// The reason why some are left, in words.
-    fn run(&mut self, mut blocks: &[Block]) -> Result<(), String> {
-        let at_once = self.access.at_once();
+    fn run(&mut self, blocks: &[Block]) -> Result<(), String> {
         let mut free = 0;
-        while !blocks.is_empty() {
-            if free < at_once as u64 {
+        for block in blocks {
+            if free == 0 {
                 free = self.pace.room(self.target, self.huge)?;
             }
-            let batch = at_once.min(usize::try_from(free).unwrap_or(1));
-            let done = self.step(&blocks[..batch.min(blocks.len())])?;
-            free = free.saturating_sub(done as u64);
-            blocks = &blocks[done..];
+            self.step(block)?;
+            free -= 1;
         }
         Ok(())
     }
 
-    /// Collapses the first of `blocks`; returns the number of blocks that are done.
-    fn step(&mut self, blocks: &[Block]) -> Result<usize, String> {
+    /// Collapses a block, or skips it where that is not worthwhile any more.
+    fn step(&mut self, block: &Block) -> Result<(), String> {
         self.wait()?;
         let bytes = Bytes(self.huge.bytes());
-        let mut left = Vec::new();
-        for block in blocks {
-            match self.survey.is_worthwhile(block) {
-                Ok(true) => left.push(*block),
-                Err(error) if error.kind() == ErrorKind::TimedOut => {
-                    return Err(End::Held.to_string());
-                }
-                Ok(false) | Err(_) => {}
+        match self.survey.is_worthwhile(block) {
+            Ok(true) => {}
+            Err(error) if error.kind() == ErrorKind::TimedOut => {
+                return Err(End::Held.to_string());
+            }
+            Ok(false) | Err(_) => {
+                self.outcome.changed += bytes;
+                self.done += bytes;
+                return match self.target.process.is_gone() {
+                    true => Err(self.ended()),
+                    false => Ok(()),
+                };
             }
         }
-        let addresses: Vec<u64> = left.iter().map(|block| block.address).collect();
-        let skipped = blocks.len() - left.len();
-        if addresses.is_empty() {
-            self.skip(skipped)?;
-            return Ok(blocks.len());
-        }
-        let started = Instant::now();
-        let mut advised = self.advise(&addresses);
-        for attempts in 1..MAX_ATTEMPTS {
-            let is_busy = advised.answers.last() == Some(&Err(Errno::AGAIN));
-            if advised.end != End::Done || !is_busy {
-                break;
-            }
-            // The blocks before the last have their answers.
-            std::thread::sleep(RETRY_DELAY * attempts);
-            let at = advised.answers.len() - 1;
-            let again = self.advise(addresses.get(at..=at).unwrap_or_default());
-            if again.answers.is_empty() {
-                break;
-            }
-            advised.answers.truncate(at);
-            advised.answers.extend(again.answers);
-        }
-        let reached = advised.answers.len();
-        for (block, answer) in left.iter().zip(advised.answers) {
-            self.done += bytes;
-            match answer {
-                Ok(()) => {
-                    self.outcome.obtained += bytes;
-                    self.outcome.cost += block.cost;
-                }
-                Err(errno) => self.outcome.add_failure(block.address, bytes, errno),
-            }
-            if answer == Err(Errno::BUSY) {
-                return Err(String::from("its memory cgroup is at the limit"));
-            }
-        }
-        self.pace.count(Bytes(bytes.0 * reached as u64));
-        match advised.end {
-            End::Done | End::Signal => self.thread_wait = Duration::ZERO,
-            // If only the thread has ended, another one is tried.
-            End::Gone if self.target.process.is_gone() => {
-                self.outcome.ended = true;
-                return Err(End::Gone.to_string());
-            }
-            End::NoThread | End::Gone => {
-                self.pause_for_thread(started.elapsed())?;
-            }
-            end => return Err(end.to_string()),
-        }
-        // Blocks up to the next one are done: reached, or skipped in between.
-        let next = left.get(reached).map(|block| block.address);
-        let at = blocks.iter().position(|block| Some(block.address) == next);
-        let at = at.unwrap_or(blocks.len());
-        self.skip(at.saturating_sub(reached))?;
-        Ok(at)
-    }
-
-    fn advise(&self, addresses: &[u64]) -> crate::kernel::remote::Advised {
-        let length = size(self.huge);
-        self.access
-            .advise(self.target, addresses, MemoryAdvice::Collapse, length)
-    }
-
-    /// Counts blocks that are not worthwhile any more: the process may have ended.
-    fn skip(&mut self, blocks: usize) -> Result<(), String> {
-        let bytes = Bytes(self.huge.bytes() * blocks as u64);
-        self.outcome.changed += bytes;
+        let answer = self.advise(block).map_err(|end| match end {
+            End::Gone => self.ended(),
+            End::Held => end.to_string(),
+        })?;
         self.done += bytes;
-        if blocks > 0 && self.target.process.is_gone() {
-            self.outcome.ended = true;
-            return Err(String::from("it has ended"));
+        match answer {
+            Ok(()) => {
+                self.outcome.obtained += bytes;
+                self.outcome.cost += block.cost;
+            }
+            Err(errno) => self.outcome.add_failure(block.address, bytes, errno),
         }
-        Ok(())
+        self.pace.count(bytes);
+        match answer {
+            Err(Errno::BUSY) => Err(String::from("its memory cgroup is at the limit")),
+            _ => Ok(()),
+        }
     }
 
-    fn pause_for_thread(&mut self, waited: Duration) -> Result<(), String> {
-        let waited = waited.max(Duration::from_millis(1));
-        *self.outcome.paused.entry(Pause::Thread).or_default() += waited.as_secs_f64();
-        self.thread_wait += waited;
-        if self.thread_wait >= THREAD_TIMEOUT {
-            return Err(format!("{} for {THREAD_TIMEOUT:?}", End::NoThread));
+    /// Collapses a block; where pages of it are busy, a few times.
+    fn advise(&self, block: &Block) -> Answer {
+        let try_it = || collapse(self.target, block.address, size(self.huge));
+        let mut answer = try_it();
+        for attempts in 1..MAX_ATTEMPTS {
+            if answer != Ok(Err(Errno::AGAIN)) {
+                break;
+            }
+            std::thread::sleep(RETRY_DELAY * attempts);
+            answer = try_it();
         }
-        self.poll(Some(Pause::Thread))
+        answer
+    }
+
+    fn ended(&mut self) -> String {
+        self.outcome.ended = true;
+        End::Gone.to_string()
     }
 
     /// Waits until the next block is due.

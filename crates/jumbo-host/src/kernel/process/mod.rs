@@ -6,7 +6,8 @@
 //! - [`Signals`]: the signals of this process, read from a signalfd.
 //! - [`Interruptible`]: work in a thread, in a system call that a signal interrupts.
 //! - [`tree`]: the processes of a program.
-//! - [`Process`]: a process by descriptor. [`ProcessState`]: a process according to /proc/PID/status. [`Stop`]: stop of a traced thread.
+//! - [`Process`]: a process by descriptor. [`ProcessState`]: a process according to
+//!   /proc/PID/status.
 //! - [`release`]: frees the memory of a dying process.
 //! - [`Beside`]: a process that manages a program from outside.
 //! - [`Child`]: a program as a child, with the signals, descriptors and dispositions that this
@@ -22,7 +23,6 @@ mod interruptible;
 mod signals;
 pub mod start;
 mod state;
-mod stop;
 pub mod tree;
 
 use std::os::fd::AsFd;
@@ -39,7 +39,6 @@ pub use interruptible::Interruptible;
 pub use jumbo_sys::release;
 pub use signals::{Signal, Signals, die_by};
 pub use state::ProcessState;
-pub use stop::Stop;
 
 /// Reports whether a descriptor becomes readable, or reaches its end, within `timeout`.
 pub(crate) fn is_ready(fd: impl AsFd, timeout: Duration) -> rustix::io::Result<bool> {

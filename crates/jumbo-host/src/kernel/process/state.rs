@@ -13,8 +13,6 @@ pub struct ProcessState {
     pub process: u32,
     /// PID of the parent.
     pub parent: u32,
-    /// Thread ID of the tracer; 0: none.
-    pub tracer: u32,
     /// False for kernel threads and zombies.
     pub has_memory: bool,
     /// True during a core dump (4.15).
@@ -38,7 +36,6 @@ impl ProcessState {
             state: value("State").chars().next().unwrap_or_default(),
             process: number("Tgid"),
             parent: number("PPid"),
-            tracer: number("TracerPid"),
             has_memory: status.get("VmSize").is_some(),
             is_dumping: value("CoreDumping") == "1",
             caught: set("SigCgt"),
