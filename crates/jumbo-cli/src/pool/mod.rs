@@ -8,13 +8,12 @@ pub(crate) mod change;
 mod demote;
 pub(crate) mod show;
 mod wait;
-mod watch;
 
 use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
 use jumbo::units::PageSize;
-use jumbo_host::host_pools::{Amount, Holder};
+use jumbo_host::host_pools::Amount;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::hugetlb::{self, Pool};
 use jumbo_host::knobs::Group;
@@ -69,7 +68,6 @@ enum Command {
     #[command(mut_arg("force", |force| force.requires("undo").conflicts_with_all(["by", "node", "print_boot"])))]
     Shrink(change::ResizeArgs),
     Demote(demote::Args),
-    Watch(watch::Args),
     Wait(wait::Args),
 }
 
@@ -86,7 +84,6 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         Some(Command::Grow(args)) => change::by(&root, &args, Amount::More),
         Some(Command::Shrink(args)) => change::by(&root, &args, Amount::Less),
         Some(Command::Demote(args)) => demote::main(&root, &args),
-        Some(Command::Watch(args)) => watch::main(&root, &args, json),
         Some(Command::Wait(args)) => wait::main(&root, &args, json),
     }
 }
@@ -114,11 +111,4 @@ pub(crate) fn pool(root: &Root, size: PageSize) -> anyhow::Result<Pool> {
                 sizes.join(", ")
             )
         })
-}
-
-/// Name, PID and memory of a holder.
-fn describe(holder: &Holder) -> String {
-    let name = holder.name.replace(char::is_control, "\u{fffd}");
-    let all = holder.resident() + holder.untouched;
-    format!("{name} ({}) {all}", holder.pid)
 }

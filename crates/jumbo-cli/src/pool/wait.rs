@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use jumbo::units::{PageSize, Pages, counted};
-use jumbo_host::host_pools::Holders;
+use jumbo_host::host_pools::{Holder, Holders};
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::hugetlb::Pool;
 
@@ -98,10 +98,17 @@ fn wait(
 
 fn holders(root: &Root, pool: &Pool) -> String {
     let all = Holders::read(root, std::slice::from_ref(pool)).unwrap_or_default();
-    let named: Vec<_> = all.of(pool.size).take(3).map(super::describe).collect();
+    let named: Vec<_> = all.of(pool.size).take(3).map(describe).collect();
     if named.is_empty() {
         String::new()
     } else {
         format!("; {}", named.join(", "))
     }
+}
+
+/// Name, PID and memory of a holder.
+fn describe(holder: &Holder) -> String {
+    let name = holder.name.replace(char::is_control, "\u{fffd}");
+    let all = holder.resident() + holder.untouched;
+    format!("{name} ({}) {all}", holder.pid)
 }

@@ -340,7 +340,6 @@ fn what_makes_no_sense_is_wrong_usage() {
         &["grow", "2M"],
         &["shrink", "2M", "1", "--force"],
         &["set", "2M", "--overcommit", "1", "--force"],
-        &["watch", "2M", "--interval", "0"],
         &["--compact"],
         &["--dry-run"],
         &["--force"],
@@ -536,12 +535,7 @@ fn what_was_done_is_done_though_it_cannot_be_shown() {
 #[test]
 fn what_cannot_be_written_is_said() {
     let fake = Fake::new();
-    for arguments in [
-        &["show"][..],
-        &["show", "--json"],
-        &["watch", "2M", "--count", "1"],
-        &["watch", "2M", "--count", "1", "--json"],
-    ] {
+    for arguments in [&["show"][..], &["show", "--json"]] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
         let output = fake.command(arguments).stdout(full.unwrap()).output();
         let output = output.unwrap();
@@ -567,6 +561,4 @@ fn an_undo_takes_nothing_that_it_would_not_heed() {
         let output = fake.jumbo(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
     }
-    let never = fake.jumbo(&["watch", "2M", "--interval", "1e19"]);
-    assert_eq!(never.status.code(), Some(2), "{never:?}");
 }
