@@ -94,12 +94,6 @@ fn frames(pid: Pid, mapping: &str) -> BTreeSet<u64> {
         .collect()
 }
 
-/// Runs `jumbo text`.
-fn jumbo_text(arguments: &[&str]) -> crate::support::Ran {
-    let command = Program::new(crate::support::build::jumbo()).arg("text");
-    command.args(arguments).plain().ok()
-}
-
 /// Starts a process that stays; returns its line about its text.
 fn start_staying(program: &Program) -> (Running, String) {
     let running = program.start_jumbo(&["--text=shared"]);
@@ -129,31 +123,6 @@ fn processes_of_one_program_share_an_image_and_it_goes_with_the_last() {
     first.wait();
     let (late, line) = start_staying(&program);
     assert_eq!(frames(late.pid(), parse_line(&line).1), seen[0]);
-    // The command lists the image and can remove it.
-    let images = || {
-        let command = Program::new(crate::support::build::jumbo()).arg("text");
-        let ran = command.args(["images", "--check", "--json"]).plain();
-        // The file of another test's image may be gone: then the status is 3.
-        assert!([0, 3].contains(&ran.shell_status()), "{ran:?}");
-        let images: Vec<serde_json::Value> = serde_json::from_str(&ran.stdout).unwrap();
-        let path = files.path("text");
-        let of_this =
-            |image: &serde_json::Value| image["path"].as_str().map(Path::new) == Some(&path);
-        images.into_iter().filter(of_this).collect::<Vec<_>>()
-    };
-    let [image] = &images()[..] else {
-        panic!("{:?}", images())
-    };
-    let users = image["users"].as_array().unwrap().len();
-    assert_eq!(
-        (users, &image["check"], &image["withdrawn"]),
-        (3, &"same".into(), &false.into())
-    );
-    jumbo_text(&["images", "--remove"]);
-    assert_eq!(images()[0]["withdrawn"], true);
-    let (another, line) = start_staying(&program);
-    assert!(frames(another.pid(), parse_line(&line).1).is_disjoint(&seen[0]));
-    all.push((another, line));
     for mut running in all.into_iter().map(|(running, _)| running).chain([late]) {
         running.write("\n");
         running.wait().ok();

@@ -2,7 +2,7 @@
 //!
 //! stdout is data; messages go to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage. Others:
 //! - `run`: those of the program, and 125, 126 and 127 of jumbo itself.
-//! - `pool`, `thp`, `vmemmap`, `promote`, `files prime`, `text images`: 3 when only a part of the request was done.
+//! - `pool`, `thp`, `vmemmap`, `promote`, `files prime`: 3 when only a part of the request was done.
 //! - `compare`: 3 when the output or exit status differed.
 //! - `pool wait`, `wait`: 124 when the wait timed out.
 

@@ -115,7 +115,6 @@ fn no_table_and_no_line_is_wider() {
         ("thp show", "Folio sizes"),
         ("vmemmap show", "HVO"),
         (&format!("files show {JUMBO}"), "Huge page"),
-        ("text images", ""),
         ("bench", "jumbo bench heap"),
         ("run --report -- true", "says more"),
         ("run --report=full -- true", "requested"),

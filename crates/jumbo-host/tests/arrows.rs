@@ -192,7 +192,6 @@ const PROGRAM_TO_INSIDE: Table = &[
 /// Dependencies of the command's backend on the inside: formats that both sides read.
 const HOST_TO_INSIDE: Table = &[
     ("status", &["ledger", "reaper", "watch"]),
-    ("segments", &["segments", "watch"]),
     ("policy", &["orders"]),
     ("promote", &["orders"]),
 ];

@@ -1,7 +1,6 @@
 //! `jumbo text`: program text on huge pages, without the library; one file a subcommand.
 
 mod align;
-mod images;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,8 +16,7 @@ use jumbo_host::kernel::Root;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo text align /usr/bin/python3 -o /opt/python3
-  jumbo files prime /opt/python3
-  jumbo text images            # the shared copies that `jumbo run` made")]
+  jumbo files prime /opt/python3")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -35,13 +33,11 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Align(align::Args),
-    Images(images::Args),
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let (root, json) = (Root::at(&args.root), args.json);
     match &args.command {
         Command::Align(args) => align::main(&root, args, json),
-        Command::Images(args) => images::main(&root, args, json),
     }
 }

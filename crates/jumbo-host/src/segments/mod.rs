@@ -4,7 +4,6 @@
 //! - [`data`]: a file of another kind in the page cache.
 //! - [`prime`]: reads text, or a data file, into the page cache in huge folios.
 //! - [`mapped`]: the files that a process maps.
-//! - [`images`]: copies of text that processes share.
 //! - [`align`]: a copy of a file, with segments aligned to huge pages.
 //! - [`file_system`]: support for huge folios. [`running`]: the processes that map a file.
 //!
@@ -18,7 +17,6 @@ pub mod elf;
 #[cfg(test)]
 mod fake;
 pub mod file_system;
-pub mod images;
 pub mod inspect;
 mod layout;
 pub mod mapped;

@@ -35,10 +35,6 @@ impl Running {
         Ok(Self { maps, hidden })
     }
 
-    pub(super) fn maps(&self) -> impl Iterator<Item = (u32, &Smaps)> {
-        self.maps.iter().map(|(pid, maps)| (*pid, maps))
-    }
-
     /// Returns the processes that map this file.
     pub fn mapping(&self, file: &File) -> Vec<u32> {
         let Ok(id) = FileId::of(file) else {

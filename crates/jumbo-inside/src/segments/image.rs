@@ -367,7 +367,7 @@ impl Search<'_> {
     fn inspect(&self, folder: &OwnedFd, process: i32, descriptor: i32) -> Option<Candidate> {
         let (image, stat) = self.open_named(folder, process, descriptor)?;
         let inode = stat.stx_ino;
-        // `jumbo text images --remove` clears the mode.
+        // The maker of a corrupted image clears the mode.
         if stat.stx_mode & 0o400 == 0 || self.rejected.contains(&inode) {
             return None;
         }
