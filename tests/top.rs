@@ -116,7 +116,7 @@ fn program() -> (Running, String) {
 }
 
 #[test]
-fn the_share_of_a_process_rises_and_falls_by_keys() {
+fn the_share_of_a_process_rises_and_falls() {
     if !host::root() {
         return;
     }
@@ -156,20 +156,15 @@ fn the_share_of_a_process_rises_and_falls_by_keys() {
     terminal.send(&["q"]);
     let shown = terminal.expect("share", |screen| share(screen, &pid).is_some());
 
+    let promote = |arguments: &[&str]| {
+        let all = [&["promote"], arguments, &[&pid]].concat();
+        Program::new("true").jumbo_itself(&all).ok();
+    };
     if share(&shown, &pid) < Some(10) {
-        terminal.send(&["p"]);
-        let plan = terminal.expect_text("y do it");
-        assert!(plan.contains("could be on huge pages"), "{plan}");
-        terminal.send(&["y"]);
-        terminal.expect_text("put on huge pages");
+        promote(&[]);
     }
     terminal.expect("rise", |screen| share(screen, &pid) >= Some(80));
-    terminal.send(&["u"]);
-    terminal.expect("split", |screen| {
-        screen.contains("would be split") && screen.contains("y do it")
-    });
-    terminal.send(&["y"]);
-    terminal.expect_text("split (by");
+    promote(&["--undo"]);
     terminal.expect("fall", |screen| share(screen, &pid) == Some(0));
     terminal.send(&["q"]);
     terminal.expect_text("ended 0");

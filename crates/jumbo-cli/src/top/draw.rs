@@ -13,12 +13,12 @@ use ratatui_core::widgets::{StatefulWidget, Widget as _};
 use ratatui_widgets::paragraph::Paragraph;
 use ratatui_widgets::table::{Row, Table, TableState};
 
-use super::act::ProcessDetails;
 use super::collect::{HostSample, Rates, Sample};
+use super::details::ProcessDetails;
 use super::model::{Column, Subject};
 use super::{App, Page};
 use crate::status::process::show_process;
-use crate::view::{self, NONE, WIDTH, clean, filled, percent};
+use crate::view::{self, NONE, WIDTH, clean, percent};
 
 const TITLE: Style = Style::new().add_modifier(Modifier::REVERSED);
 const LABEL: Style = Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD);
@@ -58,8 +58,7 @@ fn split(area: Rect, lines: usize) -> [Rect; 2] {
 /// Draws the whole screen. Scrolls the list so that the selected line is visible.
 pub(super) fn draw(app: &mut App, buffer: &mut Buffer) {
     let area = buffer.area;
-    let foot = foot(app, usize::from(area.width));
-    let [above, below] = split(area, usize::from(area.height).saturating_sub(foot.len()));
+    let [above, below] = split(area, usize::from(area.height).saturating_sub(1));
     match &app.page {
         Page::List => list(app, above, buffer),
         Page::Host => host_page(app, above, buffer),
@@ -67,44 +66,32 @@ pub(super) fn draw(app: &mut App, buffer: &mut Buffer) {
             let lines = HELP.lines().map(str::to_owned);
             text(lines.collect(), &mut app.scroll, above, buffer);
         }
-        Page::Detail(process, details) => {
-            let name = format!("{} {}", process.pid, process.name);
+        Page::Detail(pid, name, details) => {
+            let name = format!("{pid} {name}");
             let lines = match details {
                 None => vec![name, "reading ...".to_owned()],
-                Some(Err(error)) => vec![name, error.clone()],
+                Some(Err(error)) => vec![name, error.to_string()],
                 Some(Ok(details)) => detail(details, usize::from(area.width)),
             };
             text(lines, &mut app.scroll, above, buffer);
         }
     }
-    let last = foot.len().saturating_sub(1);
-    for (row, (index, text)) in below.rows().zip(foot.iter().enumerate()) {
-        line(text, if index == last { TITLE } else { BOLD }, row, buffer);
+    line(&foot(app), TITLE, below, buffer);
+}
+
+/// The last line: an error, the filter, or the keys.
+fn foot(app: &App) -> String {
+    match &app.page {
+        _ if let Some(error) = &app.error => error.to_string(),
+        _ if app.typing => format!("Filter: {}_   Enter keep   Esc drop", app.options.filter),
+        Page::List => KEYS.to_owned(),
+        Page::Host | Page::Help => "q back   arrows scroll".to_owned(),
+        Page::Detail(..) => "q back   arrows scroll   r read again".to_owned(),
     }
 }
 
-/// Message, question, and keys at the bottom.
-fn foot(app: &App, width: usize) -> Vec<String> {
-    let fold = |line: &String| {
-        let indent = line.chars().take_while(|c| *c == ' ').count();
-        filled(&" ".repeat(indent), line.trim_start(), indent + 2, width)
-    };
-    let folded: Vec<_> = app.message.iter().map(fold).collect();
-    let lines = folded.iter().flat_map(|line| line.lines());
-    let mut lines: Vec<_> = lines.map(str::to_owned).collect();
-    lines.push(match &app.page {
-        _ if app.question.is_some() && !app.busy => "y do it   n leave it".to_owned(),
-        _ if app.typing => format!("Filter: {}_   Enter keep   Esc drop", app.options.filter),
-        _ if app.busy => "working ...   Esc ends it".to_owned(),
-        Page::List => KEYS.to_owned(),
-        Page::Host | Page::Help => "q back   arrows scroll".to_owned(),
-        Page::Detail(..) => "q back   arrows scroll   r read again   p promote   u undo".to_owned(),
-    });
-    lines
-}
-
 /// Keys of the list, in 80 columns.
-const KEYS: &str = "? help  / filter  <> sort  t tree  Enter detail  p promote  u undo  q quit";
+const KEYS: &str = "? help  / filter  <> sort  t tree  Enter detail  Tab host  q quit";
 
 /// Draws scrollable lines of text; the first is the title.
 fn text(lines: Vec<String>, scroll: &mut usize, area: Rect, buffer: &mut Buffer) {
@@ -429,8 +416,8 @@ Keys     arrows, j k, PgUp PgDn, Home End   move
          < > s        sort by another column, the one in brackets; R reverses
          /            filter by name, command, user, group or PID; Esc drops it
          t            tree by control group; Space folds a group, * all of them
-         Enter        one process: plan, kinds, reasons, mappings
-         p u          promote a process, undo that: shows the plan, then asks
+         Enter        one process: the plan of jumbo promote, kinds, reasons,
+                      mappings
          Tab          the host: folio sizes, counters, zones
          ? q          this help; back, or quit
 Columns  RESIDENT     anonymous, shared and hugetlb memory, and mapped files

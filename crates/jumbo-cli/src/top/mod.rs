@@ -2,14 +2,14 @@
 //!
 //! - [`collect`]: samples, in a thread of its own, so that keys never wait.
 //! - [`model`]: the lines of the list, from a sample and the options of the list.
+//! - [`details`]: one process, in the background.
 //! - [`draw`]: the screen. [`keys`]: the keyboard.
-//! - [`act`]: details of a process, and `jumbo promote`, in the background.
 //!
 //! The state and the event loop are here. Invariant: the terminal is restored at every end of the
 //! command except SIGKILL.
 
-mod act;
 mod collect;
+mod details;
 mod draw;
 mod keys;
 mod model;
@@ -35,16 +35,16 @@ use serde::Serialize;
 use crate::signal::{end_by, poll};
 use crate::value::interval;
 use crate::view::{self, View};
-use act::{Action, ProcessDetails, Promotion, SelectedProcess, WorkResult};
 use collect::{Collector, Sample};
+use details::ProcessDetails;
 use keys::{Decoder, Key};
 use model::{Column, GroupSums, Line, ListOptions, Subject};
 use screen::Screen;
 
 /// Watch processes and control groups by their huge pages
 ///
-/// SHARE is the part of a process's memory that is on huge pages, GAIN the memory that `p` (jumbo
-/// promote) could put there, WASTE huge memory that a program under jumbo run has not touched.
+/// SHARE is the part of a process's memory that is on huge pages, GAIN the memory that `jumbo
+/// promote` could put there, WASTE huge memory that a program under jumbo run has not touched.
 /// Above: memory, pools, fragmentation, pressure, and the kernel's counters a second. `?` has the
 /// keys. Docs: docs/top.md
 ///
@@ -149,7 +149,8 @@ fn show(view: &mut View, sample: &Sample, options: &ListOptions) -> io::Result<(
 /// Message of another thread to the event loop.
 enum Event {
     Sample(Result<Box<Sample>, FileError>),
-    Result(WorkResult),
+    /// A process, and what was read of it.
+    Details(u32, Result<Box<ProcessDetails>, FileError>),
 }
 
 /// Sender of events, which also wakes the event loop.
@@ -170,8 +171,8 @@ enum Page {
     List,
     Host,
     Help,
-    /// `None` until the process is read.
-    Detail(SelectedProcess, Option<Result<Box<ProcessDetails>, String>>),
+    /// PID, name; `None` until the process is read.
+    Detail(u32, String, Option<Result<Box<ProcessDetails>, FileError>>),
 }
 
 #[derive(Default)]
@@ -190,22 +191,10 @@ struct App {
     page: Page,
     /// The user is typing the filter.
     typing: bool,
-    message: Vec<String>,
-    /// Action whose plan the message shows, to be confirmed.
-    question: Option<(Action, SelectedProcess)>,
-    /// A plan is being made or carried out.
-    busy: bool,
+    /// Error of the last sample.
+    error: Option<FileError>,
     width: usize,
     ended: bool,
-}
-
-/// Background work that a key starts.
-#[derive(Debug, PartialEq)]
-enum BackgroundWork {
-    Details(u32),
-    /// Action on a process; `true` makes the plan alone.
-    Promote(Action, SelectedProcess, bool),
-    End,
 }
 
 impl App {
@@ -242,73 +231,36 @@ impl App {
         self.lines = self.options.lines(processes);
     }
 
-    /// The selected process, or that of the page.
-    fn selected_process(&self) -> Option<SelectedProcess> {
-        if let Page::Detail(process, _) = &self.page {
-            return Some(process.clone());
-        }
-        let line = self.lines.get(self.selected())?;
-        match line.subject {
-            Subject::Process(pid) => Some(SelectedProcess::new(pid, &line.name)),
-            Subject::Group(_) => None,
-        }
-    }
-
     fn event(&mut self, event: Event) {
         match event {
             Event::Sample(Ok(sample)) => {
                 self.sample = Some(sample);
                 self.refresh();
             }
-            Event::Sample(Err(error)) => self.message = vec![error.to_string()],
-            Event::Result(WorkResult::Details(pid, result)) => {
-                if let Page::Detail(process, details) = &mut self.page
-                    && process.pid == pid
+            Event::Sample(Err(error)) => self.error = Some(error),
+            Event::Details(of, read) => {
+                if let Page::Detail(pid, _, details) = &mut self.page
+                    && *pid == of
                 {
-                    *details = Some(result);
+                    *details = Some(read);
                 }
-            }
-            Event::Result(WorkResult::Plan(lines, can_be_done)) => {
-                self.busy = false;
-                self.message = lines;
-                if !can_be_done || self.message.iter().any(|line| line.contains(": nothing ")) {
-                    self.question = None;
-                }
-            }
-            Event::Result(WorkResult::Done(lines)) => {
-                (self.busy, self.message) = (false, lines);
             }
         }
     }
 
-    fn key(&mut self, key: Key) -> Option<BackgroundWork> {
+    /// Handles a key; returns a process to be read.
+    fn key(&mut self, key: Key) -> Option<u32> {
         if self.typing {
             self.type_filter(key);
             return None;
         }
-        if self.busy {
-            return matches!(key, Key::Escape | Key::Char('q')).then_some(BackgroundWork::End);
-        }
-        if let Some((action, process)) = self.question.take() {
-            self.message.clear();
-            if matches!(key, Key::Char('y' | 'Y')) {
-                (self.busy, self.message) =
-                    (true, vec![format!("{} {}", process.pid, process.name)]);
-                return Some(BackgroundWork::Promote(action, process, false));
-            }
-            return None;
-        }
-        self.message.clear();
+        self.error = None;
         match (key, &self.page) {
-            (Key::Char('p'), Page::List | Page::Detail(..)) => return self.plan(Action::Promote),
-            (Key::Char('u'), Page::List | Page::Detail(..)) => return self.plan(Action::Undo),
             (Key::Char('q') | Key::Escape, Page::Host | Page::Help | Page::Detail(..)) => {
                 self.open(Page::List)
             }
             (Key::Tab, Page::Host) => self.open(Page::List),
-            (Key::Char('r'), Page::Detail(process, _)) => {
-                return Some(BackgroundWork::Details(process.pid));
-            }
+            (Key::Char('r'), Page::Detail(pid, ..)) => return Some(*pid),
             (Key::Char('?' | 'h'), _) => self.open(Page::Help),
             (Key::Tab, _) => self.open(Page::Host),
             (Key::Char('q'), Page::List) => self.ended = true,
@@ -318,7 +270,7 @@ impl App {
         None
     }
 
-    fn list_key(&mut self, key: Key) -> Option<BackgroundWork> {
+    fn list_key(&mut self, key: Key) -> Option<u32> {
         let columns = draw::columns(self.width, self.options.tree);
         match key {
             Key::Char('/') => self.typing = true,
@@ -333,14 +285,17 @@ impl App {
             }
             Key::Char('*') => self.options.folded.clear(),
             Key::Char(' ' | '+' | '-') | Key::Left | Key::Right => self.fold(),
-            Key::Enter => match self.selected_process() {
-                Some(process) => {
-                    let pid = process.pid;
-                    self.open(Page::Detail(process, None));
-                    return Some(BackgroundWork::Details(pid));
+            Key::Enter => {
+                let line = self.lines.get(self.selected());
+                if let Some((Subject::Process(pid), name)) =
+                    line.map(|line| (&line.subject, &line.name))
+                {
+                    let pid = *pid;
+                    self.open(Page::Detail(pid, name.clone(), None));
+                    return Some(pid);
                 }
-                None => self.fold(),
-            },
+                self.fold();
+            }
             key => {
                 let last = self.lines.len().saturating_sub(1);
                 self.select(moved(key, self.selected(), self.rows, last));
@@ -361,18 +316,6 @@ impl App {
         {
             self.options.folded.insert(path);
         }
-    }
-
-    fn plan(&mut self, action: Action) -> Option<BackgroundWork> {
-        let Some(process) = self.selected_process() else {
-            self.message = vec![
-                "that is a group; `jumbo promote --cgroup PATH` promotes all of it".to_owned(),
-            ];
-            return None;
-        };
-        self.question = Some((action, process.clone()));
-        (self.busy, self.message) = (true, vec![format!("{} {}", process.pid, process.name)]);
-        Some(BackgroundWork::Promote(action, process, true))
     }
 
     fn type_filter(&mut self, key: Key) {
@@ -422,35 +365,25 @@ fn watch(args: &Args, collector: Collector) -> anyhow::Result<ExitCode> {
     };
     thread().spawn(collect).context("cannot make a thread")?;
     let mut screen = Screen::enter().context("cannot draw on the terminal")?;
-    let running = Promotion::default();
     let mut app = App::new(args);
     let ended_by = event_loop(
         &mut app,
         &mut screen,
         &signals,
         &events,
-        |work| {
-            let (outbox, running, wanted) = (outbox.clone(), running.clone(), wanted.clone());
-            let failed = outbox.clone();
-            let background = move || {
-                let (result, pid) = match work {
-                    BackgroundWork::End => return running.end(),
-                    BackgroundWork::Details(pid) => (act::read_details(pid), pid),
-                    BackgroundWork::Promote(action, process, dry_run) => {
-                        (running.promote(action, &process, dry_run), process.pid)
-                    }
-                };
-                outbox.send(Event::Result(result));
+        |pid| {
+            let (to, wanted) = (outbox.clone(), wanted.clone());
+            let read = move || {
+                to.send(Event::Details(
+                    pid,
+                    details::read_details(pid).map(Box::new),
+                ));
                 let _ = wanted.send(pid);
             };
-            if let Err(error) = thread().spawn(background) {
-                let why = vec![format!("cannot make a thread: {error}")];
-                failed.send(Event::Result(WorkResult::Done(why)));
-            }
+            thread().spawn(read).map(drop)
         },
         &outbox,
     );
-    running.end();
     drop(screen);
     Ok(match ended_by.context("cannot draw on the terminal")? {
         Some(signal) => end_by(signal),
@@ -464,7 +397,7 @@ fn event_loop(
     screen: &mut Screen,
     signals: &Signals,
     events: &Receiver<Event>,
-    work: impl Fn(BackgroundWork),
+    inspect: impl Fn(u32) -> io::Result<()>,
     outbox: &Outbox,
 ) -> io::Result<Option<i32>> {
     let mut decoder = Decoder::default();
@@ -503,7 +436,7 @@ fn event_loop(
                 return Ok(Some(libc::SIGHUP));
             };
             for key in decoder.keys(&bytes[..read]) {
-                app.key(key).into_iter().for_each(&work);
+                app.key(key).map_or(Ok(()), &inspect)?;
             }
         } else if keyboard.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
             return Ok(Some(libc::SIGHUP));

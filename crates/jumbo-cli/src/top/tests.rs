@@ -70,7 +70,7 @@ fn pids(app: &App) -> Vec<u32> {
     app.lines.iter().filter_map(pid).collect()
 }
 
-fn press(app: &mut App, keys: &str) -> Vec<BackgroundWork> {
+fn press(app: &mut App, keys: &str) -> Vec<u32> {
     Decoder::default()
         .keys(keys.as_bytes())
         .into_iter()
@@ -221,39 +221,19 @@ fn no_text_of_help_or_host_is_cut_at_80_columns() {
 }
 
 #[test]
-fn a_promotion_shows_its_plan_and_asks() {
+fn enter_reads_a_process_and_its_error_is_shown() {
     let mut app = app(|_| ());
-    let plan = |can_be_done| {
-        let lines = vec!["11 large: 90 MiB could be on huge pages".to_owned()];
-        Event::Result(WorkResult::Plan(lines, can_be_done))
-    };
-    let process = SelectedProcess::new(11, "large");
-    assert_eq!(
-        press(&mut app, "p"),
-        [BackgroundWork::Promote(
-            Action::Promote,
-            process.clone(),
-            true
-        )]
-    );
-    // While it works, only a key to end it has an effect.
-    assert_eq!(press(&mut app, "ptj\x1b"), [BackgroundWork::End]);
-    app.event(plan(true));
+    assert_eq!(press(&mut app, "\r"), [11]);
     let (lines, _) = screen(&mut app, 80, 24);
-    assert!(lines[22].contains("90 MiB could be") && lines[23].contains("y do it"));
-    assert_eq!(press(&mut app, "n"), []);
-    press(&mut app, "u");
-    app.event(plan(true));
-    assert_eq!(
-        press(&mut app, "y"),
-        [BackgroundWork::Promote(Action::Undo, process, false)]
+    assert_eq!(lines[..2], ["11 large", "reading ..."]);
+    let missing = Root::at("/nonexistent").read("proc/11/status").unwrap_err();
+    app.event(Event::Details(11, Err(missing)));
+    let (lines, _) = screen(&mut app, 80, 24);
+    assert!(
+        lines[1].contains("/nonexistent/proc/11/status"),
+        "{lines:#?}"
     );
-    app.event(Event::Result(WorkResult::Done(vec!["done".to_owned()])));
-    // A refused plan has no question.
-    press(&mut app, "p");
-    app.event(plan(false));
-    assert_eq!(press(&mut app, "y"), []);
-    assert!(!app.ended);
-    press(&mut app, "q");
+    assert_eq!(press(&mut app, "r"), [11]);
+    press(&mut app, "qq");
     assert!(app.ended);
 }
