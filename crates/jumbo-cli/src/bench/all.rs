@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use anyhow::Context as _;
 use clap::Parser;
@@ -22,20 +22,10 @@ use crate::signal::end_by;
 use crate::value::positive;
 use crate::view::{View, escaped, tell};
 
-/// Tables in turn, and their seconds with --quick on the machine of docs/results.md.
-const TABLES: [(&str, f64); 12] = [
-    ("heap", 16.0),
-    ("free", 10.0),
-    ("exit", 5.0),
-    ("pool", 8.0),
-    ("text", 19.0),
-    ("files", 24.0),
-    ("populate", 17.0),
-    ("shmem", 22.0),
-    ("vmemmap", 25.0),
-    ("fork", 9.0),
-    ("latency", 76.0),
-    ("programs", 84.0),
+/// Tables in turn.
+const TABLES: [&str; 12] = [
+    "heap", "free", "exit", "pool", "text", "files", "populate", "shmem", "vmemmap", "fork",
+    "latency", "programs",
 ];
 
 /// Programs with --quick: all programs would take a quarter of an hour.
@@ -68,11 +58,11 @@ pub(super) struct Args {
     json: Option<PathBuf>,
     /// Measure only these tables
     #[arg(long, value_name = "TABLE,...", value_delimiter = ',', hide_possible_values = true,
-        value_parser = PossibleValuesParser::new(TABLES.map(|(name, _)| name)))]
+        value_parser = PossibleValuesParser::new(TABLES))]
     only: Vec<String>,
     /// Skip these tables
     #[arg(long, value_name = "TABLE,...", value_delimiter = ',', hide_possible_values = true,
-        value_parser = PossibleValuesParser::new(TABLES.map(|(name, _)| name)))]
+        value_parser = PossibleValuesParser::new(TABLES))]
     skip: Vec<String>,
 }
 
@@ -124,10 +114,7 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         let named = |names: &[String]| names.iter().any(|it| it == name);
         (args.only.is_empty() || named(&args.only)) && !named(&args.skip)
     };
-    let wanted: Vec<_> = TABLES
-        .into_iter()
-        .filter(|(name, _)| is_wanted(name))
-        .collect();
+    let wanted: Vec<_> = TABLES.into_iter().filter(|name| is_wanted(name)).collect();
     anyhow::ensure!(
         !wanted.is_empty(),
         "no table is left\nhint: name others with --only, or fewer with --skip"
@@ -145,23 +132,25 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         tables: Vec::new(),
         not_measured: Vec::new(),
     };
-    let mut estimate = Estimate {
-        bar: bar(),
-        wanted: wanted.clone(),
-        measured: [0.0; 2],
-    };
+    let bar = bar();
     if let Ok(style) = ProgressStyle::with_template("{bar:20} {prefix}: {wide_msg} {eta}") {
-        estimate.bar.set_style(style);
+        bar.set_style(style);
     }
     interrupt::watch();
-    for (at, &(name, _)) in wanted.iter().enumerate() {
+    for (at, &name) in wanted.iter().enumerate() {
         if interrupt::asked().is_some() {
             break;
         }
-        estimate.begin(at);
+        let (number, all) = (at + 1, wanted.len());
+        bar.reset();
+        bar.set_length(0);
+        bar.set_prefix(format!("{name}, {number} of {all}"));
+        if bar.is_hidden() {
+            tell(&format!("{name}, table {number} of {all}"));
+        }
         let start = Instant::now();
         let table = args.table(name)?;
-        let settings = table.common().settings(estimate.bar.clone())?;
+        let settings = table.common().settings(bar.clone())?;
         let measured = table.measure(&settings);
         let seconds = start.elapsed().as_secs_f64();
         document.seconds = clock.elapsed().as_secs_f64();
@@ -171,7 +160,6 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
                 view.heading(name)?;
                 table.show(&mut view, &measured)?;
                 view.finish()?;
-                estimate.end(at, seconds);
                 document.tables.push(Measured {
                     table: measured,
                     seconds,
@@ -185,7 +173,7 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
                 document.not_measured.push(NotMeasured { table: name, why });
             }
         }
-        document.complete = at + 1 == wanted.len() && interrupt::asked().is_none();
+        document.complete = number == all && interrupt::asked().is_none();
         write(&document, html.as_deref(), json.as_deref())?;
     }
     if let Some(signal) = interrupt::asked() {
@@ -220,78 +208,17 @@ fn write(document: &Document, html: Option<&Path>, json: Option<&Path>) -> anyho
     put(html, &|| Ok(page::bench(document)))
 }
 
-/// Estimate of the remaining time: the times in [`TABLES`], scaled by the tables measured so far.
-struct Estimate {
-    bar: indicatif::ProgressBar,
-    wanted: Vec<(&'static str, f64)>,
-    /// Seconds of the measured tables: expected and actual.
-    measured: [f64; 2],
-}
-
-impl Estimate {
-    fn begin(&self, at: usize) {
-        let (name, all) = (self.wanted[at].0, self.wanted.len());
-        let (number, left) = (at + 1, about(self.left(at)));
-        self.bar.reset();
-        self.bar.set_length(0);
-        self.bar
-            .set_prefix(format!("{name}, {number} of {all}, {left}"));
-        if self.bar.is_hidden() {
-            tell(&format!("{name}, table {number} of {all}: {left}"));
-        }
-    }
-
-    /// Remaining time from the table at this index.
-    fn left(&self, at: usize) -> Duration {
-        let [expected, actual] = self.measured;
-        let scale = if at > 0 && expected > 0.0 {
-            actual / expected
-        } else {
-            1.0
-        };
-        let seconds: f64 = self.wanted[at..].iter().map(|(_, seconds)| seconds).sum();
-        Duration::from_secs_f64(seconds * scale)
-    }
-
-    fn end(&mut self, at: usize, seconds: f64) {
-        self.measured[0] += self.wanted[at].1;
-        self.measured[1] += seconds;
-    }
-}
-
-/// Remaining time in whole minutes, or in seconds below 100.
-fn about(time: Duration) -> String {
-    match time.as_secs() {
-        seconds @ ..100 => format!("about {seconds} s left"),
-        seconds => format!("about {} min left", seconds.div_ceil(60)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_list_has_all_tables() {
-        let all = ["all"].into_iter().chain(TABLES.map(|(name, _)| name));
+        let all = ["all"].into_iter().chain(TABLES);
         let all: Vec<_> = all.map(|name| format!("jumbo bench {name}")).collect();
         let listed = super::super::tables().into_iter();
         assert_eq!(listed.map(|[command, _]| command).collect::<Vec<_>>(), all);
         let args = TableCommand::try_parse_from(["bench", "heap"]).map(|one| one.table);
         assert!(matches!(args, Ok(Table::Heap(_))));
-    }
-
-    #[test]
-    fn the_estimate_follows_the_measured_times() {
-        let mut estimate = Estimate {
-            bar: indicatif::ProgressBar::hidden(),
-            wanted: vec![("a", 10.0), ("b", 20.0), ("c", 40.0)],
-            measured: [0.0; 2],
-        };
-        assert_eq!(estimate.left(0).as_secs(), 70);
-        estimate.end(0, 30.0);
-        assert_eq!(estimate.left(1).as_secs(), 180);
-        assert_eq!(about(Duration::from_secs(180)), "about 3 min left");
-        assert_eq!(about(Duration::from_secs(99)), "about 99 s left");
     }
 }

@@ -194,7 +194,7 @@ fn reading() -> Markup {
             h2 { "Reading the tables" }
             p { "Each figure is a cost: less is better. It is the median of the rounds, with the least and the most below. A ratio is baseline divided by compared, round by round: above 1 the compared side is ahead." }
             p { "A row says “no difference seen” where the rounds disagree about the direction, or where half of the distance from least to most is at least as large as the difference itself (of ratios, by their logarithm). Rows with “A/A” hold the baseline against itself: what they differ by is noise." }
-            p { "Plots of samples begin at 0: each circle is a round of the baseline, each disc one of the compared side, and the strokes are the medians. Plots of ratios are logarithmic, with a dashed line at 1; the dot is the median, the whisker goes from least to most." }
+            p { "Plots of samples begin at 0: each circle is a round of the baseline, each disc one of the compared side, and the strokes are the medians." }
         }
     }
 }
@@ -229,7 +229,6 @@ fn counted_cell(verdict: &str, rows: usize) -> Markup {
 }
 
 fn section(table: &Table, seconds: Option<f64>) -> Markup {
-    let axis = plot::Axis::of(&table.rows);
     let beside: Vec<_> = table.beside().map(render::beside).collect();
     html! {
         section id=(table.table) {
@@ -241,12 +240,11 @@ fn section(table: &Table, seconds: Option<f64>) -> Markup {
                     @if let Some(seconds) = seconds { ", in " (span(seconds)) }
                 }
                 thead { tr {
-                    @for head in ["measure", "baseline", "compared", "samples from 0"] { th scope="col" { (head) } }
-                    th.plot scope="col" { "ratio, or difference" @if let Some(axis) = &axis { (axis.head()) } }
-                    th scope="col" { "verdict" }
-                    th scope="col" { "published" }
+                    @for head in ["measure", "baseline", "compared", "samples from 0", "ratio, or difference", "verdict", "published"] {
+                        th scope="col" { (head) }
+                    }
                 } }
-                tbody { @for row in &table.rows { (line(row, axis.as_ref())) } }
+                tbody { @for row in &table.rows { (line(row)) } }
             }
             (source(table))
             @if !beside.is_empty() {
@@ -260,7 +258,7 @@ fn section(table: &Table, seconds: Option<f64>) -> Markup {
     }
 }
 
-fn line(row: &Row, axis: Option<&plot::Axis>) -> Markup {
+fn line(row: &Row) -> Markup {
     let [
         measure,
         baseline,
@@ -272,14 +270,13 @@ fn line(row: &Row, axis: Option<&plot::Axis>) -> Markup {
         published,
     ] = render::cells(row);
     let samples = format!("{measure}: {baseline} {base}; {candidate} {cand}");
-    let ratio = format!("{measure}: {compared}");
     html! {
         tr.aa[row.is_aa()] {
             th scope="row" { (clean(&measure)) }
             td.baseline data-of="baseline" { span.name { (clean(&baseline)) } (figure(&base)) }
             td.candidate data-of="compared" { span.name { (clean(&candidate)) } (figure(&cand)) }
             td.plot data-of="samples from 0" { (plot::samples(row, &clean(&samples))) }
-            td.plot data-of="ratio, or difference" { (figure(&compared)) @if let Some(axis) = axis { (axis.ratio(row, &clean(&ratio))) } }
+            td data-of="ratio, or difference" { (figure(&compared)) }
             td data-of="verdict" { (verdict(row)) }
             td data-of="published" { (published) }
         }
@@ -287,10 +284,11 @@ fn line(row: &Row, axis: Option<&plot::Axis>) -> Markup {
 }
 
 fn verdict(row: &Row) -> Markup {
-    let class = if row.is_aa() {
-        "none"
-    } else {
-        plot::class(row.verdict)
+    let class = match row.verdict {
+        _ if row.is_aa() => "none",
+        Verdict::Ahead => "ahead",
+        Verdict::NoDifference => "none",
+        Verdict::Behind => "behind",
     };
     html! { span.(class) { (row.verdict_text()) } }
 }

@@ -135,11 +135,11 @@ fn rows_have_a_verdict_and_plots_with_titles() {
             .count()
     };
     // Rows without a sample above 0 have no plot.
-    assert_eq!(rows.iter().map(svg).collect::<Vec<_>>(), [2, 2, 2, 0]);
+    assert_eq!(rows.iter().map(svg).collect::<Vec<_>>(), [1, 1, 1, 0]);
     let circles = rows[0]
         .descendants()
         .filter(|node| node.has_tag_name("circle"));
-    assert_eq!(circles.count(), 3 + 3 + 1);
+    assert_eq!(circles.count(), 3 + 3);
     let images = rows[0]
         .descendants()
         .filter(|node| node.attribute("role") == Some("img"));
