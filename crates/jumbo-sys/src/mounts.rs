@@ -3,8 +3,6 @@
 /// A mount. Its paths are escaped ([`unescaped`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mount<'a> {
-    /// Major and minor number of its device.
-    pub device: (u32, u32),
     /// The folder of the file system that it shows.
     pub root: &'a [u8],
     /// Its place.
@@ -23,11 +21,9 @@ pub fn mounts(text: &[u8]) -> impl Iterator<Item = Mount<'_>> {
 /// the end.
 fn mount(line: &[u8]) -> Option<Mount<'_>> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let (major, minor) = core::str::from_utf8(fields.nth(2)?).ok()?.split_once(':')?;
-    let (root, point) = (fields.next()?, fields.next()?);
+    let (root, point) = (fields.nth(3)?, fields.next()?);
     let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
     Some(Mount {
-        device: (major.parse().ok()?, minor.parse().ok()?),
         root,
         point,
         kind: fields.next()?,
@@ -82,10 +78,7 @@ mod tests {
         let [first, second] = mounts(text).collect::<Vec<_>>()[..] else {
             panic!("two mounts");
         };
-        assert_eq!(
-            (first.device, first.root, first.kind),
-            ((0, 26), &b"/"[..], &b"cgroup"[..])
-        );
+        assert_eq!((first.root, first.kind), (&b"/"[..], &b"cgroup"[..]));
         assert_eq!(unescaped(first.point).collect::<Vec<_>>(), b"/a b");
         assert!(first.has(b"memory") && !first.has(b"nosuid") && !first.has(b"mem"));
         assert_eq!(first.options().last(), Some((&b"x"[..], Some(&b"1"[..]))));

@@ -27,18 +27,14 @@ use crate::view::{self, View};
 #[command(after_help = "Examples:
   jumbo files prime model.gguf
   jumbo files prime /usr/bin/node /var/lib/index
-  jumbo files prime --all-running --dry-run   # show the state only
+  jumbo files prime --dry-run /usr/bin/node   # show the state only
   systemctl enable jumbo-files-prime@usr-bin-node   # at each boot
 
 Exit status: 0 all of it is huge; 3 a part; 1 nothing; 2 wrong usage.")]
 pub(crate) struct Args {
     /// Files, and folders with files of at least a huge page
-    #[arg(value_name = "FILE|FOLDER", required_unless_present = "all_running")]
+    #[arg(value_name = "FILE|FOLDER", required = true)]
     files: Vec<PathBuf>,
-
-    /// All files of which readable processes run text of at least a huge page
-    #[arg(long)]
-    all_running: bool,
 
     /// Show the state and change nothing
     #[arg(long)]
@@ -48,8 +44,6 @@ pub(crate) struct Args {
 #[derive(Default, Serialize)]
 struct PrimePage {
     dry_run: bool,
-    #[serde(skip)]
-    all_running: bool,
     files: Vec<Primed>,
     /// Number of processes that this user may not examine.
     hidden_processes: usize,
@@ -58,7 +52,6 @@ struct PrimePage {
 pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitCode> {
     let mut page = PrimePage {
         dry_run: args.dry_run,
-        all_running: args.all_running,
         ..PrimePage::default()
     };
     let sizes = Sizes::read(root)?;
@@ -73,14 +66,6 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
             .extend(failed.map(|it| Primed::failed(&it.path, it.why)));
     }
     page.hidden_processes = running.hidden;
-    if args.all_running {
-        for (file, why_not) in running.text(root, sizes.pmd)? {
-            match why_not {
-                None => files.push(file),
-                Some(why_not) => page.files.push(Primed::failed(&file, why_not)),
-            }
-        }
-    }
     files.sort();
     files.dedup();
     let bar = bar();
@@ -103,10 +88,7 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
 
 fn show(view: &mut View, page: &PrimePage, sizes: Sizes) -> io::Result<()> {
     if page.files.is_empty() {
-        return view.line(match page.all_running {
-            true => "no process runs text of a huge page or more",
-            false => "no file there has a huge page or more",
-        });
+        return view.line("no file there has a huge page or more");
     }
     let now = if page.dry_run {
         ">HUGE"

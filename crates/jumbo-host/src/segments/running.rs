@@ -1,13 +1,10 @@
 //! The mappings of all processes: [`Running`].
 
-use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::{Path, PathBuf};
 
 use crate::kernel::file_id::FileId;
 use crate::kernel::smaps::Smaps;
-use crate::kernel::{FileError, Root, aside, mounts, task};
-use crate::units::{PageSize, Pages};
+use crate::kernel::{FileError, Root, aside, task};
 
 /// Mappings of all other processes that this user may read.
 #[derive(Debug)]
@@ -42,49 +39,5 @@ impl Running {
         };
         let maps = |(_, maps): &&(u32, Smaps)| maps.mappings().any(|m| FileId::from(&m) == id);
         self.maps.iter().filter(maps).map(|(pid, _)| *pid).collect()
-    }
-
-    /// Returns the paths of files with mapped text of at least a huge page, each with the reason
-    /// why it cannot be opened.
-    ///
-    /// Files on file systems that may not answer are not opened: network file systems, FUSE, and
-    /// file systems that are not mounted in this process's namespace.
-    ///
-    /// # Errors
-    /// [`FileError`] where the mounts cannot be read.
-    pub fn text(
-        &self,
-        root: &Root,
-        pmd: PageSize,
-    ) -> Result<BTreeMap<PathBuf, Option<String>>, FileError> {
-        let mounts = mounts::by_device(root)?;
-        let mut found = BTreeMap::new();
-        for mapping in self.maps.iter().flat_map(|(_, maps)| maps.mappings()) {
-            let is_text = mapping.execute && mapping.inode != 0 && mapping.path.starts_with('/');
-            if !is_text
-                || mapping.size() < Pages(1).bytes(pmd)
-                || found.contains_key(&PathBuf::from(mapping.path))
-            {
-                continue;
-            }
-            let why_not = match mounts.get(&mapping.device).map(String::as_str) {
-                _ if mapping.path.ends_with(" (deleted)") => {
-                    Some("it was deleted or replaced while it runs".to_owned())
-                }
-                None => Some("its file system is not mounted here".to_owned()),
-                Some(kind) if mounts::may_not_answer(kind) => {
-                    Some(format!("its file system ({kind}) may not answer"))
-                }
-                Some(_) => {
-                    match super::open_regular(Path::new(mapping.path)).and_then(FileId::of) {
-                        Ok(id) if id == FileId::from(&mapping) => None,
-                        Ok(_) => Some("another file has its name here".to_owned()),
-                        Err(error) => Some(error.to_string()),
-                    }
-                }
-            };
-            found.insert(PathBuf::from(mapping.path), why_not);
-        }
-        Ok(found)
     }
 }
