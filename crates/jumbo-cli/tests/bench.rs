@@ -346,8 +346,9 @@ fn the_json_of_the_text_table() {
         "text", "--json", "--quick", "--rounds", "1", "--size", "64M",
     ]);
     assert_eq!(table["table"], "text");
-    let missing = table["missing"].as_array().unwrap();
-    let is_missing = |what: &str| missing.iter().any(|missing| missing["what"] == what);
+    // Absent where all was measured.
+    let missing = table["missing"].as_array().into_iter().flatten();
+    let is_missing = |what: &str| missing.clone().any(|missing| missing["what"] == what);
     // Methods that this kernel or file system lacks are absent.
     let (mut ratios, mut values) = (vec!["faults_aa", "time_aa", "cold_start_aa"], vec![]);
     values.push(("cold_start_plain_ms", "ms"));
@@ -365,10 +366,6 @@ fn the_json_of_the_text_table() {
         assert!(share > 0.9, "{table:#}");
     }
     assert_whole(&table, &ratios, &values);
-    for misses in ["itlb_misses", "dtlb_misses"] {
-        let value = &table["values"][misses];
-        assert_eq!(value.is_null(), is_missing("TLB misses"), "{table:#}");
-    }
 }
 
 #[test]

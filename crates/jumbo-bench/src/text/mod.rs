@@ -9,8 +9,6 @@
 //! No other process runs the program, so the state of its page cache is known: as readahead leaves
 //! it, in huge folios, or empty.
 
-#[expect(unsafe_code, reason = "opens counters by perf_event_open(2)")]
-mod counters;
 mod process;
 mod program;
 #[expect(
@@ -27,7 +25,6 @@ use crate::group::{self, Group, rows};
 use crate::memory::check_available;
 use crate::table::Table;
 use crate::{Error, Settings};
-use counters::TlbCounters;
 use process::{PROCESSES, TextBench, TextMethod, program_of};
 use program::{CacheState, TextProgram};
 
@@ -45,7 +42,6 @@ const PART_DIVISOR: u64 = 8;
 
 const PUBLISHED_FAULTS: &str = "7728 to 598 (12.9)";
 const PUBLISHED_TIME: &str = "307.1 to 289.6 s (1.06)";
-const PUBLISHED_MISSES: &str = "published: 1.22e9 to 5.19e7 iTLB misses (23.5)";
 
 /// Measures the table, with a program of `size` bytes of text; `quick` reduces the work.
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
@@ -70,16 +66,10 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
             .methods
             .extend(table.available(method.name, result)?.map(|()| method));
     }
-    let counters = TlbCounters::open();
-    let counted = counters.is_ok();
-    if let Err(error) = counters {
-        let why = format!("{error} (perf_event_open); {PUBLISHED_MISSES}");
-        table.without(&TlbCounters::NAMES, "TLB misses", why);
-    }
     let calls = CALLS[usize::from(quick)];
     let groups = vec![
         bench.faults(),
-        bench.times(calls, counted),
+        bench.times(calls),
         bench.cold_starts(),
         bench.memory(),
     ];
@@ -128,7 +118,7 @@ impl<'a> TextBench<'a> {
     }
 
     /// Random calls, of one function per page, whose code fits the caches.
-    fn times(&'a self, calls: u64, counted: bool) -> Group<'a> {
+    fn times(&'a self, calls: u64) -> Group<'a> {
         let mut group = Group::new(self.settings, "time");
         let what = (TOUCHED_BYTES, calls);
         let base = self.side(&mut group, (TextMethod::BASE, CacheState::Base), what);
@@ -138,13 +128,7 @@ impl<'a> TextBench<'a> {
             let side = self.side(&mut group, (method, method.cached), what);
             let name = format!("time{}", method.suffix);
             let published = Some(PUBLISHED_TIME).filter(|_| name == "time");
-            rows! { group; &name => measure, "calls_ms", base / side, published; }
-            if counted && name == "time" {
-                for figure in TlbCounters::NAMES {
-                    group.value(figure, figure, side);
-                    group.value(format!("{figure}_base"), figure, base);
-                }
-            }
+            rows! { group; name => measure, "calls_ms", base / side, published; }
         }
         group
     }

@@ -8,7 +8,6 @@ use jumbo::units::Bytes;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::smaps::{Mapping, Smaps};
 
-use super::counters::TlbCounters;
 use super::program::FUNCTION_BYTES;
 use crate::Error;
 use crate::figures::{Figures, figures, ms, with};
@@ -30,7 +29,6 @@ pub(crate) fn text(what: &TextTask) -> Result<Figures, Error> {
         base_pages_only()?;
     }
     let functions = Functions::find(what)?;
-    let counters = TlbCounters::open().ok();
 
     let before = faults()?;
     let in_page = rustix::param::page_size() as u64 / FUNCTION_BYTES;
@@ -40,7 +38,6 @@ pub(crate) fn text(what: &TextTask) -> Result<Figures, Error> {
     let mut wrong = (0..pages).fold(0, |wrong, page| wrong | functions.call(of_page(page)));
     let touch_faults = faults()? - before;
 
-    let misses = counters.as_ref().map(TlbCounters::read).transpose()?;
     let clock = Instant::now();
     let mut random = 1u64;
     for _ in 0..what.calls {
@@ -52,27 +49,20 @@ pub(crate) fn text(what: &TextTask) -> Result<Figures, Error> {
         wrong |= functions.call(of_page(below(pages)));
     }
     let called = clock.elapsed();
-    let misses = counters.and_then(|counters| Some((counters, misses?)));
     if wrong != 0 {
         return Err(Error::Corrupt(
             "a function returned a wrong number".to_owned(),
         ));
     }
 
-    let mut figures = with(
+    Ok(with(
         mapped_as(&functions)?,
         [
             ("touch_faults", touch_faults),
             ("calls_ms", ms(called)),
             ("faults", faults()?),
         ],
-    );
-    if let Some((counters, before)) = misses {
-        for ((name, before), after) in TlbCounters::NAMES.iter().zip(before).zip(counters.read()?) {
-            figures.insert((*name).to_owned(), after.saturating_sub(before) as f64);
-        }
-    }
-    Ok(figures)
+    ))
 }
 
 fn mapped_as(functions: &Functions) -> Result<Figures, Error> {
