@@ -596,7 +596,8 @@ pub(crate) fn lock(
     })
 }
 
-/// io_uring_register(2), by its number.
+/// io_uring_register(2), by its number. Not inlined: the caller's frame is to be small.
+#[inline(never)]
 pub(crate) fn register(
     operation: c_uint,
     argument: *const c_void,

@@ -194,7 +194,7 @@ fn growing(size: usize, allocate: impl Fn() -> Option<Block>) -> Option<Block> {
         if let Some(block) = allocate() {
             return Some(block);
         }
-        if !grow_away(size) {
+        if !slab::may_grow(size) || !grow_away(size) {
             break;
         }
     }

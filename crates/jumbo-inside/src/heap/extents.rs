@@ -148,6 +148,11 @@ impl<T: Records> Extents<T> {
         (is_whole && record.is_block() && tail.is_block()).then_some(record.pages)
     }
 
+    /// Takes a lost extent back.
+    pub(super) fn find(&mut self, start: u32, pages: u32) {
+        self.tag(start, pages, State::Live);
+    }
+
     /// Gives up a live extent: no block begins there any more, and it is never free.
     pub(super) fn lose(&mut self, start: u32, pages: u32) {
         const LOST: u32 = u32::MAX;

@@ -561,6 +561,11 @@ fn is_sticky(advice: i32) -> bool {
         libc::MADV_FREE,
         libc::MADV_HUGEPAGE,
         libc::MADV_WILLNEED,
+        libc::MADV_COLD,
+        libc::MADV_PAGEOUT,
+        libc::MADV_POPULATE_READ,
+        libc::MADV_POPULATE_WRITE,
+        libc::MADV_COLLAPSE,
     ];
     !passing.contains(&advice)
 }

@@ -55,8 +55,10 @@ pub struct Cache {
     denied: usize,
 }
 
-/// Initial number of slots of a magazine.
+/// Initial number of slots of a magazine, and that where there are many caches: half of them are filled.
 const MIN_SLOTS: u32 = 8;
+const MIN_SLOTS_OF_MANY: u32 = 2;
+const MANY_CACHES: usize = 256;
 /// Bounds of the bytes that the cache of a thread holds.
 const MAX_ROOM_BYTES: usize = 4 << 20;
 const MIN_ROOM_BYTES: usize = 32 << 10;
@@ -70,7 +72,8 @@ const OWN_BYTES: usize = 256 << 10;
 /// Caches whose threads are looked for by a new thread.
 const MAX_PROBES: usize = 4;
 
-const _: () = assert!(size_of::<Cache>() <= 4096);
+const LINE_BYTES: usize = 64;
+const _: () = assert!(size_of::<Cache>() <= 4096 && align_of::<Cache>() <= LINE_BYTES);
 
 /// List of all caches.
 struct Caches {
@@ -270,8 +273,12 @@ impl Caches {
     }
 
     fn make(&mut self) -> Option<*mut Cache> {
-        let cache = meta::take(size_of::<Cache>())?.cast::<Cache>();
-        // SAFETY: the piece is large enough, and aligned to a base page.
+        // Threads write to their own cache lines alone.
+        let piece = meta::fresh(size_of::<Cache>() + LINE_BYTES)?;
+        let cache = piece
+            .map_addr(|at| at.next_multiple_of(LINE_BYTES))
+            .cast::<Cache>();
+        // SAFETY: the piece is large enough, and aligned.
         unsafe {
             for class in 0..CLASSES {
                 magazine_of(cache, class).write(Magazine::EMPTY);
@@ -341,7 +348,11 @@ unsafe fn grow(cache: *mut Cache, class: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         let magazine = &mut *magazine_of(cache, class);
-        let room = (magazine.room * 2).max(MIN_SLOTS).min(max);
+        let least = match COUNT.load(Ordering::Relaxed) > MANY_CACHES {
+            true => MIN_SLOTS_OF_MANY,
+            false => MIN_SLOTS,
+        };
+        let room = (magazine.room * 2).max(least).min(max);
         let more = room_bytes(class, room.saturating_sub(magazine.room));
         if more == 0 || !has_budget(cache, class, more) {
             return;

@@ -476,6 +476,11 @@ pub(super) unsafe fn take(
     account(class, taken, resident)
 }
 
+/// Reports whether no slab of a class can be made.
+pub(super) fn is_exhausted(class: usize) -> bool {
+    chunks::is_exhausted(usize::from(shape_of(class).units))
+}
+
 /// Maps memory for a slab of a class, unless there is some; false without memory.
 pub(super) fn grow(class: usize) -> bool {
     let units = usize::from(shape_of(class).units);
@@ -495,6 +500,9 @@ pub(super) unsafe fn make(
     wanted: usize,
     owner: u32,
 ) -> (usize, isize) {
+    if is_exhausted(class) {
+        return (0, 0);
+    }
     // Deeper than the caller's stack may be.
     let made = sys::apart(|| {
         let made = with(class, |slabs| {

@@ -75,6 +75,8 @@ static MAPPED_BYTES: AtomicUsize = AtomicUsize::new(0);
 static TAKEN_UNITS: AtomicUsize = AtomicUsize::new(0);
 /// There is an advised chunk, so those on base pages are scanned.
 static IS_ADVISING: AtomicBool = AtomicBool::new(false);
+/// Least number of adjacent units that were not there since some were given back.
+static MISSED_UNITS: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// No chunk could be mapped: slabs take units of both kinds.
 static IS_SHORT: AtomicBool = AtomicBool::new(false);
 
@@ -103,7 +105,17 @@ fn mask(units: usize) -> u64 {
 /// Takes `units` adjacent units: returns the number of the first. Their headers are the caller's to
 /// write, except for the pages that are gone. `None` if no chunk has them.
 pub(super) fn take(units: usize, kind: Kind) -> Option<u32> {
-    CHUNKS.with(|chunks| chunks.find(units, kind)).flatten()
+    let taken = CHUNKS.with(|chunks| chunks.find(units, kind)).flatten();
+    if taken.is_none() {
+        MISSED_UNITS.fetch_min(units, Ordering::Relaxed);
+    }
+    taken
+}
+
+/// Reports whether [`take`] and [`grow`] have no `units`, behind a filter of the program: nothing was
+/// given back since they had none.
+pub(super) fn is_exhausted(units: usize) -> bool {
+    sandbox::is_entered_later() && units >= MISSED_UNITS.load(Ordering::Relaxed)
 }
 
 /// Maps a chunk for a slab of `units`, unless there is one; false without memory.
@@ -133,6 +145,7 @@ pub(super) unsafe fn give(first: u32, units: usize) {
         // SAFETY: as above.
         unsafe { chunks.change(first, |free, bit| free | mask(units) << bit) };
         TAKEN_UNITS.fetch_sub(units, Ordering::Relaxed);
+        MISSED_UNITS.store(usize::MAX, Ordering::Relaxed);
     });
 }
 

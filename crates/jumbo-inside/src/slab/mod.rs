@@ -298,6 +298,11 @@ pub fn about_to_fill(bytes: usize) {
     }
 }
 
+/// Reports whether [`grow`] may succeed.
+pub fn may_grow(size: usize) -> bool {
+    size <= MAX_BYTES && is_on() && !central::is_exhausted(class::of(size))
+}
+
 /// Takes more memory, for a block of that size; false without memory.
 pub fn grow(size: usize) -> bool {
     size <= MAX_BYTES && is_on() && central::grow(class::of(size))

@@ -11,7 +11,7 @@
 #![expect(unsafe_code, reason = "blocks are reached by address")]
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering, fence};
 
 use super::blocks::{BASE_BYTES, Slab};
 use super::class::{CLASSES, GRAIN, UNIT_BYTES, shape_of};
@@ -240,6 +240,8 @@ impl Grains {
             // SAFETY: the record has so many bytes; the lock of the class is held.
             unsafe {
                 words.write_bytes(0, length / 8 * 2);
+                // A thread that frees another piece reads the bits without the lock.
+                fence(Ordering::Release);
                 (*slab.header).grains = words.cast();
             }
             Self::of(slab)

@@ -29,6 +29,11 @@ const MIN_IDLE_BYTES: isize = 256 << 10;
 const GROWTH_STEP_BYTES: isize = 1 << 20;
 const GROWTH_STEP_DIVISOR: isize = 8;
 
+/// Part of the idle memory that a sweep drops at least, or the next one waits for more growth.
+const DROPPED_DIVISOR: isize = 8;
+
+/// Idle memory that a sweep has left which dropped little.
+static LEFT_BYTES: AtomicIsize = AtomicIsize::new(isize::MIN);
 /// Idle memory at which the next sweep without growth is due: more than the last one has left.
 static NEXT_BYTES: AtomicIsize = AtomicIsize::new(0);
 
@@ -66,7 +71,12 @@ pub(super) enum Sweep {
 /// Returns the sweep that is due: the heap holds more than it may.
 pub(super) fn due() -> Option<Sweep> {
     let (idle, max) = (central::idle(), max());
-    let has_grown = central::has_grown(GROWTH_STEP_BYTES.max(max / GROWTH_STEP_DIVISOR));
+    let mut step = GROWTH_STEP_BYTES.max(max / GROWTH_STEP_DIVISOR);
+    // What the last sweep could not drop, the next one could not, either.
+    if idle <= LEFT_BYTES.load(Ordering::Relaxed).saturating_add(max / 2) {
+        step = step.max(central::resident() / KEPT_DIVISOR);
+    }
+    let has_grown = central::has_grown(step);
     if idle <= max.max(MIN_IDLE_BYTES) {
         return None;
     }
@@ -87,8 +97,13 @@ pub(super) fn do_due(due: Sweep) {
         Sweep::Free => max.max(central::resident() / KEPT_DIVISOR) / 2,
         _ => max / 2,
     };
+    let before = central::idle();
     sweep(left, due);
-    NEXT_BYTES.store(central::idle() + max / 2, Ordering::Relaxed);
+    let after = central::idle();
+    let is_little = before - after < before / DROPPED_DIVISOR;
+    let left = if is_little { after } else { isize::MIN };
+    LEFT_BYTES.store(left, Ordering::Relaxed);
+    NEXT_BYTES.store(after + max / 2, Ordering::Relaxed);
 }
 
 /// Drops base pages of free units, and those between blocks, until at most `max` bytes are idle.

@@ -23,7 +23,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
 
-use changed::Ranges;
+use changed::{Changes, Tails};
 use demand::Demand;
 
 use super::backing::Backing;
@@ -39,6 +39,8 @@ use jumbo_sys as sys;
 
 /// Larger alignments are left to the program's allocator, which trims the excess.
 const MAX_ALIGN_BYTES: usize = 1 << 30;
+/// Freed extents that wait to be unmapped where no call may do that. More are lost.
+const MAX_WAITING: usize = 64;
 /// Largest freed block that glibc would keep: its maximum M_MMAP_THRESHOLD.
 const MAX_KEPT_BYTES: usize = 32 << 20;
 
@@ -84,9 +86,11 @@ pub(super) struct BlockWindow {
     /// Memory retained by demand, beside [`BlockWindow::base_keep`].
     demand: Demand,
     /// Pages that the program has changed.
-    changes: Ranges,
+    changes: Changes,
     /// Pages that were resident when a block grew by them.
-    tails: Ranges,
+    tails: Tails,
+    /// Extents with changed pages that wait to be unmapped: first page and number; 0: none.
+    waiting: [(u32, u32); MAX_WAITING],
     /// Bytes freed since the last check of their density, and from which on the next one is due.
     unchecked: usize,
     check_after: usize,
@@ -124,8 +128,9 @@ impl BlockWindow {
             dirty: 0,
             clean: 0,
             demand: Demand::new(),
-            changes: Ranges::new(),
-            tails: Ranges::new(),
+            changes: Changes::new(),
+            tails: Tails::new(),
+            waiting: [(0, 0); MAX_WAITING],
             unchecked: 0,
             check_after: 0,
             checks: 0,
@@ -207,26 +212,75 @@ impl BlockWindow {
         if self.site.backing == Backing::Advised && range.len() <= MAX_KEPT_BYTES {
             self.largest_freed = self.largest_freed.max(range.len());
         }
-        if !self.changes.touch(&range) {
-            self.release_pages(page, pages, leaving);
-            return true;
+        match self.changes.touch(page..page + pages) {
+            true => self.give_up(page, pages),
+            false => self.release_pages(page, pages, leaving),
         }
-        self.changes.forget(&range);
-        // SAFETY: the caller's promise.
-        let unmap = || unsafe { self.site.backing.unmap(address, range.len(), None) };
-        match !self.is_confined && unmap().is_ok() {
-            true => self.unmapped(page, pages),
-            // mseal(2), or a filter: nobody uses these addresses again.
-            false => self.extents.lose(page, pages),
-        }
+        self.give_up_waiting();
         true
+    }
+
+    /// Unmaps a live extent with changed pages, which has no user. Where that is refused (mseal(2)), nobody
+    /// uses its addresses again.
+    fn give_up(&mut self, page: u32, pages: u32) {
+        let range = self.range(page, pages);
+        if self.is_confined {
+            if let Some(free) = self.waiting.iter_mut().find(|extent| extent.1 == 0) {
+                *free = (page, pages);
+            }
+            return self.extents.lose(page, pages);
+        }
+        self.changes.forget(page..page + pages);
+        // SAFETY: the extent has no user.
+        match unsafe { self.site.backing.unmap(range.start, range.len(), None) } {
+            Ok(()) => {
+                self.extents.find(page, pages);
+                self.unmapped(page, pages);
+            }
+            Err(_) => self.extents.lose(page, pages),
+        }
+    }
+
+    /// Unmaps the extents that wait for it.
+    fn give_up_waiting(&mut self) {
+        if !self.is_confined && self.waiting.iter().any(|extent| extent.1 != 0) {
+            for (page, pages) in core::mem::replace(&mut self.waiting, [(0, 0); MAX_WAITING]) {
+                if pages != 0 {
+                    self.give_up(page, pages);
+                }
+            }
+        }
+    }
+
+    /// Takes free pages in `state`. Pages that the program has changed are given up.
+    pub(super) fn take_unchanged(
+        &mut self,
+        state: State,
+        pages: u32,
+        alignment: Alignment,
+    ) -> Option<u32> {
+        while let Some(page) = self.extents.take(state, pages, alignment) {
+            let bytes = pages as usize * BASE_PAGE;
+            match state {
+                State::Dirty => self.dirty -= bytes,
+                _ => self.clean -= bytes,
+            }
+            if !self.changes.touch(page..page + pages) {
+                return Some(page);
+            }
+            self.give_up(page, pages);
+        }
+        None
     }
 
     /// Records that the program has changed the pages of a range; reports whether they are in blocks.
     pub(super) fn change(&mut self, range: &Range<usize>, change: Change) -> bool {
         let is_in_blocks = range.start < self.address(self.extents.end()) && self.start < range.end;
         if is_in_blocks && (self.site.backing == Backing::Advised || change == Change::Mapping) {
-            let _ = self.changes.add(range);
+            let first = range.start.saturating_sub(self.start) / BASE_PAGE;
+            let end = range.end.saturating_sub(self.start).div_ceil(BASE_PAGE);
+            let [first, end] = [first, end].map(|page| u32::try_from(page).unwrap_or(u32::MAX));
+            self.changes.add(first..end.min(self.extents.end()));
         }
         is_in_blocks
     }
@@ -274,7 +328,7 @@ impl BlockWindow {
             return Resize::Copy(room);
         };
         if new <= old {
-            if new < old && !self.changes.touch(&self.range(page + new, old - new)) {
+            if new < old && !self.changes.touch(page + new..page + old) {
                 let tail = self.extents.split(page, old, new);
                 self.count(old, new);
                 self.release_pages(tail, old - new, leaving);
@@ -304,6 +358,9 @@ impl BlockWindow {
         if end == self.extents.end() {
             let merge = |window: &mut Self, _, _| window.extents.join(page, pages, extra);
             return self.append(extra, merge).is_ok();
+        }
+        if self.changes.touch(end..end.saturating_add(extra)) {
+            return false;
         }
         let bytes = extra as usize * BASE_PAGE;
         if self.extents.grow(page, extra, State::Dirty) {
@@ -335,7 +392,7 @@ impl BlockWindow {
         // refusal may leave the target unmapped (mremap(2)), so it stays allocated.
         unsafe { sys::move_units(from, to, length, self.pmd, false) }.ok()?;
         density::moved(from, to, length);
-        self.changes.moved(&(from..from + length), to);
+        self.changes.moved(page..page + old, self.page(to));
         self.count(old, new);
         self.unmapped(page, old);
         Some(to)

@@ -19,8 +19,7 @@ impl BlockWindow {
     /// Allocates pages for a block, and reports whether they are zero.
     pub(super) fn take_pages(&mut self, pages: u32, alignment: Alignment) -> Result<(u32, bool)> {
         let bytes = pages as usize * BASE_PAGE;
-        if let Some(page) = self.extents.take(State::Dirty, pages, alignment) {
-            self.dirty -= bytes;
+        if let Some(page) = self.take_unchanged(State::Dirty, pages, alignment) {
             self.demand.used(self.dirty);
             return Ok((page, false));
         }
@@ -31,8 +30,7 @@ impl BlockWindow {
 
     /// Allocates zero pages, mapped already or now.
     fn take_zeroes(&mut self, pages: u32, alignment: Alignment) -> Result<u32> {
-        if let Some(page) = self.extents.take(State::Clean, pages, alignment) {
-            self.clean -= pages as usize * BASE_PAGE;
+        if let Some(page) = self.take_unchanged(State::Clean, pages, alignment) {
             return Ok(page);
         }
         // One huge page of surplus is always allowed: the next block uses it up.
