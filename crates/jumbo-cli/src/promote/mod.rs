@@ -37,8 +37,7 @@ use watch::Watch;
 /// --shm it is the heap.
 ///
 /// It calls process_madvise, as root (CAP_SYS_NICE, and CAP_SYS_PTRACE for processes of other
-/// users). Without that privilege it does nothing, unless --stop-threads has a thread of the process
-/// make the call.
+/// users). Without that privilege it does nothing.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo promote --dry-run redis-server

@@ -69,10 +69,10 @@ fn missing_huge_pages_have_a_reason_with_the_option_that_changes_it() {
     let share = heap["huge_share"].as_f64().unwrap_or(1.0);
     let reasons = report["shortfalls"].to_string();
     let is_off = reasons.contains("\"huge pages\"");
-    assert!(
-        share >= 0.9 || is_off || reasons.contains("--max-waste=unbounded"),
-        "{report:#}"
-    );
+    // The latter in a virtual machine whose host has to give the memory back.
+    let options = ["--max-waste=unbounded", "--first-touch=huge"];
+    let has_option = options.iter().any(|option| reasons.contains(option));
+    assert!(share >= 0.9 || is_off || has_option, "{report:#}");
     assert!(!reasons.contains("nothing that was counted"), "{report:#}");
 }
 
