@@ -19,7 +19,7 @@ use libc::{gid_t, off_t, stack_t, uid_t};
 use crate::mechanisms::All;
 use crate::own_stack::on;
 use crate::sharing::LOCKS;
-use crate::{leave, maps, next, own_stack, sandbox, sharing};
+use crate::{leave, maps, next, own_stack, rings, sandbox, sharing};
 
 /// Register value of an argument or result of a system call.
 trait Word {
@@ -213,9 +213,9 @@ names! {
     setegid(id: gid_t) -> c_int, as setegid => sharing::identified[Ids::Group, &[id]];
     initgroups(user: *const c_char, group: gid_t) -> c_int, as initgroups => sharing::privileged[];
     io_uring_register_buffers(ring: *mut c_void, vectors: *const c_void, count: c_uint) -> c_int,
-        as io_uring_register_buffers: maps::register_by_liburing;
+        as io_uring_register_buffers: rings::register_by_liburing;
     io_uring_register_buffers_tags(ring: *mut c_void, vectors: *const c_void, tags: *const c_void, count: c_uint)
-        -> c_int, as io_uring_register_buffers_tags: maps::register_with_tags;
+        -> c_int, as io_uring_register_buffers_tags: rings::register_with_tags;
     sbrk(increment: isize) -> *mut c_void, as sbrk => maps::move_break[increment];
     brk(addr: *mut c_void) -> c_int, as brk => maps::set_break[];
     pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
@@ -381,7 +381,7 @@ unsafe fn other(number: c_long, arguments: &[c_long; 6]) -> c_long {
                 // SAFETY: the same call, with a copy of its iovecs' place.
                 unsafe { by_number(number, &[first, second, argument.word(), fourth]) }
             };
-            maps::register(operation, Word::from_word(third), count, call)
+            rings::register(operation, Word::from_word(third), count, call)
         }
         libc::SYS_exit => {
             crate::threads::ending();

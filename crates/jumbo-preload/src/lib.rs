@@ -36,6 +36,7 @@ mod next;
 mod objects;
 mod own_stack;
 mod reaper;
+mod rings;
 mod sandbox;
 mod sharing;
 mod slot;

@@ -149,7 +149,7 @@ impl<T: Records> Extents<T> {
     }
 
     /// Takes a lost extent back.
-    pub(super) fn find(&mut self, start: u32, pages: u32) {
+    pub(super) fn recover(&mut self, start: u32, pages: u32) {
         self.tag(start, pages, State::Live);
     }
 

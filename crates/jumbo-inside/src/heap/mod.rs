@@ -19,6 +19,7 @@
 
 mod advised;
 mod backing;
+mod change;
 mod demand;
 mod extents;
 mod frontier;
@@ -43,7 +44,7 @@ pub use demand::{about_to_fill, end as about_to_populate, make_room};
 use jumbo_sys as sys;
 use memory::Deferred;
 use supply::{Before, SUPPLY};
-use window::{BlockWindow, Site};
+use window::{BlockWindow, Change, Site};
 
 /// Smallest block of the window: glibc's initial M_MMAP_THRESHOLD, from which it maps each block.
 pub const LARGE_BLOCK_BYTES: usize = 128 << 10;
@@ -437,31 +438,6 @@ pub fn trim() -> bool {
     heap.unwrap_or(false) || pool
 }
 
-/// Change of pages by the program that outlives their content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
-    /// mmap(2), munmap(2), mremap(2), mprotect(2), mseal(2).
-    Mapping,
-    /// madvise(2), mlock(2). Pages of the pool stay what they are.
-    Pages,
-}
-
-/// Notes a change of a range.
-fn changed(address: usize, length: usize, change: Change) {
-    let range = address..address.saturating_add(length.max(1));
-    let windows = [(&HEAP, HEAP_BASE..POOL_BASE), (&POOL, POOL_BASE..HEAP_END)];
-    for (shared, site) in windows {
-        if range.start >= site.end || range.end <= site.start {
-            continue;
-        }
-        // In a handler that interrupted a holder of the lock a change is not seen.
-        let is_in_blocks = shared.window.with(|window| window.change(&range, change));
-        if is_in_blocks.unwrap_or(true) {
-            HAS_STICKY_PAGES.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
 /// Discards a range of the program as [`supply::PageSupply::discard`] does.
 ///
 /// # Safety
@@ -554,22 +530,6 @@ impl SharedWindow {
     }
 }
 
-/// Reports whether advice changes pages beyond the call (madvise(2)).
-fn is_sticky(advice: i32) -> bool {
-    let passing = [
-        libc::MADV_DONTNEED,
-        libc::MADV_FREE,
-        libc::MADV_HUGEPAGE,
-        libc::MADV_WILLNEED,
-        libc::MADV_COLD,
-        libc::MADV_PAGEOUT,
-        libc::MADV_POPULATE_READ,
-        libc::MADV_POPULATE_WRITE,
-        libc::MADV_COLLAPSE,
-    ];
-    !passing.contains(&advice)
-}
-
 /// Events that concern the heap.
 #[derive(Debug)]
 pub struct Events;
@@ -586,12 +546,12 @@ impl Mechanism for Events {
     fn unmapping(address: usize, length: usize) {
         advised::forget(&(address..address.saturating_add(length)));
         demand::unmapped(length);
-        changed(address, length, Change::Mapping);
+        change::note(address, length, Change::Mapping);
     }
 
     // What is known of the range is still needed ([`maps::is_split`]).
     fn moving(address: usize, old: usize, _new: usize) {
-        changed(address, old, Change::Mapping);
+        change::note(address, old, Change::Mapping);
     }
 
     fn moved(address: usize, old: usize, to: usize, new: usize) {
@@ -604,7 +564,7 @@ impl Mechanism for Events {
             demand::made_writable(address, length);
         }
         if protection & all != all {
-            changed(address, length, Change::Mapping);
+            change::note(address, length, Change::Mapping);
         }
     }
 
@@ -613,8 +573,8 @@ impl Mechanism for Events {
         if advice == libc::MADV_POPULATE_WRITE {
             demand::end();
         }
-        if is_sticky(advice) {
-            changed(address, length, Change::Pages);
+        if change::is_sticky(advice) {
+            change::note(address, length, Change::Pages);
         }
     }
 
@@ -626,7 +586,7 @@ impl Mechanism for Events {
     }
 
     fn locking(address: usize, length: usize) {
-        changed(address, length, Change::Pages);
+        change::note(address, length, Change::Pages);
     }
 
     fn locked_all(future: bool) {

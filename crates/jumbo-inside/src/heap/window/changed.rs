@@ -13,6 +13,15 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use jumbo_sys as sys;
 
+/// Change of pages by the program that outlives their content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::heap) enum Change {
+    /// mmap(2), munmap(2), mremap(2), mprotect(2), mseal(2).
+    Mapping,
+    /// madvise(2), mlock(2). Pages of the pool stay what they are.
+    Pages,
+}
+
 /// Bytes and pages of a leaf: a bit for each page.
 const LEAF_BYTES: usize = 4096;
 const LEAF_PAGES: usize = LEAF_BYTES * 8;

@@ -23,6 +23,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
 
+pub(super) use changed::Change;
 use changed::{Changes, Tails};
 use demand::Demand;
 
@@ -30,7 +31,7 @@ use super::backing::Backing;
 use super::extents::{Alignment, Extents, PageRecord, State};
 use super::frontier::Frontier;
 use super::memory::{self, RecordTable};
-use super::{BASE_PAGE, Change, Resize};
+use super::{BASE_PAGE, Resize};
 use crate::density;
 use crate::gather::{self, PendingFree};
 use crate::keep::Keep;
@@ -220,8 +221,8 @@ impl BlockWindow {
         true
     }
 
-    /// Unmaps a live extent with changed pages, which has no user. Where that is refused (mseal(2)), nobody
-    /// uses its addresses again.
+    /// Unmaps a live extent with changed pages, which has no user. Where that is refused (mseal(2)), and in
+    /// the pool, whose pages are unmapped whole, nobody uses its addresses again.
     fn give_up(&mut self, page: u32, pages: u32) {
         let range = self.range(page, pages);
         if self.is_confined {
@@ -232,12 +233,13 @@ impl BlockWindow {
         }
         self.changes.forget(page..page + pages);
         // SAFETY: the extent has no user.
-        match unsafe { self.site.backing.unmap(range.start, range.len(), None) } {
-            Ok(()) => {
-                self.extents.find(page, pages);
+        let unmap = || unsafe { self.site.backing.unmap(range.start, range.len(), None) };
+        match self.site.backing == Backing::Advised && unmap().is_ok() {
+            true => {
+                self.extents.recover(page, pages);
                 self.unmapped(page, pages);
             }
-            Err(_) => self.extents.lose(page, pages),
+            false => self.extents.lose(page, pages),
         }
     }
 
