@@ -111,3 +111,30 @@ pub unsafe fn discard(address: usize, length: usize) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { super::map_anew(address, length) }
 }
+
+/// Variant of [`discard`] for memory that may be parts of huge pages of `huge` bytes, a power of two,
+/// whose memory is free afterwards. The kernel splits such a page, and frees the part, only once memory is
+/// short; MADV_COLD (Linux 5.4) splits it now.
+///
+/// # Errors
+/// Those of the call.
+///
+/// # Safety
+/// As for [`discard`].
+pub unsafe fn discard_parts(address: usize, length: usize, huge: usize) -> Result<()> {
+    let page = rustix::param::page_size();
+    let first = address & !(huge - 1);
+    let last = (address + length - page) & !(huge - 1);
+    let is_part = |at| at < address || at + huge > address + length;
+    for (at, is_split) in [
+        (address, is_part(first)),
+        (address + length - page, last != first && is_part(last)),
+    ] {
+        if is_split {
+            // SAFETY: advice changes the backing of memory, never its content.
+            let _ = unsafe { advise(at, page, libc::MADV_COLD) };
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { discard(address, length) }
+}

@@ -6,7 +6,8 @@
 //! The crate has no standard library and no allocator. With the feature `std` it has the files of a
 //! [`Root`](files::Root), for the library and the command: [`files`], [`thp`], [`folios`].
 //!
-//! - [`advise`], [`allows`]: madvise(2), as far as the program's filters allow it; [`discard`].
+//! - [`advise`], [`allows`]: madvise(2), as far as the program's filters allow it; [`discard`],
+//!   [`discard_parts`].
 //! - [`collapse()`], [`collapse_in`], [`cool_in`]: MADV_COLLAPSE and MADV_COLD, here or elsewhere.
 //!   [`Destination`]: for a collapse.
 //! - [`guarded`], [`unfiltered`]: calls that a filter of another thread waits for.
@@ -65,7 +66,9 @@ mod threads;
 pub mod units;
 mod vma;
 
-pub use advice::{USUAL, advise, allows, allows_usual, block, discard, forbid_unless, unblock};
+pub use advice::{
+    USUAL, advise, allows, allows_usual, block, discard, discard_parts, forbid_unless, unblock,
+};
 pub use anonymous::{discard_locked, memfd, name};
 pub use apart::{Apart, Perform, apart, use_apart};
 pub use batch::{stand_back, stay_prompt};

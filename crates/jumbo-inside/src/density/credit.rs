@@ -29,8 +29,9 @@ const HOST_PARTS: Parts = Parts {
 };
 const HOST_DIVISOR: usize = 4;
 
-/// Minimum credit of a program of any size.
-pub(super) const FLOOR_BYTES: usize = 16 << 20;
+/// Minimum credit of a program of any size: the 16 MiB of the bound, less 2 MiB for the records and page
+/// tables of sparse blocks.
+pub(super) const FLOOR_BYTES: usize = 14 << 20;
 
 static PERCENT: AtomicUsize = AtomicUsize::new(0);
 crate::one_page! {

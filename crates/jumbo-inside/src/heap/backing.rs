@@ -6,6 +6,7 @@ use super::memory;
 use super::supply::SUPPLY;
 use crate::density;
 use crate::gather::PendingFree;
+use jumbo_sys as sys;
 
 /// Source of fresh, private, zeroed memory at given addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,18 +55,19 @@ impl Backing {
         }
     }
 
-    /// Discards the content of a range, but not the pool's (`EINVAL`), and keeps its addresses.
+    /// Discards the content of a range, but not the pool's (`EINVAL`), and keeps its addresses. Parts of
+    /// huge pages, of `huge` bytes, are free afterwards.
     ///
     /// # Safety
     /// As for [`Backing::unmap`].
     #[expect(unsafe_code, reason = "discards memory content")]
-    pub(super) unsafe fn discard(self, address: usize, length: usize) -> Result<()> {
+    pub(super) unsafe fn discard(self, address: usize, length: usize, huge: usize) -> Result<()> {
         match self {
             Self::Pool => Err(Errno::INVAL),
             Self::Advised => {
                 density::dropped(&(address..address + length));
                 // SAFETY: the caller's promise.
-                unsafe { memory::discard(address, length) }
+                unsafe { sys::discard_parts(address, length, huge) }
             }
         }
     }

@@ -308,7 +308,11 @@ fn hand_out((address, zero): (usize, bool), size: usize, zeroed: bool, may_drop:
                 && window_of(address)
                     .site
                     .backing
-                    .discard(address, size.next_multiple_of(BASE_PAGE))
+                    .discard(
+                        address,
+                        size.next_multiple_of(BASE_PAGE),
+                        PMD.load(Ordering::Relaxed),
+                    )
                     .is_ok();
             if !is_dropped {
                 memory::zero(address, size);

@@ -192,11 +192,6 @@ fn discard(address: usize, length: usize) -> bool {
         (address + length).next_multiple_of(CHUNK_BYTES),
     );
     density::dropped_by_sparse(&(start..end));
-    if length < CHUNK_BYTES {
-        // The kernel splits the huge page only once memory is short; MADV_COLD splits it now.
-        // SAFETY: advice changes the backing of memory, never its content.
-        let _ = unsafe { sys::advise(address, BASE_BYTES, libc::MADV_COLD) };
-    }
     // SAFETY: no block is there.
-    unsafe { sys::discard(address, length) }.is_ok()
+    unsafe { sys::discard_parts(address, length, CHUNK_BYTES) }.is_ok()
 }

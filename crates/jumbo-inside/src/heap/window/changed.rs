@@ -144,6 +144,10 @@ impl Tails {
         true
     }
 
+    pub(super) const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// Returns the bytes of all ranges.
     pub(super) fn bytes(&self) -> usize {
         let ranges = self.ranges.iter().take(self.count);

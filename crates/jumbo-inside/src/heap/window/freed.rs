@@ -73,7 +73,7 @@ impl BlockWindow {
                 {
                     // The edges, smaller than a huge page, stay resident.
                     self.carve(page, pages, &inner, Self::add_dirty);
-                } else if backing.discard(range.start, range.len()).is_ok() {
+                } else if backing.discard(range.start, range.len(), self.pmd).is_ok() {
                     // Smaller than a huge page, or too many mappings (vm.max_map_count).
                     self.add_clean(page, pages);
                 } else {

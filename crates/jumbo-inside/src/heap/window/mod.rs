@@ -288,20 +288,21 @@ impl BlockWindow {
     }
 
     /// Handles resident pages by which a block has grown, as mremap(2) gives none: within a part of the
-    /// allowed waste they stay until the block is resized or freed.
+    /// allowed waste they stay until the block is resized or freed. The part is larger for the one block of
+    /// a program that fills it as it grows.
     pub(super) fn leave_tail(&mut self, tail: Range<usize>) {
         /// Smallest tail: a system call costs as much as the faults of a few pages.
         const MIN_BYTES: usize = 64 << 10;
-        const ALLOWANCE_DIVISOR: usize = 4;
         let is_ours = self.site.backing == Backing::Advised && !self.is_confined;
         if tail.len() < MIN_BYTES || !is_ours {
             return;
         }
+        let parts = if self.tails.is_empty() { 4 } else { 16 };
         let sum = self.tails.bytes() + tail.len();
-        let stays = sum <= density::allowance() / ALLOWANCE_DIVISOR && self.tails.add(&tail);
+        let stays = sum <= density::allowance() / parts && self.tails.add(&tail);
         if !stays {
             // SAFETY: the program has not written to these pages of its block yet.
-            let _ = unsafe { self.site.backing.discard(tail.start, tail.len()) };
+            let _ = unsafe { (self.site.backing).discard(tail.start, tail.len(), self.pmd) };
         }
     }
 
@@ -387,25 +388,28 @@ impl BlockWindow {
         }
         let from = self.address(page);
         let alignment = self.alignment(self.pmd, from % self.pmd);
-        let (target, _) = self.take_pages(new, alignment).ok()?;
+        let (target, is_zero) = self.take_pages(new, alignment).ok()?;
         let to = self.address(target);
         density::moving(&(from..from + length));
         // SAFETY: the block's user requested the move, and the target was allocated for it. A
         // refusal may leave the target unmapped (mremap(2)), so it stays allocated.
         unsafe { sys::move_units(from, to, length, self.pmd, false) }.ok()?;
         density::moved(from, to, length);
+        if !is_zero {
+            self.leave_tail(self.range(target + old, new - old));
+        }
         self.changes.moved(page..page + old, self.page(to));
         self.count(old, new);
         self.unmapped(page, old);
         Some(to)
     }
 
-    /// Counts a block of `old` pages that has `new` pages now.
     /// Returns the bytes of live blocks.
     pub(super) fn live(&self) -> usize {
         self.live
     }
 
+    /// Counts a block of `old` pages that has `new` pages now.
     fn count(&mut self, old: u32, new: u32) {
         self.live = self.live + new as usize * BASE_PAGE - old as usize * BASE_PAGE;
         self.peak_live = self.peak_live.max(self.live);
