@@ -115,7 +115,7 @@ fn a_scan_takes_little_of_a_busy_host() {
     let [used, elapsed, scanner] = ["used", "elapsed", "scanner"].map(|name| ran.number(name));
     assert!(scanner > 0, "nothing scans");
     // Twice the bound, and more, for what is not counted: waking up.
-    let max = (used / 10).max(elapsed / 15);
+    let max = (used / 10).max(elapsed / 10);
     assert!(
         scanner < max,
         "{scanner} us, the program {used} in {elapsed}"

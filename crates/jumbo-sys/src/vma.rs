@@ -32,6 +32,7 @@ struct Query {
 pub(super) const PROCMAP_QUERY: Opcode = opcode::read_write::<Query>(b'f', 17);
 
 const VMA_WRITABLE: u64 = 1 << 1;
+const VMA_EXECUTABLE: u64 = 1 << 2;
 const VMA_SHARED: u64 = 1 << 3;
 
 /// Open /proc/self/maps.
@@ -47,6 +48,8 @@ pub struct Vma {
     pub is_private_anonymous: bool,
     /// Writable for the program.
     pub is_writable: bool,
+    /// Executable for the program.
+    pub is_executable: bool,
 }
 
 impl Maps {
@@ -83,6 +86,7 @@ impl Maps {
             is_private_anonymous: query.vma_flags & VMA_SHARED == 0
                 && (query.inode, query.dev_major, query.dev_minor) == (0, 0, 0),
             is_writable: query.vma_flags & VMA_WRITABLE != 0,
+            is_executable: query.vma_flags & VMA_EXECUTABLE != 0,
         })
     }
 }
@@ -106,6 +110,7 @@ mod tests {
         let code = a_mapping_is_told_from_its_neighbours as fn() as *const u8;
         let code = maps.mapping(code.addr()).unwrap();
         assert!(!code.is_private_anonymous, "a file's: {code:?}");
+        assert!(code.is_executable && !stack.is_executable);
         assert_eq!(maps.mapping(0).unwrap_err(), Errno::NOENT);
     }
 }

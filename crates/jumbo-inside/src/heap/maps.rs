@@ -26,7 +26,7 @@ use crate::gather;
 use crate::ledger::{Slot, stats};
 use crate::sandbox;
 use crate::sync::Lock;
-use jumbo_sys::{self as sys, proc};
+use jumbo_sys::{self as sys, Maps, proc};
 
 /// Smallest mapping that is packed. Smaller ones are mostly file buffers and stacks.
 pub const MIN_PACKED_BYTES: usize = 256 << 10;
@@ -180,7 +180,9 @@ pub const fn is_placed(address: usize) -> bool {
 /// checked; a cut one then counts as split.
 pub fn is_split(address: usize, length: usize) -> bool {
     let length = length.next_multiple_of(BASE_PAGE);
-    let Some(end) = address.checked_add(length).filter(|_| length > 0) else {
+    // A page is in one mapping.
+    let is_several = length > BASE_PAGE;
+    let Some(end) = address.checked_add(length).filter(|_| is_several) else {
         return false;
     };
     if advised::splits(&(address..end)) {
@@ -192,7 +194,28 @@ pub fn is_split(address: usize, length: usize) -> bool {
     if !is_cut && !is_placed(address) {
         return false;
     }
-    sys::unfiltered(|| is_split_in_maps(address..end, is_cut)).unwrap_or(is_cut)
+    let looked = sys::unfiltered(|| {
+        is_split_in_queries(&(address..end), is_cut)
+            .unwrap_or_else(|_| is_split_in_maps(address..end, is_cut))
+    });
+    looked.unwrap_or(is_cut)
+}
+
+/// Reports whether a range is split, asking for one mapping after the other; an error before Linux 6.11.
+/// The list would be read from its start.
+fn is_split_in_queries(range: &Range<usize>, is_cut: bool) -> Result<bool> {
+    let maps = Maps::open()?;
+    let (mut at, mut parts) = (range.start, 0);
+    while at < range.end {
+        let mapping = maps.mapping(at)?;
+        if !mapping.is_writable || mapping.is_executable || !mapping.is_private_anonymous {
+            return Ok(false);
+        }
+        parts += 1;
+        at = mapping.range.end;
+    }
+    let is_unlocked = gather::is_whole_and_unlocked(range.start, range.len()).is_ok();
+    Ok(is_unlocked && (is_cut || parts > 1))
 }
 
 /// Reports whether a range is split, by the list of mappings.
