@@ -19,6 +19,12 @@ fn memory_calls_keep_to_a_small_stack() {
     }
 }
 
+#[test]
+fn a_thread_has_its_stack_to_itself() {
+    let files = compile(&[Source::C("room", &[])]);
+    assert_same(&Program::new(files.path("room")));
+}
+
 /// The kernel takes an alternate stack that is left for another one as free.
 #[test]
 fn a_handler_keeps_its_stack_while_a_library_uses_another() {

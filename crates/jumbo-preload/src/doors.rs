@@ -218,9 +218,6 @@ names! {
         -> c_int, as io_uring_register_buffers_tags: rings::register_with_tags;
     sbrk(increment: isize) -> *mut c_void, as sbrk => maps::move_break[increment];
     brk(addr: *mut c_void) -> c_int, as brk => maps::set_break[];
-    pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
-        start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int,
-        as pthread_create => after[on(All::before_thread)];
     thrd_create(thread: *mut libc::pthread_t, start: extern "C" fn(*mut c_void) -> c_int,
         argument: *mut c_void) -> c_int, as thrd_create => after[on(All::before_thread)];
 }

@@ -30,6 +30,7 @@ mod environment;
 mod glibc;
 mod info;
 mod leave;
+mod local;
 mod maps;
 mod mechanisms;
 mod next;

@@ -12,7 +12,7 @@ use jumbo_inside::{debug, density, gather, populate, segments, slab, watch};
 
 use crate::own_stack::{self, on};
 use crate::reaper::auto;
-use crate::{alloc, environment, glibc, next, small, streams};
+use crate::{alloc, environment, glibc, next, small, streams, threads};
 
 /// List of all mechanisms.
 pub(crate) type All = jumbo_inside::events::list![
@@ -212,6 +212,7 @@ pub(crate) unsafe extern "C" fn after_fork() {
 pub(crate) unsafe extern "C" fn after_fork_child() {
     // This is the child.
     own_stack::forked();
+    threads::forked();
     // SAFETY: as above.
     on(|| unsafe { events::after_fork_child::<All>(glibc::thread()) });
 }

@@ -205,7 +205,7 @@ next! {
     madvise: fn(_addr: *mut c_void, _len: usize, _advice: c_int) -> c_int, else failed();
     munlockall: fn() -> c_int, else failed();
     pthread_create: fn(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
-        start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int, else libc::EAGAIN;
+        start: crate::threads::Start, argument: *mut c_void) -> c_int, else libc::EAGAIN;
     thrd_create: fn(thread: *mut libc::pthread_t, start: extern "C" fn(*mut c_void) -> c_int,
         argument: *mut c_void) -> c_int, else THRD_ERROR;
     prctl: fn(_option: c_int, _a: c_ulong, _b: c_ulong, _c: c_ulong, _d: c_ulong) -> c_int, else failed();
@@ -247,6 +247,10 @@ next! {
         _object: *mut c_void) -> c_int, else libc::ENOMEM;
     pthread_atfork: fn(prepare: unsafe extern "C" fn(), parent: unsafe extern "C" fn(), child: unsafe extern "C" fn())
         -> c_int, else libc::ENOMEM;
+    pthread_attr_init: fn(attributes: *mut libc::pthread_attr_t) -> c_int, else libc::ENOMEM;
+    pthread_attr_destroy: fn(attributes: *mut libc::pthread_attr_t) -> c_int, else libc::ENOMEM;
+    pthread_attr_getstacksize: fn(attributes: *const libc::pthread_attr_t, size: *mut usize) -> c_int, else libc::ENOENT;
+    pthread_attr_getguardsize: fn(attributes: *const libc::pthread_attr_t, size: *mut usize) -> c_int, else libc::ENOENT;
     pthread_getcpuclockid: fn(thread: libc::pthread_t, clock: *mut libc::clockid_t) -> c_int, else libc::ENOENT;
 }
 

@@ -18,6 +18,7 @@ use libc::stack_t;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
+use crate::local::local;
 use crate::system;
 
 /// Size of a stack, with a guard page at its start.
@@ -124,7 +125,34 @@ fn is_in_further(address: usize) -> bool {
 #[inline(always)]
 fn is_ample() -> bool {
     let here = here();
-    is_ample_in_first_thread(here) || is_own(here)
+    is_ample_in_first_thread(here) || is_ample_in_thread(here) || is_own(here)
+}
+
+/// Reports whether an address has room in the stack of a further thread, which [`entered`] knows.
+#[inline(always)]
+fn is_ample_in_thread(here: usize) -> bool {
+    here.wrapping_sub(local().ample_start.get()) < local().ample_bytes.get()
+}
+
+/// Reports to tests whether the stack of the caller has room.
+#[cfg(debug_assertions)]
+#[unsafe(no_mangle)]
+extern "C" fn jumbo_has_room() -> bool {
+    is_ample()
+}
+
+/// Learns the bounds of the calling thread's stack of `length` bytes, at its start. The C library's data
+/// of the thread and the guard page are within them at most.
+pub(crate) fn entered(length: usize) {
+    /// More than the frames above this one, the thread's descriptor and a guard page take.
+    const MARGIN_BYTES: usize = 16 << 10;
+    let here = here();
+    let own = sys::thread_pointer().abs_diff(here);
+    let taken = own.saturating_add(MARGIN_BYTES + ROOM_BYTES);
+    if let Some(ample) = length.checked_sub(taken).filter(|ample| *ample < here) {
+        local().ample_start.set(here - ample);
+        local().ample_bytes.set(ample + MARGIN_BYTES);
+    }
 }
 
 #[inline(always)]
@@ -149,6 +177,9 @@ pub(crate) fn alternate(stack: *const stack_t, call: impl FnOnce() -> c_int) -> 
             (&raw const (*stack).ss_size).read_unaligned(),
         )
     };
+    if is_ample_in_thread(start) {
+        local().ample_bytes.set(0);
+    }
     if AMPLE_BYTES.load(Ordering::Relaxed) != usize::MAX && is_ample_in_first_thread(start) {
         // All of them: a handler may run on an earlier one.
         let (before, bytes) = (

@@ -4,7 +4,6 @@
 //! to more than a base page, and what the slabs would have to grow for under a seccomp filter of the
 //! program, locked future mappings or a limit.
 
-use core::arch::{asm, global_asm};
 use core::ffi::c_void;
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,73 +15,21 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::alloc::ALIGN;
 use crate::end::invalid;
+use crate::local::local;
 use crate::next;
 use crate::own_stack::{away, on};
 use crate::reaper::auto;
 
-// A thread-local pointer and a number, in the block that each C library allocates for the libraries
-// loaded at the start. Rust's own thread-locals would need the standard library.
-#[cfg(target_arch = "x86_64")]
-global_asm!(
-    ".section .tbss.jumbo_cache,\"awT\",@nobits",
-    ".globl jumbo_cache",
-    ".hidden jumbo_cache",
-    ".type jumbo_cache, @object",
-    ".size jumbo_cache, 16",
-    ".balign 8",
-    "jumbo_cache:",
-    ".zero 16",
-    ".text"
-);
-#[cfg(target_arch = "aarch64")]
-global_asm!(
-    ".section .tbss.jumbo_cache,\"awT\",%nobits",
-    ".globl jumbo_cache",
-    ".hidden jumbo_cache",
-    ".type jumbo_cache, %object",
-    ".size jumbo_cache, 16",
-    ".balign 8",
-    "jumbo_cache:",
-    ".zero 16",
-    ".text"
-);
+/// Returns the calling thread's cache, or null.
+#[inline(always)]
+fn cache() -> *mut Cache {
+    local().cache.get()
+}
 
 /// Returns the place of the calling thread's cache.
 #[inline(always)]
 fn place() -> *mut *mut Cache {
-    let place: usize;
-    // SAFETY: the address of a thread-local by the initial-exec model (ELF Handling For
-    // Thread-Local Storage, U. Drepper): thread pointer plus the offset in the table of offsets.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        asm!(
-            "mov {0}, qword ptr fs:0",
-            "add {0}, qword ptr [rip + jumbo_cache@GOTTPOFF]",
-            out(reg) place,
-            options(nostack, readonly, pure)
-        );
-    }
-    // SAFETY: as above.
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        asm!(
-            "mrs {0}, tpidr_el0",
-            "adrp {1}, :gottprel:jumbo_cache",
-            "ldr {1}, [{1}, #:gottprel_lo12:jumbo_cache]",
-            "add {0}, {0}, {1}",
-            out(reg) place,
-            out(reg) _,
-            options(nostack, readonly, pure)
-        );
-    }
-    with_exposed_provenance_mut(place)
-}
-
-/// Returns the calling thread's cache, or null.
-#[inline(always)]
-fn cache() -> *mut Cache {
-    // SAFETY: the thread's own variable.
-    unsafe { *place() }
+    local().cache.as_ptr()
 }
 
 /// Makes [`passed`] count.
@@ -105,11 +52,10 @@ pub(crate) fn passed(size: usize) {
 #[inline(never)]
 fn count(size: usize) {
     const STEP_BYTES: usize = 1 << 20;
-    // SAFETY: the second word of the thread's own variable.
-    let counted = unsafe { &mut *place().add(1).cast::<usize>() };
-    *counted = counted.saturating_add(size);
-    if *counted >= STEP_BYTES {
-        *counted = 0;
+    let counted = &local().passed_bytes;
+    counted.set(counted.get().saturating_add(size));
+    if counted.get() >= STEP_BYTES {
+        counted.set(0);
         on(program_break::check);
     }
 }

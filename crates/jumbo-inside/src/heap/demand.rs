@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicUsize, Orderi
 use core::time::Duration;
 
 use super::window::BlockWindow;
-use super::{BASE_PAGE, HEAP};
+use super::{BASE_PAGE, Caller, HEAP};
 use crate::density;
 use crate::gather::PendingFree;
 use crate::headroom::{Needed, headroom};
@@ -144,11 +144,11 @@ pub(super) fn about_to_thread() {
     return_memory(|window, leaving| window.make_room_for_now(STACK_BYTES, leaving));
 }
 
-/// Runs `work`, which unmaps memory in a call that allocates. A later filter of the program may
-/// forbid munmap(2).
+/// Runs `work`, which unmaps memory in a call that maps. A later filter of the program may forbid
+/// munmap(2). Nothing is done while another thread keeps the lock.
 fn return_memory(work: impl FnOnce(&mut BlockWindow, &mut PendingFree)) {
     if !sandbox::is_entered_later() {
-        HEAP.with(work);
+        HEAP.with_as(Caller::Mapping, work);
     }
 }
 

@@ -105,6 +105,9 @@ enum Caller {
     /// It unmaps nothing where the program has installed a seccomp filter, which may forbid
     /// munmap(2): malloc(3), realloc(3) and malloc_trim(3) of glibc do not call it.
     Other,
+    /// It waits for no other thread, as mmap(2): the owner of the lock may be suspended until this call
+    /// is over (a garbage collector).
+    Mapping,
 }
 
 /// A window behind its lock, and the blocks that were freed while the lock was held.
@@ -511,7 +514,7 @@ impl SharedWindow {
     ) -> Option<R> {
         let mut leaving = PendingFree::new();
         let mut is_demand = false;
-        let result = self.window.with(|window| {
+        let run = |window: &mut BlockWindow| {
             window.confine(caller == Caller::Other && sandbox::is_entered_later());
             self.deferred.drain(|address| {
                 #[expect(unsafe_code, reason = "frees a block")]
@@ -525,7 +528,11 @@ impl SharedWindow {
             is_demand = !before && window.keeps_by_demand();
             window.confine(false);
             result
-        });
+        };
+        let result = match caller {
+            Caller::Mapping => self.window.with_soon(run),
+            Caller::Free | Caller::Other => self.window.with(run),
+        };
         leaving.finish();
         if is_demand {
             demand::begin();
