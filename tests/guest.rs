@@ -19,9 +19,16 @@ fn memory_calls_keep_to_a_small_stack() {
     }
 }
 
+/// A conservative garbage collector takes a library's data for pointers.
+#[test]
+fn the_data_of_the_library_holds_no_words_of_the_program() {
+    let files = compile(&[Source::C("roots", &["-pthread"])]);
+    assert_same(&Program::new(files.path("roots")));
+}
+
 #[test]
 fn a_thread_has_its_stack_to_itself() {
-    let files = compile(&[Source::C("room", &[])]);
+    let files = compile(&[Source::C("room", &["-pthread"])]);
     assert_same(&Program::new(files.path("room")));
 }
 

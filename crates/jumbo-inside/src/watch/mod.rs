@@ -16,10 +16,14 @@
 //! the privilege meanwhile.
 #![expect(unsafe_code, reason = "makes a thread on a stack of its own")]
 
-use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+use core::ptr::with_exposed_provenance;
+use core::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
 use core::time::Duration;
 
+use rustix::io;
+use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
 use crate::events::Mechanism;
@@ -60,23 +64,40 @@ const MIN_PROCESSES: u64 = 1024;
 /// Minimum life of a process that ends because it lacks a file, which the next one may open.
 const MIN_LIFE: Duration = Duration::from_secs(1);
 
-/// Stack of the thread. The kernel clears it in the child of any fork, so the child has no thread.
-#[repr(C, align(4096))]
-struct ThreadStack {
-    /// Nonzero after the start of a thread.
-    is_used: AtomicU32,
-    _rest: UnsafeCell<[u8; STACK_BYTES - WORD_BYTES]>,
-}
+/// Size of the thread's stack. Its first word is nonzero after the start of a thread. The kernel clears it
+/// in the child of any fork, so the child has no thread.
 const STACK_BYTES: usize = 128 << 10;
 const WORD_BYTES: usize = size_of::<AtomicU32>();
-// SAFETY: only the thread uses it, except for the first word, which is an atomic.
-unsafe impl Sync for ThreadStack {}
-crate::one_page::table! {
-    /// Zeroes without a page until the first thread.
-    static STACK: ThreadStack = ThreadStack {
-        is_used: AtomicU32::new(0),
-        _rest: UnsafeCell::new([0; STACK_BYTES - WORD_BYTES]),
-    };
+crate::one_page! {
+    /// Address of the stack; 0 until the first thread. It is no static: a collector that is conservative
+    /// takes what lies in a library's data for pointers, and words of the program's memory lie there.
+    static STACK: AtomicUsize = AtomicUsize::new(0);
+}
+
+/// Returns the first word of the stack, if there is one.
+#[inline(always)]
+fn is_used() -> Option<&'static AtomicU32> {
+    let stack = with_exposed_provenance::<AtomicU32>(STACK.load(Ordering::Acquire));
+    // SAFETY: null, or zeroed memory that is never unmapped; the thread does not use the word.
+    unsafe { stack.as_ref() }
+}
+
+/// Maps the stack, unless it is mapped. A copy in another process is to be empty: MADV_WIPEONFORK, Linux
+/// 4.14.
+fn prepare_stack() -> io::Result<()> {
+    if is_used().is_some() {
+        return Ok(());
+    }
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let mapped = sys::map_own(STACK_BYTES, access, MapFlags::PRIVATE)?.expose_provenance();
+    // SAFETY: mapped above, and unused.
+    let advised = unsafe { sys::advise(mapped, STACK_BYTES, libc::MADV_WIPEONFORK) };
+    let (taken, seen) = (Ordering::AcqRel, Ordering::Acquire);
+    if advised.is_err() || STACK.compare_exchange(0, mapped, taken, seen).is_err() {
+        // SAFETY: no other code knows it.
+        let _ = unsafe { sys::unmap(mapped, STACK_BYTES) };
+    }
+    advised
 }
 
 crate::one_page! {
@@ -195,11 +216,10 @@ pub(crate) fn begin(job: &'static Job, wait: Duration) {
     if IS_DISABLED.load(Ordering::Acquire) {
         return report_absence(Without::Ended);
     }
-    let stack = core::ptr::from_ref(&STACK).expose_provenance();
-    // SAFETY: the stack is still unused, and a copy in another process must be empty.
-    // MADV_WIPEONFORK, Linux 4.14.
-    if unsafe { sys::advise(stack, STACK_BYTES, libc::MADV_WIPEONFORK) }.is_err() {
-        return report_absence(Without::Room);
+    match sys::unfiltered(prepare_stack) {
+        Some(Ok(())) => {}
+        Some(Err(_)) => return report_absence(Without::Room),
+        None => return report_absence(Without::Filter),
     }
     IS_PREPARED.store(true, Ordering::Release);
     make();
@@ -241,13 +261,13 @@ fn make_apart() {
     MAKER_PROCESS.store(process(), Ordering::Relaxed);
     STOP_NOW.store(false, Ordering::Release);
     STOP_SOON.store(false, Ordering::Release);
-    STACK.is_used.store(1, Ordering::Release);
-    if !IS_DISABLED.load(Ordering::SeqCst) {
+    if let Some(used) = is_used().filter(|_| !IS_DISABLED.load(Ordering::SeqCst)) {
+        used.store(1, Ordering::Release);
         sibling::reap();
-        let first = core::ptr::from_ref(&STACK).expose_provenance();
+        let first = STACK.load(Ordering::Relaxed);
         let stack = (first + WORD_BYTES, STACK_BYTES - WORD_BYTES);
         // SAFETY: signals are blocked. The previous thread was joined or belonged to another
-        // process, so the stack is unused; both values are static.
+        // process, so the stack is unused; it is never unmapped, and the function is static.
         if !unsafe { THREAD.start(sibling::flags(), stack, &run) } {
             report_absence(Without::Room);
         }
@@ -264,7 +284,7 @@ fn is_makers() -> bool {
 /// Reports whether a thread runs, of this process or of one that shares the memory.
 #[inline(always)]
 pub fn is_watched() -> bool {
-    THREAD.is_alive() && STACK.is_used.load(Ordering::Relaxed) != 0
+    THREAD.is_alive() && is_used().is_some_and(|used| used.load(Ordering::Relaxed) != 0)
 }
 
 /// Ends the thread for good. A move in progress is abandoned, or just complete.
