@@ -4,7 +4,6 @@ pub(crate) mod all;
 mod programs;
 pub(crate) mod render;
 
-use std::io;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::process::ExitCode;
 
@@ -219,7 +218,7 @@ impl Table {
         }
     }
 
-    fn show(&self, view: &mut View, table: &table::Table) -> io::Result<()> {
+    fn show(&self, view: &mut View, table: &table::Table) {
         match self {
             Self::Programs(it) => it.show(view, table),
             _ => render::show(view, table),
@@ -229,9 +228,9 @@ impl Table {
 
 /// Lists all tables, as in the help.
 fn list() -> anyhow::Result<()> {
-    let mut view = View::stdout();
-    view.table("<command|<table", tables())?;
-    Ok(view.finish()?)
+    let mut view = View::default();
+    view.table("<command|<table", tables());
+    Ok(view.print()?)
 }
 
 fn tables() -> Vec<[String; 2]> {

@@ -7,13 +7,13 @@ use jumbo::units::{PageSize, counted};
 use jumbo_bench::memory::touch_after_a_while;
 use jumbo_host::kernel::Root;
 use jumbo_host::status::Missing;
-use jumbo_host::status::doctor::{Cost, Finding, Snapshot, Touch, examine};
+use jumbo_host::status::doctor::{Cost, Evidence, Finding, Snapshot, Touch, examine};
 use serde::Serialize;
 
 use crate::bench::bar;
 use crate::status::host::summary;
 use crate::value::whole;
-use crate::view::{self, View, duration, wrapped};
+use crate::view::{self, View, duration};
 
 /// Find what keeps memory off huge pages on this host, and how to fix it
 ///
@@ -97,7 +97,7 @@ fn measure() -> Result<Option<Touch>, jumbo_bench::Error> {
     })
 }
 
-fn show(view: &mut View, page: &DoctorPage<'_>, snapshot: &Snapshot) -> std::io::Result<()> {
+fn show(view: &mut View, page: &DoctorPage<'_>, snapshot: &Snapshot) {
     let host = &snapshot.host;
     let DoctorPage {
         findings,
@@ -107,56 +107,43 @@ fn show(view: &mut View, page: &DoctorPage<'_>, snapshot: &Snapshot) -> std::io:
     if let Some(first) = findings.first() {
         let count = counted(findings.len() as u64, "finding");
         let title = first.title.split(": ").next().unwrap_or_default();
-        view.line(format!("{count}; the first: {title}"))?;
+        view.line(format!("{count}; the first: {title}"));
         if let Some(command) = first.hint.split('`').nth(1) {
-            view.line(format!("to mend it: {command}"))?;
+            view.line(format!("to mend it: {command}"));
         }
         if !missing.is_empty() {
             let parts = counted(missing.len() as u64, "part");
-            view.line(format!("{parts} could not be examined: see the end"))?;
+            view.line(format!("{parts} could not be examined: see the end"));
         }
     } else {
         view.line(match missing.is_empty() {
             _ if snapshot.is_blind() => "nothing could be examined",
             true => "nothing to mend",
             false => "no finding in what could be examined",
-        })?;
-        view.lines(summary(host, "").iter().take(2))?;
+        });
+        view.lines(summary(host, "").iter().take(2));
     }
     for (index, finding) in findings.iter().enumerate() {
-        let mut title = wrapped(&format!("{}. ", index + 1), &finding.title);
-        let rest = title.find('\n').map(|at| title.split_off(at));
-        view.heading(&title)?;
-        let mut text = |first: &str, text: &str| -> std::io::Result<()> {
-            let text = wrapped(first, text);
-            view.lines(text.lines())
-        };
-        if let Some(rest) = rest {
-            text("", rest.trim_start_matches('\n'))?;
+        view.heading(&format!("{}. {}", index + 1, finding.title));
+        let cost = cost(finding.id, finding.cost, host.base_page, host.pmd_size);
+        view.item("   cost: ", &cost);
+        for Evidence { source, value } in &finding.evidence {
+            view.item(&format!("   {source}: "), value);
         }
-        text(
-            "   cost: ",
-            &cost(finding.id, finding.cost, host.base_page, host.pmd_size),
-        )?;
-        for evidence in &finding.evidence {
-            let value = evidence.value.to_string();
-            text(&format!("   {}: ", evidence.source), &value)?;
-        }
-        text("   hint: ", &finding.hint)?;
+        view.item("   hint: ", &finding.hint);
     }
     let waits = |finding: &&Finding| matches!(finding.cost, Cost::Waits(_));
     if let Some(touch) = touch
         && !findings.iter().any(|finding| waits(&finding))
     {
-        view.line("")?;
-        let text = format!("{}: no wait for a host", touched(*touch));
-        view.lines(wrapped("", &text).lines())?;
+        view.line("");
+        view.item("", &format!("{}: no wait for a host", touched(*touch)));
     }
     if !findings.is_empty() && host.sys_read_only {
-        view.line("")?;
-        view.line("/sys is read-only here, as in a container: run the commands on the host")?;
+        view.line("");
+        view.line("/sys is read-only here, as in a container: run the commands on the host");
     }
-    view::missing(view, "Not examined", missing.iter().copied())
+    view.missing("Not examined", missing.iter().copied())
 }
 
 fn touched(touch: Touch) -> String {

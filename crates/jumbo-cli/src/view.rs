@@ -1,5 +1,6 @@
-//! Human-readable output: aligned tables with plain headings. On a terminal headings are bold, and
-//! lines fit its width.
+//! Output of the commands. A command builds one document, [`View`], of headings, lines and tables.
+//! Writers turn it into text, into lines for the screen of `jumbo top`, and (in [`crate::page`])
+//! into HTML. On a terminal headings are bold, and lines fit its width.
 
 mod table;
 
@@ -43,114 +44,151 @@ fn unwritten(error: io::Error) -> io::Error {
     )
 }
 
-/// Writer of headings, lines and tables.
-pub(crate) struct View<'a> {
-    out: Box<dyn Write + 'a>,
-    bold: bool,
-    /// Columns of the terminal; `None` in a pipe.
-    width: Option<usize>,
-    /// True until the first write.
-    fresh: bool,
+/// Document of a command: headings, lines and tables. A command builds it once; it is written as
+/// text, as lines for the screen of `jumbo top`, and as HTML ([`crate::page`]).
+#[derive(Debug, Default)]
+pub(crate) struct View(Vec<Block>);
+
+#[derive(Debug)]
+pub(crate) enum Block {
+    Heading(String),
+    Line(Line),
+    /// Column titles, separated by `|`, each after `<` (aligned to the left) or `>`; rows.
+    Table(String, Vec<Vec<String>>),
 }
 
-impl View<'_> {
-    /// Standard output. Bold unless it is piped or NO_COLOR is set (<https://no-color.org>).
-    pub(crate) fn stdout() -> Self {
-        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        let is_terminal = io::stdout().is_terminal();
-        Self {
-            bold: is_terminal && !plain,
-            width: is_terminal.then(width),
-            out: Box::new(io::BufWriter::new(Stdout::lock())),
-            fresh: true,
-        }
+/// Text of one line.
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(crate) text: String,
+    /// Blanks before each next line where it is wrapped.
+    hang: usize,
+    /// A pipe has prose in lines of [`WIDTH`] columns, too.
+    is_prose: bool,
+}
+
+impl View {
+    /// A heading with an empty line above it, unless it is the first block.
+    pub(crate) fn heading(&mut self, text: &str) {
+        self.0.push(Block::Heading(clean(text).into_owned()));
     }
 
-    /// A heading with an empty line above it, unless it is the first line.
-    pub(crate) fn heading(&mut self, text: &str) -> io::Result<()> {
-        let text = self.fold(&clean(text), 2);
-        let above = if std::mem::take(&mut self.fresh) {
-            ""
-        } else {
-            "\n"
-        };
-        if self.bold {
-            writeln!(self.out, "{above}\x1b[1m{text}\x1b[0m")
-        } else {
-            writeln!(self.out, "{above}{text}")
-        }
-    }
-
-    pub(crate) fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
+    pub(crate) fn line(&mut self, text: impl AsRef<str>) {
         let text = text.as_ref();
-        let indent = text.chars().take_while(|c| *c == ' ').count();
-        self.line_hung(text, indent + 2)
+        self.hung(text, indent(text) + 2, false);
     }
 
-    pub(crate) fn lines<T: AsRef<str>>(
-        &mut self,
-        lines: impl IntoIterator<Item = T>,
-    ) -> io::Result<()> {
-        lines.into_iter().try_for_each(|line| self.line(line))
+    /// A line that is wrapped at [`WIDTH`] columns in a pipe, too.
+    pub(crate) fn prose(&mut self, text: &str) {
+        self.hung(text, indent(text) + 2, true);
+    }
+
+    /// Prose that is aligned below the end of `first`.
+    pub(crate) fn item(&mut self, first: &str, text: &str) {
+        self.hung(&format!("{first}{text}"), first.chars().count(), true);
+    }
+
+    pub(crate) fn lines<T: AsRef<str>>(&mut self, lines: impl IntoIterator<Item = T>) {
+        lines.into_iter().for_each(|line| self.line(line));
     }
 
     /// A heading with lines below it; nothing if there are no lines.
-    pub(crate) fn list(
-        &mut self,
-        title: &str,
-        lines: impl IntoIterator<Item = String>,
-    ) -> io::Result<()> {
+    pub(crate) fn list(&mut self, title: &str, lines: impl IntoIterator<Item = String>) {
         let mut lines = lines.into_iter().peekable();
         if lines.peek().is_some() {
-            self.heading(title)?;
+            self.heading(title);
         }
-        self.lines(lines.map(|line| format!("  {line}")))
+        self.lines(lines.map(|line| format!("  {line}")));
     }
 
-    /// One line. On a narrower terminal it is wrapped, with `hang` blanks before each next line.
-    fn line_hung(&mut self, text: &str, hang: usize) -> io::Result<()> {
-        self.fresh = false;
-        let text = self.fold(&clean(text), hang);
-        writeln!(self.out, "{text}")
+    /// Lists the parts that are missing from a page, with the reasons.
+    pub(crate) fn missing<'a>(
+        &mut self,
+        title: &str,
+        missing: impl IntoIterator<Item = &'a Missing>,
+    ) {
+        let line = |Missing { what, why }: &Missing| format!("{what}: {why}");
+        self.list(title, missing.into_iter().map(line));
     }
 
-    fn fold(&self, text: &str, hang: usize) -> String {
-        match self.width {
-            Some(width) if text.chars().count() > width => {
-                let rest = text.trim_start_matches(' ');
-                filled(&text[..text.len() - rest.len()], rest, hang, width)
-            }
-            _ => text.to_owned(),
-        }
+    fn hung(&mut self, text: &str, hang: usize, is_prose: bool) {
+        let text = clean(text).into_owned();
+        self.0.push(Block::Line(Line {
+            text,
+            hang,
+            is_prose,
+        }));
     }
 
     /// `NAME   text`, with the names in a column.
-    pub(crate) fn fact(&mut self, name: &str, text: impl AsRef<str>) -> io::Result<()> {
+    pub(crate) fn fact(&mut self, name: &str, text: impl AsRef<str>) {
         let name = format!("{name:<14}  ");
         let text = format!("{name}{}", text.as_ref());
-        self.line_hung(&text, name.chars().count())
+        self.hung(&text, name.chars().count(), false);
     }
 
-    /// Rows under column titles, indented by two blanks. `columns` has the titles, separated by
-    /// `|`, each after `<` (aligned to the left) or `>`.
+    /// Rows under column titles, as [`Block::Table`] has them.
     pub(crate) fn table<R: IntoIterator<Item = String>>(
         &mut self,
         columns: &str,
         rows: impl IntoIterator<Item = R>,
-    ) -> io::Result<()> {
+    ) {
         let cells = |row: R| row.into_iter().map(|cell| clean(&cell).into_owned());
         let rows = rows.into_iter().map(|row| cells(row).collect());
-        let grid = Grid::new(columns, rows.collect());
-        for line in grid.lines(self.width) {
-            self.fresh = false;
-            writeln!(self.out, "{line}")?;
-        }
-        Ok(())
+        self.0
+            .push(Block::Table(columns.to_owned(), rows.collect()));
     }
 
-    pub(crate) fn finish(mut self) -> io::Result<()> {
-        self.out.flush()
+    pub(crate) fn blocks(&self) -> &[Block] {
+        &self.0
     }
+
+    /// Text of at most `width` columns; each line is whole without it. Tables are indented by two
+    /// blanks.
+    pub(crate) fn text(&self, width: Option<usize>, bold: bool) -> String {
+        let fold = |text: &str, hang: usize, is_prose: bool| {
+            let prose = is_prose.then(|| width.map_or(WIDTH, |width| width.min(WIDTH)));
+            let (blanks, words) = text.split_at(indent(text));
+            match prose.or(width) {
+                Some(width) => filled(blanks, words, hang, width),
+                None => text.to_owned(),
+            }
+        };
+        let mut out = String::new();
+        for block in &self.0 {
+            let lines = match block {
+                Block::Heading(text) => {
+                    out += if out.is_empty() { "" } else { "\n" };
+                    let text = fold(text, 2, true);
+                    vec![match bold {
+                        true => format!("\x1b[1m{text}\x1b[0m"),
+                        false => text,
+                    }]
+                }
+                Block::Line(line) => vec![fold(&line.text, line.hang, line.is_prose)],
+                Block::Table(columns, rows) => Grid::new(columns, rows).lines(width),
+            };
+            lines.iter().for_each(|line| out += &format!("{line}\n"));
+        }
+        // Prose has no-break spaces.
+        out.replace('\u{a0}', " ")
+    }
+
+    /// Writes it to standard output. Bold unless that is piped or NO_COLOR is set
+    /// (<https://no-color.org>).
+    pub(crate) fn print(&self) -> io::Result<()> {
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let is_terminal = io::stdout().is_terminal();
+        let width = is_terminal.then(|| columns(io::stdout()).unwrap_or(WIDTH));
+        let mut out = Stdout::lock();
+        out.write_all(self.text(width, is_terminal && !plain).as_bytes())?;
+        out.flush()
+    }
+}
+
+/// Number of blanks that a line begins with.
+fn indent(text: &str) -> usize {
+    text.len() - text.trim_start_matches(' ').len()
 }
 
 /// Replaces control characters: a process chooses its own name and the names of its files, and must
@@ -178,53 +216,28 @@ fn columns(stream: impl rustix::fd::AsFd) -> Option<usize> {
     Some(if columns == 0 { WIDTH } else { columns })
 }
 
-/// Columns of the terminal on standard output.
-fn width() -> usize {
-    columns(io::stdout()).unwrap_or(WIDTH)
-}
-
-/// Lists the parts that are missing from a page, with the reasons.
-pub(crate) fn missing<'a>(
-    view: &mut View,
-    title: &str,
-    missing: impl IntoIterator<Item = &'a Missing>,
-) -> io::Result<()> {
-    let line = |Missing { what, why }: &Missing| format!("{what}: {why}");
-    view.list(title, missing.into_iter().map(line))
-}
-
-/// Prints a page on standard output: as JSON, or as text by `show`.
+/// Prints a page on standard output: as JSON, or as the document that `show` builds.
 pub(crate) fn page<P: serde::Serialize>(
     as_json: bool,
     page: &P,
-    show: impl FnOnce(&mut View, &P) -> io::Result<()>,
+    show: impl FnOnce(&mut View, &P),
 ) -> anyhow::Result<ExitCode> {
     if as_json {
         json(page)?;
     } else {
-        let mut view = View::stdout();
-        show(&mut view, page)?;
-        view.finish()?;
+        let mut view = View::default();
+        show(&mut view, page);
+        view.print()?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lines of a page for a terminal of that width, without bold.
-pub(crate) fn lines(width: usize, show: impl FnOnce(&mut View) -> io::Result<()>) -> Vec<String> {
-    let mut text = Vec::new();
-    let mut view = View {
-        out: Box::new(&mut text),
-        bold: false,
-        width: Some(width),
-        fresh: true,
-    };
-    // Writes to memory cannot fail.
-    let _ = show(&mut view);
-    drop(view);
-    String::from_utf8_lossy(&text)
-        .lines()
-        .map(str::to_owned)
-        .collect()
+/// Lines of a document for a terminal of that width, without bold.
+pub(crate) fn lines(width: usize, show: impl FnOnce(&mut View)) -> Vec<String> {
+    let mut view = View::default();
+    show(&mut view);
+    let text = view.text(Some(width), false);
+    text.lines().map(str::to_owned).collect()
 }
 
 /// Prints `value` as one JSON document on standard output.
@@ -312,13 +325,8 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// Maximum columns of a line, except for longer words.
 pub(crate) const WIDTH: usize = 80;
 
-/// `first` and the words of `text`, wrapped at [`WIDTH`] columns and aligned below the end of
-/// `first`, without a final newline.
-pub(crate) fn wrapped(first: &str, text: &str) -> String {
-    filled(first, text, first.chars().count(), WIDTH)
-}
-
-/// [`wrapped`] at `width` columns, with `indent` blanks before each next line.
+/// `first` and the words of `text`, wrapped at `width` columns, with `indent` blanks before each
+/// next line.
 pub(crate) fn filled(first: &str, text: &str, indent: usize, width: usize) -> String {
     let (mut out, mut column) = (first.to_owned(), first.chars().count());
     for (index, word) in text.split(' ').enumerate() {
@@ -387,16 +395,17 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_wrapped_at_eighty_columns_and_aligned() {
+    fn prose_is_wrapped_at_eighty_columns_and_aligned() {
+        let shown = |first: &str, text: &str, width| {
+            let mut view = View::default();
+            view.item(first, text);
+            view.text(width, false)
+        };
         let text = "one two ".repeat(20);
-        let lines = wrapped("  hint: ", text.trim_end());
+        let lines = shown("  hint: ", text.trim_end(), None);
         assert!(lines.lines().all(|line| line.chars().count() <= 80));
-        assert!(
-            lines
-                .lines()
-                .skip(1)
-                .all(|line| line.starts_with("        "))
-        );
+        let rest = || lines.lines().skip(1);
+        assert!(rest().count() > 1 && rest().all(|line| line.starts_with("        o")));
         let words = |text: &str| {
             text.split_whitespace()
                 .map(String::from)
@@ -404,9 +413,16 @@ mod tests {
         };
         assert_eq!(words(&lines)[1..], words(&text));
         assert_eq!(
-            wrapped("a ", &"b".repeat(90)),
-            format!("a {}", "b".repeat(90))
+            shown("a ", &"b".repeat(90), Some(100)),
+            format!("a\n  {}\n", "b".repeat(90))
         );
+        let mut view = View::default();
+        view.prose(&format!("  {text}no\u{a0}break"));
+        view.line(&text);
+        let lines = view.text(Some(40), true);
+        assert!(lines.lines().all(|line| line.chars().count() <= 40));
+        assert!(lines.contains("\n    t") && lines.contains("no break"));
+        assert_eq!(view.text(None, true).lines().last(), Some(&*text));
     }
 
     #[test]

@@ -156,10 +156,10 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         document.seconds = clock.elapsed().as_secs_f64();
         match measured.map_err(hinted) {
             Ok(measured) => {
-                let mut view = View::stdout();
-                view.heading(name)?;
-                table.show(&mut view, &measured)?;
-                view.finish()?;
+                let mut view = View::default();
+                view.heading(name);
+                table.show(&mut view, &measured);
+                view.print()?;
                 document.tables.push(Measured {
                     table: measured,
                     seconds,

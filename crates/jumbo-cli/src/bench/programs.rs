@@ -1,6 +1,5 @@
 //! `jumbo bench programs`: a row for each program, a column for each way to start it.
 
-use std::io;
 use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
@@ -42,11 +41,12 @@ impl Args {
         Ok(table)
     }
 
-    pub(super) fn show(&self, view: &mut View, table: &Table) -> io::Result<()> {
-        let (ways, _) = self.ways().map_err(io::Error::other)?;
-        view.line(render::title(table))?;
-        view.line(render::machine(&table.machine))?;
-        view.line("")?;
+    pub(super) fn show(&self, view: &mut View, table: &Table) {
+        // The same as were measured.
+        let (ways, _) = self.ways().unwrap_or_default();
+        view.line(render::title(table));
+        view.line(render::machine(&table.machine));
+        view.line("");
         let names = ways
             .iter()
             .map(|way| way.name.trim_start_matches("jumbo run --"));
@@ -57,15 +57,14 @@ impl Args {
         view.table(
             &format!("<program|<|>plain|>plain again{}|>memory", names.concat()),
             rows,
-        )?;
-        view.line("")?;
-        view.line("  Plain time / that of the column: above 1 the column is faster. Memory: plain / the first column.")?;
-        view.line("  In brackets: within what plain differs by from itself. LOSS: slower, or larger, than that.")?;
-        view.line("  FAILED: the program failed in that way, and not plain; why is below.")?;
+        );
+        view.line("");
+        view.line("  Plain time / that of the column: above 1 the column is faster. Memory: plain / the first column.");
+        view.line("  In brackets: within what plain differs by from itself. LOSS: slower, or larger, than that.");
+        view.line("  FAILED: the program failed in that way, and not plain; why is below.");
         for missing in &table.missing {
-            view.line(format!("  Not measured: {}: {}", missing.what, missing.why))?;
+            view.line(format!("  Not measured: {}: {}", missing.what, missing.why));
         }
-        Ok(())
     }
 
     /// Selected ways, and the peers that are not installed.

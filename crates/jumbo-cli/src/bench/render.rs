@@ -1,7 +1,5 @@
 //! Text output of a table: baseline and candidate side by side, each with its spread.
 
-use std::io;
-
 use jumbo::units::counted;
 use jumbo_bench::machine::Machine;
 use jumbo_bench::stats::Spread;
@@ -10,31 +8,30 @@ use jumbo_bench::table::{Comparison, Row, Side, Table};
 use crate::view::View;
 
 /// Shows `table`, with the machine above and the explanation below.
-pub(super) fn show(view: &mut View, table: &Table) -> io::Result<()> {
-    view.line(title(table))?;
-    view.line(machine(&table.machine))?;
-    view.line("")?;
+pub(super) fn show(view: &mut View, table: &Table) {
+    view.line(title(table));
+    view.line(machine(&table.machine));
+    view.line("");
     view.table(
         "<measure|<baseline|>|<compared|>|>difference|<|<published",
         table.rows.iter().map(cells),
-    )?;
+    );
     let beside: Vec<_> = table.beside().map(beside).collect();
     if !beside.is_empty() {
-        view.line("")?;
-        view.table("<value|<", beside)?;
+        view.line("");
+        view.table("<value|<", beside);
     }
-    view.line("")?;
-    view.line("  Median [least to most] of the rounds. A ratio is baseline / compared: above 1x compared is ahead.")?;
-    view.line("  No difference seen: the spread is larger. A/A: the baseline against itself.")?;
+    view.line("");
+    view.line("  Median [least to most] of the rounds. A ratio is baseline / compared: above 1x compared is ahead.");
+    view.line("  No difference seen: the spread is larger. A/A: the baseline against itself.");
     let hit = table.hit;
     view.line(format!(
         "  Each sample had its memory touched right before. {} of {} waited for the host all the same: taken again. Kept: {}.",
         counted(hit.taken_again as u64, "sample"), hit.samples + hit.taken_again, hit.kept
-    ))?;
+    ));
     for missing in &table.missing {
-        view.line(format!("  Not measured: {}: {}", missing.what, missing.why))?;
+        view.line(format!("  Not measured: {}: {}", missing.what, missing.why));
     }
-    Ok(())
 }
 
 /// Name and value of a figure without a comparison.

@@ -181,17 +181,17 @@ fn generate(dir: &Path, args: &GenerateArgs) -> anyhow::Result<ExitCode> {
         let _ = files.remove().map(remove_folders);
     }
     let has_changed = written.map_err(hint)?;
-    let mut view = View::stdout();
+    let mut view = View::default();
     let what = if is_new { "written" } else { "as it was" };
-    view.line(format!("{}: {what}", path.display()))?;
+    view.line(format!("{}: {what}", path.display()));
     if has_changed {
         let preload = files.preload();
         let preload = preload.display();
-        view.line(format!("{preload}: changed, in containers that run too"))?;
+        view.line(format!("{preload}: changed, in containers that run too"));
     }
     let devices = new.devices.iter();
-    view.lines(devices.map(|device| format!("  --device {}", device.full_name())))?;
-    view.finish()?;
+    view.lines(devices.map(|device| format!("  --device {}", device.full_name())));
+    view.print()?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -233,13 +233,13 @@ fn remove(dir: &Path, args: &RemoveArgs) -> anyhow::Result<ExitCode> {
     }
     drop(lock);
     remove_folders(folders.unwrap_or_default());
-    let mut view = View::stdout();
+    let mut view = View::default();
     let what = match args.keep_names {
         true => "only the names of the devices are left",
         false => "removed",
     };
-    view.line(format!("{}: {what}", path.display()))?;
-    view.finish()?;
+    view.line(format!("{}: {what}", path.display()));
+    view.print()?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -61,8 +61,8 @@ pub(super) fn main(dir: &Path, json: bool) -> anyhow::Result<ExitCode> {
     view::page(json, &page, show)
 }
 
-fn show(view: &mut View, page: &CdiPage) -> std::io::Result<()> {
-    view.fact("Specification", page.specification.display().to_string())?;
+fn show(view: &mut View, page: &CdiPage) {
+    view.fact("Specification", page.specification.display().to_string());
     let version = &page.version;
     view.fact(
         "Library",
@@ -70,22 +70,21 @@ fn show(view: &mut View, page: &CdiPage) -> std::io::Result<()> {
             true => format!("{version}, that of this command"),
             false => format!("{version}, not that of this command; hint: jumbo cdi generate"),
         },
-    )?;
-    view.heading("Mounts")?;
+    );
+    view.heading("Mounts");
     let mounts = page.mounts.iter().map(|mount| {
         let is_there = if mount.is_there { "there" } else { "missing" };
         let paths = [&mount.host, &mount.container];
         let [host, container] = paths.map(|path| path.display().to_string());
         [host, container, is_there.to_owned()]
     });
-    view.table("<on the host|<in containers|<", mounts)?;
+    view.table("<on the host|<in containers|<", mounts);
     for (device, variables) in &page.devices {
-        view.heading(&format!("--device {device}"))?;
+        view.heading(&format!("--device {device}"));
         view.lines(
             variables
                 .iter()
                 .map(|(name, value)| format!("  {name}={value}")),
-        )?;
+        );
     }
-    Ok(())
 }

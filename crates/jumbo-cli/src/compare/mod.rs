@@ -22,7 +22,7 @@ use crate::page;
 use crate::run::unreached;
 use crate::signal::end_by;
 use crate::value::{interval, positive};
-use crate::view;
+use crate::view::{self, View};
 pub(crate) use show::{bytes, percent};
 
 /// Exit code: output or exit status of the program differed with jumbo.
@@ -170,7 +170,9 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     comparison.unreached = unreached.map(|(reason, _)| reason);
     if let Some(path) = html {
         let shown = path.display();
-        let page = show::page(&comparison, program.server.as_ref());
+        let mut view = View::default();
+        show::body(&mut view, &comparison, program.server.as_ref());
+        let page = page::compare(&comparison, &view);
         whole_file::write(&path, page.as_bytes(), 0o644, Existing::Publish)
             .with_context(|| format!("cannot write {shown}"))?;
     }

@@ -1,14 +1,12 @@
 //! Text output of a comparison, in 80 columns, for readers who do not know folios.
 
-use std::io;
 use std::time::Duration;
 
 use jumbo::units::{Bytes, counted};
 use jumbo_bench::program::verdict::{Agreement, Change};
 use jumbo_bench::program::{Compared, Comparison, PLAIN, Served, Server};
 
-use crate::page;
-use crate::view::{NONE, View, WIDTH, duration, filled};
+use crate::view::{NONE, View, WIDTH, duration};
 
 /// Minimum memory of a program for huge pages to matter.
 const MIN_MEMORY_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
@@ -19,54 +17,35 @@ const LOW_HUGE_PERCENT: f64 = 5.0;
 /// Noise above which a hint is printed: the machine is busy, or the runs of the program differ.
 const HIGH_NOISE: f64 = 0.1;
 
-/// Shows the figures of each way, and the conclusions.
-pub(super) fn show(view: &mut View, it: &Comparison, server: Option<&Server>) -> io::Result<()> {
+/// Shows the command, and [`body`].
+pub(super) fn show(view: &mut View, it: &Comparison, server: Option<&Server>) {
     let runs = counted(it.table.rounds as u64, "run");
     let program = cut(&it.program.join(" "), WIDTH - runs.len() - 20);
-    view.line(format!("{program}: {runs} of each kind, in turn"))?;
-    view.line("")?;
-    let columns = columns(server).map(|column| format!("|>{column}"));
-    view.table(&format!("<{}", columns.concat()), rows(it))?;
-    let served = served(it);
-    if !served.is_empty() {
-        view.line("")?;
-        view.table("<The load says|>throughput|>p50|>p99", served)?;
-    }
-    view.line("")?;
-    for text in sentences(it, server) {
-        view.lines(wrapped(&text).lines())?;
-    }
-    let missing = it.table.missing.iter();
-    view.lines(missing.map(|missing| format!("Left out: {}: {}", missing.what, missing.why)))
+    view.line(format!("{program}: {runs} of each kind, in turn"));
+    view.line("");
+    body(view, it, server);
 }
 
-/// Renders the comparison as an HTML page.
-pub(super) fn page(it: &Comparison, server: Option<&Server>) -> String {
-    let rows: Vec<_> = rows(it).map(Vec::from).collect();
-    let mut tables = vec![(columns(server).to_vec(), rows)];
-    let served = served(it);
-    if !served.is_empty() {
-        let rows = served.into_iter().map(Vec::from).collect();
-        tables.push((vec!["throughput", "p50", "p99"], rows));
-    }
-    page::compare(it, &sentences(it, server), &tables)
-}
-
-/// Titles of the columns after the name of a side.
-fn columns(server: Option<&Server>) -> [&'static str; 6] {
+/// Shows the figures of each way, and the conclusions.
+pub(super) fn body(view: &mut View, it: &Comparison, server: Option<&Server>) {
     let time = match server {
         Some(Server { load: Some(_), .. }) => "one load",
         Some(_) => "CPU time",
         None => "time",
     };
-    [
-        time,
-        "user",
-        "system",
-        "peak memory",
-        "in huge pages",
-        "faults",
-    ]
+    let columns = format!("<|>{time}|>user|>system|>peak memory|>in huge pages|>faults");
+    view.table(&columns, rows(it));
+    let served = served(it);
+    if !served.is_empty() {
+        view.line("");
+        view.table("<The load says|>throughput|>p50|>p99", served);
+    }
+    view.line("");
+    for text in sentences(it, server) {
+        view.prose(&text);
+    }
+    let missing = it.table.missing.iter();
+    view.lines(missing.map(|missing| format!("Left out: {}: {}", missing.what, missing.why)));
 }
 
 fn rows(it: &Comparison) -> impl Iterator<Item = [String; 7]> {
@@ -307,14 +286,6 @@ fn cut(text: &str, max: usize) -> String {
     }
 }
 
-/// Wraps a sentence: next lines are indented, and a figure stays with its unit.
-fn wrapped(text: &str) -> String {
-    let words = text.trim_start();
-    let indent = text.len() - words.len();
-    let folded = filled(&text[..indent], words, indent + 2, WIDTH);
-    folded.replace('\u{a0}', " ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -329,13 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn no_line_is_too_long() {
-        let text = format!("  {}", ["word"; 40].join(" "));
-        let lines = wrapped(&text);
-        let lines: Vec<_> = lines.lines().collect();
-        assert!(lines.len() > 2 && lines.iter().all(|line| line.chars().count() <= WIDTH));
-        assert!(lines[0].starts_with("  w") && lines[1].starts_with("    w"));
-        assert_eq!(wrapped("short"), "short");
+    fn a_command_is_cut() {
         assert_eq!(cut("a\n b c", 80), "a b c");
         assert_eq!(cut("abcdefgh", 6), "abc...");
     }

@@ -1,6 +1,5 @@
 //! `jumbo files prime`.
 
-use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -86,7 +85,7 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
     })
 }
 
-fn show(view: &mut View, page: &PrimePage, sizes: Sizes) -> io::Result<()> {
+fn show(view: &mut View, page: &PrimePage, sizes: Sizes) {
     if page.files.is_empty() {
         return view.line("no file there has a huge page or more");
     }
@@ -108,10 +107,10 @@ fn show(view: &mut View, page: &PrimePage, sizes: Sizes) -> io::Result<()> {
         }
         row
     });
-    view.table(&format!("<FILE|<KIND|>SIZE|{now}"), rows)?;
+    view.table(&format!("<FILE|<KIND|>SIZE|{now}"), rows);
     for file in &page.files {
         if let Some(why_not) = &file.why_not {
-            view.line(format!("{}: {why_not}", file.path.display()))?;
+            view.line(format!("{}: {why_not}", file.path.display()));
         }
     }
     let short = page.files.iter().any(|file| !file.is_whole());
@@ -119,7 +118,6 @@ fn show(view: &mut View, page: &PrimePage, sizes: Sizes) -> io::Result<()> {
         let processes = counted(page.hidden_processes as u64, "process");
         view.line(format!(
             "{processes} of other users not examined: it takes CAP_SYS_PTRACE"
-        ))?;
+        ));
     }
-    Ok(())
 }

@@ -1,6 +1,5 @@
 //! `jumbo files show`.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -115,54 +114,52 @@ fn process(root: &Root, pid: u32) -> anyhow::Result<ProcessFiles> {
     })
 }
 
-fn show(view: &mut View, page: &ShowPage, sizes: Sizes) -> io::Result<()> {
+fn show(view: &mut View, page: &ShowPage, sizes: Sizes) {
     let is_empty = page.files.is_empty() && page.data.is_empty() && page.failed.is_empty();
     if is_empty && page.processes.is_empty() {
         return view.line("no file there has a huge page or more");
     }
     for file in &page.files {
-        show_file(view, file)?;
+        show_file(view, file);
     }
-    show_data(view, &page.data, sizes)?;
+    show_data(view, &page.data, sizes);
     for Failed { path, why } in &page.failed {
-        view.line(format!("{}: {why}", path.display()))?;
+        view.line(format!("{}: {why}", path.display()));
     }
     for process in &page.processes {
-        show_process(view, process)?;
+        show_process(view, process);
     }
-    Ok(())
 }
 
-fn show_file(view: &mut View, file: &Inspection) -> io::Result<()> {
-    view.heading(&file.path.display().to_string())?;
+fn show_file(view: &mut View, file: &Inspection) {
+    view.heading(&file.path.display().to_string());
     let kind = format!("{:?}, linked by {:?}", file.kind, file.linker);
-    view.fact("Kind", kind.to_lowercase())?;
-    view.fact("Build-id", file.build_id.as_deref().unwrap_or(NONE))?;
-    view.fact("Huge page", file.huge_page.to_string())?;
+    view.fact("Kind", kind.to_lowercase());
+    view.fact("Build-id", file.build_id.as_deref().unwrap_or(NONE));
+    view.fact("Huge page", file.huge_page.to_string());
     let columns = ">OFFSET|>ADDRESS|>SIZE|<FLAGS|>ALIGN|>HUGE PAGES|<CONGRUENT|<PAGE CACHE";
-    view.table(columns, file.segments.iter().map(row))?;
+    view.table(columns, file.segments.iter().map(row));
     for method in &file.methods {
         match method.why_not.split_first() {
-            None => view.fact(method.name, "to be had")?,
+            None => view.fact(method.name, "to be had"),
             Some((first, more)) => {
-                view.fact(method.name, format!("not to be had: {first}"))?;
+                view.fact(method.name, format!("not to be had: {first}"));
                 for why in more {
-                    view.fact("", format!("and: {why}"))?;
+                    view.fact("", format!("and: {why}"));
                 }
             }
         }
     }
-    match &file.flags {
-        Some(flags) => view.fact("Linked with", flags),
-        None => Ok(()),
+    if let Some(flags) = &file.flags {
+        view.fact("Linked with", flags);
     }
 }
 
-fn show_data(view: &mut View, files: &[DataReport], sizes: Sizes) -> io::Result<()> {
+fn show_data(view: &mut View, files: &[DataReport], sizes: Sizes) {
     if files.is_empty() {
-        return Ok(());
+        return;
     }
-    view.heading("Data files in the page cache")?;
+    view.heading("Data files in the page cache");
     view.table(
         "<FILE|>SIZE|>HUGE|>SMALL|>NOT CACHED",
         files.iter().map(|file| {
@@ -185,7 +182,7 @@ fn show_data(view: &mut View, files: &[DataReport], sizes: Sizes) -> io::Result<
                 absent,
             ]
         }),
-    )?;
+    );
     for file in files {
         let path = file.path.display();
         if let Some(folios) = file.folios.as_ref().filter(|folios| !folios.is_empty()) {
@@ -195,7 +192,7 @@ fn show_data(view: &mut View, files: &[DataReport], sizes: Sizes) -> io::Result<
             view.line(format!(
                 "{path}: in folios: {}",
                 folios.collect::<Vec<_>>().join(", ")
-            ))?;
+            ));
         }
         if !file.mapped_by.is_empty() {
             let by = file
@@ -205,13 +202,12 @@ fn show_data(view: &mut View, files: &[DataReport], sizes: Sizes) -> io::Result<
             view.line(format!(
                 "{path}: mapped by {}",
                 by.collect::<Vec<_>>().join(", ")
-            ))?;
+            ));
         }
         for why in &file.why_not {
-            view.line(format!("{path}: {why}"))?;
+            view.line(format!("{path}: {why}"));
         }
     }
-    Ok(())
 }
 
 /// Returns the name of a part of a file, for a table.
@@ -261,8 +257,8 @@ fn cached(text: CachedPages) -> String {
     }
 }
 
-fn show_process(view: &mut View, process: &ProcessFiles) -> io::Result<()> {
-    view.heading(&format!("{} ({})", process.name, process.pid))?;
+fn show_process(view: &mut View, process: &ProcessFiles) {
+    view.heading(&format!("{} ({})", process.name, process.pid));
     let columns = "<FILE|<KIND|>SIZE|>RESIDENT|>HUGE|>SHARE|<CONGRUENT";
     view.table(
         columns,

@@ -166,7 +166,7 @@ fn plan(args: &CompareArgs, nodes: u32, data: Option<&Data>) -> anyhow::Result<E
         );
     }
     view::page(args.json, &plans, |view, plans| {
-        plans.iter().try_for_each(|it| show::plan(view, it))
+        plans.iter().for_each(|it| show::plan(view, it))
     })
 }
 

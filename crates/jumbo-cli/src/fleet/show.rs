@@ -1,7 +1,5 @@
 //! Text output of a comparison of arms, and of the plan of an experiment.
 
-use std::io;
-
 use jumbo::units::counted;
 
 use super::data::Figure;
@@ -9,9 +7,9 @@ use super::simulate::ExperimentPlan;
 use super::statistics::{Difference, FleetSaving};
 use super::{FigureComparison, FleetComparison};
 use crate::compare::{bytes, percent};
-use crate::view::{NONE, View, missing};
+use crate::view::{NONE, View};
 
-pub(super) fn comparison(view: &mut View, it: &FleetComparison) -> io::Result<()> {
+pub(super) fn comparison(view: &mut View, it: &FleetComparison) {
     let pods = &it.pods;
     let arms = [
         ("plain", pods.plain),
@@ -23,8 +21,8 @@ pub(super) fn comparison(view: &mut View, it: &FleetComparison) -> io::Result<()
     let (arms, hours) = (arms.join(", "), it.hours);
     view.line(format!(
         "Pods: {arms}; {hours:.1} hours. A pod counts once, whatever its samples."
-    ))?;
-    view.line("")?;
+    ));
+    view.line("");
     let rows = it.figures.iter().map(|of| {
         [
             name(of.figure, it.per_request).to_owned(),
@@ -37,10 +35,10 @@ pub(super) fn comparison(view: &mut View, it: &FleetComparison) -> io::Result<()
     view.table(
         "<Median pod|>plain|>jumbo|>change, 95 % interval|>plain with itself",
         rows,
-    )?;
-    view.line("")?;
+    );
+    view.line("");
     for of in &it.figures {
-        view.lines(verdict(of, it.per_request))?;
+        view.lines(verdict(of, it.per_request));
     }
     for of in it
         .figures
@@ -51,12 +49,12 @@ pub(super) fn comparison(view: &mut View, it: &FleetComparison) -> io::Result<()
             "WARNING: {}: plain differs from itself. \
              By chance one of 20 does; else the arms are not alike.",
             name(of.figure, it.per_request)
-        ))?;
+        ));
     }
     if !it.per_request {
-        view.line("No requests are known: CPU is that of a pod, so all pods need the same load.")?;
+        view.line("No requests are known: CPU is that of a pod, so all pods need the same load.");
     }
-    missing(view, "Left out", &it.left_out)?;
+    view.missing("Left out", &it.left_out);
     view.lines(it.notes.iter().map(|note| format!("Note: {note}.")))
 }
 
@@ -117,7 +115,7 @@ fn verdict(it: &FigureComparison, per_request: bool) -> Vec<String> {
     };
     let mut lines = vec![format!(
         "{name}: {} {word} ({low:.1} to {high:.1} %).",
-        percent(factor).replace('\u{a0}', " ")
+        percent(factor)
     )];
     if let Some(saving) = it.saving {
         lines.push(format!("  {}", total(it.figure, saving, it.fleet_pods)));
@@ -154,7 +152,7 @@ fn digits(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-pub(super) fn plan(view: &mut View, it: &ExperimentPlan) -> io::Result<()> {
+pub(super) fn plan(view: &mut View, it: &ExperimentPlan) {
     let [between, hourly, effect] = [it.spread.between, it.spread.hourly, it.effect]
         .map(|part| format!("{:.2} %", part * 100.0));
     let has_one_sample = it.spread.hourly == 0.0;
@@ -165,7 +163,7 @@ pub(super) fn plan(view: &mut View, it: &ExperimentPlan) -> io::Result<()> {
     view.heading(&format!(
         "{}: {between} between pods, {over_time}",
         name(it.figure, false)
-    ))?;
+    ));
     let pods = it.pods;
     let rows = it.rows.iter().map(|row| {
         [
@@ -184,7 +182,7 @@ pub(super) fn plan(view: &mut View, it: &ExperimentPlan) -> io::Result<()> {
             it.runs
         ),
         rows,
-    )?;
+    );
     let seen =
         format!("A difference of {effect} is seen by {pods} pods, half of them under jumbo,");
     let end = match it.hours {

@@ -5,7 +5,6 @@
 
 mod teardown;
 
-use std::io;
 use std::os::fd::AsFd as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -115,10 +114,9 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     if args.json {
         view::json(&json!({"signal": signal.to_string(), "processes": ends}))?;
     } else {
-        let mut view = View::stdout();
-        ends.iter()
-            .try_for_each(|end| end.show(&mut view, signal))?;
-        view.finish()?;
+        let mut view = View::default();
+        ends.iter().for_each(|end| end.show(&mut view, signal));
+        view.print()?;
     }
     Ok(ExitCode::from(u8::from(!ends.iter().all(End::is_gone))))
 }
@@ -242,7 +240,7 @@ impl End {
         ["ended", "had-ended"].contains(&self.outcome)
     }
 
-    fn show(&self, view: &mut View, signal: Number) -> io::Result<()> {
+    fn show(&self, view: &mut View, signal: Number) {
         let name = format!("{} {}", self.pid, view::clean(&self.name));
         let (name, reason) = (name.trim_end(), self.reason.as_deref().unwrap_or_default());
         match (self.outcome, self.hint, &self.gain) {
@@ -251,23 +249,22 @@ impl End {
                 view.line(format!(
                     "{name}: ended, {} after {signal}",
                     duration(waited)
-                ))?;
-                view.line(format!("  {}", self.given_back(gain)))?;
+                ));
+                view.line(format!("  {}", self.given_back(gain)));
                 if gain.left > Bytes(0) {
                     let left = gain.left;
                     view.line(format!(
                         "  {left} shared or hugetlb, which is the kernel's alone to unmap"
-                    ))?;
+                    ));
                 }
             }
-            ("had-ended", ..) => view.line(format!("{name}: had ended before; {reason}"))?,
+            ("had-ended", ..) => view.line(format!("{name}: had ended before; {reason}")),
             ("alive", ..) => view::tell(&format!(
                 "{name} goes on: {reason}\nhint: SIGKILL can be neither handled, blocked nor ignored: --signal KILL"
             )),
             (_, Some(hint), _) => view::tell(&format!("cannot end {name}: {reason}\nhint: {hint}")),
             (_, None, _) => view::tell(&format!("cannot end {name}: {reason}")),
         }
-        Ok(())
     }
 
     fn given_back(&self, gain: &Gain) -> String {

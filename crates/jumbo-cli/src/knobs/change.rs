@@ -1,6 +1,5 @@
 //! Execution of a change, from its plan to its result: [`change`].
 
-use std::io;
 use std::process::ExitCode;
 
 use anyhow::anyhow;
@@ -144,17 +143,17 @@ impl Change {
         view::page(json, self, |view, change| change.show(view, root)).map(drop)
     }
 
-    fn show(&self, view: &mut View, root: &Root) -> io::Result<()> {
+    fn show(&self, view: &mut View, root: &Root) {
         let plan = &self.plan;
         if plan.is_empty() {
             view.line(format!(
                 "{}: already as asked, nothing to do",
                 plan.group.name
-            ))?;
+            ));
         }
-        super::steps(view, root, &plan.steps)?;
+        super::steps(view, root, &plan.steps);
         if let Some(pool) = &self.pool {
-            pool.show(view, self.shortage.as_ref())?;
+            pool.show(view, self.shortage.as_ref());
         }
         view.lines(self.notes.iter().map(|note| format!("  note: {note}")))
     }

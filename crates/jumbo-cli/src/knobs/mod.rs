@@ -10,7 +10,7 @@ pub(crate) mod terminal;
 pub(crate) mod undo;
 
 use std::collections::BTreeSet;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -214,17 +214,16 @@ fn file_hint(error: &FileError) -> Option<&'static str> {
 }
 
 /// Shows a line for each write: knob, old value, new value, and the obtained value if it differs.
-pub(crate) fn steps(view: &mut View, root: &Root, steps: &[Step]) -> io::Result<()> {
+pub(crate) fn steps(view: &mut View, root: &Root, steps: &[Step]) {
     for step in steps {
         let obtained = match &step.after {
             Some(after) if *after != step.to => format!(", {after} obtained"),
             _ => String::new(),
         };
         let (knob, before, to) = (&step.knob, &step.before, &step.to);
-        view.line(format!("  {knob}: {before} -> {to}{obtained}"))?;
-        view.line(format!("    {}", root.path(&knob.file).display()))?;
+        view.line(format!("  {knob}: {before} -> {to}{obtained}"));
+        view.line(format!("    {}", root.path(&knob.file).display()));
     }
-    Ok(())
 }
 
 /// Records of groups, for `--undo`.
@@ -245,7 +244,7 @@ impl Kept {
         Self { changes }
     }
 
-    pub(crate) fn show(&self, view: &mut View) -> io::Result<()> {
+    pub(crate) fn show(&self, view: &mut View) {
         let change = |change: &Record| {
             let cut = match change.finished {
                 true => "",

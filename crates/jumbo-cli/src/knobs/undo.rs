@@ -86,7 +86,7 @@ fn print(
         page["shortage"] = json!(shortage);
         return view::json(&page);
     }
-    let mut view = View::stdout();
+    let mut view = View::default();
     let cut = if last.finished {
         ""
     } else {
@@ -96,12 +96,12 @@ fn print(
     view.line(format!(
         "{undoes} `{}` of process {}{cut}",
         last.command, last.pid
-    ))?;
-    super::steps(&mut view, root, &undone.steps)?;
+    ));
+    super::steps(&mut view, root, &undone.steps);
     if undone.steps.is_empty() {
-        view.line("  every value is as it was")?;
+        view.line("  every value is as it was");
     }
-    view.finish()?;
+    view.print()?;
     if !undone.complete && !mode.dry_run {
         tell("not all of it could be put back; `--undo` tries again");
         if let Some(shortage) = &shortage {

@@ -20,7 +20,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::bench::all::{Document, Measured};
 use crate::bench::render;
-use crate::view::clean;
+use crate::view::{Block, View, clean};
 
 /// Content security policy: no resource is loaded, and no script runs.
 const CONTENT_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'";
@@ -73,11 +73,8 @@ pub(crate) fn bench(document: &Document) -> String {
     page(title, &body)
 }
 
-/// Column titles and rows; the first cell of a row is its name.
-type Figures = (Vec<&'static str>, Vec<Vec<String>>);
-
-/// Page of `jumbo compare`; `sentences` is its report.
-pub(crate) fn compare(it: &Comparison, sentences: &[String], figures: &[Figures]) -> String {
+/// Page of `jumbo compare`; `report` is its text.
+pub(crate) fn compare(it: &Comparison, report: &View) -> String {
     let command = it.program.join(" ");
     let title = format!("jumbo compare: {}", clean(&command));
     let mut table = it.table.clone();
@@ -91,19 +88,28 @@ pub(crate) fn compare(it: &Comparison, sentences: &[String], figures: &[Figures]
         h1 { "jumbo compare" }
         pre { code { (clean(&command)) } }
         p.soft { (runs) " of each kind, in turn, jumbo " (env!("CARGO_PKG_VERSION")) }
-        @for line in sentences { p { (text(line)) } }
-        @for (columns, rows) in figures { table {
-            caption { "Medians of the runs" }
-            thead { tr { th scope="col" { "started" } @for column in columns { th scope="col" { (column) } } } }
-            tbody { @for row in rows { @if let [name, cells @ ..] = row.as_slice() {
-                tr { th scope="row" { (clean(name)) } @for (cell, column) in cells.iter().zip(columns) { td data-of=(column) { (cell) } } }
-            } } }
-        } }
+        @for block in report.blocks() { (self::block(block)) }
         (machine(&table.machine))
         (reading())
         (section(&table, None))
     };
     page(&title, &body)
+}
+
+/// Block of a document. The first cell of a table's row is its name.
+fn block(block: &Block) -> Markup {
+    let (columns, rows) = match block {
+        Block::Heading(title) => return html! { h2 { (title) } },
+        Block::Line(line) if line.text.is_empty() => return html! {},
+        Block::Line(line) => return html! { p { (line.text) } },
+        Block::Table(columns, rows) => (columns.split('|').map(|column| &column[1..]), rows),
+    };
+    html! { table {
+        thead { tr { @for column in columns.clone() { th scope="col" { (column) } } } }
+        tbody { @for row in rows { tr { @for (at, (column, cell)) in columns.clone().zip(row).enumerate() {
+            @if at == 0 { th scope="row" { (cell) } } @else { td data-of=(column) { (cell) } }
+        } } } }
+    } }
 }
 
 /// Verdict of the report on a row; unlike the row's own it considers the noise of plain runs.

@@ -1,7 +1,5 @@
 //! Text output of a plan and its files.
 
-use std::io;
-
 use anyhow::bail;
 use clap::ValueEnum as _;
 use jumbo::units::{Bytes, Pages, counted};
@@ -14,7 +12,7 @@ use crate::view::{NONE, View};
 /// Maximum number of listed mappings.
 const MAX_MAPPINGS: usize = 8;
 
-pub(super) fn show(view: &mut View, plan: &HugePagePlan) -> io::Result<()> {
+pub(super) fn show(view: &mut View, plan: &HugePagePlan) {
     let page = plan.page_size;
     let pages = counted(plan.memory.whole_pages(page).0, "page");
     let pool = match plan.kind {
@@ -28,24 +26,24 @@ pub(super) fn show(view: &mut View, plan: &HugePagePlan) -> io::Result<()> {
     view.line(format!(
         "{}: {} in {pages} of {page} ({pool}){of}",
         plan.workload, plan.memory
-    ))?;
-    view.fact("Sizes from", &plan.source)?;
+    ));
+    view.fact("Sizes from", &plan.source);
     if plan.vmemmap_saved > Bytes(0) {
         view.fact(
             "Saved by HVO",
             format!("{} of page descriptors", plan.vmemmap_saved),
-        )?;
+        );
     }
     view.fact(
         "Beside them",
         format!("{} for each instance (--private)", plan.private),
-    )?;
+    );
     let rest = match &plan.short {
         Some(why) => why.clone(),
         None => format!("{} of {}", plan.rest, plan.host_memory),
     };
-    view.fact("Left", rest)?;
-    view.heading("Mappings of an instance")?;
+    view.fact("Left", rest);
+    view.heading("Mappings of an instance");
     let region = |region: &PlannedMapping| {
         let pages = region.pages(page);
         [
@@ -55,13 +53,13 @@ pub(super) fn show(view: &mut View, plan: &HugePagePlan) -> io::Result<()> {
         ]
     };
     let (first, more) = plan.regions.split_at(plan.regions.len().min(MAX_MAPPINGS));
-    view.table("<MAPPING|>SIZE|>PAGES", first.iter().map(region))?;
+    view.table("<MAPPING|>SIZE|>PAGES", first.iter().map(region));
     if !more.is_empty() {
         let pages: u64 = more.iter().map(|region| region.pages(page).0).sum();
-        view.line(format!("  and {} more, {} pages", more.len(), Pages(pages)))?;
+        view.line(format!("  and {} more, {} pages", more.len(), Pages(pages)));
     }
     if !plan.pools.is_empty() {
-        view.heading("Pools")?;
+        view.heading("Pools");
         let row = |pool: &super::PlannedPool| {
             let node = pool
                 .node
@@ -73,13 +71,13 @@ pub(super) fn show(view: &mut View, plan: &HugePagePlan) -> io::Result<()> {
                 pool.memory.to_string(),
             ]
         };
-        view.table(">NODE|>PAGE|>PAGES|>MEMORY", plan.pools.iter().map(row))?;
+        view.table(">NODE|>PAGE|>PAGES|>MEMORY", plan.pools.iter().map(row));
     }
-    view.list("Notes", plan.notes.iter().cloned())?;
-    view.heading("Commands, once the files below are there")?;
+    view.list("Notes", plan.notes.iter().cloned());
+    view.heading("Commands, once the files below are there");
     for FileLine { line, why } in &plan.steps {
-        view.line(format!("  {line}"))?;
-        view.line(format!("      {why}"))?;
+        view.line(format!("  {line}"));
+        view.line(format!("      {why}"));
     }
     view.line("")
 }

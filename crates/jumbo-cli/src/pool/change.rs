@@ -1,7 +1,6 @@
 //! `jumbo pool set`, `grow` and `shrink`.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::process::ExitCode;
 
 use jumbo::units::{NodeId, PageSize, Pages, counted};
@@ -212,21 +211,20 @@ impl PoolDelta {
         }
     }
 
-    pub(crate) fn show(&self, view: &mut View, shortage: Option<&Shortage>) -> io::Result<()> {
+    pub(crate) fn show(&self, view: &mut View, shortage: Option<&Shortage>) {
         let Self { size, effect, .. } = self;
         let mut show = |pages: Pages, what: &str| {
-            if pages == Pages(0) {
-                return Ok(());
+            if pages > Pages(0) {
+                let (pages, memory) = (counted(pages.0, "page"), pages.bytes(*size));
+                view.line(format!("    {pages} ({memory}) {what}"));
             }
-            let (pages, memory) = (counted(pages.0, "page"), pages.bytes(*size));
-            view.line(format!("    {pages} ({memory}) {what}"))
         };
-        show(effect.adopted, "surplus before, persistent now")?;
+        show(effect.adopted, "surplus before, persistent now");
         match shortage {
-            Some(short) => show(short.came, &format!("of {} came", short.asked))?,
-            None => show(effect.made, "made of free memory")?,
+            Some(short) => show(short.came, &format!("of {} came", short.asked)),
+            None => show(effect.made, "made of free memory"),
         }
-        show(effect.freed, "returned to the host")?;
+        show(effect.freed, "returned to the host");
         show(
             effect.turned_surplus,
             "in use or reserved: returned once they are free",

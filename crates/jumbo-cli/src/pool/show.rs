@@ -1,7 +1,6 @@
 //! `jumbo pool show`.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::process::ExitCode;
 
 use jumbo::units::{Bytes, NodeId, PageSize, Pages, counted};
@@ -142,20 +141,20 @@ fn pools(
     Ok(all)
 }
 
-fn show(view: &mut View, root: &Root, page: &PoolsPage) -> io::Result<()> {
-    view.fact("HVO", hvo::in_words(page.hvo))?;
+fn show(view: &mut View, root: &Root, page: &PoolsPage) {
+    view.fact("HVO", hvo::in_words(page.hvo));
     if let Some(size) = page.default_size {
-        view.fact("Default size", size.to_string())?;
+        view.fact("Default size", size.to_string());
     }
     let pools: Vec<_> = page.pools.iter().map(|page| &page.pool).collect();
-    show_pools(view, &pools)?;
-    show_limits(view, page)?;
-    show_holders(view, root, page)?;
-    page.kept.show(view)?;
-    view::missing(view, "Not shown", &page.missing)
+    show_pools(view, &pools);
+    show_limits(view, page);
+    show_holders(view, root, page);
+    page.kept.show(view);
+    view.missing("Not shown", &page.missing)
 }
 
-fn show_limits(view: &mut View, page: &PoolsPage) -> io::Result<()> {
+fn show_limits(view: &mut View, page: &PoolsPage) {
     let of = |what, limits: &BTreeMap<PageSize, Limit>| {
         let line = |(size, limit): (&PageSize, &Limit)| {
             let (all, more, file) = (limit.limit, limit.room(), limit.file.display());
@@ -163,12 +162,12 @@ fn show_limits(view: &mut View, page: &PoolsPage) -> io::Result<()> {
         };
         limits.iter().map(line).collect::<Vec<_>>()
     };
-    view.lines(of("touch", &page.limits.hugetlb))?;
+    view.lines(of("touch", &page.limits.hugetlb));
     view.lines(of("reserve", &page.limits.reservations))
 }
 
-fn show_holders(view: &mut View, root: &Root, page: &PoolsPage) -> io::Result<()> {
-    view.heading("Who has pages")?;
+fn show_holders(view: &mut View, root: &Root, page: &PoolsPage) {
+    view.heading("Who has pages");
     let (processes, files) = (&page.holders.processes, &page.holders.files);
     if processes.is_empty() && files.is_empty() && page.unmapped == Bytes(0) {
         return view.line("  no process, and no file");
@@ -177,10 +176,10 @@ fn show_holders(view: &mut View, root: &Root, page: &PoolsPage) -> io::Result<()
         view.table(
             "<SIZE|>PID|<NAME|>PRIVATE|>SHARED|>UNTOUCHED",
             processes.iter().map(row),
-        )?;
+        );
     }
     let file = |file: &HeldFile| format!("  {} in the file {}", file.bytes, file.path.display());
-    view.lines(files.iter().map(file))?;
+    view.lines(files.iter().map(file));
     let place = |mount: &Mount| root.path(mount.path.trim_start_matches('/'));
     let mounts = page.mounts.iter();
     view.lines(mounts.map(|mount| format!("  hugetlbfs at {}", place(mount).display())))
@@ -198,7 +197,7 @@ fn row(holder: &Holder) -> [String; 6] {
 }
 
 /// Shows a row for each pool, and below it one for each of its nodes.
-pub(crate) fn show_pools(view: &mut View, pools: &[&Pool]) -> io::Result<()> {
+pub(crate) fn show_pools(view: &mut View, pools: &[&Pool]) {
     let rows = |pool: &&Pool| {
         let nodes = pool.nodes.iter();
         let nodes = nodes.map(|(node, pages)| of_node(pool.size, *node, pages));
@@ -206,7 +205,7 @@ pub(crate) fn show_pools(view: &mut View, pools: &[&Pool]) -> io::Result<()> {
             .chain(nodes)
             .collect::<Vec<_>>()
     };
-    view.heading("hugetlb pools")?;
+    view.heading("hugetlb pools");
     view.table(
         "<SIZE|>NODE|>TOTAL|>PERSISTENT|>SURPLUS|>OVERCOMMIT|>USED|>FREE|>RESERVED|>MEMORY",
         pools.iter().flat_map(rows),

@@ -27,7 +27,7 @@ pub(super) fn round(page: &PromotePage, json: bool) -> anyhow::Result<()> {
 }
 
 fn text(page: &PromotePage) -> anyhow::Result<()> {
-    let mut view = View::stdout();
+    let mut view = View::default();
     for done in &page.processes {
         let name = match done.name.as_str() {
             "" => done.pid.to_string(),
@@ -38,22 +38,16 @@ fn text(page: &PromotePage) -> anyhow::Result<()> {
             let hint = hint.unwrap_or_default();
             view::tell(&format!("cannot promote {name}: {refusal}{hint}"));
         } else if let Some(split) = &done.split {
-            undone(&mut view, &name, page.dry_run, split)?;
+            undone(&mut view, &name, page.dry_run, split);
         } else if let (Some(plan), Some(reach)) = (&done.plan, &done.reach) {
-            promoted(&mut view, &name, plan, reach, done)?;
+            promoted(&mut view, &name, plan, reach, done);
         }
     }
-    view.finish()?;
+    view.print()?;
     Ok(())
 }
 
-fn promoted(
-    view: &mut View,
-    name: &str,
-    plan: &PromotePlan,
-    reach: &Access,
-    done: &ProcessResult,
-) -> anyhow::Result<()> {
+fn promoted(view: &mut View, name: &str, plan: &PromotePlan, reach: &Access, done: &ProcessResult) {
     let method = reach.method;
     view.line(match &done.outcome {
         _ if plan.is_empty() => format!("{name}: nothing to promote"),
@@ -64,9 +58,9 @@ fn promoted(
             outcome.planned,
             duration(Duration::from_secs_f64(outcome.seconds))
         ),
-    })?;
+    });
     for (kind, part) in &plan.kinds {
-        view.lines(of_kind(*kind, part).iter().map(|line| format!("  {line}")))?;
+        view.lines(of_kind(*kind, part).iter().map(|line| format!("  {line}")));
     }
     if !plan.is_empty() {
         let bound = plan
@@ -79,15 +73,14 @@ fn promoted(
         view.line(format!(
             "  takes {cost} more memory{}",
             bound.unwrap_or_default()
-        ))?;
+        ));
     }
     if let Some(obstacle) = &done.obstacle {
-        view.line(format!("  none of it now: {obstacle}"))?;
+        view.line(format!("  none of it now: {obstacle}"));
     }
     if let Some(outcome) = &done.outcome {
-        view.lines(not_obtained(outcome).iter().map(|line| format!("  {line}")))?;
+        view.lines(not_obtained(outcome).iter().map(|line| format!("  {line}")));
     }
-    Ok(())
 }
 
 fn of_kind(kind: Kind, part: &Part) -> Vec<String> {
@@ -139,7 +132,7 @@ fn not_obtained(outcome: &Outcome) -> Vec<String> {
     lines
 }
 
-fn undone(view: &mut View, name: &str, dry_run: bool, split: &Split) -> anyhow::Result<()> {
+fn undone(view: &mut View, name: &str, dry_run: bool, split: &Split) {
     let gone = Bytes(split.before.0.saturating_sub(split.after.0));
     let line = match (split.before, dry_run) {
         (Bytes(0), _) => format!("{name}: nothing is huge"),
@@ -149,9 +142,8 @@ fn undone(view: &mut View, name: &str, dry_run: bool, split: &Split) -> anyhow::
             format!("{name}: {gone} of {before} split (by {means})")
         }
     };
-    view.line(line)?;
+    view.line(line);
     if let Some(left) = &split.left {
-        view.line(format!("  {} stay huge: {left}", split.after))?;
+        view.line(format!("  {} stay huge: {left}", split.after));
     }
-    Ok(())
 }

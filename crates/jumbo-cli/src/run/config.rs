@@ -131,12 +131,12 @@ pub(super) fn show(args: &Args, entries: &[FileOption]) -> anyhow::Result<()> {
         let row = |(name, value, from)| (name, json!({ "value": value, "from": from }));
         return view::json(&rows.into_iter().map(row).collect::<BTreeMap<_, _>>());
     }
-    let mut view = View::stdout();
+    let mut view = View::default();
     view.table(
         "<option|<value|<from",
         rows.into_iter().map(|row| [row.0, row.1, row.2]),
-    )?;
-    Ok(view.finish()?)
+    );
+    Ok(view.print()?)
 }
 
 fn matches(words: Vec<OsString>) -> Result<ArgMatches, clap::Error> {

@@ -1,6 +1,6 @@
 //! `--dry-run` prints the plan, `--print-env` the environment.
 
-use std::io::{self, Write as _};
+use std::io::Write as _;
 
 use jumbo::units::{Bytes, PageSize};
 use jumbo_host::kernel::thp::Thp;
@@ -57,9 +57,9 @@ pub(super) fn print(
         });
         view::json(&plan)
     } else {
-        let mut view = View::stdout();
-        let described = describe(&mut view, settings, launch, &changes, &memory);
-        described.and_then(|()| view.finish()).map_err(Into::into)
+        let mut view = View::default();
+        describe(&mut view, settings, launch, &changes, &memory);
+        view.print().map_err(Into::into)
     })
 }
 
@@ -121,17 +121,17 @@ fn describe(
     launch: &Launch<'_>,
     changes: &[super::launch::Change],
     memory: &[jumbo_host::policy::MemoryPlan],
-) -> io::Result<()> {
+) {
     let program = launch.program;
-    view.fact("Program", program.path.to_string_lossy())?;
+    view.fact("Program", program.path.to_string_lossy());
     if program.binary != program.path {
-        view.fact("Interpreter", program.binary.to_string_lossy())?;
+        view.fact("Interpreter", program.binary.to_string_lossy());
     }
     let reached = match program.reach.reason() {
         None => String::from("yes, through LD_PRELOAD"),
         Some(reason) => format!("no: {reason}"),
     };
-    view.fact("Reached", reached)?;
+    view.fact("Reached", reached);
     if let Some(outside) = &launch.outside {
         view.fact(
             "Promoted",
@@ -139,20 +139,20 @@ fn describe(
                 Ok(_) => String::from("yes, from outside, by a process beside it: docs/live.md"),
                 Err(reason) => format!("no: {reason}"),
             },
-        )?;
+        );
     }
     let started = match (&settings.report, settings.shares_pool()) {
         (None, false) => "in place of jumbo, with its process ID",
         (None, true) => "as a child of jumbo, which keeps the account of the pool",
         (Some(_), _) => "as a child of jumbo, which reports at the end",
     };
-    view.fact("Started", started)?;
-    view.heading("Environment")?;
+    view.fact("Started", started);
+    view.heading("Environment");
     for (name, value) in changes {
-        view.line(format!("  {name}={}", String::from_utf8_lossy(value)))?;
+        view.line(format!("  {name}={}", String::from_utf8_lossy(value)));
     }
     if let Some(pool) = launch.plan.orders.pool {
-        view.heading("Pool")?;
+        view.heading("Pool");
         let whose = match pool.each {
             true => "for each process",
             false => "for all processes of the run together",
@@ -162,17 +162,17 @@ fn describe(
             None => "a bound: no page is taken before a process asks for it",
         };
         let size = Bytes((pool.size + pool.overcommit) as u64);
-        view.line(format!("  {size} {whose}, {beforehand}"))?;
+        view.line(format!("  {size} {whose}, {beforehand}"));
         if let Some(why) = launch.plan.why_other_pages() {
-            view.line(format!("  {why}"))?;
+            view.line(format!("  {why}"));
         }
-        view.line(format!("  {}", host_pool(pool.page)))?;
+        view.line(format!("  {}", host_pool(pool.page)));
     }
     if let Some(why) = launch.why_not_later() {
-        view.heading("Large frees")?;
-        view.line(format!("  {why}"))?;
+        view.heading("Large frees");
+        view.line(format!("  {why}"));
     }
-    view.heading("Memory")?;
+    view.heading("Memory");
     view.table(
         "<|<|<",
         memory.iter().map(|memory| {

@@ -9,7 +9,8 @@ use jumbo_inside::ledger::{Counts, text_reason as reason};
 use serde_json::{Value, json};
 
 use super::outcome::{self, Meaning, Report, meanings};
-use super::text::ReportText;
+use super::text::fact;
+use crate::view::View;
 
 const NO_SEGMENT: &str = "no segment of it holds a whole huge page; hint: jumbo files show";
 
@@ -75,11 +76,11 @@ pub(super) fn why(report: &Report<'_>) -> Option<&'static str> {
 }
 
 /// Writes the lines of a report, if jumbo covers text or data.
-pub(super) fn write(out: &mut ReportText, report: &Report<'_>) {
+pub(super) fn write(view: &mut View, report: &Report<'_>) {
     let (counts, requested) = (&report.counted.total, &report.settings.requested);
     match counts.text {
         _ if !report.reached || requested.text == TextMode::Off => {}
-        0 => out.line("text", NO_SEGMENT),
+        0 => fact(view, "text", NO_SEGMENT),
         text => {
             let method = method(report);
             let what = match method {
@@ -93,24 +94,24 @@ pub(super) fn write(out: &mut ReportText, report: &Report<'_>) {
             };
             let text = Bytes(text);
             let what = format!("{text} in segments that hold a huge page: {what}");
-            out.line("text", &what);
+            fact(view, "text", &what);
             // Each fallback has its reasons in the report.
             let is_less = counts.text_shared < counts.text && method != "file";
             let why = reasons(counts).filter(|_| is_less);
             let when =
                 (method == "as it is" && requested.text == TextMode::Auto).then_some(AUTO_COPY);
-            why.chain(when).for_each(|why| out.line("", why));
+            why.chain(when).for_each(|why| fact(view, "", why));
         }
     }
     if counts.data_moved + counts.data_advised > 0 {
         let (moved, advised) = (Bytes(counts.data_moved), Bytes(counts.data_advised));
         let what = format!("{moved} copied onto huge pages, {advised} of bss advised");
-        out.line("data", &what);
+        fact(view, "data", &what);
     }
     if counts.files_advised > 0 {
         let files = Bytes(counts.files_advised);
         let what = format!("{files} of data files mapped, to be read by huge folios");
-        out.line("files", &what);
+        fact(view, "files", &what);
     }
 }
 

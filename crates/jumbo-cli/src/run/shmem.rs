@@ -7,7 +7,8 @@ use jumbo_sys::{has_collapse, has_populate};
 use serde_json::{Value, json};
 
 use super::outcome::{self, Meaning, Report, meanings};
-use super::text::ReportText;
+use super::text::fact;
+use crate::view::View;
 
 /// Method of memory that stays on base pages.
 const AS_IT_IS: &str = "as it is";
@@ -86,7 +87,7 @@ pub(super) fn why(report: &Report<'_>) -> Option<&'static str> {
 }
 
 /// Writes the lines of a report, if the program has shared memory.
-pub(super) fn write(out: &mut ReportText, report: &Report<'_>) {
+pub(super) fn write(view: &mut View, report: &Report<'_>) {
     let counts = &report.counted.total;
     if counts.shm == 0 || report.settings.requested.shm == ShmMode::Off {
         return;
@@ -98,6 +99,6 @@ pub(super) fn write(out: &mut ReportText, report: &Report<'_>) {
     }
     let mapped = Bytes(counts.shm);
     let what = format!("{mapped} in mappings that hold a huge page: {parts}");
-    out.line("shared", &what);
-    reasons(counts).for_each(|reason| out.line("", reason));
+    fact(view, "shared", &what);
+    reasons(counts).for_each(|reason| fact(view, "", reason));
 }

@@ -16,7 +16,7 @@ use super::segments;
 use super::shmem;
 use super::shortfall;
 use crate::promote::Promoted;
-use crate::view::{self, clean, clean_lines};
+use crate::view::{self, View, WIDTH};
 
 const MAX_REAPER_LINES: usize = 5;
 
@@ -44,27 +44,17 @@ const HEAP_SHORTFALLS: [&str; 10] = [
 
 /// Renders the report; `full` adds all details to the three lines.
 pub(super) fn render(report: &Report<'_>, full: bool) -> String {
-    let mut out = ReportText::default();
-    summary(&mut out, report, full);
+    let mut view = View::default();
+    summary(&mut view, report, full);
     if full {
-        write(&mut out, report);
+        write(&mut view, report);
     }
-    clean_lines(&out.0).into_owned()
+    view.text(Some(WIDTH), false)
 }
 
-#[derive(Default)]
-pub(super) struct ReportText(String);
-
-impl ReportText {
-    /// A label, and text wrapped in the column after it.
-    pub(super) fn line(&mut self, label: &str, text: &str) {
-        self.push(&view::wrapped(&format!("  {label:<15}"), text));
-    }
-
-    fn push(&mut self, text: &str) {
-        self.0.push_str(text);
-        self.0.push('\n');
-    }
+/// A label, and text wrapped in the column after it.
+pub(super) fn fact(view: &mut View, label: &str, text: &str) {
+    view.item(&format!("  {label:<15}"), text);
 }
 
 /// Summary in one sentence, for the JSON report.
@@ -161,18 +151,18 @@ fn name<'a>(report: &'a Report<'_>) -> Cow<'a, str> {
 }
 
 /// The details below the three lines.
-fn write(out: &mut ReportText, report: &Report<'_>) {
+fn write(view: &mut View, report: &Report<'_>) {
     let Report {
         outcome, counted, ..
     } = report;
     if let Some(peak) = &outcome.peak {
-        table(out, report, peak);
+        table(view, report, peak);
     }
-    out.push("");
+    view.line("");
     let ledger = &counted.total;
     let faults = &outcome.end.faults;
     let faults = format!("{} minor and {} major", faults.minor, faults.major);
-    out.line("page faults", &faults);
+    fact(view, "page faults", &faults);
     let requested = format!(
         "{} advised in {} ({} of it mappings); {}",
         Bytes(ledger.advised),
@@ -180,7 +170,7 @@ fn write(out: &mut ReportText, report: &Report<'_>) {
         Bytes(ledger.maps_advised),
         units::counted(ledger.large_calls, "large allocation"),
     );
-    out.line("requested", &requested);
+    fact(view, "requested", &requested);
     let obtained = match outcome.heap() {
         None => format!("unknown: {}", trouble(&outcome.sampled)),
         Some(heap) => match heap.huge_share() {
@@ -188,13 +178,17 @@ fn write(out: &mut ReportText, report: &Report<'_>) {
             None => String::from("nothing of the heap was resident"),
         },
     };
-    out.line("huge pages", &obtained);
+    fact(view, "huge pages", &obtained);
     if let Some(promoted) = promoted(report) {
         let (all, cost) = (promoted.obtained, promoted.cost);
         let how = from_outside(report).unwrap_or_default();
-        out.line("promoted", &format!("{all}, {cost} of it filled up, {how}"));
+        fact(
+            view,
+            "promoted",
+            &format!("{all}, {cost} of it filled up, {how}"),
+        );
         if let Some(why) = &promoted.reason {
-            out.line("", why);
+            fact(view, "", why);
         }
     }
     if let MaxWaste::Percent(percent) = report.settings.requested.max_waste {
@@ -203,7 +197,7 @@ fn write(out: &mut ReportText, report: &Report<'_>) {
             "{untouched} at most by jumbo, huge and untouched (--max-waste={percent}); memory that the program \
              or its allocator advises itself is not counted"
         );
-        out.line("wasted", &untouched);
+        fact(view, "wasted", &untouched);
     }
     if ledger.costly > 0 {
         let millis =
@@ -218,15 +212,15 @@ fn write(out: &mut ReportText, report: &Report<'_>) {
             "{begun} began on base pages: the first touch of a huge page took {huge}{base} \
              (see docs/limits.md)"
         );
-        out.line("first touch", &costly);
+        fact(view, "first touch", &costly);
     }
     if let Some(gain) = gain(report) {
         let gain = format!("{gain}; jumbo compare tells more");
-        out.line("does it pay", &gain);
+        fact(view, "does it pay", &gain);
     }
-    segments::write(out, report);
-    shmem::write(out, report);
-    pool(out, report);
+    segments::write(view, report);
+    shmem::write(view, report);
+    pool(view, report);
     if ledger.free_gathered > 0 {
         let freed = format!(
             "{} by up to {} at once{}",
@@ -234,7 +228,7 @@ fn write(out: &mut ReportText, report: &Report<'_>) {
             units::counted(ledger.free_workers, "thread"),
             also(ledger.free_background, ", ", "of it in the background")
         );
-        out.line("freed", &freed);
+        fact(view, "freed", &freed);
     }
     if ledger.populated > 0 {
         let populated = format!(
@@ -242,25 +236,29 @@ fn write(out: &mut ReportText, report: &Report<'_>) {
             Bytes(ledger.populated),
             units::counted(ledger.populate_workers, "thread"),
         );
-        out.line("populated", &populated);
+        fact(view, "populated", &populated);
     }
     // The other states tell a user nothing.
     let silent = [State::Waiting, State::Uncounted];
     let reapers = counted.reapers.iter();
     let shown = reapers.filter(|(state, _)| !silent.contains(state));
     for (state, counts) in shown.take(MAX_REAPER_LINES) {
-        out.line("reaper", &format!("{}: {}", counts.pid, state.text()));
+        fact(view, "reaper", &format!("{}: {}", counts.pid, state.text()));
     }
     let labels = std::iter::once("why not more").chain(std::iter::repeat(""));
     for (label, shortfall) in labels.zip(&report.shortfalls) {
-        out.line(label, &format!("{}: {}", shortfall.what, shortfall.reason));
+        fact(
+            view,
+            label,
+            &format!("{}: {}", shortfall.what, shortfall.reason),
+        );
     }
     let started = "as a child of jumbo; --quiet starts it in place";
-    out.line("how it ran", started);
+    fact(view, "how it ran", started);
 }
 
 /// The three lines of every report: exit status, share on huge pages, and the reason for it.
-fn summary(out: &mut ReportText, report: &Report<'_>, full: bool) {
+fn summary(view: &mut View, report: &Report<'_>, full: bool) {
     let outcome = &report.outcome;
     let (name, faults) = (name(report), &outcome.end.faults);
     let ended = format!(
@@ -273,7 +271,7 @@ fn summary(out: &mut ReportText, report: &Report<'_>, full: bool) {
         duration(faults.user),
         duration(faults.system),
     );
-    out.push(&view::wrapped("jumbo: ", &ended));
+    view.item("jumbo: ", &ended);
     let share = match known(report) {
         Ok(peak) => huge_share(&name, &peak.usage.total()),
         Err(_) => format!("the share of {name} on huge pages is unknown"),
@@ -283,9 +281,8 @@ fn summary(out: &mut ReportText, report: &Report<'_>, full: bool) {
     } else {
         "; --report=full says more"
     };
-    for text in [format!("{share}{more}"), reason(report)] {
-        out.push(&view::filled("  ", &text, 4, view::WIDTH));
-    }
+    view.prose(&format!("  {share}{more}"));
+    view.prose(&format!("  {}", reason(report)));
 }
 
 /// Reason for the largest part on base pages, or the gain if most memory is huge.
@@ -347,46 +344,40 @@ fn why(report: &Report<'_>, kind: Kind) -> Option<String> {
 }
 
 /// Table of the memory at its peak, by kind; kinds that jumbo does not cover are marked.
-fn table(out: &mut ReportText, report: &Report<'_>, peak: &Peak) {
-    let row = |kind: &str, resident: &str, huge: &str, share: &str, folios: &str| {
-        let row = format!("  {kind:<8} {resident:>10} {huge:>10} {share:>7}   ");
-        view::wrapped(&row, folios)
-    };
-    out.push(&format!(
-        "\n{}",
-        row("", "resident", "huge", "share", "folios")
-    ));
+fn table(view: &mut View, report: &Report<'_>, peak: &Peak) {
     let usages = KINDS.map(|kind| (kind, peak.usage.kind(kind)));
-    for (kind, usage) in &usages {
-        if *kind != Kind::Heap && usage.bytes == Bytes(0) {
-            continue;
-        }
+    let shown = usages.iter();
+    let shown = shown.filter(|(kind, usage)| *kind == Kind::Heap || usage.bytes > Bytes(0));
+    let row = |(kind, usage): &(Kind, KindUsage)| {
         let mark = match is_covered(report, *kind) {
             true => "",
             false => " (not covered)",
         };
-        let [bytes, huge] = [usage.bytes, usage.huge].map(|bytes| bytes.to_string());
-        let folios = format!("{}{mark}", folios(usage));
-        out.push(&row(kind.name(), &bytes, &huge, &share(usage), &folios));
-    }
-    out.push("");
+        [
+            kind.name().to_owned(),
+            usage.bytes.to_string(),
+            usage.huge.to_string(),
+            share(usage),
+            format!("{}{mark}", folios(usage)),
+        ]
+    };
+    view.line("");
+    view.table("<|>resident|>huge|>share|<folios", shown.map(row));
+    view.line("");
     if usages.iter().any(|(_, usage)| usage.unknown > Bytes(0)) {
         let why = "size unknown: resident in folios whose size smaps does not tell; \
                    jumbo status -p looks them up, as root";
-        out.line("?", why);
+        fact(view, "?", why);
     }
-    out.line("measured", &sampling(&report.outcome.sampled));
-    if peak.processes.len() > 1 {
-        let [first, ..] = peak.processes.as_slice() else {
-            return;
-        };
-        let (name, heap) = (clean(&first.name), first.usage.kind(Kind::Heap));
+    fact(view, "measured", &sampling(&report.outcome.sampled));
+    if let [first, _, ..] = peak.processes.as_slice() {
+        let (name, heap) = (&first.name, first.usage.kind(Kind::Heap));
         let all = units::counted(peak.processes.len() as u64, "process");
         let most = format!(
             "{all}; most heap: {name} ({}) with {}",
             first.pid, heap.bytes
         );
-        out.line("", &most);
+        fact(view, "", &most);
     }
 }
 
@@ -433,7 +424,7 @@ fn gain(report: &Report<'_>) -> Option<String> {
     })
 }
 
-fn pool(out: &mut ReportText, report: &Report<'_>) {
+fn pool(view: &mut View, report: &Report<'_>) {
     let Some(pool) = report.pool() else {
         return;
     };
@@ -446,9 +437,9 @@ fn pool(out: &mut ReportText, report: &Report<'_>) {
         Some(run) => format!("; {run} at most at a time over the run"),
     };
     let what = format!("{pool}: {hugetlb} of hugetlb pages, {thp} of THPs{run}{moved}{beyond}");
-    out.line("pool", &what);
+    fact(view, "pool", &what);
     let reasons = pool_reasons(ledger);
-    reasons.iter().for_each(|reason| out.line("", reason));
+    reasons.iter().for_each(|reason| fact(view, "", reason));
 }
 
 /// Optional part of a line, empty for 0 bytes.

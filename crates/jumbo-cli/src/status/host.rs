@@ -1,28 +1,26 @@
 //! Text output of the host's page.
 
-use std::io;
-
 use jumbo::units::{Bytes, counted};
 use jumbo_host::kernel::probe::Available;
 use jumbo_host::kernel::{hugetlb, hvo};
 use jumbo_host::status::{Host, Task, Tasks};
 
 use super::HostPage;
-use crate::view::{self, NONE, View, bytes, percent, percent_to};
+use crate::view::{NONE, View, bytes, percent, percent_to};
 use crate::{pool, thp};
 
-pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
+pub(super) fn show(view: &mut View, page: &HostPage) {
     let HostPage { host, probe, tasks } = page;
-    view.lines(summary(host, "; hint: jumbo doctor"))?;
-    view.line("")?;
-    show_facts(view, host)?;
-    show_pools(view, host)?;
-    show_holders(view, host, tasks)?;
+    view.lines(summary(host, "; hint: jumbo doctor"));
+    view.line("");
+    show_facts(view, host);
+    show_pools(view, host);
+    show_holders(view, host, tasks);
     if let Some(thp) = &host.thp {
-        thp::show::show(view, thp, None)?;
+        thp::show::show(view, thp, None);
     }
-    show_largest(view, tasks)?;
-    view.heading("What this kernel, privilege and container allow")?;
+    show_largest(view, tasks);
+    view.heading("What this kernel, privilege and container allow");
     view.table(
         "<|<|<",
         probe
@@ -40,8 +38,8 @@ pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
                 };
                 [name, available.to_owned(), feature.reason.clone()]
             }),
-    )?;
-    view::missing(view, "Not shown", host.missing.iter().chain(&tasks.missing))
+    );
+    view.missing("Not shown", host.missing.iter().chain(&tasks.missing))
 }
 
 /// Summary in two or three lines: huge memory, THP and pools, and memory for more huge pages. `hint`
@@ -86,7 +84,7 @@ pub(crate) fn summary(host: &Host, hint: &str) -> Vec<String> {
     lines
 }
 
-fn show_facts(view: &mut View, host: &Host) -> io::Result<()> {
+fn show_facts(view: &mut View, host: &Host) {
     let pools = host.pools.iter().flatten();
     let mut sizes: Vec<_> = pools.map(|pool| pool.size.to_string()).collect();
     if sizes.is_empty() {
@@ -96,7 +94,7 @@ fn show_facts(view: &mut View, host: &Host) -> io::Result<()> {
         Some(memory) => format!("{} of memory, {} available", memory.total, memory.available),
         None => String::from("memory unknown"),
     };
-    view.fact("Host", format!("Linux {}, {memory}", host.kernel))?;
+    view.fact("Host", format!("Linux {}, {memory}", host.kernel));
     view.fact(
         "Page sizes",
         format!(
@@ -105,9 +103,9 @@ fn show_facts(view: &mut View, host: &Host) -> io::Result<()> {
             host.pmd_size,
             sizes.join(" ")
         ),
-    )?;
+    );
     let Some(memory) = &host.memory else {
-        return Ok(());
+        return;
     };
     if let Some(metadata) = host.metadata {
         let how = if metadata.counted {
@@ -124,7 +122,7 @@ fn show_facts(view: &mut View, host: &Host) -> io::Result<()> {
                 // One digit after the point: page metadata is a small part.
                 percent_to(1, metadata.bytes, memory.total)
             ),
-        )?;
+        );
     }
     view.fact(
         "Huge now",
@@ -137,10 +135,10 @@ fn show_facts(view: &mut View, host: &Host) -> io::Result<()> {
             memory.file_huge,
             memory.hugetlb
         ),
-    )?;
-    view.fact("Page tables", memory.page_tables.to_string())?;
+    );
+    view.fact("Page tables", memory.page_tables.to_string());
     let Some(reporting) = &host.reporting else {
-        return Ok(());
+        return;
     };
     view.fact(
         "Free memory",
@@ -152,11 +150,11 @@ fn show_facts(view: &mut View, host: &Host) -> io::Result<()> {
     )
 }
 
-fn show_pools(view: &mut View, host: &Host) -> io::Result<()> {
+fn show_pools(view: &mut View, host: &Host) {
     if let Some(pools) = &host.pools {
         return pool::show::show_pools(view, &pools.iter().collect::<Vec<_>>());
     }
-    view.heading("hugetlb pools")?;
+    view.heading("hugetlb pools");
     view.line(if host.misses(Host::POOLS) {
         "  cannot be read: see below"
     } else {
@@ -164,8 +162,8 @@ fn show_pools(view: &mut View, host: &Host) -> io::Result<()> {
     })
 }
 
-fn show_holders(view: &mut View, host: &Host, tasks: &Tasks) -> io::Result<()> {
-    view.heading("Who holds pool pages")?;
+fn show_holders(view: &mut View, host: &Host, tasks: &Tasks) {
+    view.heading("Who holds pool pages");
     let used = hugetlb::used(host.pools.as_deref().unwrap_or_default());
     let unmapped = Bytes(used.0.saturating_sub(tasks.hugetlb.0));
     if tasks.pool_holders.is_empty() && host.mounts.is_empty() && unmapped == Bytes(0) {
@@ -174,25 +172,25 @@ fn show_holders(view: &mut View, host: &Host, tasks: &Tasks) -> io::Result<()> {
     if unmapped > Bytes(0) {
         view.line(format!(
             "  {unmapped} at least in files that no process seen here maps: hugetlbfs, System V, memfd"
-        ))?;
+        ));
     }
     let tasks = tasks.pool_holders.iter();
     view.lines(
         tasks.map(|task| format!("  {} in {} ({})", task.memory.hugetlb, task.name, task.pid)),
-    )?;
+    );
     let mounts = host.mounts.iter();
     view.lines(mounts.map(|mount| format!("  hugetlbfs at {}", mount.path)))
 }
 
-fn show_largest(view: &mut View, tasks: &Tasks) -> io::Result<()> {
+fn show_largest(view: &mut View, tasks: &Tasks) {
     if tasks.largest.is_empty() {
-        return Ok(());
+        return;
     }
     view.heading(&format!(
         "The largest {} of {}",
         tasks.largest.len(),
         counted(tasks.count as u64, "process")
-    ))?;
+    ));
     let row = |task: &Task| {
         let memory = &task.memory;
         let share = |part: Option<Bytes>, whole| {
@@ -212,9 +210,9 @@ fn show_largest(view: &mut View, tasks: &Tasks) -> io::Result<()> {
     view.table(
         ">PID|<NAME|>ANONYMOUS|>HUGE|>SHARED|>HUGE|>HUGETLB|>HUGE TEXT, FILES",
         tasks.largest.iter().map(row),
-    )?;
+    );
     if tasks.siblings.is_empty() {
-        return Ok(());
+        return;
     }
     let siblings = tasks.siblings.iter();
     let listed: Vec<_> = siblings

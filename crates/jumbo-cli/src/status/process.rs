@@ -1,7 +1,6 @@
 //! Text output of the page of processes.
 
 use std::collections::BTreeSet;
-use std::io;
 
 use jumbo::units::{Bytes, PageSize, counted};
 use jumbo_host::kernel::task::Memory;
@@ -18,25 +17,25 @@ const MAX_COMMAND_COLUMN: usize = 30;
 /// Maximum number of processes with a table each; more have a line each.
 const MAX_TABLES: usize = 3;
 
-pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
-    view.lines(summary(page))?;
+pub(super) fn show(view: &mut View, page: &ProcessPage) {
+    view.lines(summary(page));
     let is_short = page.processes.len() > MAX_TABLES
         && page
             .processes
             .iter()
             .all(|process| process.mappings.is_empty());
     if is_short {
-        view.line("")?;
-        show_lines(view, page)?;
+        view.line("");
+        show_lines(view, page);
     } else {
         for process in &page.processes {
-            show_process(view, process)?;
+            show_process(view, process);
         }
     }
     let counted = |process: &&Detail| !is_counted_twice(process, &page.processes);
     let counted = || page.processes.iter().filter(counted);
     if page.processes.len() > 1 {
-        view.heading(&format!("{} processes in all", page.processes.len()))?;
+        view.heading(&format!("{} processes in all", page.processes.len()));
         let proportional: Vec<_> = counted()
             .filter_map(|process| process.proportional)
             .collect();
@@ -47,16 +46,16 @@ pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
                 format!("; {sum} when divided among them")
             }
         };
-        view.line(format!("  shared memory counts for each process{divided}"))?;
+        view.line(format!("  shared memory counts for each process{divided}"));
         match page.total.0.is_empty() {
             // smaps is unreadable; any user may read status.
-            true => show_memory(view, &sum(counted()))?,
-            false => show_usage(view, &page.total)?,
+            true => show_memory(view, &sum(counted())),
+            false => show_usage(view, &page.total),
         }
     }
     if is_short {
-        view.line("")?;
-        view.line("One process by folio size: `jumbo status -p PID`")?;
+        view.line("");
+        view.line("One process by folio size: `jumbo status -p PID`");
     }
     // All processes usually have the same reason: only the first is shown.
     let refused = || page.processes.iter().flat_map(|process| &process.missing);
@@ -67,7 +66,7 @@ pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
         },
         why: first.why.clone(),
     });
-    view::missing(view, "Not shown", own.iter().chain(&page.missing))
+    view.missing("Not shown", own.iter().chain(&page.missing))
 }
 
 /// Summary in two lines: the share on huge pages, and the largest part on base pages.
@@ -113,7 +112,7 @@ fn sum<'a>(processes: impl Iterator<Item = &'a Detail>) -> Memory {
     })
 }
 
-fn show_lines(view: &mut View, page: &ProcessPage) -> io::Result<()> {
+fn show_lines(view: &mut View, page: &ProcessPage) {
     let row = |process: &Detail| {
         let memory = process.memory.clone().unwrap_or_default();
         let huge = process.usage.as_ref().map(Usage::total);
@@ -138,7 +137,7 @@ fn show_lines(view: &mut View, page: &ProcessPage) -> io::Result<()> {
 }
 
 /// Shows memory by kind, without folio sizes.
-fn show_memory(view: &mut View, memory: &Memory) -> io::Result<()> {
+fn show_memory(view: &mut View, memory: &Memory) {
     let rows = [
         ("anonymous", memory.anon),
         ("shared", memory.shmem),
@@ -151,8 +150,8 @@ fn show_memory(view: &mut View, memory: &Memory) -> io::Result<()> {
     )
 }
 
-pub(crate) fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
-    view.heading(&format!("{} ({})", process.name, process.pid))?;
+pub(crate) fn show_process(view: &mut View, process: &Detail) {
+    view.heading(&format!("{} ({})", process.name, process.pid));
     if !process.command.is_empty() {
         let cut: String = process.command.chars().take(MAX_COMMAND_CHARS).collect();
         let more = if cut.len() < process.command.len() {
@@ -160,7 +159,7 @@ pub(crate) fn show_process(view: &mut View, process: &Detail) -> io::Result<()> 
         } else {
             ""
         };
-        view.line(format!("  {cut}{more}"))?;
+        view.line(format!("  {cut}{more}"));
     }
     if let Some(program) = process.reaper_of {
         return view.line(format!(
@@ -177,24 +176,23 @@ pub(crate) fn show_process(view: &mut View, process: &Detail) -> io::Result<()> 
             bytes(process.peak),
             faults.minor,
             faults.major
-        ))?;
+        ));
     }
     match &process.usage {
-        Some(usage) => show_usage(view, usage)?,
-        None => show_memory(view, memory)?,
+        Some(usage) => show_usage(view, usage),
+        None => show_memory(view, memory),
     }
     let why_not = process.why_not.iter();
-    view.lines(why_not.map(|(kind, why)| format!("  {}: {why}", kind.name())))?;
+    view.lines(why_not.map(|(kind, why)| format!("  {}: {why}", kind.name())));
     if let Some(covered) = &process.jumbo {
-        show_covered(view, covered)?;
+        show_covered(view, covered);
     }
     if !process.mappings.is_empty() {
-        show_mappings(view, &process.mappings)?;
+        show_mappings(view, &process.mappings);
     }
-    Ok(())
 }
 
-fn show_covered(view: &mut View, covered: &Covered) -> io::Result<()> {
+fn show_covered(view: &mut View, covered: &Covered) {
     let (free, pool, reaper) = (&covered.free, &covered.pool, &covered.reaper);
     let background = match free.background {
         Bytes(0) => String::new(),
@@ -205,13 +203,13 @@ fn show_covered(view: &mut View, covered: &Covered) -> io::Result<()> {
         free.gathered,
         counted(free.workers, "thread"),
         free.inline
-    ))?;
+    ));
     view.line(format!(
         "  jumbo run: {}, {} to be freed, {} waited for that",
         counted(free.threads as u64, "freeing thread"),
         free.pending,
         counted(free.waits, "allocation")
-    ))?;
+    ));
     if pool != &Pooled::default() {
         let mut less = String::new();
         for (bytes, what) in [
@@ -226,7 +224,7 @@ fn show_covered(view: &mut View, covered: &Covered) -> io::Result<()> {
         view.line(format!(
             "  pool: {} of hugetlb pages (at most {}), {} of THPs (at most {}){less}",
             pool.hugetlb, pool.hugetlb_peak, pool.thp, pool.thp_peak
-        ))?;
+        ));
     }
     let twice = "ps and top show its memory once more";
     let process = reaper.pid.map(|pid| format!(" (process {pid}; {twice})"));
@@ -237,7 +235,7 @@ fn show_covered(view: &mut View, covered: &Covered) -> io::Result<()> {
     ))
 }
 
-fn show_usage(view: &mut View, usage: &Usage) -> io::Result<()> {
+fn show_usage(view: &mut View, usage: &Usage) {
     let sizes: BTreeSet<PageSize> = usage
         .0
         .values()
@@ -273,8 +271,8 @@ fn show_usage(view: &mut View, usage: &Usage) -> io::Result<()> {
     view.table(&columns, rows)
 }
 
-fn show_mappings(view: &mut View, mappings: &[MappingDetail]) -> io::Result<()> {
-    view.line("")?;
+fn show_mappings(view: &mut View, mappings: &[MappingDetail]) {
+    view.line("");
     view.table(
         ">ADDRESS|>MAPPED|>RESIDENT|>HUGE|<PERM|<KIND|<THP|<PATH",
         mappings.iter().map(|mapping| {

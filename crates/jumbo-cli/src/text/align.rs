@@ -77,25 +77,25 @@ fn refused(args: &Args, error: Error) -> anyhow::Error {
     )
 }
 
-fn show(view: &mut View, args: &Args, sizes: Sizes, aligned: &Aligned) -> io::Result<()> {
+fn show(view: &mut View, args: &Args, sizes: Sizes, aligned: &Aligned) {
     let bytes = |pages: jumbo::units::Pages| pages.bytes(sizes.pmd);
     let note = match aligned.was_aligned {
         true => " is as the original, which is aligned already",
         false => "",
     };
-    view.line(format!("{}{note}", args.output.display()))?;
+    view.line(format!("{}{note}", args.output.display()));
     view.line(format!(
         "  {} of its text can be huge; {} of the original's",
         bytes(aligned.after),
         bytes(aligned.before)
-    ))?;
+    ));
     if aligned.padding > Bytes(0) {
-        view.line(format!("  {} of holes in the file", aligned.padding))?;
+        view.line(format!("  {} of holes in the file", aligned.padding));
     }
     let joined = aligned.joined.iter().map(|segment| {
         let (size, address) = (segment.memory_size, segment.address);
         format!("  {size} of read-only data at {address:#x} are executable in it")
     });
-    view.lines(joined)?;
+    view.lines(joined);
     view.lines(aligned.notes.iter().map(|note| format!("  {note}")))
 }

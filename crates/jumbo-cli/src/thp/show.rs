@@ -1,7 +1,6 @@
 //! `jumbo thp show`.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -77,18 +76,18 @@ pub(super) fn main(root: &Root, side: Option<Side>, json: bool) -> anyhow::Resul
         missing,
     };
     view::page(json, &page, |view, page| {
-        show(view, &page.thp, side)?;
+        show(view, &page.thp, side);
         if side != Some(Side::Anon) {
-            show_tmpfs(view, &page.tmpfs)?;
+            show_tmpfs(view, &page.tmpfs);
         }
         let arguments = page.arguments.iter();
         view.list(
             "The same on the kernel's command line, with the first kernel that takes it",
             arguments.map(|Argument { text, since, .. }| format!("{text} ({since})")),
-        )?;
-        view.lines(lost_at_boot(&table).map(|lost| format!("  {lost}")))?;
-        page.kept.show(view)?;
-        view::missing(view, "Not shown", &page.missing)
+        );
+        view.lines(lost_at_boot(&table).map(|lost| format!("  {lost}")));
+        page.kept.show(view);
+        view.missing("Not shown", &page.missing)
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -102,25 +101,25 @@ pub(super) fn huge_of_dev_shm(root: &Root) -> Option<String> {
     huge.next().filter(|huge| huge != "never")
 }
 
-fn show_tmpfs(view: &mut View, mounts: &[Tmpfs]) -> io::Result<()> {
-    view.heading("Shared memory that does not obey the table of sizes: files of tmpfs, by mount")?;
+fn show_tmpfs(view: &mut View, mounts: &[Tmpfs]) {
+    view.heading("Shared memory that does not obey the table of sizes: files of tmpfs, by mount");
     let is_listed = |mount: &&Tmpfs| mount.path == DEV_SHM || mount.huge != "never";
     let listed: Vec<_> = mounts.iter().filter(is_listed).collect();
     let line = |mount: &&Tmpfs| format!("  {}: huge={}", mount.path, mount.huge);
-    view.lines(listed.iter().map(line))?;
+    view.lines(listed.iter().map(line));
     let others = mounts.len() - listed.len();
     if others > 0 {
-        view.line(format!("  {others} more: huge=never"))?;
+        view.line(format!("  {others} more: huge=never"));
     }
     view.line("  System V (shmget): as shmem_enabled at the top, in the PMD size alone")
 }
 
 /// Shows the controls by folio size, with the counters of allocations. For one `side`: with all
 /// counters and their meanings.
-pub(crate) fn show(view: &mut View, thp: &Thp, side: Option<Side>) -> io::Result<()> {
+pub(crate) fn show(view: &mut View, thp: &Thp, side: Option<Side>) {
     for shown in [Side::Anon, Side::Shmem] {
         if side.is_none_or(|side| side == shown) {
-            show_side(view, thp, shown, side.is_some())?;
+            show_side(view, thp, shown, side.is_some());
         }
     }
     let max_ptes_none = thp.khugepaged.get("max_ptes_none");
@@ -135,13 +134,13 @@ fn word(choice: Option<&Choice>) -> String {
     choice.map_or(NONE.to_owned(), |it| it.current.clone())
 }
 
-fn show_side(view: &mut View, thp: &Thp, side: Side, all: bool) -> io::Result<()> {
+fn show_side(view: &mut View, thp: &Thp, side: Side, all: bool) {
     let (kind, file, top) = match side {
         Side::Anon => ("anonymous", "enabled", Some(&thp.enabled)),
         Side::Shmem => ("shared", "shmem_enabled", thp.shmem_enabled.as_ref()),
     };
-    view.heading(&format!("Folio sizes for {kind} memory"))?;
-    view.line(format!("  {file} {}", word(top)))?;
+    view.heading(&format!("Folio sizes for {kind} memory"));
+    view.line(format!("  {file} {}", word(top)));
     let sizes = thp.sizes.iter().filter_map(|(size, of)| {
         let (own, means) = match side {
             Side::Anon => (of.enabled.as_ref()?, thp.anon(*size)),
@@ -169,13 +168,12 @@ fn show_side(view: &mut View, thp: &Thp, side: Side, all: bool) -> io::Result<()
         let counts = shown.iter().map(count);
         first.iter().cloned().chain(counts).collect::<Vec<_>>()
     });
-    view.table(&columns, rows)?;
+    view.table(&columns, rows);
     if all {
         let line = |name: &String| {
             let meaning = meaning(name).map_or("not in the kernel's documentation", |it| it.1);
             format!("{name}: {meaning}")
         };
-        view.list("Counters, since boot", shown.into_iter().map(line))?;
+        view.list("Counters, since boot", shown.into_iter().map(line));
     }
-    Ok(())
 }

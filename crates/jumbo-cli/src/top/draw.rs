@@ -391,21 +391,21 @@ fn detail(details: &ProcessDetails, width: usize) -> Vec<String> {
     let mut lines = vec![format!("{} {}", detail.pid, clean(&detail.name))];
     lines.extend(view::lines(width, |view| {
         match plan {
-            Err(why) => view.fact("Promote", why)?,
-            Ok(plan) if plan.is_empty() => view.fact("Promote", "would gain nothing")?,
+            Err(why) => view.fact("Promote", why),
+            Ok(plan) if plan.is_empty() => view.fact("Promote", "would gain nothing"),
             Ok(plan) => {
                 let (gain, cost) = (plan.gain, plan.cost);
                 view.fact(
                     "Promote",
                     format!("{gain} would be huge, for {cost} more memory"),
-                )?;
+                );
             }
         }
         let heap = plan.iter().filter_map(|plan| plan.kinds.get(&Kind::Heap));
         let left = heap.flat_map(|part| &part.left);
-        view.lines(left.map(|(reason, bytes)| format!("  {bytes} stay {}", left_out(reason))))?;
-        show_process(view, detail)?;
-        view::missing(view, "Not shown", &detail.missing)
+        view.lines(left.map(|(reason, bytes)| format!("  {bytes} stay {}", left_out(reason))));
+        show_process(view, detail);
+        view.missing("Not shown", &detail.missing)
     }));
     lines
 }

@@ -120,16 +120,16 @@ fn once(args: &Args, mut collector: Collector) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints the sample as text.
-fn show(view: &mut View, sample: &Sample, options: &ListOptions) -> io::Result<()> {
-    view.lines(draw::summary(&sample.host))?;
+fn show(view: &mut View, sample: &Sample, options: &ListOptions) {
+    view.lines(draw::summary(&sample.host));
     if sample.hidden > 0 {
         view.line(format!(
             "{} {}",
             counted(sample.hidden as u64, "process"),
             draw::why_hidden()
-        ))?;
+        ));
     }
-    view.line("")?;
+    view.line("");
     let columns = draw::columns(80, options.tree);
     let titles = columns.iter().map(|column| {
         let side = if column.is_text() { '<' } else { '>' };

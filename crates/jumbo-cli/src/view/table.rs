@@ -14,7 +14,7 @@ const MIN_TEXT_WIDTH: u16 = 12;
 /// Titles and rows of a table.
 pub(super) struct Grid<'a> {
     columns: Vec<Column<'a>>,
-    rows: Vec<Vec<String>>,
+    rows: &'a [Vec<String>],
 }
 
 #[derive(Clone, Copy)]
@@ -26,7 +26,7 @@ struct Column<'a> {
 impl<'a> Grid<'a> {
     /// `columns` has the titles, separated by `|`, each after `<` (text, aligned to the left) or
     /// `>`.
-    pub(super) fn new(columns: &'a str, rows: Vec<Vec<String>>) -> Self {
+    pub(super) fn new(columns: &'a str, rows: &'a [Vec<String>]) -> Self {
         let column = |text: &'a str| {
             let (align, title) = text.split_at(1);
             let is_text = align == "<";
@@ -63,7 +63,7 @@ impl<'a> Grid<'a> {
         width: Option<usize>,
     ) -> Vec<String> {
         let mut table = Table::new();
-        table.load_style(presets::NOTHING).add_rows(&self.rows);
+        table.load_style(presets::NOTHING).add_rows(self.rows);
         table.set_content_arrangement(ContentArrangement::Disabled);
         if let Some(width) = width {
             table.set_content_arrangement(ContentArrangement::Dynamic);
@@ -103,7 +103,7 @@ impl<'a> Grid<'a> {
             .map(|column| column.title.chars().count());
         let titles = titles.skip(1).max().unwrap_or(0);
         let mut lines = Vec::new();
-        for row in &self.rows {
+        for row in self.rows {
             let mut shown: Vec<(String, String)> = Vec::new();
             for (column, cell) in self.columns.iter().zip(row) {
                 match shown.last_mut() {
@@ -140,7 +140,8 @@ mod tests {
     #[test]
     fn a_row_is_one_line_in_a_pipe_and_on_a_wide_terminal() {
         let text = "word ".repeat(30);
-        let grid = Grid::new("<NAME|>HUGE PAGES|<WHY", rows(&[&["a", "1", text.trim()]]));
+        let rows = rows(&[&["a", "1", text.trim()]]);
+        let grid = Grid::new("<NAME|>HUGE PAGES|<WHY", &rows);
         let whole = grid.lines(None);
         assert_eq!(whole.len(), 2);
         assert_eq!(grid.lines(Some(200)), whole);
@@ -149,7 +150,7 @@ mod tests {
     #[test]
     fn gaps_shrink_before_text_wraps() {
         let numbers = rows(&[&["a", "123456", "123456"]]);
-        let grid = Grid::new("<NAME|>HUGE PAGES|>SMALL PAGES", numbers);
+        let grid = Grid::new("<NAME|>HUGE PAGES|>SMALL PAGES", &numbers);
         assert_eq!(
             grid.lines(Some(20)),
             [
@@ -159,7 +160,7 @@ mod tests {
             ]
         );
         let text = rows(&[&["a", "1", "one two three four five six"]]);
-        let grid = Grid::new("<NAME|>N|<WHY", text);
+        let grid = Grid::new("<NAME|>N|<WHY", &text);
         assert_eq!(
             grid.lines(Some(24)),
             [
@@ -169,7 +170,7 @@ mod tests {
             ]
         );
         let path = rows(&[&["a", "1", "/a/very/long/path/to/a/library"]]);
-        let lines = Grid::new("<NAME|>N|<PATH", path).lines(Some(24));
+        let lines = Grid::new("<NAME|>N|<PATH", &path).lines(Some(24));
         assert!(lines.len() == 3 && fit(&lines, 24), "{lines:?}");
     }
 
@@ -186,7 +187,8 @@ mod tests {
             "3.00x [2.90 to 3.10]",
             "ahead",
         ];
-        let grid = Grid::new("<what|<from|>|<to|>|>published|>ratio|<", rows(&[row]));
+        let rows = rows(&[row]);
+        let grid = Grid::new("<what|<from|>|<to|>|>published|>ratio|<", &rows);
         assert_eq!(
             grid.lines(Some(50)),
             [

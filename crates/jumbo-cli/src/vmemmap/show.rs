@@ -1,6 +1,5 @@
 //! `jumbo vmemmap show`.
 
-use std::io;
 use std::process::ExitCode;
 
 use jumbo::units::Pages;
@@ -57,37 +56,37 @@ fn read(root: &Root) -> VmemmapPage {
     }
 }
 
-fn show(view: &mut View, page: &VmemmapPage) -> io::Result<()> {
+fn show(view: &mut View, page: &VmemmapPage) {
     let savings = &page.savings;
-    view.fact("HVO", hvo::in_words(page.hvo))?;
+    view.fact("HVO", hvo::in_words(page.hvo));
     if let Some(metadata) = page.metadata {
-        view.fact("Page metadata", metadata.bytes.to_string())?;
+        view.fact("Page metadata", metadata.bytes.to_string());
     }
     let now = match (savings.now, &savings.unknown) {
         (Some(now), _) => now.to_string(),
         (None, why) => format!("not known: {}", why.as_deref().unwrap_or(NONE)),
     };
-    view.fact("Saved now", now)?;
+    view.fact("Saved now", now);
     view.fact(
         "Could be",
         format!("{}, if every page in a pool had it", savings.most),
-    )?;
+    );
     let on_memory = match page.memmap_on_memory {
         Some(true) => "yes: HVO leaves hotplugged memory alone, which holds its own",
         Some(false) => "no",
         None => "not in this kernel",
     };
-    view.fact("On memory", format!("memmap_on_memory {on_memory}"))?;
-    view.heading("By page size")?;
+    view.fact("On memory", format!("memmap_on_memory {on_memory}"));
+    view.heading("By page size");
     match savings.pools.as_slice() {
-        [] => view.line("  no pool")?,
+        [] => view.line("  no pool"),
         pools => view.table(
             ">SIZE|>PAGES|>FREED OF EACH|>SAVED NOW|>COULD BE|>MADE WITHOUT",
             pools.iter().map(row),
-        )?,
+        ),
     }
-    page.kept.show(view)?;
-    view::missing(view, "Not shown", &page.missing)
+    page.kept.show(view);
+    view.missing("Not shown", &page.missing)
 }
 
 fn row(pool: &PoolSavings) -> [String; 6] {
