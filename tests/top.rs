@@ -228,7 +228,7 @@ fn it_stops_goes_on_and_fills_another_size() {
     terminal.expect_text("[GAIN]");
     terminal.tmux(&["resize-window", "-x", "200", "-y", "50"]);
     terminal.expect("more columns", |screen| {
-        screen.contains("COMMAND") && screen.contains("Folios")
+        screen.contains("COMMAND") && screen.contains("CGROUP")
     });
     terminal.send(&["q"]);
     terminal.expect("prompt", |screen| {

@@ -139,6 +139,12 @@ impl View {
             .push(Block::Table(columns.to_owned(), rows.collect()));
     }
 
+    /// Lines of [`View::text`] for a terminal of that width.
+    pub(crate) fn on_screen(&self, width: usize) -> Vec<String> {
+        let text = self.text(Some(width), false);
+        text.lines().map(str::to_owned).collect()
+    }
+
     pub(crate) fn blocks(&self) -> &[Block] {
         &self.0
     }
@@ -230,14 +236,6 @@ pub(crate) fn page<P: serde::Serialize>(
         view.print()?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Lines of a document for a terminal of that width, without bold.
-pub(crate) fn lines(width: usize, show: impl FnOnce(&mut View)) -> Vec<String> {
-    let mut view = View::default();
-    show(&mut view);
-    let text = view.text(Some(width), false);
-    text.lines().map(str::to_owned).collect()
 }
 
 /// Prints `value` as one JSON document on standard output.

@@ -10,7 +10,7 @@ use jumbo_host::status::{self, Detail, Host, Inspector, Missing, Tasks, Usage};
 use serde::Serialize;
 
 use crate::value::{no_process, whole};
-use crate::view;
+use crate::view::{self, View};
 
 /// Show what is huge on this host or in a process, what is not, and why
 ///
@@ -43,12 +43,27 @@ pub(crate) struct Args {
     top: usize,
 }
 
-/// Page of the host, for JSON.
+/// Page of the host.
 #[derive(Serialize)]
-struct HostPage {
+pub(crate) struct HostPage {
     host: Host,
     probe: Probe,
     tasks: Tasks,
+}
+
+impl HostPage {
+    /// Reads the host; lists the largest `top` processes.
+    pub(crate) fn read(root: &Root, top: usize) -> Self {
+        Self {
+            host: Host::read(root),
+            probe: kernel::probe(root),
+            tasks: Tasks::read(root, top),
+        }
+    }
+
+    pub(crate) fn show(&self, view: &mut View) {
+        host::show(view, self);
+    }
 }
 
 /// Page of processes, for JSON.
@@ -64,11 +79,7 @@ struct ProcessPage {
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     let root = Root::host();
     if args.process.is_empty() {
-        let page = HostPage {
-            host: Host::read(&root),
-            probe: kernel::probe(&root),
-            tasks: Tasks::read(&root, args.top),
-        };
+        let page = HostPage::read(&root, args.top);
         return view::page(args.json, &page, host::show);
     }
     let page = read_processes(&root, &args)?;

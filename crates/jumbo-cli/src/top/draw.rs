@@ -1,10 +1,6 @@
 //! Drawing of the screen from the state: [`draw`]. Colour alone never has a meaning, and all text
 //! is ASCII, for any terminal.
 
-use jumbo_host::kernel::thp::Choice;
-use jumbo_host::kernel::{Root, base_page};
-use jumbo_host::promote::left_out;
-use jumbo_host::status::Kind;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Constraint, Layout, Rect};
 use ratatui_core::style::{Color, Modifier, Style};
@@ -14,18 +10,13 @@ use ratatui_widgets::paragraph::Paragraph;
 use ratatui_widgets::table::{Row, Table, TableState};
 
 use super::collect::{HostSample, Rates, Sample};
-use super::details::ProcessDetails;
 use super::model::{Column, Subject};
 use super::{App, Page};
-use crate::status::process::show_process;
-use crate::view::{self, NONE, WIDTH, clean, percent};
+use crate::view::{NONE, clean, percent};
 
 const TITLE: Style = Style::new().add_modifier(Modifier::REVERSED);
 const LABEL: Style = Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
-
-/// Minimum lines of a screen that shows the tables of the host above the list.
-const MIN_HEIGHT_WITH_TABLES: u16 = 44;
 
 /// A line that begins with a highlighted label.
 fn fact(text: &str) -> Line<'static> {
@@ -61,18 +52,17 @@ pub(super) fn draw(app: &mut App, buffer: &mut Buffer) {
     let [above, below] = split(area, usize::from(area.height).saturating_sub(1));
     match &app.page {
         Page::List => list(app, above, buffer),
-        Page::Host => host_page(app, above, buffer),
         Page::Help => {
             let lines = HELP.lines().map(str::to_owned);
             text(lines.collect(), &mut app.scroll, above, buffer);
         }
-        Page::Detail(pid, name, details) => {
-            let name = format!("{pid} {name}");
-            let lines = match details {
-                None => vec![name, "reading ...".to_owned()],
-                Some(Err(error)) => vec![name, error.to_string()],
-                Some(Ok(details)) => detail(details, usize::from(area.width)),
+        Page::Status(_, title, read) => {
+            let lines = match read {
+                None => vec!["reading ...".to_owned()],
+                Some(Err(error)) => vec![error.to_string()],
+                Some(Ok(view)) => view.on_screen(area.width.into()),
             };
+            let lines = [title.clone()].into_iter().chain(lines).collect();
             text(lines, &mut app.scroll, above, buffer);
         }
     }
@@ -85,8 +75,8 @@ fn foot(app: &App) -> String {
         _ if let Some(error) = &app.error => error.to_string(),
         _ if app.typing => format!("Filter: {}_   Enter keep   Esc drop", app.options.filter),
         Page::List => KEYS.to_owned(),
-        Page::Host | Page::Help => "q back   arrows scroll".to_owned(),
-        Page::Detail(..) => "q back   arrows scroll   r read again".to_owned(),
+        Page::Help => "q back   arrows scroll".to_owned(),
+        Page::Status(..) => "q back   arrows scroll   r read again".to_owned(),
     }
 }
 
@@ -136,9 +126,6 @@ fn list(app: &mut App, area: Rect, buffer: &mut Buffer) {
         BOLD,
     )];
     head.extend(summary(&sample.host).iter().map(|text| fact(text)));
-    if area.height >= MIN_HEIGHT_WITH_TABLES {
-        head.extend(tables(&sample.host).iter().map(|text| fact(text)));
-    }
     let [above, area] = split(area, head.len());
     Paragraph::new(head).render(above, buffer);
 
@@ -303,113 +290,6 @@ pub(super) fn summary(host: &HostSample) -> Vec<String> {
     ]
 }
 
-/// Formats a table without indentation.
-fn table(titles: &str, rows: Vec<Vec<String>>) -> Vec<String> {
-    let lines = view::lines(WIDTH, |view| view.table(titles, rows));
-    lines
-        .iter()
-        .map(|line| line.replacen("  ", "", 1))
-        .collect()
-}
-
-/// Tables of folio sizes and counters.
-fn tables(host: &HostSample) -> Vec<String> {
-    let rates = host.rates.as_ref();
-    let or_none = |value: Option<String>| value.unwrap_or_else(|| NONE.to_owned());
-    let sizes = host
-        .thp
-        .iter()
-        .flat_map(|thp| thp.sizes.iter().map(move |size| (thp, size)));
-    let rows = sizes.map(|(thp, (size, control))| {
-        let word = |choice: Option<&Choice>| or_none(choice.map(|choice| choice.current.clone()));
-        let number = control.stats.get("nr_anon").map(u64::to_string);
-        let rate = |name: &str| {
-            or_none(rates.and_then(|it| Some(count(*it.folios.get(size)?.get(name)?))))
-        };
-        let events = [
-            "anon_fault_alloc",
-            "anon_fault_fallback",
-            "shmem_alloc",
-            "split",
-            "swpout",
-        ];
-        let words = [
-            word(thp.anon(*size)),
-            word(thp.shared(*size)),
-            or_none(number),
-        ];
-        let words = [size.to_string()].into_iter().chain(words);
-        words.chain(events.map(rate)).collect()
-    });
-    let titles = "<Folios|>ENABLED|>SHMEM|>FOLIOS|>FAULT/s|>FALLBACK/s|>SHMEM/s|>SPLIT/s|>SWAP/s";
-    let mut lines = table(titles, rows.collect());
-    let of = |name| rate(rates, name);
-    lines.push(format!(
-        "Events  a second: {} page faults, {} compaction stalls, {} in vain, {} moved",
-        of("pgfault"),
-        of("compact_stall"),
-        of("compact_fail"),
-        of("pgmigrate_success"),
-    ));
-    lines.push(format!(
-        "Files   {} of page cache in huge folios; page tables take {}",
-        host.memory.file_huge, host.memory.page_tables
-    ));
-    lines
-}
-
-fn host_page(app: &mut App, area: Rect, buffer: &mut Buffer) {
-    let Some(sample) = &app.sample else {
-        return;
-    };
-    let host = &sample.host;
-    let base = base_page(&Root::host());
-    let zones = host.zones.iter().map(|zone| {
-        let huge = host
-            .pmd
-            .and_then(|pmd| Some(zone.whole(pmd, base)?.bytes(pmd)));
-        let free = zone.free(base);
-        let share = huge.map_or(NONE.to_owned(), |huge| percent(huge, free));
-        let (node, name) = (zone.node.to_string(), zone.name.clone());
-        vec![String::new(), node, name, free.to_string(), share]
-    });
-    let zones = table("<Zones|>NODE|>ZONE|>FREE|>HUGE BLOCKS", zones.collect());
-    let missing = host.missing.iter();
-    let missing = missing.map(|missing| format!("  {}: {}", missing.what, missing.why));
-    let title = ["jumbo top: the host".to_owned()].into_iter();
-    let lines = title
-        .chain(summary(host))
-        .chain(tables(host))
-        .chain(zones)
-        .chain(missing);
-    text(lines.collect(), &mut app.scroll, area, buffer);
-}
-
-/// Details of a process: the plan of `jumbo promote`, and the page of `jumbo status -p`.
-fn detail(details: &ProcessDetails, width: usize) -> Vec<String> {
-    let ProcessDetails { detail, plan } = details;
-    let mut lines = vec![format!("{} {}", detail.pid, clean(&detail.name))];
-    lines.extend(view::lines(width, |view| {
-        match plan {
-            Err(why) => view.fact("Promote", why),
-            Ok(plan) if plan.is_empty() => view.fact("Promote", "would gain nothing"),
-            Ok(plan) => {
-                let (gain, cost) = (plan.gain, plan.cost);
-                view.fact(
-                    "Promote",
-                    format!("{gain} would be huge, for {cost} more memory"),
-                );
-            }
-        }
-        let heap = plan.iter().filter_map(|plan| plan.kinds.get(&Kind::Heap));
-        let left = heap.flat_map(|part| &part.left);
-        view.lines(left.map(|(reason, bytes)| format!("  {bytes} stay {}", left_out(reason))));
-        show_process(view, detail);
-        view.missing("Not shown", &detail.missing)
-    }));
-    lines
-}
-
 const HELP: &str = "\
 jumbo top: help
 Keys     arrows, j k, PgUp PgDn, Home End   move
@@ -418,7 +298,7 @@ Keys     arrows, j k, PgUp PgDn, Home End   move
          t            tree by control group; Space folds a group, * all of them
          Enter        one process: the plan of jumbo promote, kinds, reasons,
                       mappings
-         Tab          the host: folio sizes, counters, zones
+         Tab          the host, as jumbo status shows it
          ? q          this help; back, or quit
 Columns  RESIDENT     anonymous, shared and hugetlb memory, and mapped files
          HUGE SHARE   on huge pages, of memory that can be: all but files

@@ -2,7 +2,7 @@
 //!
 //! - [`collect`]: samples, in a thread of its own, so that keys never wait.
 //! - [`model`]: the lines of the list, from a sample and the options of the list.
-//! - [`details`]: one process, in the background.
+//! - [`details`]: the pages of `jumbo status`, in the background.
 //! - [`draw`]: the screen. [`keys`]: the keyboard.
 //!
 //! The state and the event loop are here. Invariant: the terminal is restored at every end of the
@@ -36,7 +36,7 @@ use crate::signal::{end_by, poll};
 use crate::value::interval;
 use crate::view::{self, View};
 use collect::{Collector, Sample};
-use details::ProcessDetails;
+use details::Whose;
 use keys::{Decoder, Key};
 use model::{Column, GroupSums, Line, ListOptions, Subject};
 use screen::Screen;
@@ -149,8 +149,7 @@ fn show(view: &mut View, sample: &Sample, options: &ListOptions) {
 /// Message of another thread to the event loop.
 enum Event {
     Sample(Result<Box<Sample>, FileError>),
-    /// A process, and what was read of it.
-    Details(u32, Result<Box<ProcessDetails>, FileError>),
+    Status(Whose, Result<View, FileError>),
 }
 
 /// Sender of events, which also wakes the event loop.
@@ -169,10 +168,9 @@ impl Outbox {
 enum Page {
     #[default]
     List,
-    Host,
     Help,
-    /// PID, name; `None` until the process is read.
-    Detail(u32, String, Option<Result<Box<ProcessDetails>, FileError>>),
+    /// Title; the page, or `None` until it is read.
+    Status(Whose, String, Option<Result<View, FileError>>),
 }
 
 #[derive(Default)]
@@ -238,31 +236,29 @@ impl App {
                 self.refresh();
             }
             Event::Sample(Err(error)) => self.error = Some(error),
-            Event::Details(of, read) => {
-                if let Page::Detail(pid, _, details) = &mut self.page
-                    && *pid == of
+            Event::Status(of, read) => {
+                if let Page::Status(whose, _, page) = &mut self.page
+                    && *whose == of
                 {
-                    *details = Some(read);
+                    *page = Some(read);
                 }
             }
         }
     }
 
-    /// Handles a key; returns a process to be read.
-    fn key(&mut self, key: Key) -> Option<u32> {
+    /// Handles a key; returns whose page is to be read.
+    fn key(&mut self, key: Key) -> Option<Whose> {
         if self.typing {
             self.type_filter(key);
             return None;
         }
         self.error = None;
         match (key, &self.page) {
-            (Key::Char('q') | Key::Escape, Page::Host | Page::Help | Page::Detail(..)) => {
-                self.open(Page::List)
-            }
-            (Key::Tab, Page::Host) => self.open(Page::List),
-            (Key::Char('r'), Page::Detail(pid, ..)) => return Some(*pid),
+            (Key::Char('q') | Key::Escape, Page::Help | Page::Status(..))
+            | (Key::Tab, Page::Status(Whose::Host, ..)) => self.open(Page::List),
+            (Key::Char('r'), Page::Status(whose, ..)) => return Some(*whose),
             (Key::Char('?' | 'h'), _) => self.open(Page::Help),
-            (Key::Tab, _) => self.open(Page::Host),
+            (Key::Tab, _) => return self.open_status(Whose::Host, "jumbo top: the host"),
             (Key::Char('q'), Page::List) => self.ended = true,
             (key, Page::List) => return self.list_key(key),
             (key, _) => self.scroll = moved(key, self.scroll, self.rows, usize::MAX - self.rows),
@@ -270,7 +266,7 @@ impl App {
         None
     }
 
-    fn list_key(&mut self, key: Key) -> Option<u32> {
+    fn list_key(&mut self, key: Key) -> Option<Whose> {
         let columns = draw::columns(self.width, self.options.tree);
         match key {
             Key::Char('/') => self.typing = true,
@@ -287,12 +283,11 @@ impl App {
             Key::Char(' ' | '+' | '-') | Key::Left | Key::Right => self.fold(),
             Key::Enter => {
                 let line = self.lines.get(self.selected());
-                if let Some((Subject::Process(pid), name)) =
-                    line.map(|line| (&line.subject, &line.name))
+                if let Some(line) = line
+                    && let Subject::Process(pid) = line.subject
                 {
-                    let pid = *pid;
-                    self.open(Page::Detail(pid, name.clone(), None));
-                    return Some(pid);
+                    let title = format!("{pid} {}", line.name);
+                    return self.open_status(Whose::Process(pid), &title);
                 }
                 self.fold();
             }
@@ -308,6 +303,12 @@ impl App {
 
     fn open(&mut self, page: Page) {
         (self.page, self.scroll) = (page, 0);
+    }
+
+    /// Opens a page of `jumbo status`, and returns whose page is to be read.
+    fn open_status(&mut self, whose: Whose, title: &str) -> Option<Whose> {
+        self.open(Page::Status(whose, title.to_owned(), None));
+        Some(whose)
     }
 
     fn fold(&mut self) {
@@ -371,14 +372,13 @@ fn watch(args: &Args, collector: Collector) -> anyhow::Result<ExitCode> {
         &mut screen,
         &signals,
         &events,
-        |pid| {
+        |whose| {
             let (to, wanted) = (outbox.clone(), wanted.clone());
             let read = move || {
-                to.send(Event::Details(
-                    pid,
-                    details::read_details(pid).map(Box::new),
-                ));
-                let _ = wanted.send(pid);
+                to.send(Event::Status(whose, details::read(whose)));
+                if let Whose::Process(pid) = whose {
+                    let _ = wanted.send(pid);
+                }
             };
             thread().spawn(read).map(drop)
         },
@@ -397,7 +397,7 @@ fn event_loop(
     screen: &mut Screen,
     signals: &Signals,
     events: &Receiver<Event>,
-    inspect: impl Fn(u32) -> io::Result<()>,
+    inspect: impl Fn(Whose) -> io::Result<()>,
     outbox: &Outbox,
 ) -> io::Result<Option<i32>> {
     let mut decoder = Decoder::default();

@@ -70,7 +70,7 @@ fn pids(app: &App) -> Vec<u32> {
     app.lines.iter().filter_map(pid).collect()
 }
 
-fn press(app: &mut App, keys: &str) -> Vec<u32> {
+fn press(app: &mut App, keys: &str) -> Vec<Whose> {
     Decoder::default()
         .keys(keys.as_bytes())
         .into_iter()
@@ -191,10 +191,6 @@ fn the_screen_has_what_matters_in_80_columns_and_more_in_200() {
         );
     }
     assert!(
-        wide.iter().any(|line| line.starts_with("Folios")),
-        "{wide:#?}"
-    );
-    assert!(
         wide.iter()
             .any(|line| line.contains("/usr/bin/large --serve"))
     );
@@ -211,7 +207,7 @@ fn the_screen_has_what_matters_in_80_columns_and_more_in_200() {
 #[test]
 fn no_text_of_help_or_host_is_cut_at_80_columns() {
     let mut app = app(|_| ());
-    for (keys, part) in [("?", "0.5 % of a CPU"), ("q\t", "Zones")] {
+    for (keys, part) in [("?", "0.5 % of a CPU"), ("q\t", "reading ...")] {
         press(&mut app, keys);
         let (narrow, _) = screen(&mut app, 80, 30);
         let (wide, _) = screen(&mut app, 200, 30);
@@ -221,19 +217,28 @@ fn no_text_of_help_or_host_is_cut_at_80_columns() {
 }
 
 #[test]
-fn enter_reads_a_process_and_its_error_is_shown() {
+fn enter_and_tab_read_pages_of_status_and_an_error_is_shown() {
     let mut app = app(|_| ());
-    assert_eq!(press(&mut app, "\r"), [11]);
+    assert_eq!(press(&mut app, "\r"), [Whose::Process(11)]);
     let (lines, _) = screen(&mut app, 80, 24);
     assert_eq!(lines[..2], ["11 large", "reading ..."]);
     let missing = Root::at("/nonexistent").read("proc/11/status").unwrap_err();
-    app.event(Event::Details(11, Err(missing)));
+    app.event(Event::Status(Whose::Process(11), Err(missing)));
     let (lines, _) = screen(&mut app, 80, 24);
     assert!(
         lines[1].contains("/nonexistent/proc/11/status"),
         "{lines:#?}"
     );
-    assert_eq!(press(&mut app, "r"), [11]);
-    press(&mut app, "qq");
+    assert_eq!(press(&mut app, "r"), [Whose::Process(11)]);
+    assert_eq!(press(&mut app, "q\t"), [Whose::Host]);
+    // The page of the process, which came late, is not that of the host.
+    app.event(Event::Status(Whose::Process(11), Ok(View::default())));
+    assert_eq!(screen(&mut app, 80, 24).0[1], "reading ...");
+    let mut page = View::default();
+    page.fact("Pools", "none");
+    app.event(Event::Status(Whose::Host, Ok(page)));
+    let (lines, _) = screen(&mut app, 80, 24);
+    assert_eq!(lines[..2], ["jumbo top: the host", "Pools           none"]);
+    press(&mut app, "\tq");
     assert!(app.ended);
 }
