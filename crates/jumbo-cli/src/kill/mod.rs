@@ -13,8 +13,8 @@ use anyhow::Context as _;
 use jumbo::units::Bytes;
 use jumbo_host::kernel::process::{Process, ProcessState, Signals};
 use jumbo_host::kernel::{Root, task};
-use jumbo_host::promote::DESCRIPTORS_HINT;
-use jumbo_host::status::{REAPER, is_sibling, program_of, siblings_of};
+use jumbo_host::promote::{self, DESCRIPTORS_HINT, open_program};
+use jumbo_host::status::{REAPER, program_of, siblings_of};
 use jumbo_sys::raise_descriptors;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -296,23 +296,18 @@ fn failed(why: impl Into<String>, hint: Option<&'static str>) -> Refusal {
 
 /// Opens a process; an error if it must not be ended, or has ended.
 fn examine(root: &Root, pid: u32) -> Result<Process, Refusal> {
-    if pid == std::process::id() {
-        return Err(failed("that is this command itself", None));
-    }
     if pid == 1 {
         let hint = "shut down the system, or the container from outside";
         return Err(failed("that is the init process", Some(hint)));
     }
-    let opened = Process::open(root, pid);
-    let state = ProcessState::read(root, pid);
-    let state = state.map_err(|error| refused(error.errno().unwrap_or(Errno::IO)))?;
-    if state.process != pid {
-        let why = format!("that is a thread of process {}", state.process);
-        return Err(failed(why, Some("name the process")));
-    }
-    if is_sibling(root, pid) {
+    open_program(root, pid).map_err(|refusal| match refusal {
+        // A zombie has no memory.
+        promote::Refusal::Zombie { parent } => {
+            let why = format!("its parent {parent} has not waited for it");
+            ("had-ended", why, None)
+        }
         // A reaper blocks all signals; without it the kernel would free the memory alone.
-        return Err(
+        promote::Refusal::Sibling => {
             match program_of(root, pid, task::all(root).unwrap_or_default()) {
                 Some(of) => {
                     let why = format!(
@@ -325,19 +320,10 @@ fn examine(root: &Root, pid: u32) -> Result<Process, Refusal> {
                     "that is a reaper, which frees the memory of a program that has ended",
                     Some("`jumbo wait` waits for it"),
                 ),
-            },
-        );
-    }
-    let process = opened.map_err(refused)?;
-    if process.is_gone() {
-        // A zombie has no memory.
-        let why = format!("its parent {} has not waited for it", state.parent);
-        return Err(("had-ended", why, None));
-    }
-    if task::is_kernel(root, pid) {
-        return Err(failed("that is a thread of the kernel", None));
-    }
-    Ok(process)
+            }
+        }
+        refusal => failed(refusal.to_string(), refusal.hint()),
+    })
 }
 
 /// Reason why a process survived the signal.

@@ -26,5 +26,5 @@ pub use pace::{Pace, Pause};
 pub use plan::{Part, PromotePlan, Selection, left_out};
 pub use refusal::{DESCRIPTORS_HINT, Refusal};
 pub use split::{Split, split};
-pub use target::Target;
+pub use target::{Target, open_program};
 pub use work::{Failure, Outcome, Progress, Watcher, promote};

@@ -21,39 +21,46 @@ pub struct Target {
     calls: MapCalls,
 }
 
+/// Opens a process that has memory of its own.
+///
+/// # Errors
+/// [`Refusal`] for any other.
+pub fn open_program(root: &Root, pid: u32) -> Result<Process, Refusal> {
+    if pid == std::process::id() {
+        return Err(Refusal::Itself);
+    }
+    let opened = Process::open(root, pid);
+    let standing = ProcessState::read(root, pid).map_err(Refusal::unread)?;
+    if standing.process != pid {
+        return Err(Refusal::Thread(standing.process));
+    }
+    if task::is_kernel(root, pid) {
+        return Err(Refusal::Kernel);
+    }
+    if is_sibling(root, pid) {
+        return Err(Refusal::Sibling);
+    }
+    let process = opened.map_err(|errno| match errno {
+        Errno::SRCH => Refusal::Gone,
+        errno => Refusal::File(FileError::io("open", &root.path(format!("proc/{pid}")))(
+            errno.into(),
+        )),
+    })?;
+    // The state alone may be that of a first thread that has ended before others.
+    if process.is_gone() {
+        let parent = standing.parent;
+        return Err(Refusal::Zombie { parent });
+    }
+    Ok(process)
+}
+
 impl Target {
     /// Opens `pid`.
     ///
     /// # Errors
-    /// [`Refusal`] where it is no process, or has no memory of its own.
+    /// Same as [`open_program`]; [`Refusal::File`].
     pub fn open(root: &Root, pid: u32) -> Result<Self, Refusal> {
-        if pid == std::process::id() {
-            return Err(Refusal::Itself);
-        }
-        let opened = Process::open(root, pid);
-        let standing = ProcessState::read(root, pid).map_err(Refusal::unread)?;
-        if standing.process != pid {
-            return Err(Refusal::Thread(standing.process));
-        }
-        if task::is_kernel(root, pid) {
-            return Err(Refusal::Kernel);
-        }
-        let parent = standing.parent;
-        if standing.is_zombie() {
-            return Err(Refusal::Zombie { parent });
-        }
-        if is_sibling(root, pid) {
-            return Err(Refusal::Sibling);
-        }
-        let process = opened.map_err(|errno| match errno {
-            Errno::SRCH => Refusal::Gone,
-            errno => Refusal::File(FileError::io("open", &root.path(format!("proc/{pid}")))(
-                errno.into(),
-            )),
-        })?;
-        if process.is_gone() {
-            return Err(Refusal::Zombie { parent });
-        }
+        let process = open_program(root, pid)?;
         let base = super::plan::size(crate::kernel::base_page(root));
         let calls = MapCalls::start(root, pid, process.as_fd(), base);
         let calls = calls.map_err(FileError::io("start a child for", &root.path("proc/self")))?;
