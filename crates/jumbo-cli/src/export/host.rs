@@ -7,6 +7,7 @@ use jumbo_host::kernel::hugetlb::{self, Pool};
 use jumbo_host::kernel::memory::{Events, Memory, Zone};
 use jumbo_host::kernel::thp::{self, Thp};
 use jumbo_host::kernel::{Root, base_page, pressure};
+use prometheus_client::metrics::MetricType::{Counter, Gauge};
 use prometheus_client::registry::Unit::{Bytes, Seconds};
 
 use super::metrics::{Labels, Metrics};
@@ -30,12 +31,8 @@ pub(super) fn add(page: &mut Metrics, root: &Root, failures: &mut Failures) {
     let is_ours = |name: &str| name.starts_with("thp_") || COMPACTION_COUNTERS.contains(&name);
     for (name, count) in events.0.iter().filter(|(name, _)| is_ours(name)) {
         let help = format!("{name} of /proc/vmstat");
-        page.counter(
-            &format!("jumbo_vmstat_{name}"),
-            None,
-            &help,
-            [(vec![], *count as f64)],
-        );
+        let name = format!("jumbo_vmstat_{name}");
+        page.add(Counter, &name, None, &help, [(vec![], *count as f64)]);
     }
     let pressure = failures.or_default(pressure::memory(root), "the pressure of memory");
     for (name, help, time) in [
@@ -52,7 +49,7 @@ pub(super) fn add(page: &mut Metrics, root: &Root, failures: &mut Failures) {
     ] {
         let samples = time.map(|time| (vec![], time.as_secs_f64()));
         let name = format!("jumbo_memory_pressure_{name}");
-        page.counter(&name, Some(Seconds), help, samples);
+        page.add(Counter, &name, Some(Seconds), help, samples);
     }
     let zones = failures.or_default(Zone::read_all(root), "buddyinfo");
     add_free(page, root, &zones);
@@ -124,10 +121,9 @@ fn add_folios(page: &mut Metrics, thp: Option<&Thp>) {
             "{stat} of a folio size in /sys/{}",
             thp::FOLDER.trim_start_matches("sys/")
         );
-        match stat.starts_with("nr_") {
-            true => page.gauge(&name, None, &help, samples),
-            false => page.counter(&name, None, &help, samples),
-        }
+        let is_gauge = stat.starts_with("nr_");
+        let kind = if is_gauge { Gauge } else { Counter };
+        page.add(kind, &name, None, &help, samples);
     }
 }
 
@@ -143,18 +139,20 @@ fn add_free(page: &mut Metrics, root: &Root, zones: &[Zone]) {
         each.collect()
     };
     let in_blocks = format!("that lies in free blocks of the PMD size, {pmd}, or more");
-    page.gauge(
-        "jumbo_free",
-        Some(Bytes),
-        "Free memory of a zone",
-        samples(&free),
-    );
+    let help = "Free memory of a zone";
+    page.add(Gauge, "jumbo_free", Some(Bytes), help, samples(&free));
     let help = format!("Free memory of a zone {in_blocks}");
-    page.gauge("jumbo_free_huge_block", Some(Bytes), &help, samples(&huge));
+    page.add(
+        Gauge,
+        "jumbo_free_huge_block",
+        Some(Bytes),
+        &help,
+        samples(&huge),
+    );
     let sum = |bytes: &dyn Fn(&Zone) -> u64| zones.iter().map(bytes).sum::<u64>() as f64;
     let ratio = Some(sum(&free)).filter(|free| *free > 0.0);
     let ratio = ratio.map(|all| (vec![], sum(&huge) / all));
     let help =
         format!("Share of the free memory {in_blocks}; the rest is too fragmented for a huge page");
-    page.gauge("jumbo_free_huge_block_ratio", None, &help, ratio);
+    page.add(Gauge, "jumbo_free_huge_block_ratio", None, &help, ratio);
 }

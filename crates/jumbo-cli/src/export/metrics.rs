@@ -6,7 +6,7 @@ use std::fmt;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, prometheus_text};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::MetricType::{self, Counter, Gauge};
 use prometheus_client::registry::{Registry, Unit};
 
 /// Labels of a sample. Values are never empty: to Prometheus an empty label is an absent one.
@@ -14,7 +14,6 @@ pub(super) type Labels = Vec<(&'static str, String)>;
 
 #[derive(Debug)]
 struct Family {
-    /// Name without the unit and `_total`, which the encoder adds.
     name: String,
     help: String,
     unit: Option<Unit>,
@@ -25,15 +24,16 @@ struct Family {
 #[derive(Debug, Default)]
 pub(super) struct Metrics(Vec<Family>);
 
-/// Splits a line of a table of gauges: the name, the unit (`bytes` or `-`), and the help.
+/// Splits a line of a table of gauges: the name, the unit (`bytes`, `seconds` or `-`), and the help.
 fn parse_gauge(line: &str) -> Option<(&str, Option<Unit>, &str)> {
     let (name, rest) = line.split_once(' ')?;
     let (unit, help) = rest.trim_start().split_once(' ')?;
-    Some((
-        name,
-        (unit == "bytes").then_some(Unit::Bytes),
-        help.trim_start(),
-    ))
+    let unit = match unit {
+        "bytes" => Some(Unit::Bytes),
+        "seconds" => Some(Unit::Seconds),
+        _ => None,
+    };
+    Some((name, unit, help.trim_start()))
 }
 
 /// Name of a gauge, and an additional label.
@@ -61,32 +61,13 @@ impl Row {
 }
 
 impl Metrics {
-    pub(super) fn gauge(
+    /// Adds a metric; the encoder adds its unit, and `_total` to a counter.
+    pub(super) fn add(
         &mut self,
-        name: &str,
-        unit: Option<Unit>,
-        help: &str,
-        samples: impl IntoIterator<Item = (Labels, f64)>,
-    ) {
-        self.family(name, unit, help, MetricType::Gauge, samples);
-    }
-
-    pub(super) fn counter(
-        &mut self,
-        name: &str,
-        unit: Option<Unit>,
-        help: &str,
-        samples: impl IntoIterator<Item = (Labels, f64)>,
-    ) {
-        self.family(name, unit, help, MetricType::Counter, samples);
-    }
-
-    fn family(
-        &mut self,
-        name: &str,
-        unit: Option<Unit>,
-        help: &str,
         kind: MetricType,
+        name: &str,
+        unit: Option<Unit>,
+        help: &str,
         samples: impl IntoIterator<Item = (Labels, f64)>,
     ) {
         self.0.push(Family {
@@ -106,7 +87,7 @@ impl Metrics {
     ) {
         let gauges = table.lines().filter_map(parse_gauge);
         for ((name, unit, help), samples) in gauges.zip(samples) {
-            self.gauge(name, unit, help, samples);
+            self.add(Gauge, name, unit, help, samples);
         }
     }
 
@@ -121,7 +102,7 @@ impl Metrics {
                     (labels, *value as f64)
                 })
             });
-            self.gauge(name, unit, help, samples.collect::<Vec<_>>());
+            self.add(Gauge, name, unit, help, samples.collect::<Vec<_>>());
         }
     }
 
@@ -146,7 +127,7 @@ impl Collector for Metrics {
             for (labels, value) in &family.samples {
                 let mut sample = metric.encode_family(labels)?;
                 match kind {
-                    MetricType::Counter => sample.encode_counter::<Labels, _, u64>(value, None)?,
+                    Counter => sample.encode_counter::<Labels, _, u64>(value, None)?,
                     _ => sample.encode_gauge(value)?,
                 }
             }
@@ -218,8 +199,14 @@ mod tests {
     fn the_text_has_help_type_and_unit_and_names_are_escaped() {
         let mut page = Metrics::default();
         let labels = || vec![("comm", String::from("a\"b\\c\nd"))];
-        page.gauge("a", Some(Unit::Bytes), "A gauge", [(labels(), 2.0)]);
-        page.counter("b", Some(Unit::Seconds), "A counter", [(vec![], 0.5)]);
+        page.add(Gauge, "a", Some(Unit::Bytes), "A gauge", [(labels(), 2.0)]);
+        page.add(
+            Counter,
+            "b",
+            Some(Unit::Seconds),
+            "A counter",
+            [(vec![], 0.5)],
+        );
         assert_eq!(page.series(), 2);
         let expected = "# HELP a_bytes A gauge.\n# TYPE a_bytes gauge\n\
             a_bytes{comm=\"a\\\"b\\\\c\\nd\"} 2.0\n\

@@ -22,11 +22,10 @@ use std::time::Instant;
 use anyhow::Context as _;
 use jumbo_host::kernel::{FileError, Root};
 use jumbo_host::whole_file::{self, Existing};
-use prometheus_client::registry::Unit;
 
 use crate::value::whole;
 use crate::view::Stdout;
-use metrics::{Labels, Metrics};
+use metrics::Metrics;
 
 /// Metrics for Prometheus: host, control groups, covered programs
 ///
@@ -109,46 +108,30 @@ fn label(name: &'static str, value: impl Display) -> (&'static str, String) {
     (name, value.to_string())
 }
 
+/// Gauges of the export itself.
+const OWN_GAUGES: &str = "\
+jumbo_build_info            -       The version of jumbo
+jumbo_export_dropped_series -       Series beyond --max-series, which were summed up
+jumbo_export_failed         -       1 for each source that could not be read
+jumbo_export_duration       seconds The time that reading all of this took";
+
 fn text(root: &Root, max_series: usize) -> anyhow::Result<String> {
     let begin = Instant::now();
     let (mut page, mut failures) = (Metrics::default(), Failures::default());
-    let version = vec![label("version", env!("CARGO_PKG_VERSION"))];
-    page.gauge(
-        "jumbo_build_info",
-        None,
-        "The version of jumbo",
-        [(version, 1.0)],
-    );
     host::add(&mut page, root, &mut failures);
-    // Two series follow the programs and groups.
-    let room = max_series.saturating_sub(2);
+    // Three series follow the programs and groups.
+    let room = max_series.saturating_sub(3);
     let dropped = programs::add(&mut page, root, room, &mut failures);
-    let help = "Series beyond --max-series, which were summed up";
-    page.gauge(
-        "jumbo_export_dropped_series",
-        None,
-        help,
-        [(vec![], dropped as f64)],
-    );
-    let failed = failures
-        .0
-        .iter()
-        .map(|what| (vec![label("what", what)], 1.0));
-    let failed: Vec<(Labels, f64)> = failed.collect();
-    page.gauge(
-        "jumbo_export_failed",
-        None,
-        "1 for each source that could not be read",
-        failed,
-    );
-    let seconds = begin.elapsed().as_secs_f64();
-    let help = "The time that reading all of this took";
-    page.gauge(
-        "jumbo_export_duration",
-        Some(Unit::Seconds),
-        help,
-        [(vec![], seconds)],
-    );
+    let version = vec![label("version", env!("CARGO_PKG_VERSION"))];
+    let failed = failures.0.iter();
+    let failed = failed.map(|what| (vec![label("what", what)], 1.0));
+    let own = [
+        vec![(version, 1.0)],
+        vec![(vec![], dropped as f64)],
+        failed.collect(),
+        vec![(vec![], begin.elapsed().as_secs_f64())],
+    ];
+    page.each(OWN_GAUGES, own);
     page.text().context("cannot encode the metrics")
 }
 

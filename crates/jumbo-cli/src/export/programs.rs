@@ -6,6 +6,7 @@ use jumbo_host::kernel::groups::{self, GroupHuge, Workload};
 use jumbo_host::kernel::{Root, base_page, thp};
 use jumbo_host::status::{Census, Member};
 use jumbo_inside::ledger::flag;
+use prometheus_client::metrics::MetricType::Gauge;
 
 use super::metrics::{Labels, Metrics, Row, bound};
 use super::{Failures, label};
@@ -47,7 +48,7 @@ pub(super) fn add(
     ];
     let unread = unread.map(|(reason, count)| (vec![label("reason", reason)], count as f64));
     let help = "Processes that could not be read: this user may not, they held it back, others took the time or the memory, or they have another jumbo's library";
-    page.gauge("jumbo_unreadable_processes", None, help, unread);
+    page.add(Gauge, "jumbo_unreadable_processes", None, help, unread);
 
     let mut programs = BTreeMap::new();
     for member in &census.members {
