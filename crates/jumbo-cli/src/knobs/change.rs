@@ -10,9 +10,7 @@ use jumbo_host::knobs::{ApplyError, Group, Knob, Plan, Step, Value, apply};
 use serde::Serialize;
 
 use super::terminal::Terminal;
-use super::{
-    EXIT_PARTIAL, Mode, all_or_part, command_line, failure, journal, lock, refused, usage,
-};
+use super::{EXIT_PARTIAL, Mode, all_or_part, command_line, failed, failure, journal, lock, usage};
 use crate::pool::change::PoolDelta;
 use crate::view::{self, View, in_words, is_broken_pipe, tell};
 
@@ -51,7 +49,7 @@ pub(crate) fn change(
             None => Ok(ExitCode::SUCCESS),
         };
     }
-    change.plan.writable(root).map_err(refused)?;
+    change.plan.writable(root).map_err(failed)?;
 
     let command = command_line();
     let journal = journal(root)?;
@@ -113,7 +111,7 @@ pub(crate) fn change(
 pub(crate) fn plan(root: &Root, group: &Group, values: &[(Knob, Value)]) -> anyhow::Result<Plan> {
     match Plan::of(root, group.clone(), values.iter().cloned()) {
         Ok(plan) => Ok(plan),
-        Err(ApplyError::Refused(error)) => Err(refused(error)),
+        Err(error @ ApplyError::Refused(_)) => Err(failed(error)),
         Err(error) => usage(&error.to_string()),
     }
 }

@@ -127,7 +127,7 @@ pub(crate) fn lock<'a>(
     let sizes = pools.filter_map(|knob| Some(hugetlb::of_file(&knob.file)?.0));
     let sizes: BTreeSet<_> = sizes.collect();
     let pools = sizes.into_iter().map(Group::pool);
-    let lock = |group: &Group| journal.lock(group, command).map_err(unrecorded);
+    let lock = |group: &Group| journal.lock(group, command).map_err(failed);
     let locked = lock(group)?;
     let others = pools.filter(|pool| pool != group);
     let others = others.map(|pool| lock(&pool)).collect::<Result<_, _>>()?;
@@ -153,19 +153,13 @@ pub(crate) fn failure(error: ApplyError) -> anyhow::Result<ExitCode> {
     Err(error)
 }
 
-pub(crate) fn failed(error: ApplyError) -> anyhow::Error {
+/// The error with its hint.
+pub(crate) fn failed(error: impl Into<ApplyError>) -> anyhow::Error {
+    let error = error.into();
     match apply_hint(&error) {
         Some(hint) => anyhow!("{error}\nhint: {hint}"),
         None => error.into(),
     }
-}
-
-pub(crate) fn refused(error: FileError) -> anyhow::Error {
-    failed(ApplyError::Refused(error))
-}
-
-pub(crate) fn unrecorded(error: JournalError) -> anyhow::Error {
-    failed(ApplyError::Journal(error))
 }
 
 const ROOT_HINT: &str = "changing the kernel's settings takes root";

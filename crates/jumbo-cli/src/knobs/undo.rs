@@ -9,9 +9,7 @@ use jumbo_host::knobs::{Group, Record, Undone, undo};
 use serde_json::json;
 
 use super::terminal::Terminal;
-use super::{
-    Mode, all_or_part, change, command_line, failed, failure, journal, lock, refused, unrecorded,
-};
+use super::{Mode, all_or_part, change, command_line, failed, failure, journal, lock};
 use crate::view::{self, View, tell};
 
 /// Undoes the last change of any of `groups`.
@@ -33,12 +31,12 @@ pub(crate) fn main(
         }
         Ok(ExitCode::SUCCESS)
     };
-    let Some(last) = journal.last(groups).map_err(unrecorded)? else {
+    let Some(last) = journal.last(groups).map_err(failed)? else {
         return none();
     };
     if mode.dry_run {
         let undone = Undone {
-            steps: undo_steps(root, &last).map_err(refused)?,
+            steps: undo_steps(root, &last).map_err(failed)?,
             complete: false,
         };
         print(root, &last, &undone, mode, compact)?;
@@ -53,7 +51,7 @@ pub(crate) fn main(
     let knobs = last.saved.iter().map(|saved| &saved.knob);
     let (locked, _pools) = lock(&journal, &last.group, knobs, &command)?;
     // Another process may have undone it before the lock.
-    let Some(last) = locked.last().map_err(unrecorded)? else {
+    let Some(last) = locked.last().map_err(failed)? else {
         return none();
     };
     let mut terminal = Terminal::new(root)?;

@@ -199,11 +199,10 @@ fn row(holder: &Holder) -> [String; 6] {
 /// Shows a row for each pool, and below it one for each of its nodes.
 pub(crate) fn show_pools(view: &mut View, pools: &[&Pool]) {
     let rows = |pool: &&Pool| {
-        let nodes = pool.nodes.iter();
-        let nodes = nodes.map(|(node, pages)| of_node(pool.size, *node, pages));
-        std::iter::once(of_all(pool))
-            .chain(nodes)
-            .collect::<Vec<_>>()
+        let nodes = pool.nodes.iter().map(|(node, pages)| (Some(*node), *pages));
+        let parts = std::iter::once((None, pool.pages())).chain(nodes);
+        let rows = parts.map(|(node, pages)| pages_row(pool, node, pages));
+        rows.collect::<Vec<_>>()
     };
     view.heading("hugetlb pools");
     view.table(
@@ -212,33 +211,19 @@ pub(crate) fn show_pools(view: &mut View, pools: &[&Pool]) {
     )
 }
 
-fn of_all(pool: &Pool) -> [String; 10] {
+/// Row of a pool, or of its part on a node. Overcommit and reservations belong to no node.
+fn pages_row(pool: &Pool, node: Option<NodeId>, pages: NodePool) -> [String; 10] {
+    let of_pool = |pages: Pages| node.map_or(pages.to_string(), |_| NONE.to_owned());
     [
-        pool.size.to_string(),
-        "all".to_owned(),
-        pool.total.to_string(),
-        pool.persistent().to_string(),
-        pool.surplus.to_string(),
-        pool.overcommit.to_string(),
-        pool.used().to_string(),
-        pool.free.to_string(),
-        pool.reserved.to_string(),
-        pool.total.bytes(pool.size).to_string(),
-    ]
-}
-
-/// Row of a node. Overcommit and reservations belong to no node.
-fn of_node(size: PageSize, node: NodeId, pages: &NodePool) -> [String; 10] {
-    [
-        String::new(),
-        node.to_string(),
+        node.map_or(pool.size.to_string(), |_| String::new()),
+        node.map_or("all".to_owned(), |node| node.to_string()),
         pages.total.to_string(),
         pages.persistent().to_string(),
         pages.surplus.to_string(),
-        NONE.to_owned(),
+        of_pool(pool.overcommit),
         pages.used().to_string(),
         pages.free.to_string(),
-        NONE.to_owned(),
-        pages.total.bytes(size).to_string(),
+        of_pool(pool.reserved),
+        pages.total.bytes(pool.size).to_string(),
     ]
 }

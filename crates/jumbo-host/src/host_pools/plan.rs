@@ -174,11 +174,7 @@ fn on_node(node: Option<NodeId>) -> String {
 /// Returns the pages of a pool, or of its part on one node.
 fn part(pool: &Pool, node: Option<NodeId>) -> Result<NodePool, PlanError> {
     let Some(node) = node else {
-        return Ok(NodePool {
-            total: pool.total,
-            free: pool.free,
-            surplus: pool.surplus,
-        });
+        return Ok(pool.pages());
     };
     let here = pool.nodes.get(&node).copied();
     here.ok_or_else(|| {

@@ -73,14 +73,23 @@ impl NodePool {
 }
 
 impl Pool {
+    /// Pages of all nodes.
+    pub fn pages(&self) -> NodePool {
+        NodePool {
+            total: self.total,
+            free: self.free,
+            surplus: self.surplus,
+        }
+    }
+
     /// Pages that stay without demand.
     pub fn persistent(&self) -> Pages {
-        Pages(self.total.0.saturating_sub(self.surplus.0))
+        self.pages().persistent()
     }
 
     /// Pages that are mapped.
     pub fn used(&self) -> Pages {
-        Pages(self.total.0.saturating_sub(self.free.0))
+        self.pages().used()
     }
 
     /// Pages that are neither mapped nor reserved.
