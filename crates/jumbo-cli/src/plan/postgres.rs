@@ -19,7 +19,7 @@ use crate::planned::all;
 /// Shared memory is more than shared_buffers: descriptors of buffers, the buffer of the WAL, and
 /// some 50 KiB for each connection. The estimate is for PostgreSQL 15 with other settings at their
 /// defaults, and at most 4 MiB or 0.3 % too large. With --data the program itself computes it.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[command(after_help = "Examples:
   jumbo plan postgres --shared-buffers 200G --connections 500
   jumbo plan postgres --data /var/lib/postgresql/15/main

@@ -95,11 +95,8 @@ pub(super) fn workload(
     let page = page.or(memory.hugetlb.first().map(|(size, _)| *size));
     let mut workload = if is(&["postgres"]) {
         let args = postgres::Args {
-            shared_buffers: None,
-            connections: None,
-            data: None,
-            program: None,
             measured: Some(memory.shared),
+            ..postgres::Args::default()
         };
         args.workload(page)?
     } else if is(&["redis-server", "valkey-server"]) {

@@ -15,7 +15,7 @@ use super::{Covered, Kind, Missing, Usage, siblings};
 use jumbo::status::HUGE;
 
 /// Memory of a process, and the reasons why not more of it is huge.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Detail {
     /// Process ID.
     pub pid: u32,
@@ -141,17 +141,11 @@ impl Inspector {
         let mut detail = Detail {
             pid,
             name: task::name(&self.root, pid)?,
-            command: String::new(),
             peak: task::vm_hwm(&self.root, pid)?,
             faults: task::faults(&self.root, pid).ok(),
             memory,
-            usage: None,
-            proportional: None,
-            why_not: BTreeMap::new(),
             reaper_of: reaper_of.map(|sibling| sibling.program),
-            jumbo: None,
-            mappings: Vec::new(),
-            missing: Vec::new(),
+            ..Detail::default()
         };
         let command = task::command(&self.root, pid);
         let result = command.and_then(|command| {

@@ -16,7 +16,7 @@ use super::library::LIBRARY;
 use super::{Missing, Sibling, siblings};
 
 /// Summary of one process.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Task {
     /// Process ID.
     pub pid: u32,
@@ -213,12 +213,8 @@ fn brief(root: &Root, pid: u32) -> Option<Task> {
     Some(Task {
         pid,
         name: task::name(root, pid).ok()?,
-        command: String::new(),
         memory,
-        huge: None,
-        measured: false,
-        covered: false,
-        unreached: None,
         age: task::age(root, pid),
+        ..Task::default()
     })
 }

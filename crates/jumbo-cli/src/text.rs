@@ -1,4 +1,4 @@
-//! `jumbo text align`.
+//! `jumbo text`: program text on huge pages, without the library.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,6 +11,34 @@ use jumbo_host::segments::align::{Aligned, Options, align};
 use jumbo_host::segments::{Error, Sizes};
 
 use crate::view::{self, View};
+
+/// Prepare the text of programs for huge pages
+///
+/// Two conditions let all processes map a program's text by PMD. Its file offset equals its address
+/// modulo the huge page size (`align` makes such a copy), and the page cache has it in huge folios
+/// (`jumbo files prime` reads it so). The program itself then runs without jumbo. `jumbo files show`
+/// tells what a file lacks.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo text align /usr/bin/python3 -o /opt/python3
+  jumbo files prime /opt/python3")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+
+    /// A folder that stands in for /
+    #[arg(long, global = true, hide = true, default_value = "/")]
+    root: PathBuf,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Align(AlignArgs),
+}
 
 /// Write a copy of an executable or library whose text can be huge
 ///
@@ -28,7 +56,7 @@ use crate::view::{self, View};
 
 Priming the copy (`jumbo files prime`) then brings it in huge folios. A position-independent program is loaded at \
 multiples of the huge page size: its addresses are less random, by 9 bits where that is 2 MiB.")]
-pub(crate) struct Args {
+struct AlignArgs {
     /// The executable or shared library
     file: PathBuf,
 
@@ -45,8 +73,9 @@ pub(crate) struct Args {
     force: bool,
 }
 
-pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitCode> {
-    let sizes = Sizes::read(root)?;
+pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    let (sizes, json) = (Sizes::read(&Root::at(&args.root))?, args.json);
+    let Command::Align(args) = &args.command;
     let options = Options {
         join: args.join,
         replace: args.force,
@@ -58,7 +87,7 @@ pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitC
     })
 }
 
-fn refused(args: &Args, error: Error) -> anyhow::Error {
+fn refused(args: &AlignArgs, error: Error) -> anyhow::Error {
     let hint = match &error {
         Error::Itself => {
             "write it beside the original, try it, and move it over the original with mv(1)"
@@ -77,7 +106,7 @@ fn refused(args: &Args, error: Error) -> anyhow::Error {
     )
 }
 
-fn show(view: &mut View, args: &Args, sizes: Sizes, aligned: &Aligned) {
+fn show(view: &mut View, args: &AlignArgs, sizes: Sizes, aligned: &Aligned) {
     let bytes = |pages: jumbo::units::Pages| pages.bytes(sizes.pmd);
     let note = match aligned.was_aligned {
         true => " is as the original, which is aligned already",
