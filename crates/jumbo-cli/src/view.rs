@@ -5,6 +5,7 @@
 mod table;
 
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -342,14 +343,14 @@ pub(crate) fn filled(first: &str, text: &str, indent: usize, width: usize) -> St
     out
 }
 
-/// Bytes, or a dash for an unknown value.
-pub(crate) fn bytes(bytes: Option<Bytes>) -> String {
-    bytes.map_or_else(|| NONE.to_owned(), |bytes| bytes.to_string())
+/// The value, or a dash without one.
+pub(crate) fn or_none(value: Option<impl Display>) -> String {
+    value.map_or_else(|| NONE.to_owned(), |value| value.to_string())
 }
 
 /// Bytes, or a dash for zero.
 pub(crate) fn nonzero_bytes(value: Bytes) -> String {
-    bytes(Some(value).filter(|value| *value > Bytes(0)))
+    or_none(Some(value).filter(|value| *value > Bytes(0)))
 }
 
 /// A time in milliseconds below one second, else in seconds.

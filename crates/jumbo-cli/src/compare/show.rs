@@ -6,7 +6,7 @@ use jumbo::units::{Bytes, counted};
 use jumbo_bench::program::verdict::{Agreement, Change};
 use jumbo_bench::program::{Compared, Comparison, PLAIN, Served, Server};
 
-use crate::view::{NONE, View, WIDTH, duration};
+use crate::view::{View, WIDTH, duration, or_none};
 
 /// Minimum memory of a program for huge pages to matter.
 const MIN_MEMORY_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
@@ -86,7 +86,7 @@ fn served(it: &Comparison) -> Vec<[String; 4]> {
         } = served?;
         let throughput = throughput.map(|rate| format!("{rate:.0}/s"));
         let figures = [throughput, p50_ms.map(ms), p99_ms.map(ms)];
-        let [throughput, p50, p99] = figures.map(|it| it.unwrap_or_else(|| NONE.to_owned()));
+        let [throughput, p50, p99] = figures.map(or_none);
         Some([short(name), throughput, p50, p99])
     });
     rows.collect()
@@ -106,7 +106,7 @@ fn cells(it: &Comparison, key: &str, name: &str) -> [String; 7] {
     let value = |figure| value(it, key, figure);
     let time = |figure| {
         let seconds = Duration::try_from_secs_f64(value(figure) / 1e3);
-        seconds.map_or_else(|_| NONE.to_owned(), duration)
+        or_none(seconds.ok().map(duration))
     };
     [
         short(name),

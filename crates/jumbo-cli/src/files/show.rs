@@ -236,7 +236,7 @@ fn row(report: &SegmentReport) -> [String; 8] {
         Bytes(segment.align).to_string(),
         report.whole.0.to_string(),
         if report.congruent { "yes" } else { "no" }.to_owned(),
-        report.cached.map_or_else(|| NONE.to_owned(), cached),
+        view::or_none(report.cached.map(cached)),
     ]
 }
 

@@ -7,7 +7,7 @@ use super::simulate::ExperimentPlan;
 use super::statistics::{Difference, FleetSaving};
 use super::{FigureComparison, FleetComparison};
 use crate::compare::{bytes, percent};
-use crate::view::{NONE, View};
+use crate::view::{View, or_none};
 
 pub(super) fn comparison(view: &mut View, it: &FleetComparison) {
     let pods = &it.pods;
@@ -29,7 +29,7 @@ pub(super) fn comparison(view: &mut View, it: &FleetComparison) {
             amount(of.figure, it.per_request, of.plain),
             amount(of.figure, it.per_request, of.jumbo),
             interval(of.difference),
-            of.aa.map_or_else(|| NONE.to_owned(), interval),
+            or_none(of.aa.map(interval)),
         ]
     });
     view.table(

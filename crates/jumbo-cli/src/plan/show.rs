@@ -7,7 +7,7 @@ use jumbo::units::{Bytes, Pages, counted};
 use super::HugePagePlan;
 use super::sizing::{PageKind, PlannedMapping};
 use crate::planned::{ConfigReader, FileLine};
-use crate::view::{NONE, View};
+use crate::view::{View, or_none};
 
 /// Maximum number of listed mappings.
 const MAX_MAPPINGS: usize = 8;
@@ -61,11 +61,8 @@ pub(super) fn show(view: &mut View, plan: &HugePagePlan) {
     if !plan.pools.is_empty() {
         view.heading("Pools");
         let row = |pool: &super::PlannedPool| {
-            let node = pool
-                .node
-                .map_or_else(|| NONE.to_owned(), |node| node.to_string());
             [
-                node,
+                or_none(pool.node),
                 pool.size.to_string(),
                 pool.pages.to_string(),
                 pool.memory.to_string(),

@@ -187,7 +187,7 @@ fn show_holders(view: &mut View, root: &Root, page: &PoolsPage) {
 
 fn row(holder: &Holder) -> [String; 6] {
     [
-        holder.size.map_or(NONE.to_owned(), |size| size.to_string()),
+        view::or_none(holder.size),
         holder.pid.to_string(),
         holder.name.clone(),
         view::nonzero_bytes(holder.private),

@@ -27,6 +27,7 @@ use serde::Serialize;
 use crate::knobs::EXIT_PARTIAL;
 use crate::signal::end_by;
 use crate::value::no_process;
+use crate::view;
 pub(crate) use attend::{Promoted, attend};
 use watch::Watch;
 
@@ -192,7 +193,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         }
     }
     let ended_by = watch.finish();
-    show::page(&page, args.json)?;
+    view::page(args.json, &page, show::show)?;
     Ok(match ended_by {
         Some(signal) => end_by(signal),
         None => status_of(&page),
@@ -337,7 +338,11 @@ fn follow(
                 break;
             }
         }
-        show::round(&page, args.json)?;
+        if !args.json {
+            view::page(false, &page, show::show)?;
+        } else if !page.processes.is_empty() {
+            view::json_line(&page)?;
+        }
         if !any_left || watch.ended_by().is_some() {
             break;
         }

@@ -9,25 +9,8 @@ use jumbo_host::status::Kind;
 use super::{ProcessResult, PromotePage};
 use crate::view::{self, View, duration, percent};
 
-/// Prints all results.
-pub(super) fn page(page: &PromotePage, json: bool) -> anyhow::Result<()> {
-    if json {
-        return view::json(page);
-    }
-    text(page)
-}
-
-/// Prints the results of a round of `--follow`, if there are any.
-pub(super) fn round(page: &PromotePage, json: bool) -> anyhow::Result<()> {
-    match (page.processes.is_empty(), json) {
-        (true, _) => Ok(()),
-        (_, true) => view::json_line(page),
-        (_, false) => text(page),
-    }
-}
-
-fn text(page: &PromotePage) -> anyhow::Result<()> {
-    let mut view = View::default();
+/// Shows all results; tells refusals.
+pub(super) fn show(view: &mut View, page: &PromotePage) {
     for done in &page.processes {
         let name = match done.name.as_str() {
             "" => done.pid.to_string(),
@@ -38,13 +21,11 @@ fn text(page: &PromotePage) -> anyhow::Result<()> {
             let hint = hint.unwrap_or_default();
             view::tell(&format!("cannot promote {name}: {refusal}{hint}"));
         } else if let Some(split) = &done.split {
-            undone(&mut view, &name, page.dry_run, split);
+            undone(view, &name, page.dry_run, split);
         } else if let (Some(plan), Some(reach)) = (&done.plan, &done.reach) {
-            promoted(&mut view, &name, plan, reach, done);
+            promoted(view, &name, plan, reach, done);
         }
     }
-    view.print()?;
-    Ok(())
 }
 
 fn promoted(view: &mut View, name: &str, plan: &PromotePlan, reach: &Access, done: &ProcessResult) {

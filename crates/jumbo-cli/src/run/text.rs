@@ -480,10 +480,8 @@ fn folios(usage: &KindUsage) -> String {
 }
 
 fn share(usage: &KindUsage) -> String {
-    match usage.huge_share() {
-        Some(share) => format!("{:.1} %", share * 100.0),
-        None => String::from("-"),
-    }
+    let share = usage.huge_share();
+    view::or_none(share.map(|share| format!("{:.1} %", share * 100.0)))
 }
 
 fn duration(duration: Duration) -> String {

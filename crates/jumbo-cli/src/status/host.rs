@@ -6,7 +6,7 @@ use jumbo_host::kernel::{hugetlb, hvo};
 use jumbo_host::status::{Host, Task, Tasks};
 
 use super::HostPage;
-use crate::view::{NONE, View, bytes, percent, percent_to};
+use crate::view::{View, or_none, percent, percent_to};
 use crate::{pool, thp};
 
 pub(super) fn show(view: &mut View, page: &HostPage) {
@@ -193,9 +193,7 @@ fn show_largest(view: &mut View, tasks: &Tasks) {
     ));
     let row = |task: &Task| {
         let memory = &task.memory;
-        let share = |part: Option<Bytes>, whole| {
-            part.map_or_else(|| NONE.to_owned(), |part| percent(part, whole))
-        };
+        let share = |part: Option<Bytes>, whole| or_none(part.map(|part| percent(part, whole)));
         [
             task.pid.to_string(),
             task.name.clone(),
@@ -204,7 +202,7 @@ fn show_largest(view: &mut View, tasks: &Tasks) {
             memory.shmem.to_string(),
             share(task.huge.map(|huge| huge.shmem), memory.shmem),
             memory.hugetlb.to_string(),
-            bytes(task.huge.map(|huge| huge.file)),
+            or_none(task.huge.map(|huge| huge.file)),
         ]
     };
     view.table(

@@ -7,7 +7,7 @@ use jumbo_host::kernel::task::Memory;
 use jumbo_host::status::{Covered, Detail, KindUsage, MappingDetail, Missing, Pooled, Usage};
 
 use super::{ProcessPage, is_counted_twice};
-use crate::view::{self, NONE, View, bytes, percent};
+use crate::view::{self, NONE, View, or_none, percent};
 
 /// Maximum characters of a command line.
 const MAX_COMMAND_CHARS: usize = 80;
@@ -127,7 +127,7 @@ fn show_lines(view: &mut View, page: &ProcessPage) {
             memory.shmem.to_string(),
             memory.file.to_string(),
             memory.hugetlb.to_string(),
-            huge.map_or_else(|| NONE.to_owned(), |all| percent(all.huge, all.bytes)),
+            or_none(huge.map(|all| percent(all.huge, all.bytes))),
         ]
     };
     view.table(
@@ -173,7 +173,7 @@ pub(crate) fn show_process(view: &mut View, process: &Detail) {
     if let Some(faults) = process.faults {
         view.line(format!(
             "  {} resident at most, {} minor and {} major page faults",
-            bytes(process.peak),
+            or_none(process.peak),
             faults.minor,
             faults.major
         ));
@@ -252,11 +252,7 @@ fn show_usage(view: &mut View, usage: &Usage) {
             usage.bytes.to_string(),
             percent(usage.huge, usage.bytes),
         ];
-        row.extend(
-            sizes
-                .iter()
-                .map(|size| bytes(usage.folios.get(size).copied())),
-        );
+        row.extend(sizes.iter().map(|size| or_none(usage.folios.get(size))));
         if unknown {
             row.push(view::nonzero_bytes(usage.unknown));
         }

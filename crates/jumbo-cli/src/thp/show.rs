@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::{NO_THP, lost_at_boot, table};
 use crate::knobs::Kept;
-use crate::view::{self, NONE, View};
+use crate::view::{self, View, or_none};
 
 /// THP controls, for JSON.
 #[derive(Serialize)]
@@ -126,12 +126,12 @@ pub(crate) fn show(view: &mut View, thp: &Thp, side: Option<Side>) {
     view.line(format!(
         "  defrag {}, khugepaged max_ptes_none {}",
         word(thp.defrag.as_ref()),
-        max_ptes_none.map_or(NONE.to_owned(), u64::to_string)
+        or_none(max_ptes_none)
     ))
 }
 
 fn word(choice: Option<&Choice>) -> String {
-    choice.map_or(NONE.to_owned(), |it| it.current.clone())
+    or_none(choice.map(|it| &it.current))
 }
 
 fn show_side(view: &mut View, thp: &Thp, side: Side, all: bool) {
@@ -164,7 +164,7 @@ fn show_side(view: &mut View, thp: &Thp, side: Side, all: bool) {
     let mut columns = String::from("<SIZE|<VALUE|<MEANS");
     columns.extend(shown.iter().map(|name| format!("|>{name}")));
     let rows = sizes.iter().map(|(of, first)| {
-        let count = |name: &&String| count(of, name).map_or(NONE.to_owned(), |it| it.to_string());
+        let count = |name: &&String| or_none(count(of, name));
         let counts = shown.iter().map(count);
         first.iter().cloned().chain(counts).collect::<Vec<_>>()
     });

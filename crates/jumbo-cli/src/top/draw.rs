@@ -12,7 +12,7 @@ use ratatui_widgets::table::{Row, Table, TableState};
 use super::collect::{HostSample, Rates, Sample};
 use super::model::{Column, Subject};
 use super::{App, Page};
-use crate::view::{NONE, clean, percent};
+use crate::view::{clean, or_none, percent};
 
 const TITLE: Style = Style::new().add_modifier(Modifier::REVERSED);
 const LABEL: Style = Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD);
@@ -224,7 +224,7 @@ pub(super) fn why_hidden() -> &'static str {
 /// Rate of an event per second.
 fn rate(rates: Option<&Rates>, name: &str) -> String {
     let value = rates.and_then(|rates| rates.events.get(name));
-    value.map_or(NONE.to_owned(), |value| count(*value))
+    or_none(value.map(|value| count(*value)))
 }
 
 fn count(value: f64) -> String {

@@ -8,7 +8,7 @@ use jumbo::units::{Bytes, counted};
 use serde::Serialize;
 
 use super::collect::{ProcessRow, candidate};
-use crate::view::{NONE, bytes, nonzero_bytes, percent};
+use crate::view::{nonzero_bytes, or_none, percent};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Column {
@@ -228,7 +228,7 @@ impl Line {
     fn value(&self, column: Column) -> (String, Option<u64>) {
         let figures = &self.figures;
         let text = |text: &str| (text.to_owned(), None);
-        let size = |size: Option<Bytes>| (bytes(size), size.map(|size| size.0));
+        let size = |size: Option<Bytes>| (or_none(size), size.map(|size| size.0));
         let part = |size: Bytes| (nonzero_bytes(size), Some(size.0));
         match column {
             Column::Pid => match self.subject {
@@ -245,7 +245,7 @@ impl Line {
             Column::Huge => size(figures.huge),
             Column::Share => {
                 let share = |huge| percent(huge, figures.candidate);
-                (figures.huge.map_or(NONE.to_owned(), share), figures.share())
+                (or_none(figures.huge.map(share)), figures.share())
             }
             Column::Gain => size(figures.gain),
             Column::Waste => size(figures.waste),
