@@ -13,6 +13,8 @@ pub(crate) enum Task {
     /// Objects of so many bytes: allocated, filled, visited in random order, and freed.
     Load(Bytes),
     SmallFree,
+    /// Pairs of malloc(3) and free(3) of a large block, in a thread besides the first.
+    LargePairs,
     /// Memory allocated and touched, then freed or held.
     Memory(MemoryTask),
     /// STREAM: total bytes of the arrays, threads, passes.

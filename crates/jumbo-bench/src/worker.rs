@@ -35,6 +35,7 @@ fn figures(task: &Task) -> Result<Figures, Error> {
     match task {
         Task::Load(size) => heap::load(*size),
         Task::SmallFree => heap::small_free(),
+        Task::LargePairs => heap::large_pairs(),
         Task::Memory(memory) => life::run(memory),
         Task::Stream(arrays, size, threads, passes) => {
             pool::stream(*arrays, *size, *threads, *passes)

@@ -241,7 +241,7 @@ fn the_json_of_the_heap_table() {
     assert_eq!(table["rounds"], 1);
     assert_whole(
         &table,
-        &["heap_aa", "heap_total", "rss"],
+        &["heap_aa", "heap_total", "rss", "large_pair"],
         &[
             ("startup_ms", "ms"),
             ("startup_aa_ms", "ms"),

@@ -1,6 +1,8 @@
 //! The measured program: it allocates, follows pointers and frees, and reports the times.
 
 use std::hint::black_box;
+use std::panic::resume_unwind;
+use std::thread;
 use std::time::Instant;
 
 use fastrand::Rng;
@@ -73,6 +75,33 @@ pub(crate) fn small_free() -> Result<Figures, Error> {
     // The first batches grow the heap and warm the caches.
     nanos.drain(..BATCHES / 10);
     Ok(with(own_memory()?, [("free_ns", median(&nanos))]))
+}
+
+/// Blocks of a server's buffers, which come and go in turn: their pages stay resident.
+pub(crate) fn large_pairs() -> Result<Figures, Error> {
+    const BLOCKS: usize = 8;
+    const BYTES: usize = 200 << 10;
+    const PAIRS: usize = 1_000;
+    const BATCHES: usize = 200;
+    let pairs = || {
+        let mut blocks: [Vec<u8>; BLOCKS] = Default::default();
+        let batch = |_| {
+            let clock = Instant::now();
+            for pair in 0..PAIRS {
+                let block = &mut blocks[pair % BLOCKS];
+                *block = Vec::new();
+                *block = Vec::with_capacity(BYTES + pair % 5 * 4096);
+                block.push(1);
+                black_box(&mut *block);
+            }
+            ms(clock.elapsed()) * 1e6 / PAIRS as f64
+        };
+        (0..BATCHES).map(batch).collect::<Vec<_>>()
+    };
+    let mut nanos = thread::scope(|scope| scope.spawn(pairs).join())
+        .unwrap_or_else(|panic| resume_unwind(panic));
+    nanos.drain(..BATCHES / 10);
+    Ok(with(own_memory()?, [("pair_ns", median(&nanos))]))
 }
 
 /// Allocates an object and writes to each byte of it.

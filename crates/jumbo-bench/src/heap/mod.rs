@@ -9,7 +9,7 @@ mod plan;
 #[expect(unsafe_code, reason = "follows raw pointers, as a C program would")]
 mod ring;
 
-pub(crate) use load::{TOTAL_MS, load, small_free};
+pub(crate) use load::{TOTAL_MS, large_pairs, load, small_free};
 
 use jumbo::units::Bytes;
 
@@ -36,7 +36,12 @@ pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
     // The bookkeeping, and waste by alignment, included.
     check_available(size + Bytes(size.0 / 4))?;
     let table = Table::new("heap", format!("{size} of objects"), settings)?;
-    let groups = vec![loads(settings, size), starts(settings), frees(settings)];
+    let groups = vec![
+        loads(settings, size),
+        starts(settings),
+        frees(settings),
+        pairs(settings),
+    ];
     group::measure(settings, table, groups)
 }
 
@@ -73,6 +78,19 @@ fn starts(settings: &Settings) -> Group<'_> {
     rows! { group;
         "startup_aa_ms" => what, "start_ms", direct - direct;
         "startup_ms" => what, "start_ms", jumbo - direct;
+    }
+    group
+}
+
+fn pairs(settings: &Settings) -> Group<'_> {
+    let mut group = Group::new(settings, "pairs").laps(FREES_PER_ROUND, median);
+    let mut side = |launch, claims| group.work(launch, Task::LargePairs, Bytes(0), claims);
+    let plain = side(Launch::Plain, claim::no_huge());
+    let jumbo = side(Launch::JUMBO, Vec::new());
+    let what = "malloc and free of 200 KiB, in a further thread";
+    rows! { group;
+        "large_pair_aa" => what, "pair_ns", plain / plain;
+        "large_pair" => what, "pair_ns", plain / jumbo;
     }
     group
 }
