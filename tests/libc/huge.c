@@ -46,7 +46,7 @@ int main(int count, char **arguments)
         return 2;
     fill(arguments[1]);
     unsigned long share = huge_share();
-    for (int looks = 0; count == 3 && share < strtoul(arguments[2], NULL, 10) && looks < 100; looks++) {
+    for (int looks = 0; count == 3 && share < strtoul(arguments[2], NULL, 10) && looks < 600; looks++) {
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
         share = huge_share();
     }
