@@ -75,12 +75,17 @@ pub(super) fn reset_peak() {
 }
 
 /// Frees all memory retained by demand, also before the kernel makes much memory resident in one
-/// call.
+/// call. Nothing is done while another thread keeps the lock: it may be suspended.
 pub fn end() {
-    if HEAP.with(|window, _| window.keeps_by_demand()) == Some(true) {
-        HEAP.with(|window, _| window.end_demand());
-        while HEAP.with(|window, leaving| window.shrink(Some(leaving))) == Some(true) {}
-    }
+    let keeps = HEAP.with_as(Caller::Mapping, |window, _| {
+        let keeps = window.keeps_by_demand();
+        if keeps {
+            window.end_demand();
+        }
+        keeps
+    });
+    let shrink = |window: &mut BlockWindow, leaving: &mut PendingFree| window.shrink(Some(leaving));
+    while keeps == Some(true) && HEAP.with_as(Caller::Mapping, shrink) == Some(true) {}
 }
 
 /// Frees retained memory where the program is about to fill `bytes` of other memory, faster than
