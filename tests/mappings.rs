@@ -32,7 +32,9 @@ fn a_mapping_with_advice_of_the_program_still_grows_and_moves() {
 #[test]
 fn a_thread_that_is_suspended_keeps_no_other_from_mapping() {
     let files = compile(&[Source::C("suspended", &[])]);
-    assert_same(&Program::new(files.path("suspended")));
+    let program = Program::new(files.path("suspended"));
+    assert_same(&program);
+    assert_same(&program.arg("forks"));
 }
 
 /// The same with jumbo's heap off, and with its maps off: the parts are independent.

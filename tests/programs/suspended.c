@@ -1,15 +1,17 @@
 /* Stops its threads at any point, in a signal handler, and maps memory meanwhile, like garbage
- * collectors: mmap(2) is a system call and must not wait for any of them. */
+ * collectors: mmap(2) is a system call and must not wait for any of them. With an argument they map
+ * alone, and the program forks meanwhile, too. */
 #include "check.h"
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 
 enum { THREADS = 2 };
 static sem_t said;
-static volatile int is_over, may_go_on;
+static volatile int is_over, may_go_on, forks;
 
 static void stop(int signal)
 {
@@ -33,6 +35,8 @@ static void *work(void *argument)
     unsigned count = 0;
     while (!is_over) {
         map(0);
+        if (forks)
+            continue;
         void *block = malloc((300 + 512 * count++ % 3000) * KIB);
         CHECK(block != NULL);
         free(block);
@@ -40,8 +44,10 @@ static void *work(void *argument)
     return argument;
 }
 
-int main(void)
+int main(int count, char **words)
 {
+    (void)words;
+    forks = count > 1;
     pthread_t threads[THREADS];
     int slow = 0;
     CHECK(sem_init(&said, 0, 0) == 0);
@@ -61,6 +67,10 @@ int main(void)
         long start = microseconds();
         for (int at = 0; at < 8; at++)
             map(at == 7 ? MAP_POPULATE : 0);
+        pid_t child = forks ? fork() : 0;
+        if (forks && child == 0)
+            _exit(0);
+        CHECK(!forks || (child > 0 && waitpid(child, NULL, 0) == child));
         slow += microseconds() - start > 500000;
         /* A busy host stops the program for so long now and then. */
         CHECK(slow < 6);

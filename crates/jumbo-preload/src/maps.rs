@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use crate::mechanisms::{All, PMD};
 use crate::next;
-use crate::own_stack::on;
+use crate::own_stack::{blocked, on};
 
 /// Flag of mappings below 2 GiB, which only x86-64 has.
 #[cfg(target_arch = "x86_64")]
@@ -104,6 +104,7 @@ pub(crate) unsafe fn map(
     fd: c_int,
     off: off_t,
 ) -> *mut c_void {
+    let _blocked = blocked(addr.addr(), len);
     if flags & (MAP_LOCKED | MAP_POPULATE) != 0 {
         heap::about_to_populate();
     }
@@ -403,6 +404,7 @@ pub(crate) unsafe fn remap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
+    let _blocked = blocked(addr.addr(), old.max(new));
     if flags & MREMAP_FIXED != 0 {
         All::mapping_at(to.addr(), new);
     }
@@ -487,6 +489,7 @@ pub(crate) unsafe fn unmap(
     addr: *mut c_void,
     len: usize,
 ) -> c_int {
+    let _blocked = blocked(addr.addr(), len);
     All::unmapping(addr.addr(), len);
     // SAFETY: the program unmaps the range.
     if unsafe { All::unmap(addr.addr(), len) } {
@@ -504,6 +507,7 @@ pub(crate) fn protect(
     call: impl FnOnce() -> c_int,
 ) -> c_int {
     on(|| {
+        let _blocked = blocked(addr.addr(), len);
         let answer = All::around_change(call);
         if answer == 0 {
             All::protected(addr.addr(), len, prot);
@@ -588,6 +592,7 @@ pub(crate) fn lock(
     call: impl FnOnce() -> c_int,
 ) -> c_int {
     on(|| {
+        let _blocked = blocked(addr.addr(), len);
         All::locking(addr.addr(), len);
         match flags {
             0 => populate::lock(addr.addr(), len, call),
@@ -629,6 +634,7 @@ pub(crate) unsafe fn advise(
     len: usize,
     advice: c_int,
 ) -> c_int {
+    let _blocked = blocked(addr.addr(), len);
     All::advising(addr.addr(), len, advice);
     // SAFETY: the caller's promise.
     match unsafe { All::advise(addr.addr(), len, advice) } {

@@ -11,7 +11,7 @@ use core::mem::MaybeUninit;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use jumbo_inside::heap::BASE_PAGE;
+use jumbo_inside::heap::{self, BASE_PAGE, maps};
 use jumbo_inside::sandbox;
 use jumbo_sys::{self as sys, Apart, Blocked};
 use libc::stack_t;
@@ -134,6 +134,15 @@ fn is_ample_in_thread(here: usize) -> bool {
     here.wrapping_sub(local().ample_start.get()) < local().ample_bytes.get()
 }
 
+/// Blocks signals in a further thread during a call that maps memory, and may hold a lock meanwhile: unlike
+/// malloc(3), it keeps no other thread waiting while a collector suspends this one by a signal. Where the
+/// work leaves the stack they are blocked in any case.
+pub(crate) fn blocked(address: usize, length: usize) -> Option<Blocked> {
+    let may_lock = length >= maps::MIN_PACKED_BYTES || heap::may_hold(address);
+    let is_wanted = may_lock && is_ample_in_thread(here()) && sandbox::allows_signals();
+    is_wanted.then(Blocked::asynchronous)
+}
+
 /// Reports to tests whether the stack of the caller has room.
 #[cfg(debug_assertions)]
 #[unsafe(no_mangle)]
@@ -177,10 +186,13 @@ pub(crate) fn alternate(stack: *const stack_t, call: impl FnOnce() -> c_int) -> 
             (&raw const (*stack).ss_size).read_unaligned(),
         )
     };
-    if is_ample_in_thread(start) {
+    // In part, too: a handler begins at the end.
+    let last = start.saturating_add(length.saturating_sub(1));
+    if is_ample_in_thread(start) || is_ample_in_thread(last) {
         local().ample_bytes.set(0);
     }
-    if AMPLE_BYTES.load(Ordering::Relaxed) != usize::MAX && is_ample_in_first_thread(start) {
+    let is_inner = is_ample_in_first_thread(start) || is_ample_in_first_thread(last);
+    if AMPLE_BYTES.load(Ordering::Relaxed) != usize::MAX && is_inner {
         // All of them: a handler may run on an earlier one.
         let (before, bytes) = (
             INNER_START.load(Ordering::Relaxed),

@@ -15,7 +15,7 @@ use crate::gather::PendingFree;
 use crate::headroom::{Needed, headroom};
 use crate::sandbox;
 use crate::watch::{self, Job, Stop, Without};
-use jumbo_sys::{self as sys, proc};
+use jumbo_sys::{self as sys, Blocked, proc};
 
 /// Interval between two scans.
 const SCAN_INTERVAL: Duration = Duration::from_millis(2);
@@ -77,6 +77,7 @@ pub(super) fn reset_peak() {
 /// Frees all memory retained by demand, also before the kernel makes much memory resident in one
 /// call. Nothing is done while another thread keeps the lock: it may be suspended.
 pub fn end() {
+    let _blocked = blocked();
     let keeps = HEAP.with_as(Caller::Mapping, |window, _| {
         let keeps = window.keeps_by_demand();
         if keeps {
@@ -100,6 +101,12 @@ pub fn make_room(bytes: usize) {
     return_memory(|window, leaving| window.make_room(bytes, leaving));
 }
 
+/// Blocks signals while a call that maps memory holds a lock: a thread that is suspended by one would keep
+/// others from mapping and forking.
+fn blocked() -> Option<Blocked> {
+    sandbox::allows_signals().then(Blocked::asynchronous)
+}
+
 /// Notes a writable mapping of the program. Small ones are added up.
 pub(super) fn mapped(length: usize) {
     let small = match length < MIN_FILLED_BYTES {
@@ -112,6 +119,7 @@ pub(super) fn mapped(length: usize) {
         return;
     }
     SMALL_MAPPED_BYTES.store(0, Ordering::Relaxed);
+    let _blocked = blocked();
     let growth = mapped.saturating_sub(MAPPED_PEAK_BYTES.load(Ordering::Relaxed));
     if growth < MIN_FILLED_BYTES {
         about_to_fill(bytes);
