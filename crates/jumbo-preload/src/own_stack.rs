@@ -19,7 +19,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
 use crate::local::local;
-use crate::system;
+use crate::{symbols, system};
 
 /// Size of a stack, with a guard page at its start.
 const STACK_BYTES: usize = 36 << 10;
@@ -33,6 +33,9 @@ static AMPLE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// Start and length of the alternate signal stacks among these addresses.
 static INNER_START: AtomicUsize = AtomicUsize::new(0);
 static INNER_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Data of a thread that the C library puts above the thread pointer (ELF Handling For Thread-Local
+/// Storage, variant I): none on x86-64, where all of it is below.
+static ABOVE_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Room that a stack must have for any work of this library.
 const ROOM_BYTES: usize = 64 << 10;
 
@@ -73,6 +76,12 @@ struct Job<F, R> {
 pub(crate) fn start() {
     static APART: Apart = Apart(apart);
     sys::use_apart(&APART);
+    if cfg!(target_arch = "aarch64") {
+        symbols::each(&mut |object| {
+            ABOVE_BYTES.fetch_add(object.thread_bytes(), Ordering::Relaxed);
+            false
+        });
+    }
     // More is no more ample, and the limit counts from the end of the stack.
     const MAX_BYTES: usize = 8 << 20;
     let limit = getrlimit(Resource::Stack).current;
@@ -157,7 +166,8 @@ pub(crate) fn entered(length: usize) {
     const MARGIN_BYTES: usize = 16 << 10;
     let here = here();
     let own = sys::thread_pointer().abs_diff(here);
-    let taken = own.saturating_add(MARGIN_BYTES + ROOM_BYTES);
+    let above = ABOVE_BYTES.load(Ordering::Relaxed);
+    let taken = own.saturating_add(above + MARGIN_BYTES + ROOM_BYTES);
     if let Some(ample) = length.checked_sub(taken).filter(|ample| *ample < here) {
         local().ample_start.set(here - ample);
         local().ample_bytes.set(ample + MARGIN_BYTES);

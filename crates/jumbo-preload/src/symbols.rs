@@ -113,6 +113,14 @@ impl<'a> Object<'a> {
         starts.min().unwrap_or(0)..ends.max().unwrap_or(0)
     }
 
+    /// Returns the bytes of each thread's data of the object, padding included.
+    pub(crate) fn thread_bytes(&self) -> usize {
+        let headers = self.headers.iter();
+        let data = headers.filter(|segment| segment.p_type == libc::PT_TLS);
+        data.map(|segment| address(segment.p_memsz.saturating_add(segment.p_align)))
+            .sum()
+    }
+
     /// Returns the address of the symbol's default version, and whether the object defines it: an
     /// executable at fixed addresses has a stub for each function whose address it takes.
     pub(crate) fn symbol(&self, name: &CStr) -> Option<(*mut c_void, bool)> {
