@@ -1,6 +1,6 @@
-/* Threads on stacks of many sizes allocate and map, also near the end of the stack, in handlers on an
- * alternate stack within their own, and on the stack of a coroutine. What lies beside their frames stays,
- * and they start, return, exit, end by cancellation and unwind as they do. */
+/* Threads on stacks of many sizes allocate and map, also near the end of the stack, and in handlers on an
+ * alternate stack within their own. What lies beside their frames stays, and they start, return, exit and
+ * end by cancellation as they do without the library. */
 #include "check.h"
 
 #include <dlfcn.h>
@@ -8,7 +8,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 
 #define BESIDE (64 * KIB)
 #define PAINT 0x5a
