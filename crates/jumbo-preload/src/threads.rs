@@ -170,7 +170,8 @@ extern "C" fn begin(slot: *const c_void) -> Begun {
     let slot = unsafe { &*slot.cast::<Slot>() };
     let begun = Begun {
         start: slot.start.load(Ordering::Relaxed),
-        argument: slot.argument.load(Ordering::Relaxed),
+        // A conservative collector would take it for a reference.
+        argument: slot.argument.swap(null_mut(), Ordering::Relaxed),
     };
     own_stack::entered(slot.stack_bytes.load(Ordering::Relaxed));
     slot.is_claimed.store(false, Ordering::Release);

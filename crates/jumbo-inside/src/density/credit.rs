@@ -67,9 +67,7 @@ pub(super) fn limit() -> usize {
     if percent == 0 {
         return 0;
     }
-    let proven = HUGE_BYTES
-        .load(Ordering::Relaxed)
-        .saturating_sub(CHARGED_BYTES.load(Ordering::Relaxed));
+    let proven = huge_bytes().saturating_sub(charged());
     let resident = RESIDENT_BYTES.load(Ordering::Relaxed).max(proven);
     let max = match IS_LIMITED.load(Ordering::Relaxed) {
         true => floor(),
@@ -85,15 +83,22 @@ pub(crate) fn floor() -> usize {
 
 /// Returns the bytes that can still be charged.
 pub(super) fn remaining() -> usize {
-    limit().saturating_sub(CHARGED_BYTES.load(Ordering::Relaxed))
+    limit().saturating_sub(charged())
 }
 
 pub(crate) fn charged() -> usize {
-    CHARGED_BYTES.load(Ordering::Relaxed)
+    sum(&CHARGED_BYTES)
 }
 
 pub(super) fn huge_bytes() -> usize {
-    HUGE_BYTES.load(Ordering::Relaxed)
+    sum(&HUGE_BYTES)
+}
+
+/// Returns a sum. It is below 0 for a moment where a thread removes a block before another one has added
+/// its charge: the table of blocks changes first.
+fn sum(bytes: &AtomicUsize) -> usize {
+    let bytes = bytes.load(Ordering::Relaxed).cast_signed();
+    bytes.max(0).cast_unsigned()
 }
 
 /// Charges `bytes` for a block of `block` bytes; false if they exceed the limit.
