@@ -263,7 +263,7 @@ fn the_statistics_of_malloc_count_the_blocks_of_the_library() {
 #[test]
 fn a_vfork_child_that_outlives_its_parent_waits_for_no_lock_of_it() {
     let files = compile(&[Source::C("vforks_on", &["-pthread"])]);
-    let ran = Program::new(files.path("vforks_on")).arg("60").jumbo().ok();
+    let ran = Program::new(files.path("vforks_on")).arg("15").jumbo().ok();
     assert_eq!(ran.stdout, "lost 0\n", "{ran:?}");
 }
 
