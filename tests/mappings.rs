@@ -1,6 +1,6 @@
 //! Tests of edge cases of `mmap`, `munmap`, `mremap`, `mprotect` and `brk`.
 
-use crate::support::{MIB, Program, Source, assert_same, compile, host};
+use crate::support::{MIB, Program, Source, assert_same, build, compile, host};
 
 #[test]
 fn mappings_keep_their_promises() {
@@ -21,6 +21,30 @@ fn a_program_that_leaves_its_vdso_goes_on() {
 fn what_the_kernel_refuses_to_grow_stays_as_it_is() {
     let files = compile(&[Source::C("grown", &[])]);
     assert_same(&Program::new(files.path("grown")));
+}
+
+/// The list of mappings is long where pages are moved one by one.
+#[test]
+fn a_page_that_is_moved_reads_no_list_of_mappings() {
+    let Some(strace) = host::command("strace") else {
+        return;
+    };
+    let files = compile(&[Source::C("moves", &[])]);
+    let program = Program::new(files.path("moves"));
+    assert_same(&program);
+    let folder = build::world_readable_folder();
+    let log = folder.path().join("log");
+    let words = [
+        strace.as_os_str(),
+        "-f".as_ref(),
+        "-e".as_ref(),
+        "trace=openat".as_ref(),
+    ];
+    let words = words.into_iter().chain(["-o".as_ref(), log.as_os_str()]);
+    program.around(words).jumbo().ok();
+    let log = std::fs::read_to_string(&log).unwrap();
+    let lists = log.matches("/proc/self/maps").count();
+    assert!(lists < 100, "{lists} of 1024 moves");
 }
 
 #[test]
