@@ -155,7 +155,13 @@ fn grow_away(size: usize) -> bool {
 
 fn grow(size: usize) -> bool {
     // A mapping would be resident, and count towards the limit on locked memory.
-    let has_grown = !heap::locks_future() && slab::grow(size);
+    let has_grown = match heap::locks_future() {
+        true => {
+            slab::refuse();
+            false
+        }
+        false => slab::grow(size),
+    };
     let mapped = slab::mapped();
     if REPORTED.load(Ordering::Relaxed) != mapped {
         heap::make_room(mapped.saturating_sub(REPORTED.swap(mapped, Ordering::Relaxed)));

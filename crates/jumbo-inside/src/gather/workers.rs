@@ -128,7 +128,7 @@ pub(super) fn make(count: u32) {
             && let Some(place) = places.find(|place| place.take())
         {
             if !place.make() {
-                BACK_OFF.begin();
+                BACK_OFF.begin(BackOff::SKIPPED_ATTEMPTS);
                 break;
             }
             made += 1;

@@ -16,7 +16,7 @@ use core::sync::atomic::{
 use rustix::io::Errno;
 
 use super::class::{CLASSES, shape_of};
-use super::{central, meta, run, sweep};
+use super::{central, chunks, meta, run, sweep};
 use crate::sync::{Apart, Lock, thread_pointer};
 use crate::{density, sandbox};
 use jumbo_sys as sys;
@@ -41,8 +41,9 @@ pub struct Cache {
     owner: AtomicUsize,
     thread: AtomicI32,
     process: AtomicI32,
-    /// Next of all caches.
+    /// Next of all caches, and of those in the bucket of its thread pointer.
     next: AtomicPtr<Cache>,
+    next_of_bucket: *mut Cache,
     /// Number of the cache, from 1 on.
     number: u32,
     /// Bytes by which memory became idle since they were added to the heap's.
@@ -75,9 +76,13 @@ const MAX_PROBES: usize = 4;
 const LINE_BYTES: usize = 64;
 const _: () = assert!(size_of::<Cache>() <= 4096 && align_of::<Cache>() <= LINE_BYTES);
 
+/// Buckets of thread pointers.
+const BUCKETS: usize = 256;
+
 /// List of all caches.
 struct Caches {
     first: *mut Cache,
+    buckets: [*mut Cache; BUCKETS],
     /// Next cache to look at for a dead thread.
     probe: *mut Cache,
 }
@@ -96,6 +101,7 @@ static CACHES: Lock<Caches, Apart> = Lock::on(
     &WORD,
     Caches {
         first: null_mut(),
+        buckets: [null_mut(); BUCKETS],
         probe: null_mut(),
     },
 );
@@ -148,7 +154,8 @@ pub(super) fn adopt(place: &mut *mut Cache) {
             let cache = cache.or_else(|| caches.make())?;
             // SAFETY: a cache of the list, whose thread is gone.
             unsafe {
-                (*cache).owner.store(me, Ordering::Relaxed);
+                abandon(cache);
+                caches.assign(cache, me);
                 (*cache).identify();
             }
             Some(cache)
@@ -217,59 +224,88 @@ impl Cache {
 }
 
 impl Caches {
+    /// Returns the bucket of a thread pointer: those of threads are a stack apart.
+    fn bucket(&mut self, me: usize) -> Option<&mut *mut Cache> {
+        self.buckets.get_mut((me >> 12 ^ me >> 20) % BUCKETS)
+    }
+
     /// Returns the cache of a former thread with this thread pointer.
-    fn former(&self, me: usize) -> Option<*mut Cache> {
-        let mut cache = self.first;
-        while !cache.is_null() {
-            // SAFETY: caches are never unmapped.
-            unsafe {
-                if (*cache).owner.load(Ordering::Relaxed) == me {
-                    abandon(cache);
-                    return Some(cache);
-                }
-                cache = (*cache).next.load(Ordering::Relaxed);
+    fn former(&mut self, me: usize) -> Option<*mut Cache> {
+        let mut cache = *self.bucket(me)?;
+        // SAFETY: caches are never unmapped.
+        unsafe {
+            while !cache.is_null() && (*cache).owner.load(Ordering::Relaxed) != me {
+                cache = (*cache).next_of_bucket;
             }
         }
-        None
+        (!cache.is_null()).then_some(cache)
+    }
+
+    /// Makes a thread pointer the owner of a cache.
+    ///
+    /// # Safety
+    /// The cache is one of the list.
+    unsafe fn assign(&mut self, cache: *mut Cache, me: usize) {
+        // SAFETY: the caller's promise; caches are never unmapped.
+        unsafe {
+            let before = (*cache).owner.swap(me, Ordering::Relaxed);
+            if before == me {
+                return;
+            }
+            let mut link = self
+                .bucket(before)
+                .map_or(null_mut(), |first| &raw mut *first);
+            while !link.is_null() && !(*link).is_null() {
+                if *link == cache {
+                    *link = (*cache).next_of_bucket;
+                    break;
+                }
+                link = &raw mut (**link).next_of_bucket;
+            }
+            if let Some(first) = self.bucket(me) {
+                (*cache).next_of_bucket = core::mem::replace(first, cache);
+            }
+        }
     }
 
     /// Returns a cache whose thread has ended, of a few.
     fn dead(&mut self) -> Option<*mut Cache> {
+        let probes = MAX_PROBES.min(COUNT.load(Ordering::Relaxed));
+        (0..probes).find_map(|_| self.probe())
+    }
+
+    /// Returns the next cache if its thread has ended.
+    fn probe(&mut self) -> Option<*mut Cache> {
         let here = PROCESS.load(Ordering::Relaxed);
         if is_filtered() || sys::process() != here {
             return None;
         }
-        for _ in 0..MAX_PROBES.min(COUNT.load(Ordering::Relaxed)) {
-            let cache = match self.probe.is_null() {
-                true => self.first,
-                false => self.probe,
+        let cache = match self.probe.is_null() {
+            true => self.first,
+            false => self.probe,
+        };
+        if cache.is_null() {
+            return None;
+        }
+        // SAFETY: as above; signal 0 is not sent.
+        let is_dead = unsafe {
+            self.probe = (*cache).next.load(Ordering::Relaxed);
+            let ids = match FIRST.load(Ordering::Relaxed) == cache {
+                true => [here; 2],
+                false => [&(*cache).process, &(*cache).thread].map(|id| id.load(Ordering::Relaxed)),
             };
-            // SAFETY: as above; signal 0 is not sent.
-            unsafe {
-                self.probe = (*cache).next.load(Ordering::Relaxed);
-                let ids = match FIRST.load(Ordering::Relaxed) == cache {
-                    true => [here; 2],
-                    false => {
-                        [&(*cache).process, &(*cache).thread].map(|id| id.load(Ordering::Relaxed))
-                    }
-                };
-                let [process, thread] = ids.map(|id| id.unsigned_abs() as usize);
+            let [process, thread] = ids.map(|id| id.unsigned_abs() as usize);
+            match ids[0] {
+                0 => false,
                 // A fork left the threads of another process behind.
-                let is_dead = match ids[0] {
-                    0 => false,
-                    of if of != here => true,
-                    _ => {
-                        let arguments = [process, thread, 0, 0, 0, 0];
-                        sys::request(libc::SYS_tgkill, arguments) == Err(Errno::SRCH)
-                    }
-                };
-                if is_dead {
-                    abandon(cache);
-                    return Some(cache);
+                of if of != here => true,
+                _ => {
+                    let arguments = [process, thread, 0, 0, 0, 0];
+                    sys::request(libc::SYS_tgkill, arguments) == Err(Errno::SRCH)
                 }
             }
-        }
-        None
+        };
+        is_dead.then_some(cache)
     }
 
     fn make(&mut self) -> Option<*mut Cache> {
@@ -288,6 +324,7 @@ impl Caches {
             (&raw mut (*cache).thread).write(AtomicI32::new(0));
             (&raw mut (*cache).process).write(AtomicI32::new(0));
             (&raw mut (*cache).next).write(AtomicPtr::new(self.first));
+            (&raw mut (*cache).next_of_bucket).write(null_mut());
             (&raw mut (*cache).number)
                 .write(u32::try_from(COUNT.load(Ordering::Relaxed) + 1).ok()?);
             (&raw mut (*cache).idle_bytes).write(AtomicIsize::new(0));
@@ -513,7 +550,9 @@ unsafe fn fill(cache: *mut Cache, class: usize) -> Option<usize> {
         let magazine = magazine_of(cache, class);
         // A handler may have filled it.
         if (*magazine).count == 0 {
-            grow(cache, class);
+            if (*magazine).room == 0 || !chunks::is_refused() {
+                grow(cache, class);
+            }
             let Magazine { slots, room, .. } = *magazine;
             if room == 0 {
                 return None;
@@ -593,10 +632,28 @@ unsafe fn left(cache: *mut Cache) {
     }
 }
 
+/// Puts the blocks of threads back that have ended, of at most `probes` caches.
+pub(super) fn drain_ended(probes: usize) {
+    let probes = probes.min(COUNT.load(Ordering::Relaxed));
+    sys::guarded(|| {
+        CACHES.with(|caches| {
+            for _ in 0..probes {
+                if let Some(cache) = caches.probe() {
+                    // SAFETY: no thread has it, nor takes it while the lock is held.
+                    unsafe {
+                        abandon(cache);
+                        drain(cache);
+                    }
+                }
+            }
+        })
+    });
+}
+
 /// Puts all blocks of a cache back.
 ///
 /// # Safety
-/// The cache is the calling thread's, or null.
+/// The cache is the calling thread's, or null, or that of a thread that has ended.
 pub(super) unsafe fn drain(cache: *mut Cache) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -610,6 +667,8 @@ pub(super) unsafe fn drain(cache: *mut Cache) {
                 note(cache, central::put(class, magazine.slots, count));
             }
         }
+        // A sweep looks at the heap's count.
+        central::add_idle((*cache).idle_bytes.swap(0, Ordering::Relaxed));
         (*cache).leave();
     }
 }

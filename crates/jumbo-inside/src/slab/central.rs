@@ -6,14 +6,14 @@
 
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicIsize, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicIsize, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use super::blocks::{Slab, record_bytes, words};
 use super::chunks::{self, Kind};
 use super::class::{CLASSES, shape_of};
 use super::unit::{self, NONE, UNLISTED};
 use super::{meta, state};
-use crate::sync::Lock;
+use crate::sync::{Lock, millis, now};
 use jumbo_sys as sys;
 
 /// Locks of all classes: the number of a class selects one.
@@ -63,6 +63,12 @@ static SLABS: Table = Table(UnsafeCell::new(
         }
     }; CLASSES],
 ));
+
+/// Banks of classes with blocks that could not be put back ([`state::LOST`]): a bit each.
+static LOST_BANKS: AtomicU32 = AtomicU32::new(0);
+/// Time of the next search for them, in milliseconds: their lock may still be held.
+static SEARCH_MILLIS: AtomicU64 = AtomicU64::new(0);
+const SEARCH_INTERVAL_MILLIS: u64 = 1000;
 
 /// Resident memory that neither caches nor the program have, in bytes: an upper bound. Base pages
 /// count as resident once a block in them was taken.
@@ -134,6 +140,45 @@ pub(super) fn with<R>(class: usize, work: impl FnOnce(&mut Slabs) -> R) -> Optio
             (class < CLASSES).then(|| work(unsafe { &mut *slabs.add(class) }))
         })
         .flatten()
+}
+
+/// Puts the lost blocks back: whoever had them was refused the lock, in a handler that interrupted its
+/// holder, or because the holder was slow.
+fn find_lost() {
+    let now = millis(now());
+    if now < SEARCH_MILLIS.load(Ordering::Relaxed) {
+        return;
+    }
+    SEARCH_MILLIS.store(now + SEARCH_INTERVAL_MILLIS, Ordering::Relaxed);
+    let mut banks = LOST_BANKS.swap(0, Ordering::Acquire);
+    for number in unit::all() {
+        let header = unit::header(number);
+        // SAFETY: chunks have headers. Without the lock the class may be a former one.
+        let class = usize::from(unsafe { (&raw const (*header).class).read_volatile() });
+        let bank = 1 << (class % BANKS);
+        if class == 0 || banks & bank == 0 {
+            continue;
+        }
+        let found = with(class, |slabs| {
+            // SAFETY: the lock of the class is held, which its slabs keep for as long.
+            unsafe {
+                match usize::from((*header).class) == class && (*header).back == 0 {
+                    true => slabs.find_lost(Slab::new(number)),
+                    false => 0,
+                }
+            }
+        });
+        match found {
+            Some(found) => {
+                let bytes = found * shape_of(class).size as usize;
+                add_idle(bytes.cast_signed());
+            }
+            None => {
+                banks &= !bank;
+                LOST_BANKS.fetch_or(bank, Ordering::Relaxed);
+            }
+        }
+    }
 }
 
 /// Acquires the locks for fork(2). Returns a bit for each; none for those that this thread holds.
@@ -383,6 +428,29 @@ impl Slabs {
         }
     }
 
+    /// Frees the lost blocks of a slab; returns their number.
+    ///
+    /// # Safety
+    /// The slab is of this class.
+    unsafe fn find_lost(&mut self, slab: Slab) -> usize {
+        let mut found = 0;
+        // SAFETY: no one uses a lost block; the caller's promise.
+        unsafe {
+            slab.each_taken(|block, state| {
+                if state == state::LOST {
+                    slab.free(block, 1);
+                    found += 1;
+                }
+            });
+            if found > 0 {
+                // After the last writes of those who had them.
+                fence(Ordering::Acquire);
+                self.settle(slab);
+            }
+        }
+        found
+    }
+
     /// Gives the units of a slab back if it has no block that is taken, and others are listed.
     ///
     /// # Safety
@@ -407,7 +475,10 @@ impl Slabs {
             super::run::forget(slab);
             let record = slab.word(0).cast::<u8>();
             let units = usize::from(shape_of(slab.class()).units);
-            chunks::give(slab.first, units);
+            if !chunks::give(slab.first, units) {
+                // For the next sweep.
+                return self.enlist(slab, FIRST_QUARTER);
+            }
             self.count -= 1;
             self.keep(record);
         }
@@ -565,12 +636,15 @@ pub(super) unsafe fn put(class: usize, from: *mut usize, count: usize) -> isize 
         }
     });
     if done.is_none() {
-        // A handler interrupted the holder of the lock: they are not used again.
         sort(&mut |slab, address| {
             let state = slab.state(slab.number_of(address));
-            state.store(state::LOST, Ordering::Relaxed);
+            state.store(state::LOST, Ordering::Release);
             lost += 1;
         });
+        LOST_BANKS.fetch_or(1 << (class % BANKS), Ordering::Release);
+    } else if LOST_BANKS.load(Ordering::Relaxed) != 0 {
+        // Deeper than the caller's stack may be.
+        sys::apart(find_lost);
     }
     for number in 0..pieces {
         // SAFETY: the caller's promise. Slabs of pieces have other locks.

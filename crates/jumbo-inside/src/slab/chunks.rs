@@ -19,7 +19,7 @@ use super::class::{CHUNK_BYTES, UNITS};
 use super::unit::{self, NONE, UNLISTED, Unit};
 use crate::density::{self, Policy};
 use crate::sandbox;
-use crate::sync::{Apart, Lock};
+use crate::sync::{Apart, BackOff, Lock};
 use jumbo_sys as sys;
 
 /// Lists of chunks by their free units: the first for chunks without any, then by the power of two
@@ -77,6 +77,8 @@ static TAKEN_UNITS: AtomicUsize = AtomicUsize::new(0);
 static IS_ADVISING: AtomicBool = AtomicBool::new(false);
 /// Least number of adjacent units that were not there since some were given back.
 static MISSED_UNITS: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// No chunk can be mapped: requests do not try.
+static REFUSED: BackOff = BackOff::new();
 /// No chunk could be mapped: slabs take units of both kinds.
 static IS_SHORT: AtomicBool = AtomicBool::new(false);
 
@@ -112,10 +114,23 @@ pub(super) fn take(units: usize, kind: Kind) -> Option<u32> {
     taken
 }
 
-/// Reports whether [`take`] and [`grow`] have no `units`, behind a filter of the program: nothing was
-/// given back since they had none.
+/// Reports whether [`take`] and [`grow`] have no `units`: nothing was given back since they had none, and
+/// no chunk can be mapped.
 pub(super) fn is_exhausted(units: usize) -> bool {
-    sandbox::is_entered_later() && units >= MISSED_UNITS.load(Ordering::Relaxed)
+    units >= MISSED_UNITS.load(Ordering::Relaxed)
+        && (sandbox::is_entered_later() || REFUSED.holds())
+}
+
+/// Reports whether a chunk was refused not long ago.
+pub(super) fn is_refused() -> bool {
+    REFUSED.is_on()
+}
+
+/// Records that no chunk can be mapped, for a number of requests.
+pub(super) fn refused() {
+    /// At a limit, or where all memory is locked: a request that tries takes microseconds.
+    const SKIPPED_REQUESTS: u32 = 1 << 14;
+    REFUSED.begin(SKIPPED_REQUESTS);
 }
 
 /// Maps a chunk for a slab of `units`, unless there is one; false without memory.
@@ -125,15 +140,19 @@ pub(super) fn grow(units: usize, kind: Kind) -> bool {
             || chunks.grow(kind).is_some()
             || !IS_SHORT.swap(true, Ordering::Relaxed) && chunks.look(units, kind).is_some()
     };
-    CHUNKS.with(has_room) == Some(true)
+    let has_grown = CHUNKS.with(has_room) == Some(true);
+    if !has_grown {
+        refused();
+    }
+    has_grown
 }
 
-/// Gives the units of a slab back.
+/// Gives the units of a slab back; false in a handler that interrupted the holder of the lock.
 ///
 /// # Safety
 /// [`take`] returned them, and no block is in them.
-pub(super) unsafe fn give(first: u32, units: usize) {
-    CHUNKS.with(|chunks| {
+pub(super) unsafe fn give(first: u32, units: usize) -> bool {
+    let given = CHUNKS.with(|chunks| {
         for number in first..first.saturating_add(u32::try_from(units).unwrap_or(0)) {
             let header = unit::header(number);
             // SAFETY: units of a chunk have headers, which the lock protects.
@@ -147,6 +166,7 @@ pub(super) unsafe fn give(first: u32, units: usize) {
         TAKEN_UNITS.fetch_sub(units, Ordering::Relaxed);
         MISSED_UNITS.store(usize::MAX, Ordering::Relaxed);
     });
+    given.is_some()
 }
 
 impl Chunks {

@@ -48,7 +48,7 @@ mod state {
     pub(super) const LIVE: u8 = 1;
     /// A cache has it.
     pub(super) const CACHED: u8 = 2;
-    /// The program has freed it, in a handler that could not put it back.
+    /// The program has freed it, and it could not be put back yet.
     pub(super) const LOST: u8 = 3;
     /// Bits of these.
     pub(super) const KIND: u8 = 3;
@@ -287,20 +287,33 @@ pub unsafe fn put_aside(cache: &mut *mut Cache, address: usize) {
 
 /// Work that returns memory which the heap holds beyond what it may. It needs some KiB of stack.
 pub fn due_sweep() -> Option<impl FnOnce()> {
-    sweep::due().map(|due| move || sweep::do_due(due))
+    sweep::due().map(|due| {
+        move || {
+            cache::drain_ended(SWEPT_CACHES);
+            sweep::do_due(due);
+        }
+    })
 }
+
+/// Caches that a sweep looks at for threads that have ended.
+const SWEPT_CACHES: usize = 16;
 
 /// Returns memory that the heap holds beyond what it may, before other memory grows by `bytes`.
 pub fn about_to_fill(bytes: usize) {
     central::grew(bytes);
-    if let Some(due) = sweep::due() {
-        sweep::do_due(due);
+    if let Some(sweep) = due_sweep() {
+        sweep();
     }
 }
 
 /// Reports whether [`grow`] may succeed.
 pub fn may_grow(size: usize) -> bool {
     size <= MAX_BYTES && is_on() && !central::is_exhausted(class::of(size))
+}
+
+/// Records that [`grow`] is not to be tried for a number of requests.
+pub fn refuse() {
+    chunks::refused();
 }
 
 /// Takes more memory, for a block of that size; false without memory.
@@ -349,6 +362,7 @@ pub fn aligned(size: usize, align: usize) -> Option<usize> {
 pub unsafe fn trim(cache: *mut Cache) -> bool {
     // SAFETY: the caller's promise.
     unsafe { cache::drain(cache) };
+    cache::drain_ended(usize::MAX);
     is_on() && sweep::sweep(0, sweep::Sweep::All)
 }
 

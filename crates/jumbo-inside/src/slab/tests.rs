@@ -144,6 +144,69 @@ fn a_misused_block_is_found() {
     }
 }
 
+/// A block whose slab could not be asked, since another thread held its lock for too long.
+#[test]
+fn a_block_that_was_lost_is_found() {
+    const SIZE: usize = 1000;
+    let _alone = start();
+    let class = class::of(SIZE);
+    let (begun, is_held) = mpsc::channel();
+    let (end, may_end) = mpsc::channel();
+    let mut blocks = [0; 2];
+    for block in &mut blocks {
+        while !cache::take_one(class, block) {
+            assert!(grow(SIZE));
+        }
+    }
+    // SAFETY: blocks of a slab.
+    let [lost, other] = blocks.map(|block| unsafe { find(block) }.unwrap().0);
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            central::with(class, |_| {
+                begun.send(()).unwrap();
+                may_end.recv().unwrap();
+            })
+        });
+        is_held.recv().unwrap();
+        // SAFETY: this thread has the block.
+        unsafe { central::put(class, &raw mut blocks[0], 1) };
+        assert_eq!(lost.load(Ordering::Relaxed), state::LOST);
+        end.send(()).unwrap();
+    });
+    // SAFETY: as above.
+    unsafe { central::put(class, &raw mut blocks[1], 1) };
+    for state in [lost, other] {
+        assert_eq!(state.load(Ordering::Relaxed) & state::KIND, state::FREE);
+    }
+}
+
+/// The blocks at hand of a thread that has ended.
+#[test]
+fn what_an_ended_thread_had_goes_back() {
+    const SIZE: usize = 3000;
+    let _alone = start();
+    // `None`: its slab went back as well.
+    let state_of = |block: usize| {
+        // SAFETY: the address of a block.
+        let state = unsafe { find(block) }?.0;
+        Some(state.load(Ordering::Relaxed) & state::KIND)
+    };
+    let block = thread::spawn(|| {
+        let mut heap = Heap::new();
+        let block = heap.allocate(SIZE).address;
+        assert_eq!(heap.free(block), Freed::Done);
+        block
+    });
+    let block = block.join().unwrap();
+    // The kernel may still know the thread.
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while state_of(block) == Some(state::CACHED) {
+        assert!(std::time::Instant::now() < end);
+        cache::drain_ended(usize::MAX);
+    }
+    assert!(matches!(state_of(block), None | Some(state::FREE)));
+}
+
 #[test]
 fn aligned_blocks_are() {
     let _alone = start();

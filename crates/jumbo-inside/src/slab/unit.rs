@@ -5,6 +5,7 @@
 //! see the fields.
 #![expect(unsafe_code, reason = "headers are reached by address")]
 
+use core::ops::Range;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
@@ -136,6 +137,12 @@ pub(super) fn next_chunk() -> Option<(u32, usize)> {
     let length = LENGTH.load(Ordering::Relaxed);
     let at = START.load(Ordering::Relaxed).checked_add(length)?;
     (at + CHUNK_BYTES <= CHUNKS_END).then_some((number_of(at), at))
+}
+
+/// Returns the numbers of all units of chunks.
+pub(super) fn all() -> Range<u32> {
+    let start = START.load(Ordering::Relaxed);
+    number_of(start)..number_of(start + LENGTH.load(Ordering::Acquire))
 }
 
 /// Maps the headers of the next chunk.

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 pub(crate) struct BackOff(AtomicU32);
 
 impl BackOff {
-    const SKIPPED_ATTEMPTS: u32 = 64;
+    pub(crate) const SKIPPED_ATTEMPTS: u32 = 64;
 
     pub(crate) const fn new() -> Self {
         Self(AtomicU32::new(0))
@@ -20,7 +20,12 @@ impl BackOff {
         self.0.fetch_update(relaxed, relaxed, decrement).is_ok()
     }
 
-    pub(crate) fn begin(&self) {
-        self.0.store(Self::SKIPPED_ATTEMPTS, Ordering::Relaxed);
+    /// Reports whether attempts are skipped.
+    pub(crate) fn is_on(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+
+    pub(crate) fn begin(&self, skipped_attempts: u32) {
+        self.0.store(skipped_attempts, Ordering::Relaxed);
     }
 }

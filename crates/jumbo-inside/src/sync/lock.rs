@@ -10,8 +10,8 @@
 //!
 //! The owner may have ended: killed with its process, while a child of vfork(2) goes on with the
 //! memory, or alone, as the process beside a program of one thread. So [`Lock::with`] refuses after a
-//! while, as if the caller were the owner, and at once from then on, until another owner has had the
-//! lock.
+//! while, as if the caller were the owner, and at once from then on, until the owner releases the lock
+//! or another one has it.
 //!
 //! Threads whose pointers are 128 GiB apart have the same `me`: one of them may be refused
 //! needlessly, which every caller handles.
@@ -133,6 +133,10 @@ impl<T, P: Platform> Lock<T, P> {
             } else if max.is_some()
                 && self.abandoner.load(Ordering::Relaxed) == seen & !HAS_SLEEPERS
             {
+                // The wake-up that brought this thread here was for all of them.
+                if taken != me {
+                    self.word.wake(1);
+                }
                 return false;
             } else if spins < P::MAX_SPINS {
                 spins += 1;
@@ -175,6 +179,10 @@ impl<T, P: Platform> Lock<T, P> {
     /// [`Lock::acquire`] or [`Lock::try_acquire`], and has not released it since.
     #[expect(unsafe_code, reason = "another thread may use the value afterwards")]
     pub unsafe fn release(&self) {
+        // The owner was slow, and has not ended.
+        if self.abandoner.load(Ordering::Relaxed) != FREE {
+            self.abandoner.store(FREE, Ordering::Relaxed);
+        }
         if self.word.swap(FREE, Ordering::Release) & HAS_SLEEPERS != 0 {
             self.word.wake(1);
         }
@@ -222,6 +230,31 @@ mod tests {
             "{first:?}"
         );
         assert!(second.0.is_none() && second.1 < max, "{second:?}");
+    }
+
+    /// A fork of a large process holds locks for seconds.
+    #[test]
+    fn an_owner_that_was_slow_is_waited_for_again() {
+        static SLOW: Lock<u64> = Lock::new(1);
+        let (refused, was_refused) = std::sync::mpsc::channel();
+        let step = &std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                SLOW.with(|_| {
+                    step.wait();
+                    was_refused.recv().unwrap();
+                });
+                SLOW.with(|_| {
+                    step.wait();
+                    std::thread::sleep(std::time::Duration::from_millis(100));
+                });
+            });
+            step.wait();
+            assert!(SLOW.with(|_| ()).is_none());
+            refused.send(()).unwrap();
+            step.wait();
+            assert_eq!(SLOW.with(|slow| *slow), Some(1));
+        });
     }
 
     #[test]

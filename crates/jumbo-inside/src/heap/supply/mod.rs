@@ -328,7 +328,7 @@ impl PageSupply {
         }
         if !self.could_move(length) {
             self.add_reason(reason::UNMOVABLE);
-            self.back_off.begin();
+            self.back_off.begin(BackOff::SKIPPED_ATTEMPTS);
             return Ok(0);
         }
         let page = self.page();
@@ -349,7 +349,7 @@ impl PageSupply {
                         Errno::FAULT => reason::HUGETLB_LIMIT,
                         _ => reason::NONE_FREE,
                     });
-                    self.back_off.begin();
+                    self.back_off.begin(BackOff::SKIPPED_ATTEMPTS);
                     break;
                 }
                 Err(_) => request = (part / 2).next_multiple_of(page),
