@@ -149,6 +149,23 @@ static void moved(void)
     CHECK(taken != MAP_FAILED && taken != memory && taken[MIB] == 8);
     check_zero(memory, 4 * MIB);
     CHECK(munmap(taken, 4 * MIB) == 0 && munmap(memory, 4 * MIB) == 0);
+    /* What the kernel refuses leaves both mappings as they are. */
+    static const size_t refused[] = {SIZE_MAX - 99, SIZE_MAX, (size_t)1 << 62, (size_t)1 << 47};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        memory = map(8 * MIB);
+        place = map(8 * MIB);
+        memset(memory, 3, 8 * MIB);
+        memset(place, 4, 8 * MIB);
+        for (int swapped = 0; swapped < 2; swapped++) {
+            char *from = swapped ? place : memory, *to = swapped ? memory : place;
+            errno = 0;
+            CHECK(mremap(from, 8 * MIB, refused[i], MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED);
+            CHECK(errno == EINVAL);
+        }
+        for (size_t at = 0; at < 8 * MIB; at += 4096)
+            CHECK(memory[at] == 3 && place[at] == 4);
+        CHECK(munmap(memory, 8 * MIB) == 0 && munmap(place, 8 * MIB) == 0);
+    }
     puts("moved");
 }
 

@@ -456,6 +456,10 @@ pub unsafe extern "C" fn reallocarray(
 #[unsafe(no_mangle)]
 pub extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     pass_on!(memalign(align, size));
+    if !align.is_power_of_two() {
+        // SAFETY: the same call.
+        return unsafe { (next::memalign.get())(align, size) };
+    }
     // SAFETY: the same call.
     block(size, align, false, || unsafe {
         (next::memalign.get())(align, size)
@@ -466,6 +470,11 @@ pub extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
     pass_on!(aligned_alloc(align, size));
+    if !align.is_power_of_two() {
+        // Refused since glibc 2.38, and by musl.
+        // SAFETY: the same call.
+        return unsafe { (next::aligned_alloc.get())(align, size) };
+    }
     // SAFETY: the same call.
     block(size, align, false, || unsafe {
         (next::aligned_alloc.get())(align, size)
@@ -490,8 +499,12 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
     // SAFETY: the same call.
     let allocate = || unsafe { (next::posix_memalign.get())(out, align, size) };
     let mut error = allocate();
-    if error == libc::ENOMEM && gather::is_pending() && gather::drain() {
-        error = allocate();
+    if error == libc::ENOMEM && gather::is_pending() {
+        let saved = next::errno();
+        if gather::drain() {
+            error = allocate();
+        }
+        set_errno(saved);
     }
     if error == 0 && is_over_aligned(align) {
         // SAFETY: the caller's promise; the call has written it.

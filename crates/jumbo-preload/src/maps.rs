@@ -143,9 +143,14 @@ fn drained(map: impl Fn() -> *mut c_void, request: MapRequest) -> *mut c_void {
 /// Makes a call that needs memory, and repeats it if it failed while a free was pending.
 #[cold]
 fn retried<T: PartialEq>(call: impl Fn() -> T, failed: T) -> T {
+    let saved = next::errno();
     let answer = call();
     if answer == failed && gather::drain() {
-        return call();
+        let answer = call();
+        if answer != failed {
+            next::set_errno(saved);
+        }
+        return answer;
     }
     answer
 }
@@ -388,6 +393,14 @@ fn anonymous(
     mapped
 }
 
+/// End of a program's addresses, unless it asks for higher ones: Documentation/arch/x86/x86_64/mm.rst,
+/// Documentation/arch/arm64/memory.rst (48 bits).
+const USER_END: usize = if cfg!(target_arch = "x86_64") {
+    (1 << 47) - heap::BASE_PAGE
+} else {
+    1 << 48
+};
+
 /// Flags of mremap(2) that leave an empty mapping.
 const KEEPS: c_int = MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
 const FIXED_KEEPS: c_int = KEEPS | MREMAP_FIXED;
@@ -422,7 +435,8 @@ pub(crate) unsafe fn remap(
         gather::drain();
     }
     let pmd = PMD.load(Ordering::Relaxed);
-    let grows = pmd != 0 && maps::is_placed(addr.addr()) && new > old;
+    let is_page = addr.addr().is_multiple_of(heap::BASE_PAGE);
+    let grows = pmd != 0 && is_page && maps::is_placed(addr.addr()) && new > old;
     let is_forbidden = grows && maps::is_forbidden(addr.addr(), old);
     let mut moved = MAP_FAILED;
     if grows && flags == MREMAP_MAYMOVE {
@@ -441,13 +455,18 @@ pub(crate) unsafe fn remap(
             MAP_FAILED
         }
     };
-    // The kernel would unmap the target first, and refuse the move then.
+    // The kernel would unmap the target first, and refuse the move then. What it refuses before that
+    // it is left to refuse.
     let is_apart = || {
         let (from, to) = (addr.addr(), to.addr());
         let page = heap::BASE_PAGE;
-        let [old, new] = [old, new].map(|length| length.saturating_add(page - 1) & !(page - 1));
+        let end = |start: usize, length: usize| {
+            let end = start.checked_add(length)?.checked_next_multiple_of(page);
+            end.filter(|end| *end <= USER_END)
+        };
         let is_aligned = (from | to).is_multiple_of(page);
-        is_aligned && (from.saturating_add(old) <= to || to.saturating_add(new) <= from)
+        let ends = end(from, old).zip(end(to, new));
+        is_aligned && ends.is_some_and(|ends| ends.0 <= to || ends.1 <= from)
     };
     if flags == MREMAP_MAYMOVE | MREMAP_FIXED && new > 0 && is_apart() && is_split() {
         // SAFETY: the caller's promise.
@@ -511,6 +530,11 @@ pub(crate) fn protect(
         let answer = All::around_change(call);
         if answer == 0 {
             All::protected(addr.addr(), len, prot);
+        } else if next::errno() != libc::EINVAL {
+            // Where the kernel refuses one mapping, it has changed those in front.
+            let error = next::errno();
+            All::protected(addr.addr(), len, prot);
+            next::set_errno(error);
         }
         answer
     })

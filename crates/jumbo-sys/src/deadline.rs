@@ -1,6 +1,6 @@
 //! Time limits: [`Deadline`].
 
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use rustix::time::ClockId;
@@ -17,9 +17,12 @@ impl Deadline {
         Self(now().saturating_add(time))
     }
 
-    /// Returns the remaining time, zero after the deadline.
+    /// Returns the remaining time, zero after the deadline and once the clock is stopped.
     pub fn left(self) -> Duration {
-        self.0.saturating_sub(now())
+        match STOPPED_NANOS.load(Ordering::Relaxed) {
+            0 => self.0.saturating_sub(now()),
+            _ => Duration::ZERO,
+        }
     }
 
     /// Reports whether the deadline has passed.
@@ -40,13 +43,58 @@ pub fn cpu_time() -> Duration {
 
 /// Returns the time of CLOCK_MONOTONIC.
 pub fn now() -> Duration {
-    clock(ClockId::Monotonic).unwrap_or(Duration::MAX)
+    match STOPPED_NANOS.load(Ordering::Relaxed) {
+        0 => clock(ClockId::Monotonic).unwrap_or(Duration::MAX),
+        nanos => Duration::from_nanos(nanos),
+    }
 }
 
 /// Address of the vDSO; 0 if it is unknown.
 static VDSO: AtomicUsize = AtomicUsize::new(0);
 /// The program has unmapped or moved it: checkpoints are restored so.
 static IS_WITHOUT_VDSO: AtomicBool = AtomicBool::new(false);
+
+/// Time at which the clock was stopped; 0: it runs.
+static STOPPED_NANOS: AtomicU64 = AtomicU64::new(0);
+/// A filter of the program may kill for a system call that reads a clock.
+static IS_CONFINED: AtomicBool = AtomicBool::new(false);
+
+/// Stops [`now`] where it is a system call, or becomes one, before a filter of the program that may kill for
+/// it: without the vDSO, and with a clock that the vDSO cannot read.
+pub fn confine_clock() {
+    /// Those that programs can read. arch/x86/include/asm/vdso/clocksource.h, and of arm64.
+    const READABLE: [&[u8]; 4] = [
+        b"tsc",
+        b"kvm-clock",
+        b"hyperv_clocksource_tsc_page",
+        b"arch_sys_counter",
+    ];
+    const SOURCE: &core::ffi::CStr =
+        c"/sys/devices/system/clocksource/clocksource0/current_clocksource";
+    if IS_CONFINED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let is_readable = || {
+        let mut text = [0u8; 64];
+        // An unknown one is taken for readable.
+        crate::proc::read(SOURCE, &mut text)
+            .map_or(true, |name| READABLE.contains(&name.trim_ascii_end()))
+    };
+    if IS_WITHOUT_VDSO.load(Ordering::Relaxed) || !is_readable() {
+        stop();
+    }
+}
+
+fn stop() {
+    let nanos = u64::try_from(now().as_nanos()).unwrap_or(u64::MAX);
+    STOPPED_NANOS.store(nanos.max(1), Ordering::Relaxed);
+}
+
+/// Lets the clock run again: the kernel has refused the filter.
+pub fn release_clock() {
+    STOPPED_NANOS.store(0, Ordering::Relaxed);
+    IS_CONFINED.store(false, Ordering::Relaxed);
+}
 
 /// Sets the address of the vDSO, AT_SYSINFO_EHDR of getauxval(3).
 pub fn set_vdso(address: usize) {
@@ -62,6 +110,9 @@ pub fn unmapping(address: usize, length: usize) {
     let (page, vdso) = (rustix::param::page_size(), VDSO.load(Ordering::Relaxed));
     let (start, end) = (vdso.wrapping_sub(PAGES.0 * page), vdso + PAGES.1 * page);
     if vdso != 0 && address < end && start < address.saturating_add(length) {
+        if IS_CONFINED.load(Ordering::Relaxed) {
+            stop();
+        }
         IS_WITHOUT_VDSO.store(true, Ordering::Relaxed);
     }
 }

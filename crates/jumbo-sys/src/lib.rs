@@ -74,7 +74,9 @@ pub use apart::{Apart, Perform, apart, use_apart};
 pub use batch::{stand_back, stay_prompt};
 pub use collapse::{collapse, collapse_in, cool_in, has_collapse, has_populate};
 pub use copy::{copy_bytes, copy_scattered, copy_words};
-pub use deadline::{Deadline, cpu_time, millis, now, set_vdso, unmapping};
+pub use deadline::{
+    Deadline, confine_clock, cpu_time, millis, now, release_clock, set_vdso, unmapping,
+};
 pub use destination::{Collapsed, Destination};
 pub use guard::{guarded, is_filtered, mark_filter, unfiltered, unmark_filter, wait_for_guarded};
 pub use kept::{File, forget, has_missed, is_shut, keep, open, raise_descriptors, shut};

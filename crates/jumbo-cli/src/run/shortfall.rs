@@ -110,7 +110,8 @@ pub(super) fn find(
             "large allocations",
             format!(
                 "{} of {} went to the program's allocator: the window could not serve them",
-                counts.large_fallback, counts.large_calls
+                counts.large_fallback,
+                counts.large_calls + counts.large_fallback
             ),
         );
     }

@@ -286,7 +286,7 @@ pub fn allocate_filled(size: usize, align: usize, zeroed: bool, filled: usize) -
         taken = take();
     }
     let Some(Ok((taken, may_drop))) = taken else {
-        Slot::add(&slot.large_fallback, size as u64);
+        Slot::add(&slot.large_fallback, 1);
         return None;
     };
     // Memory of the kernel's, which the program had before perhaps, and gave back.

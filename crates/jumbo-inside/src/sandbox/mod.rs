@@ -73,6 +73,7 @@ pub struct Entering(());
 /// because there was none ([`sys::guarded`]).
 pub fn enter() -> Entering {
     sys::block();
+    sys::confine_clock();
     FILTER_COUNT.fetch_add(1, Ordering::AcqRel);
     sys::mark_filter();
     sys::wait_for_guarded();
@@ -84,6 +85,9 @@ impl Entering {
     pub fn refused(self) {
         FILTER_COUNT.fetch_sub(1, Ordering::AcqRel);
         sys::unmark_filter();
+        if !is_entered_later() {
+            sys::release_clock();
+        }
         sys::unblock();
     }
 
