@@ -11,8 +11,8 @@ use super::blocks::{self, BlockState};
 use super::fill::{read_room, remember, resident_memory, update_counters};
 use super::measure::{Touched, resident};
 use super::tracked::{
-    BLOCKS, advise_blocks, advise_huge, bytes, count_run, is_crowded, is_huge, may_measure,
-    measure_block, pmd, update,
+    BLOCKS, advise_blocks, advise_huge, bytes, count_run, is_active, is_crowded, is_huge,
+    may_measure, measure_block, pmd, set_active, update,
 };
 use super::{credit, dense, pace, program_break};
 use crate::debug;
@@ -28,9 +28,19 @@ const MIN_FILL_WAIT: Duration = Duration::from_micros(200);
 /// Minimum wait while no block can be advised: a scan holds locks that page faults wait for.
 const SCARCE_WAIT: Duration = Duration::from_millis(20);
 const MAX_IDLE_WAIT: Duration = Duration::from_secs(1);
-/// Minimum wait after a scan, in multiples of its CPU time: after work, and without work.
+/// Minimum wait after a scan, in multiples of its CPU time: while memory changes or has been filled not
+/// long ago, and after that.
 const BUSY_RATIO: u32 = 3;
 const IDLE_RATIO: u32 = 50;
+/// Time without a block advised ahead until a program counts as one that fills nothing: one of 100 MiB/s
+/// fills a block in it.
+const QUIET: Duration = Duration::from_millis(20);
+/// Interval between two scans that look at all blocks that wait or are charged. The others leave out those
+/// that did not change.
+const FULL_INTERVAL: Duration = Duration::from_millis(10);
+static FULL_MILLIS: AtomicU64 = AtomicU64::new(0);
+/// Time of the last scan that advised ahead.
+static FILLING_MILLIS: AtomicU64 = AtomicU64::new(0);
 static JOB: Job = Job::new(2, scan, without_thread);
 static WAIT_MICROS: AtomicU64 = AtomicU64::new(0);
 /// Earliest time of the next scan: [`crate::sync::now`].
@@ -85,9 +95,15 @@ fn scan(stop: &Stop) -> Option<Duration> {
         pace::spend(cpu_time().saturating_sub(began));
         return Some(due);
     }
+    let last_full = Duration::from_millis(FULL_MILLIS.load(Ordering::Relaxed));
+    let is_full = crate::sync::now().saturating_sub(last_full) >= FULL_INTERVAL;
+    if is_full {
+        FULL_MILLIS.store(millis(crate::sync::now()), Ordering::Relaxed);
+    }
     let mut scan = BlockScan {
         stop,
-        pagemap: Pagemap::open().ok(),
+        is_full,
+        pagemap: is_full.then(|| Pagemap::open().ok()).flatten(),
         has_changed: false,
         has_filled: false,
         is_filling: false,
@@ -97,20 +113,24 @@ fn scan(stop: &Stop) -> Option<Duration> {
         is_waiting: false,
         waiting_end: 0,
     };
-    program_break::check();
-    if let Some(resident) = resident_memory() {
-        credit::set_resident(resident);
+    if is_full {
+        program_break::check();
+        if let Some(resident) = resident_memory() {
+            credit::set_resident(resident);
+        }
     }
     scan.visit_all();
     update_counters();
     FRONT_COUNT.store(scan.fronts, Ordering::Relaxed);
     let scan_time = cpu_time().saturating_sub(began);
     pace::spend(scan_time);
+    if scan.is_filling {
+        FILLING_MILLIS.store(millis(crate::sync::now()), Ordering::Relaxed);
+    }
     let wait = scan.wait(scan_time).max(pace::wait());
-    let ratio = if scan.is_filling {
-        BUSY_RATIO
-    } else {
-        REST_RATIO
+    let ratio = match was_filling() {
+        true => BUSY_RATIO,
+        false => REST_RATIO,
     };
     let rest = scan_time
         .saturating_mul(ratio)
@@ -135,6 +155,12 @@ fn scan(stop: &Stop) -> Option<Duration> {
     Some(wait)
 }
 
+/// Reports whether a scan has advised ahead not long ago.
+fn was_filling() -> bool {
+    let last = Duration::from_millis(FILLING_MILLIS.load(Ordering::Relaxed));
+    crate::sync::now().saturating_sub(last) < QUIET
+}
+
 /// Returns the minimum wait between two scans: longer while no block can be advised.
 fn min_wait() -> Duration {
     match credit::is_scarce() {
@@ -145,6 +171,8 @@ fn min_wait() -> Duration {
 
 struct BlockScan<'s> {
     stop: &'s Stop,
+    /// It looks at all blocks that wait or are charged.
+    is_full: bool,
     pagemap: Option<Pagemap>,
     /// A state has changed.
     has_changed: bool,
@@ -169,6 +197,7 @@ impl BlockScan<'_> {
             (true, _) if self.touched_blocks >= self.untouched_blocks => (MIN_FILL_WAIT, 1),
             (true, _) => (FILL_WAIT, 1),
             (false, true) => (FILL_WAIT, BUSY_RATIO),
+            (false, false) if was_filling() => (FILL_WAIT, BUSY_RATIO),
             (false, false) => (
                 (before + before / 4).clamp(FILL_WAIT, MAX_IDLE_WAIT),
                 IDLE_RATIO,
@@ -200,12 +229,19 @@ impl BlockScan<'_> {
         let seen = BLOCKS.seen(block);
         let address = block * pmd();
         if seen.state() != BlockState::Waiting {
+            if !self.is_full && !is_active(block) {
+                return block + 1;
+            }
             let touched = measure_block(block);
             // Advised ahead already.
             if touched == Some(Touched::Nothing) && is_ahead {
                 *filled = Some(block);
             }
-            self.has_changed |= BLOCKS.seen(block).state() != seen.state();
+            let has_changed = BLOCKS.seen(block).state() != seen.state();
+            self.has_changed |= has_changed;
+            if has_changed || self.is_full {
+                set_active(block, has_changed);
+            }
             match touched {
                 Some(Touched::Nothing) => self.untouched_blocks += 1,
                 Some(Touched::Some { empty: 0, .. }) => self.touched_blocks += 1,
@@ -220,7 +256,15 @@ impl BlockScan<'_> {
             return block + 1;
         }
         self.is_waiting = true;
-        match resident(address, pmd()) {
+        if !self.is_full && !is_ahead && !is_active(block) {
+            return block + 1;
+        }
+        let there = resident(address, pmd());
+        if there == Ok(Some(0)) {
+            // Where the program goes on, if it fills memory in order.
+            set_active(block.saturating_sub(1), true);
+        }
+        match there {
             Ok(None) => {
                 update(block, seen, BlockState::Untracked);
                 block + 1
@@ -228,6 +272,7 @@ impl BlockScan<'_> {
             Ok(Some(0)) if is_ahead => self.advise_ahead(block),
             Ok(Some(0)) => self.next_touched(block + 1),
             Ok(Some(resident)) => {
+                set_active(block, !self.is_full);
                 // The program fills this block if it has filled the one in front.
                 if is_ahead || resident >= pmd() / 2 {
                     *filled = Some(block);

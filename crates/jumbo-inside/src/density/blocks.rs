@@ -10,7 +10,7 @@
 
 use core::ops::Range;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use rustix::mm::{self, MapFlags, ProtFlags};
 
@@ -97,6 +97,14 @@ crate::one_page! {
 pub(super) struct BlockTable {
     leaves: [AtomicPtr<Leaf>; MAX_LEAVES],
     is_mapped: [AtomicU64; MAX_LEAVES / 64],
+    /// Blocks of each leaf that were tracked ever: [`span`].
+    spans: [AtomicU32; MAX_LEAVES],
+}
+
+/// Returns the range of a word of [`BlockTable::spans`]: the blocks behind its start, and its end. 0 is
+/// an empty one.
+const fn span(word: u32) -> Range<usize> {
+    LEAF_BLOCKS - (word >> 16) as usize..(word & 0xffff) as usize
 }
 
 impl BlockTable {
@@ -104,6 +112,7 @@ impl BlockTable {
         Self {
             leaves: [const { AtomicPtr::new(null_mut()) }; MAX_LEAVES],
             is_mapped: [const { AtomicU64::new(0) }; MAX_LEAVES / 64],
+            spans: [const { AtomicU32::new(0) }; MAX_LEAVES],
         }
     }
 
@@ -134,7 +143,22 @@ impl BlockTable {
                 .get(index / 64)?
                 .fetch_or(1 << (index % 64), Ordering::Release);
         }
+        self.widen(index, block % LEAF_BLOCKS);
         self.byte(block)
+    }
+
+    /// Adds a block to the span of a leaf.
+    fn widen(&self, index: usize, block: usize) {
+        let Some(word) = self.spans.get(index) else {
+            return;
+        };
+        let wider = |word: u32| {
+            let Range { start, end } = span(word);
+            let behind = u32::try_from(LEAF_BLOCKS - start.min(block)).unwrap_or(0);
+            let end = u32::try_from(end.max(block + 1)).unwrap_or(0);
+            Some(behind << 16 | end).filter(|wider| *wider != word)
+        };
+        let _ = word.fetch_update(Ordering::Release, Ordering::Relaxed, wider);
     }
 
     pub(super) fn seen(&self, block: usize) -> SeenState {
@@ -186,13 +210,18 @@ impl BlockTable {
                 at = next * LEAF_BLOCKS;
                 continue;
             };
-            let bytes = leaf.0.iter().skip(at % LEAF_BLOCKS);
+            let leaf_start = at / LEAF_BLOCKS * LEAF_BLOCKS;
+            let tracked = self.spans.get(at / LEAF_BLOCKS)?.load(Ordering::Acquire);
+            let tracked = span(tracked);
+            let start = tracked.start.max(at - leaf_start);
+            let bytes = leaf.0.get(start..tracked.end).unwrap_or_default();
             let found = bytes
+                .iter()
                 .map(|byte| BlockState::of(byte.load(Ordering::Relaxed)))
                 .position(|state| state != BlockState::Untracked && is_wanted(state));
             match found {
-                Some(more) => return Some(at + more).filter(|at| *at < range.end),
-                None => at = (at / LEAF_BLOCKS + 1) * LEAF_BLOCKS,
+                Some(more) => return Some(leaf_start + start + more).filter(|at| *at < range.end),
+                None => at = leaf_start + LEAF_BLOCKS,
             }
         }
         None

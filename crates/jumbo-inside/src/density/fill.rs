@@ -18,7 +18,7 @@ use super::measure::{Touched, resident};
 use super::table::PAGE_BYTES;
 use super::tracked::{
     BLOCKS, RUN_COUNT, charge, count_run, is_crowded, is_huge, may_measure, measure_block, pmd,
-    release, update, withdraw_advice,
+    release, set_active, update, withdraw_advice,
 };
 use super::{credit, touch};
 use crate::debug;
@@ -168,6 +168,7 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
         count_run(indexes.start);
     }
     track_waiting(advised..indexes.end);
+    set_active(advised, true);
     debug::note(
         [(advised - indexes.start) * pmd(), wanted, first],
         |line, [advised, wanted, at]| {
@@ -190,6 +191,7 @@ pub(super) fn update_counters() {
 
 /// Adds an advised block to the ring.
 pub(super) fn remember(block: usize) {
+    set_active(block, true);
     let place = ADVISED_COUNT.fetch_add(1, Ordering::Relaxed);
     if let Some(recent) = RECENT_BLOCKS.get(place % RECENT_COUNT) {
         recent.store(block, Ordering::Relaxed);

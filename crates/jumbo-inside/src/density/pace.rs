@@ -34,7 +34,7 @@ const WAKE_NANOS: u64 = 200_000;
 /// Time that the scanner has run and waited before its waits are judged again.
 const MIN_TURN_NANOS: u64 = 1_000_000;
 /// Age up to which the number of running tasks holds.
-const MAX_AGE: Duration = Duration::from_millis(2);
+const MAX_AGE: Duration = Duration::from_millis(10);
 /// Bounds of the wait for CPU time.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 const MAX_WAIT: Duration = Duration::from_millis(500);

@@ -1,7 +1,7 @@
 //! The tracked blocks, [`BLOCKS`]: their charges, advice and measurement.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
 
@@ -20,6 +20,22 @@ const MAX_RUN_COUNT: usize = 1 << 13;
 
 /// Runs of advised blocks: each is a mapping of its own, and so is the memory between two.
 pub(super) static RUN_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Blocks that each scan looks at, by their number modulo the length: those that were advised or have
+/// changed not long ago, and those where the program may be filling memory in order.
+static ACTIVE: [AtomicBool; 256] = [const { AtomicBool::new(false) }; 256];
+
+/// Reports whether each scan looks at a block.
+pub(super) fn is_active(block: usize) -> bool {
+    let word = ACTIVE.get(block % ACTIVE.len());
+    word.is_some_and(|word| word.load(Ordering::Relaxed))
+}
+
+pub(super) fn set_active(block: usize, is_active: bool) {
+    if let Some(word) = ACTIVE.get(block % ACTIVE.len()) {
+        word.store(is_active, Ordering::Relaxed);
+    }
+}
 
 pub(super) fn pmd() -> usize {
     PMD_BYTES.load(Ordering::Relaxed)
