@@ -158,7 +158,7 @@ impl Args {
                     pool.persistent().0,
                     if default == Some(pool.size) { "*" } else { "" },
                 );
-                let (size, max) = (pool.size.bytes(), min + pool.overcommit.0);
+                let (size, max) = (pool.size.bytes(), min.saturating_add(pool.overcommit.0));
                 writeln!(
                     out,
                     "{size:>10} {min:>8} {:>8} {max:>8} {mark:>8}",
@@ -167,7 +167,8 @@ impl Args {
             }
         }
         for pool in &pools {
-            if self.page_sizes_all || self.page_sizes && pool.total.0 + pool.overcommit.0 > 0 {
+            if self.page_sizes_all || self.page_sizes && (pool.total.0 > 0 || pool.overcommit.0 > 0)
+            {
                 writeln!(out, "{}", pool.size.bytes())?;
             }
         }
@@ -188,7 +189,7 @@ impl Args {
             let pool = pool(root, size)?;
             let wish = wishes.entry(pool.size).or_insert(Wish {
                 min: pool.persistent().0,
-                max: pool.persistent().0 + pool.overcommit.0,
+                max: pool.persistent().0.saturating_add(pool.overcommit.0),
                 is_min: false,
             });
             if is_min {

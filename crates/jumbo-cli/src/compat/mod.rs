@@ -10,7 +10,7 @@ mod hugectl;
 mod hugeedit;
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -99,7 +99,8 @@ fn execute(mut commands: Vec<Words>) -> anyhow::Result<ExitCode> {
     for words in commands {
         let status = jumbo().args(words).status().context("cannot start jumbo")?;
         if !status.success() {
-            let code = status.code().and_then(|code| u8::try_from(code).ok());
+            let code = status.code().or(status.signal().map(|signal| 128 + signal));
+            let code = code.and_then(|code| u8::try_from(code).ok());
             return Ok(ExitCode::from(code.unwrap_or(1)));
         }
     }

@@ -152,11 +152,16 @@ pub(super) fn bound(rows: &mut Vec<Row>, room: usize, by: &'static str, other: L
         rest.is_some()
     };
     let kept = rows.iter().take_while(fits).count();
-    let mut sum = Row {
-        labels: other,
-        ..Row::default()
-    };
     let beyond: Vec<Row> = rows.drain(kept..).collect();
+    // A program may have this name: two series of the same labels are an error.
+    let named = rows.iter().position(|row| row.labels == other);
+    let mut sum = match named {
+        Some(at) => rows.remove(at),
+        None => Row {
+            labels: other,
+            ..Row::default()
+        },
+    };
     beyond.iter().for_each(|row| sum.add(row));
     rows.push(sum);
     beyond.iter().map(|row| row.values.len()).sum()

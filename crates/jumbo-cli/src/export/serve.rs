@@ -42,7 +42,7 @@ pub(super) fn until_ended(
         "serving http://{}/metrics",
         listener.local_addr()?
     ));
-    let (clients, reading) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(())));
+    let (clients, last) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(None)));
     loop {
         let fds = [signals.as_fd(), listener.as_fd()];
         let mut ready = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -66,21 +66,34 @@ pub(super) fn until_ended(
         if clients.fetch_add(1, Ordering::Relaxed) >= MAX_CLIENTS {
             continue;
         }
-        let reading = Arc::clone(&reading);
+        let last = Arc::clone(&last);
         let thread = std::thread::Builder::new().name(String::from("jumbo-client"));
         let handle = move || {
             let _client = client;
-            let metrics = || {
-                // One reader at a time: several would compete for the CPU.
-                let _reading = reading.lock().unwrap_or_else(PoisonError::into_inner);
-                metrics(max_series)
-            };
+            let metrics = || read(&last, || metrics(max_series));
             // Errors of a disconnected client are ignored.
             let _ = serve(stream, metrics);
         };
         // Without a thread the connection is closed.
         let _ = thread.spawn(handle);
     }
+}
+
+/// Time at which the metrics were read last, and their text.
+type Last = Mutex<Option<(Instant, String)>>;
+
+/// Returns the metrics, read after the call. There is one reader at a time: several would compete for the
+/// CPU. Those that wait for it share what the next one reads.
+fn read(last: &Last, metrics: impl Fn() -> anyhow::Result<String>) -> anyhow::Result<String> {
+    let asked = Instant::now();
+    let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, text)) = last.as_ref().filter(|(begun, _)| *begun >= asked) {
+        return Ok(text.clone());
+    }
+    let begun = Instant::now();
+    let text = metrics()?;
+    *last = Some((begun, text.clone()));
+    Ok(text)
 }
 
 struct Client(Arc<AtomicUsize>);

@@ -8,7 +8,7 @@ use clap::ValueEnum as _;
 use csv::{ReaderBuilder, StringRecord, Trim};
 use serde::Deserialize;
 
-use super::data::{Arm, Data, Metric, Refused};
+use super::data::{Arm, Data, MAX_TIME_SECONDS, Metric, Refused};
 
 const COLUMNS: [&str; 5] = ["time", "unit", "arm", "metric", "value"];
 
@@ -49,6 +49,10 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Data> {
 
 /// Number of blank lines before a record: the reader's position is that of the first of them.
 fn blank_lines(path: &Path, line: u64) -> u64 {
+    // A pipe has been read.
+    if !path.is_file() {
+        return 0;
+    }
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let before = usize::try_from(line.saturating_sub(1)).unwrap_or(usize::MAX);
     let blank = text.lines().skip(before);
@@ -70,14 +74,15 @@ impl CsvRow<'_> {
         let known =
             |names: &[&str], typed: &str| format!("'{typed}' is none of {}", names.join(", "));
         let time: Option<f64> = self.time.parse().ok();
-        // Until the year 33658.
-        let time = time.filter(|time| time.abs() < 1e12).ok_or_else(|| {
-            let why = format!(
-                "'{}' is no Unix time in seconds, as `date +%s` has it",
-                self.time
-            );
-            refused("time", why)
-        })?;
+        let time = time
+            .filter(|time| time.abs() < MAX_TIME_SECONDS)
+            .ok_or_else(|| {
+                let why = format!(
+                    "'{}' is no Unix time in seconds, as `date +%s` has it",
+                    self.time
+                );
+                refused("time", why)
+            })?;
         if self.unit.is_empty() {
             return Err(refused("unit", String::from("it is empty")));
         }

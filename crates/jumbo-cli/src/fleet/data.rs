@@ -161,6 +161,9 @@ impl Data {
 
 const MS_PER_HOUR: f64 = 3_600_000.0;
 
+/// Bound of a sample's time: the year 33658.
+pub(super) const MAX_TIME_SECONDS: f64 = 1e12;
+
 /// Number of equal blocks of time; the spread of a unit over time is that of its blocks.
 pub(super) const TIME_BLOCKS: i64 = 8;
 

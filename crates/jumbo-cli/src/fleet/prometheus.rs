@@ -10,7 +10,7 @@ use clap::ValueEnum as _;
 use serde::Deserialize;
 use ureq::{Agent, Error};
 
-use super::data::{Arm, Data, Metric, Refused};
+use super::data::{Arm, Data, MAX_TIME_SECONDS, Metric, Refused};
 use crate::value::interval;
 
 const MAX_RESPONSE_BYTES: u64 = 64 << 20;
@@ -154,7 +154,7 @@ impl PrometheusArgs {
                 };
                 for (time, value) in series.values {
                     let value: f64 = value.parse().unwrap_or(f64::NAN);
-                    if !value.is_finite() {
+                    if !value.is_finite() || time.abs() >= MAX_TIME_SECONDS {
                         no_number += 1;
                         continue;
                     }

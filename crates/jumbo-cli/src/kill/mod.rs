@@ -5,6 +5,7 @@
 
 mod teardown;
 
+use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -82,19 +83,24 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     // A descriptor is held for each process.
     raise_descriptors();
     let root = Root::host();
-    let mut pids = Vec::new();
+    let (mut opened, mut seen) = (Vec::new(), BTreeSet::new());
     for text in &args.processes {
-        pids.extend(processes(&root, text)?);
+        let new = processes(&root, text)?
+            .into_iter()
+            .filter(|pid| seen.insert(*pid));
+        let new: Vec<_> = new.map(|pid| (pid, examine(&root, pid))).collect();
+        // A PID may have been reused before it was opened: then it has another name.
+        let named = processes(&root, text).unwrap_or_default();
+        opened.extend(new.into_iter().filter(|(pid, _)| named.contains(pid)));
     }
-    let mut seen = std::collections::BTreeSet::new();
-    pids.retain(|pid| seen.insert(*pid));
+    let pids: Vec<_> = opened.iter().map(|(pid, _)| *pid).collect();
 
     let signals = Signals::take().context("cannot read signals from a descriptor")?;
     let signal = args.signal;
     let siblings = siblings_of(&root, &pids);
     let has_reaper = |pid| (siblings.iter()).any(|it| it.program == pid && it.role == REAPER);
-    let kill = |pid: &u32| Target::kill(&root, *pid, signal, has_reaper(*pid));
-    let mut targets: Vec<_> = pids.iter().map(kill).collect();
+    let kill = |(pid, process)| Target::kill(&root, pid, process, signal, has_reaper(pid));
+    let mut targets: Vec<_> = opened.into_iter().map(kill).collect();
     let interrupt = wait(&mut targets, args.timeout, &signals);
     // From here signals are delivered: the output may block on a pipe.
     signals.release();
@@ -183,16 +189,21 @@ struct End {
 type Refusal = (&'static str, String, Option<&'static str>);
 
 impl Target {
-    fn kill(root: &Root, pid: u32, signal: Number, has_reaper: bool) -> Self {
+    fn kill(
+        root: &Root,
+        pid: u32,
+        process: Result<Process, Refusal>,
+        signal: Number,
+        has_reaper: bool,
+    ) -> Self {
         let mut end = End {
             pid,
             name: task::name(root, pid).unwrap_or_default(),
             has_reaper,
             ..End::default()
         };
-        let examined = examine(root, pid);
         let sent = Instant::now();
-        let begun = examined.and_then(|process| {
+        let begun = process.and_then(|process| {
             let teardown = Teardown::begin(&process, signal.0).map_err(refused)?;
             Ok((process, teardown))
         });

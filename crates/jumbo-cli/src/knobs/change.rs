@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::terminal::Terminal;
 use super::{EXIT_PARTIAL, Mode, all_or_part, command_line, failed, failure, journal, lock, usage};
 use crate::pool::change::PoolDelta;
+use crate::signal::end_by;
 use crate::view::{self, View, in_words, is_broken_pipe, tell};
 
 /// A change before or after its execution, for JSON and text.
@@ -79,8 +80,8 @@ pub(crate) fn change(
     ) {
         Ok(applied) => applied,
         Err(error) => {
-            terminal.done();
-            return failure(error);
+            let ended_by = terminal.done();
+            return failure(error).map(|code| ended_by.map_or(code, end_by));
         }
     };
     drop((locked, pools));

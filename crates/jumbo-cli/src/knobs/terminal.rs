@@ -38,17 +38,16 @@ impl Terminal {
 
     /// Terminates by the signal that requested it; else returns `otherwise`.
     pub(crate) fn end(self, otherwise: ExitCode) -> ExitCode {
-        let signal = self.ended_by;
-        self.done();
-        signal.map_or(otherwise, end_by)
+        self.done().map_or(otherwise, end_by)
     }
 
-    /// Lets the kernel deliver signals again.
-    pub(crate) fn done(self) {
+    /// Lets the kernel deliver signals again. Returns the signal that requested termination.
+    pub(crate) fn done(self) -> Option<i32> {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
         self.signals.release();
+        self.ended_by
     }
 
     fn show(&mut self, doing: &Activity<'_>) {

@@ -25,7 +25,11 @@ pub(crate) fn main(
             [only] => format!(" of {}", only.name),
             _ => String::new(),
         };
-        tell(&format!("no change{of} is recorded: nothing to undo"));
+        let hint = match rustix::process::geteuid().is_root() {
+            true => "",
+            false => " of this user's\nhint: root undoes the changes of root",
+        };
+        tell(&format!("no change{of} is recorded: nothing to undo{hint}"));
         if mode.json {
             view::json(&json!({"steps": [], "complete": true, "dry_run": mode.dry_run}))?;
         }

@@ -1,7 +1,8 @@
 //! `jumbo plan postgres`: the main shared memory segment.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt as _;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -100,16 +101,31 @@ fn programs() -> Vec<PathBuf> {
 impl Args {
     /// Runs `postgres -C NAME` and returns the value.
     fn ask(&self, program: &Path, data: &Path, name: &str) -> anyhow::Result<String> {
-        let mut command = Command::new(program);
-        // -C must be first: only then root may call it. It runs as the owner of the data, because
-        // the configuration may load libraries.
+        let mut command = Command::new(match program.components().count() {
+            1 => program.to_owned(),
+            _ => std::path::absolute(program)?,
+        });
+        // Opened once: its owner could put a link to a folder of another user in its place.
+        let folder = File::options()
+            .read(true)
+            .custom_flags(libc::O_PATH | libc::O_DIRECTORY)
+            .open(data);
+        let cannot = || format!("cannot read {}", data.display());
+        let folder = folder.with_context(cannot)?;
+        let owner = folder.metadata().with_context(cannot)?;
+        // -C must be first: only then root may call it.
         command
-            .args(["-C", name, "-D"])
-            .arg(data)
+            .args(["-C", name, "-D", "."])
+            .current_dir(format!("/proc/self/fd/{}", folder.as_raw_fd()))
             .env("LC_ALL", "C");
-        let owner =
-            fs::metadata(data).with_context(|| format!("cannot read {}", data.display()))?;
+        // It runs as the owner of the data, because the configuration may load libraries.
         if rustix::process::geteuid().is_root() {
+            if owner.uid() == 0 {
+                bail!(
+                    "{} belongs to root, as which no server runs\nhint: chown it to the server's user",
+                    data.display()
+                );
+            }
             command.uid(owner.uid()).gid(owner.gid());
         }
         if let Some(size) = self.shared_buffers {

@@ -182,7 +182,7 @@ pub(super) fn host(root: &Root, settings: &RunSettings) -> Result<HostSupport, F
 fn has_pages(root: &Root, page: PageSize) -> bool {
     let pools = hugetlb::pools(root).ok().flatten().unwrap_or_default();
     let mut pools = pools.iter().filter(|pool| pool.size == page);
-    pools.any(|pool| pool.unused().0 + pool.may_grow_by().0 > 0)
+    pools.any(|pool| pool.unused().0 > 0 || pool.may_grow_by().0 > 0)
 }
 
 /// Applies the changes to the environment, in place; new variables come last.

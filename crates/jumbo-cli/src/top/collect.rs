@@ -121,8 +121,8 @@ pub(super) struct Collector {
     glances: Glances,
     interval: Duration,
     known: HashMap<u32, TrackedProcess>,
-    /// Kernel threads, zombies and reapers.
-    without_memory: HashSet<u32>,
+    /// Threads of the kernel, which are not read again.
+    kernel_threads: HashSet<u32>,
     users: HashMap<u32, String>,
     /// Processes to be read next, at any cost.
     wanted: BTreeSet<u32>,
@@ -152,7 +152,7 @@ impl Collector {
             root,
             interval,
             known: HashMap::new(),
-            without_memory: HashSet::new(),
+            kernel_threads: HashSet::new(),
             wanted: BTreeSet::new(),
             counters: None,
             rates: None,
@@ -213,27 +213,26 @@ impl Collector {
     fn processes(&mut self) -> Result<(), FileError> {
         let pids = task::all(&self.root)?;
         let there: HashSet<_> = pids.iter().copied().collect();
-        self.without_memory.retain(|pid| there.contains(pid));
+        self.kernel_threads.retain(|pid| there.contains(pid));
         let mut before = std::mem::take(&mut self.known);
         let mut new = Vec::new();
         for pid in pids {
-            if self.without_memory.contains(&pid) {
+            if self.kernel_threads.contains(&pid) {
                 continue;
             }
             let Ok(read) = task::named_memory(&self.root, pid) else {
                 continue;
             };
             let Some((name, memory)) = read else {
-                self.without_memory.insert(pid);
+                if task::is_kernel(&self.root, pid) {
+                    self.kernel_threads.insert(pid);
+                }
                 continue;
             };
             let mut known = match before.remove(&pid) {
                 Some(known) if known.process.name == name => known,
-                _ if is_sibling(&self.root, pid) => {
-                    // It shares the memory of its program.
-                    self.without_memory.insert(pid);
-                    continue;
-                }
+                // It shares the memory of its program.
+                _ if is_sibling(&self.root, pid) => continue,
                 _ => {
                     new.push(pid);
                     self.new_process(pid, name, memory.uid)

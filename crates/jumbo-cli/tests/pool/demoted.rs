@@ -48,10 +48,17 @@ fn the_kernel_is_told_how_many_and_both_pools_are_put_back() {
     let part = fake.jumbo(&["demote", "1G", "1"]);
     assert_eq!(part.status.code(), Some(3), "{part:?}");
     assert_eq!(fake.text(&format!("{GIGANTIC_POOL}/demote")).unwrap(), "1");
-    // The state that a kernel would report.
+    // The state that a kernel would report. Nothing was split here, so another process has grown the
+    // smaller pool since.
     fake.pool(1 << 20, [3, 2, 1, 0, 0]);
     fake.pool(2048, [512, 512, 0, 0, 0]);
-    let undone = fake.json(&["demote", "1G", "--undo", "--json"]);
+    let refused = fake.jumbo(&["demote", "1G", "--undo"]);
+    assert!(
+        stderr(&refused).contains("set by others since"),
+        "{refused:?}"
+    );
+    assert_eq!(fake.text(&format!("{POOL}/nr_hugepages")).unwrap(), "512");
+    let undone = fake.json(&["demote", "1G", "--undo", "--force", "--json"]);
     assert_eq!(undone["complete"], true, "{undone}");
     assert_eq!(fake.text(&format!("{POOL}/nr_hugepages")).unwrap(), "0");
 }

@@ -1,5 +1,5 @@
 //! Files of /proc whose read another process can block, read by a child of this process: [`text`],
-//! [`texts`], [`parts`], [`entries`], and the mappings of a process: [`smaps`], [`maps`]. [`MapCalls`]: other calls
+//! [`texts`], [`executables`], [`parts`], [`entries`], and the mappings of a process: [`smaps`], [`maps`]. [`MapCalls`]: other calls
 //! that take its mmap lock.
 //!
 //! The kernel reads a process's command line, mappings and memory under its mmap lock, and from its
@@ -16,6 +16,7 @@ use std::io::{self, BufReader, Read};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
@@ -34,6 +35,9 @@ use super::{FileError, Root};
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// The same after the first timeout, to bound the sum over many files.
 const SHORT_READ_TIMEOUT: Duration = Duration::from_millis(100);
+/// Maximum time that a reader may sleep in all, as a multiple of that without progress: a process could
+/// let each chunk wait for a little less.
+const SUM_RATIO: u32 = 5;
 /// Interval at which the parent checks the state of the reader.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Size of a chunk in the pipe, header included.
@@ -48,8 +52,8 @@ const MAX_TEXT_BYTES_OF_MANY: usize = 16 << 20;
 
 /// A request to the reader.
 enum Request {
-    /// A file, up to its end.
-    File(CString),
+    /// The start of a file, up to a length.
+    File(CString, usize),
     /// A range of a file in an open folder of /proc: offset and length.
     Part(OwnedFd, &'static CStr, u64, usize),
 }
@@ -106,18 +110,36 @@ pub(crate) fn texts_within(
 ) -> Vec<Result<String, FileError>> {
     let path = |pid: &u32| root.path(format!("proc/{pid}/{file}"));
     let paths: Vec<PathBuf> = pids.iter().map(path).collect();
-    let request = |path: &PathBuf| {
-        let path = std::path::absolute(path)?;
-        Ok(Request::File(CString::new(path.as_os_str().as_bytes())?))
-    };
-    let read = match paths.iter().map(request).collect::<io::Result<Vec<_>>>() {
-        Ok(requests) => read(&requests, budget),
-        Err(error) => vec![Err(error)],
-    };
+    let read = starts(&paths, usize::MAX, budget);
     let text = |(path, bytes): (&PathBuf, io::Result<Vec<u8>>)| {
         bytes.map(Root::lossy).map_err(FileError::io("read", path))
     };
     paths.iter().zip(read).map(text).collect()
+}
+
+/// Reads the first `bytes` of the executable of each of these processes, whose file system may not
+/// answer.
+pub(crate) fn executables(root: &Root, pids: &[u32], bytes: usize) -> Vec<io::Result<Vec<u8>>> {
+    let paths: Vec<_> = pids
+        .iter()
+        .map(|pid| root.path(format!("proc/{pid}/exe")))
+        .collect();
+    starts(&paths, bytes, &mut Budget::of_each(bytes))
+}
+
+/// Reads the first `bytes` of each file.
+fn starts(paths: &[PathBuf], bytes: usize, budget: &mut Budget) -> Vec<io::Result<Vec<u8>>> {
+    let request = |path: &PathBuf| {
+        let path = std::path::absolute(path)?;
+        Ok(Request::File(
+            CString::new(path.as_os_str().as_bytes())?,
+            bytes,
+        ))
+    };
+    match paths.iter().map(request).collect::<io::Result<Vec<_>>>() {
+        Ok(requests) => read(&requests, budget),
+        Err(error) => vec![Err(error)],
+    }
 }
 
 /// Reads smaps of any process.
@@ -206,6 +228,19 @@ struct Reader {
     pid: Pid,
     pipe: OwnedFd,
     timeout: Duration,
+    /// Time that the child has slept in all.
+    slept: Duration,
+}
+
+/// Children that were killed and had not ended then.
+static LEFT: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+/// Reports whether a child has ended, and is waited for.
+fn has_ended(pid: Pid) -> bool {
+    !matches!(
+        waitpid(Some(pid), WaitOptions::NOHANG),
+        Ok(None) | Err(Errno::INTR)
+    )
 }
 
 impl Reader {
@@ -214,13 +249,23 @@ impl Reader {
         let write = rustix::io::fcntl_dupfd_cloexec(&write, 3)?;
         let folders = requests.iter().filter_map(|request| match request {
             Request::Part(folder, ..) => Some(folder.as_raw_fd().unsigned_abs()),
-            Request::File(_) => None,
+            Request::File(..) => None,
         });
         let mut kept: Vec<_> = folders.collect();
         kept.sort_unstable();
         match Pid::from_raw(fork()?) {
-            Some(pid) => Ok(Self { pid, pipe, timeout }),
+            Some(pid) => Ok(Self::of(pid, pipe, timeout)),
             None => serve(requests, &kept, &write),
+        }
+    }
+
+    fn of(pid: Pid, pipe: OwnedFd, timeout: Duration) -> Self {
+        let slept = Duration::ZERO;
+        Self {
+            pid,
+            pipe,
+            timeout,
+            slept,
         }
     }
 
@@ -268,9 +313,9 @@ impl Reader {
     }
 
     /// Waits for input; false where the child slept for the whole timeout.
-    fn is_ready(&self) -> io::Result<bool> {
+    fn is_ready(&mut self) -> io::Result<bool> {
         let mut slept = Duration::ZERO;
-        while slept < self.timeout {
+        while slept < self.timeout && self.slept < self.timeout * SUM_RATIO {
             if is_ready(&self.pipe, POLL_INTERVAL)? {
                 return Ok(true);
             }
@@ -278,7 +323,10 @@ impl Reader {
             match ProcessState::read(&Root::host(), pid).map(|reader| reader.state) {
                 // A walk of the page tables of a terabyte takes seconds of CPU time.
                 Ok('R') => slept = Duration::ZERO,
-                _ => slept += POLL_INTERVAL,
+                _ => {
+                    slept += POLL_INTERVAL;
+                    self.slept += POLL_INTERVAL;
+                }
             }
         }
         Ok(false)
@@ -296,15 +344,18 @@ impl Read for Reader {
 }
 
 impl Drop for Reader {
-    /// Kills the reader, and waits 65 ms at most: a blocked reader may not end.
+    /// Kills the reader, and waits 65 ms at most: a blocked reader may not end. The next one waits for
+    /// it again.
     fn drop(&mut self) {
         let _ = kill_process(self.pid, Signal::KILL);
-        for shift in 0..16 {
+        let ended = (0..16).any(|shift| {
             std::thread::sleep(Duration::from_micros(1 << shift));
-            match waitpid(Some(self.pid), WaitOptions::NOHANG) {
-                Ok(None) | Err(Errno::INTR) => {}
-                Ok(Some(_)) | Err(_) => break,
-            }
+            has_ended(self.pid)
+        });
+        let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+        left.retain(|pid| !has_ended(*pid));
+        if !ended {
+            left.push(self.pid);
         }
     }
 }
@@ -341,8 +392,18 @@ fn serve(requests: &[Request], kept: &[u32], write: &OwnedFd) -> ! {
     isolate(kept, write);
     for request in requests {
         let sent = match request {
-            Request::File(path) => rustix::fs::open(path.as_c_str(), OFlags::RDONLY, Mode::empty())
-                .map(|file| send(|buffer| rustix::io::read(&file, buffer))),
+            Request::File(path, length) => {
+                let mut left = *length;
+                let file = rustix::fs::open(path.as_c_str(), OFlags::RDONLY, Mode::empty());
+                file.map(|file| {
+                    send(|buffer| {
+                        let wanted = buffer.len().min(left);
+                        let count = rustix::io::read(&file, &mut buffer[..wanted])?;
+                        left -= count;
+                        Ok(count)
+                    })
+                })
+            }
             Request::Part(folder, name, offset, length) => {
                 let (mut at, mut left) = (*offset, *length);
                 let file = rustix::fs::openat(folder, *name, OFlags::RDONLY, Mode::empty());

@@ -175,11 +175,15 @@ pub fn arguments_of_each(root: &Root, pids: &[u32]) -> Vec<Vec<String>> {
     arguments.map(Result::unwrap_or_default).collect()
 }
 
+/// Ends the path of a mapped file that was removed or replaced since. proc_pid_maps(5).
+pub(crate) const DELETED: &str = " (deleted)";
+
 /// Reports whether each of these processes maps a file of that name; false where its mappings
 /// cannot be read.
 pub fn map_each(root: &Root, pids: &[u32], file: &str) -> Vec<bool> {
     let (texts, end) = (aside::texts(root, pids, "maps"), format!("/{file}"));
-    let has = |text: String| text.lines().any(|line| line.ends_with(&end));
+    let path = |line: &'_ str| line.strip_suffix(DELETED).unwrap_or(line).ends_with(&end);
+    let has = |text: String| text.lines().any(path);
     let texts = texts.into_iter();
     texts.map(|text| text.is_ok_and(has)).collect()
 }
@@ -202,6 +206,13 @@ fn split(text: &str) -> Vec<String> {
 pub fn command(root: &Root, pid: u32) -> Result<String, FileError> {
     let arguments = arguments(root, pid)?;
     Ok(quoted(arguments.iter().map(String::as_str)))
+}
+
+/// The [`command`] of each of these processes; empty where it cannot be read.
+pub(crate) fn commands(root: &Root, pids: &[u32]) -> Vec<String> {
+    let arguments = arguments_of_each(root, pids).into_iter();
+    let quote = |words: Vec<String>| quoted(words.iter().map(String::as_str));
+    arguments.map(quote).collect()
 }
 
 /// Quotes words for a shell.

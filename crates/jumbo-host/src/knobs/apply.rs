@@ -145,6 +145,11 @@ pub fn apply(
     if done.is_ok() && work.stop {
         put_back = Some(work.put_back(&record)?);
     } else if done.is_ok() {
+        let now = |Saved { knob, .. }: &Saved| {
+            let (knob, value) = (knob.clone(), knob.read(root).ok()?);
+            Some(Saved { knob, value })
+        };
+        record.left = record.saved.iter().filter_map(now).collect();
         done = locked.finish(&mut record).map_err(ApplyError::from);
     }
     if let Err(error) = done {
@@ -247,17 +252,19 @@ pub fn check_unchanged(root: &Root, record: &Record) -> Result<(), ApplyError> {
     if !record.finished {
         return Ok(());
     }
-    for (at, step) in record.steps.iter().enumerate() {
-        // Only the last write of a knob is still in effect.
+    // Only the last write of a knob is still in effect.
+    let is_last = |(at, step): &(usize, &Step)| {
         let mut later = record.steps.iter().skip(at + 1);
-        if later.any(|later| later.knob == step.knob) {
-            continue;
-        }
-        let now = step.knob.read(root)?;
-        let left = step.after.as_ref().unwrap_or(&step.to);
+        later.all(|later| later.knob != step.knob)
+    };
+    let steps = record.steps.iter().enumerate().filter(is_last);
+    let steps = steps.map(|(_, step)| (&step.knob, step.after.as_ref().unwrap_or(&step.to)));
+    let others = record.left.iter().map(|left| (&left.knob, &left.value));
+    for (knob, left) in steps.chain(others) {
+        let now = knob.read(root)?;
         if now != *left {
             return Err(ApplyError::Changed {
-                what: step.knob.to_string(),
+                what: knob.to_string(),
                 left: left.to_string(),
                 now: now.to_string(),
             });

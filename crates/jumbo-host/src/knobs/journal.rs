@@ -71,6 +71,9 @@ pub struct Record {
     pub steps: Vec<Step>,
     /// The values that restore the knobs.
     pub saved: Vec<Saved>,
+    /// The values of the same knobs after the change, which may be more than the written ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left: Vec<Saved>,
 }
 
 /// Errors of the journal.
@@ -108,6 +111,7 @@ impl Record {
             finished: false,
             steps: plan.steps.clone(),
             saved: plan.saved.clone(),
+            left: Vec::new(),
         }
     }
 
@@ -121,6 +125,10 @@ impl Record {
         for step in later.steps {
             self.steps.retain(|own| own.knob != step.knob);
             self.steps.push(step);
+        }
+        for left in later.left {
+            self.left.retain(|own| own.knob != left.knob);
+            self.left.push(left);
         }
         for saved in later.saved {
             if self.saved.iter().all(|own| own.knob != saved.knob) {

@@ -1,5 +1,7 @@
 //! The ELF headers that decide how a program is loaded: [`Executable`].
 
+use std::ops::Range;
+
 use object::elf;
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 use object::{Endianness, FileKind, ReadRef};
@@ -29,6 +31,30 @@ pub struct Machine {
 /// Largest table of section names that is read. The tables of executables have some hundred bytes.
 const MAX_NAMES_BYTES: u64 = 1 << 20;
 
+/// Largest piece that is read. A file may claim more, in a hole of it, and the kernel runs it.
+const MAX_READ_BYTES: u64 = 16 << 20;
+
+/// A file of which no larger piece is read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounded<R>(pub(crate) R);
+
+impl<'data, R: ReadRef<'data>> ReadRef<'data> for Bounded<R> {
+    fn len(self) -> Result<u64, ()> {
+        self.0.len()
+    }
+
+    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'data [u8], ()> {
+        match size {
+            0..=MAX_READ_BYTES => self.0.read_bytes_at(offset, size),
+            _ => Err(()),
+        }
+    }
+
+    fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'data [u8], ()> {
+        self.0.read_bytes_at_until(range, delimiter)
+    }
+}
+
 impl Machine {
     /// The machine that this code was built for.
     pub const OWN: Self = Self {
@@ -54,9 +80,10 @@ impl Executable {
     /// # Errors
     /// The fault, in words.
     pub fn read<'data, R: ReadRef<'data>>(data: R) -> Result<Self, String> {
+        let data = Bounded(data);
         match FileKind::parse(data) {
-            Ok(FileKind::Elf32) => read::<elf::FileHeader32<Endianness>, R>(data, 32),
-            Ok(FileKind::Elf64) => read::<elf::FileHeader64<Endianness>, R>(data, 64),
+            Ok(FileKind::Elf32) => read::<elf::FileHeader32<Endianness>, _>(data, 32),
+            Ok(FileKind::Elf64) => read::<elf::FileHeader64<Endianness>, _>(data, 64),
             Ok(_) => Err(String::from("it is no ELF executable")),
             Err(error) => Err(error.to_string()),
         }
@@ -150,6 +177,23 @@ mod tests {
     fn own_machine_is_that_of_the_executable() {
         let own = std::fs::read("/proc/self/exe").unwrap();
         assert_eq!(Executable::read(&own[..]).unwrap().machine, Machine::OWN);
+    }
+
+    /// A sparse file, whose note of 100 GiB the kernel does not look at.
+    #[test]
+    fn a_segment_without_bounds_is_an_error() {
+        let mut own = std::fs::read("/proc/self/exe").unwrap();
+        own.truncate(4096);
+        let header = elf::FileHeader64::<Endianness>::parse(&own[..]).unwrap();
+        let first = usize::try_from(header.e_phoff(Endianness::Little)).unwrap();
+        // p_type, and p_filesz of the first entry.
+        own[first..first + 4].copy_from_slice(&elf::PT_NOTE.0.to_le_bytes());
+        own[first + 32..first + 40].copy_from_slice(&(100_u64 << 30).to_le_bytes());
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, &own).unwrap();
+        file.set_len(200 << 30).unwrap();
+        let read = Executable::read(&object::ReadCache::new(&file));
+        assert!(read.is_err(), "{read:?}");
     }
 
     #[test]

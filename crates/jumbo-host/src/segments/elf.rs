@@ -6,7 +6,7 @@ use object::{LittleEndian, ReadRef};
 use serde::Serialize;
 
 use super::{Error, Sizes};
-use crate::policy::elf::Executable;
+use crate::policy::elf::{Bounded, Executable};
 use crate::units::{Bytes, PageSize, Pages};
 
 /// The only supported byte order.
@@ -93,6 +93,7 @@ impl Object {
             let bits = machine.bits;
             return Err(Error::Foreign(format!("{bits} bits, {order}-endian")));
         }
+        let data = Bounded(data);
         let header = Header::parse(data)?;
         let programs = header.program_headers(LE, data)?;
         let (mut is_pie, mut has_soname, mut text_relocations) = (false, false, false);

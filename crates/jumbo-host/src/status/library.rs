@@ -13,13 +13,11 @@ use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags, accessat, statvfs};
 
 use crate::kernel::file_id::FileId;
 use crate::kernel::smaps::Mapping;
+use crate::kernel::task::DELETED;
 use jumbo_inside::ledger::Locator;
 
 /// File name of the preload library.
 pub const LIBRARY: &str = "libjumbo_preload.so";
-
-/// Suffix that the kernel adds to the path of a removed file, such as after an upgrade.
-const DELETED: &str = " (deleted)";
 
 /// The file of a preload library.
 #[derive(Clone, Debug, PartialEq, Eq)]

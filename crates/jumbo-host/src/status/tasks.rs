@@ -2,14 +2,13 @@
 
 use std::cmp::Reverse;
 
-use object::read::ReadCache;
 use serde::Serialize;
 
 use crate::kernel::process::ProcessState;
 use crate::kernel::smaps::Smaps;
 use crate::kernel::{FileError, Root, aside, base_page, task};
 use crate::policy::Reach;
-use crate::policy::elf::Executable;
+use crate::policy::elf::{Executable, Machine};
 use crate::units::Bytes;
 
 use super::library::LIBRARY;
@@ -62,7 +61,7 @@ pub struct Tasks {
     pub hugetlb: Bytes,
     /// Number of processes with memory.
     pub count: usize,
-    /// Processes with PR_SET_THP_DISABLE.
+    /// Processes with PR_SET_THP_DISABLE, largest first.
     pub thp_disabled: Vec<Task>,
     /// Reapers of living programs. No other field counts them, because their memory is the
     /// program's.
@@ -92,14 +91,17 @@ impl Task {
 
 impl Huge {
     /// Reads smaps_rollup, which walks the page tables of the process.
-    fn read(root: &Root, pid: u32) -> Result<Self, FileError> {
-        let rollup = aside::text(root, pid, "smaps_rollup").map(Smaps::of)?;
-        let sums = rollup.mappings().next();
-        Ok(sums.map_or_else(Self::default, |sums| Self {
-            anon: sums.anon_huge_pages,
-            shmem: sums.shmem_pmd_mapped,
-            file: sums.file_pmd_mapped,
-        }))
+    fn of_each(root: &Root, pids: &[u32]) -> Vec<Result<Self, FileError>> {
+        let sum = |rollup: Smaps| {
+            let sums = rollup.mappings().next();
+            sums.map_or_else(Self::default, |sums| Self {
+                anon: sums.anon_huge_pages,
+                shmem: sums.shmem_pmd_mapped,
+                file: sums.file_pmd_mapped,
+            })
+        };
+        let rollups = aside::texts(root, pids, "smaps_rollup").into_iter();
+        rollups.map(|text| text.map(Smaps::of).map(sum)).collect()
     }
 }
 
@@ -114,19 +116,19 @@ impl Tasks {
         tasks.siblings = siblings_among(root, &all);
         all.retain(|task| !tasks.siblings.iter().any(|sibling| sibling.pid == task.pid));
         tasks.count = all.len();
-        let disabled = |task: &&Task| task.memory.thp_enabled == Some(false);
-        tasks.thp_disabled = all.iter().filter(disabled).cloned().collect();
-
         tasks.hugetlb = all.iter().map(|task| task.memory.hugetlb).sum();
         all.sort_by_key(|task| Reverse(task.memory.hugetlb));
         let holds = |task: &&Task| task.memory.hugetlb > Bytes(0);
         tasks.pool_holders = all.iter().filter(holds).take(top).cloned().collect();
 
         all.sort_by_key(|task| Reverse(task.candidate()));
+        let disabled = |task: &&Task| task.memory.thp_enabled == Some(false);
+        tasks.thp_disabled = all.iter().filter(disabled).take(top).cloned().collect();
         all.truncate(top);
+        let pids: Vec<_> = all.iter().map(|task| task.pid).collect();
         let mut refused = Vec::new();
-        for task in &mut all {
-            match Huge::read(root, task.pid) {
+        for (task, huge) in all.iter_mut().zip(Huge::of_each(root, &pids)) {
+            match huge {
                 Ok(huge) => task.huge = Some(huge),
                 Err(error) if error.is_denied() => refused.push(error),
                 Err(error) if error.is_missing() => {}
@@ -148,13 +150,15 @@ impl Tasks {
             &mut tasks.pool_holders,
             &mut tasks.thp_disabled,
         ] {
-            for task in list {
-                task.command = task::command(root, task.pid).unwrap_or_default();
+            let pids: Vec<_> = list.iter().map(|task| task.pid).collect();
+            let details = task::commands(root, &pids).into_iter();
+            let details = details.zip(unreached(root, &pids));
+            for (task, (command, unreached)) in list.iter_mut().zip(details) {
+                task.command = command;
                 task.measured = is_measured(root, task.pid);
-                task.unreached = unreached(root, task.pid);
+                task.unreached = unreached;
             }
         }
-        let pids: Vec<_> = tasks.largest.iter().map(|task| task.pid).collect();
         let covered = task::map_each(root, &pids, LIBRARY);
         for (task, covered) in tasks.largest.iter_mut().zip(covered) {
             task.covered = covered;
@@ -193,19 +197,22 @@ fn is_measured(root: &Root, mut pid: u32) -> bool {
     false
 }
 
-/// Reason why LD_PRELOAD does not reach the program of `pid`; `None` where it does, or unreadable.
-fn unreached(root: &Root, pid: u32) -> Option<String> {
+/// Bytes of an executable that are read: the headers that tell how it is loaded are at its start.
+const HEADERS_BYTES: usize = 64 << 10;
+
+/// Reason why LD_PRELOAD does not reach the program of each process; `None` where it does, or
+/// unreadable.
+fn unreached(root: &Root, pids: &[u32]) -> Vec<Option<String>> {
     if let Some(reach) = Reach::on_base_pages(base_page(root)) {
-        return reach.reason();
+        return vec![reach.reason(); pids.len()];
     }
-    let read = |path: String| {
-        let file = std::fs::File::open(root.path(path)).ok()?;
-        Executable::read(&ReadCache::new(file)).ok()
-    };
-    let executable = read(format!("proc/{pid}/exe"))?;
-    let own = read("proc/self/exe".to_owned()).map_or(executable.machine, |own| own.machine);
     // The C library of a static program is irrelevant here.
-    Reach::of(Ok(&executable), own, None).reason()
+    let reason = |bytes: Vec<u8>| {
+        let executable = Executable::read(&bytes[..]).ok()?;
+        Reach::of(Ok(&executable), Machine::OWN, None).reason()
+    };
+    let executables = aside::executables(root, pids, HEADERS_BYTES).into_iter();
+    executables.map(|read| reason(read.ok()?)).collect()
 }
 
 fn brief(root: &Root, pid: u32) -> Option<Task> {

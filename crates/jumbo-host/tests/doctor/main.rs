@@ -299,7 +299,7 @@ fn a_command_in_a_hint_has_one_line_and_its_user() {
         ("/bin/a\x1b[2J\0", " ..."),
         ("server\0-v\0", "server -v"),
     ] {
-        let command = format!("`sudo -u '#4711' jumbo run -- {shown}`");
+        let command = format!("`sudo -u '#4711' -- jumbo run -- {shown}`");
         assert!(hint(arguments).contains(&command), "{}", hint(arguments));
     }
 }

@@ -86,10 +86,9 @@ impl MapCalls {
             isolate(&[pidfd.as_raw_fd().unsigned_abs()], &its);
             serve(&path, &pidfd, base)
         };
-        let timeout = READ_TIMEOUT;
         let pipe = own.try_clone()?.into();
         Ok(Self {
-            child: RefCell::new(Some((Reader { pid, pipe, timeout }, own))),
+            child: RefCell::new(Some((Reader::of(pid, pipe, READ_TIMEOUT), own))),
             scans: Cell::new(false),
         })
     }
@@ -167,6 +166,7 @@ impl MapCalls {
             Call::Open | Call::Survey => READ_TIMEOUT,
             Call::Collapse | Call::Cool => ADVISE_TIMEOUT,
         };
+        reader.slept = Duration::ZERO;
         let mut result = || {
             let request = [call as u64, first, second, third].map(u64::to_ne_bytes);
             stream.write_all(request.as_flattened())?;

@@ -35,7 +35,13 @@ const MAX_COMMAND_CHARS: usize = 60;
 fn start(task: &Task, with: &str) -> String {
     let is_strange = |c: char| c.is_control() || c == '`';
     let words = shlex::split(&task.command).unwrap_or_default();
-    let mut words = words.iter().map(String::as_str).peekable();
+    // sudo(8) takes `NAME=VALUE` for a variable.
+    let is_program = words.first().is_some_and(|word| !word.contains('='));
+    let mut words = words
+        .iter()
+        .map(String::as_str)
+        .filter(|_| is_program)
+        .peekable();
     let mut shown = Vec::from_iter(words.next_if(|word| !word.contains(is_strange)));
     let mut left = MAX_COMMAND_CHARS;
     while let Some(word) = words.next_if(|word| word.len() < left && !word.contains(is_strange)) {
@@ -45,7 +51,7 @@ fn start(task: &Task, with: &str) -> String {
     let more = if words.peek().is_some() { " ..." } else { "" };
     let user = match task.memory.uid {
         uid if [0, rustix::process::geteuid().as_raw()].contains(&uid) => String::new(),
-        uid => format!("sudo -u '#{uid}' "),
+        uid => format!("sudo -u '#{uid}' -- "),
     };
     format!("{user}{with}{}{more}", quoted(shown))
 }
