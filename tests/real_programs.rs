@@ -35,6 +35,7 @@ sys.exit(3)
 ";
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn cpython_with_a_gigabyte_of_objects() {
     let Some(_held) = host::with_thp() else {
         return;
@@ -59,6 +60,7 @@ fn cpython_with_a_gigabyte_of_objects() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn node_with_buffers_and_objects() {
     let Some(_held) = host::with_thp() else {
         return;
@@ -76,6 +78,7 @@ fn node_with_buffers_and_objects() {
 
 /// V8 reserves chunks of 256 KiB at random addresses, where no huge page fits.
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn the_heap_of_v8_is_on_huge_pages() {
     let Some(_held) = host::with_thp() else {
         return;
@@ -278,6 +281,7 @@ impl Redis {
 
 /// Runs initdb, pgbench, a sort in memory, and a clean stop, as the user that must run it.
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn postgresql_from_initdb_to_a_clean_stop() {
     let Some(_held) = host::with_thp() else {
         return;
@@ -306,6 +310,7 @@ fn postgresql_from_initdb_to_a_clean_stop() {
 /// Buffers that queries have filled, in each process that maps them, without privilege and with the
 /// kernel's controls unchanged.
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn postgresqls_shared_buffers_are_collapsed() {
     let Some(_held) = shmem::ready() else {
         return;

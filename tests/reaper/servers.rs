@@ -145,6 +145,7 @@ fn postgresql() -> Option<PathBuf> {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn postgresql_recovers_after_its_postmaster_was_killed() {
     let Some(bin) = postgresql() else {
         return host::skip("PostgreSQL is not installed under /usr/lib/postgresql");

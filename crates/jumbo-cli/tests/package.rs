@@ -48,6 +48,7 @@ fn build(workspace: &Path) -> PathBuf {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn a_clean_root_with_the_package_runs_the_readme_s_first_command() {
     for (command, option) in [
         ("debootstrap", "--version"),
