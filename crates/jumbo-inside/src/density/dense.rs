@@ -28,7 +28,7 @@ const MIN_WAIT: Duration = Duration::from_millis(1);
 /// Time without filling after which collapses follow each other.
 const MIN_QUIET_TIME: Duration = Duration::from_millis(20);
 /// Time between two collapses while memory fills, and while huge pages are scarce.
-const FILL_INTERVAL: Duration = Duration::from_millis(200);
+const FILL_INTERVAL: Duration = Duration::from_millis(25);
 const SCARCE_FILL_INTERVAL: Duration = Duration::from_secs(2);
 /// Pause after a collapse, in multiples of its CPU time. With scarce huge pages the kernel migrates
 /// memory for each.

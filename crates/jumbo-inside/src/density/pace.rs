@@ -20,13 +20,13 @@ use crate::watch::{program_cpu_time, take_comparison_time};
 use jumbo_sys::proc;
 
 /// Part of the program's CPU time, as a divisor.
-const SHARE_DIVISOR: u32 = 32;
+const SHARE_DIVISOR: u32 = 64;
 /// Nanoseconds of CPU time of the program's part that may be spent later, and at first: a scan that
 /// advises ahead of a fill then pays for the next one.
 const BURST: i64 = 5_000_000;
 /// Part of the time that passes, as a divisor: the memory of a program that sleeps becomes huge on a
 /// busy host, too.
-const SLEEPER_DIVISOR: u32 = 40;
+const SLEEPER_DIVISOR: u32 = 64;
 /// CPU time that a page fault takes at least.
 const FAULT: Duration = Duration::from_nanos(500);
 /// Wait for a CPU that is none: an idle CPU wakes up.

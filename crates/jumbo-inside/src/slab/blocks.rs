@@ -131,7 +131,7 @@ impl Slab {
     }
 
     /// Reports whether all base pages count as resident.
-    fn is_resident(self) -> bool {
+    pub(super) fn is_resident(self) -> bool {
         let units = usize::from(shape_of(self.class()).units);
         // SAFETY: the units are the slab's.
         (0..units).all(|unit| unsafe { (*self.header.add(unit)).gone } == 0)

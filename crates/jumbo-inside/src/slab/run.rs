@@ -13,7 +13,7 @@
 use core::ops::Range;
 use core::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering, fence};
 
-use super::blocks::{BASE_BYTES, Slab};
+use super::blocks::{BASE_BYTES, Slab, words};
 use super::class::{CLASSES, GRAIN, UNIT_BYTES, shape_of};
 use super::{central, meta, state, sweep, unit};
 use jumbo_sys as sys;
@@ -22,8 +22,9 @@ use jumbo_sys as sys;
 const MAX_BYTES: usize = 8 << 10;
 /// Largest block of which smaller pieces are taken: a piece keeps the base pages of its block.
 const MAX_BLOCK_BYTES: usize = BASE_BYTES;
-/// Slabs that a request looks at, and those that it searches, in looks.
+/// Slabs that a request looks at, and those in which it looks for free blocks, or at each piece, in looks.
 const MAX_LOOKS: usize = 256;
+const RUN_LOOKS: usize = 3;
 const SEARCH_LOOKS: usize = 16;
 /// Requests that look at none after one has found nothing: in all slabs, and in some.
 const PAUSE_REQUESTS: usize = 100;
@@ -104,11 +105,11 @@ unsafe fn take_of(
                 return;
             };
             *looks += 1;
+            let had_pieces = Grains::of(slab).is_some();
             if slab.idle_bytes() >= bytes
                 && let Some(grains) = Grains::made(slab)
             {
-                *looks += SEARCH_LOOKS;
-                free_ranges(slab, grains, bytes, |free| {
+                let mut found = |free: Range<usize>| {
                     let mut at = free.start;
                     while taken < wanted && at + bytes <= free.end {
                         grains.change(&(at..at + bytes), true);
@@ -119,7 +120,13 @@ unsafe fn take_of(
                         at += bytes;
                     }
                     taken < wanted
-                });
+                };
+                let runs = free_runs(slab, bytes, &mut found);
+                *looks += RUN_LOOKS;
+                if runs.is_none() || runs == Some(0) && had_pieces && sweep::is_full() {
+                    free_ranges(slab, grains, bytes, found);
+                    *looks += SEARCH_LOOKS;
+                }
             }
             // SAFETY: a slab of this class.
             unsafe {
@@ -150,6 +157,52 @@ fn mark(slab: Slab, piece: Range<usize>) -> usize {
 /// Returns the blocks of which a range of a slab has a part.
 fn blocks_of(slab: Slab, range: &Range<usize>) -> Range<usize> {
     slab.number_at(range.start)..slab.number_at(range.end - 1) + 1
+}
+
+/// Calls `found` with the runs of free blocks of a slab that have `bytes`, until it returns false. Returns
+/// their number; `None` if they are not found so: some are not resident, or a run would be too long. What
+/// pieces leave free of their blocks is left out.
+fn free_runs(
+    slab: Slab,
+    bytes: usize,
+    found: &mut impl FnMut(Range<usize>) -> bool,
+) -> Option<usize> {
+    let (size, count) = (slab.size(), words(slab.blocks()));
+    let wanted = bytes.div_ceil(size);
+    if wanted > u64::BITS as usize || !slab.is_resident() {
+        return None;
+    }
+    let free = |number: usize| match number < count {
+        // SAFETY: within the bitmap; the lock of the class is held.
+        true => unsafe { *slab.word(number) },
+        false => 0,
+    };
+    let (mut end, mut runs) = (0, 0);
+    for number in 0..count {
+        let mut starts = u128::from(free(number)) | u128::from(free(number + 1)) << 64;
+        let mut length = 1;
+        while length < wanted {
+            let shift = length.min(wanted - length);
+            starts &= starts >> shift;
+            length += shift;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "starts in this word")]
+        let mut starts = starts as u64;
+        while starts != 0 {
+            let start = number * 64 + starts.trailing_zeros() as usize;
+            starts &= starts - 1;
+            if start < end {
+                continue;
+            }
+            end = next_bit(start, count * 64, |number| !free(number)).unwrap_or(slab.blocks());
+            end = end.min(slab.blocks());
+            runs += 1;
+            if !found(start * size..end * size) {
+                return Some(runs);
+            }
+        }
+    }
+    Some(runs)
 }
 
 /// Calls `found` with the free ranges of a slab that have `bytes`, until it returns false. A part of

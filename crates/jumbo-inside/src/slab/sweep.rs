@@ -52,6 +52,11 @@ pub(super) fn is_sparse() -> bool {
     central::idle() > max() / 2
 }
 
+/// Reports whether the heap holds more than it may.
+pub(super) fn is_full() -> bool {
+    central::idle() > max()
+}
+
 /// Reports whether the heap may hold `bytes` more.
 pub(super) fn has_room_for(bytes: usize) -> bool {
     central::idle().saturating_add_unsigned(bytes) <= max()
