@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Kernel: mremap(2) to a fixed address that fails with EFAULT has unmapped what was at that address, before Linux 6.17.
+# Kernel: an mremap(2) to a fixed address that fails with EFAULT has unmapped what was there, on Linux 6.1.
 #
-# Versions: Debian's kernels 6.1.176 and 7.3.4 under qemu.
-# Expected: a call that returns an error has changed nothing; mremap(2) names the unmapping of the new address only as a
-#   part of the move: "If the memory segment specified by new_address and new_size overlaps ... is unmapped".
-# Happens: on 6.1 the target is unmapped first and the old range is checked afterwards. A range of two mappings, or with a
-#   hole, gives EFAULT, the source stays, and the data at the target is lost. On 7.3 the range is checked first; and to
-#   the same size both are moved, the hole with them.
+# Versions: Debian's kernels 6.1.176 and 7.3.4 under qemu (6.18 does as 7.3).
+# Expected: mremap(2), MREMAP_FIXED: what is mapped at the new address is unmapped, as a part of the move. Of a call that
+#   fails one expects that nothing has changed.
+# Happens: on 6.1 the target is unmapped first, and the old range is checked afterwards. A range of two mappings, or with a
+#   hole, gives EFAULT: the source stays, and what was at the target is lost. On 7.3 the range is checked first; and a
+#   range of several mappings is moved where its size stays, also one with a hole.
 # Matters: who moves memory over memory in use (a garbage collector, a growing table, a library that advises memory and so
 #   splits its mappings) cannot fall back to a copy after EFAULT: the target is a hole by then.
 # Source: seen; mremap(2) of man-pages 6.9.
@@ -48,8 +48,9 @@ static void move(int range, unsigned long pages) {
     if (range == TWO) mprotect(from + PAGE, PAGE, PROT_READ);
     if (range == HOLE) munmap(from + PAGE, PAGE);
     char *now = mremap(from, 4 * PAGE, pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to);
+    int error = errno;
     printf("@%s: %s, 4 to %lu pages: %s; source %s, target %s\n", name.release, ranges[range], pages,
-           now == MAP_FAILED ? strerrorname_np(errno) : "moved", at(from, 1), at(to, 2));
+           now == MAP_FAILED ? strerrorname_np(error) : "moved", at(from, 1), at(to, 2));
 }
 
 int main(void) {
@@ -66,4 +67,16 @@ gcc -O1 -static -o "$folder/init" "$folder/init.c" || skip "gcc builds no static
     boot trixie-backports linux-binary-7.3.4+deb13-cloud-amd64=7.3.4-1~bpo13+1
 } | tee "$folder/seen"
 diff - "$folder/seen" <<SEEN
+6.1.0-50-cloud-amd64: one mapping, 4 to 4 pages: moved; source unmapped, target replaced
+6.1.0-50-cloud-amd64: one mapping, 4 to 6 pages: moved; source unmapped, target replaced
+6.1.0-50-cloud-amd64: two mappings, 4 to 4 pages: EFAULT; source as before, target unmapped
+6.1.0-50-cloud-amd64: two mappings, 4 to 6 pages: EFAULT; source as before, target unmapped
+6.1.0-50-cloud-amd64: with a hole, 4 to 4 pages: EFAULT; source as before, target unmapped
+6.1.0-50-cloud-amd64: with a hole, 4 to 6 pages: EFAULT; source as before, target unmapped
+7.3.4+deb13-cloud-amd64: one mapping, 4 to 4 pages: moved; source unmapped, target replaced
+7.3.4+deb13-cloud-amd64: one mapping, 4 to 6 pages: moved; source unmapped, target replaced
+7.3.4+deb13-cloud-amd64: two mappings, 4 to 4 pages: moved; source unmapped, target replaced
+7.3.4+deb13-cloud-amd64: two mappings, 4 to 6 pages: EFAULT; source as before, target as before
+7.3.4+deb13-cloud-amd64: with a hole, 4 to 4 pages: moved; source unmapped, target replaced
+7.3.4+deb13-cloud-amd64: with a hole, 4 to 6 pages: EFAULT; source as before, target as before
 SEEN
