@@ -126,7 +126,8 @@ fn is_in_further(address: usize) -> bool {
     let starts = FURTHER
         .iter()
         .map(|pool| pool.start.load(Ordering::Relaxed));
-    let mut mapped = starts.take_while(|start| *start != 0);
+    // A pool that could not be mapped has none.
+    let mut mapped = starts.filter(|start| *start != 0);
     mapped.any(|start| address.wrapping_sub(start) < STACKS * STACK_BYTES)
 }
 
