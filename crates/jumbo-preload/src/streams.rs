@@ -38,7 +38,7 @@ pub(crate) fn lock() {
     if next::is_glibc() {
         // SAFETY: any thread may call it at any time; `unlock` or `reset` follows.
         unsafe { (next::_IO_list_lock.get())() };
-    } else if !FLUSHING.acquire() {
+    } else if !FLUSHING.acquire_always() {
         // A nested fork.
         SKIPPED.fetch_add(1, Ordering::Relaxed);
         return;
@@ -109,7 +109,7 @@ extern "C" fn next_flush_all() -> *mut c_void {
 
 /// musl's fflush(NULL), excluded during forks: it holds the list lock while it waits for a stream.
 unsafe extern "C" fn flush_all(stream: *mut c_void) -> c_int {
-    let is_taken = FLUSHING.acquire();
+    let is_taken = FLUSHING.acquire_always();
     // SAFETY: the same call.
     let answer = unsafe { (next::fflush.get())(stream) };
     if is_taken {

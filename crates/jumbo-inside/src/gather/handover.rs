@@ -227,7 +227,7 @@ impl<P: Platform> Handover<P> {
 
     /// Takes the lock before fork(2); false if this thread holds it.
     pub(super) fn before_fork(&self) -> bool {
-        self.queue.acquire()
+        self.queue.acquire_always()
     }
 
     /// Releases the lock after fork(2), in both processes.

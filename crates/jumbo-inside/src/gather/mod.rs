@@ -207,7 +207,7 @@ pub fn end_idle_workers() {
 /// Takes both locks before fork(2): no staging range is incomplete, no thread is in the queue.
 /// Returns which locks were taken.
 pub fn before_fork() -> [bool; 2] {
-    [staging::STAGING.acquire(), HANDOVER.before_fork()]
+    [staging::STAGING.acquire_always(), HANDOVER.before_fork()]
 }
 
 /// Releases the locks after fork(2), in both processes.

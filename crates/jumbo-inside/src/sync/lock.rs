@@ -69,7 +69,7 @@ impl<T, P: Platform> Lock<T, P> {
     pub fn with_always<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
         // SAFETY: as in `with`.
         #[expect(unsafe_code, reason = "the lock is held")]
-        self.acquire().then(|| unsafe { self.run(work) })
+        self.acquire_always().then(|| unsafe { self.run(work) })
     }
 
     /// Runs `work` on the value; `None` if any thread keeps the lock: its owner may be suspended
@@ -103,12 +103,18 @@ impl<T, P: Platform> Lock<T, P> {
         result
     }
 
-    /// Acquires the lock without a value, for fork(2); false if this thread holds it.
+    /// Acquires the lock without a value, for fork(2); false if this thread holds it, or one that may
+    /// have ended: the child does without what it protects.
     pub fn acquire(&self) -> bool {
+        self.acquire_within(P::MAX_SLEEP)
+    }
+
+    /// Variant of [`Lock::acquire`] that waits without a bound: false if this thread holds the lock.
+    pub fn acquire_always(&self) -> bool {
         self.acquire_within(None)
     }
 
-    /// Variant of [`Lock::acquire`]; false also if the owner keeps the lock for `max`.
+    /// Variant of [`Lock::acquire`]; false if the owner keeps the lock for twice `max`.
     fn acquire_within(&self, max: Option<Duration>) -> bool {
         let me = P::me();
         // Once this thread has slept, others may sleep unknown to it, so it keeps the bit set.
@@ -176,7 +182,7 @@ impl<T, P: Platform> Lock<T, P> {
     ///
     /// # Safety
     /// The calling thread, or its original before a fork(2), acquired the lock with
-    /// [`Lock::acquire`] or [`Lock::try_acquire`], and has not released it since.
+    /// [`Lock::acquire`], [`Lock::acquire_always`] or [`Lock::try_acquire`], and has not released it since.
     #[expect(unsafe_code, reason = "another thread may use the value afterwards")]
     pub unsafe fn release(&self) {
         // The owner was slow, and has not ended.
