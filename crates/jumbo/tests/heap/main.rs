@@ -10,6 +10,7 @@ use std::alloc::{GlobalAlloc as _, Layout};
 use std::collections::HashMap;
 use std::fs::read_to_string;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use jumbo::Root;
 use jumbo::heap::Heap;
@@ -104,11 +105,18 @@ fn memory_that_fills_is_huge() {
         return;
     }
     let table: HashMap<u64, [u64; 8]> = (0..2_000_000).map(|key| (key, [key; 8])).collect();
-    let memory = usage(&Root::host(), std::process::id()).unwrap().total();
     assert_eq!(table[&1234], [1234; 8]);
-    let share = memory.huge.0 as f64 / memory.bytes.0 as f64;
-    // The bound would allow 95 percent; another test may run beside.
-    assert!(share > 0.5, "{} of {}", memory.huge, memory.bytes);
+    // On a busy host, or one with little free memory in one piece, it is collapsed afterwards.
+    let end = Instant::now() + Duration::from_secs(120);
+    loop {
+        let memory = usage(&Root::host(), std::process::id()).unwrap().total();
+        // The bound would allow 95 percent.
+        if memory.huge.0 as f64 / memory.bytes.0 as f64 > 0.5 {
+            break;
+        }
+        assert!(Instant::now() < end, "{} of {}", memory.huge, memory.bytes);
+        thread::sleep(Duration::from_millis(100));
+    }
 }
 
 fn a_child_allocates_while_threads_do() {
