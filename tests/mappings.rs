@@ -12,8 +12,13 @@ fn mappings_keep_their_promises() {
 #[test]
 fn a_program_that_leaves_its_vdso_goes_on() {
     let files = compile(&[Source::C("without_vdso", &[])]);
+    let program = Program::new(files.path("without_vdso"));
     for how in ["unmapped", "moved"] {
-        assert_same(&Program::new(files.path("without_vdso")).arg(how));
+        assert_same(&program.clone().arg(how));
+    }
+    // Where a filter kills for the system call that reads it.
+    for when in ["first", "then"] {
+        assert_same(&program.clone().args(["unmapped", when]));
     }
 }
 

@@ -1,10 +1,30 @@
 /* Unmaps or moves its vDSO and the data of it, as a checkpoint's restore does, and goes on:
  *
- *   without_vdso unmapped|moved */
+ *   without_vdso unmapped|moved [first|then]
+ *
+ * A filter that kills for clock_gettime(2) is installed before that, or after it. */
 #include "check.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+static void forbid_the_clock(void)
+{
+    struct sock_filter steps[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clock_gettime, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof steps / sizeof *steps, steps};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0) == 0);
+}
 
 static void work(void)
 {
@@ -27,8 +47,10 @@ static void *work_in_thread(void *unused)
 
 int main(int argc, char **argv)
 {
-    CHECK(argc == 2);
+    CHECK(argc == 2 || argc == 3);
     work();
+    if (argc == 3 && strcmp(argv[2], "first") == 0)
+        forbid_the_clock();
     uintptr_t ranges[8][2];
     char line[256];
     int count = 0;
@@ -49,6 +71,8 @@ int main(int argc, char **argv)
             CHECK(mremap(from, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
         }
     }
+    if (argc == 3 && strcmp(argv[2], "then") == 0)
+        forbid_the_clock();
     work();
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, work_in_thread, NULL) == 0 && pthread_join(thread, NULL) == 0);
