@@ -261,6 +261,7 @@ fn the_statistics_of_malloc_count_the_blocks_of_the_library() {
 
 /// A thread that is killed keeps its locks, and a child of vfork(2) goes on with the memory.
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn a_vfork_child_that_outlives_its_parent_waits_for_no_lock_of_it() {
     let files = compile(&[Source::C("vforks_on", &["-pthread"])]);
     let ran = Program::new(files.path("vforks_on")).arg("15").jumbo().ok();

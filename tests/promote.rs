@@ -137,6 +137,7 @@ fn an_interpreter_is_on_huge_pages_while_it_answers() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn a_program_that_maps_forks_and_executes_all_the_time_stays_as_it_is() {
     if !host::root() {
         return;

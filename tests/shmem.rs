@@ -70,6 +70,7 @@ fn a_hole_is_not_filled() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn nothing_is_collapsed_that_was_not_asked_for() {
     let Some(_held) = ready() else { return };
     let files = compile(&[SHARED]);

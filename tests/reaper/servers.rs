@@ -263,6 +263,7 @@ fn redis_is_killed_restarted_and_shut_down() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn a_large_redis_ends_at_once() {
     let (Some(server), Some(cli)) = (host::command("redis-server"), host::command("redis-cli"))
     else {

@@ -147,6 +147,7 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn the_json_of_the_programs_table() {
     let _alone = alone();
     let strict = std::env::var_os("JUMBO_TEST_STRICT").is_some_and(|value| value == "1");
@@ -204,6 +205,7 @@ fn the_json_of_the_fork_table() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn the_json_of_the_latency_table() {
     if let Some(why) = unmeasurable() {
         return eprintln!("skipped the_json_of_the_latency_table: {why}");
@@ -251,6 +253,7 @@ fn the_json_of_the_heap_table() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn the_json_of_the_free_table() {
     if let Some(why) = unmeasurable() {
         return eprintln!("skipped the_json_of_the_free_table: {why}");
@@ -292,6 +295,7 @@ fn the_json_of_the_free_table() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn the_json_of_the_exit_table() {
     if let Some(why) = unmeasurable() {
         return eprintln!("skipped the_json_of_the_exit_table: {why}");
@@ -314,6 +318,7 @@ fn the_json_of_the_exit_table() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn the_json_of_the_files_table() {
     if let Some(why) = unmeasurable() {
         return eprintln!("skipped the_json_of_the_files_table: {why}");

@@ -112,6 +112,7 @@ fn killed_at_any_step_a_change_can_be_undone() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn killed_at_any_step_an_undo_can_be_repeated() {
     const TEST: &str = "killed_at_any_step_an_undo_can_be_repeated";
     let Some(host) = Host::take(TEST).filter(|_| can_trace(TEST)) else {
@@ -148,6 +149,7 @@ fn at_every_step_of_undo(host: &Host, check: impl Fn()) {
 }
 
 #[test]
+#[cfg_attr(not(feature = "full"), ignore = "takes long: --features full")]
 fn interrupted_at_any_step_a_change_is_put_back_or_done() {
     const TEST: &str = "interrupted_at_any_step_a_change_is_put_back_or_done";
     let Some(host) = Host::take(TEST).filter(|_| can_trace(TEST)) else {
