@@ -57,7 +57,7 @@ fn the_kernel_is_told_how_many_and_both_pools_are_put_back() {
         stderr(&refused).contains("set by others since"),
         "{refused:?}"
     );
-    assert_eq!(fake.text(&format!("{POOL}/nr_hugepages")).unwrap(), "512");
+    assert_eq!(fake.text(&format!("{POOL}/nr_hugepages")).unwrap(), "512\n");
     let undone = fake.json(&["demote", "1G", "--undo", "--force", "--json"]);
     assert_eq!(undone["complete"], true, "{undone}");
     assert_eq!(fake.text(&format!("{POOL}/nr_hugepages")).unwrap(), "0");
