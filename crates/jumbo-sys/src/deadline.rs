@@ -60,26 +60,11 @@ static STOPPED_NANOS: AtomicU64 = AtomicU64::new(0);
 static IS_CONFINED: AtomicBool = AtomicBool::new(false);
 
 /// Stops [`now`] where it is a system call, or becomes one, before a filter of the program that may kill for
-/// it: without the vDSO, and with a clock that the vDSO cannot read.
-pub fn confine_clock() {
-    /// Those that programs can read. arch/x86/include/asm/vdso/clocksource.h, and of arm64.
-    const READABLE: [&[u8]; 4] = [
-        b"tsc",
-        b"kvm-clock",
-        b"hyperv_clocksource_tsc_page",
-        b"arch_sys_counter",
-    ];
-    const SOURCE: &core::ffi::CStr =
-        c"/sys/devices/system/clocksource/clocksource0/current_clocksource";
+/// it: without the vDSO, and unless `is_readable`: the vDSO can read the host's clock.
+pub fn confine_clock(is_readable: impl FnOnce() -> bool) {
     if IS_CONFINED.swap(true, Ordering::Relaxed) {
         return;
     }
-    let is_readable = || {
-        let mut text = [0u8; 64];
-        // An unknown one is taken for readable.
-        crate::proc::read(SOURCE, &mut text)
-            .map_or(true, |name| READABLE.contains(&name.trim_ascii_end()))
-    };
     if IS_WITHOUT_VDSO.load(Ordering::Relaxed) || !is_readable() {
         stop();
     }
